@@ -1,0 +1,64 @@
+"""What a collector is: opens, samples, closes. Nothing else is asked of it.
+
+The recorder, not the collector, handles failure, time and storage. `open()` may raise
+`Unavailable` (the collector is left out and the reason recorded); a single value that cannot be
+read is an `Unavailable` *in its place*, never a zero, never a hole; `sample()` may raise
+`Unavailable` (nothing of this tick) or `DevicesChanged` (open me again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from clusterprof.errors import Unavailable
+from clusterprof.signals import Signal
+
+Value = int | float | Unavailable
+
+
+class Collector(Protocol):
+    """One source of samples with a fixed set of columns between two `open()`s."""
+
+    name: ClassVar[str]
+    """File name, profile key and word in every message ("pressure")."""
+    isolated: ClassVar[bool]
+    """True when calls can hang or crash: it then runs in an abandonable helper process."""
+    interval_ns: ClassVar[int]
+    """Default sampling interval; a profile may change it."""
+
+    def open(self) -> Sequence[tuple[Signal, str]]:
+        """Open the source and return its columns: (signal, device) in the order of `sample()`."""
+        ...
+
+    def sample(self) -> Sequence[Value]:
+        """Return one value per column, or in its place why there is none."""
+        ...
+
+    def close(self) -> None:
+        """Release what `open()` took; called once after every successful `open()`."""
+        ...
+
+
+class TableCollector(Protocol):
+    """One source of samples whose rows come and go (threads of the job)."""
+
+    name: ClassVar[str]
+    isolated: ClassVar[bool]
+    interval_ns: ClassVar[int]
+
+    def open(self) -> Sequence[str]:
+        """Open the source and return the names of the int64 columns of each row."""
+        ...
+
+    def sample(self) -> Sequence[Sequence[int]]:
+        """Return the rows of this tick; -1 where a value is not available."""
+        ...
+
+    def strings(self) -> dict[str, Sequence[str]]:
+        """Return for each column of indices the strings seen so far."""
+        ...
+
+    def close(self) -> None:
+        """Release what `open()` took."""
+        ...

@@ -1,0 +1,109 @@
+"""The exceptions every layer may raise; each carries an exit code and a remedy.
+
+Library code raises, the command line prints and exits: nobody below `cli/` calls `sys.exit`.
+`Unavailable` is both an exception (a source could not be opened) and a cell value (one number
+could not be read): unknown is not zero, so a hole always says why it is there.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Kind = Literal["absent", "denied", "failed"]
+
+EXIT_OK = 0
+EXIT_CRASH = 1
+EXIT_USAGE = 2
+EXIT_GATE_FAILED = 3
+EXIT_GATE_CANNOT_TELL = 4
+EXIT_NO_RECORDING = 5
+EXIT_PARTIAL = 6
+EXIT_CANNOT_START = 125
+EXIT_NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+
+
+class ClusterprofError(Exception):
+    """Something a user can act on: what happened, and what to do about it."""
+
+    exit_code = EXIT_CRASH
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+class UsageError(ClusterprofError):
+    """The command line or a profile says something that cannot be meant."""
+
+    exit_code = EXIT_USAGE
+
+
+class NoRecording(ClusterprofError):
+    """There is no readable recording where one was expected."""
+
+    exit_code = EXIT_NO_RECORDING
+
+
+class PartialRecording(ClusterprofError):
+    """Some inputs could not be read and `--strict` asked for all of them."""
+
+    exit_code = EXIT_PARTIAL
+
+
+class CannotStart(ClusterprofError):
+    """The recording could not be started and the caller insisted on it."""
+
+    exit_code = EXIT_CANNOT_START
+
+
+class DevicesChanged(Exception):  # noqa: N818 - a signal between collector and loop, not a fault
+    """A collector's set of devices is no longer the one it opened; the recorder opens it anew."""
+
+
+class Unavailable(Exception):  # noqa: N818 - a value as much as an exception
+    """A value that could not be read, why, and what would make it readable.
+
+    absent: no such hardware, driver or kernel feature.
+    denied: it exists and permission is missing.
+    failed: it should work and did not.
+    """
+
+    def __init__(self, kind: Kind, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.kind: Kind = kind
+        self.message = message
+        self.remedy = remedy
+
+    def __repr__(self) -> str:
+        return f"Unavailable({self.kind!r}, {self.message!r}, {self.remedy!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Unavailable):
+            return NotImplemented
+        return (self.kind, self.message, self.remedy) == (other.kind, other.message, other.remedy)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.message, self.remedy))
+
+
+def unavailable_from_os_error(error: OSError, path: str, absent_remedy: str = "") -> Unavailable:
+    """Say in our words why a kernel file could not be read.
+
+    ENOENT, ENOTDIR, ENODEV, ENXIO and EOPNOTSUPP are absent; EACCES and EPERM are denied;
+    everything else is failed.
+    """
+    import errno
+
+    absent = {errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP}
+    if error.errno in absent:
+        return Unavailable("absent", f"{path}: {_reason(error)}", absent_remedy)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        remedy = "run as the job's user or as root, or mount /proc without hidepid"
+        return Unavailable("denied", f"{path}: permission denied", remedy)
+    return Unavailable("failed", f"{path}: {_reason(error)}", "")
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()

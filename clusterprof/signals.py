@@ -1,0 +1,168 @@
+"""The catalogue of signals: the vocabulary that collectors write and detectors read.
+
+A signal is one kind of number about one device of a node ("disk.read_bytes_total" of "vda").
+Its name carries its unit; `_total` marks a counter, which is an integral: the difference of two
+readings is exact for the time between them, and nothing is known of a point inside.
+A collector may not write, and a detector may not read, what is not listed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterprof.units import unit_of
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One named kind of number; `device` says of what there is one value each ("" = the node)."""
+
+    name: str
+    device: str
+    doc: str
+
+    def __post_init__(self) -> None:
+        unit_of(self.name)  # raises ValueError when the name does not end with its unit
+
+    @property
+    def unit(self) -> str:
+        """The canonical unit the name promises."""
+        return unit_of(self.name)
+
+    @property
+    def is_counter(self) -> bool:
+        """True for integrals that only grow; False for gauges, which are values of an instant."""
+        return self.name.endswith("_total")
+
+
+_CATALOGUE: list[Signal] = []
+
+
+def _signal(name: str, device: str, doc: str) -> Signal:
+    signal = Signal(name, device, doc)
+    _CATALOGUE.append(signal)
+    return signal
+
+
+# --- cpu: /proc/stat ---------------------------------------------------------------------------
+CPU_USER = _signal("cpu.user_ns_total", "cpu", "Time running user code, nice included.")
+CPU_SYSTEM = _signal("cpu.system_ns_total", "cpu", "Time in the kernel, interrupts included.")
+CPU_IDLE = _signal("cpu.idle_ns_total", "cpu", "Time with nothing to run and no I/O outstanding.")
+CPU_IOWAIT = _signal("cpu.iowait_ns_total", "cpu", "Idle time while a task of it waited for I/O.")
+CPU_STEAL = _signal("cpu.steal_ns_total", "cpu", "Time the hypervisor gave to somebody else.")
+CPU_RUNNABLE = _signal("cpu.runnable_count", "", "Tasks running or ready to run on the node.")
+CPU_BLOCKED = _signal("cpu.blocked_count", "", "Tasks waiting for I/O on the node.")
+
+# --- pressure: /proc/pressure, <cgroup>/*.pressure; device "" = node, "cgroup" = the job's --------
+PRESSURE_CPU_SOME = _signal(
+    "pressure.cpu_some_ns_total", "scope", "Time at least one task waited for a CPU.")
+PRESSURE_IO_SOME = _signal(
+    "pressure.io_some_ns_total", "scope", "Time at least one task waited for I/O.")
+PRESSURE_IO_FULL = _signal(
+    "pressure.io_full_ns_total", "scope", "Time every non-idle task waited for I/O.")
+PRESSURE_MEMORY_SOME = _signal(
+    "pressure.memory_some_ns_total", "scope", "Time at least one task waited for memory.")
+PRESSURE_MEMORY_FULL = _signal(
+    "pressure.memory_full_ns_total", "scope", "Time every non-idle task waited for memory.")
+
+# --- memory: /proc/meminfo, /proc/vmstat, node*/numastat ----------------------------------------
+MEMORY_AVAILABLE = _signal("memory.available_bytes", "", "Memory to be had without swapping.")
+MEMORY_CACHED = _signal("memory.cached_bytes", "", "The page cache.")
+MEMORY_DIRTY = _signal("memory.dirty_bytes", "", "Cache that still has to be written.")
+MEMORY_WRITEBACK = _signal("memory.writeback_bytes", "", "Cache being written now.")
+MEMORY_SWAP_FREE = _signal("memory.swap_free_bytes", "", "Unused swap.")
+MEMORY_MAJOR_FAULTS = _signal("memory.major_faults_total", "", "Page faults that needed I/O.")
+MEMORY_SWAP_IN = _signal("memory.swap_in_bytes_total", "", "Bytes read back from swap.")
+MEMORY_SWAP_OUT = _signal("memory.swap_out_bytes_total", "", "Bytes written to swap.")
+MEMORY_RECLAIM_DIRECT = _signal(
+    "memory.direct_reclaim_pages_total", "", "Pages an allocating task had to scan itself.")
+MEMORY_REFAULTS = _signal(
+    "memory.refaults_total", "", "File pages read again soon after they were evicted.")
+MEMORY_OOM_KILLS = _signal("memory.oom_kills_total", "", "Processes killed for want of memory.")
+MEMORY_NUMA_MISSES = _signal(
+    "memory.numa_misses_total", "node", "Allocations that fell on another NUMA node.")
+
+# --- cgroup: the job's own, v1 and v2 -----------------------------------------------------------
+CGROUP_CPU = _signal("cgroup.cpu_ns_total", "", "CPU time used by the job's cgroup.")
+CGROUP_PERIODS = _signal("cgroup.quota_periods_total", "", "Quota periods that began.")
+CGROUP_THROTTLED_PERIODS = _signal(
+    "cgroup.throttled_periods_total", "", "Quota periods in which the quota ran out.")
+CGROUP_THROTTLED = _signal(
+    "cgroup.throttled_ns_total", "", "Time runnable tasks were held back by the CPU quota.")
+CGROUP_QUOTA = _signal("cgroup.cpu_quota_ratio", "", "CPUs the quota allows; absent = no quota.")
+CGROUP_MEMORY = _signal("cgroup.memory_bytes", "", "Memory charged to the job's cgroup.")
+CGROUP_MEMORY_LIMIT = _signal("cgroup.memory_limit_bytes", "", "Its limit; absent = none.")
+CGROUP_MEMORY_HIGH = _signal(
+    "cgroup.memory_high_events_total", "", "Times the cgroup was throttled to reclaim memory.")
+CGROUP_OOM_KILLS = _signal("cgroup.oom_kills_total", "", "Processes of the job killed for memory.")
+
+# --- disk: /proc/diskstats ----------------------------------------------------------------------
+DISK_READ_BYTES = _signal("disk.read_bytes_total", "disk", "Bytes read from the device.")
+DISK_READS = _signal("disk.reads_total", "disk", "Read requests completed.")
+DISK_READ_TIME = _signal("disk.read_ns_total", "disk", "Sum over reads of queue and service time.")
+DISK_WRITE_BYTES = _signal("disk.write_bytes_total", "disk", "Bytes written to the device.")
+DISK_WRITES = _signal("disk.writes_total", "disk", "Write requests completed.")
+DISK_WRITE_TIME = _signal("disk.write_ns_total", "disk", "Sum over writes of their time.")
+DISK_BUSY = _signal("disk.busy_ns_total", "disk", "Time with at least one request outstanding.")
+DISK_QUEUE = _signal("disk.queue_ns_total", "disk", "Integral of the requests outstanding.")
+
+# --- mounts: /proc/self/mountstats (NFS); device = "<mount point>" or "<mount point>:<OP>" -------
+NFS_OPS = _signal("nfs.operations_total", "mount:op", "Operations of this kind finished.")
+NFS_QUEUE = _signal("nfs.queue_ns_total", "mount:op", "Sum of time waiting for an RPC slot.")
+NFS_RTT = _signal("nfs.rtt_ns_total", "mount:op", "Sum of time between sending and the reply.")
+NFS_EXECUTE = _signal("nfs.execute_ns_total", "mount:op", "Sum of time from request to result.")
+NFS_RETRANSMITS = _signal("nfs.retransmits_total", "mount:op", "Requests sent more than once.")
+NFS_READ_BYTES = _signal("nfs.read_bytes_total", "mount", "Bytes received from the server.")
+NFS_WRITE_BYTES = _signal("nfs.write_bytes_total", "mount", "Bytes sent to the server.")
+NFS_BACKLOG = _signal("nfs.backlog_count_total", "mount", "Integral of the requests in backlog.")
+
+# --- network: /proc/net/dev, /sys/class/net, /proc/net/snmp, netstat ------------------------------
+NET_RECEIVE = _signal("network.receive_bytes_total", "nic", "Bytes received.")
+NET_TRANSMIT = _signal("network.transmit_bytes_total", "nic", "Bytes sent.")
+NET_RECEIVE_DROPS = _signal("network.receive_drops_total", "nic", "Packets dropped on receipt.")
+NET_TRANSMIT_DROPS = _signal("network.transmit_drops_total", "nic", "Packets dropped on sending.")
+NET_ERRORS = _signal("network.errors_total", "nic", "Packets with errors, both ways.")
+NET_LINK_SPEED = _signal("network.link_bytes_per_second", "nic", "Speed the link was brought up at.")
+TCP_SEGMENTS = _signal("tcp.segments_sent_total", "", "TCP segments sent, retransmissions too.")
+TCP_RETRANSMITS = _signal("tcp.retransmits_total", "", "TCP segments sent again.")
+TCP_TIMEOUTS = _signal("tcp.timeouts_total", "", "TCP retransmission timers that expired.")
+
+# --- gpu: NVML, or the emulated accelerator; device = UUID or "emulated-<n>" -----------------------
+GPU_BUSY = _signal("gpu.busy_ratio", "gpu", "Share of the driver's window with a kernel resident.")
+GPU_BUSY_TIME = _signal(
+    "gpu.busy_ns_total", "gpu", "Time with work on the device: an integral, exact where the "
+    "device keeps one, else summed from the driver's own sample buffer.")
+GPU_MEMORY_BUSY = _signal("gpu.memory_busy_ratio", "gpu", "Share of the window memory was in use.")
+GPU_SM_ACTIVE = _signal("gpu.sm_active_ratio", "gpu", "Share of multiprocessors with a warp (GPM).")
+GPU_MEMORY_USED = _signal("gpu.memory_used_bytes", "gpu", "Device memory in use.")
+GPU_MEMORY_TOTAL = _signal("gpu.memory_total_bytes", "gpu", "Device memory there is.")
+GPU_POWER = _signal("gpu.power_watts", "gpu", "Power drawn.")
+GPU_POWER_LIMIT = _signal("gpu.power_limit_watts", "gpu", "Power limit in force.")
+GPU_ENERGY = _signal("gpu.energy_joules_total", "gpu", "Energy used since the driver was loaded.")
+GPU_TEMPERATURE = _signal("gpu.temperature_celsius", "gpu", "Temperature of the GPU.")
+GPU_SM_CLOCK = _signal("gpu.sm_clock_hertz", "gpu", "Clock of the multiprocessors.")
+GPU_MEMORY_CLOCK = _signal("gpu.memory_clock_hertz", "gpu", "Clock of the memory.")
+GPU_SM_CLOCK_MAX = _signal("gpu.sm_clock_max_hertz", "gpu", "Highest clock of multiprocessors.")
+GPU_THROTTLE = _signal("gpu.throttle_bits", "gpu", "Reasons for lowered clocks, as NVML's mask.")
+GPU_THERMAL_VIOLATION = _signal(
+    "gpu.thermal_violation_ns_total", "gpu", "Time slowed by temperature.")
+GPU_POWER_VIOLATION = _signal("gpu.power_violation_ns_total", "gpu", "Time slowed by power limit.")
+GPU_PCIE_RECEIVE = _signal(
+    "gpu.pcie_receive_bytes_per_second", "gpu", "PCIe traffic into the device.")
+GPU_PCIE_TRANSMIT = _signal(
+    "gpu.pcie_transmit_bytes_per_second", "gpu", "PCIe traffic out of the device.")
+GPU_PCIE_GENERATION = _signal("gpu.pcie_generation_count", "gpu", "PCIe generation of the link now.")
+GPU_PCIE_WIDTH = _signal("gpu.pcie_width_count", "gpu", "PCIe lanes of the link now.")
+GPU_PCIE_REPLAYS = _signal("gpu.pcie_replays_total", "gpu", "PCIe packets sent again.")
+GPU_ECC_CORRECTED = _signal("gpu.ecc_corrected_total", "gpu", "Memory errors corrected.")
+GPU_ECC_UNCORRECTED = _signal("gpu.ecc_uncorrected_total", "gpu", "Memory errors not corrected.")
+GPU_PROCESSES = _signal("gpu.processes_count", "gpu", "Processes with a context on the device.")
+
+# --- self: what recording costs -----------------------------------------------------------------
+SELF_CPU = _signal("self.cpu_ns_total", "process", "CPU time used by the recorder or a helper.")
+SELF_RSS = _signal("self.rss_bytes", "process", "Memory of the recorder or a helper.")
+SELF_LATE = _signal("self.late_ns_total", "", "Sum of time by which samples were taken late.")
+SELF_TICKS_MISSED = _signal("self.ticks_missed_total", "", "Samples that were not taken at all.")
+
+CATALOGUE: tuple[Signal, ...] = tuple(_CATALOGUE)
+BY_NAME: dict[str, Signal] = {signal.name: signal for signal in CATALOGUE}

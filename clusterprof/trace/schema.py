@@ -1,0 +1,129 @@
+"""The records of a recording: what may stand in a frame, and what it means.
+
+The recorder makes records and `trace.writer` turns them into frames; `trace.reader` gives back
+the same records with numpy arrays for columns. Nobody else knows bytes. Times are nanoseconds of
+the node's CLOCK_MONOTONIC unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clusterprof.errors import Kind
+
+SCHEMA_VERSION = 1
+
+# A column is an array('q') or array('d') when written and a numpy int64/float64 array when read.
+Column = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Who recorded what, where and how. First frame of every segment."""
+
+    node: dict[str, str]
+    """key, hostname, display, boot_id, kernel."""
+    started: dict[str, int]
+    """monotonic_ns, boottime_ns, realtime_ns."""
+    host: dict[str, Any]
+    """cpus, memory_bytes, disks, nics, mounts: the inventory."""
+    devices: Sequence[dict[str, Any]]
+    """id, vendor, name, emulated, …: the accelerators."""
+    launcher: dict[str, Any]
+    """job, and every launcher variable found under "variables"."""
+    versions: dict[str, str]
+    """clusterprof, python, schema, nvml, driver: whatever is known."""
+    profile: dict[str, Any]
+    """Effective values of the profile."""
+    collectors: Sequence[dict[str, Any]]
+    """name, interval_ns, status: the sampling plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The node's clocks read together; at start, every 10 s, at the end."""
+
+    monotonic_ns: int
+    boottime_ns: int
+    realtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Samples of one collector: one value per tick and column."""
+
+    collector: str
+    signals: Sequence[str]
+    """Signal name of each column."""
+    devices: Sequence[str]
+    """Device of each column; "" = the node."""
+    t_ns: Column
+    """int64[n]: when each row was sampled."""
+    values: Sequence[Column]
+    """One int64[n] or float64[n] per column; meaningless where masked."""
+    masks: Sequence[bytes | None]
+    """Per column None (all present) or n bytes, 1 = missing; a `Gap` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table whose rows come and go, such as threads of the job."""
+
+    table: str
+    names: Sequence[str]
+    columns: Sequence[Column]
+    """One int64[n] or float64[n] per name; -1 in an int64 column = not available."""
+    strings: dict[str, Sequence[str]] = field(default_factory=dict)
+    """For columns that hold indices: column name -> the strings they point to."""
+
+
+SPAN_FIELDS = ("start_ns", "end_ns", "kind", "a", "b", "c", "d")
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """What one process said it was doing; drained from its ring."""
+
+    pid: int
+    started_ticks: int
+    """Start time of the process in clock ticks since boot: with pid, its identity."""
+    first_sequence: int
+    """Sequence number of the first span here; numbers in between frames that are missing were
+    dropped."""
+    dropped: int
+    """Spans of this process lost since the last frame."""
+    names: dict[int, str]
+    """Names of user-defined kinds (>= 64) that occur."""
+    columns: dict[str, Column]
+    """int64[n] per name of SPAN_FIELDS, in order of recording."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened at one instant."""
+
+    t_ns: int
+    kind: str
+    """process-registered, process-exited, collector-hung, collector-recovered, disk-full,
+    disk-resumed, recorder-stopped, oom-kill, …"""
+    attributes: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Something that was not seen, from `t_ns` until the next gap or value of the same columns."""
+
+    t_ns: int
+    collector: str
+    signal: str
+    """"" = the whole collector."""
+    device: str
+    """"" = all devices, or the node."""
+    kind: Kind
+    message: str
+    remedy: str
+
+
+Record = Header | Clock | Columns | Rows | Spans | Event | Gap

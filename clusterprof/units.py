@@ -1,0 +1,82 @@
+"""Canonical units, the name suffix of each, and how a person reads a value.
+
+Everything stored is in base units: integer nanoseconds, bytes, ratios from 0 to 1, watts.
+Percent, milliseconds and gibibytes exist only in `human()`.
+
+    human(1_530_000_000, "ns")   '1.53 s'
+    human(0.178, "ratio")        '17.8 %'
+    human(3 << 30, "bytes")      '3.0 GiB'
+"""
+
+from __future__ import annotations
+
+# suffix of a signal's name -> unit. Longest suffix first: "_bytes_per_second" before "_bytes".
+SUFFIXES: tuple[tuple[str, str], ...] = (
+    ("_bytes_per_second", "bytes/s"),
+    ("_ns", "ns"),
+    ("_bytes", "bytes"),
+    ("_ratio", "ratio"),
+    ("_watts", "watts"),
+    ("_joules", "joules"),
+    ("_celsius", "celsius"),
+    ("_hertz", "hertz"),
+    ("_count", "count"),
+    ("_bits", "bits"),
+)
+
+NANOSECONDS_PER_SECOND = 1_000_000_000
+SECTOR_BYTES = 512  # /proc/diskstats and getrusage count in this unit whatever the device's own
+
+
+def unit_of(name: str) -> str:
+    """Return the unit a name's suffix promises; raise ValueError if it promises none.
+
+    A trailing `_total` marks a counter and is looked through; a `_total` without a unit before
+    it counts occurrences.
+    """
+    stem = name.removesuffix("_total")
+    for suffix, unit in SUFFIXES:
+        if stem.endswith(suffix):
+            return unit
+    if stem != name:
+        return "count"
+    known = ", ".join(suffix for suffix, _ in SUFFIXES)
+    raise ValueError(f"the name {name!r} does not end with its unit (one of {known}, or _total)")
+
+
+def human(value: float, unit: str) -> str:
+    """Write a value the way a person reads it: 1.53 s, 17.8 %, 3.0 GiB, 1,234."""
+    if unit == "ns":
+        return _human_ns(value)
+    if unit == "ratio":
+        return f"{100 * value:.1f} %"
+    if unit in ("bytes", "bytes/s"):
+        return _human_bytes(value) + ("/s" if unit == "bytes/s" else "")
+    if unit == "count":
+        return f"{value:,.0f}"
+    symbol = {"watts": "W", "joules": "J", "celsius": "°C", "hertz": "Hz"}.get(unit, unit)
+    return f"{value:,.1f} {symbol}"
+
+
+def _human_ns(value: float) -> str:
+    seconds = abs(value) / NANOSECONDS_PER_SECOND
+    sign = "-" if value < 0 else ""
+    if seconds >= 5_400:
+        return f"{sign}{seconds / 3600:.1f} h"
+    if seconds >= 90:
+        return f"{sign}{seconds / 60:.1f} min"
+    if seconds >= 1:
+        return f"{sign}{seconds:.2f} s"
+    if seconds >= 1e-3:
+        return f"{sign}{seconds * 1e3:.1f} ms"
+    if seconds >= 1e-6:
+        return f"{sign}{seconds * 1e6:.1f} µs"
+    return f"{sign}{seconds * 1e9:.0f} ns"
+
+
+def _human_bytes(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable: the loop returns at TiB")
