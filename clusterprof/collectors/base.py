@@ -8,13 +8,28 @@ read is an `Unavailable` *in its place*, never a zero, never a hole; `sample()` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from clusterprof.errors import Unavailable
+from clusterprof.linux.roots import Roots
 from clusterprof.signals import Signal
 
 Value = int | float | Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a collector may know of the world; every collector is built as `Class(context)`."""
+
+    roots: Roots
+    """Where /proc and /sys are."""
+    run_dir: Path | None
+    """The run directory (docs/design.md, section 3); None when only looking, as doctor does."""
+    job_pids: Callable[[], Sequence[int]]
+    """Returns the registered processes of the job that live now."""
 
 
 class Collector(Protocol):
