@@ -1,0 +1,64 @@
+# clusterprof: what a contributor types. `make` alone prints this list.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo dev torch test check lint types contracts golden docs docs-check host bench clean
+
+help: ## print the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/clusterprof: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; set PYTHON=python3.x" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/dev: $(BIN)/clusterprof pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev
+	@touch $@
+
+$(VENV)/torch: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	@touch $@
+
+demo: $(BIN)/clusterprof ## the whole job on emulated accelerators: record, analyse, report beside the truth
+	$(BIN)/clusterprof demo --scenario storage
+
+dev: $(VENV)/dev ## virtual environment with everything but torch
+
+test: $(VENV)/torch ## all tests, real torch training included (about ten minutes)
+	$(BIN)/python -m pytest tests
+
+check: $(VENV)/torch lint types contracts docs-check ## what CI runs: lint, types, contracts, docs, tests
+	$(BIN)/python -m pytest tests
+
+lint: $(VENV)/dev ## format and lint
+	$(BIN)/ruff format --check clusterprof tests bench
+	$(BIN)/ruff check clusterprof tests bench
+
+types: $(VENV)/dev ## static types
+	$(BIN)/mypy clusterprof
+
+contracts: $(VENV)/dev ## who may import whom
+	$(BIN)/lint-imports
+
+golden: $(VENV)/dev ## accept new golden outputs (review the diff like code)
+	CLUSTERPROF_ACCEPT_GOLDEN=1 $(BIN)/python -m pytest tests/renderers tests/golden
+
+docs: $(VENV)/dev ## generate docs/causes, docs/collectors and the help texts of README.md
+	$(BIN)/python tests/tools/generate_docs.py
+
+docs-check: $(VENV)/dev ## fail when generated pages are not current
+	$(BIN)/python tests/tools/generate_docs.py --check
+
+host: $(VENV)/dev ## capture this machine's /proc and /sys as a fixture: make host NAME=…
+	$(BIN)/python tests/tools/capture_host.py $(NAME)
+
+bench: $(VENV)/torch ## speed and cost, as ratios in one run
+	$(BIN)/python -m bench
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,70 @@
+"""Real faults for the demo: reads that miss every cache, and CPU time that is really burnt."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from pathlib import Path
+
+from clusterprof.errors import ClusterprofError
+
+
+def write_dataset(path: Path, size_bytes: int) -> None:
+    """Write an incompressible file and push it to the device, so that reads can miss the cache."""
+    block = os.urandom(1 << 20)
+    with path.open("wb") as file:
+        for number in range(size_bytes >> 20):
+            file.write(number.to_bytes(8, "little") + block[8:])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class ColdFile:
+    """A file whose every read goes to the device: its pages are dropped before each batch."""
+
+    def __init__(self, path: Path, record_bytes: int, seed: int) -> None:
+        self._fd = os.open(path, os.O_RDONLY)
+        self._records = os.fstat(self._fd).st_size // record_bytes
+        self._record_bytes = record_bytes
+        self._random = random.Random(seed)
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead: records are far apart
+
+    def read_batch(self, reads: int) -> int:
+        """Read that many records at random places; return the ns the reading took."""
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        began_ns = time.monotonic_ns()
+        for _ in range(reads):
+            record = self._random.randrange(self._records)
+            os.pread(self._fd, self._record_bytes, record * self._record_bytes)
+        return time.monotonic_ns() - began_ns
+
+
+def burn_cpu(cpu_ns: int) -> int:
+    """Use that much CPU time of this thread; return the wall ns it took."""
+    began_ns = time.monotonic_ns()
+    until_ns = time.thread_time_ns() + cpu_ns
+    digest = b"clusterprof"
+    while time.thread_time_ns() < until_ns:
+        for _ in range(50):
+            digest = hashlib.sha256(digest).digest()
+    return time.monotonic_ns() - began_ns
+
+
+def require_real_disk(folder: Path, mounts: str) -> None:
+    """Refuse a memory file system: nothing read from it ever waits for a device.
+
+    `mounts` is the text of /proc/self/mounts. Raises ClusterprofError with the way out.
+    """
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        inside = str(folder) == fields[1] or str(folder).startswith(fields[1].rstrip("/") + "/")
+        if inside and len(fields[1]) >= len(best):
+            best, kind = fields[1], fields[2]
+    if kind in ("tmpfs", "ramfs"):
+        raise ClusterprofError(
+            f"{folder} lies in memory ({kind} on {best}): reads from it never wait for a disk",
+            "set TMPDIR to a folder on a real disk, or give --keep DIR on one",
+        )

@@ -1,0 +1,79 @@
+"""One rank of the demo: `python -m clusterprof.demo.rank SCENARIO DATASET TRUTH-FOLDER`.
+
+A training loop as everybody writes it: wait for a batch, launch kernels, sometimes checkpoint.
+The device is emulated: it executes what was queued, so only what the host does late leaves it idle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import clusterprof
+from clusterprof.demo.accelerator import EmulatedAccelerator
+from clusterprof.demo.loader import Batch, Loader
+from clusterprof.demo.scenarios import CHECKPOINT_BYTES, Work, scenario_named
+from clusterprof.demo.truth import Wait, account
+
+KERNELS_PER_STEP = 6
+
+
+def main(scenario_name: str, dataset: str, truth_folder: str) -> None:
+    """Train for the scenario's number of steps and write down what was true."""
+    scenario = scenario_named(scenario_name)
+    rank = int(os.environ["RANK"])
+    work = scenario.ranks[rank]
+    device = EmulatedAccelerator.from_environment()
+    loader = Loader(work, Path(dataset), scenario.steps, seed=rank)
+    waits = []
+    began_ns = time.monotonic_ns()
+    for step in range(scenario.steps):
+        waits.append(_wait_for_batch(loader))
+        for _ in range(KERNELS_PER_STEP):
+            device.submit(work.device_ns // KERNELS_PER_STEP)
+        if work.checkpoint_every and step % work.checkpoint_every == work.checkpoint_every - 1:
+            waits.append(_checkpoint(device, Path(truth_folder), rank))
+        clusterprof.step()
+    ended_ns = time.monotonic_ns()
+    device.synchronize()
+    loader.close()
+    truth = account(device.log, waits, began_ns, ended_ns)
+    path = Path(truth_folder) / f"truth-{rank}.json"
+    path.write_text(json.dumps({"rank": rank, "steps": scenario.steps, **truth}), encoding="utf-8")
+
+
+def _wait_for_batch(loader: Loader) -> Wait:
+    began_ns = time.monotonic_ns()
+    with clusterprof.span("data_wait"):
+        batch: Batch = loader.next()
+    ended_ns = time.monotonic_ns()
+    return Wait(began_ns, ended_ns, {"storage-local": batch.read_ns, "cpu-preprocess": batch.burn_ns})
+
+
+def _checkpoint(device: EmulatedAccelerator, folder: Path, rank: int) -> Wait:
+    device.synchronize()  # the weights must be final before they are written
+    began_ns = time.monotonic_ns()
+    with clusterprof.span("checkpoint"):
+        path = folder / f"checkpoint-{rank}.bin"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            block = os.urandom(1 << 20)
+            for _ in range(CHECKPOINT_BYTES >> 20):
+                os.write(fd, block)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    return Wait(began_ns, time.monotonic_ns(), {"checkpoint": 1})
+
+
+def worst_case_ns(work: Work, steps: int) -> int:
+    """Return a generous bound on how long a rank can take, for time-outs."""
+    per_batch_ns = work.device_ns + work.burn_ns + work.reads * 2_000_000
+    return steps * per_batch_ns * 2 + 30_000_000_000
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

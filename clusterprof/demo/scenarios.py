@@ -1,0 +1,82 @@
+"""The scenarios of the demo: what is wrong, on which rank, and the cause a report should name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one rank does for each step."""
+
+    device_ns: int
+    """Device time of the step's kernels."""
+    reads: int
+    """Uncached reads of `READ_BYTES` per batch."""
+    burn_ns: int
+    """CPU time of Python decoding per batch."""
+    checkpoint_every: int = 0
+    """Steps between blocking checkpoints; 0 = never."""
+    prefetch: int = 2
+    """Batches the loader may run ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A small job with a known fault."""
+
+    name: str
+    what: str
+    """One line: what is wrong with the job."""
+    ranks: tuple[Work, ...]
+    steps: int = 120
+    cause: str = ""
+    """Cause the fault should be reported as; "" = nothing is wrong."""
+
+
+READ_BYTES = 16 * 1024  # one sample of a dataset of small records
+CHECKPOINT_BYTES = 24 << 20
+
+_MS = 1_000_000
+_HEALTHY = Work(device_ns=60 * _MS, reads=8, burn_ns=4 * _MS)
+
+SCENARIOS: tuple[Scenario, ...] = (
+    Scenario(
+        "storage",
+        "rank 1 reads its samples from a cold disk, one small record at a time",
+        (_HEALTHY, Work(device_ns=60 * _MS, reads=600, burn_ns=3 * _MS)),
+        cause="storage-local",
+    ),
+    Scenario(
+        "cpu",
+        "rank 1 decodes every batch in Python, on a single worker",
+        (_HEALTHY, Work(device_ns=60 * _MS, reads=8, burn_ns=100 * _MS)),
+        cause="cpu-preprocess",
+    ),
+    Scenario(
+        "mixed",
+        "rank 0 reads from a cold disk, rank 1 decodes in Python",
+        (
+            Work(device_ns=60 * _MS, reads=450, burn_ns=2 * _MS),
+            Work(device_ns=60 * _MS, reads=8, burn_ns=110 * _MS),
+        ),
+    ),
+    Scenario(
+        "checkpoint",
+        "both ranks write a blocking checkpoint every 15 steps",
+        (
+            Work(device_ns=60 * _MS, reads=8, burn_ns=4 * _MS, checkpoint_every=15),
+            Work(device_ns=60 * _MS, reads=8, burn_ns=4 * _MS, checkpoint_every=15),
+        ),
+        cause="checkpoint",
+    ),
+    Scenario("clean", "nothing: loading is hidden behind the device", (_HEALTHY, _HEALTHY)),
+)
+
+
+def scenario_named(name: str) -> Scenario:
+    """Return the scenario; KeyError names those there are."""
+    for scenario in SCENARIOS:
+        if scenario.name == name:
+            return scenario
+    raise KeyError(f"no scenario {name!r}; there are {', '.join(s.name for s in SCENARIOS)}")
