@@ -148,6 +148,8 @@ class Metric:
     """Canonical unit."""
     why_missing: str = ""
     """Reason when `value` is None."""
+    bound: Literal["exact", "at most", "at least"] = "exact"
+    """What `value` is when no device was measured: the truth lies on one side of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ Percent, milliseconds and gibibytes exist only in `human()`.
 
 from __future__ import annotations
 
+import math
+import re
+
 # suffix of a signal's name -> unit. Longest suffix first: "_bytes_per_second" before "_bytes".
 SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_bytes_per_second", "bytes/s"),
@@ -56,6 +59,42 @@ def human(value: float, unit: str) -> str:
         return f"{value:,.0f}"
     symbol = {"watts": "W", "joules": "J", "celsius": "°C", "hertz": "Hz"}.get(unit, unit)
     return f"{value:,.1f} {symbol}"
+
+
+# what a person may write after a number -> (unit, factor); one definition for gate and profiles
+_WRITTEN: dict[str, tuple[str, float]] = {
+    "%": ("ratio", 0.01),
+    "ns": ("ns", 1), "us": ("ns", 1e3), "µs": ("ns", 1e3), "ms": ("ns", 1e6),
+    "s": ("ns", 1e9), "min": ("ns", 60e9), "h": ("ns", 3600e9),
+    "B": ("bytes", 1), "KiB": ("bytes", 1 << 10), "MiB": ("bytes", 1 << 20),
+    "GiB": ("bytes", 1 << 30), "TiB": ("bytes", 1 << 40),
+    "kB": ("bytes", 1e3), "MB": ("bytes", 1e6), "GB": ("bytes", 1e9), "TB": ("bytes", 1e12),
+    "W": ("watts", 1), "Hz": ("hertz", 1), "MHz": ("hertz", 1e6), "GHz": ("hertz", 1e9),
+}  # fmt: skip
+_NUMBER = re.compile(
+    r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]*)\s*", re.ASCII
+)
+
+
+def parse_quantity(text: str) -> tuple[float, str]:
+    """Read a number as a person writes it, and the unit it names ("" when it names none).
+
+    '5%' -> (0.05, 'ratio'); '250 ms' -> (250e6, 'ns'); '64 MiB' -> (67108864.0, 'bytes');
+    '12.5' -> (12.5, ''). Raises ValueError, with a message for people, on anything else.
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a number with a unit, such as 5%, 250 ms or 64 MiB")
+    number, written = float(match[1]), match[2]
+    if math.isinf(number):
+        raise ValueError(f"{text!r} is too large")
+    if written == "":
+        return number, ""
+    if written not in _WRITTEN:
+        raise ValueError(f"{written!r} is not a unit; known are {', '.join(_WRITTEN)}")
+    unit, factor = _WRITTEN[written]
+    # dividing by 100 is exact where multiplying by 0.01 is not: 7% must equal 0.07
+    return (number / 100 if unit == "ratio" else number * factor), unit
 
 
 def _human_ns(value: float) -> str:
