@@ -48,7 +48,7 @@ contracts: $(VENV)/dev ## who may import whom
 golden: $(VENV)/dev ## accept new golden outputs (review the diff like code)
 	CLUSTERPROF_ACCEPT_GOLDEN=1 $(BIN)/python -m pytest tests/renderers tests/golden
 
-docs: $(VENV)/dev ## generate docs/causes, docs/collectors and the help texts of README.md
+docs: $(VENV)/dev ## generate docs/causes, docs/collectors and docs/signals.md
 	$(BIN)/python tests/tools/generate_docs.py
 
 docs-check: $(VENV)/dev ## fail when generated pages are not current

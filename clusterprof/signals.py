@@ -55,15 +55,20 @@ CPU_BLOCKED = _signal("cpu.blocked_count", "", "Tasks waiting for I/O on the nod
 
 # --- pressure: /proc/pressure, <cgroup>/*.pressure; device "" = node, "cgroup" = the job's --------
 PRESSURE_CPU_SOME = _signal(
-    "pressure.cpu_some_ns_total", "scope", "Time at least one task waited for a CPU.")
+    "pressure.cpu_some_ns_total", "scope", "Time at least one task waited for a CPU."
+)
 PRESSURE_IO_SOME = _signal(
-    "pressure.io_some_ns_total", "scope", "Time at least one task waited for I/O.")
+    "pressure.io_some_ns_total", "scope", "Time at least one task waited for I/O."
+)
 PRESSURE_IO_FULL = _signal(
-    "pressure.io_full_ns_total", "scope", "Time every non-idle task waited for I/O.")
+    "pressure.io_full_ns_total", "scope", "Time every non-idle task waited for I/O."
+)
 PRESSURE_MEMORY_SOME = _signal(
-    "pressure.memory_some_ns_total", "scope", "Time at least one task waited for memory.")
+    "pressure.memory_some_ns_total", "scope", "Time at least one task waited for memory."
+)
 PRESSURE_MEMORY_FULL = _signal(
-    "pressure.memory_full_ns_total", "scope", "Time every non-idle task waited for memory.")
+    "pressure.memory_full_ns_total", "scope", "Time every non-idle task waited for memory."
+)
 
 # --- memory: /proc/meminfo, /proc/vmstat, node*/numastat ----------------------------------------
 MEMORY_AVAILABLE = _signal("memory.available_bytes", "", "Memory to be had without swapping.")
@@ -75,25 +80,31 @@ MEMORY_MAJOR_FAULTS = _signal("memory.major_faults_total", "", "Page faults that
 MEMORY_SWAP_IN = _signal("memory.swap_in_bytes_total", "", "Bytes read back from swap.")
 MEMORY_SWAP_OUT = _signal("memory.swap_out_bytes_total", "", "Bytes written to swap.")
 MEMORY_RECLAIM_DIRECT = _signal(
-    "memory.direct_reclaim_pages_total", "", "Pages an allocating task had to scan itself.")
+    "memory.direct_reclaim_pages_total", "", "Pages an allocating task had to scan itself."
+)
 MEMORY_REFAULTS = _signal(
-    "memory.refaults_total", "", "File pages read again soon after they were evicted.")
+    "memory.refaults_total", "", "File pages read again soon after they were evicted."
+)
 MEMORY_OOM_KILLS = _signal("memory.oom_kills_total", "", "Processes killed for want of memory.")
 MEMORY_NUMA_MISSES = _signal(
-    "memory.numa_misses_total", "node", "Allocations that fell on another NUMA node.")
+    "memory.numa_misses_total", "node", "Allocations that fell on another NUMA node."
+)
 
 # --- cgroup: the job's own, v1 and v2 -----------------------------------------------------------
 CGROUP_CPU = _signal("cgroup.cpu_ns_total", "", "CPU time used by the job's cgroup.")
 CGROUP_PERIODS = _signal("cgroup.quota_periods_total", "", "Quota periods that began.")
 CGROUP_THROTTLED_PERIODS = _signal(
-    "cgroup.throttled_periods_total", "", "Quota periods in which the quota ran out.")
+    "cgroup.throttled_periods_total", "", "Quota periods in which the quota ran out."
+)
 CGROUP_THROTTLED = _signal(
-    "cgroup.throttled_ns_total", "", "Time runnable tasks were held back by the CPU quota.")
+    "cgroup.throttled_ns_total", "", "Time runnable tasks were held back by the CPU quota."
+)
 CGROUP_QUOTA = _signal("cgroup.cpu_quota_ratio", "", "CPUs the quota allows; absent = no quota.")
 CGROUP_MEMORY = _signal("cgroup.memory_bytes", "", "Memory charged to the job's cgroup.")
 CGROUP_MEMORY_LIMIT = _signal("cgroup.memory_limit_bytes", "", "Its limit; absent = none.")
 CGROUP_MEMORY_HIGH = _signal(
-    "cgroup.memory_high_events_total", "", "Times the cgroup was throttled to reclaim memory.")
+    "cgroup.memory_high_events_total", "", "Times the cgroup was throttled to reclaim memory."
+)
 CGROUP_OOM_KILLS = _signal("cgroup.oom_kills_total", "", "Processes of the job killed for memory.")
 
 # --- disk: /proc/diskstats ----------------------------------------------------------------------
@@ -122,7 +133,9 @@ NET_TRANSMIT = _signal("network.transmit_bytes_total", "nic", "Bytes sent.")
 NET_RECEIVE_DROPS = _signal("network.receive_drops_total", "nic", "Packets dropped on receipt.")
 NET_TRANSMIT_DROPS = _signal("network.transmit_drops_total", "nic", "Packets dropped on sending.")
 NET_ERRORS = _signal("network.errors_total", "nic", "Packets with errors, both ways.")
-NET_LINK_SPEED = _signal("network.link_bytes_per_second", "nic", "Speed the link was brought up at.")
+NET_LINK_SPEED = _signal(
+    "network.link_bytes_per_second", "nic", "Speed the link was brought up at."
+)
 TCP_SEGMENTS = _signal("tcp.segments_sent_total", "", "TCP segments sent, retransmissions too.")
 TCP_RETRANSMITS = _signal("tcp.retransmits_total", "", "TCP segments sent again.")
 TCP_TIMEOUTS = _signal("tcp.timeouts_total", "", "TCP retransmission timers that expired.")
@@ -130,8 +143,11 @@ TCP_TIMEOUTS = _signal("tcp.timeouts_total", "", "TCP retransmission timers that
 # --- gpu: NVML, or the emulated accelerator; device = UUID or "emulated-<n>" -----------------------
 GPU_BUSY = _signal("gpu.busy_ratio", "gpu", "Share of the driver's window with a kernel resident.")
 GPU_BUSY_TIME = _signal(
-    "gpu.busy_ns_total", "gpu", "Time with work on the device: an integral, exact where the "
-    "device keeps one, else summed from the driver's own sample buffer.")
+    "gpu.busy_ns_total",
+    "gpu",
+    "Time with work on the device: an integral, exact where the "
+    "device keeps one, else summed from the driver's own sample buffer.",
+)
 GPU_MEMORY_BUSY = _signal("gpu.memory_busy_ratio", "gpu", "Share of the window memory was in use.")
 GPU_SM_ACTIVE = _signal("gpu.sm_active_ratio", "gpu", "Share of multiprocessors with a warp (GPM).")
 GPU_MEMORY_USED = _signal("gpu.memory_used_bytes", "gpu", "Device memory in use.")
@@ -145,13 +161,18 @@ GPU_MEMORY_CLOCK = _signal("gpu.memory_clock_hertz", "gpu", "Clock of the memory
 GPU_SM_CLOCK_MAX = _signal("gpu.sm_clock_max_hertz", "gpu", "Highest clock of multiprocessors.")
 GPU_THROTTLE = _signal("gpu.throttle_bits", "gpu", "Reasons for lowered clocks, as NVML's mask.")
 GPU_THERMAL_VIOLATION = _signal(
-    "gpu.thermal_violation_ns_total", "gpu", "Time slowed by temperature.")
+    "gpu.thermal_violation_ns_total", "gpu", "Time slowed by temperature."
+)
 GPU_POWER_VIOLATION = _signal("gpu.power_violation_ns_total", "gpu", "Time slowed by power limit.")
 GPU_PCIE_RECEIVE = _signal(
-    "gpu.pcie_receive_bytes_per_second", "gpu", "PCIe traffic into the device.")
+    "gpu.pcie_receive_bytes_per_second", "gpu", "PCIe traffic into the device."
+)
 GPU_PCIE_TRANSMIT = _signal(
-    "gpu.pcie_transmit_bytes_per_second", "gpu", "PCIe traffic out of the device.")
-GPU_PCIE_GENERATION = _signal("gpu.pcie_generation_count", "gpu", "PCIe generation of the link now.")
+    "gpu.pcie_transmit_bytes_per_second", "gpu", "PCIe traffic out of the device."
+)
+GPU_PCIE_GENERATION = _signal(
+    "gpu.pcie_generation_count", "gpu", "PCIe generation of the link now."
+)
 GPU_PCIE_WIDTH = _signal("gpu.pcie_width_count", "gpu", "PCIe lanes of the link now.")
 GPU_PCIE_REPLAYS = _signal("gpu.pcie_replays_total", "gpu", "PCIe packets sent again.")
 GPU_ECC_CORRECTED = _signal("gpu.ecc_corrected_total", "gpu", "Memory errors corrected.")

@@ -40,9 +40,7 @@ def _rank_lines(ledger: RankLedger, truth: RankTruth) -> list[str]:
     return lines
 
 
-def _line(
-    rank: int, cause: str, pair: tuple[int, int], said_of_ns: int, true_of_ns: int
-) -> str:
+def _line(rank: int, cause: str, pair: tuple[int, int], said_of_ns: int, true_of_ns: int) -> str:
     said = pair[0] / said_of_ns if said_of_ns > 0 else 0.0
     true = pair[1] / true_of_ns if true_of_ns > 0 else 0.0
     error = f"{100 * (said - true):+.1f} points"

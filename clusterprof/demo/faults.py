@@ -29,7 +29,9 @@ class ColdFile:
         self._records = os.fstat(self._fd).st_size // record_bytes
         self._record_bytes = record_bytes
         self._random = random.Random(seed)
-        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead: records are far apart
+        os.posix_fadvise(
+            self._fd, 0, 0, os.POSIX_FADV_RANDOM
+        )  # no read-ahead: records are far apart
 
     def read_batch(self, reads: int) -> int:
         """Read that many records at random places; return the ns the reading took."""

@@ -1,0 +1,90 @@
+"""Run every question of this folder: `make bench`, or `python -m bench [NAME…] [--save]`.
+
+Each file answers one question and prints its own lines: figures as ratios in one run, because the
+machines are noisy. With `--save` the answers, the machine and the date go into bench/README.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+RESULTS_MARK = "<!-- results: written by `python -m bench --save` -->\n"
+SLOWEST_S = 900
+
+
+def main(arguments: list[str]) -> int:
+    """Run the named questions, or all; return 1 when any of them failed."""
+    save = "--save" in arguments
+    wanted = {name for name in arguments if not name.startswith("-")}
+    scripts = sorted(path for path in FOLDER.glob("*.py") if not path.name.startswith("_"))
+    chosen = [path for path in scripts if not wanted or path.stem in wanted]
+    unknown = wanted - {path.stem for path in scripts}
+    if unknown:
+        print(
+            f"no such question: {', '.join(sorted(unknown))}; there are "
+            f"{', '.join(path.stem for path in scripts)}",
+            file=sys.stderr,
+        )
+        return 2
+    answers = [f"{machine()}\n"]
+    print(answers[0])
+    failed = False
+    for path in chosen:
+        answer, ok = run(path)
+        failed = failed or not ok
+        print(answer, flush=True)
+        answers.append(answer)
+    if save:
+        store(answers)
+    return 1 if failed else 0
+
+
+def machine() -> str:
+    """Return one line about where and when this ran."""
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    today = datetime.date.today().isoformat()
+    return (
+        f"{today} · {os.cpu_count()} × {model} · Linux {platform.release().split('-')[0]} · "
+        f"Python {platform.python_version()}"
+    )
+
+
+def run(path: Path) -> tuple[str, bool]:
+    """Run one question in a process of its own; return what it printed and whether it ended well."""
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=FOLDER.parent,
+        capture_output=True,
+        text=True,
+        timeout=SLOWEST_S,
+        check=False,
+    )
+    text = f"== {path.stem}\n{done.stdout}"
+    if done.returncode != 0:
+        text += f"(exit {done.returncode})\n{done.stderr[-2000:]}"
+    return text, done.returncode == 0
+
+
+def store(answers: list[str]) -> None:
+    """Replace the results in bench/README.md."""
+    page = FOLDER / "README.md"
+    head = page.read_text(encoding="utf-8").split(RESULTS_MARK)[0]
+    body = "\n".join(answers)
+    page.write_text(f"{head}{RESULTS_MARK}\n```text\n{body}```\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

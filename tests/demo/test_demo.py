@@ -1,0 +1,56 @@
+"""The demo end to end: real processes, real faults, the real recorder; the answer is checked
+against the job's own stopwatches and the device's own log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterprof.demo.beside import beside_truth
+from clusterprof.demo.run import DemoResult, run
+from clusterprof.errors import UsageError
+from clusterprof.findings import RankLedger
+
+THREE_POINTS = 0.03  # of step time; the machine's neighbours are not ours to choose
+
+
+def ledger_of(result: DemoResult, rank: int) -> RankLedger:
+    return next(ledger for ledger in result.report.ranks if ledger.rank == rank)
+
+
+def assert_ledger_is_conserved(result: DemoResult) -> None:
+    report = result.report
+    assert report.emulated
+    for ledger in report.ranks:
+        assert sum(ns for _, ns in ledger.buckets) == ledger.lost_ns
+        assert ledger.productive_ns + ledger.lost_ns == ledger.in_step_ns
+    assert report.lost_ns == sum(ledger.lost_ns for ledger in report.ranks)
+
+
+@pytest.mark.parametrize("name", ["storage", "cpu"])
+def test_the_fault_is_named_on_the_rank_that_has_it(tmp_path: Path, name: str) -> None:
+    result = run(name, tmp_path)
+    assert_ledger_is_conserved(result)
+    first = result.report.findings[0]
+    assert first.cause.id == result.scenario.cause
+    assert first.culprits[0].rank == 1
+    for truth in result.truth:
+        ledger = ledger_of(result, truth.rank)
+        said = dict(ledger.buckets).get(result.scenario.cause, 0) / ledger.in_step_ns
+        true = truth.causes.get(result.scenario.cause, 0) / truth.in_step_ns
+        assert abs(said - true) <= THREE_POINTS
+        assert abs(ledger.lost_ns / ledger.in_step_ns - truth.idle_ns / truth.in_step_ns) <= 0.03
+    assert f"{result.scenario.cause}" in beside_truth(result)
+
+
+def test_a_clean_run_blames_neither_storage_nor_cpu(tmp_path: Path) -> None:
+    result = run("clean", tmp_path)
+    assert_ledger_is_conserved(result)
+    families = {finding.cause.family for finding in result.report.findings}
+    assert families.isdisjoint({"storage", "cpu"})
+
+
+def test_an_unknown_scenario_is_a_usage_error_that_names_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="there are storage, cpu, mixed, checkpoint, clean"):
+        run("stroage")

@@ -1,0 +1,99 @@
+"""An ordinary training script that has never heard of a profiler.
+
+It keeps a stopwatch of its own (as many do) and prints it as one JSON line at the end:
+how long the loop ran, how long it waited for batches, and which part of the waited-for work was
+reading. `--fault reads` reads uncached records, `burn` decodes in Python, `hidden` reads and
+decodes a little behind a longer compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+RECORD_BYTES = 16 * 1024
+ITEMS_PER_BATCH = 16
+
+
+class Records(Dataset):
+    def __init__(self, path: str, reads: int, loops: int, items: int) -> None:
+        self.path, self.reads, self.loops, self.items = path, reads, loops, items
+        self.records = os.path.getsize(path) // RECORD_BYTES
+        self.fd = -1
+
+    def __len__(self) -> int:
+        return self.items
+
+    def __getitem__(self, index: int):
+        began = time.perf_counter_ns()
+        if self.fd < 0:
+            self.fd = os.open(self.path, os.O_RDONLY)
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        choose = random.Random(index)
+        reading = time.perf_counter_ns()
+        for _ in range(self.reads):
+            os.pread(self.fd, RECORD_BYTES, choose.randrange(self.records) * RECORD_BYTES)
+        read_ns = time.perf_counter_ns() - reading
+        total = 0
+        for i in range(self.loops):
+            total += i * i % 7
+        item_ns = time.perf_counter_ns() - began
+        return torch.full((64,), float(total % 5)), index % 10, read_ns, item_ns
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--fault", choices=["reads", "burn", "hidden"], required=True)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args()
+    reads, loops, compute_s = {
+        "reads": (24, 0, 0.02),
+        "burn": (0, 60_000, 0.02),
+        "hidden": (1, 500, 0.08),
+    }[options.fault]
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = Records(options.data, reads, loops, options.steps * ITEMS_PER_BATCH)
+    loader = DataLoader(data, batch_size=ITEMS_PER_BATCH, num_workers=options.workers)
+    wait_ns = read_wait_ns = 0
+    losses = []
+    batches = iter(loader)
+    began = time.perf_counter_ns()
+    for _ in range(options.steps):
+        asked = time.perf_counter_ns()
+        x, y, read_ns, item_ns = next(batches)
+        waited = time.perf_counter_ns() - asked
+        wait_ns += waited
+        read_wait_ns += waited * int(read_ns.sum()) / int(item_ns.sum())
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        time.sleep(compute_s)  # the rest of a real model's step
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    total_ns = time.perf_counter_ns() - began
+    print(
+        json.dumps(
+            {
+                "total_ns": total_ns,
+                "wait_ns": wait_ns,
+                "read_wait_ns": round(read_wait_ns),
+                "losses": losses,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
