@@ -63,7 +63,7 @@ def machine() -> str:
 
 
 def run(path: Path) -> tuple[str, bool]:
-    """Run one question in a process of its own; return what it printed and whether it ended well."""
+    """Run one question in a process of its own; return its answer, and whether it ended well."""
     done = subprocess.run(
         [sys.executable, str(path)],
         cwd=FOLDER.parent,
