@@ -1,0 +1,156 @@
+"""What the job's cgroup may use, what it uses, and how long its quota held it back.
+
+Columns: the nine `cgroup.*` signals. CPU numbers are those of the level whose quota is tightest on
+the way from the job to the root, memory numbers those of the level whose limit is tightest; where
+there is no limit at all, those of the job's own cgroup. Versions 1 and 2, each controller by itself
+(a node may mount both).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from clusterprof import signals
+from clusterprof.collectors.base import Context, Value
+from clusterprof.errors import Unavailable
+from clusterprof.linux import cgroup
+from clusterprof.linux.held import HeldFile, MissingFile, hold
+from clusterprof.signals import Signal
+
+_NO_QUOTA = Unavailable("absent", "no CPU quota is set", "")
+_NO_LIMIT = Unavailable("absent", "no memory limit is set", "")
+_NOT_COUNTED = Unavailable("absent", "the kernel does not count it for this cgroup", "")
+_NO_HIGH_V1 = Unavailable("absent", "cgroup version 1 has no memory.high", "")
+_COLUMNS: tuple[Signal, ...] = (
+    signals.CGROUP_CPU,
+    signals.CGROUP_PERIODS,
+    signals.CGROUP_THROTTLED_PERIODS,
+    signals.CGROUP_THROTTLED,
+    signals.CGROUP_QUOTA,
+    signals.CGROUP_MEMORY,
+    signals.CGROUP_MEMORY_LIMIT,
+    signals.CGROUP_MEMORY_HIGH,
+    signals.CGROUP_OOM_KILLS,
+)
+
+
+class CgroupCollector:
+    """CPU quota, throttling and memory of the job's cgroup."""
+
+    name: ClassVar[str] = "cgroup"
+    isolated: ClassVar[bool] = False
+    interval_ns: ClassVar[int] = 200_000_000
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def open(self) -> Sequence[tuple[Signal, str]]:
+        """Find the cgroup of the job's first process, else our own, and open its files."""
+        pids = self._context.job_pids()
+        pid = pids[0] if pids else None
+        self._cpu = _open_half(_Cpu, self._context, pid)
+        self._memory = _open_half(_Memory, self._context, pid)
+        if isinstance(self._cpu, Unavailable) and isinstance(self._memory, Unavailable):
+            raise self._cpu
+        return [(signal, "") for signal in _COLUMNS]
+
+    def sample(self) -> Sequence[Value]:
+        """Return times and events since the cgroup was made; quota, limit and use of now."""
+        cpu, memory = self._cpu, self._memory
+        return [
+            *([cpu] * 5 if isinstance(cpu, Unavailable) else cpu.sample()),
+            *([memory] * 4 if isinstance(memory, Unavailable) else memory.sample()),
+        ]
+
+    def close(self) -> None:
+        """Close all files of the cgroup."""
+        for half in (self._cpu, self._memory):
+            if not isinstance(half, Unavailable):
+                half.close()
+
+
+class _Cpu:
+    """The CPU columns of one cgroup."""
+
+    def __init__(self, context: Context, pid: int | None) -> None:
+        place = cgroup.find_cgroup(context.roots, pid, "cpu")
+        self._version = place.version
+        self._folder, quota = cgroup.tightest_quota(place)
+        self._quota: Value = _NO_QUOTA if quota is None else quota
+        self._stat = hold(self._folder / "cpu.stat")
+        self._usage: HeldFile | MissingFile | None = None
+        if place.version == 1:
+            self._usage = _hold_usage(context, pid, self._folder.relative_to(place.root))
+
+    def sample(self) -> Sequence[Value]:
+        try:
+            stat = cgroup.parse_cpu_stat(self._stat.read(), self._version)
+        except Unavailable as reason:
+            return [reason] * 4 + [self._quota]
+        values: list[Value] = [_NOT_COUNTED if value is None else value for value in stat]
+        if self._usage is not None:
+            values[0] = _number(self._usage)
+        return [*values, self._quota]
+
+    def close(self) -> None:
+        self._stat.close()
+        if self._usage is not None:
+            self._usage.close()
+
+
+class _Memory:
+    """The memory columns of one cgroup."""
+
+    def __init__(self, context: Context, pid: int | None) -> None:
+        place = cgroup.find_cgroup(context.roots, pid, "memory")
+        folder, limit = cgroup.tightest_memory(place)
+        self._limit: Value = _NO_LIMIT if limit is None else limit
+        self._no_high = _NO_HIGH_V1 if place.version == 1 else _NOT_COUNTED
+        current, events = (
+            ("memory.usage_in_bytes", "memory.oom_control")
+            if place.version == 1
+            else ("memory.current", "memory.events")
+        )
+        self._current = hold(folder / current)
+        self._events = hold(folder / events)
+
+    def sample(self) -> Sequence[Value]:
+        values: list[Value] = [_number(self._current), self._limit]
+        try:
+            high, oom_kills = cgroup.parse_memory_events(self._events.read())
+        except Unavailable as reason:
+            return [*values, reason, reason]
+        values.append(self._no_high if high is None else high)
+        values.append(_NOT_COUNTED if oom_kills is None else oom_kills)
+        return values
+
+    def close(self) -> None:
+        self._current.close()
+        self._events.close()
+
+
+def _open_half(
+    half: type[_Cpu] | type[_Memory], context: Context, pid: int | None
+) -> _Cpu | _Memory | Unavailable:
+    try:
+        return half(context, pid)
+    except Unavailable as reason:
+        return reason
+
+
+def _hold_usage(context: Context, pid: int | None, below: Path) -> HeldFile | MissingFile:
+    """Open cpuacct.usage at the same level; version 1 may mount cpuacct apart from cpu."""
+    try:
+        place = cgroup.find_cgroup(context.roots, pid, "cpuacct")
+    except Unavailable as reason:
+        return MissingFile(reason)
+    return hold(place.root / below / "cpuacct.usage")
+
+
+def _number(held: HeldFile | MissingFile) -> Value:
+    try:
+        return int(held.read())
+    except Unavailable as reason:
+        return reason

@@ -1,0 +1,46 @@
+"""Where the CPU time of each core goes: which cores are full while others idle.
+
+Columns: the five `cpu.*_ns_total` of every core that is online, device "0", "1", … A core that goes
+offline or comes online changes the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from clusterprof.collectors.base import Context, Value
+from clusterprof.collectors.cpu import TIMES
+from clusterprof.errors import DevicesChanged
+from clusterprof.linux.held import HeldFile
+from clusterprof.linux.stat import CpuTimes, never_back, parse_cores
+from clusterprof.signals import Signal
+
+
+class CoresCollector:
+    """CPU time of every core."""
+
+    name: ClassVar[str] = "cores"
+    isolated: ClassVar[bool] = False
+    interval_ns: ClassVar[int] = 1_000_000_000
+
+    def __init__(self, context: Context) -> None:
+        self._path = context.roots.proc / "stat"
+
+    def open(self) -> Sequence[tuple[Signal, str]]:
+        """Open /proc/stat and find the cores that are online."""
+        self._stat = HeldFile(self._path)
+        self._last: dict[str, CpuTimes] = parse_cores(self._stat.read())
+        return [(signal, core) for core in self._last for signal in TIMES]
+
+    def sample(self) -> Sequence[Value]:
+        """Return the times of every core since boot."""
+        cores = parse_cores(self._stat.read())
+        if cores.keys() != self._last.keys():
+            raise DevicesChanged
+        self._last = {core: never_back(now, self._last[core]) for core, now in cores.items()}
+        return [value for times in self._last.values() for value in times]
+
+    def close(self) -> None:
+        """Close /proc/stat."""
+        self._stat.close()

@@ -1,0 +1,129 @@
+"""What every disk was asked, and how long its requests waited.
+
+Columns: the eight `disk.*` signals of every whole disk, device its kernel name ("vda", "nvme0n1").
+Left out: partitions (part of their disk), and virtual devices that never did any I/O (loop, ram,
+zram, nbd, floppy and optical drives). A disk that comes, goes or wakes up changes the columns.
+
+The kernel keeps the four times in 32 bits of milliseconds. A wrap (every 49.7 days of waiting) is
+undone here; a disk that was unplugged and came back starts at zero, which its 64-bit counts tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from clusterprof import signals
+from clusterprof.collectors.base import Context, Value
+from clusterprof.errors import DevicesChanged
+from clusterprof.linux.diskstats import DiskStats, disk_names, is_partition, parse_disk
+from clusterprof.linux.held import HeldFile
+from clusterprof.signals import Signal
+
+_COLUMNS: tuple[Signal, ...] = (
+    signals.DISK_READ_BYTES,
+    signals.DISK_READS,
+    signals.DISK_READ_TIME,
+    signals.DISK_WRITE_BYTES,
+    signals.DISK_WRITES,
+    signals.DISK_WRITE_TIME,
+    signals.DISK_BUSY,
+    signals.DISK_QUEUE,
+)
+_VIRTUAL = ("loop", "ram", "zram", "nbd", "fd", "sr")
+_MS = 1_000_000
+_WRAP = 1 << 32
+
+
+class DiskCollector:
+    """Requests, bytes and time of every disk."""
+
+    name: ClassVar[str] = "disk"
+    isolated: ClassVar[bool] = False
+    interval_ns: ClassVar[int] = 100_000_000
+
+    def __init__(self, context: Context) -> None:
+        self._path = context.roots.proc / "diskstats"
+
+    def open(self) -> Sequence[tuple[Signal, str]]:
+        """Open /proc/diskstats and choose the disks."""
+        self._file = HeldFile(self._path)
+        lines = self._file.read().split(b"\n")
+        names = disk_names(lines)
+        known = set(names)
+        self._count = len(lines)
+        self._disks: list[_Disk] = []
+        self._asleep: list[tuple[int, bytes]] = []  # virtual devices: line number, line
+        for number, name in enumerate(names):
+            if not name or is_partition(name, known):
+                continue
+            stats = parse_disk(lines[number])
+            if stats.reads + stats.writes == 0 and name.startswith(_VIRTUAL):
+                self._asleep.append((number, lines[number]))
+            else:
+                self._disks.append(_Disk(number, name, stats))
+        return [(signal, disk.name) for disk in self._disks for signal in _COLUMNS]
+
+    def sample(self) -> Sequence[Value]:
+        """Return counts, bytes and times of every disk since boot."""
+        lines = self._file.read().split(b"\n")
+        if len(lines) != self._count:
+            raise DevicesChanged
+        for number, line in self._asleep:
+            if lines[number] != line:
+                raise DevicesChanged
+        values: list[Value] = []
+        for disk in self._disks:
+            values += disk.values(lines[disk.number])
+        return values
+
+    def close(self) -> None:
+        """Close /proc/diskstats."""
+        self._file.close()
+
+
+class _Disk:
+    """One disk: its line in the file, and how often each of its times began again."""
+
+    __slots__ = ("_carry_ms", "_last", "_marker", "name", "number")
+
+    def __init__(self, number: int, name: str, stats: DiskStats) -> None:
+        self.number = number
+        self.name = name
+        self._marker = b" " + name.encode() + b" "
+        self._last = stats
+        self._carry_ms = [0, 0, 0, 0]  # read, write, busy, queue
+
+    def values(self, line: bytes) -> list[Value]:
+        if self._marker not in line:
+            raise DevicesChanged
+        now, last, carry = parse_disk(line), self._last, self._carry_ms
+        reads, read_bytes, read_ms, writes, write_bytes, write_ms, busy_ms, queue_ms = now
+        if (
+            read_ms < last.read_ms
+            or write_ms < last.write_ms
+            or busy_ms < last.busy_ms
+            or queue_ms < last.queue_ms
+        ):
+            self._unwrap(now)
+        self._last = now
+        return [
+            read_bytes,
+            reads,
+            (read_ms + carry[0]) * _MS,
+            write_bytes,
+            writes,
+            (write_ms + carry[1]) * _MS,
+            (busy_ms + carry[2]) * _MS,
+            (queue_ms + carry[3]) * _MS,
+        ]
+
+    def _unwrap(self, now: DiskStats) -> None:
+        last, carry = self._last, self._carry_ms
+        if now.reads < last.reads or now.writes < last.writes:
+            carry[:] = (0, 0, 0, 0)  # another disk, or the same one plugged in again
+            return
+        times = ("read_ms", "write_ms", "busy_ms", "queue_ms")
+        for index, name in enumerate(times):
+            if getattr(now, name) < getattr(last, name):
+                carry[index] += _WRAP

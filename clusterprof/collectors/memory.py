@@ -1,0 +1,88 @@
+"""How much memory there is to be had, and what the kernel does to find more.
+
+Columns: from /proc/meminfo and /proc/vmstat of the node, and `memory.numa_misses_total` of every
+NUMA node ("node0", …). A line the kernel does not write is a reason in its column.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import ClassVar
+
+from clusterprof import signals
+from clusterprof.collectors.base import Context, Value
+from clusterprof.errors import Unavailable
+from clusterprof.linux.held import HeldFile, hold
+from clusterprof.linux.meminfo import parse_meminfo
+from clusterprof.linux.numastat import numa_nodes, parse_numa_misses
+from clusterprof.linux.vmstat import parse_vmstat
+from clusterprof.signals import Signal
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MEMINFO: tuple[Signal, ...] = (
+    signals.MEMORY_AVAILABLE,
+    signals.MEMORY_CACHED,
+    signals.MEMORY_SWAP_FREE,
+    signals.MEMORY_DIRTY,
+    signals.MEMORY_WRITEBACK,
+)
+_VMSTAT: tuple[Signal, ...] = (
+    signals.MEMORY_MAJOR_FAULTS,
+    signals.MEMORY_SWAP_IN,
+    signals.MEMORY_SWAP_OUT,
+    signals.MEMORY_RECLAIM_DIRECT,
+    signals.MEMORY_REFAULTS,
+    signals.MEMORY_OOM_KILLS,
+)
+_VMSTAT_UNITS = (1, _PAGE_BYTES, _PAGE_BYTES, 1, 1, 1)
+_NO_LINE = Unavailable("absent", "this kernel does not count it", "")
+
+
+class MemoryCollector:
+    """Memory of the node, reclaim, swap, and allocations on the wrong NUMA node."""
+
+    name: ClassVar[str] = "memory"
+    isolated: ClassVar[bool] = False
+    interval_ns: ClassVar[int] = 1_000_000_000
+
+    def __init__(self, context: Context) -> None:
+        self._roots = context.roots
+
+    def open(self) -> Sequence[tuple[Signal, str]]:
+        """Open meminfo, vmstat and the numastat of every NUMA node."""
+        self._meminfo = HeldFile(self._roots.proc / "meminfo")
+        self._vmstat = hold(self._roots.proc / "vmstat")
+        nodes = numa_nodes(self._roots)
+        self._numa = [hold(node / "numastat") for node in nodes]
+        columns = [(signal, "") for signal in _MEMINFO + _VMSTAT]
+        return columns + [(signals.MEMORY_NUMA_MISSES, node.name) for node in nodes]
+
+    def sample(self) -> Sequence[Value]:
+        """Return bytes now, and events since boot."""
+        values: list[Value] = [
+            _NO_LINE if value is None else value for value in parse_meminfo(self._meminfo.read())
+        ]
+        values += self._sample_vmstat()
+        for held in self._numa:
+            try:
+                misses = parse_numa_misses(held.read())
+                values.append(_NO_LINE if misses is None else misses)
+            except Unavailable as reason:
+                values.append(reason)
+        return values
+
+    def close(self) -> None:
+        """Close all files."""
+        for held in (self._meminfo, self._vmstat, *self._numa):
+            held.close()
+
+    def _sample_vmstat(self) -> list[Value]:
+        try:
+            events = parse_vmstat(self._vmstat.read())
+        except Unavailable as reason:
+            return [reason] * len(_VMSTAT)
+        return [
+            _NO_LINE if event is None else event * unit
+            for event, unit in zip(events, _VMSTAT_UNITS, strict=True)
+        ]

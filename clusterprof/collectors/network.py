@@ -1,0 +1,103 @@
+"""What goes over the network interfaces, and what TCP had to send again.
+
+Columns: the six `network.*` signals of every interface that is up or has carried traffic, the
+loopback left out; then the three `tcp.*` of our network namespace. The link speed is read when the
+collector opens: it takes the network stack's lock, and an interface that comes up opens it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from clusterprof import signals
+from clusterprof.collectors.base import Context, Value
+from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.linux.held import HeldFile, hold
+from clusterprof.linux.netdev import HEADER_LINES, is_up, link_bytes_per_second, parse_interface
+from clusterprof.linux.snmp import parse_snmp, parse_tcp_timeouts
+from clusterprof.signals import Signal
+
+_NIC: tuple[Signal, ...] = (
+    signals.NET_RECEIVE,
+    signals.NET_TRANSMIT,
+    signals.NET_RECEIVE_DROPS,
+    signals.NET_TRANSMIT_DROPS,
+    signals.NET_ERRORS,
+    signals.NET_LINK_SPEED,
+)
+_TCP: tuple[Signal, ...] = (
+    signals.TCP_SEGMENTS,
+    signals.TCP_RETRANSMITS,
+    signals.TCP_TIMEOUTS,
+)
+_NOT_COUNTED = Unavailable("absent", "this kernel does not count it", "")
+
+
+class NetworkCollector:
+    """Traffic, drops and errors of every network interface, and TCP's retransmissions."""
+
+    name: ClassVar[str] = "network"
+    isolated: ClassVar[bool] = False
+    interval_ns: ClassVar[int] = 1_000_000_000
+
+    def __init__(self, context: Context) -> None:
+        self._roots = context.roots
+
+    def open(self) -> Sequence[tuple[Signal, str]]:
+        """Open the counters, choose the interfaces and read the speed of their links."""
+        net = self._roots.proc / "net"
+        self._dev = HeldFile(net / "dev")
+        self._snmp = hold(net / "snmp")
+        self._netstat = hold(net / "netstat")
+        lines = self._dev.read().split(b"\n")
+        self._count = len(lines)
+        self._nics: list[tuple[int, str, int | Unavailable]] = []  # line, name, link speed
+        self._asleep: list[tuple[int, bytes]] = []  # interfaces left out: line number, line
+        for number, line in enumerate(lines[HEADER_LINES:], HEADER_LINES):
+            if not line:
+                continue
+            nic, traffic = parse_interface(line)
+            if nic == "lo":
+                continue
+            if is_up(self._roots, nic) or traffic.receive_bytes + traffic.transmit_bytes > 0:
+                self._nics.append((number, nic, link_bytes_per_second(self._roots, nic)))
+            else:
+                self._asleep.append((number, line))
+        columns = [(signal, nic) for _, nic, _ in self._nics for signal in _NIC]
+        return columns + [(signal, "") for signal in _TCP]
+
+    def sample(self) -> Sequence[Value]:
+        """Return bytes, packets and segments since boot, and each link's speed."""
+        lines = self._dev.read().split(b"\n")
+        if len(lines) != self._count:
+            raise DevicesChanged
+        for number, line in self._asleep:
+            if lines[number] != line:
+                raise DevicesChanged
+        values: list[Value] = []
+        for number, nic, speed in self._nics:
+            name, traffic = parse_interface(lines[number])
+            if name != nic:
+                raise DevicesChanged
+            values += traffic
+            values.append(speed)
+        return values + self._sample_tcp()
+
+    def close(self) -> None:
+        """Close all files."""
+        for held in (self._dev, self._snmp, self._netstat):
+            held.close()
+
+    def _sample_tcp(self) -> list[Value]:
+        values: list[Value] = []
+        try:
+            values += [_NOT_COUNTED if v is None else v for v in parse_snmp(self._snmp.read())]
+        except Unavailable as reason:
+            values += [reason, reason]
+        try:
+            timeouts = parse_tcp_timeouts(self._netstat.read())
+            values.append(_NOT_COUNTED if timeouts is None else timeouts)
+        except Unavailable as reason:
+            values.append(reason)
+        return values

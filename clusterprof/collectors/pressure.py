@@ -1,0 +1,84 @@
+"""How long tasks waited for a CPU, for I/O and for memory, as the scheduler saw it.
+
+Columns: five totals of device "" (the node), and the same of device "cgroup" where the job has a
+cgroup of its own with pressure files (version 2). One file that cannot be read is a reason in its
+columns; only when none can is the whole collector unavailable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from clusterprof import signals
+from clusterprof.collectors.base import Context, Value
+from clusterprof.errors import Unavailable
+from clusterprof.linux.cgroup import find_cgroup
+from clusterprof.linux.held import HeldFile, MissingFile
+from clusterprof.linux.pressure import hold_pressure, parse_pressure
+from clusterprof.signals import Signal
+
+_COLUMNS: dict[str, tuple[Signal, ...]] = {
+    "cpu": (signals.PRESSURE_CPU_SOME,),
+    "io": (signals.PRESSURE_IO_SOME, signals.PRESSURE_IO_FULL),
+    "memory": (signals.PRESSURE_MEMORY_SOME, signals.PRESSURE_MEMORY_FULL),
+}
+_NO_FULL = Unavailable("absent", "this kernel writes no line 'full'", "")
+
+
+class PressureCollector:
+    """Time lost to waiting for CPU, I/O and memory: node and cgroup."""
+
+    name: ClassVar[str] = "pressure"
+    isolated: ClassVar[bool] = False
+    interval_ns: ClassVar[int] = 100_000_000
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def open(self) -> Sequence[tuple[Signal, str]]:
+        """Open the pressure files of the node and, where there are any, of the job's cgroup."""
+        self._files: list[tuple[HeldFile | MissingFile, int]] = []  # file, number of its columns
+        columns = []
+        for folder, device, suffix in self._folders():
+            for resource, wanted in _COLUMNS.items():
+                held = hold_pressure(folder, resource + suffix)
+                self._files.append((held, len(wanted)))
+                columns += [(signal, device) for signal in wanted]
+        missing = [held for held, _ in self._files if isinstance(held, MissingFile)]
+        if len(missing) == len(self._files):
+            raise missing[0].reason
+        return columns
+
+    def sample(self) -> Sequence[Value]:
+        """Return the totals, in ns since boot or since the cgroup was made."""
+        values: list[Value] = []
+        for held, width in self._files:
+            try:
+                some_ns, full_ns = parse_pressure(held.read())
+            except Unavailable as reason:
+                values += [reason] * width
+                continue
+            values.append(some_ns)
+            if width == 2:
+                values.append(_NO_FULL if full_ns is None else full_ns)
+        return values
+
+    def close(self) -> None:
+        """Close all pressure files."""
+        for held, _ in self._files:
+            held.close()
+
+    def _folders(self) -> list[tuple[Path, str, str]]:
+        """Where pressure files lie: folder, device, suffix of the names."""
+        folders = [(self._context.roots.proc / "pressure", "", "")]
+        pids = self._context.job_pids()
+        try:
+            place = find_cgroup(self._context.roots, pids[0] if pids else None, "unified")
+        except Unavailable:
+            return folders  # the cgroup collector says why
+        # The root cgroup is the node over again; version 1 hierarchies have no pressure at all.
+        if place.folder != place.root and (place.folder / "cpu.pressure").exists():
+            folders.append((place.folder, "cgroup", ".pressure"))
+        return folders
