@@ -1,0 +1,116 @@
+"""The loop: wait for the next tick, sample what is due, once in a while hand over what there is.
+
+A generator of records on a given clock. Every collector has its own interval; ticks lie on the
+grid `start + k × interval`, so collectors of one rate share a wake-up. A late tick is recorded at
+the time it was taken and never invented; ticks that could not be taken are counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from clusterprof.recorder.budget import Budget
+from clusterprof.recorder.clock import Clock
+from clusterprof.recorder.slot import Slot
+from clusterprof.trace.schema import Event, Record
+
+# kill -9 must lose less than a second, the look that a ring lags behind included.
+FLUSH_NS = 800_000_000
+CLOCK_NS = 10_000_000_000
+
+
+class Source(Protocol):
+    """Something that makes records of its own: registrations, rings, helpers."""
+
+    def look(self, now_ns: int) -> None:
+        """Notice what is new; called at every tick, so it must be cheap."""
+        ...
+
+    def take(self, now_ns: int) -> Sequence[Record]:
+        """Return the records since the last call."""
+        ...
+
+
+@dataclass(slots=True)
+class Pace:
+    """How well the recorder keeps its own time; the `self` collector records it."""
+
+    late_ns: int = 0
+    missed: int = 0
+    slowdown: int = 1
+    """Intervals are multiplied by this when the recorder exceeds its CPU budget."""
+
+
+def record(
+    slots: Sequence[Slot],
+    sources: Sequence[Source],
+    clock: Clock,
+    pace: Pace,
+    budget: Budget,
+    tick_ns: int,
+    stop: Callable[[int], str],
+) -> Iterator[Record]:
+    """Yield the records of a recording after its header until `stop(now_ns)` names a reason.
+
+    `tick_ns` is the longest time between two looks at the sources. Collectors must have been
+    opened. The last records are what is left, the clock, and the event `recorder-stopped`.
+    """
+    now_ns = clock.now_ns()
+    for slot in slots:
+        slot.due_ns = max(slot.due_ns, now_ns)
+    look_ns = flush_ns = now_ns
+    clock_ns = now_ns + CLOCK_NS
+    while not (reason := stop(now_ns)):
+        _sample(slots, clock, pace)
+        for source in sources:
+            source.look(now_ns)
+        now_ns = clock.now_ns()
+        if now_ns >= flush_ns:
+            yield from _take(slots, sources, now_ns)
+            flush_ns = now_ns + FLUSH_NS
+            if now_ns >= clock_ns:
+                yield clock.read()
+                clock_ns = now_ns + CLOCK_NS
+            change = budget.check(now_ns, clock.cpu_ns(), pace.slowdown)
+            if change is not None:
+                pace.slowdown = change.attributes["slowdown"]
+                yield change
+        look_ns = _next(look_ns, tick_ns * pace.slowdown, now_ns)
+        due_ns = min((slot.due_ns for slot in slots), default=look_ns)
+        clock.wait_until(min(look_ns, due_ns, flush_ns))
+        now_ns = clock.now_ns()
+    yield from _take(slots, sources, now_ns)
+    for slot in slots:
+        slot.close()
+    yield clock.read()
+    yield Event(clock.now_ns(), "recorder-stopped", {"reason": reason, "pid": os.getpid()})
+
+
+def _sample(slots: Sequence[Slot], clock: Clock, pace: Pace) -> None:
+    for slot in slots:
+        t_ns = clock.now_ns()
+        if t_ns < slot.due_ns:
+            continue
+        interval_ns = slot.interval_ns * pace.slowdown
+        late_ns = t_ns - slot.due_ns
+        missed = late_ns // interval_ns
+        pace.late_ns += late_ns
+        pace.missed += missed
+        slot.due_ns += (missed + 1) * interval_ns
+        slot.tick(t_ns)
+
+
+def _next(planned_ns: int, interval_ns: int, now_ns: int) -> int:
+    return planned_ns + ((now_ns - planned_ns) // interval_ns + 1) * interval_ns
+
+
+def _take(slots: Sequence[Slot], sources: Sequence[Source], now_ns: int) -> Iterator[Record]:
+    for source in sources:
+        yield from source.take(now_ns)
+    for slot in slots:
+        yield from slot.take()
+
+

@@ -1,0 +1,243 @@
+"""One collector in the loop: opened, sampled at its own rate, and guarded.
+
+Whatever a collector does, the others and the recording go on. `Unavailable` becomes a gap when
+the reason changes; `DevicesChanged` opens it anew; any other exception is a `failed` gap and a
+note for agent.log, and after three in a row the collector rests for 1, 2, 4 … 60 s.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.signals import Signal
+from clusterprof.trace.schema import Columns, Event, Gap, Record, Rows
+
+FAULTS_IN_A_ROW = 3
+_SECOND_NS = 1_000_000_000
+_REST_AT_MOST_NS = 60 * _SECOND_NS
+_INTEGER_UNITS = frozenset({"ns", "bytes", "count", "bits"})
+Note = Callable[[str, BaseException], None]
+
+
+class Slot:
+    """A collector with its interval, its buffered rows and its state of health."""
+
+    def __init__(self, collector: Any, interval_ns: int, note: Note) -> None:
+        self.name: str = collector.name
+        self.collector = collector
+        self.interval_ns = interval_ns
+        self.due_ns = 0
+        self.status = "closed"
+        self._note = note
+        self._is_table = hasattr(collector, "strings")
+        self._columns: Sequence[Any] = ()
+        self._t_ns: list[int] = []
+        self._samples: list[Any] = []
+        self._pending: list[Record] = []
+        self._reasons: dict[int, Unavailable] = {}  # column, or -1 = the whole collector
+        self._faults = 0
+        self._rest_ns = 0
+        self._devices: frozenset[str] | None = None
+
+    def open(self, now_ns: int) -> None:
+        """Open the collector; a failure is a gap, and it is tried again later."""
+        try:
+            columns = tuple(self.collector.open())
+            if not self._is_table:
+                columns = tuple((_signal(signal), str(device)) for signal, device in columns)
+        except Unavailable as reason:
+            self.status = reason.kind
+            self._whole_gap(now_ns, reason)
+            self._rest(now_ns)
+            return
+        except BaseException as error:
+            self.status = "failed"
+            self._fault(now_ns, error)
+            self._rest(now_ns)
+            return
+        self.status = "available"
+        self._columns = columns
+        self._reasons = {}
+        self._appeared(now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Take one sample at `now_ns`, or open a collector that has rested long enough."""
+        if self.status != "available":
+            self.open(now_ns)
+            return
+        try:
+            sample = self.collector.sample()
+        except Unavailable as reason:
+            self._whole_gap(now_ns, reason)
+            return
+        except DevicesChanged:
+            self._close()
+            self.open(now_ns)
+            return
+        except BaseException as error:
+            self._fault(now_ns, error)
+            self._faults += 1
+            if self._faults >= FAULTS_IN_A_ROW:
+                self._close()
+                self.status = "failed"
+                self._rest(now_ns)
+            return
+        self._faults = 0
+        self._rest_ns = 0
+        if self._reasons:
+            self._reasons.pop(-1, None)
+        self._t_ns.append(now_ns)
+        # A collector may hand out the same list each time: a tuple is ours.
+        self._samples.append(sample if self._is_table else tuple(sample))
+
+    def take(self) -> list[Record]:
+        """Return what has been gathered since the last call, as records."""
+        self._pack()
+        records, self._pending = self._pending, []
+        return records
+
+    def close(self) -> None:
+        """Close the collector for good; nothing it raises matters any more."""
+        if self.status == "available":
+            self._close()
+        self.status = "closed"
+
+    def _close(self) -> None:
+        self._pack()
+        try:
+            self.collector.close()
+        except BaseException as error:
+            self._note(self.name, error)
+
+    def _pack(self) -> None:
+        if not self._samples:
+            return
+        t_ns, samples = self._t_ns, self._samples
+        self._t_ns, self._samples = [], []
+        try:
+            packed = self._rows(samples) if self._is_table else self._series(t_ns, samples)
+        except BaseException as error:
+            self._fault(t_ns[0], error)
+            return
+        if packed is not None:
+            self._pending.append(packed)
+
+    def _rows(self, samples: list[Any]) -> Rows | None:
+        names = tuple(self._columns)
+        rows = [row for sample in samples for row in sample]
+        if not rows:
+            return None
+        if len(rows[0]) != len(names):
+            raise ValueError(f"{len(rows[0])} values for {len(names)} columns")
+        columns = [array("q", column) for column in zip(*rows, strict=True)]
+        return Rows(self.name, names, columns, self.collector.strings())
+
+    def _series(self, t_ns: list[int], samples: list[Any]) -> Columns | None:
+        if not self._columns:
+            return None
+        if len(samples[0]) != len(self._columns):
+            raise ValueError(f"{len(samples[0])} values for {len(self._columns)} columns")
+        values: list[Any] = []
+        masks: list[bytes | None] = []
+        for index, (column, (signal, _)) in enumerate(
+            zip(zip(*samples, strict=True), self._columns)
+        ):
+            code = "q" if signal.unit in _INTEGER_UNITS else "d"
+            try:
+                values.append(array(code, column))
+                masks.append(None)
+                if index in self._reasons:
+                    del self._reasons[index]
+            except (TypeError, OverflowError):
+                packed, mask = self._mixed(code, index, t_ns, column)
+                values.append(packed)
+                masks.append(mask)
+        return Columns(
+            self.name,
+            tuple(signal.name for signal, _ in self._columns),
+            tuple(device for _, device in self._columns),
+            array("q", t_ns),
+            values,
+            masks,
+        )
+
+    def _mixed(
+        self, code: str, index: int, t_ns: list[int], column: Sequence[Any]
+    ) -> tuple[Any, bytes | None]:
+        """Pack a column that holds reasons in the place of numbers."""
+        values: list[int | float] = []
+        mask = bytearray(len(column))
+        convert = int if code == "q" else float
+        for row, value in enumerate(column):
+            if not isinstance(value, Unavailable):
+                try:
+                    values.append(array(code, (convert(value),))[0])
+                    self._reasons.pop(index, None)
+                    continue
+                except (TypeError, ValueError, OverflowError):
+                    value = Unavailable("failed", f"no number that fits: {type(value).__name__}")
+            mask[row] = 1
+            values.append(0)
+            if self._reasons.get(index) != value:
+                self._reasons[index] = value
+                signal, device = self._columns[index]
+                self._gap(t_ns[row], signal.name, device, value)
+        return array(code, values), bytes(mask) if any(mask) else None
+
+    def _whole_gap(self, now_ns: int, reason: Unavailable) -> None:
+        if self._reasons.get(-1) != reason:
+            self._reasons[-1] = reason
+            self._gap(now_ns, "", "", reason)
+
+    def _gap(self, t_ns: int, signal: str, device: str, why: Unavailable) -> None:
+        self._pending.append(
+            Gap(t_ns, self.name, signal, device, why.kind, why.message, why.remedy)
+        )
+
+    def _fault(self, now_ns: int, error: BaseException) -> None:
+        reason = Unavailable(
+            "failed", f"{type(error).__name__}: {error}"[:500], "report this as a bug"
+        )
+        if self._reasons.get(-1) != reason:
+            self._note(self.name, error)
+        self._whole_gap(now_ns, reason)
+
+    def _rest(self, now_ns: int) -> None:
+        self._rest_ns = min(max(2 * self._rest_ns, _SECOND_NS), _REST_AT_MOST_NS)
+        self.due_ns = now_ns + self._rest_ns
+        self._faults = 0
+
+    def _appeared(self, now_ns: int) -> None:
+        """Say which devices have come since the header was written."""
+        if self._devices is None:
+            return  # the header is still to come and names them
+        inventory = self._inventory()
+        for device in inventory:
+            if str(device.get("id")) not in self._devices:
+                self._pending.append(Event(now_ns, "device-appeared", device))
+        self._devices |= {str(device.get("id")) for device in inventory}
+
+    def devices_for_header(self) -> list[dict[str, Any]]:
+        """Return the devices known now; those that come later are announced by events."""
+        inventory = self._inventory()
+        self._devices = frozenset(str(device.get("id")) for device in inventory)
+        return inventory
+
+    def _inventory(self) -> list[dict[str, Any]]:
+        describe = getattr(self.collector, "inventory", None)
+        if describe is None or self.status != "available":
+            return []
+        try:
+            return [dict(device) for device in describe()]
+        except BaseException as error:
+            self._note(self.name, error)
+            return []
+
+
+def _signal(signal: Any) -> Signal:
+    if not isinstance(signal, Signal):
+        raise TypeError(f"not a signal: {signal!r}")
+    return signal
