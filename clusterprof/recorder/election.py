@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from clusterprof.errors import CannotStart
@@ -103,3 +104,20 @@ def _is_at(descriptor: int, path: Path) -> bool:
     except OSError:
         return False
     return os.path.samestat(os.fstat(descriptor), there)
+
+
+def sweep(base: Path, prefix: str, alive: Callable[[Path], bool]) -> None:
+    """Remove run directories of ours that a killed recorder and an ended job have left behind.
+
+    `alive` says of a run directory whether a process registered in it still lives.
+    """
+    for run_dir in base.glob(f"{prefix}*"):
+        try:
+            if run_dir.is_symlink() or run_dir.stat().st_uid != os.geteuid():
+                continue
+            lock = try_lead(run_dir) if (run_dir / "lock").exists() else None
+        except (OSError, CannotStart):
+            continue
+        if lock is not None:
+            leave(run_dir, partial(alive, run_dir))
+            os.close(lock)

@@ -33,6 +33,10 @@ class Source(Protocol):
         """Return the records since the last call."""
         ...
 
+    def finish(self, now_ns: int) -> Sequence[Record]:
+        """Return everything that is left: the recorder ends."""
+        ...
+
 
 @dataclass(slots=True)
 class Pace:
@@ -52,41 +56,46 @@ def record(
     budget: Budget,
     tick_ns: int,
     stop: Callable[[int], str],
-) -> Iterator[Record]:
-    """Yield the records of a recording after its header until `stop(now_ns)` names a reason.
+) -> Iterator[list[Record]]:
+    """Yield a recording after its header, batch by batch, until `stop(now_ns)` names a reason.
 
     `tick_ns` is the longest time between two looks at the sources. Collectors must have been
-    opened. The last records are what is left, the clock, and the event `recorder-stopped`.
+    opened. The last batch is what is left, the clock, and the event `recorder-stopped`.
     """
     now_ns = clock.now_ns()
     for slot in slots:
         slot.due_ns = max(slot.due_ns, now_ns)
     look_ns = flush_ns = now_ns
     clock_ns = now_ns + CLOCK_NS
-    while not (reason := stop(now_ns)):
-        _sample(slots, clock, pace)
+    while True:
         for source in sources:
             source.look(now_ns)
+        reason = stop(now_ns)
+        if reason:
+            break
+        _sample(slots, clock, pace)
         now_ns = clock.now_ns()
         if now_ns >= flush_ns:
-            yield from _take(slots, sources, now_ns)
             flush_ns = now_ns + FLUSH_NS
-            if now_ns >= clock_ns:
-                yield clock.read()
-                clock_ns = now_ns + CLOCK_NS
+            batch = [*_drain(sources, now_ns), *_take(slots)]
             change = budget.check(now_ns, clock.cpu_ns(), pace.slowdown)
             if change is not None:
                 pace.slowdown = change.attributes["slowdown"]
-                yield change
+                batch.append(change)
+            if now_ns >= clock_ns:
+                clock_ns = now_ns + CLOCK_NS
+                batch.append(clock.read())
+            yield batch
         look_ns = _next(look_ns, tick_ns * pace.slowdown, now_ns)
         due_ns = min((slot.due_ns for slot in slots), default=look_ns)
         clock.wait_until(min(look_ns, due_ns, flush_ns))
         now_ns = clock.now_ns()
-    yield from _take(slots, sources, now_ns)
+    last = [record for source in sources for record in source.finish(now_ns)]
+    last += _take(slots)
     for slot in slots:
         slot.close()
-    yield clock.read()
-    yield Event(clock.now_ns(), "recorder-stopped", {"reason": reason, "pid": os.getpid()})
+    stopped = Event(now_ns, "recorder-stopped", {"reason": reason, "pid": os.getpid()})
+    yield [*last, stopped, clock.read()]
 
 
 def _sample(slots: Sequence[Slot], clock: Clock, pace: Pace) -> None:
@@ -107,10 +116,10 @@ def _next(planned_ns: int, interval_ns: int, now_ns: int) -> int:
     return planned_ns + ((now_ns - planned_ns) // interval_ns + 1) * interval_ns
 
 
-def _take(slots: Sequence[Slot], sources: Sequence[Source], now_ns: int) -> Iterator[Record]:
+def _drain(sources: Sequence[Source], now_ns: int) -> Iterator[Record]:
     for source in sources:
         yield from source.take(now_ns)
-    for slot in slots:
-        yield from slot.take()
 
 
+def _take(slots: Sequence[Slot]) -> list[Record]:
+    return [record for slot in slots for record in slot.take()]

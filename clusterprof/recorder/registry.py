@@ -89,6 +89,13 @@ class Registry:
         records, self._pending = self._pending, []
         return records
 
+    def finish(self, now_ns: int) -> list[Record]:
+        """Return the last events; who has ended and whose status is not known stays unknown."""
+        for one in self._unclear:
+            self._settled(one, one.ended_ns + _STATUS_WITHIN_NS)  # the time to wait has passed
+        self._unclear = []
+        return self.take(now_ns)
+
     def close(self) -> None:
         """Give up all descriptors."""
         for one in self._unclear:

@@ -61,7 +61,7 @@ class Rings:
                 self._forget(name, ring)
         return records
 
-    def last(self, now_ns: int) -> list[Record]:
+    def finish(self, now_ns: int) -> list[Record]:
         """Return everything that is left, from living processes too: the recorder ends."""
         self._scan(now_ns)
         for ring in self._rings.values():

@@ -1,0 +1,152 @@
+"""What the node is made of: the part of the header that does not change.
+
+Missing facts are left out, never guessed: an analysis treats an absent key as unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import clusterprof
+from clusterprof.linux.mountinfo import parse_mountinfo
+from clusterprof.linux.roots import Roots
+from clusterprof.recorder import identity
+from clusterprof.trace.schema import SCHEMA_VERSION
+from clusterprof.trace.schema import Clock as ClockRecord
+
+_PSEUDO = frozenset(
+    "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl "
+    "hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs tracefs".split()
+)
+_MOUNTS_AT_MOST = 256
+_DISKS_AT_MOST = 256
+_SECTOR_BYTES = 512
+
+
+def node_identity(roots: Roots, start: ClockRecord, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the header's `node`: key, hostname, display, boot_id, kernel."""
+    return {
+        "key": identity.node_key(roots, start.realtime_ns),
+        "hostname": identity.hostname(),
+        "display": identity.display_name(environ),
+        "boot_id": identity.boot_id(roots),
+        "kernel": os.uname().release,
+    }
+
+
+def host_inventory(roots: Roots) -> dict[str, Any]:
+    """Return the header's `host`: cpus, memory_bytes, disks, nics, mounts."""
+    host: dict[str, Any] = {
+        "cpus": _cpus(roots),
+        "disks": list(_disks(roots.sys / "class/block"))[:_DISKS_AT_MOST],
+        "nics": list(_nics(roots.sys / "class/net")),
+        "mounts": _mounts(roots),
+    }
+    for line in _text(roots.proc / "meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            host["memory_bytes"] = int(line.split()[1]) * 1024
+    return host
+
+
+def versions() -> dict[str, str]:
+    """Return the versions the header states; the drivers' come from their collectors."""
+    found = {
+        "clusterprof": clusterprof.__version__,
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+        "schema": str(SCHEMA_VERSION),
+    }
+    return found
+
+
+def distribution_version(name: str) -> str:
+    """Return the version of an installed distribution, "" when it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _cpus(roots: Roots) -> dict[str, Any]:
+    model, count = "", 0
+    for line in _text(roots.proc / "cpuinfo").splitlines():
+        if line.startswith("processor"):
+            count += 1
+        elif line.startswith("model name") and not model:
+            model = line.partition(":")[2].strip()
+    cpus: dict[str, Any] = {"count": count or os.cpu_count() or 0}
+    if model:
+        cpus["model"] = model
+    return cpus
+
+
+def _disks(folder: Path) -> Iterator[dict[str, Any]]:
+    for disk in _entries(folder):
+        size = _number(disk / "size")
+        if not size:
+            continue  # an unused loop or ram device
+        entry: dict[str, Any] = {"name": disk.name, "size_bytes": size * _SECTOR_BYTES}
+        device = _text(disk / "dev").strip()
+        if device:
+            entry["device"] = device
+        if (disk / "partition").exists():
+            entry["partition_of"] = os.path.basename(os.path.dirname(os.path.realpath(disk)))
+        rotational = _number(disk / "queue/rotational")
+        if rotational is not None:
+            entry["rotational"] = bool(rotational)
+        yield entry
+
+
+def _nics(folder: Path) -> Iterator[dict[str, Any]]:
+    for nic in _entries(folder):
+        entry: dict[str, Any] = {"name": nic.name}
+        megabits = _number(nic / "speed")
+        if megabits is not None and megabits > 0:  # -1 = unknown to the driver
+            entry["link_bytes_per_second"] = megabits * 125_000
+        state = _text(nic / "operstate").strip()
+        if state:
+            entry["state"] = state
+        yield entry
+
+
+def _mounts(roots: Roots) -> list[dict[str, str]]:
+    try:
+        data = (roots.proc / "self/mountinfo").read_bytes()
+    except OSError:
+        return []
+    return [
+        {
+            "point": mount.point.encode(errors="replace").decode(),
+            "type": mount.type,
+            # A source may be user@host:/path or //user:password@host/share.
+            "source": mount.source.rpartition("@")[2].encode(errors="replace").decode(),
+            "device": mount.device,
+        }
+        for mount in parse_mountinfo(data)
+        if mount.type not in _PSEUDO
+    ][:_MOUNTS_AT_MOST]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except (OSError, ValueError):
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(_text(path))
+    except ValueError:
+        return None
