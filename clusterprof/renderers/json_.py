@@ -1,0 +1,158 @@
+"""The whole report as one JSON document (RFC 8259), described by `schema/report.schema.json`.
+
+Times are integer nanoseconds, so that the sums of the ledger can be redone exactly. What is not
+known is null, never 0. Only ASCII is written, and foreign strings pass `safe_text` like everywhere,
+so that even `jq -r` prints nothing that controls a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from clusterprof.findings import Evidence, Finding, Metric, NodeFacts, RankLedger, Report
+from clusterprof.renderers.text_safety import safe_text
+
+FORMAT = "clusterprof-report"
+_LONG = 4096  # characters of one foreign string
+
+
+class Json:
+    """The whole report for programs: a versioned schema, exact nanoseconds."""
+
+    name: ClassVar[str] = "json"
+    suffix: ClassVar[str] = ".json"
+
+    def render(self, report: Report) -> str:
+        """Return one JSON document."""
+        return json.dumps(document(report), indent=2, allow_nan=False) + "\n"
+
+
+def document(report: Report) -> dict[str, Any]:
+    """Return the document as plain values, in the order of the schema."""
+    return {
+        "format": FORMAT,
+        "schema_version": report.schema_version,
+        "title": _text(report.title),
+        "emulated": report.emulated,
+        "ledger": {
+            "window_ns": report.window_ns,
+            "unmeasured_ns": report.unmeasured_ns,
+            "outside_ns": report.outside_ns,
+            "in_step_ns": report.in_step_ns,
+            "productive_ns": report.productive_ns,
+            "lost_ns": report.lost_ns,
+            "unattributed_ns": report.unattributed_ns,
+            "unattributed_reasons": [
+                {"reason": _text(reason), "ns": ns} for reason, ns in report.unattributed_reasons
+            ],
+            "outside_buckets": _buckets(report.outside_buckets),
+        },
+        "findings": [_finding(finding) for finding in report.findings],
+        "ranks": [_rank(rank) for rank in report.ranks],
+        "metrics": [_metric(metric) for metric in report.metrics],
+        "not_seen": [
+            {
+                "what": _text(blind.what),
+                "kind": _text(blind.kind),
+                "message": _text(blind.message),
+                "remedy": _text(blind.remedy),
+            }
+            for blind in report.blinds
+        ],
+        "nodes": [_node(node) for node in report.nodes],
+        "notes": [_text(note) for note in report.notes],
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    cause = finding.cause
+    return {
+        "cause": _text(cause.id),
+        "family": _text(cause.family),
+        "title": _text(cause.title),
+        "advice": _text(cause.advice),
+        "lost_ns": finding.lost_ns,
+        "share_ratio": _number(finding.share_ratio),
+        "recoverable_ns": finding.recoverable_ns,
+        "confidence_ratio": _number(finding.confidence_ratio),
+        "grade": finding.grade,
+        "upper_bound": finding.upper_bound,
+        "outside_steps": finding.outside_steps,
+        "culprits": [
+            {
+                "node": _text(culprit.node),
+                "rank": culprit.rank,
+                "device": _text(culprit.device),
+                "resource": _text(culprit.resource),
+            }
+            for culprit in finding.culprits
+        ],
+        "evidence": [_evidence(item) for item in finding.evidence],
+    }
+
+
+def _evidence(item: Evidence) -> dict[str, Any]:
+    return {
+        "name": _text(item.name),
+        "value": _number(item.value),
+        "unit": _text(item.unit),
+        "note": _text(item.note),
+    }
+
+
+def _rank(rank: RankLedger) -> dict[str, Any]:
+    return {
+        "node": _text(rank.node),
+        "rank": rank.rank,
+        "pid": rank.pid,
+        "device": _text(rank.device),
+        "source": _text(rank.source),
+        "steps": rank.steps,
+        "coverage_ratio": _number(rank.coverage_ratio),
+        "window_ns": rank.window_ns,
+        "unmeasured_ns": rank.unmeasured_ns,
+        "outside_ns": rank.outside_ns,
+        "in_step_ns": rank.in_step_ns,
+        "productive_ns": rank.productive_ns,
+        "lost_ns": rank.lost_ns,
+        "buckets": _buckets(rank.buckets),
+        "outside_buckets": _buckets(rank.outside_buckets),
+    }
+
+
+def _metric(metric: Metric) -> dict[str, Any]:
+    return {
+        "name": _text(metric.name),
+        "value": _number(metric.value),
+        "unit": _text(metric.unit),
+        "bound": metric.bound,
+        "why_missing": _text(metric.why_missing),
+    }
+
+
+def _node(node: NodeFacts) -> dict[str, Any]:
+    return {
+        "name": _text(node.name),
+        "key": _text(node.key),
+        "boot_id": _text(node.boot_id),
+        "duration_ns": node.duration_ns,
+        "damaged_bytes": node.damaged_bytes,
+        "dropped_spans": node.dropped_spans,
+        "recorder_cpu_ratio": _number(node.recorder_cpu_ratio),
+    }
+
+
+def _buckets(buckets: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    return [{"cause": _text(cause), "ns": ns} for cause, ns in buckets]
+
+
+def _text(text: str) -> str:
+    return safe_text(text, _LONG)
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity; a number that is none is not known."""
+    return value if value is not None and math.isfinite(value) else None

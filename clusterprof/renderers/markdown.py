@@ -1,0 +1,103 @@
+"""The report as Markdown, for a pull request or a CI summary: verdict, causes, ledger, unknowns.
+
+Foreign strings are written as character references where Markdown would read them, so that no
+name becomes a link, a tag, a mention or a table cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from clusterprof.findings import Report
+from clusterprof.renderers import words
+from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
+from clusterprof.renderers.text_safety import markdown_text as md
+from clusterprof.units import human
+
+
+class Markdown:
+    """The report for a pull request, an issue or a CI summary."""
+
+    name: ClassVar[str] = "markdown"
+    suffix: ClassVar[str] = ".md"
+
+    def __init__(
+        self, gpu_price_per_hour: float | None = None, currency: str = "USD", most_ranks: int = 8
+    ) -> None:
+        self._price = gpu_price_per_hour
+        self._currency = currency
+        self._most_ranks = most_ranks
+
+    def render(self, report: Report) -> str:
+        """Return the whole report."""
+        return "\n".join(self._lines(report)) + "\n"
+
+    def _lines(self, report: Report) -> Iterator[str]:
+        yield f"## clusterprof: {md(report.title)}"
+        yield ""
+        yield f"**{md(words.verdict(report))}**"
+        for sentence in (
+            words.chief_cause(report),
+            words.money(report, self._price, self._currency),
+            words.scope(report) + ".",
+        ):
+            if sentence:
+                yield md(sentence, 600)
+        for warning in words.warnings(report):
+            yield ""
+            yield f"> **Warning** {md(warning, 600)}"
+        yield from _causes(report)
+        yield from _unknown(report)
+        yield from self._ledger(report)
+
+    def _ledger(self, report: Report) -> Iterator[str]:
+        columns = columns_of(report, self._most_ranks)
+        yield from ("", "<details><summary>Ledger, in seconds, exact</summary>", "")
+        yield "| | " + " | ".join(column.heading for column in columns) + " |"
+        yield "|---|" + "---:|" * len(columns)
+        for row in rows_of(columns):
+            label = "&emsp;" * row.depth + md(row.label)
+            yield f"| {label} | " + " | ".join(exact_seconds(ns) for ns in row.ns) + " |"
+        yield from ("", "</details>")
+
+
+def _causes(report: Report) -> Iterator[str]:
+    if not report.in_step_ns and not report.findings:
+        return
+    yield from ("", "| the accelerators waited for | lost | share | sure | fixing wins | whose |")
+    yield "|---|---:|---:|---:|---:|---|"
+    for finding in report.findings:
+        outside = ", outside steps" if finding.outside_steps else ""
+        cells = (
+            f"**{md(finding.cause.id)}**: {md(finding.cause.title)}{outside}",
+            words.lost(finding),
+            human(finding.share_ratio, "ratio"),
+            words.certainty(finding),
+            words.recoverable(finding, "cannot be said"),
+            md(words.culprits(finding, 3), 600),
+        )
+        yield f"| {' | '.join(cells)} |"
+    part = words.share(report.unattributed_ns, report.in_step_ns)
+    yield f"| **unattributed** | {human(report.unattributed_ns, 'ns')} | {part} | | | |"
+    findings = words.in_step(report)
+    if findings:
+        evidence = "; ".join(words.evidence(item) for item in findings[0].evidence)
+        yield from ("", f"**Do next:** {md(findings[0].cause.advice, 600)}")
+        if evidence:
+            yield from ("", f"Seen: {md(evidence, 600)}")
+
+
+def _unknown(report: Report) -> Iterator[str]:
+    yield from ("", "**Unattributed**", "")
+    for reason, ns in report.unattributed_reasons:
+        yield f"- {human(ns, 'ns')}: {md(reason, 400)}"
+    if not report.unattributed_reasons:
+        yield "- nothing"
+    yield from ("", "**Not seen**", "")
+    for blind in report.blinds:
+        yield f"- {md(words.blind(blind), 1000)}"
+    if not report.blinds:
+        yield "- nothing is known to be missing"
+    for note in report.notes:
+        yield from ("", f"Note: {md(note, 600)}")

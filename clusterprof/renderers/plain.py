@@ -1,0 +1,124 @@
+"""The report as plain sentences: no colour, no boxes, no columns, nothing but ASCII of our own.
+
+Made to be read aloud by a screen reader, to be grepped and to be mailed. Every line stands for
+itself: a label, a colon and a value; indentation says what belongs together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from clusterprof.findings import Finding, Report
+from clusterprof.renderers import words
+from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
+from clusterprof.renderers.text_safety import safe_line, safe_text
+from clusterprof.units import human
+
+_ASCII = {ord("µ"): "u", ord("°"): "degrees ", ord("…"): "...", ord("≤"): "at most "}
+
+
+class Plain:
+    """The report as sentences, without colour, boxes or columns."""
+
+    name: ClassVar[str] = "plain"
+    suffix: ClassVar[str] = ".txt"
+
+    def __init__(
+        self, gpu_price_per_hour: float | None = None, currency: str = "USD", most_ranks: int = 64
+    ) -> None:
+        self._price = gpu_price_per_hour
+        self._currency = currency
+        self._most_ranks = most_ranks
+
+    def render(self, report: Report) -> str:
+        """Return the whole report."""
+        lines = [safe_line(line).translate(_ASCII) for line in self._lines(report)]
+        return "\n".join(lines) + "\n"
+
+    def _lines(self, report: Report) -> Iterator[str]:
+        yield f"Recording: {safe_text(report.title)}: {words.scope(report)}"
+        yield f"Verdict: {words.verdict(report)}"
+        for sentence in (
+            words.chief_cause(report),
+            words.money(report, self._price, self._currency),
+        ):
+            if sentence:
+                yield f"Verdict: {sentence}"
+        for warning in words.warnings(report):
+            yield f"Warning: {warning}"
+        for number, finding in enumerate(report.findings, 1):
+            yield from _finding(number, finding)
+        yield from _unattributed(report)
+        yield from _not_seen(report)
+        yield from self._ledger(report)
+        yield from _measures(report)
+        yield from _recording(report)
+        for note in report.notes:
+            yield f"Note: {safe_text(note, 600)}"
+
+    def _ledger(self, report: Report) -> Iterator[str]:
+        columns = columns_of(report, self._most_ranks)
+        rows = rows_of(columns)
+        names = {words.rank_name(rank): rank for rank in report.ranks}
+        for index, column in enumerate(columns):
+            rank = names.get(column.heading)
+            about = ""
+            if rank is not None:
+                device = safe_text(rank.device) or "no accelerator measured"
+                about = f", {safe_text(rank.node)}, {device}, measured by {safe_text(rank.source)}"
+                about += f", {rank.steps:,} steps"
+            yield f"Ledger of {column.heading}{about}, in seconds:"
+            for row in rows:
+                yield f"  {'  ' * row.depth}{row.label}: {exact_seconds(row.ns[index])}"
+        hidden = len(report.ranks) - self._most_ranks
+        if hidden > 0:
+            yield f"Ledger: {hidden:,} ranks that lost less are left out; --json has them all."
+
+
+def _finding(number: int, finding: Finding) -> Iterator[str]:
+    yield f"Cause {number}: {safe_text(finding.cause.id)}: {words.title(finding)}"
+    whole = "the recorded time, outside steps" if finding.outside_steps else "the time inside steps"
+    part = human(finding.share_ratio, "ratio")
+    yield f"  Lost: {words.lost(finding)}, {part} of {whole}"
+    yield f"  Certainty: {words.certainty(finding)}"
+    yield f"  Fixing only this wins: {words.recoverable(finding, 'cannot be said')}"
+    if finding.culprits:
+        yield f"  Whose: {words.culprits(finding, 16)}"
+    for item in finding.evidence:
+        yield f"  Evidence: {words.evidence(item)}"
+    yield f"  Advice: {safe_text(finding.cause.advice, 600)}"
+
+
+def _unattributed(report: Report) -> Iterator[str]:
+    part = words.share(report.unattributed_ns, report.lost_ns)
+    yield f"Unattributed: {human(report.unattributed_ns, 'ns')}, {part} of the loss"
+    for reason, ns in report.unattributed_reasons:
+        yield f"  Reason: {human(ns, 'ns')}: {safe_text(reason, 400)}"
+
+
+def _not_seen(report: Report) -> Iterator[str]:
+    yield f"Not seen: {len(report.blinds) or 'nothing is known to be missing'}"
+    for blind in report.blinds:
+        yield f"  {words.blind(blind)}"
+
+
+def _measures(report: Report) -> Iterator[str]:
+    for metric in report.metrics:
+        if metric.value is None:
+            value = f"not known: {safe_text(metric.why_missing, 300)}"
+        else:
+            bound = "" if metric.bound == "exact" else f"{metric.bound} "
+            value = bound + human(metric.value, metric.unit)
+        yield f"Measure: {safe_text(metric.name, 60)}: {value}"
+
+
+def _recording(report: Report) -> Iterator[str]:
+    for node in report.nodes:
+        cost = node.recorder_cpu_ratio
+        spent = "unknown" if cost is None else f"{100 * cost:.2f} % of one core"
+        yield (
+            f"Node: {safe_text(node.name)}: {human(node.duration_ns, 'ns')} recorded;"
+            f" recorder {spent}; unreadable {human(node.damaged_bytes, 'bytes')};"
+            f" dropped spans {node.dropped_spans:,}"
+        )

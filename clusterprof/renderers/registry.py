@@ -1,0 +1,15 @@
+"""The outputs, in the order in which people should read them; the word after `--format`."""
+
+from __future__ import annotations
+
+from clusterprof.renderers.json_ import Json
+from clusterprof.renderers.markdown import Markdown
+from clusterprof.renderers.plain import Plain
+from clusterprof.renderers.terminal import Terminal
+
+RENDERERS: tuple[type[Terminal] | type[Plain] | type[Json] | type[Markdown], ...] = (
+    Terminal,
+    Plain,
+    Json,
+    Markdown,
+)

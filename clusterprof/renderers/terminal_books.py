@@ -1,0 +1,151 @@
+"""What stands below the first screen of the terminal report: details, ledger, what is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clusterprof.findings import RankLedger, Report
+from clusterprof.renderers import words
+from clusterprof.renderers.books import columns_of, exact_seconds, rows_of, worst_first
+from clusterprof.renderers.paint import Paint
+from clusterprof.renderers.text_safety import fit, safe_text, wrap
+from clusterprof.units import human
+
+_AMOUNT = 18  # columns of one exact number: 999,999.999999999 and two blanks
+_LABEL = 25
+
+
+def books(report: Report, width: int, paint: Paint, most_ranks: int) -> list[str]:
+    """Return every section below the first screen."""
+    sections = [
+        ("CAUSES IN FULL", list(_causes(report, width, paint))),
+        ("RANKS", list(_ranks(report, width, most_ranks))),
+        ("LEDGER, in seconds, exact to the nanosecond", list(_ledger(report, width, most_ranks))),
+        ("UNATTRIBUTED", list(_unattributed(report, width))),
+        ("NOT SEEN", list(_not_seen(report, width))),
+        ("MEASURES", list(_measures(report, width))),
+        ("RECORDING", list(_recording(report, width))),
+        ("NOTES", [line for note in report.notes for line in _item(safe_text(note, 600), width)]),
+    ]
+    lines: list[str] = []
+    for heading, body in sections:
+        if body:
+            rule = "─" * (width - 3 - len(heading))
+            lines += [f" {paint('heading', heading)} {paint('dim', rule)}", *body, ""]
+    return lines[:-1]
+
+
+def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
+    for finding in report.findings:
+        name = f" {safe_text(finding.cause.id, 60)}: {words.title(finding)}"
+        yield paint("bold", fit(name, width).rstrip())
+        whole = "the recorded time, outside steps" if finding.outside_steps else "the time in steps"
+        size = f"{words.lost(finding)}, {human(finding.share_ratio, 'ratio')} of {whole}"
+        yield from _field("lost", size, width)
+        yield from _field("sure", words.certainty(finding), width)
+        yield from _field("wins", words.recoverable(finding, "cannot be said"), width)
+        yield from _field("whose", words.culprits(finding, 8), width)
+        for item in finding.evidence:
+            yield from _field("seen", words.evidence(item), width)
+        yield from _field("do", safe_text(finding.cause.advice, 600), width)
+    if report.findings:
+        yield from wrap(words.LEGEND, width - 2, " ")
+
+
+def _ranks(report: Report, width: int, most_ranks: int) -> Iterator[str]:
+    room = width - 5 - 8 - 11 - 11 - 8 - 18
+    left, right = room // 2, room - room // 2
+    yield (
+        f" {'rank':<5}{fit('node', left)}{fit('device', right)}{'steps':>8}{'in steps':>11}"
+        f"{'lost':>11}{'share':>8}  {'measured by':<15}"
+    ).rstrip()
+    for rank in worst_first(report.ranks)[:most_ranks]:
+        yield _rank(rank, left, right)
+    hidden = len(report.ranks) - most_ranks
+    if hidden > 0:
+        yield f" … and {hidden:,} ranks that lost less: --json has them all"
+
+
+def _rank(rank: RankLedger, left: int, right: int) -> str:
+    number = str(rank.pid if rank.rank is None else rank.rank)
+    node = fit(safe_text(rank.node), left - 1)
+    device = fit(safe_text(rank.device) or "none", right - 1)
+    at_most = "≤" if rank.source == "host-spans" and rank.lost_ns else ""
+    lost = at_most + human(rank.lost_ns, "ns")
+    return (
+        f" {number:<5}{node} {device} {rank.steps:>8,}{human(rank.in_step_ns, 'ns'):>11}"
+        f"{lost:>11}{words.share(rank.lost_ns, rank.in_step_ns):>8}  {safe_text(rank.source, 15)}"
+    )
+
+
+def _ledger(report: Report, width: int, most_ranks: int) -> Iterator[str]:
+    everything = columns_of(report, most_ranks)
+    rows = rows_of(everything)
+    per_block = max((width - 1 - _LABEL) // _AMOUNT, 1)
+    for start in range(0, len(everything), per_block):
+        block = range(start, min(start + per_block, len(everything)))
+        if start:
+            yield ""
+        headings = "".join(
+            fit(everything[i].heading, _AMOUNT - 2).strip().rjust(_AMOUNT) for i in block
+        )
+        yield f" {'':<{_LABEL}}{headings}"
+        for row in rows:
+            label = fit("  " * row.depth + row.label, _LABEL)
+            yield f" {label}" + "".join(exact_seconds(row.ns[i]).rjust(_AMOUNT) for i in block)
+
+
+def _unattributed(report: Report, width: int) -> Iterator[str]:
+    if not report.unattributed_ns:
+        yield " Nothing: every lost nanosecond inside steps has a cause."
+        return
+    part = words.share(report.unattributed_ns, report.lost_ns)
+    amount = human(report.unattributed_ns, "ns")
+    yield f" {amount}, {part} of the loss, without sufficient evidence:"
+    for reason, ns in report.unattributed_reasons:
+        yield from _item(f"{human(ns, 'ns')}: {safe_text(reason, 400)}", width)
+
+
+def _not_seen(report: Report, width: int) -> Iterator[str]:
+    if not report.blinds:
+        yield " Nothing is known to be missing."
+    for blind in report.blinds:
+        yield from _item(words.blind(blind), width)
+
+
+def _measures(report: Report, width: int) -> Iterator[str]:
+    for metric in report.metrics:
+        name = fit(safe_text(metric.name, 60), 30)
+        if metric.value is None:
+            text = f"not known: {safe_text(metric.why_missing, 300)}"
+        else:
+            bound = "" if metric.bound == "exact" else f"{metric.bound} "
+            text = bound + human(metric.value, metric.unit)
+        first, *more = wrap(text, width - 32) or [""]
+        yield f" {name} {first}"
+        yield from (" " * 32 + line for line in more)
+
+
+def _recording(report: Report, width: int) -> Iterator[str]:
+    for node in report.nodes:
+        cost = node.recorder_cpu_ratio
+        spent = "unknown" if cost is None else f"{100 * cost:.2f} % of one core"
+        yield from _item(
+            f"{safe_text(node.name)}: {human(node.duration_ns, 'ns')};"
+            f" recorder {spent}; unreadable {human(node.damaged_bytes, 'bytes')};"
+            f" dropped spans {node.dropped_spans:,}",
+            width,
+        )
+
+
+def _field(label: str, text: str, width: int) -> Iterator[str]:
+    if text:
+        first, *more = wrap(text, width - 11)
+        yield f"   {label:<7} {first}"
+        yield from (" " * 11 + line for line in more)
+
+
+def _item(text: str, width: int) -> Iterator[str]:
+    first, *more = wrap(text, width - 4) or [""]
+    yield f" - {first}"
+    yield from (f"   {line}" for line in more)

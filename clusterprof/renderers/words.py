@@ -1,0 +1,206 @@
+"""The sentences that every output for people shares: verdict, warnings, culprits, evidence.
+
+All foreign strings leave here through `safe_text`. Rounding happens here and nowhere earlier.
+"""
+
+from __future__ import annotations
+
+from clusterprof.findings import Blind, Culprit, Evidence, Finding, RankLedger, Report
+from clusterprof.renderers.text_safety import safe_text
+from clusterprof.units import human
+
+_HOUR_NS = 3600 * 10**9
+# below this share a first cause is not worth a reader's day
+_HARDLY_RATIO = 0.01
+
+LEGEND = (
+    "sure: how certain the cause is, not how large. A marker and counter agree, B one direct"
+    " signal, C correlation only, D prior. fixing wins: device time won back by fixing only this."
+)
+
+
+def gpu_time(ns: int, like_ns: int | None = None) -> str:
+    """Write device time in GPU-seconds, -minutes or -hours, in the unit that suits `like_ns`."""
+    seconds = ns / 1e9
+    scale = (ns if like_ns is None else like_ns) / 1e9
+    for unit, size, from_seconds in (("hours", 3600, 5400), ("minutes", 60, 90), ("seconds", 1, 0)):
+        if scale >= from_seconds:
+            value = seconds / size
+            digits = 0 if value >= 100 else 1 if value >= 10 or unit != "seconds" else 2
+            return f"{value:,.{digits}f} GPU-{unit}"
+    raise AssertionError("unreachable: every scale is at least 0")
+
+
+def share(part_ns: int, whole_ns: int) -> str:
+    """Write a part as a percentage of a whole; nothing of nothing is nothing."""
+    return human(part_ns / whole_ns if whole_ns else 0.0, "ratio")
+
+
+def bounded(report: Report) -> bool:
+    """True when lost time of any rank is known only as "at most"."""
+    return any(rank.source == "host-spans" for rank in report.ranks) or any(
+        finding.upper_bound for finding in report.findings
+    )
+
+
+def verdict(report: Report) -> str:
+    """Say in one or two sentences how much was lost."""
+    gpu = "emulated GPU time" if report.emulated else "GPU time"
+    if not report.ranks:
+        return f"No training process was recorded: nothing can be said about {gpu}."
+    if report.in_step_ns == 0:
+        seen = "its" if len(report.ranks) == 1 else "their"
+        return f"No steps were seen: what the job did with {seen} {gpu} cannot be judged."
+    lost = gpu_time(report.lost_ns, report.in_step_ns).rpartition(" ")[0]
+    whole = gpu_time(report.in_step_ns)
+    ratio = share(report.lost_ns, report.in_step_ns)
+    at_most = "At most " if bounded(report) else ""
+    return f"{at_most}{ratio} of the {gpu} inside steps was lost: {lost} of {whole}."
+
+
+def chief_cause(report: Report) -> str:
+    """Name the first cause, or say that there is none worth naming."""
+    findings = in_step(report)
+    if not report.ranks or report.in_step_ns == 0:
+        return ""
+    if report.lost_ns <= _HARDLY_RATIO * report.in_step_ns:
+        return "Nothing to mend here: the accelerators were kept busy."
+    if not findings or findings[0].lost_ns < report.unattributed_ns:
+        return "Most of the loss is without sufficient evidence: see Unattributed and Not seen."
+    first = findings[0]
+    part = share(first.lost_ns, report.lost_ns)
+    who = culprits(first, 1)
+    where = f", first on {who}" if who else ""
+    return f"Chiefly {safe_text(first.cause.id, 60)}: {part} of the loss{where}."
+
+
+def money(report: Report, price_per_hour: float | None, currency: str) -> str:
+    """Say what the loss cost, "" when no price is known or the GPUs are not real."""
+    if price_per_hour is None or report.emulated or not report.lost_ns:
+        return ""
+    cost = report.lost_ns / _HOUR_NS * price_per_hour
+    about = "at most" if bounded(report) else "about"
+    unit = safe_text(currency, 12)
+    return f"That is {about} {cost:,.2f} {unit} at {price_per_hour:,.2f} {unit} per GPU-hour."
+
+
+def warnings(report: Report) -> list[str]:
+    """Return what a reader must know before believing any number, loudest first."""
+    lines: list[str] = []
+    if report.emulated:
+        lines.append("EMULATED ACCELERATORS: no GPU was measured; device times are an emulator's.")
+    unmeasured = [rank for rank in report.ranks if rank.source == "host-spans"]
+    if bounded(report):
+        who = "" if len(unmeasured) == len(report.ranks) else f" for {len(unmeasured)} of the ranks"
+        lines.append(
+            f'UPPER BOUND: no device was measured{who}; losses marked "at most" may be smaller.'
+        )
+    if report.unmeasured_ns:
+        part = share(report.unmeasured_ns, report.window_ns)
+        lines.append(f"NOT MEASURED: {part} of the device time, neither busy nor idle.")
+    damaged = sum(node.damaged_bytes for node in report.nodes)
+    dropped = sum(node.dropped_spans for node in report.nodes)
+    if damaged or dropped:
+        lines.append(
+            f"DAMAGED: {human(damaged, 'bytes')} of the recording could not be read,"
+            f" {dropped:,} spans were dropped; the rest was used."
+        )
+    lines += [
+        f"THE LEDGER DOES NOT BALANCE, please report it: {error}" for error in imbalances(report)
+    ]
+    return lines
+
+
+def imbalances(report: Report) -> list[str]:
+    """Recompute the law of the ledger from what is shown; [] when every sum holds to the ns."""
+    sums = [
+        ("window", report.window_ns, report.unmeasured_ns + report.outside_ns + report.in_step_ns),
+        ("in steps", report.in_step_ns, report.productive_ns + report.lost_ns),
+        ("lost", report.lost_ns, sum(f.lost_ns for f in in_step(report)) + report.unattributed_ns),
+        ("outside", report.outside_ns, sum(ns for _, ns in report.outside_buckets)),
+        ("unattributed", report.unattributed_ns, sum(ns for _, ns in report.unattributed_reasons)),
+        ("ranks", report.lost_ns, sum(rank.lost_ns for rank in report.ranks)),
+    ]
+    for rank in report.ranks:
+        name = f"rank {rank.rank}"
+        parts = rank.unmeasured_ns + rank.outside_ns + rank.in_step_ns
+        sums += [
+            (f"window of {name}", rank.window_ns, parts),
+            (f"in steps of {name}", rank.in_step_ns, rank.productive_ns + rank.lost_ns),
+            (f"lost of {name}", rank.lost_ns, sum(ns for _, ns in rank.buckets)),
+            (f"outside of {name}", rank.outside_ns, sum(ns for _, ns in rank.outside_buckets)),
+        ]
+    return [f"{name} {a:,} ns is not {b:,} ns" for name, a, b in sums if a != b]
+
+
+def scope(report: Report) -> str:
+    """Say what was recorded: nodes, ranks, steps, time."""
+    steps = max((rank.steps for rank in report.ranks), default=0)
+    longest = max((node.duration_ns for node in report.nodes), default=0)
+    return ", ".join(
+        (
+            _count(len(report.nodes), "node"),
+            _count(len(report.ranks), "rank"),
+            _count(steps, "step"),
+            f"{human(longest, 'ns')} recorded",
+        )
+    )
+
+
+def in_step(report: Report) -> list[Finding]:
+    """Return the findings whose time lies inside steps, in the report's order."""
+    return [finding for finding in report.findings if not finding.outside_steps]
+
+
+def title(finding: Finding) -> str:
+    return safe_text(finding.cause.title)
+
+
+def lost(finding: Finding, at_most: str = "at most ") -> str:
+    """Write the device time of a finding; a bound says so."""
+    return (at_most if finding.upper_bound else "") + human(finding.lost_ns, "ns")
+
+
+def certainty(finding: Finding) -> str:
+    return f"{100 * finding.confidence_ratio:.0f} % {finding.grade}"
+
+
+def recoverable(finding: Finding, unknown: str) -> str:
+    if finding.recoverable_ns is None:
+        return unknown
+    return human(finding.recoverable_ns, "ns")
+
+
+def culprits(finding: Finding, most: int) -> str:
+    """Name whose cause it was, the first `most` of them."""
+    named = [_culprit(culprit) for culprit in finding.culprits[:most]]
+    more = len(finding.culprits) - most
+    return ", ".join(named) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _culprit(culprit: Culprit) -> str:
+    rank = "" if culprit.rank is None else f" rank {culprit.rank}"
+    resource = f" ({safe_text(culprit.resource, 60)})" if culprit.resource else ""
+    return f"{safe_text(culprit.node, 60)}{rank}{resource}"
+
+
+def evidence(item: Evidence) -> str:
+    """Write one number a reader can check, and what it says."""
+    note = f" ({safe_text(item.note)})" if item.note else ""
+    return f"{safe_text(item.name, 60)} {human(item.value, item.unit)}{note}"
+
+
+def blind(item: Blind) -> str:
+    """Say what could not be seen and what would let us see it."""
+    remedy = f" Remedy: {safe_text(item.remedy, 400)}." if item.remedy else ""
+    message = safe_text(item.message, 400).rstrip(".")
+    return f"{safe_text(item.what, 80)}, {safe_text(item.kind, 20)}: {message}.{remedy}"
+
+
+def rank_name(rank: RankLedger) -> str:
+    """Name a rank in a heading: its number, else its process."""
+    return f"pid {rank.pid}" if rank.rank is None else f"rank {rank.rank}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

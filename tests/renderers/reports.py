@@ -1,0 +1,175 @@
+"""Reports made by hand, small enough to check in one's head; every output is shown all of them.
+
+All of them keep the law: window = unmeasured + outside + in step, in step = productive + lost,
+lost = causes + unattributed, per rank and in all.
+"""
+
+from __future__ import annotations
+
+from clusterprof.findings import (
+    Blind,
+    Cause,
+    Culprit,
+    Evidence,
+    Finding,
+    Metric,
+    NodeFacts,
+    RankLedger,
+    Report,
+)
+
+S = 1_000_000_000
+
+STORAGE = Cause(
+    "storage-local",
+    "storage",
+    "The data path waits for a local disk",
+    "Keep the dataset in memory or on a faster disk, or raise the number of workers so that more"
+    " reads are outstanding at once.",
+)
+PREPROCESS = Cause(
+    "cpu-preprocess",
+    "cpu",
+    "Preparing samples takes more CPU time than the job gives it",
+    "Cache decoded samples, or raise num_workers while cores are idle.",
+)
+STARTUP = Cause(
+    "startup",
+    "startup",
+    "The first batch was awaited while workers started",
+    "Use persistent_workers=True.",
+)
+
+
+def node(name: str = "node-a", damaged_bytes: int = 0, dropped_spans: int = 0) -> NodeFacts:
+    return NodeFacts(
+        name, f"{name}-0f1e2d3c-1", "0f1e2d3c", 310 * S, damaged_bytes, dropped_spans, 0.0042
+    )
+
+
+def storage_verdict() -> Report:
+    """Two ranks, 300 s each; rank 1 waits more. The nanoseconds are odd so that sums show."""
+    rank0 = RankLedger(
+        "node-a", 0, 4711, "GPU-0f3c", "device-samples", 300 * S, 0, 10 * S, 290 * S,
+        200 * S - 7, 90 * S + 7,
+        (("storage-local", 80 * S + 3), ("cpu-preprocess", 7 * S), ("unattributed", 3 * S + 4)),
+        (("startup", 10 * S),), 406, 0.998,
+    )  # fmt: skip
+    rank1 = RankLedger(
+        "node-a", 1, 4712, "GPU-9a77", "device-samples", 300 * S, 0, 10 * S, 290 * S,
+        154 * S, 136 * S,
+        (("storage-local", 120 * S), ("cpu-preprocess", 14 * S), ("unattributed", 2 * S)),
+        (("startup", 9 * S), ("unattributed", 1 * S)), 406, 0.997,
+    )  # fmt: skip
+    findings = (
+        Finding(
+            STORAGE, 200 * S + 3, (200 * S + 3) / (580 * S), 186 * S, 0.95, "A", False, False,
+            (Culprit("node-a", 1, "GPU-9a77", "vda"), Culprit("node-a", 0, "GPU-0f3c", "vda")),
+            (
+                Evidence("feeding.block_io_ratio", 0.912, "ratio", "of the fetch in block I/O"),
+                Evidence("disk.read_bytes", 48.5 * 2**30, "bytes", "from vda"),
+            ),
+        ),
+        Finding(
+            PREPROCESS, 21 * S, 21 / 580, None, 0.7, "B", False, False,
+            (Culprit("node-a", 1, "GPU-9a77", "worker 1 (pid 4720)"),),
+            (Evidence("feeding.user_cpu_ratio", 0.08, "ratio", "of the fetch on a CPU"),),
+        ),
+        Finding(
+            STARTUP, 19 * S, 19 / 600, 19 * S, 0.9, "B", False, True,
+            (Culprit("node-a", 0, "GPU-0f3c"), Culprit("node-a", 1, "GPU-9a77")), (),
+        ),
+    )  # fmt: skip
+    metrics = (
+        Metric("gpu.busy_ratio", (354 * S - 7) / (580 * S), "ratio"),
+        Metric("stall.storage_ratio", (200 * S + 3) / (580 * S), "ratio"),
+        Metric("step.p95_ns", 812_345_678.0, "ns"),
+        Metric("gpu.sm_active_ratio", None, "ratio", "the driver offers no GPM on this GPU"),
+    )
+    blinds = (
+        Blind("gpu_nvidia: gpu.sm_active_ratio", "absent", "GPM is not supported", ""),
+        Blind(
+            "mounts", "denied", "/proc/self/mountstats: permission denied",
+            "run as the job's user or as root",
+        ),
+    )  # fmt: skip
+    return Report(
+        "runs/slow-disk", False, (node(),), (rank0, rank1), 600 * S, 0, 20 * S, 580 * S,
+        354 * S - 7, 226 * S + 7, findings, 5 * S + 4,
+        (("blocked on something unseen (sleep, lock or socket)", 4 * S + 4),
+         ("host launches work more slowly than the device", 1 * S)),
+        (("startup", 19 * S), ("unattributed", 1 * S)), metrics, blinds,
+        ("Losses shorter than one device sample (100 ms) are spread over the waits around them.",),
+    )  # fmt: skip
+
+
+def clean() -> Report:
+    """One rank whose loading is hidden behind compute: 0.4 s of 200 s lost, all unattributed."""
+    lost = 400_000_001
+    rank = RankLedger(
+        "node-a", None, 812, "GPU-0f3c", "stream-events", 201 * S, 0, S, 200 * S, 200 * S - lost,
+        lost, (("unattributed", lost),), (("unattributed", S),), 1000, 1.0,
+    )  # fmt: skip
+    return Report(
+        "runs/clean", False, (node(),), (rank,), 201 * S, 0, S, 200 * S, 200 * S - lost, lost,
+        (), lost, (("pieces too short to tell", lost),), (("unattributed", S),),
+        (Metric("gpu.busy_ratio", 0.998, "ratio"), Metric("stall.storage_ratio", 0.0, "ratio")),
+        (),
+    )  # fmt: skip
+
+
+def upper_bound() -> Report:
+    """No accelerator measured: 30 s of data waits in 100 s of steps is the most that was lost."""
+    rank = RankLedger(
+        "laptop", 0, 99, "", "host-spans", 100 * S, 0, 0, 100 * S, 70 * S, 30 * S,
+        (("cpu-preprocess", 29 * S), ("unattributed", 1 * S)), (), 250, 1.0,
+    )  # fmt: skip
+    finding = Finding(
+        PREPROCESS, 29 * S, 0.29, 29 * S, 0.9, "A", True, False,
+        (Culprit("laptop", 0, "", "main thread"),),
+        (Evidence("feeding.user_cpu_ratio", 0.97, "ratio"),),
+    )  # fmt: skip
+    return Report(
+        "runs/laptop", False, (node("laptop"),), (rank,), 100 * S, 0, 0, 100 * S, 70 * S, 30 * S,
+        (finding,), 1 * S, (("fetch seen by no sample", 1 * S),), (),
+        (
+            Metric("gpu.busy_ratio", 0.70, "ratio", "", "at least"),
+            Metric("stall.cpu_ratio", 0.29, "ratio", "", "at most"),
+        ),
+        (Blind("gpu_nvidia", "absent", "libnvidia-ml.so.1 was not found", "install the driver"),),
+    )  # fmt: skip
+
+
+def damaged() -> Report:
+    """Damaged and emulated: 20 s of 120 s not measured, bytes unreadable, spans dropped."""
+    rank = RankLedger(
+        "node-b", 0, 77, "emulated-0", "device-samples", 120 * S, 20 * S, 0, 100 * S, 60 * S,
+        40 * S, (("storage-local", 30 * S), ("unattributed", 10 * S)), (), 90, 0.83,
+    )  # fmt: skip
+    finding = Finding(
+        STORAGE, 30 * S, 0.3, 30 * S, 0.6, "C", False, False, (Culprit("node-b", 0, "emulated-0"),)
+    )  # fmt: skip
+    return Report(
+        "runs/torn", True, (node("node-b", 123_456, 17),), (rank,), 120 * S, 20 * S, 0, 100 * S,
+        60 * S, 40 * S, (finding,), 10 * S, (("the samples needed are missing", 10 * S),), (),
+        (Metric("gpu.busy_ratio", 0.6, "ratio"), Metric("stall.storage_ratio", 0.3, "ratio")),
+        (Blind("000001.cpf", "lost", "123,456 bytes could not be read", ""),),
+    )  # fmt: skip
+
+
+def nothing() -> Report:
+    """A recording in which no training process was found."""
+    return Report(
+        "runs/empty", False, (node(),), (), 0, 0, 0, 0, 0, 0, (), 0, (), (),
+        (Metric("gpu.busy_ratio", None, "ratio", "no training process was found"),),
+        (Blind("spans", "absent", "no process loaded the probe", "record with --inject auto"),),
+    )  # fmt: skip
+
+
+ALL = {
+    "storage": storage_verdict,
+    "clean": clean,
+    "upper-bound": upper_bound,
+    "damaged-emulated": damaged,
+    "nothing": nothing,
+}
