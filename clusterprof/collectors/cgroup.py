@@ -76,17 +76,17 @@ class _Cpu:
 
     def __init__(self, context: Context, pid: int | None) -> None:
         place = cgroup.find_cgroup(context.roots, pid, "cpu")
-        self._version = place.version
-        self._folder, quota = cgroup.tightest_quota(place)
+        folder, quota = cgroup.tightest_quota(place)
         self._quota: Value = _NO_QUOTA if quota is None else quota
-        self._stat = hold(self._folder / "cpu.stat")
+        self._stat = hold(folder / "cpu.stat")
+        self._parse = cgroup.CpuStatParser(place.version)
         self._usage: HeldFile | MissingFile | None = None
         if place.version == 1:
-            self._usage = _hold_usage(context, pid, self._folder.relative_to(place.root))
+            self._usage = _hold_usage(context, pid, folder.relative_to(place.root))
 
     def sample(self) -> Sequence[Value]:
         try:
-            stat = cgroup.parse_cpu_stat(self._stat.read(), self._version)
+            stat = self._parse(self._stat.read())
         except Unavailable as reason:
             return [reason] * 4 + [self._quota]
         values: list[Value] = [_NOT_COUNTED if value is None else value for value in stat]
@@ -115,11 +115,12 @@ class _Memory:
         )
         self._current = hold(folder / current)
         self._events = hold(folder / events)
+        self._parse = cgroup.MemoryEventsParser()
 
     def sample(self) -> Sequence[Value]:
         values: list[Value] = [_number(self._current), self._limit]
         try:
-            high, oom_kills = cgroup.parse_memory_events(self._events.read())
+            high, oom_kills = self._parse(self._events.read())
         except Unavailable as reason:
             return [*values, reason, reason]
         values.append(self._no_high if high is None else high)

@@ -16,7 +16,13 @@ from typing import ClassVar
 from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged
-from clusterprof.linux.diskstats import DiskStats, disk_names, is_partition, parse_disk
+from clusterprof.linux.diskstats import (
+    LONGEST_RECORD,
+    DiskStats,
+    disk_names,
+    is_partition,
+    parse_disk,
+)
 from clusterprof.linux.held import HeldFile
 from clusterprof.signals import Signal
 
@@ -47,7 +53,7 @@ class DiskCollector:
 
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Open /proc/diskstats and choose the disks."""
-        self._file = HeldFile(self._path)
+        self._file = HeldFile(self._path, longest_record=LONGEST_RECORD)
         lines = self._file.read().split(b"\n")
         names = disk_names(lines)
         known = set(names)

@@ -14,9 +14,9 @@ from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import Unavailable
 from clusterprof.linux.held import HeldFile, hold
-from clusterprof.linux.meminfo import parse_meminfo
-from clusterprof.linux.numastat import numa_nodes, parse_numa_misses
-from clusterprof.linux.vmstat import parse_vmstat
+from clusterprof.linux.meminfo import MeminfoParser
+from clusterprof.linux.numastat import NumastatParser, numa_nodes
+from clusterprof.linux.vmstat import LONGEST_RECORD, VmstatParser
 from clusterprof.signals import Signal
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -52,21 +52,23 @@ class MemoryCollector:
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Open meminfo, vmstat and the numastat of every NUMA node."""
         self._meminfo = HeldFile(self._roots.proc / "meminfo")
-        self._vmstat = hold(self._roots.proc / "vmstat")
+        self._vmstat = hold(self._roots.proc / "vmstat", longest_record=LONGEST_RECORD)
+        self._parse_meminfo, self._parse_vmstat = MeminfoParser(), VmstatParser()
         nodes = numa_nodes(self._roots)
-        self._numa = [hold(node / "numastat") for node in nodes]
+        self._numa = [(hold(node / "numastat"), NumastatParser()) for node in nodes]
         columns = [(signal, "") for signal in _MEMINFO + _VMSTAT]
         return columns + [(signals.MEMORY_NUMA_MISSES, node.name) for node in nodes]
 
     def sample(self) -> Sequence[Value]:
         """Return bytes now, and events since boot."""
         values: list[Value] = [
-            _NO_LINE if value is None else value for value in parse_meminfo(self._meminfo.read())
+            _NO_LINE if value is None else value
+            for value in self._parse_meminfo(self._meminfo.read())
         ]
         values += self._sample_vmstat()
-        for held in self._numa:
+        for held, parse in self._numa:
             try:
-                misses = parse_numa_misses(held.read())
+                misses = parse(held.read())
                 values.append(_NO_LINE if misses is None else misses)
             except Unavailable as reason:
                 values.append(reason)
@@ -74,12 +76,14 @@ class MemoryCollector:
 
     def close(self) -> None:
         """Close all files."""
-        for held in (self._meminfo, self._vmstat, *self._numa):
+        self._meminfo.close()
+        self._vmstat.close()
+        for held, _ in self._numa:
             held.close()
 
     def _sample_vmstat(self) -> list[Value]:
         try:
-            events = parse_vmstat(self._vmstat.read())
+            events = self._parse_vmstat(self._vmstat.read())
         except Unavailable as reason:
             return [reason] * len(_VMSTAT)
         return [

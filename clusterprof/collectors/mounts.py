@@ -15,7 +15,7 @@ from typing import ClassVar
 from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, Unavailable
-from clusterprof.linux.held import HeldFile
+from clusterprof.linux.held import LONG_RECORDS, HeldFile
 from clusterprof.linux.mountstats import NfsMount, NfsOperation, parse_mountstats
 from clusterprof.signals import Signal
 
@@ -82,10 +82,10 @@ class MountsCollector:
         proc = self._context.roots.proc
         for pid in self._context.job_pids()[:1]:
             try:
-                return HeldFile(proc / str(pid) / "mountstats", to_end=True)
+                return HeldFile(proc / str(pid) / "mountstats", longest_record=LONG_RECORDS)
             except Unavailable:
                 break  # not ours to look into, or gone: our own view is the second best
-        return HeldFile(proc / "self" / "mountstats", to_end=True)
+        return HeldFile(proc / "self" / "mountstats", longest_record=LONG_RECORDS)
 
 
 def _shape(mounts: list[NfsMount]) -> list[tuple[str, list[str]]]:

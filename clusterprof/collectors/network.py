@@ -14,8 +14,14 @@ from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux.held import HeldFile, hold
-from clusterprof.linux.netdev import HEADER_LINES, is_up, link_bytes_per_second, parse_interface
-from clusterprof.linux.snmp import parse_snmp, parse_tcp_timeouts
+from clusterprof.linux.netdev import (
+    HEADER_LINES,
+    LONGEST_RECORD,
+    is_up,
+    link_bytes_per_second,
+    parse_interface,
+)
+from clusterprof.linux.snmp import NetstatParser, SnmpParser
 from clusterprof.signals import Signal
 
 _NIC: tuple[Signal, ...] = (
@@ -47,9 +53,10 @@ class NetworkCollector:
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Open the counters, choose the interfaces and read the speed of their links."""
         net = self._roots.proc / "net"
-        self._dev = HeldFile(net / "dev")
+        self._dev = HeldFile(net / "dev", longest_record=LONGEST_RECORD)
         self._snmp = hold(net / "snmp")
         self._netstat = hold(net / "netstat")
+        self._parse_snmp, self._parse_netstat = SnmpParser(), NetstatParser()
         lines = self._dev.read().split(b"\n")
         self._count = len(lines)
         self._nics: list[tuple[int, str, int | Unavailable]] = []  # line, name, link speed
@@ -92,11 +99,13 @@ class NetworkCollector:
     def _sample_tcp(self) -> list[Value]:
         values: list[Value] = []
         try:
-            values += [_NOT_COUNTED if v is None else v for v in parse_snmp(self._snmp.read())]
+            values += [
+                _NOT_COUNTED if v is None else v for v in self._parse_snmp(self._snmp.read())
+            ]
         except Unavailable as reason:
             values += [reason, reason]
         try:
-            timeouts = parse_tcp_timeouts(self._netstat.read())
+            timeouts = self._parse_netstat(self._netstat.read())
             values.append(_NOT_COUNTED if timeouts is None else timeouts)
         except Unavailable as reason:
             values.append(reason)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from clusterprof.errors import Unavailable
-from clusterprof.linux.fields import number_after
+from clusterprof.linux.fields import Numbers
 from clusterprof.linux.held import read_once
 from clusterprof.linux.mountinfo import Mount, parse_mountinfo
 from clusterprof.linux.roots import Roots
@@ -107,24 +107,34 @@ def parse_memberships(data: bytes) -> dict[str, str]:
     return paths
 
 
-def parse_cpu_stat(data: bytes, version: int) -> CpuStat:
-    """Return the counts of a cpu.stat; version 2 writes µs, version 1 ns."""
-    text = b"\n" + data
-    usage_us = number_after(text, b"\nusage_usec ")
-    throttled = number_after(text, b"\nthrottled_usec " if version == 2 else b"\nthrottled_time ")
-    scale = 1_000 if version == 2 else 1
-    return CpuStat(
-        None if usage_us is None else usage_us * 1_000,
-        number_after(text, b"\nnr_periods "),
-        number_after(text, b"\nnr_throttled "),
-        None if throttled is None else throttled * scale,
-    )
+class CpuStatParser:
+    """Finds the counts in successive readings of a cpu.stat; version 2 writes µs, version 1 ns."""
+
+    def __init__(self, version: int) -> None:
+        throttled = b"throttled_usec " if version == 2 else b"throttled_time "
+        self._throttled_scale = 1_000 if version == 2 else 1
+        self._find = Numbers(b"usage_usec ", b"nr_periods ", b"nr_throttled ", throttled)
+
+    def __call__(self, data: bytes) -> CpuStat:
+        """Return the counts since the cgroup was made."""
+        usage_us, periods, throttled_periods, throttled = self._find(data)
+        return CpuStat(
+            None if usage_us is None else usage_us * 1_000,
+            periods,
+            throttled_periods,
+            None if throttled is None else throttled * self._throttled_scale,
+        )
 
 
-def parse_memory_events(data: bytes) -> MemoryEvents:
-    """Return the events of a memory.events (version 2) or memory.oom_control (version 1)."""
-    text = b"\n" + data
-    return MemoryEvents(number_after(text, b"\nhigh "), number_after(text, b"\noom_kill "))
+class MemoryEventsParser:
+    """Finds the events of a memory.events (version 2) or memory.oom_control (version 1)."""
+
+    def __init__(self) -> None:
+        self._find = Numbers(b"high ", b"oom_kill ")
+
+    def __call__(self, data: bytes) -> MemoryEvents:
+        """Return the events since the cgroup was made."""
+        return MemoryEvents._make(self._find(data))
 
 
 def read_quota(folder: Path, version: int) -> float | None:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from clusterprof.units import SECTOR_BYTES
 
+LONGEST_RECORD = 512  # bytes: two numbers, a name of 32 and 17 numbers of 20 digits
+
 
 class DiskStats(NamedTuple):
     """What one block device did since boot; times in ms modulo 2^32 as the kernel keeps them."""

@@ -1,44 +1,94 @@
 """Numbers out of the kernel's "name value" texts, found without splitting the text.
 
-pgmajfault 507162          number_after(data, b"\npgmajfault ")          507162
-TcpExt: TWKilled TCPTimeouts
-TcpExt: 0 115              column(data, b"TcpExt: ", b"TCPTimeouts")     115
+A collector reads the same file again and again, and its words hardly ever move: only when a number
+before them grows a digit. So each of these remembers where it found its words and looks there
+first; a search of 4 KB costs six times as much.
 """
 
 from __future__ import annotations
 
 
-def number_after(data: bytes, key: bytes) -> int | None:
-    """Return the integer between `key` and the end of its line, None where the key is missing.
+class Numbers:
+    """The integers behind some words, each at the beginning of a line.
 
-    Start the key with a newline, so that "Cached:" is not found inside "SwapCached:".
+        find = Numbers(b"pswpin ", b"pgmajfault ")
+        find(b"nr_free 7\\npgmajfault 507162\\n")     [None, 507162]
+
+    A word includes what stands between it and the number, spaces apart. `end` is what ends a
+    number: a newline, or " kB" in meminfo.
     """
-    start = data.find(key)
-    if start < 0:
-        return None
-    start += len(key)
-    end = data.find(b"\n", start)
-    return int(data[start : None if end < 0 else end])
+
+    __slots__ = ("_end", "_places", "_words")
+
+    def __init__(self, *words: bytes, end: bytes = b"\n") -> None:
+        self._words = words
+        self._end = end
+        self._places = [0] * len(words)
+
+    def __call__(self, data: bytes) -> list[int | None]:
+        """Return one integer per word, None for a word that is not in the text."""
+        found: list[int | None] = []
+        places, end = self._places, self._end
+        for index, word in enumerate(self._words):
+            at = places[index]
+            if not data.startswith(word, at) or (at and data[at - 1] != 10):
+                at = _line_that_begins(data, word)
+                if at < 0:
+                    found.append(None)
+                    continue
+                places[index] = at
+            at += len(word)
+            stop = data.find(end, at)
+            found.append(int(data[at:] if stop < 0 else data[at:stop]))
+        return found
 
 
-def column(data: bytes, row: bytes, name: bytes) -> int | None:
-    """Return one value of a two-line table (a line of names, a line of values), None if not there.
+class Columns:
+    """Values of a table that consists of a line of names and a line of values.
 
-    `row` is the word both lines begin with, colon and space included.
+        find = Columns(b"TcpExt: ", b"TCPTimeouts")
+        find(b"TcpExt: TWKilled TCPTimeouts\\nTcpExt: 0 115\\n")     [115]
+
+    Both lines begin with the same word; names and values are separated by single spaces.
     """
-    names = 0 if data.startswith(row) else data.find(b"\n" + row) + 1
-    if names == 0 and not data.startswith(row):
-        return None
-    values = data.find(b"\n" + row, names) + 1
-    if values == 0:
-        return None
-    at = data.find(b" " + name, names, values)
-    after = at + 1 + len(name)
-    while at >= 0 and data[after : after + 1] not in (b" ", b"\n"):  # a longer name begins so
-        at = data.find(b" " + name, after, values)
-        after = at + 1 + len(name)
-    if at < 0:
-        return None
-    index = data.count(b" ", names, at + 1)
-    end = data.find(b"\n", values)
-    return int(data[values : None if end < 0 else end].split(b" ", index + 1)[index])
+
+    __slots__ = ("_at", "_header", "_indices", "_names", "_row")
+
+    def __init__(self, row: bytes, *names: bytes) -> None:
+        self._row = row
+        self._names = names
+        self._at = 0
+        self._header = b""
+        self._indices: list[int | None] = []
+
+    def __call__(self, data: bytes) -> list[int | None]:
+        """Return one integer per name, None for a name or a table that is not there."""
+        if not self._header or not data.startswith(self._header, self._at):
+            self._learn(data)
+            if not self._header:
+                return [None] * len(self._names)
+        start = self._at + len(self._header)
+        stop = data.find(b"\n", start)
+        values = (data[start:] if stop < 0 else data[start:stop]).split(b" ")
+        return [None if index is None else int(values[index]) for index in self._indices]
+
+    def _learn(self, data: bytes) -> None:
+        """Remember the line of names, newline included, and which of them are wanted."""
+        self._header = b""
+        self._at = _line_that_begins(data, self._row)
+        if self._at < 0:
+            return
+        stop = data.find(b"\n", self._at) + 1
+        if not stop or not data.startswith(self._row, stop):
+            return
+        self._header = data[self._at : stop]
+        names = self._header.rstrip(b"\n").split(b" ")
+        self._indices = [names.index(name) if name in names else None for name in self._names]
+
+
+def _line_that_begins(data: bytes, word: bytes) -> int:
+    """Return where the line that begins with `word` begins, -1 when there is none."""
+    if data.startswith(word):
+        return 0
+    at = data.find(b"\n" + word)
+    return at if at < 0 else at + 1

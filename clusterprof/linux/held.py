@@ -3,9 +3,10 @@
 Opening and closing a file under /proc costs more than reading it (2.2 times the floor against
 1.1; see bench/README.md), so whatever is read at every tick goes through here.
 
-The kernel hands out most multi-record files a page at a time: a `pread` that returned little is
-the whole file, one that filled almost a page may not be. Files with long records (mountstats)
-can stop anywhere, and ask for `to_end=True`. https://docs.kernel.org/filesystems/seq_file.html
+A file that the kernel writes in one go (stat, meminfo, netstat, everything in /sys) is whole when
+a `pread` returned less than it was asked for. One that it writes record by record (diskstats,
+vmstat, mountstats) stops before the record that no longer fits its page, so only a reading that
+leaves room for the longest record is whole. https://docs.kernel.org/filesystems/seq_file.html
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 from clusterprof.errors import Unavailable, unavailable_from_os_error
 
 _FIRST_BYTES = 8192
-_SURELY_WHOLE = 4096 - 512  # one page, less the longest record of the files read without to_end
+_PAGE_BYTES = 4096  # of the kernel's own buffer: this or larger
+LONG_RECORDS = _PAGE_BYTES  # records of any length: read on until nothing comes
 _REOPEN = {errno.ESTALE, errno.ENODEV, errno.EBADF}
 
 
@@ -28,13 +30,16 @@ class HeldFile:
     (ESTALE, ENODEV: a removed cgroup, a remounted file system) is opened anew once per read.
     """
 
-    __slots__ = ("_fd", "_remedy", "_size", "_to_end", "path")
+    __slots__ = ("_fd", "_remedy", "_size", "_whole", "path")
 
-    def __init__(self, path: Path | str, absent_remedy: str = "", *, to_end: bool = False) -> None:
+    def __init__(
+        self, path: Path | str, absent_remedy: str = "", *, longest_record: int = 0
+    ) -> None:
+        """Open `path`; `longest_record` is in bytes, 0 for a file that is written in one go."""
         self.path = str(path)
         self._remedy = absent_remedy
-        self._to_end = to_end
         self._size = _FIRST_BYTES
+        self._whole = _PAGE_BYTES - longest_record if longest_record else _FIRST_BYTES
         self._fd = -1
         self._fd = self._open()
 
@@ -42,9 +47,7 @@ class HeldFile:
         """Return the whole file as it is now."""
         try:
             data = os.pread(self._fd, self._size, 0)
-            if self._to_end or len(data) > _SURELY_WHOLE:
-                return self._rest(data)
-            return data
+            return data if len(data) < self._whole else self._rest(data)
         except OSError as error:
             if error.errno not in _REOPEN:
                 raise unavailable_from_os_error(error, self.path, self._remedy) from None
@@ -78,8 +81,10 @@ class HeldFile:
             data = os.pread(self._fd, self._size, length)
             chunks.append(data)
             length += len(data)
-        if length >= self._size:
-            self._size = 2 * length  # next time in one call, where the kernel allows it
+        if length >= self._size:  # next time in one call, where the kernel allows it
+            if self._whole == self._size:
+                self._whole = 2 * length
+            self._size = 2 * length
         return b"".join(chunks)
 
 
@@ -99,17 +104,19 @@ class MissingFile:
         """Do nothing."""
 
 
-def hold(path: Path | str, absent_remedy: str = "") -> HeldFile | MissingFile:
+def hold(
+    path: Path | str, absent_remedy: str = "", *, longest_record: int = 0
+) -> HeldFile | MissingFile:
     """Open a file, or keep the reason why it could not be opened for whoever reads it."""
     try:
-        return HeldFile(path, absent_remedy)
+        return HeldFile(path, absent_remedy, longest_record=longest_record)
     except Unavailable as reason:
         return MissingFile(reason)
 
 
 def read_once(path: Path | str, absent_remedy: str = "") -> bytes:
     """Open, read whole and close a file that is not worth holding; may raise `Unavailable`."""
-    held = HeldFile(path, absent_remedy, to_end=True)
+    held = HeldFile(path, absent_remedy, longest_record=LONG_RECORDS)
     try:
         return held.read()
     finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-_KIB = 1024
+from clusterprof.linux.fields import Numbers
 
 
 class Memory(NamedTuple):
@@ -25,20 +25,14 @@ class Memory(NamedTuple):
     writeback_bytes: int | None
 
 
-def parse_meminfo(data: bytes) -> Memory:
-    """Return the lines that are wanted, in bytes."""
-    return Memory(
-        _bytes_after(data, b"\nMemAvailable:"),
-        _bytes_after(data, b"\nCached:"),
-        _bytes_after(data, b"\nSwapFree:"),
-        _bytes_after(data, b"\nDirty:"),
-        _bytes_after(data, b"\nWriteback:"),
-    )
+class MeminfoParser:
+    """Finds the wanted lines in successive readings of the file."""
 
+    def __init__(self) -> None:
+        self._find = Numbers(
+            b"MemAvailable:", b"Cached:", b"SwapFree:", b"Dirty:", b"Writeback:", end=b" kB"
+        )
 
-def _bytes_after(data: bytes, key: bytes) -> int | None:
-    start = data.find(key)
-    if start < 0:
-        return None
-    start += len(key)
-    return int(data[start : data.index(b" kB", start)]) * _KIB
+    def __call__(self, data: bytes) -> Memory:
+        """Return the memory of the node, in bytes."""
+        return Memory._make([None if kib is None else kib * 1024 for kib in self._find(data)])

@@ -19,6 +19,7 @@ from clusterprof.linux.held import read_once
 from clusterprof.linux.roots import Roots
 
 HEADER_LINES = 2
+LONGEST_RECORD = 512  # bytes: a name and 16 numbers of 20 digits
 _BYTES_PER_MEGABIT = 125_000
 
 

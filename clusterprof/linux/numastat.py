@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterprof.linux.fields import number_after
+from clusterprof.linux.fields import Numbers
 from clusterprof.linux.roots import Roots
 
 
@@ -24,6 +24,12 @@ def numa_nodes(roots: Roots) -> list[Path]:
     return sorted(nodes, key=lambda path: int(path.name[4:]))
 
 
-def parse_numa_misses(data: bytes) -> int | None:
-    """Return the pages this node gave to tasks that wanted another one."""
-    return number_after(data, b"\nnuma_miss ")
+class NumastatParser:
+    """Finds the misses in successive readings of one node's file."""
+
+    def __init__(self) -> None:
+        self._find = Numbers(b"numa_miss ")
+
+    def __call__(self, data: bytes) -> int | None:
+        """Return the pages this node gave to tasks that wanted another one."""
+        return self._find(data)[0]

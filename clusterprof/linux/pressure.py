@@ -41,14 +41,11 @@ def hold_pressure(folder: Path, name: str) -> HeldFile | MissingFile:
 
 def parse_pressure(data: bytes) -> Pressure:
     """Return the totals of a pressure file."""
-    some = data.find(b"some")
-    full = data.find(b"full")
-    if some < 0:
-        raise ValueError(f"a pressure file without a line 'some': {data[:80]!r}")
-    return Pressure(_total_ns(data, some), None if full < 0 else _total_ns(data, full))
-
-
-def _total_ns(data: bytes, start: int) -> int:
-    start = data.index(b"total=", start) + 6
-    end = data.find(b"\n", start)
-    return int(data[start : None if end < 0 else end]) * 1_000
+    if not data.startswith(b"some"):
+        raise ValueError(f"a pressure file that does not begin with 'some': {data[:80]!r}")
+    some = data.index(b"total=") + 6
+    full = data.rindex(b"total=") + 6
+    return Pressure(
+        int(data[some : data.find(b"\n", some)]) * 1_000,
+        None if full == some else int(data[full:]) * 1_000,
+    )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from clusterprof.linux.fields import column
+from clusterprof.linux.fields import Columns
 
 
 class TcpSegments(NamedTuple):
@@ -24,13 +24,24 @@ class TcpSegments(NamedTuple):
     retransmitted: int | None
 
 
-def parse_snmp(data: bytes) -> TcpSegments:
-    """Return the segments sent and sent again from /proc/net/snmp."""
-    first = column(data, b"Tcp: ", b"OutSegs")
-    again = column(data, b"Tcp: ", b"RetransSegs")
-    return TcpSegments(None if first is None or again is None else first + again, again)
+class SnmpParser:
+    """Finds TCP's segments in successive readings of /proc/net/snmp."""
+
+    def __init__(self) -> None:
+        self._find = Columns(b"Tcp: ", b"OutSegs", b"RetransSegs")
+
+    def __call__(self, data: bytes) -> TcpSegments:
+        """Return the segments since boot."""
+        first, again = self._find(data)
+        return TcpSegments(None if first is None or again is None else first + again, again)
 
 
-def parse_tcp_timeouts(data: bytes) -> int | None:
-    """Return from /proc/net/netstat how often a retransmission timer expired."""
-    return column(data, b"TcpExt: ", b"TCPTimeouts")
+class NetstatParser:
+    """Finds TCP's timeouts in successive readings of /proc/net/netstat."""
+
+    def __init__(self) -> None:
+        self._find = Columns(b"TcpExt: ", b"TCPTimeouts")
+
+    def __call__(self, data: bytes) -> int | None:
+        """Return how often a retransmission timer expired since boot."""
+        return self._find(data)[0]

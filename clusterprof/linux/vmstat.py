@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from clusterprof.linux.fields import number_after
+from clusterprof.linux.fields import Numbers
+
+LONGEST_RECORD = 64  # bytes of a line: the longest name, a space, 20 digits
 
 
 class Vmstat(NamedTuple):
@@ -27,16 +29,24 @@ class Vmstat(NamedTuple):
     oom_kills: int | None
 
 
-def parse_vmstat(data: bytes) -> Vmstat:
-    """Return the events that are wanted."""
-    refaults = number_after(data, b"\nworkingset_refault_file ")
-    if refaults is None:  # one count for file and anonymous pages, before Linux 5.9
-        refaults = number_after(data, b"\nworkingset_refault ")
-    return Vmstat(
-        number_after(data, b"\npgmajfault "),
-        number_after(data, b"\npswpin "),
-        number_after(data, b"\npswpout "),
-        number_after(data, b"\npgscan_direct "),
-        refaults,
-        number_after(data, b"\noom_kill "),
-    )
+class VmstatParser:
+    """Finds the wanted lines in successive readings of the file."""
+
+    def __init__(self) -> None:
+        self._find = Numbers(
+            b"pgmajfault ",
+            b"pswpin ",
+            b"pswpout ",
+            b"pgscan_direct ",
+            b"workingset_refault_file ",
+            b"oom_kill ",
+        )
+        # One count for file and anonymous pages, before Linux 5.9.
+        self._find_old = Numbers(b"workingset_refault ")
+
+    def __call__(self, data: bytes) -> Vmstat:
+        """Return the events since boot."""
+        found = self._find(data)
+        if found[4] is None:
+            found[4] = self._find_old(data)[0]
+        return Vmstat._make(found)
