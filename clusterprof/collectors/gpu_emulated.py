@@ -1,0 +1,153 @@
+"""Emulated accelerators: pages of shared memory in the run directory (docs/design.md, section 6).
+
+Everything they say is exact, because the emulator is the truth; everything made of it is labelled
+"emulated". Devices may come into being while the job runs: a look at the modification time of the
+folder (one `stat`) tells, and `DevicesChanged` asks to be opened again. No device yet is no
+column, not an error.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from clusterprof.collectors.base import Context, Value
+from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.signals import (
+    GPU_BUSY_TIME,
+    GPU_MEMORY_USED,
+    GPU_SM_CLOCK,
+    GPU_THROTTLE,
+    Signal,
+)
+
+SIGNALS = (GPU_BUSY_TIME, GPU_SM_CLOCK, GPU_THROTTLE, GPU_MEMORY_USED)
+
+_MAGIC = b"CPEMU01\n"
+_PAGE_BYTES = 4096
+_VERSION = struct.Struct("<Q")
+_PAGE = struct.Struct("<8sQQQqqqqqqq")  # the whole of section 6, from offset 0
+_TRIES = 100
+# The kernel's file times advance with its tick (1 to 10 ms): a file born just after a look can
+# leave the folder's time as it was, so a folder is looked at again until its time is this old.
+_SETTLED_NS = 50_000_000
+
+
+class GpuEmulatedCollector:
+    """Busy time, clock, throttle reasons and memory of emulated accelerators."""
+
+    name: ClassVar[str] = "gpu_emulated"
+    isolated: ClassVar[bool] = False
+    interval_ns: ClassVar[int] = 100_000_000
+
+    def __init__(self, context: Context, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._folder = None if context.run_dir is None else context.run_dir / "devices"
+        self._clock = clock
+        self._pages: dict[str, mmap.mmap] = {}
+
+    def open(self) -> Sequence[tuple[Signal, str]]:
+        """Map every device; raises Unavailable (absent) where there is no run directory."""
+        if self._folder is None:
+            raise Unavailable("absent", "no job with emulated accelerators runs here", "")
+        self._modified_ns, self._names = self._look()
+        for name in self._names:
+            page = _map(self._folder / f"{name[0]}.emulated")
+            if page is not None:
+                self._pages[f"emulated-{name[0]}"] = page
+        return [(signal, device) for device in self._pages for signal in SIGNALS]
+
+    def sample(self) -> Sequence[Value]:
+        """Return the values of all devices; raises DevicesChanged when there are others now."""
+        if self._has_changed():
+            raise DevicesChanged("emulated accelerators came or went")
+        values: list[Value] = []
+        for page in self._pages.values():
+            values += _read(page, self._clock)
+        return values
+
+    def inventory(self) -> list[dict[str, Any]]:
+        """Return for the header what each open device is and which process it belongs to."""
+        devices = []
+        for device, page in self._pages.items():
+            fields = _PAGE.unpack_from(page)
+            devices.append(
+                {
+                    "id": device,
+                    "vendor": "clusterprof",
+                    "name": "emulated accelerator",
+                    "emulated": True,
+                    "pid": fields[2],
+                    "started_ticks": fields[3],
+                }
+            )
+        return devices
+
+    def close(self) -> None:
+        """Unmap the devices."""
+        for page in self._pages.values():
+            page.close()
+        self._pages = {}
+
+    def _has_changed(self) -> bool:
+        assert self._folder is not None
+        try:
+            modified_ns = os.stat(self._folder).st_mtime_ns
+        except OSError:
+            modified_ns = 0
+        if modified_ns == self._modified_ns:
+            return False
+        settled = time.time_ns() - modified_ns > _SETTLED_NS
+        names = self._look()[1]
+        self._modified_ns = modified_ns if settled else -1
+        return names != self._names
+
+    def _look(self) -> tuple[int, list[tuple[int, int]]]:
+        """Return the folder's time, -1 = look again soon, and (number, inode) of each device."""
+        assert self._folder is not None
+        try:
+            modified_ns = os.stat(self._folder).st_mtime_ns
+            found = [
+                (int(entry.name.partition(".")[0]), entry.inode())
+                for entry in os.scandir(self._folder)
+                if entry.name.endswith(".emulated") and entry.name.partition(".")[0].isdigit()
+            ]
+        except OSError:
+            return 0, []
+        settled = time.time_ns() - modified_ns > _SETTLED_NS
+        return modified_ns if settled else -1, sorted(found)
+
+
+def _map(path: Path) -> mmap.mmap | None:
+    """Map a device's page read-only; None when it is not one (or gone again)."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        if os.fstat(fd).st_size < _PAGE_BYTES:
+            return None
+        page = mmap.mmap(fd, _PAGE_BYTES, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+    if page[:8] != _MAGIC:
+        page.close()
+        return None
+    return page
+
+
+def _read(page: mmap.mmap, clock: Callable[[], int]) -> list[Value]:
+    """Read one device: a version that is odd, or changes meanwhile, means to read again."""
+    for _ in range(_TRIES):
+        fields = _PAGE.unpack_from(page)
+        now_ns = clock()  # before the check, so that nothing was submitted between page and clock
+        if fields[1] % 2 == 0 and _VERSION.unpack_from(page, 8)[0] == fields[1]:
+            scheduled_ns, end_ns, clock_hertz, throttle_bits, memory_bytes = fields[4:9]
+            busy_ns = scheduled_ns - max(0, end_ns - now_ns)
+            return [busy_ns, clock_hertz, throttle_bits, memory_bytes]
+    torn = Unavailable("failed", "its process stopped while it wrote the device's page", "")
+    return [torn] * len(SIGNALS)
