@@ -1,0 +1,291 @@
+"""Turns frames back into records, with numpy arrays for columns.
+
+Every number of a header is somebody's claim: sizes are checked before memory is taken, and all
+that can be wrong with a frame ends in `FrameError`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.trace import columns as packing
+from clusterprof.trace import frame
+from clusterprof.trace.frame import Frame, FrameError
+from clusterprof.trace.schema import (
+    SPAN_FIELDS,
+    Clock,
+    Columns,
+    Event,
+    Gap,
+    Header,
+    Record,
+    Rows,
+    Spans,
+)
+
+_MAX_LAYOUTS = 4096
+_TYPES = {"q": packing.INT, "d": packing.FLOAT}
+_DTYPES = {packing.INT: np.dtype("<i8"), packing.FLOAT: np.dtype("<f8")}
+_Layout = frame.ColumnsLayout | frame.RowsLayout
+_T = TypeVar("_T")
+
+
+class UnknownLayoutError(FrameError):
+    """The frame refers to names whose definition has not been seen."""
+
+
+class UnknownFrameError(FrameError):
+    """A kind, schema or codec of a version that is newer than this reader."""
+
+
+class Decoder:
+    """Makes records of frames; remembers the layouts it met."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[int, _Layout] = {}
+
+    def learn(self, got: Frame) -> None:
+        """Take the layouts a frame defines and leave the rest alone; never raises."""
+        try:
+            if got.kind in (frame.KIND_COLUMNS, frame.KIND_ROWS) and got.schema <= frame.SCHEMA:
+                self._define(got.kind, _read(_COLUMNS_HEADER, got.header).layouts)
+        except FrameError:
+            pass
+
+    def records(self, got: Frame) -> list[Record]:
+        """Return the records of a frame; raise FrameError when it makes no sense."""
+        if got.kind not in frame.KINDS or got.schema > frame.SCHEMA:
+            raise UnknownFrameError(f"kind {got.kind}, schema {got.schema}")
+        simple = _SIMPLE.get(got.kind)
+        if simple is not None:
+            return [_read(simple, got.header)]
+        try:
+            if got.kind == frame.KIND_SPANS:
+                return list(_spans(got))
+            return self._columns(got)
+        except FrameError:
+            raise
+        except (ValueError, IndexError, KeyError, OverflowError, zlib.error) as error:
+            raise FrameError(str(error)) from error
+
+    def _define(self, kind: int, definitions: Sequence[bytes]) -> None:
+        reader: Any = _COLUMNS_LAYOUT if kind == frame.KIND_COLUMNS else _ROWS_LAYOUT
+        for definition in definitions:
+            key = frame.layout_key(definition)
+            if key not in self._layouts and len(self._layouts) < _MAX_LAYOUTS:
+                self._layouts[key] = _read(reader, definition)
+
+    def _columns(self, got: Frame) -> list[Record]:
+        header = _read(_COLUMNS_HEADER, got.header)
+        self._define(got.kind, header.layouts)
+        layouts = [self._layouts.get(part.layout) for part in header.parts]
+        if None in layouts:
+            raise UnknownLayoutError(
+                "the names of the columns were defined in a frame that is lost"
+            )
+        blocks = _unpack_blocks(got, header.raw_bytes, header.unpacked_bytes, header.blocks)
+        if got.kind == frame.KIND_ROWS:
+            return _rows(header, layouts, blocks)
+        queues = _Queues(header.blocks, blocks)
+        records: list[Record] = []
+        for part, layout in zip(header.parts, layouts):
+            if not isinstance(layout, frame.ColumnsLayout):
+                raise FrameError("a columns frame refers to the layout of a table")
+            t_ns = queues.take("q", part.rows)
+            values = [queues.take(code, part.rows) for code in layout.types]
+            if not len(values) == len(layout.signals) == len(layout.devices):
+                raise FrameError("signals, devices and types differ in number")
+            masks: list[bytes | None] = [None] * len(values)
+            for index, mask in part.masks.items():
+                masks[index] = _unpack_mask(mask, part.rows)
+            records.append(
+                Columns(
+                    layout.collector,
+                    tuple(layout.signals),
+                    tuple(layout.devices),
+                    t_ns,
+                    tuple(values),
+                    tuple(masks),
+                )
+            )
+        return records
+
+
+class _Queues:
+    """Hands out the columns of blocks in the order in which they were grouped."""
+
+    def __init__(self, blocks: Sequence[frame.Block], arrays: Sequence[NDArray[Any]]) -> None:
+        self._columns = {
+            (block.kind, block.rows): iter(columns) for block, columns in zip(blocks, arrays)
+        }
+
+    def take(self, code: str, rows: int) -> NDArray[Any]:
+        if not rows:
+            return np.empty(0, _DTYPES[_TYPES[code]])
+        column = next(self._columns[_TYPES[code], rows], None)
+        if column is None:
+            raise FrameError("fewer columns than the header promises")
+        return column
+
+
+def _rows(
+    header: frame.ColumnsHeader, layouts: Sequence[Any], arrays: Sequence[NDArray[Any]]
+) -> list[Record]:
+    """Tables do not share blocks: each has its own period."""
+    records: list[Record] = []
+    pairs = iter(zip(header.blocks, arrays))
+    for part, layout in zip(header.parts, layouts):
+        if not isinstance(layout, frame.RowsLayout) or len(layout.names) != len(layout.types):
+            raise FrameError("a rows frame refers to a layout that is not a table's")
+        own = list(islice(pairs, len(set(layout.types)) if part.rows else 0))
+        queues = _Queues([block for block, _ in own], [columns for _, columns in own])
+        columns = tuple(queues.take(code, part.rows) for code in layout.types)
+        strings: dict[str, Sequence[str]] = {
+            name: tuple(values) for name, values in layout.strings.items()
+        }
+        records.append(Rows(layout.table, tuple(layout.names), columns, strings))
+    return records
+
+
+def _spans(got: Frame) -> list[Record]:
+    header = _read(_SPANS_HEADER, got.header)
+    arrays = _unpack_blocks(got, header.raw_bytes, header.unpacked_bytes, header.blocks)
+    lanes = sum(part.rows for part in header.parts)
+    if any(part.rows < 0 for part in header.parts) or lanes > frame.MAX_UNPACKED_BYTES // 56:
+        raise FrameError("a number of spans that cannot be")
+    if any(array.shape != (1, lanes) for array in arrays):
+        raise FrameError("columns of spans differ in length")
+    queue = iter([array[0] for array in arrays])
+    columns: dict[str, NDArray[Any]] = {}
+    if lanes:
+        gap, duration = next(queue).view("<u8"), next(queue).view("<u8")
+        end = np.cumsum(gap + duration, dtype="<u8")  # modulo 2**64, as it was written
+        end += np.uint64(header.base_ns & (1 << 64) - 1)
+        columns = {"start_ns": (end - duration).view("<i8"), "end_ns": end.view("<i8")}
+    for name in SPAN_FIELDS:
+        if name in header.constants:
+            columns[name] = np.full(lanes, header.constants[name], "<i8")
+        elif name not in columns:
+            columns[name] = next(queue) if lanes else np.empty(0, "<i8")
+    records: list[Record] = []
+    first = 0
+    for part in header.parts:
+        past = first + part.rows
+        records.append(
+            Spans(
+                part.pid,
+                part.started_ticks,
+                part.first_sequence,
+                part.dropped,
+                part.names,
+                {name: columns[name][first:past] for name in SPAN_FIELDS},
+            )
+        )
+        first = past
+    return records
+
+
+def _unpack_blocks(
+    got: Frame, raw_bytes: int, unpacked_bytes: int, blocks: Sequence[frame.Block]
+) -> list[NDArray[Any]]:
+    """Return per block an array of shape (columns, rows)."""
+    values = 0
+    for block in blocks:
+        if block.columns < 1 or block.rows < 1 or not 0 <= block.lag <= block.rows:
+            raise FrameError("a block without a shape")
+        values += block.columns * block.rows
+    if 8 * values > frame.MAX_UNPACKED_BYTES or not 0 <= raw_bytes <= len(got.body):
+        raise FrameError("a frame that would not fit into memory")
+    source = _Source(got, raw_bytes, unpacked_bytes)
+    return [_unpack_block(source, block) for block in blocks]
+
+
+class _Source:
+    """The two places a plane may come from."""
+
+    def __init__(self, got: Frame, raw_bytes: int, unpacked_bytes: int) -> None:
+        if not 0 <= unpacked_bytes <= frame.MAX_UNPACKED_BYTES:
+            raise FrameError("a body that would not fit into memory")
+        packed: bytes = got.body[raw_bytes:]
+        if got.codec == frame.CODEC_ZLIB:
+            inflate = zlib.decompressobj(-15)
+            packed = inflate.decompress(packed, unpacked_bytes + 1)
+        elif got.codec != frame.CODEC_NONE:
+            raise UnknownFrameError(f"codec {got.codec}")
+        if len(packed) != unpacked_bytes:
+            raise FrameError("the body is not as long as the header says")
+        self._raw = np.frombuffer(got.body, np.uint8, raw_bytes)
+        self._packed = np.frombuffer(packed, np.uint8)
+        self._raw_at = self._packed_at = 0
+
+    def lanes(self, n: int, code: int) -> NDArray[np.uint64]:
+        """Put n lanes together from their planes."""
+        lanes = np.zeros((n, 8), np.uint8)
+        for k in range(7, -1, -1):
+            stored = code >> 2 * k & 3
+            if stored == packing.PLANE_PACKED:
+                lanes[:, k] = self._packed[self._packed_at : self._packed_at + n]
+                self._packed_at += n
+            elif stored == packing.PLANE_RAW:
+                lanes[:, k] = self._raw[self._raw_at : self._raw_at + n]
+                self._raw_at += n
+            elif stored == packing.PLANE_AS_ABOVE:
+                lanes[:, k] = lanes[:, k + 1]
+        return lanes.view("<u8")[:, 0]
+
+
+def _unpack_block(source: _Source, block: frame.Block) -> NDArray[Any]:
+    dtype = _DTYPES[block.kind]
+    firsts = source.lanes(block.columns * block.lag, block.firsts)
+    rest = source.lanes(block.columns * (block.rows - block.lag), block.planes)
+    if block.zigzag:
+        rest = rest >> np.uint64(1) ^ (np.uint64(0) - (rest & np.uint64(1)))
+    shape = (block.columns, block.rows)
+    if not block.lag:
+        return rest.reshape(shape).view(dtype)
+    both = np.empty(shape, "<u8")
+    both[:, : block.lag] = firsts.reshape(block.columns, block.lag)
+    both[:, block.lag :] = rest.reshape(block.columns, block.rows - block.lag)
+    join = np.bitwise_xor if block.kind == packing.FLOAT else np.add
+    whole, left = divmod(block.rows, block.lag)
+    if block.lag == 1:
+        join.accumulate(both, axis=1, out=both)
+    else:
+        body = both[:, : whole * block.lag].reshape(block.columns, whole, block.lag)
+        both[:, : whole * block.lag] = join.accumulate(body, axis=1).reshape(block.columns, -1)
+        if left:
+            tail = both[:, whole * block.lag :]
+            join(tail, both[:, (whole - 1) * block.lag :][:, :left], out=tail)
+    return both.view(dtype)
+
+
+def _unpack_mask(mask: bytes, rows: int) -> bytes:
+    if not mask:
+        return b"\x01" * rows
+    return np.unpackbits(np.frombuffer(mask, np.uint8), count=rows).tobytes()
+
+
+def _read(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        raise FrameError(str(error)) from error
+
+
+_COLUMNS_HEADER = msgspec.msgpack.Decoder(frame.ColumnsHeader)
+_SPANS_HEADER = msgspec.msgpack.Decoder(frame.SpansHeader)
+_COLUMNS_LAYOUT = msgspec.msgpack.Decoder(frame.ColumnsLayout)
+_ROWS_LAYOUT = msgspec.msgpack.Decoder(frame.RowsLayout)
+_SIMPLE: dict[int, msgspec.msgpack.Decoder[Any]] = {
+    frame.KIND_HEADER: msgspec.msgpack.Decoder(Header),
+    frame.KIND_CLOCK: msgspec.msgpack.Decoder(Clock),
+    frame.KIND_EVENT: msgspec.msgpack.Decoder(Event),
+    frame.KIND_GAP: msgspec.msgpack.Decoder(Gap),
+}
