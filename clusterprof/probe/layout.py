@@ -7,7 +7,8 @@ docs/design.md, section 4, is the description.
 import struct
 
 MAGIC = b"CPRING1\n"
-HEADER = struct.Struct("<8sIIIIQQQ")  # magic, record_bytes, capacity, pid, names, started, written, off
+# magic, record bytes, capacity, pid, names capacity, started ticks, written, switched off
+HEADER = struct.Struct("<8sIIIIQQQ")
 WRITTEN_OFFSET = 32
 SWITCHED_OFF_OFFSET = 40
 NAMES_OFFSET = 64
@@ -57,3 +58,45 @@ KIND_NAMES = {
     HOOK_NOTE: "hook_note",
     WORKER_START: "worker_start",
 }
+
+# Launcher variables that a registration keeps (docs/design.md, section 3).
+VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "MPI_LOCALRANKID",
+    "PALS_RANKID",
+    "PALS_LOCAL_RANKID",
+    "FLUX_TASK_RANK",
+    "FLUX_TASK_LOCAL_ID",
+    "FLUX_JOB_ID",
+    "PBS_JOBID",
+    "LSB_JOBID",
+    "JOB_COMPLETION_INDEX",
+    "CUDA_VISIBLE_DEVICES",
+    "CLUSTERPROF_EMULATED",
+)
+NODE_LOCAL_RANK_VARIABLES = (
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PALS_LOCAL_RANKID",
+    "FLUX_TASK_LOCAL_ID",
+    "SLURM_LOCALID",
+)

@@ -1,0 +1,13 @@
+"""One file per seam of a framework: what the probe wraps when the job imports that module.
+
+A hook file has `install(module) -> bool`: wrap what is there, twice makes no difference, False or
+an AttributeError when the seam is not where we know it.
+"""
+
+# (module to wait for, hook file); the position is the hook number of a hook_note
+HOOKS = (
+    ("torch.utils.data.dataloader", "dataloader"),
+    ("torch.optim.optimizer", "optimizer"),
+    ("torch.serialization", "checkpoint"),
+    ("torch.distributed.checkpoint.state_dict_saver", "checkpoint"),
+)

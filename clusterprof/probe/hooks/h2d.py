@@ -1,0 +1,54 @@
+"""Copies from host to device: Tensor.to() and Tensor.cuda(), once the job has initialised CUDA.
+
+Nothing cheaper sees these copies: a dispatch mode would slow every operation. A process that never
+uses CUDA keeps its Tensor untouched. copy_() is left alone: optimizers and compiled code call it
+for copies within the device far too often.
+"""
+
+import functools
+import sys
+from time import monotonic_ns
+from types import ModuleType
+from typing import Any
+
+from .. import failed, layout, ring, without_our_frame
+
+_probe = sys.modules[__name__.rpartition(".hooks.")[0]]
+
+
+def install(module: ModuleType) -> bool:
+    """Wrap both methods of torch.Tensor."""
+    for name in ("to", "cuda"):
+        _wrap(module.Tensor, name)  # type: ignore[attr-defined]
+    return True
+
+
+def _wrap(tensor_class: Any, name: str) -> None:
+    original = getattr(tensor_class, name)
+    if getattr(original, "_is_clusterprof", False):
+        return
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        start = monotonic_ns()
+        try:
+            result = original(self, *arguments, **keywords)
+        except BaseException as error:
+            without_our_frame(error)
+            raise
+        if result is not self and result.is_cuda:
+            _copied(start, self, result, keywords)
+        return result
+
+    wrapper._is_clusterprof = True  # type: ignore[attr-defined]
+    setattr(tensor_class, name, wrapper)
+
+
+def _copied(start: int, source: Any, result: Any, keywords: Any) -> None:
+    try:
+        if _probe.on and not source.is_cuda:  # type: ignore[attr-defined]
+            end = monotonic_ns()
+            size = result.numel() * result.element_size()
+            ring.emit(layout.H2D, start, end, size, int(bool(keywords.get("non_blocking"))))
+    except BaseException as error:
+        failed(error)

@@ -1,0 +1,53 @@
+"""Wraps a function of a framework so that nothing of ours can come between it and its caller."""
+
+import functools
+import sys
+from time import monotonic_ns
+from typing import Any, Callable
+
+from .. import failed, without_our_frame
+
+_probe = sys.modules[__name__.rpartition(".hooks.")[0]]
+
+
+def wrap(
+    owner: Any,
+    name: str,
+    after: Callable[..., None],
+    before: Callable[..., Any] = lambda *arguments, **keywords: None,
+) -> bool:
+    """Replace `owner.name` so that each call that returns is followed by `after`.
+
+    before(*arguments) -> token, called ahead of the original; after(token, start_ns, end_ns,
+    result, *arguments) once it returned. A call that raises is not recorded. An error in `before`
+    or `after` switches the probe off. Wrapping twice makes no difference.
+    """
+    original = getattr(owner, name)
+    if getattr(original, "_is_clusterprof", False):
+        return True
+
+    @functools.wraps(original)
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
+        token = None
+        start = 0
+        try:
+            if _probe.on:  # type: ignore[attr-defined]
+                token = before(*arguments, **keywords)
+                start = monotonic_ns()
+        except BaseException as error:
+            failed(error)
+        try:
+            result = original(*arguments, **keywords)
+        except BaseException as error:
+            without_our_frame(error)
+            raise
+        try:
+            if start and _probe.on:  # type: ignore[attr-defined]
+                after(token, start, monotonic_ns(), result, *arguments, **keywords)
+        except BaseException as error:
+            failed(error)
+        return result
+
+    wrapper._is_clusterprof = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapper)
+    return True

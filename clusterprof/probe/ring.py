@@ -1,0 +1,212 @@
+"""The ring: where a process leaves its spans for the recorder, without a lock or a system call.
+
+docs/design.md, section 4, has the bytes. The ring is memory of this process (a sealed memfd, so
+that nobody can truncate it under us); its space is reserved when it is opened, so that writing to
+it can never fail. The first record opens it; a forked child opens one of its own.
+
+Threads: the sequence number and the count of finished records each come out of one call into C,
+which the interpreter lock makes atomic; no thread waits for another. On a build without that lock
+two threads can, rarely, take the same number: one record is then lost, nothing else happens.
+"""
+
+import fcntl
+import itertools
+import mmap
+import os
+import sys
+from typing import Any, Callable, Dict, List, Tuple
+
+from . import failed, layout
+
+Emit = Callable[..., int]
+
+helper = False
+"""True in a data loader's worker and in the children of a rank: they are no rank, and do not
+register, whatever launcher variables they inherited."""
+
+after_fork: List[Callable[[], None]] = []
+"""What else forgets its state in a forked child."""
+
+_capacity = layout.FIRST_CAPACITY
+_may_open: List[bool] = [True]  # pop() of the only element: one thread opens, the others go on
+_words: Any = None  # the ring as 8-byte words
+_kept: List[Any] = []  # rings of our parents: unmapping would close a number that may be reused
+_names: Dict[str, int] = {}
+_next_name = itertools.count(layout.FIRST_USER_KIND)
+
+
+def _emit_off(
+    kind: int, start_ns: int, end_ns: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0
+) -> int:
+    return 0
+
+
+def _emit_first(
+    kind: int, start_ns: int, end_ns: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0
+) -> int:
+    """Open the ring, then record; a thread that comes while another opens drops its record."""
+    try:
+        _may_open.pop()
+    except IndexError:
+        return 0
+    try:
+        _open()
+    except BaseException as error:
+        _may_open.append(True)  # if it was a signal's exception, the next record tries again
+        failed(error)
+    return emit(kind, start_ns, end_ns, a, b, c, d)
+
+
+emit: Emit = _emit_first
+"""emit(kind, start_ns, end_ns, a=0, b=0, c=0, d=0) -> sequence: record one span, never raise.
+
+Look it up as `ring.emit` at each call: it is another function before the ring is open, after a
+fork and when the probe is off.
+"""
+
+
+def _make_emit(memory: mmap.mmap, words: memoryview, capacity: int) -> Emit:
+    mask = capacity - 1
+    pack = layout.RECORD.pack_into
+    sequences = itertools.count(1)
+    # Counting finished records, rather than storing the sequence, keeps `written` from going back
+    # when two threads finish in the other order.
+    written = layout.WRITTEN_OFFSET // 8
+    finish = map(words.__setitem__, itertools.repeat(written), itertools.count(1)).__next__
+
+    def emit(
+        kind: int, start_ns: int, end_ns: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0
+    ) -> int:
+        sequence = next(sequences)
+        try:
+            offset = ((sequence - 1 & mask) << 6) + 4096
+            pack(memory, offset, sequence, start_ns, end_ns, kind, a, b, c, d)
+        except BaseException as error:  # a value that is no 64-bit integer
+            finish()
+            failed(error)
+            return 0
+        finish()
+        return sequence
+
+    return emit
+
+
+def is_open() -> bool:
+    """Return whether this process has a ring: hooks that alone are no reason to open one ask."""
+    return _words is not None
+
+
+def switch_off() -> None:
+    """Record nothing from now on, and leave word in the ring that this was our own decision."""
+    global emit
+    emit = _emit_off
+    if _words is not None:
+        _words[layout.SWITCHED_OFF_OFFSET // 8] = 1
+
+
+def kind_of(name: str) -> int:
+    """Return the kind of the user's span `name`, giving it one if it has none; -1 = no room."""
+    kind = _names.get(name)
+    if kind is None:
+        if len(_names) >= layout.NAMES_CAPACITY:
+            return -1
+        kind = _names.setdefault(name, next(_next_name))
+        if kind >= layout.FIRST_USER_KIND + layout.NAMES_CAPACITY:
+            return -1
+        if _words is not None:
+            _write_name(_words, name, kind)
+    return kind
+
+
+def _write_name(words: memoryview, name: str, kind: int) -> None:
+    text = name.encode("utf-8", "replace")[: layout.NAME_BYTES]
+    text = text.decode("utf-8", "ignore").encode("utf-8")  # a character cut in two leaves whole
+    offset = layout.NAMES_OFFSET + (kind - layout.FIRST_USER_KIND) * layout.NAME_BYTES
+    words.cast("B")[offset : offset + len(text)] = text
+
+
+def _open() -> None:
+    """Make the ring of this process, announce it, and from now on write to it."""
+    global emit, _words
+    from . import registration
+
+    problem = ""
+    try:
+        if sys.byteorder != "little":
+            raise OSError("a big-endian machine")
+        size = layout.RECORDS_OFFSET + _capacity * layout.RECORD_BYTES
+        ticks = registration.started_ticks()
+        fd, path = _reserve(size, registration.path_of_ring())
+        memory = mmap.mmap(fd, size)
+        layout.HEADER.pack_into(
+            memory, 0, layout.MAGIC, layout.RECORD_BYTES, _capacity, os.getpid(),
+            layout.NAMES_CAPACITY, ticks, 0, 0,
+        )  # fmt: skip
+        words = memoryview(memory).cast("Q")
+        for name, kind in list(_names.items()):
+            _write_name(words, name, kind)
+        registration.announce_ring(fd, path, size, ticks)
+        if path:
+            os.close(fd)
+        _words = words
+        emit = _make_emit(memory, words, _capacity)
+    except (OSError, AttributeError, ValueError) as error:
+        emit = _emit_off  # no memory to be had here: the job goes on, unmarked
+        problem = "no ring: %s" % error
+    registration.register(problem)
+    if _words is not None:
+        _begin()
+
+
+def _begin() -> None:
+    """Say which hooks stand, and watch the garbage collector from now on."""
+    from time import monotonic_ns
+
+    from . import importer
+    from .hooks import gc_pauses
+
+    now = monotonic_ns()
+    for number, hooked in importer.notes:
+        emit(layout.HOOK_NOTE, now, now, number, hooked)
+    gc_pauses.install()
+
+
+def _reserve(size: int, path: str) -> Tuple[int, str]:
+    """Return a descriptor of `size` reserved bytes, and its path when it is a file."""
+    try:
+        fd = os.memfd_create("clusterprof-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (OSError, AttributeError):  # seccomp, gVisor; a Python built for an old libc
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o600)
+    else:
+        path = ""
+    try:
+        os.posix_fallocate(fd, 0, size)
+        if not path:
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(fd)
+        if path:
+            os.unlink(path)
+        raise
+    return fd, path
+
+
+def _after_fork_in_child() -> None:
+    global emit, helper, _words, _capacity
+    try:
+        helper = helper or _words is not None
+        if emit is not _emit_off:
+            emit = _emit_first
+        _kept.append(_words)
+        _words = None
+        _capacity = layout.FORKED_CAPACITY
+        _may_open[:] = [True]
+        for forget in after_fork:
+            forget()
+    except BaseException as error:
+        failed(error)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
