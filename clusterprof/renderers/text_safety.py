@@ -15,7 +15,7 @@ import unicodedata
 # Letters and symbols by category that show nothing, or one thing on top of another.
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _UNSAFE_CATEGORIES = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
-_MARKDOWN = frozenset("\\`*_{}[]()<>#+-!|~@&:")
+_MARKDOWN = frozenset("\\`*_[]<>#|~@&")
 
 
 def safe_text(text: str, limit: int = 200) -> str:
@@ -38,11 +38,15 @@ def safe_line(line: str) -> str:
 
 
 def markdown_text(text: str, limit: int = 200) -> str:
-    """Return foreign text that Markdown shows literally: no link, tag, mention or table cell."""
-    return "".join(
+    """Return foreign text that Markdown shows literally: no link, tag, mention or table cell.
+
+    For the middle of a line: what is special only at its beginning is left alone.
+    """
+    shown = "".join(
         f"&#{ord(character)};" if character in _MARKDOWN else character
         for character in safe_text(text, limit)
     )
+    return shown.replace("://", "&#58;//").replace("www.", "www&#46;")
 
 
 def columns(text: str) -> int:

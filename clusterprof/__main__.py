@@ -1,0 +1,10 @@
+"""`python -m clusterprof`: the command line."""
+
+from __future__ import annotations
+
+import sys
+
+from clusterprof.cli.app import main
+
+if __name__ == "__main__":
+    sys.exit(main())

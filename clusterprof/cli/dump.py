@@ -1,0 +1,20 @@
+"""`clusterprof dump PATH`: any recording, damaged or growing, as JSON lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clusterprof.cli import common
+
+
+def dump(
+    path: Annotated[Path, typer.Argument(help="A recording, a node's folder, or one file.")],
+) -> None:
+    """Print what a recording holds, one JSON object a line; damage is stated where it lies."""
+    from clusterprof.trace.dump import dump as lines_of
+
+    for line in lines_of(path):
+        common.write_line(line)
