@@ -61,7 +61,7 @@ class EmulatedAccelerator:
         self._write()
 
     @classmethod
-    def from_environment(cls) -> EmulatedAccelerator:
+    def from_environment(cls, *, queue_depth: int = QUEUE_DEPTH) -> EmulatedAccelerator:
         """Make the next device of the run directory, or an unseen one when nobody records.
 
         Its number is LOCAL_RANK, unless a live process already has that device (every worker of
@@ -69,7 +69,7 @@ class EmulatedAccelerator:
         """
         run_dir = os.environ.get("CLUSTERPROF_RUN_DIR")
         if not run_dir:
-            return cls(None)
+            return cls(None, queue_depth=queue_depth)
         folder = Path(run_dir) / "devices"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         wanted = os.environ.get("LOCAL_RANK", "")
@@ -79,7 +79,7 @@ class EmulatedAccelerator:
             if path.exists() and _owner_lives(path):
                 continue
             try:
-                return cls(path)
+                return cls(path, queue_depth=queue_depth)
             except FileExistsError:
                 continue  # another rank was quicker
         raise ClusterprofError(f"{folder}: no free device number", "remove old *.emulated files")

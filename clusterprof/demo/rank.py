@@ -19,6 +19,7 @@ from clusterprof.demo.scenarios import CHECKPOINT_BYTES, Work, scenario_named
 from clusterprof.demo.truth import Wait, account
 
 KERNELS_PER_STEP = 6
+QUEUED_STEPS = 2  # how far the host runs ahead: a loop that looks at its loss now and then
 
 
 def main(scenario_name: str, dataset: str, truth_folder: str) -> None:
@@ -26,7 +27,7 @@ def main(scenario_name: str, dataset: str, truth_folder: str) -> None:
     scenario = scenario_named(scenario_name)
     rank = int(os.environ["RANK"])
     work = scenario.ranks[rank]
-    device = EmulatedAccelerator.from_environment()
+    device = EmulatedAccelerator.from_environment(queue_depth=QUEUED_STEPS * KERNELS_PER_STEP)
     loader = Loader(work, Path(dataset), scenario.steps, seed=rank)
     waits = []
     began_ns = time.monotonic_ns()
