@@ -111,10 +111,8 @@ def coverage(series: Series, start_ns: Int, end_ns: Int, longest_gap_ns: int = 0
     if len(series.t_ns) < 2:
         return np.where(length > 0, 0.0, np.nan)
     held = np.diff(series.t_ns)
-    if series.is_counter:
-        bad = differences(series.values)[1]
-    else:
-        bad = np.isnan(series.values[:-1])
+    counts = series.is_counter
+    bad = differences(series.values)[1] if counts else np.isnan(series.values[:-1])
     if longest_gap_ns:
         bad = bad | (held > longest_gap_ns)
     low, high = series.t_ns[0], series.t_ns[-1]

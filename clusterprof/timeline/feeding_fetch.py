@@ -1,0 +1,206 @@
+"""Where the wall time of each fetch of one thread went: CPU, runnable, blocked on what.
+
+    W  wall             end - start
+    U  user CPU         the thread's own clock, exact over sums (off by a scheduler tick per fetch)
+    S  system CPU       belongs to the reading when the fetch read from a device, else to user code
+    B  W - U - S        not on a CPU
+    R  runnable         the rise of the thread's run_delay, spread over B and never beyond it
+       blocked          B - R, shared out by `feeding_blocked`
+
+Example: a fetch of 50 ms with 10 ms of CPU and 1 MiB read; run_delay rose by 8 ms; the thread was
+always in state D where sampled: runnable 8 ms, block I/O 50 - 10 - 8 = 32 ms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterprof.timeline import feeding_shares as kinds
+from clusterprof.timeline import intervals, series
+from clusterprof.timeline.feeding_blocked import (
+    NO_SAMPLES,
+    BlockedOn,
+    Surroundings,
+    at_least_io,
+    blocked_on,
+    count,
+    spread,
+)
+from clusterprof.timeline.model import Float, Int, SpanTable, ThreadTable
+
+READ_AT_LEAST_BYTES = 4096
+READING_NS_PER_BYTE = 20  # system CPU that reads can explain: 50 MB/s is slower than any kernel
+TICK_NS = 10_000_000  # a thread's CPU clock may lag by one scheduler tick (100 Hz at worst)
+GROUP_NS = 250_000_000  # fetches whose lags settle against each other
+WINDOW_NS = 1_000_000_000  # a long wait for a CPU is booked when it ends: look this far around
+EDGE_NS = 1_000_000  # samples are stamped to about a millisecond
+FEW_SAMPLES = 10
+NOTHING = np.stack([NO_SAMPLES, NO_SAMPLES])
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """The fetches of one thread with what it takes to split them; arrays of n fetches."""
+
+    spans: SpanTable
+    thread: ThreadTable | None
+    wall_ns: Float
+    user_ns: Float
+    system_ns: Float
+    runnable_ns: Float
+    blocked_ns: Float
+    reads: Int
+    """1 where the fetch read from a device, else 0."""
+    counts: Int
+    """int64[2, 2, 7]: blocked samples by group (`reads`), state and kind."""
+
+
+def measured(spans: SpanTable, thread: ThreadTable | None, around: Surroundings) -> Fetching:
+    """Work out CPU, runnable and blocked time of each fetch, and count its thread's samples."""
+    wall = (spans.end_ns - spans.start_ns).astype(np.float64)
+    user = np.where(spans.b >= 0, spans.b, _on_cpu(spans, thread))
+    system = np.maximum(spans.c, 0).astype(np.float64)
+    cpu = settled(user + system, wall)
+    scale = np.divide(cpu, user + system, out=np.zeros_like(cpu), where=user + system > 0)
+    # CPU time that lagged into a fetch which booked none is user code: kernels do not idle
+    user = np.where(scale > 0, user * scale, cpu)
+    off_cpu = wall - cpu
+    reads = (spans.d >= READ_AT_LEAST_BYTES).astype(np.int64)
+    runnable = np.zeros_like(wall)
+    counts = NOTHING
+    if thread is not None and len(thread.t_ns):
+        runnable = _runnable(spans, thread, off_cpu, wall)
+        counts = _counts(spans, thread, reads, around)
+    blocked = off_cpu - runnable
+    return Fetching(spans, thread, wall, user, cpu - user, runnable, blocked, reads, counts)
+
+
+def _on_cpu(spans: SpanTable, thread: ThreadTable | None) -> Float:
+    """CPU time from the samples, for fetches that could not measure their own; 0 if unknown."""
+    if thread is None or not np.any(spans.b < 0):
+        return np.zeros(len(spans.b))
+    grown = series.rise_of(thread.t_ns, thread.on_cpu_ns, spans.start_ns, spans.end_ns)
+    return np.nan_to_num(grown, nan=0.0)
+
+
+def settled(cpu_ns: Float, wall_ns: Float) -> Float:
+    """Return CPU time per fetch that fits into its wall time and keeps the sum.
+
+    The kernel books the CPU time of a running thread at its ticks, so a fetch of 5 ms may show 8
+    and its neighbour 2. The excess of one belongs to neighbours with room, at most a tick each.
+    """
+    kept = np.minimum(cpu_ns, wall_ns)
+    excess = cpu_ns - kept
+    if not excess.any():
+        return kept
+    room = np.minimum(wall_ns - kept, TICK_NS)
+    group = (np.cumsum(wall_ns) // GROUP_NS).astype(np.int64)
+    group -= group[0]
+    over = np.bincount(group, excess)
+    space = np.bincount(group, room)
+    part = np.divide(over, space, out=np.zeros_like(over), where=space > 0)
+    filled: Float = kept + room * np.minimum(part, 1.0)[group]
+    return filled
+
+
+def _runnable(spans: SpanTable, thread: ThreadTable, off_cpu: Float, wall: Float) -> Float:
+    """Spread the rise of run_delay between two samples over the off-CPU time of the fetches there.
+
+    First inside its own sample interval; what does not fit (a wait for a CPU is booked only when
+    it ends) within a second around it.
+    """
+    growth, bad = series.differences(thread.run_delay_ns)
+    bins = thread.t_ns[:-1], thread.t_ns[1:]
+    parts = intervals.overlaps((spans.start_ns, spans.end_ns), bins)
+    if not len(parts.piece):
+        return np.zeros_like(wall)
+    if bad.all():
+        return _runnable_by_state(spans, thread, off_cpu, wall)
+    inside_ns = (parts.end_ns - parts.start_ns).astype(np.float64)
+    room = off_cpu[parts.piece] * inside_ns / np.maximum(wall[parts.piece], 1.0)
+    n = len(growth)
+    space = np.bincount(parts.interval, room, minlength=n)
+    covered = np.bincount(parts.interval, inside_ns, minlength=n) / np.maximum(bins[1] - bins[0], 1)
+    taken = np.minimum(growth, space)
+    window = (bins[0] - bins[0][0]) // WINDOW_NS
+    left = np.bincount(window, (growth - taken) * np.minimum(covered, 1.0))
+    free = np.bincount(window, space - taken)
+    later = np.minimum(np.divide(left, free, out=np.zeros_like(left), where=free > 0), 1.0)
+    ratio = np.divide(taken, space, out=np.zeros_like(taken), where=space > 0)
+    ratio += (1 - ratio) * later[window]
+    if bad.any():  # samples missing in between: as much as elsewhere in this chunk
+        known = space[~bad].sum()
+        ratio[bad] = (ratio * space)[~bad].sum() / known if known > 0 else 0.0
+    return np.bincount(parts.piece, room * ratio[parts.interval], minlength=len(wall))
+
+
+def _runnable_by_state(spans: SpanTable, thread: ThreadTable, off_cpu: Float, wall: Float) -> Float:
+    """Without run_delay: samples in state R beyond the CPU time used were waiting for a CPU."""
+    states = thread.state[intervals.containing(thread.t_ns, (spans.start_ns, spans.end_ns)) >= 0]
+    known = states[states > 0]
+    if not len(known) or not off_cpu.any():
+        return np.zeros_like(wall)
+    ready = float(np.mean(known == ord("R"))) * wall.sum()
+    waited = max(0.0, ready - float((wall - off_cpu).sum()))
+    return off_cpu * min(1.0, waited / float(off_cpu.sum()))
+
+
+def _counts(spans: SpanTable, thread: ThreadTable, reads: Int, around: Surroundings) -> Int:
+    wall = spans.end_ns - spans.start_ns
+    edge = np.where(wall > 4 * EDGE_NS, EDGE_NS, 0)
+    row = intervals.containing(thread.t_ns, (spans.start_ns + edge, spans.end_ns - edge))
+    group = np.where(row >= 0, reads[np.maximum(row, 0)], -1)
+    counts: Int = np.stack([count(thread, group == read, around) for read in (0, 1)])
+    return counts
+
+
+def pooled(all_fetching: list[Fetching]) -> Int:
+    """Return int64[2, 2, 7]: the samples of all threads that fetch, for those with too few."""
+    total: Int = np.sum([NOTHING, *(f.counts for f in all_fetching)], axis=0)
+    return total
+
+
+def decomposed(
+    fetching: Fetching, pool: Int, read_bytes: float, around: Surroundings
+) -> tuple[Float, Int]:
+    """Return shares[n, 10] of each fetch's wall time, and how many samples stand behind each.
+
+    `read_bytes` is what all the fetches of the rank read from devices in this chunk.
+    """
+    n = len(fetching.wall_ns)
+    table = kinds.empty(n)
+    reading = np.minimum(fetching.system_ns, READING_NS_PER_BYTE * fetching.spans.d)
+    reading = np.where(fetching.reads == 1, reading, 0.0)
+    table[:, kinds.USER_CPU] = fetching.user_ns + fetching.system_ns - reading
+    table[:, kinds.READING_CPU] = reading
+    table[:, kinds.RUNNABLE] = fetching.runnable_ns
+    samples = np.zeros(n, np.int64)
+    for read in (0, 1):
+        rows = np.flatnonzero(fetching.reads == read)
+        on = _blocked_on(fetching, pool, read, read_bytes * read, around)
+        parts = spread(fetching.blocked_ns[rows], on)
+        for column, name in enumerate(
+            (kinds.BLOCK_IO, kinds.REMOTE_IO, kinds.MEMORY, kinds.UNKNOWN)
+        ):
+            table[rows, name] += parts[:, column]
+        samples[rows] = on.samples
+    return kinds.shares(table, fetching.wall_ns), samples
+
+
+def _blocked_on(
+    fetching: Fetching, pool: Int, read: int, read_bytes: float, around: Surroundings
+) -> BlockedOn:
+    counts = fetching.counts[read]
+    if counts.sum() < FEW_SAMPLES:
+        counts = pool[read]
+    faults = delayed = 0.0
+    if fetching.thread is not None and len(fetching.thread.t_ns) > 1:
+        faults = float(series.differences(fetching.thread.major_faults)[0].sum())
+        delayed = float(series.differences(fetching.thread.block_io_delay_ns)[0].sum())
+    on = blocked_on(counts, around, read_bytes, faults)
+    blocked = float(fetching.blocked_ns[fetching.reads == 1].sum())
+    if read and blocked > 0:
+        return at_least_io(on, min(1.0, delayed / blocked))
+    return on
