@@ -9,8 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof import signals
 from clusterprof.findings import Cause, Evidence, Grade
-from clusterprof.timeline.model import Feeding, Float, Lost, Rank
+from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, Feeding, Float, Lost, Rank
+from clusterprof.timeline.series import rise, rise_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +37,99 @@ class Detector(Protocol):
 
     cause: ClassVar[Cause]
     needs: ClassVar[tuple[str, ...]]
-    """Signal names (or "spans", "threads") without which it must abstain."""
+    """Signal names (or "spans", "threads", "device") without which it must abstain."""
     Limits: ClassVar[type]
 
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Any) -> Claims | None:
         """Claim shares of the lost pieces; None = cannot tell. `feeding` has a row per piece."""
         ...
+
+
+# What several detectors read off the timeline. No detector imports another; they meet here.
+
+
+def in_phase(lost: Lost, *phases: int) -> NDArray[np.bool_]:
+    """Return bool[n]: which pieces lie in one of the phases."""
+    found = np.zeros(lost.phase.size, np.bool_)
+    for phase in phases:
+        found |= lost.phase == phase
+    return found
+
+
+def waited(lost: Lost, share: Float) -> Float:
+    """Return the share of pieces in a data wait, 0 elsewhere."""
+    return np.where(lost.phase == PHASE_DATA_WAIT, np.clip(share, 0.0, 1.0), 0.0)
+
+
+def mean_over(lost: Lost, share: Float, values: Float | None = None) -> float:
+    """Return the mean of values (default: of the share itself) over the claimed lost time.
+
+    0.0 when nothing is claimed; unknown values (NaN) carry no weight.
+    """
+    values = share if values is None else values
+    weight = np.where(np.isnan(values) | (share <= 0), 0.0, lost.lost_ns.astype(np.float64))
+    total = float(weight.sum())
+    return float(np.sum(weight * np.nan_to_num(values)) / total) if total > 0 else 0.0
+
+
+def grown(rank: Rank, name: str, device: str, lost: Lost, share: Float) -> float | None:
+    """Return by how much a counter rose over the claimed pieces; None when it was not recorded."""
+    series = rank.chunk.series.get((name, device))
+    claimed = share > 0
+    if series is None:
+        return None
+    if not claimed.any():
+        return 0.0
+    return float(np.nansum(rise(series, lost.start_ns[claimed], lost.end_ns[claimed])))
+
+
+def busiest(rank: Rank, name: str, lost: Lost, share: Float) -> tuple[str, float]:
+    """Return the device whose counter rose most over the claimed pieces ("" when none did)."""
+    best = ("", 0.0)
+    for signal, device in sorted(rank.chunk.series):
+        if signal == name:
+            amount = grown(rank, name, device, lost, share) or 0.0
+            if amount > best[1]:
+                best = (device, amount)
+    return best
+
+
+def main_thread(rank: Rank, column: str, lost: Lost, rows: NDArray[np.bool_]) -> Float:
+    """Return float64[n]: part of each chosen piece by which a counter of the main thread rose.
+
+    `column` is "on_cpu_ns" or "run_delay_ns"; NaN where not chosen or not known.
+    """
+    out = np.full(lost.start_ns.size, np.nan)
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or not rows.any():
+        return out
+    start, end = lost.start_ns[rows], lost.end_ns[rows]
+    growth = rise_of(thread.t_ns, getattr(thread, column), start, end)
+    out[rows] = np.clip(growth / np.maximum(end - start, 1), 0.0, 1.0)
+    return out
+
+
+def held_back(rank: Rank, lost: Lost, rows: NDArray[np.bool_]) -> Float:
+    """Return float64[n]: part of each chosen piece in which the CPU quota had run out; 0 unknown.
+
+    The kernel adds the time up over CPUs, so the part is capped at the whole.
+    """
+    out = np.zeros(lost.start_ns.size)
+    series = rank.chunk.series.get((signals.CGROUP_THROTTLED.name, ""))
+    if series is None or not rows.any():
+        return out
+    start, end = lost.start_ns[rows], lost.end_ns[rows]
+    growth = rise(series, start, end) / np.maximum(end - start, 1)
+    out[rows] = np.clip(np.nan_to_num(growth), 0.0, 1.0)
+    return out
+
+
+def runnable(rank: Rank, lost: Lost, feeding: Feeding) -> Float:
+    """Return float64[n]: part of each piece in which the thread it hung on had no CPU.
+
+    In a data wait that is the critical thread, inside a step the main thread.
+    """
+    own = main_thread(rank, "run_delay_ns", lost, in_phase(lost, PHASE_COMPUTE))
+    return np.where(
+        in_phase(lost, PHASE_COMPUTE), np.nan_to_num(own), waited(lost, feeding.runnable)
+    )

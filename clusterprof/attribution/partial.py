@@ -1,0 +1,60 @@
+"""What one stretch of one rank adds to the ledger: sums of integers, so that merging is exact.
+
+Shares of lost time are whole numbers of 2**-20 (`SHARE`), and a claimed amount is `lost_ns` times
+such a number: an integer. Sums of integers do not depend on their order, therefore a recording read
+in one chunk or in a hundred gives the same ledger, and partials merge in any grouping:
+
+    merge(merge(a, b), c) == merge(a, merge(b, c)),   merge(EMPTY, a) == a
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+SHARE = 1 << 20  # parts of a whole; lost_ns * SHARE of 300 s is 3e17, well inside int64
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Sums over settled stretches of one rank. Every field maps a key to an integer."""
+
+    totals: Mapping[str, int] = field(default_factory=dict)
+    """in_step, unmeasured, measured, busy, lost, wait, first_step, first_step_lost: in ns;
+    stream_pieces: a count."""
+    claimed: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
+    """(cause id, grade, source) -> ns * SHARE."""
+    unexplained: Mapping[str, int] = field(default_factory=dict)
+    """reason -> ns * SHARE."""
+    steps: Mapping[int, int] = field(default_factory=dict)
+    """Length of a step in ns, to three significant digits -> how many."""
+    evidence: Mapping[tuple[str, str, str, str], int] = field(default_factory=dict)
+    """(cause id, name, unit, note) -> sum of values, or of value * weight * 1000."""
+    weights: Mapping[tuple[str, str, str, str], int] = field(default_factory=dict)
+    """The weights of the same keys; absent for evidence that is summed (`…_total`)."""
+    resources: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(cause id, resource) -> ns * SHARE claimed while that resource stood out."""
+    asked: Mapping[str, int] = field(default_factory=dict)
+    """cause id -> lost pieces about which it was asked and did not abstain."""
+    missing: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(cause id, what it needs) -> times it could not be asked."""
+
+
+EMPTY = Partial()
+
+
+def merge(*partials: Partial) -> Partial:
+    """Add partials up; associative and commutative, with `EMPTY` as its zero."""
+    return Partial(**{f.name: _added([getattr(p, f.name) for p in partials]) for f in _FIELDS})
+
+
+_FIELDS = fields(Partial)
+
+
+def _added(maps: list[Mapping[Any, int]]) -> dict[Any, int]:
+    total: dict[Any, int] = {}
+    for one in maps:
+        for key, value in one.items():
+            total[key] = total.get(key, 0) + value
+    return total

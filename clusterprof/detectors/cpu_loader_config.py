@@ -1,0 +1,81 @@
+"""The loader is set up too small.
+
+## What it sees
+
+Lost time in which the host waited for a batch, and the worker that owned it had not been given it
+yet, was only just being started, or had it ready and was handing it over.
+
+## Why the GPU waits
+
+With few workers or a short prefetch nobody works ahead: while the GPU computes, the loader rests,
+and when it is asked, the GPU rests. Workers that are not persistent are started anew in every
+epoch. Large batches that travel through a pipe are copied and unpacked by the main process.
+
+## How it decides
+
+Its share is the part of the wait in which the owning worker was outside any fetch (no work yet, or
+after it, on the way to the main process), and, after the first step, the part in which it did not
+exist. Neither a disk nor a CPU held anybody up then.
+
+## What to do
+
+Raise `num_workers` towards the number of cores per GPU, `prefetch_factor` to 2 to 4, and set
+`persistent_workers=True`. Return tensors, not Python objects, from the dataset.
+
+## Where it is blind
+
+With `num_workers=0` the main process loads between steps by construction; what it does while
+loading is then named instead (reading, computing). Loaders other than PyTorch's are seen only as
+far as spans are marked for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from clusterprof.detectors.base import Claims, mean_over, waited
+from clusterprof.findings import Cause, Evidence
+from clusterprof.timeline.model import Feeding, Lost, Rank
+
+
+class CpuLoaderConfig:
+    """Claims the time in which nobody worked on the awaited batch."""
+
+    cause = Cause(
+        "cpu-loader-config",
+        "cpu",
+        "The loader is set up too small",
+        "Raise num_workers and prefetch_factor, and keep workers with persistent_workers=True",
+    )
+    needs: ClassVar[tuple[str, ...]] = ("spans", "threads")
+
+    @dataclass(frozen=True, slots=True)
+    class Limits:
+        """When a wait counts against the set-up of the loader."""
+
+        idle_at_least_ratio: float = 0.02
+        """A smaller part of a piece is the ordinary hand-over of a batch."""
+
+    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
+        """Claim time in which the owning worker had nothing to do with the batch."""
+        absent = np.where(lost.step == 0, 0.0, feeding.no_worker)
+        share = waited(lost, feeding.no_work + feeding.delivery + absent)
+        share[share < limits.idle_at_least_ratio] = 0.0
+        evidence = (
+            Evidence(
+                "worker.without_work_ratio",
+                mean_over(lost, share),
+                "ratio",
+                "of the waits, no worker was working on the awaited batch",
+            ),
+            Evidence(
+                "loader.workers_count",
+                float(len(rank.workers)),
+                "count",
+                "dataloader workers of the rank",
+            ),
+        )
+        return Claims(share, "B", evidence)

@@ -1,0 +1,81 @@
+"""The CPU is busy preparing data.
+
+## What it sees
+
+Lost time in which the host waited for a batch, and the thread that was making that batch was
+computing: decoding, augmenting, tokenising, collating.
+
+## Why the GPU waits
+
+Preparing a batch costs more CPU time than the workers can give within the time of a step. Each
+worker makes one batch at a time, so a step is served only as fast as all workers together compute.
+
+## How it decides
+
+It looks at the worker that owned the awaited batch (the main thread when it loads itself). Its
+share is the part of that thread's time spent on a CPU, without the kernel's work on reads from a
+device. The thread reports its own CPU time with each batch, and the kernel's count of the same
+thread agrees or the claim is weaker.
+
+## What to do
+
+If CPUs are free, add workers. If not, do the work once instead of every epoch (decode and resize
+ahead, cache), use a cheaper transform, or move it to the GPU.
+
+## Where it is blind
+
+It cannot name the function; a sampling profiler can. Threads that a library starts inside the
+worker (OpenCV, BLAS) count for the worker only while it waits for them on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from clusterprof.detectors.base import Claims, mean_over, waited
+from clusterprof.findings import Cause, Evidence
+from clusterprof.timeline.model import Feeding, Lost, Rank
+
+
+class CpuPreprocess:
+    """Claims the time in which the awaited batch was being computed."""
+
+    cause = Cause(
+        "cpu-preprocess",
+        "cpu",
+        "The CPU is busy preparing data",
+        "Add dataloader workers if CPUs are free, else prepare the data ahead or more cheaply",
+    )
+    needs: ClassVar[tuple[str, ...]] = ("spans", "threads")
+
+    @dataclass(frozen=True, slots=True)
+    class Limits:
+        """When a wait counts as a wait for computation."""
+
+        on_cpu_at_least_ratio: float = 0.02
+        """A smaller part of a piece is noise of the clocks behind it."""
+
+    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
+        """Claim time of the critical thread on a CPU in user code."""
+        share = waited(lost, feeding.user_cpu)
+        share[share < limits.on_cpu_at_least_ratio] = 0.0
+        pids = np.unique(feeding.worker_pid[(share > 0) & (feeding.worker_pid > 0)])
+        evidence = (
+            Evidence(
+                "worker.on_cpu_ratio",
+                mean_over(lost, share),
+                "ratio",
+                "of the waits, the loading thread was computing",
+            ),
+            Evidence(
+                "loader.workers_count",
+                float(len(rank.workers)),
+                "count",
+                "dataloader workers of the rank",
+            ),
+        )
+        resource = f"worker pid {int(pids[0])}" if pids.size == 1 else ""
+        return Claims(share, "A", evidence, resource)

@@ -1,0 +1,75 @@
+"""The GPU runs below its clock.
+
+## What it sees
+
+The excess of computation on a GPU that was slowed by heat, a power brake or a hardware fault.
+
+## Why the GPU waits
+
+It does not wait: it computes more slowly than it could. A step takes longer by the ratio of the
+clocks, and with synchronous training all other GPUs wait for this one.
+
+## How it decides
+
+Only while work was on the device, and only while the device itself gave a reason that is a fault
+(NVML's mask: hardware slowdown, thermal slowdown, power brake). The excess is busy time multiplied
+by the missing part of the clock, 1 - clock / highest clock. The power cap alone is no fault: large
+GPUs run at it all day.
+
+## What to do
+
+Check cooling and power of the node, and drain it until they are mended. Compare its clocks with
+those of its neighbours.
+
+## Where it is blind
+
+Kernels bound by memory bandwidth suffer less from a lower clock than assumed. An idle GPU at a low
+clock is never called throttled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from clusterprof import signals
+from clusterprof.detectors.base import Claims, in_phase, mean_over
+from clusterprof.findings import Cause, Evidence
+from clusterprof.timeline.model import PHASE_THROTTLED, Feeding, Lost, Rank
+from clusterprof.timeline.series import mean
+
+
+class DeviceThrottled:
+    """Claims the excess of computation on a slowed device."""
+
+    cause = Cause(
+        "device-throttled",
+        "device",
+        "The GPU runs below its clock",
+        "Check cooling and power of the node, and drain it until they are mended",
+    )
+    needs: ClassVar[tuple[str, ...]] = (
+        signals.GPU_THROTTLE.name,
+        signals.GPU_SM_CLOCK.name,
+        signals.GPU_SM_CLOCK_MAX.name,
+    )
+
+    @dataclass(frozen=True, slots=True)
+    class Limits:
+        """When a lowered clock counts."""
+
+        excess_at_least_ns: int = 0
+        """A shorter excess is left unattributed; 0 = none is too short."""
+
+    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
+        """Claim every piece that is excess of slowed computation."""
+        inside = in_phase(lost, PHASE_THROTTLED) & (lost.lost_ns >= limits.excess_at_least_ns)
+        evidence = []
+        clock = rank.chunk.series.get((signals.GPU_SM_CLOCK.name, rank.device))
+        if inside.any() and clock is not None:
+            values = mean(clock, lost.start_ns, lost.end_ns)
+            hertz = mean_over(lost, inside.astype(float), values)
+            evidence.append(Evidence("gpu.sm_clock_hertz", hertz, "hertz", "was the clock then"))
+        return Claims(np.where(inside, 1.0, 0.0), "A", tuple(evidence))

@@ -1,0 +1,86 @@
+"""Copies to the GPU hold the step up.
+
+## What it sees
+
+Lost time in which the training process was copying from host memory to the GPU.
+
+## Why the GPU waits
+
+A copy from pageable memory goes through a staging buffer and blocks the host until it is done, so
+that no kernel is launched meanwhile. A copy on the stream of the computation cannot overlap with
+it.
+
+## How it decides
+
+Its share is the whole of a lost piece inside a copy that the probe has marked.
+
+## What to do
+
+Set `pin_memory=True` in the loader and `non_blocking=True` in `.to()`; copy the next batch on a
+stream of its own while the present one computes.
+
+## Where it is blind
+
+Copies that a library makes in native code carry no mark. `.item()` and printing a tensor
+synchronise without a copy worth the name: that time is inside the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from clusterprof import signals
+from clusterprof.detectors.base import Claims, in_phase, mean_over
+from clusterprof.findings import Cause, Evidence, Grade
+from clusterprof.probe import layout
+from clusterprof.timeline.model import PHASE_H2D, Feeding, Lost, Rank
+from clusterprof.timeline.series import mean
+
+
+class H2dCopy:
+    """Claims the time inside marked copies to the GPU."""
+
+    cause = Cause(
+        "h2d-copy",
+        "h2d",
+        "Copies to the GPU hold the step up",
+        "Use pin_memory=True and non_blocking=True, and copy the next batch ahead",
+    )
+    needs: ClassVar[tuple[str, ...]] = ("spans",)
+
+    @dataclass(frozen=True, slots=True)
+    class Limits:
+        """When a copy counts."""
+
+        copy_at_least_ns: int = 0
+        """A shorter lost piece is left unattributed; 0 = none is too short."""
+
+    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
+        """Claim every lost piece inside a copy."""
+        inside = in_phase(lost, PHASE_H2D)
+        inside &= lost.end_ns - lost.start_ns >= limits.copy_at_least_ns
+        share = inside.astype(float)
+        evidence = []
+        table = rank.main.spans.get(layout.H2D)
+        if inside.any() and table is not None:
+            blocking = float(np.mean(table.b != 1))
+            evidence.append(
+                Evidence("h2d.blocking_ratio", blocking, "ratio", "of the copies blocked the host")
+            )
+        grade: Grade = "B"
+        series = rank.chunk.series.get((signals.GPU_PCIE_RECEIVE.name, rank.device))
+        if series is not None and inside.any():
+            rate = mean_over(lost, share, mean(series, lost.start_ns, lost.end_ns))
+            grade = "A" if rate > 0 else "B"
+            evidence.append(
+                Evidence(
+                    "gpu.pcie_receive_bytes_per_second",
+                    rate,
+                    "bytes/s",
+                    "went over the bus meanwhile",
+                )
+            )
+        return Claims(share, grade, tuple(evidence))

@@ -1,0 +1,34 @@
+"""The causes, in the order in which people should read them. Nothing else happens here."""
+
+from __future__ import annotations
+
+from clusterprof.detectors.base import Detector
+from clusterprof.detectors.checkpoint import Checkpoint
+from clusterprof.detectors.cpu_contention import CpuContention
+from clusterprof.detectors.cpu_gc import CpuGc
+from clusterprof.detectors.cpu_loader_config import CpuLoaderConfig
+from clusterprof.detectors.cpu_memory import CpuMemory
+from clusterprof.detectors.cpu_preprocess import CpuPreprocess
+from clusterprof.detectors.cpu_throttled import CpuThrottled
+from clusterprof.detectors.device_throttled import DeviceThrottled
+from clusterprof.detectors.h2d_copy import H2dCopy
+from clusterprof.detectors.launch_bound import LaunchBound
+from clusterprof.detectors.startup import Startup
+from clusterprof.detectors.storage_local import StorageLocal
+from clusterprof.detectors.storage_remote import StorageRemote
+
+DETECTORS: tuple[Detector, ...] = (
+    StorageLocal(),
+    StorageRemote(),
+    CpuPreprocess(),
+    CpuContention(),
+    CpuThrottled(),
+    CpuLoaderConfig(),
+    CpuMemory(),
+    CpuGc(),
+    H2dCopy(),
+    LaunchBound(),
+    Checkpoint(),
+    Startup(),
+    DeviceThrottled(),
+)

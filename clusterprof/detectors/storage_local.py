@@ -1,0 +1,98 @@
+"""The data path waits for a local disk.
+
+## What it sees
+
+Lost time in which the host waited for a batch, and the thread that was making that batch read from
+a local block device.
+
+## Why the GPU waits
+
+A batch cannot be decoded before its bytes have arrived. When reading takes longer than the step
+computes, and the batches fetched ahead are used up, every step ends with the GPU waiting for the
+disk.
+
+## How it decides
+
+It looks at the worker that owned the awaited batch (the main thread when it loads itself). Its
+share is the part of that thread's time in which it was blocked on a block device, or in the kernel
+on behalf of reads from one. Evidence is what the disk did in exactly those intervals: bytes,
+mean latency of a read (rise of `disk.read_ns_total` over rise of `disk.reads_total`), and the part
+of the time it had requests outstanding.
+
+## What to do
+
+Stage the data on the fastest local disk, and read it in large sequential records rather than in
+small files. Give the page cache enough memory to hold the data set, if it can. More workers and a
+longer prefetch hide latency, but not a lack of bandwidth: when the disk is busy all the time, only
+fewer bytes or a faster disk help.
+
+## Where it is blind
+
+File systems in user space and network mounts are `storage-remote`. Delay accounting is off by
+default on recent kernels; blocked time is then told apart by thread state and bytes read, which
+takes a thread sleeping in a storage driver of its own for "blocked on something unseen".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from clusterprof import signals
+from clusterprof.detectors.base import Claims, busiest, grown, mean_over, waited
+from clusterprof.findings import Cause, Evidence, Grade
+from clusterprof.timeline.model import Feeding, Lost, Rank
+
+
+class StorageLocal:
+    """Claims the time in which the awaited batch was being read from a local disk."""
+
+    cause = Cause(
+        "storage-local",
+        "storage",
+        "The data path waits for a local disk",
+        "Stage the data on a faster disk, or read it in large sequential records",
+    )
+    needs: ClassVar[tuple[str, ...]] = ("spans", "threads")
+
+    @dataclass(frozen=True, slots=True)
+    class Limits:
+        """When a wait counts as a wait for the disk."""
+
+        blocked_at_least_ratio: float = 0.02
+        """A smaller part of a piece is noise of the clocks behind it."""
+
+    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
+        """Claim blocked and reading time of the critical thread."""
+        share = waited(lost, feeding.block_io + feeding.reading_cpu)
+        share[share < limits.blocked_at_least_ratio] = 0.0
+        disk, read_bytes = busiest(rank, signals.DISK_READ_BYTES.name, lost, share)
+        evidence = [
+            Evidence(
+                "worker.blocked_ratio",
+                mean_over(lost, share),
+                "ratio",
+                "of the waits, the loading thread was reading or blocked on the disk",
+            ),
+        ]
+        grade: Grade = "B"
+        if read_bytes > 0:
+            grade = "A"
+            evidence.append(
+                Evidence(
+                    "disk.read_bytes_total",
+                    read_bytes,
+                    "bytes",
+                    "read from the disk during those waits",
+                )
+            )
+            evidence += _latency(rank, disk, lost, share)
+        return Claims(share, grade, tuple(evidence), disk)
+
+
+def _latency(rank: Rank, disk: str, lost: Lost, share: object) -> list[Evidence]:
+    reads = grown(rank, signals.DISK_READS.name, disk, lost, share)  # type: ignore[arg-type]
+    time_ns = grown(rank, signals.DISK_READ_TIME.name, disk, lost, share)  # type: ignore[arg-type]
+    if not reads or time_ns is None:
+        return []
+    return [Evidence("disk.read_latency_ns", time_ns / reads, "ns", "a read took on average")]
