@@ -33,7 +33,7 @@ def install_probe(run_dir: Path, *, gpu_events: bool, strict: bool) -> None:
     Raises CannotStart when the files cannot be written.
     """
     target = run_dir / "probe"
-    if target.is_dir():
+    if (target / "config.json").is_file():
         return
     temporary = run_dir / f"probe.{os.getpid()}.tmp"
     try:
@@ -44,10 +44,10 @@ def install_probe(run_dir: Path, *, gpu_events: bool, strict: bool) -> None:
         shutil.copytree(_SOURCE, temporary / PACKAGE, ignore=ignore)
         shutil.copy(_SOURCE / "sitecustomize.py", temporary / "sitecustomize.py")
         (temporary / "config.json").write_text(_config(gpu_events, strict))
-        os.rename(temporary, target)
+        os.rename(temporary, target)  # onto nothing or an empty folder: all of it or nothing
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if target.is_dir():  # another rank of this node was faster
+        if (target / "config.json").is_file():  # another rank of this node was faster
             return
         raise CannotStart(
             f"the probe cannot be put into {run_dir}: {error.strerror or error}",
