@@ -1,4 +1,4 @@
-"""`python -m clusterprof`: the command line."""
+"""`python -m clusterprof`: the same as the command `clusterprof`."""
 
 from __future__ import annotations
 

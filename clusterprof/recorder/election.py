@@ -113,11 +113,16 @@ def sweep(base: Path, prefix: str, alive: Callable[[Path], bool]) -> None:
     """
     for run_dir in base.glob(f"{prefix}*"):
         try:
-            if run_dir.is_symlink() or run_dir.stat().st_uid != os.geteuid():
-                continue
-            lock = try_lead(run_dir) if (run_dir / "lock").exists() else None
+            ours = not run_dir.is_symlink() and run_dir.stat().st_uid == os.geteuid()
+            if ours and (run_dir / "lock").is_file() and (run_dir / "register").is_dir():
+                leave(run_dir, partial(_in_use, run_dir, alive))
         except (OSError, CannotStart):
             continue
-        if lock is not None:
-            leave(run_dir, partial(alive, run_dir))
-            os.close(lock)
+
+
+def _in_use(run_dir: Path, alive: Callable[[Path], bool]) -> bool:
+    lock = try_lead(run_dir)
+    if lock is None:
+        return True
+    os.close(lock)
+    return alive(run_dir)

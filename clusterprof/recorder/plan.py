@@ -84,3 +84,21 @@ def with_hz(plan: Plan, hz: float) -> Plan:
     if not HZ_AT_LEAST <= hz <= HZ_AT_MOST:
         raise UsageError(f"{hz:g} Hz is not between {HZ_AT_LEAST:g} and {HZ_AT_MOST:g}")
     return Plan(hz, plan.collectors, plan.recording, plan.profile)
+
+
+def plan_of_profile(
+    profile: Mapping[str, Any], hz: float | None = None, keep_free_bytes: int | None = None
+) -> Plan:
+    """Return the plan that a profile's effective values and the command line make together."""
+    sampling = profile.get("sampling", {})
+    collectors = {}
+    for name, wishes in sampling.get("collectors", {}).items():
+        entry: dict[str, Any] = {"enabled": bool(wishes.get("enabled", True))}
+        if wishes.get("hz"):
+            entry["interval_ns"] = round(_SECOND_NS / wishes["hz"])
+        collectors[name] = entry
+    recording = {key: int(value) for key, value in profile.get("recording", {}).items()}
+    if keep_free_bytes is not None:
+        recording["keep_free_bytes"] = keep_free_bytes
+    rate = hz if hz is not None else float(sampling.get("hz", DEFAULT_HZ))
+    return with_hz(Plan(rate, collectors, recording, profile), rate)

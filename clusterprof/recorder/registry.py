@@ -84,6 +84,11 @@ class Registry:
         if self._unclear:
             self._unclear = [one for one in self._unclear if not self._settled(one, now_ns)]
 
+    def look_again(self, now_ns: int) -> None:
+        """Look at the folder even if its time has not changed: nobody can join any more."""
+        self._recent = True
+        self.look(now_ns)
+
     def take(self, now_ns: int) -> list[Record]:
         """Return the events since the last call."""
         records, self._pending = self._pending, []
@@ -200,3 +205,14 @@ def checked(registration: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**62
+
+
+def registered_alive(run_dir: Path, proc: str = "/proc") -> bool:
+    """Return whether any process that registered in a run directory still lives."""
+    for path in (run_dir / "register").glob("*.json"):
+        attributes = checked(read_small_json(str(path)) or {})
+        if attributes is None:
+            continue
+        if started_ticks(proc, attributes["pid"]) == attributes["started_ticks"]:
+            return True
+    return False

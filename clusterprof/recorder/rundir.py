@@ -17,7 +17,8 @@ from typing import Any
 from clusterprof.errors import CannotStart
 
 _SHARED_MEMORY = "/dev/shm"
-FOLDERS = ("register", "rings", "devices", "probe")
+RUN_DIR_PREFIX = "clusterprof-"
+FOLDERS = ("register", "rings", "devices")
 FILE_BYTES_AT_MOST = 4096
 
 
@@ -31,7 +32,7 @@ def choose_base(environ: Mapping[str, str], shared_memory: str = _SHARED_MEMORY)
 
 def run_dir_path(base: Path, boot8: str, job: str) -> Path:
     """Return the path of the run directory of this user, boot and job."""
-    return base / f"clusterprof-{os.getuid()}-{boot8}-{job}"
+    return base / f"{RUN_DIR_PREFIX}{os.geteuid()}-{boot8}-{job}"
 
 
 def ensure_run_dir(path: Path) -> None:

@@ -93,6 +93,11 @@ class Slot:
         # A collector may hand out the same list each time: a tuple is ours.
         self._samples.append(sample if self._is_table else tuple(sample))
 
+    @property
+    def reason(self) -> Unavailable | None:
+        """Why the whole collector sees nothing at the moment."""
+        return self._reasons.get(-1)
+
     def take(self) -> list[Record]:
         """Return what has been gathered since the last call, as records."""
         self._pack()

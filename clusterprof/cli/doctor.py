@@ -1,0 +1,3 @@
+"""stub"""
+def doctor() -> None:
+    """Print what can be recorded here."""
