@@ -14,19 +14,13 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clusterprof.errors import EXIT_OK, CannotStart, ClusterprofError, UsageError
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder import identity, neighbour
-from clusterprof.recorder.election import join
-from clusterprof.recorder.order import DEFAULT_OUT, Order, Started, parse_duration
-from clusterprof.recorder.plan import Plan, plan_from_json, with_hz
-from clusterprof.recorder.rundir import choose_base, run_dir_path
-from clusterprof.recorder.service import Service
+if TYPE_CHECKING:
+    from clusterprof.recorder.order import Order, Started
+    from clusterprof.recorder.plan import Plan
 
 _NOTES_AT_MOST = 200
 _UNSEEN_AT_MOST = 12
@@ -36,6 +30,10 @@ EXIT_BY_SIGNAL = 128
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recorder; return its exit code."""
     options = _parser().parse_args(arguments)
+    # Below the options, so that `--help` and a mistyped option cost nothing.
+    from clusterprof.errors import EXIT_OK, ClusterprofError
+    from clusterprof.recorder import neighbour
+
     neighbour.settle()
     os.umask(0o077)
     signals = _Signals(detached=options.ready_fd is not None)
@@ -64,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pid", type=int, help="attach to this process; end when it ends")
     parser.add_argument("--run-dir", metavar="DIR", help="run directory of the job")
     parser.add_argument("--job", help="name of the job")
-    parser.add_argument("--follow", action="store_true", help="end with the last registered process")
+    parser.add_argument("--follow", action="store_true", help="end with the last process")
     parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     return parser
@@ -72,6 +70,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _order(options: argparse.Namespace) -> tuple[Order, int]:
     """Return what to do, and the descriptor of the lock that makes us the node's recorder."""
+    from clusterprof.errors import CannotStart
+    from clusterprof.linux.roots import Roots
+    from clusterprof.recorder import identity
+    from clusterprof.recorder.election import join
+    from clusterprof.recorder.order import DEFAULT_OUT, Order, parse_duration
+    from clusterprof.recorder.rundir import choose_base, run_dir_path
+
     roots = Roots()
     job = options.job or identity.launcher_job(os.environ, os.getppid()) or identity.own_job()
     if options.run_dir:
@@ -98,6 +103,9 @@ def _order(options: argparse.Namespace) -> tuple[Order, int]:
 
 
 def _plan(options: argparse.Namespace, run_dir: Path) -> Plan:
+    from clusterprof.errors import UsageError
+    from clusterprof.recorder.plan import Plan, plan_from_json, with_hz
+
     path = Path(options.profile_json) if options.profile_json else run_dir / "plan.json"
     if not options.profile_json and not path.exists():
         plan = Plan()
@@ -111,6 +119,7 @@ def _plan(options: argparse.Namespace, run_dir: Path) -> Plan:
 
 def _run(order: Order, ready_fd: int | None, signals: _Signals) -> None:
     from clusterprof.collectors.registry import COLLECTORS
+    from clusterprof.recorder.service import Service
 
     log = _Log()
 
@@ -173,6 +182,8 @@ class _Log:
         self._notes += 1
         if self._notes > _NOTES_AT_MOST:
             return
+        import traceback
+
         lines = "".join(traceback.format_exception(error))
         text = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {what}: {lines}"
         with contextlib.suppress(OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 def record(
     command: Annotated[
-        Optional[list[str]],  # noqa: UP007, UP045 - older typers do not read `X | None`
-        typer.Argument(metavar="[-- CMD...]", help="The job; without it the whole node."),
+        list[str] | None,
+        typer.Argument(metavar="CMD", help="The job; without it the whole node."),
     ] = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
+        Path | None,
         typer.Option("-o", "--out", metavar="DIR", help="Default: clusterprof-out/<job>."),
     ] = None,
     profile: Annotated[
-        Optional[str],  # noqa: UP007, UP045
+        str | None,
         typer.Option(metavar="NAME", help="Profile: a shipped one by name, or a file."),
     ] = None,
     duration: Annotated[
-        Optional[str],  # noqa: UP007, UP045
+        str | None,
         typer.Option(metavar="TIME", help="Stop recording after this time (90s, 10m, 2h)."),
     ] = None,
     hz: Annotated[
-        Optional[float],  # noqa: UP007, UP045
+        float | None,
         typer.Option(metavar="N", help="Samples per second; slow sources keep their own rate."),
     ] = None,
     inject: Annotated[
@@ -39,14 +39,14 @@ def record(
         typer.Option(metavar="auto|off|strict", help="Whether Pythons of the job report spans."),
     ] = "auto",
     pid: Annotated[
-        Optional[int],  # noqa: UP007, UP045
+        int | None,
         typer.Option(metavar="PID", help="Attach to a running process (no spans)."),
     ] = None,
     gpu_events: Annotated[
         bool, typer.Option(help="Let the probe record events on the job's CUDA streams.")
     ] = True,
     keep_free: Annotated[
-        Optional[str],  # noqa: UP007, UP045
+        str | None,
         typer.Option(metavar="SIZE", help="Pause writing when less disk than this is left."),
     ] = None,
 ) -> None:

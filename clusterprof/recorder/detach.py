@@ -68,7 +68,7 @@ def start_detached(
     return answer
 
 
-def _become(command: Sequence[str], run_dir: Path, kept: Sequence[int]) -> NoReturn:
+def _become(command: list[str], run_dir: Path, kept: Sequence[int]) -> NoReturn:
     """In the forked child: leave everything of the workload behind and become the agent."""
     try:
         os.setsid()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,13 @@ from clusterprof.recorder import identity
 from clusterprof.trace.schema import SCHEMA_VERSION
 from clusterprof.trace.schema import Clock as ClockRecord
 
-_PSEUDO = frozenset(
-    "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl "
-    "hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs tracefs".split()
-)
+# fmt: off
+_PSEUDO = frozenset((
+    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts",
+    "devtmpfs", "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore",
+    "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
+))
+# fmt: on
 _MOUNTS_AT_MOST = 256
 _DISKS_AT_MOST = 256
 _SECTOR_BYTES = 512
@@ -55,20 +57,11 @@ def host_inventory(roots: Roots) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions the header states; the drivers' come from their collectors."""
-    found = {
+    return {
         "clusterprof": clusterprof.__version__,
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "schema": str(SCHEMA_VERSION),
     }
-    return found
-
-
-def distribution_version(name: str) -> str:
-    """Return the version of an installed distribution, "" when it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _cpus(roots: Roots) -> dict[str, Any]:

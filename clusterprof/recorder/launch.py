@@ -41,7 +41,7 @@ READY_WITHIN_STRICT_S = 10.0
 RUN_DIR_VARIABLE = "CLUSTERPROF_RUN_DIR"
 
 
-class CannotExecute(ClusterprofError):
+class CannotExecute(ClusterprofError):  # noqa: N818 - named like its siblings
     """The command cannot be executed, or there is no such command."""
 
     def __init__(self, message: str, exit_code: int) -> None:

@@ -1,4 +1,4 @@
-"""One recording from beginning to end: collectors, registrations, rings, loop and writer together."""
+"""One recording from beginning to end: collectors, registrations, rings, loop and writer."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ _ENVIRON_BYTES_AT_MOST = 1 << 20
 class Service:
     """Everything that one recording holds open."""
 
-    def __init__(
-        self, order: Order, collectors: Sequence[type], wake: int, note: Note
-    ) -> None:
+    def __init__(self, order: Order, collectors: Sequence[type], wake: int, note: Note) -> None:
         """`wake`: a descriptor that becomes readable when a signal has come."""
         proc = str(order.roots.proc)
         self._order = order
@@ -207,4 +205,3 @@ def process_variables(proc: Path, pid: int) -> dict[str, str]:
 def _writer_options(order: Order) -> dict[str, Any]:
     known = ("segment_bytes", "max_bytes", "keep_free_bytes")
     return {name: order.plan.recording[name] for name in known if name in order.plan.recording}
-

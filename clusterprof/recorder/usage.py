@@ -1,4 +1,4 @@
-"""What recording costs: the `self` collector reads the recorder and its helpers like any process."""
+"""What recording costs: the `self` collector reads the recorder and its helpers."""
 
 from __future__ import annotations
 
