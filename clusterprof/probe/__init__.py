@@ -10,17 +10,20 @@ the first record.
 """
 
 import sys
-from types import CodeType, TracebackType
-from typing import Any, Dict, Optional
+
+TYPE_CHECKING = False  # typing itself would cost each Python of the job more than all of this
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, Dict, Optional
 
 on = True
 """False once the probe switched itself off: every hook then only calls what it wrapped."""
 
 run_dir = ""
-config: Dict[str, Any] = {}
+config: "Dict[str, Any]" = {}
 
 
-def start(directory: str, values: Dict[str, Any]) -> None:
+def start(directory: str, values: "Dict[str, Any]") -> None:
     """Wait for the modules whose seams we mark. Called once, by the bootstrap."""
     global run_dir, config
     run_dir = directory
@@ -42,7 +45,7 @@ def step() -> None:
         failed(error)
 
 
-def span(name: str) -> Any:
+def span(name: str) -> "Any":
     """Return a context manager that records `name`, or None; `clusterprof.span()` ends here."""
     try:
         if on:
@@ -105,8 +108,8 @@ def without_our_frame(error: BaseException) -> None:
 def _is_of_a_signal(error: BaseException) -> bool:
     import signal
 
-    trace: Optional[TracebackType] = error.__traceback__
-    last: Optional[TracebackType] = trace
+    trace: "Optional[TracebackType]" = error.__traceback__
+    last: "Optional[TracebackType]" = trace
     codes = set()
     while trace is not None:
         codes.add(trace.tb_frame.f_code)
@@ -117,15 +120,15 @@ def _is_of_a_signal(error: BaseException) -> bool:
             handler = signal.getsignal(number)
         except (OSError, ValueError):
             continue
-        code = getattr(getattr(handler, "__func__", handler), "__code__", None)
-        if isinstance(code, CodeType) and code in codes:
+        code = getattr(getattr(handler, "__func__", handler), "__code__", "none")
+        if code in codes:
             return True
     # The default handler of SIGINT is written in C and leaves no frame. Nothing in here raises
     # KeyboardInterrupt, so one that no `raise` statement raised is a Ctrl-C.
     return isinstance(error, KeyboardInterrupt) and last is not None and not _raised_at(last)
 
 
-def _raised_at(trace: TracebackType) -> bool:
+def _raised_at(trace: "TracebackType") -> bool:
     from opcode import opmap
 
     code = trace.tb_frame.f_code.co_code

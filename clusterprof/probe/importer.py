@@ -1,20 +1,23 @@
 """Runs a hook after a module was imported by the job, and imports nothing for the job itself."""
 
 import sys
-from types import ModuleType
-from typing import Any, Dict, List, Sequence, Tuple
 
 from . import failed, without_our_frame
 
-_hooks: Dict[str, List[Tuple[int, str]]] = {}
-notes: List[Tuple[int, int]] = []
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, Dict, List, Sequence, Tuple
+
+_hooks: "Dict[str, List[Tuple[int, str]]]" = {}
+notes: "List[Tuple[int, int]]" = []
 """(hook number, 1 = hooked or 0 = could not): what the ring tells the recorder when it opens."""
 
 
 class Finder:
     """Stands first in sys.meta_path, finds what the others find, and wraps its loader once."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name not in _hooks:
             return None
         try:
@@ -22,7 +25,7 @@ class Finder:
         except BaseException:
             return None  # Python asks the other finders itself, and meets the same error
 
-    def _find(self, name: str, path: Any, target: Any) -> Any:
+    def _find(self, name: str, path: "Any", target: "Any") -> "Any":
         for finder in list(sys.meta_path):
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
@@ -33,13 +36,13 @@ class Finder:
         return None
 
 
-def _wrap(loader: Any) -> None:
+def _wrap(loader: "Any") -> None:
     """Let one exec_module() of a loader be followed by our hooks; the loader stays the loader."""
     if isinstance(loader, type) or not hasattr(loader, "exec_module"):
         return
     original = loader.exec_module
 
-    def exec_module(module: ModuleType) -> None:
+    def exec_module(module: "ModuleType") -> None:
         loader.__dict__.pop("exec_module", None)
         try:
             original(module)
@@ -51,7 +54,7 @@ def _wrap(loader: Any) -> None:
     loader.exec_module = exec_module
 
 
-def watch(hooks: Sequence[Tuple[str, str]]) -> None:
+def watch(hooks: "Sequence[Tuple[str, str]]") -> None:
     """Run `hooks.<file>.install(module)` for each (module name, file) as soon as it is imported."""
     for number, (name, file) in enumerate(hooks):
         _hooks.setdefault(name, []).append((number, file))
@@ -62,7 +65,7 @@ def watch(hooks: Sequence[Tuple[str, str]]) -> None:
             run_hooks(name, module)
 
 
-def run_hooks(name: str, module: ModuleType) -> None:
+def run_hooks(name: str, module: "ModuleType") -> None:
     """Install the hooks that wait for this module; one that cannot is noted, not raised."""
     for number, file in _hooks.get(name, ()):
         hooked = 0

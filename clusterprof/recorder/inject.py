@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,15 @@ from clusterprof.errors import CannotStart
 PACKAGE = "_clusterprof_probe"
 FORMAT = 1
 MINIMUM_PYTHON = (3, 8)
+
+# What every Python of the job loads at its start: compiled beforehand, for images that forbid
+# Python to write bytecode. Another Python than ours compiles them for itself.
+_AT_START = (
+    "sitecustomize.py",
+    f"{PACKAGE}/__init__.py",
+    f"{PACKAGE}/importer.py",
+    f"{PACKAGE}/hooks/__init__.py",
+)
 
 _SOURCE = Path(__file__).resolve().parent.parent / "probe"
 
@@ -43,6 +53,8 @@ def install_probe(run_dir: Path, *, gpu_events: bool, strict: bool) -> None:
         ignore = shutil.ignore_patterns("__pycache__", "sitecustomize.py")
         shutil.copytree(_SOURCE, temporary / PACKAGE, ignore=ignore)
         shutil.copy(_SOURCE / "sitecustomize.py", temporary / "sitecustomize.py")
+        for name in _AT_START:
+            py_compile.compile(str(temporary / name))
         (temporary / "config.json").write_text(_config(gpu_events, strict))
         os.rename(temporary, target)  # onto nothing or an empty folder: all of it or nothing
     except OSError as error:
