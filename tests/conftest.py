@@ -1,1 +1,63 @@
-"""Puts this folder on the import path: any test may say `from builders import …`."""
+"""Fixture machines, and this folder on the import path: any test may say `from builders import …`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from clusterprof.linux.roots import Roots
+
+HOSTS = Path(__file__).parent / "hosts"
+NOBODY = 65534
+
+
+@pytest.fixture
+def host() -> Callable[[str], Roots]:
+    """Return the roots of a fixture machine of tests/hosts, to be read only."""
+
+    def roots(name: str) -> Roots:
+        assert (HOSTS / name / "README.md").exists(), f"tests/hosts has no {name}"
+        return Roots(HOSTS / name / "proc", HOSTS / name / "sys")
+
+    return roots
+
+
+@pytest.fixture
+def host_copy() -> Iterator[Callable[[str], Roots]]:
+    """Return the roots of a copy of a fixture machine that the test may change.
+
+    The copy lies where any user may look, unlike tmp_path: see `as_nobody`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+
+        def roots(name: str) -> Roots:
+            target = Path(folder) / name
+            shutil.copytree(HOSTS / name, target)
+            return Roots(target / "proc", target / "sys")
+
+        yield roots
+
+
+@pytest.fixture
+def as_nobody() -> Callable[[], AbstractContextManager[None]]:
+    """Return a context in which file permissions hold, even when root runs the tests."""
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        if os.geteuid() != 0:
+            yield
+            return
+        os.seteuid(NOBODY)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+
+    return context

@@ -20,7 +20,7 @@ from clusterprof.errors import Unavailable, unavailable_from_os_error
 _FIRST_BYTES = 8192
 _PAGE_BYTES = 4096  # of the kernel's own buffer: this or larger
 LONG_RECORDS = _PAGE_BYTES  # records of any length: read on until nothing comes
-_REOPEN = {errno.ESTALE, errno.ENODEV, errno.EBADF}
+_REOPEN = {errno.ESTALE, errno.ENODEV}
 
 
 class HeldFile:
@@ -61,8 +61,8 @@ class HeldFile:
     def close(self) -> None:
         """Close the descriptor; a second call does nothing."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
     def _open(self) -> int:
         try:
