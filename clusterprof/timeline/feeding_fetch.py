@@ -133,7 +133,8 @@ def _runnable(spans: SpanTable, thread: ThreadTable, off_cpu: Float, wall: Float
     if bad.any():  # samples missing in between: as much as elsewhere in this chunk
         known = space[~bad].sum()
         ratio[bad] = (ratio * space)[~bad].sum() / known if known > 0 else 0.0
-    return np.bincount(parts.piece, room * ratio[parts.interval], minlength=len(wall))
+    given = np.bincount(parts.piece, room * ratio[parts.interval], minlength=len(wall))
+    return np.asarray(given, np.float64)
 
 
 def _runnable_by_state(spans: SpanTable, thread: ThreadTable, off_cpu: Float, wall: Float) -> Float:

@@ -1,10 +1,191 @@
-"""Which processes train, which work for them, and on which accelerator."""
+"""Which processes train, which work for them, and on which accelerator.
+
+A training process is one that marked steps or waits for data and is not a dataloader worker. A
+recording without spans knows the processes that a launcher gave a rank; where there is none, the
+busiest of the command and its descendants. The launcher itself (torchrun's agent) trains nothing.
+"""
 
 from __future__ import annotations
 
-from clusterprof.timeline.model import Chunk, Rank
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from clusterprof.probe.layout import (
+    DATA_WAIT,
+    EXPOSED,
+    FETCH,
+    FIRST_USER_KIND,
+    OPTIMIZER,
+    STEP,
+    WORKER_START,
+)
+from clusterprof.timeline.model import Chunk, Process, Rank
+
+_TRAINING = (DATA_WAIT, STEP, OPTIMIZER, EXPOSED)
+_RANK_VARIABLES = (
+    "RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "PALS_RANKID",
+    "FLUX_TASK_RANK",
+    "SLURM_PROCID",
+    "JOB_COMPLETION_INDEX",
+)
+_LOCAL_VARIABLES = (
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PALS_LOCAL_RANKID",
+    "FLUX_TASK_LOCAL_ID",
+    "SLURM_LOCALID",
+)
 
 
 def ranks_of(chunk: Chunk) -> tuple[Rank, ...]:
-    """Return the training processes of a chunk, by rank and pid."""
-    raise NotImplementedError
+    """Return the training processes of a chunk, by rank, then pid; those without a rank last."""
+    mains = [p for p in chunk.processes.values() if _trains(p)]
+    marked = bool(mains)
+    if not marked:
+        mains = _without_spans(chunk)
+    devices = _devices(chunk, mains)
+    emulated = {str(d.get("id")) for d in chunk.header.devices if d.get("emulated")}
+    pids = {p.pid for p in mains}
+    ranks = [
+        Rank(
+            chunk=chunk,
+            rank=rank_number(main.registration),
+            pid=main.pid,
+            device=devices[main.pid],
+            emulated=devices[main.pid] in emulated or devices[main.pid].startswith("emulated-"),
+            main=main,
+            workers=_workers(chunk, main, pids, marked),
+            marked=marked,
+        )
+        for main in mains
+    ]
+    return tuple(sorted(ranks, key=lambda r: (r.rank is None, r.rank or 0, r.pid)))
+
+
+def rank_number(registration: Mapping[str, Any]) -> int | None:
+    """Return the global rank a launcher gave to a process, None when it gave none."""
+    return _first_number(registration, "rank", _RANK_VARIABLES)
+
+
+def _local_rank(registration: Mapping[str, Any]) -> int | None:
+    return _first_number(registration, "node_local_rank", _LOCAL_VARIABLES)
+
+
+def _first_number(
+    registration: Mapping[str, Any], resolved: str, variables: Iterable[str]
+) -> int | None:
+    """The recorder's own answer, else the first variable that is a number."""
+    found = registration.get("variables") or {}
+    for value in (registration.get(resolved), *(found.get(name) for name in variables)):
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.strip().isdecimal():
+            return int(value)
+    return None
+
+
+def _trains(process: Process) -> bool:
+    """Marks of a user alone make a training process too, but not those of its dataset code."""
+    kinds = process.spans.keys()
+    if WORKER_START in kinds:
+        return False
+    by_user = any(kind >= FIRST_USER_KIND for kind in kinds) and FETCH not in kinds
+    return by_user or any(kind in kinds for kind in _TRAINING)
+
+
+def _without_spans(chunk: Chunk) -> list[Process]:
+    """The processes with a rank; without any, the busiest of the command and its descendants."""
+    registered = [p for p in chunk.processes.values() if p.registration]
+    ranked = [
+        p
+        for p in registered
+        if p.registration.get("role") == "python" and rank_number(p.registration) is not None
+    ]
+    if ranked:
+        # A child inherits its parent's variables: the one nearest to the launcher is the rank.
+        own = {p.pid for p in ranked}
+        return [p for p in ranked if not own & set(_ancestors(chunk, p))]
+    commands = {p.pid for p in registered if p.registration.get("role") == "command"}
+    family = [
+        p
+        for p in chunk.processes.values()
+        if p.pid in commands or commands & set(_ancestors(chunk, p))
+    ]
+    family = family or registered or list(chunk.processes.values())
+    busiest = max(family, key=lambda p: (_cpu_ns(p), -p.pid), default=None)
+    return [busiest] if busiest is not None else []
+
+
+def _cpu_ns(process: Process) -> int:
+    """CPU time of all sampled threads in this chunk."""
+    return sum(
+        int(thread.on_cpu_ns[-1] - thread.on_cpu_ns[0])
+        for thread in process.threads.values()
+        if len(thread.t_ns) and thread.on_cpu_ns[0] >= 0
+    )
+
+
+def _ancestors(chunk: Chunk, process: Process) -> list[int]:
+    """The pids above a process, nearest first."""
+    found: list[int] = []
+    at = process
+    while at.parent_pid > 0 and at.parent_pid not in found and at.parent_pid != process.pid:
+        found.append(at.parent_pid)
+        parent = chunk.processes.get(at.parent_pid)
+        if parent is None:
+            break
+        at = parent
+    return found
+
+
+def _workers(chunk: Chunk, main: Process, mains: set[int], marked: bool) -> tuple[Process, ...]:
+    """Descendants that fetch; without spans all that belong to no other training process."""
+    found = []
+    for process in chunk.processes.values():
+        above = _ancestors(chunk, process)
+        owner = next((pid for pid in above if pid in mains), None)
+        if process.pid in mains or owner != main.pid:
+            continue
+        if not marked or FETCH in process.spans or WORKER_START in process.spans:
+            found.append(process)
+    return tuple(sorted(found, key=lambda p: p.pid))
+
+
+def _devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
+    """The accelerator of each training process, "" where it cannot be told.
+
+    What the process said, else what the device says of its owner, else the only device of the
+    only process, else the devices in order of the local ranks.
+    """
+    known = [str(d["id"]) for d in chunk.header.devices if "id" in d]
+    known += sorted({d for name, d in chunk.series if name.startswith("gpu.")} - set(known) - {""})
+    owned = {d["pid"]: str(d["id"]) for d in chunk.header.devices if "pid" in d and "id" in d}
+    found = {}
+    for main in mains:
+        said = str(main.registration.get("device") or "")
+        found[main.pid] = said or _owned_by(chunk, main, owned)
+    free = [d for d in known if d not in found.values()]
+    left = [p for p in mains if not found[p.pid]]
+    if len(left) == 1 and len(free) == 1:
+        found[left[0].pid] = free[0]
+    elif len(free) >= len(left) and len(mains) == len(left):
+        for process in left:
+            number = _local_rank(process.registration)
+            if number is not None and number < len(known):
+                found[process.pid] = known[number]
+    return found
+
+
+def _owned_by(chunk: Chunk, main: Process, owned: Mapping[int, str]) -> str:
+    """The device opened by a process, or by a child of it."""
+    if main.pid in owned:
+        return owned[main.pid]
+    for pid, device in owned.items():
+        process = chunk.processes.get(pid)
+        if process is not None and main.pid in _ancestors(chunk, process):
+            return device
+    return ""

@@ -1,0 +1,161 @@
+"""The processes of a node in one chunk: spans, samples of threads, I/O, and who they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from clusterprof.probe.layout import WORKER_START
+from clusterprof.timeline.buffers import RowBuffer, SpanBuffer, groups
+from clusterprof.timeline.model import Int, Process, ProcessIo, SpanTable, ThreadTable
+from clusterprof.trace.schema import Event, Rows, Spans
+
+_THREADS = {
+    "t_ns": "t_ns",
+    "state": "state",
+    "on_cpu_ns": "on_cpu_ns_total",
+    "run_delay_ns": "run_delay_ns_total",
+    "user_ns": "user_ns_total",
+    "system_ns": "system_ns_total",
+    "block_io_delay_ns": "block_io_delay_ns_total",
+    "major_faults": "major_faults_total",
+    "wchan": "wchan",
+}
+_IO = {
+    "t_ns": "t_ns",
+    "rss_bytes": "rss_bytes",
+    "read_chars": "read_chars_total",
+    "write_chars": "write_chars_total",
+    "read_bytes": "read_bytes_total",
+    "write_bytes": "write_bytes_total",
+}
+_WHO = ("pid", "parent_pid", "started_ticks", "name")
+
+
+class ProcessBuffer:
+    """Everything about processes that has been read and not yet handed out."""
+
+    def __init__(self) -> None:
+        self._threads = RowBuffer([*_THREADS.values(), "pid", "tid"])
+        self._rows = RowBuffer([*_IO.values(), *_WHO])
+        self._spans: dict[int, SpanBuffer] = {}
+        self._registered: dict[int, Mapping[str, Any]] = {}
+        self._exited_ns: dict[int, int] = {}
+        self._who: dict[int, tuple[int, int, str]] = {}  # parent, started ticks, name
+        self._wchan_names: tuple[str, ...] = ()
+        self._names: tuple[str, ...] = ()
+
+    def add_rows(self, rows: Rows) -> None:
+        """Take a frame of one of the two tables; others are not ours."""
+        if rows.table == "threads":
+            self._threads.add(rows)
+            self._wchan_names = _longer(self._wchan_names, rows.strings.get("wchan"))
+        elif rows.table == "processes":
+            self._rows.add(rows)
+            self._names = _longer(self._names, rows.strings.get("name"))
+
+    def add_spans(self, spans: Spans) -> None:
+        """Take a frame of spans; a process id that was given anew starts afresh."""
+        buffer = self._spans.get(spans.pid)
+        if buffer is None or buffer.started_ticks != spans.started_ticks:
+            buffer = self._spans[spans.pid] = SpanBuffer(spans.started_ticks)
+        buffer.add(spans)
+
+    def add_event(self, event: Event) -> None:
+        """Take a registration or an exit."""
+        pid = event.attributes.get("pid")
+        if not isinstance(pid, int):
+            return
+        if event.kind == "process-registered":
+            self._registered[pid] = {**self._registered.get(pid, {}), **event.attributes}
+            self._exited_ns.pop(pid, None)
+        else:
+            self._exited_ns[pid] = event.t_ns
+
+    def take(
+        self, start_ns: int, end_ns: int, last: bool
+    ) -> tuple[dict[int, Process], tuple[str, ...]]:
+        """Return the processes of a chunk by pid, and what their threads' `wchan` points to."""
+        threads = _by_thread(self._threads.take(end_ns))
+        rows = self._rows.take(end_ns)
+        io = {pid: _io(rows, where) for pid, where in groups(rows["pid"]).items()}
+        self._learn(rows)
+        spans = {pid: buffer.take(end_ns, last) for pid, buffer in self._spans.items()}
+        registered = [p for p in self._registered if self._exited_ns.get(p, end_ns) >= start_ns]
+        active = {pid for pid, tables in spans.items() if _ended_since(tables, start_ns)}
+        pids = sorted({*threads, *io, *active, *registered})
+        found = {
+            pid: self._process(pid, spans.get(pid, {}), threads.get(pid, {}), io.get(pid))
+            for pid in pids
+        }
+        self._forget(start_ns, set(pids))
+        return found, self._wchan_names
+
+    def _learn(self, rows: dict[str, Int]) -> None:
+        """Remember parent, start and name as last seen."""
+        for row in {pid: row for row, pid in enumerate(rows["pid"].tolist())}.values():
+            pid, parent, ticks, name = (int(rows[column][row]) for column in _WHO)
+            known = self._names[name] if 0 <= name < len(self._names) else ""
+            self._who[pid] = parent, ticks, known
+
+    def _process(
+        self,
+        pid: int,
+        spans: Mapping[int, SpanTable],
+        threads: Mapping[int, ThreadTable],
+        io: ProcessIo | None,
+    ) -> Process:
+        registration = self._registered.get(pid, {})
+        parent, ticks, name = self._who.get(pid, (-1, -1, ""))
+        if parent < 0 and WORKER_START in spans:
+            parent = int(spans[WORKER_START].c[-1])
+        if pid in self._spans:
+            ticks = self._spans[pid].started_ticks
+        elif ticks < 0:
+            ticks = int(registration.get("started_ticks", -1))
+        return Process(pid, ticks, parent, name, registration, spans, threads, io)
+
+    def _forget(self, start_ns: int, seen: set[int]) -> None:
+        """Drop processes that were not in this chunk at all."""
+        for pid in [p for p, buffer in self._spans.items() if p not in seen and buffer.empty]:
+            del self._spans[pid]
+        for pid in [pid for pid in self._who if pid not in seen]:
+            del self._who[pid]
+        for pid in [pid for pid, t in self._exited_ns.items() if t < start_ns]:
+            if pid not in seen:
+                del self._exited_ns[pid]
+                self._registered.pop(pid, None)
+
+
+def _longer(before: tuple[str, ...], now: Any) -> tuple[str, ...]:
+    """The list of strings only ever grows; a frame out of order may bring an older one."""
+    return tuple(now) if now is not None and len(now) > len(before) else before
+
+
+def _ended_since(tables: Mapping[int, SpanTable], start_ns: int) -> bool:
+    return any(bool((table.end_ns >= start_ns).any()) for table in tables.values())
+
+
+def _by_thread(rows: dict[str, Int]) -> dict[int, dict[int, ThreadTable]]:
+    """Split the table by process and thread; a tid is unique on a node."""
+    found: dict[int, dict[int, ThreadTable]] = {}
+    for tid, where in groups(rows["tid"]).items():
+        where = _sorted(rows["t_ns"], where)
+        columns = {name: rows[column][where] for name, column in _THREADS.items()}
+        pid = int(rows["pid"][where[-1]])
+        found.setdefault(pid, {})[tid] = ThreadTable(**columns)
+    return found
+
+
+def _io(rows: dict[str, Int], where: Int) -> ProcessIo:
+    where = _sorted(rows["t_ns"], where)
+    return ProcessIo(**{name: rows[column][where] for name, column in _IO.items()})
+
+
+def _sorted(t_ns: Int, where: Int) -> Int:
+    times = t_ns[where]
+    if np.all(times[1:] >= times[:-1]):
+        return where
+    return where[np.argsort(times, kind="stable")]
