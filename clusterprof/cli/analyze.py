@@ -11,7 +11,9 @@ from clusterprof.cli import common
 
 
 def analyze(
-    run: Annotated[Path, typer.Argument(help="The recording, or one node's folder of it.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The recording, or one node's folder of it.")
+    ],
     format_: Annotated[
         str, typer.Option("--format", help="terminal, plain, json or markdown.")
     ] = "terminal",
@@ -29,7 +31,7 @@ def analyze(
     width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
     no_color: Annotated[bool, typer.Option("--no-color", help="Without colours.")] = False,
 ) -> None:
-    """Say where the device time of a recording went, and why what was lost was lost."""
+    """Say where the GPU time of a recording went, and why."""
     with common.errors_also_as_json(as_json or format_ == "json"):
         chosen = common.chosen_format(format_, as_json)
         settings = common.load_profile(profile)

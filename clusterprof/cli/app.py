@@ -69,6 +69,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _root(
+    ctx: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -77,6 +78,9 @@ def _root(
     ] = False,
 ) -> None:
     """Say why the GPUs of a training job idle: record it unchanged, then analyse the recording."""
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help(), file=sys.stderr)
+        raise typer.Exit(EXIT_USAGE)
 
 
 def _app() -> typer.Typer:
@@ -89,7 +93,7 @@ def _app() -> typer.Typer:
         pretty_exceptions_show_locals=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
-    app.callback(no_args_is_help=True)(_root)
+    app.callback(invoke_without_command=True)(_root)
     for name, command in COMMANDS.items():
         # `record -- CMD` hands over everything behind CMD as it stands
         settings = {"allow_interspersed_args": False} if name == "record" else None

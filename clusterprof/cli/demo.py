@@ -20,7 +20,7 @@ def demo(
     width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
     no_color: Annotated[bool, typer.Option("--no-color", help="Without colours.")] = False,
 ) -> None:
-    """Record a small workload with a real fault, analyse it, set the report beside the truth."""
+    """Do the whole job on emulated accelerators, in a minute."""
     from clusterprof.demo.beside import beside_truth
     from clusterprof.demo.run import run
 

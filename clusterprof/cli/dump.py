@@ -11,9 +11,11 @@ from clusterprof.cli import common
 
 
 def dump(
-    path: Annotated[Path, typer.Argument(help="A recording, a node's folder, or one file.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A recording, a node's folder, or one file.")
+    ],
 ) -> None:
-    """Print what a recording holds, one JSON object a line; damage is stated where it lies."""
+    """Print what a recording holds, as JSON lines."""
     from clusterprof.trace.dump import dump as lines_of
 
     for line in lines_of(path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,8 @@ from clusterprof.cli import common
 
 def explain(
     cause: Annotated[
-        Optional[str], typer.Argument(help="A cause's id; without it all are listed.")  # noqa: UP045
+        str | None,
+        typer.Argument(metavar="CAUSE", help="A cause's id; without it all are listed."),
     ] = None,
 ) -> None:
     """Print the page of a cause, or list all causes."""

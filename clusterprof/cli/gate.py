@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def gate(
-    run: Annotated[Path, typer.Argument(help="The recording, or one node's folder of it.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The recording, or one node's folder of it.")
+    ],
     assertions: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--assert", help="A rule, such as 'gpu.busy_ratio >= 70%'. Repeatable."),
@@ -42,7 +44,7 @@ def gate(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the nodes.")] = 1,
 ) -> None:
-    """Test a recording against rules: exit 0 passed, 3 failed, 4 cannot tell."""
+    """Test a recording: exit 0 passed, 3 failed, 4 cannot tell."""
     from clusterprof.gate import judge
 
     with common.errors_also_as_json(as_json or format_ == "json"):
@@ -93,9 +95,9 @@ def _policy(
 
 
 def _plain(verdict: Verdict) -> str:
-    from clusterprof.renderers.text_safety import safe_line, safe_text
+    from clusterprof.renderers.text_safety import safe_text
 
-    return "".join(safe_line(safe_text(line, 500)) + "\n" for line in verdict.lines)
+    return "".join(safe_text(line, 500) + "\n" for line in verdict.lines)
 
 
 def _json(verdict: Verdict) -> str:

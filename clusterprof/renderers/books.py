@@ -28,6 +28,8 @@ class Column:
     """One rank, or all of them."""
 
     heading: str
+    rank: RankLedger | None
+    """None for all ranks together."""
     window_ns: int
     unmeasured_ns: int
     outside_ns: int
@@ -45,7 +47,7 @@ def columns_of(report: Report, most_ranks: int) -> list[Column]:
         causes[finding.cause.id] = causes.get(finding.cause.id, 0) + finding.lost_ns
     causes[UNATTRIBUTED] = report.unattributed_ns
     everyone = Column(
-        "all ranks", report.window_ns, report.unmeasured_ns, report.outside_ns,
+        "all ranks", None, report.window_ns, report.unmeasured_ns, report.outside_ns,
         dict(report.outside_buckets), report.in_step_ns, report.productive_ns, report.lost_ns,
         causes,
     )  # fmt: skip
@@ -90,7 +92,7 @@ def exact_seconds(ns: int) -> str:
 
 def _of_rank(rank: RankLedger) -> Column:
     return Column(
-        rank_name(rank), rank.window_ns, rank.unmeasured_ns, rank.outside_ns,
+        rank_name(rank), rank, rank.window_ns, rank.unmeasured_ns, rank.outside_ns,
         _summed(rank.outside_buckets), rank.in_step_ns, rank.productive_ns, rank.lost_ns,
         _summed(rank.buckets),
     )  # fmt: skip

@@ -39,6 +39,7 @@ class Markdown:
         yield f"**{md(words.verdict(report))}**"
         for sentence in (
             words.chief_cause(report),
+            words.outside(report),
             words.money(report, self._price, self._currency),
             words.scope(report) + ".",
         ):

@@ -12,7 +12,7 @@ from typing import ClassVar
 from clusterprof.findings import Finding, Report
 from clusterprof.renderers import words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
-from clusterprof.renderers.text_safety import safe_line, safe_text
+from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
 
 _ASCII = {ord("µ"): "u", ord("°"): "degrees ", ord("…"): "...", ord("≤"): "at most "}
@@ -33,7 +33,7 @@ class Plain:
 
     def render(self, report: Report) -> str:
         """Return the whole report."""
-        lines = [safe_line(line).translate(_ASCII) for line in self._lines(report)]
+        lines = [line.translate(_ASCII) for line in self._lines(report)]
         return "\n".join(lines) + "\n"
 
     def _lines(self, report: Report) -> Iterator[str]:
@@ -41,6 +41,7 @@ class Plain:
         yield f"Verdict: {words.verdict(report)}"
         for sentence in (
             words.chief_cause(report),
+            words.outside(report),
             words.money(report, self._price, self._currency),
         ):
             if sentence:
@@ -60,10 +61,8 @@ class Plain:
     def _ledger(self, report: Report) -> Iterator[str]:
         columns = columns_of(report, self._most_ranks)
         rows = rows_of(columns)
-        names = {words.rank_name(rank): rank for rank in report.ranks}
         for index, column in enumerate(columns):
-            rank = names.get(column.heading)
-            about = ""
+            rank, about = column.rank, ""
             if rank is not None:
                 device = safe_text(rank.device) or "no accelerator measured"
                 about = f", {safe_text(rank.node)}, {device}, measured by {safe_text(rank.source)}"

@@ -17,7 +17,7 @@ from clusterprof.renderers.text_safety import columns, fit, safe_text, wrap
 from clusterprof.units import human
 
 HEAD_LINES = 25
-NARROWEST, WIDEST = 60, 120
+NARROWEST, WIDEST = 72, 120
 # columns of the table of causes: cause, lost, share, sure, fixing wins
 _LOST, _SHARE, _SURE, _WINS = 12, 9, 8, 13
 # (causes on the first screen, lines about each), the first that fits is taken
@@ -90,6 +90,7 @@ class Terminal:
         lines = [self._paint("bold", line) for line in self._text(words.verdict(report), 1)]
         for sentence in (
             words.chief_cause(report),
+            words.outside(report),
             words.money(report, self._price, self._currency),
         ):
             lines += self._text(sentence, 1)
@@ -112,7 +113,7 @@ class Terminal:
 
     def _causes(self, report: Report, shown: int, lines_each: int) -> list[str]:
         heading = self._row(
-            "", "THE ACCELERATORS WAITED FOR", "lost", "of steps", "sure", "fixing wins"
+            "", "THE ACCELERATORS WAITED FOR", "lost", "share", "sure", "fixing wins"
         )
         lines = [self._paint("heading", heading)]
         findings = words.in_step(report)
@@ -151,14 +152,17 @@ class Terminal:
         if who and lines_each >= 4:
             lines.append(self._one_line(f"whose: {who}"))
         if lines_each >= 3 and finding.evidence:
-            seen = "; ".join(words.evidence(item) for item in finding.evidence[:2])
-            lines.append(self._paint("dim", self._one_line(f"seen:  {seen}")))
+            seen = f"seen:  {words.evidence(finding.evidence[0])}"
+            for item in finding.evidence[1:3]:
+                longer = f"{seen}; {words.evidence(item)}"
+                seen = longer if columns(longer) <= self._width - 5 else seen
+            lines.append(self._paint("dim", self._one_line(seen)))
         return lines
 
     def _row(self, mark: str, label: str, lost: str, part: str, sure: str, wins: str) -> str:
         room = self._width - 4 - _LOST - _SHARE - _SURE - _WINS
         cells = [fit(label, room), lost.rjust(_LOST), part.rjust(_SHARE), sure.rjust(_SURE)]
-        return f" {mark:<2} " + "".join(cells) + wins.rjust(_WINS)
+        return (f" {mark:<2} " + "".join(cells) + wins.rjust(_WINS)).rstrip()
 
     def _next(self, report: Report) -> list[str]:
         findings = words.in_step(report)

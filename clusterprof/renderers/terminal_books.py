@@ -53,6 +53,8 @@ def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
 
 
 def _ranks(report: Report, width: int, most_ranks: int) -> Iterator[str]:
+    if not report.ranks:
+        return
     room = width - 5 - 8 - 11 - 11 - 8 - 18
     left, right = room // 2, room - room // 2
     yield (
@@ -96,6 +98,9 @@ def _ledger(report: Report, width: int, most_ranks: int) -> Iterator[str]:
 
 
 def _unattributed(report: Report, width: int) -> Iterator[str]:
+    if not report.lost_ns:
+        yield " Nothing: no time inside steps was lost."
+        return
     if not report.unattributed_ns:
         yield " Nothing: every lost nanosecond inside steps has a cause."
         return
@@ -139,7 +144,7 @@ def _recording(report: Report, width: int) -> Iterator[str]:
 
 
 def _field(label: str, text: str, width: int) -> Iterator[str]:
-    if text:
+    if text.strip():
         first, *more = wrap(text, width - 11)
         yield f"   {label:<7} {first}"
         yield from (" " * 11 + line for line in more)

@@ -10,11 +10,13 @@ makes every character visible and harmless; what it does not let through it spel
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 # Letters and symbols by category that show nothing, or one thing on top of another.
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _UNSAFE_CATEGORIES = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+_COLONS = re.compile(r"(?<!\S)::+|:{3,}")
 _MARKDOWN = frozenset("\\`*_[]<>#|~@&")
 
 
@@ -23,18 +25,12 @@ def safe_text(text: str, limit: int = 200) -> str:
 
     Control characters (C0, C1, ESC), bidirectional and zero-width marks, surrogates, private-use
     and unassigned characters are spelled out; other white space becomes a blank; variation
-    selectors are left out; `::` at the start and `##[`, which CI runners obey, are pulled apart.
+    selectors are left out. What CI runners obey at the start of a line (`::`) or anywhere (`##[`)
+    is pulled apart, at the start of every word, because lines may be broken there.
     """
     shown = "".join(_safe_character(character) for character in text[: limit + 1])
-    shown = shown.replace("##[", "## [")
-    if shown.lstrip().startswith("::"):
-        shown = shown.replace("::", ": :", 1)
+    shown = _COLONS.sub(lambda match: " ".join(match[0]), shown).replace("##[", "## [")
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
-
-
-def safe_line(line: str) -> str:
-    """Return a whole line of output that no CI runner takes for a command (`::error::…`)."""
-    return line.replace("::", ": :", 1) if line.lstrip().startswith("::") else line
 
 
 def markdown_text(text: str, limit: int = 200) -> str:
@@ -51,18 +47,13 @@ def markdown_text(text: str, limit: int = 200) -> str:
 
 def columns(text: str) -> int:
     """Return how many terminal columns a safe text takes: wide letters two, marks none."""
-    return sum(_width(character) for character in text)
+    return len(text) if text.isascii() else sum(_width(character) for character in text)
 
 
 def fit(text: str, width: int) -> str:
     """Cut a safe text to a number of columns, with an ellipsis, and pad it to exactly that."""
     if columns(text) > width:
-        kept = ""
-        for character in text:
-            if columns(kept) + _width(character) > width - 1:
-                break
-            kept += character
-        text = kept + "…"
+        text = _head(text, width - 1) + "…"
     return text + " " * (width - columns(text))
 
 
@@ -75,7 +66,9 @@ def wrap(text: str, width: int, indent: str = "") -> list[str]:
             if line:
                 lines.append(line)
                 line = ""
-            head = fit(word, width + 1).rstrip().removesuffix("…")
+            head = _head(word, width)
+            if word[len(head) :].startswith("::"):
+                head = head[:-1]  # never begin a line with it: see safe_text
             lines.append(head)
             word = word[len(head) :]
         if line and columns(line) + 1 + columns(word) > width:
@@ -85,7 +78,18 @@ def wrap(text: str, width: int, indent: str = "") -> list[str]:
             line = f"{line} {word}" if line else word
     if line:
         lines.append(line)
-    return [safe_line(indent + part) for part in lines]
+    return [indent + part for part in lines]
+
+
+def _head(text: str, width: int) -> str:
+    if text.isascii():
+        return text[:width]
+    taken = 0
+    for index, character in enumerate(text):
+        taken += _width(character)
+        if taken > width:
+            return text[:index]
+    return text
 
 
 def _safe_character(character: str) -> str:

@@ -12,6 +12,10 @@ from clusterprof.units import human
 _HOUR_NS = 3600 * 10**9
 # below this share a first cause is not worth a reader's day
 _HARDLY_RATIO = 0.01
+# a larger share of the recorded time outside steps is worth a sentence of the verdict
+_WORTH_SAYING_RATIO = 0.05
+_SMALLEST_COST = 0.01  # of any currency: less would read "0.00"
+_MOST_IMBALANCES = 3
 
 LEGEND = (
     "sure: how certain the cause is, not how large. A marker and counter agree, B one direct"
@@ -19,16 +23,15 @@ LEGEND = (
 )
 
 
-def gpu_time(ns: int, like_ns: int | None = None) -> str:
-    """Write device time in GPU-seconds, -minutes or -hours, in the unit that suits `like_ns`."""
+def gpu_time(ns: int) -> str:
+    """Write device time in GPU-seconds, -minutes or -hours, whichever suits."""
     seconds = ns / 1e9
-    scale = (ns if like_ns is None else like_ns) / 1e9
     for unit, size, from_seconds in (("hours", 3600, 5400), ("minutes", 60, 90), ("seconds", 1, 0)):
-        if scale >= from_seconds:
+        if seconds >= from_seconds:
             value = seconds / size
             digits = 0 if value >= 100 else 1 if value >= 10 or unit != "seconds" else 2
             return f"{value:,.{digits}f} GPU-{unit}"
-    raise AssertionError("unreachable: every scale is at least 0")
+    raise AssertionError("unreachable: device time is never negative")
 
 
 def share(part_ns: int, whole_ns: int) -> str:
@@ -51,8 +54,9 @@ def verdict(report: Report) -> str:
     if report.in_step_ns == 0:
         seen = "its" if len(report.ranks) == 1 else "their"
         return f"No steps were seen: what the job did with {seen} {gpu} cannot be judged."
-    lost = gpu_time(report.lost_ns, report.in_step_ns).rpartition(" ")[0]
-    whole = gpu_time(report.in_step_ns)
+    lost, whole = gpu_time(report.lost_ns), gpu_time(report.in_step_ns)
+    if lost.split()[1] == whole.split()[1]:
+        lost = lost.split()[0]
     ratio = share(report.lost_ns, report.in_step_ns)
     at_most = "At most " if bounded(report) else ""
     return f"{at_most}{ratio} of the {gpu} inside steps was lost: {lost} of {whole}."
@@ -69,8 +73,7 @@ def chief_cause(report: Report) -> str:
         return "Most of the loss is without sufficient evidence: see Unattributed and Not seen."
     first = findings[0]
     part = share(first.lost_ns, report.lost_ns)
-    who = culprits(first, 1)
-    where = f", first on {who}" if who else ""
+    where = f", first on {_culprit(first.culprits[0])}" if first.culprits else ""
     return f"Chiefly {safe_text(first.cause.id, 60)}: {part} of the loss{where}."
 
 
@@ -79,9 +82,21 @@ def money(report: Report, price_per_hour: float | None, currency: str) -> str:
     if price_per_hour is None or report.emulated or not report.lost_ns:
         return ""
     cost = report.lost_ns / _HOUR_NS * price_per_hour
+    if cost < _SMALLEST_COST:
+        return ""
     about = "at most" if bounded(report) else "about"
     unit = safe_text(currency, 12)
     return f"That is {about} {cost:,.2f} {unit} at {price_per_hour:,.2f} {unit} per GPU-hour."
+
+
+def outside(report: Report) -> str:
+    """Say how much device time lay outside steps, "" when it was little."""
+    if report.outside_ns <= _WORTH_SAYING_RATIO * report.window_ns:
+        return ""
+    causes = sorted(report.outside_buckets, key=lambda bucket: -bucket[1])[:2]
+    named = ", ".join(f"{safe_text(cause, 60)} {human(ns, 'ns')}" for cause, ns in causes)
+    part = share(report.outside_ns, report.window_ns)
+    return f"Outside steps passed {part} of the recorded device time: {named}."
 
 
 def warnings(report: Report) -> list[str]:
@@ -105,9 +120,8 @@ def warnings(report: Report) -> list[str]:
             f"DAMAGED: {human(damaged, 'bytes')} of the recording could not be read,"
             f" {dropped:,} spans were dropped; the rest was used."
         )
-    lines += [
-        f"THE LEDGER DOES NOT BALANCE, please report it: {error}" for error in imbalances(report)
-    ]
+    for error in imbalances(report)[:_MOST_IMBALANCES]:
+        lines.append(f"THE LEDGER DOES NOT BALANCE, please report it: {error}")
     return lines
 
 

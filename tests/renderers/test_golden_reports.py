@@ -1,0 +1,39 @@
+"""Whole outputs of reports made by hand; `make golden` accepts new ones, the diff is reviewed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from reports import ALL
+
+from clusterprof.renderers.base import Renderer
+from clusterprof.renderers.json_ import Json
+from clusterprof.renderers.markdown import Markdown
+from clusterprof.renderers.plain import Plain
+from clusterprof.renderers.terminal import Terminal
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+OUTPUTS: dict[str, Renderer] = {
+    "terminal.txt": Terminal(80, False, 2.5),
+    "terminal-color.txt": Terminal(100, True),
+    "plain.txt": Plain(2.5, "EUR"),
+    "report.json": Json(),
+    "report.md": Markdown(),
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("name", ALL)
+def test_the_whole_output_is_as_accepted(name: str, output: str) -> None:
+    file = GOLDEN / f"{name}.{output}"
+    text = OUTPUTS[output].render(ALL[name]())
+    if os.environ.get("CLUSTERPROF_ACCEPT_GOLDEN"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+def test_no_golden_file_is_left_over() -> None:
+    wanted = {f"{name}.{output}" for name in ALL for output in OUTPUTS}
+    assert {file.name for file in GOLDEN.iterdir()} == wanted

@@ -1,0 +1,90 @@
+"""Hostile strings in every place of a report, through every output."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import unicodedata
+from typing import Any
+
+import pytest
+from hostile import HOSTILE
+from reports import storage_verdict
+
+from clusterprof.findings import Report
+from clusterprof.renderers.base import Renderer
+from clusterprof.renderers.json_ import Json
+from clusterprof.renderers.markdown import Markdown
+from clusterprof.renderers.plain import Plain
+from clusterprof.renderers.terminal import Terminal
+from clusterprof.renderers.text_safety import columns
+
+OUTPUTS: list[Renderer] = [
+    Terminal(80, False, 2.5, "USD"),
+    Terminal(72, True),
+    Plain(),
+    Json(),
+    Markdown(),
+]
+# what our own spelling of a report says; everything else is a text that a machine may have chosen
+OURS = {"unit", "grade", "source", "bound"}
+
+
+def poisoned(value: Any, poison: str) -> Any:
+    """Put the poison into every string of a report that is not one of our own words."""
+    if isinstance(value, tuple):
+        return tuple(poisoned(item, poison) for item in value)
+    if isinstance(value, str):
+        return poison
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        changed = {k: v if k in OURS else poisoned(v, poison) for k, v in fields.items()}
+        return type(value)(**changed)
+    return value
+
+
+def report_of(poison: str) -> Report:
+    report: Report = poisoned(storage_verdict(), poison)
+    return report
+
+
+def test_the_poison_gets_everywhere() -> None:
+    text = Json().render(report_of("POISON"))
+    assert text.count('"POISON"') > 60
+    assert "storage-local" not in text
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda o: f"{o.name}")
+def test_no_output_carries_what_controls_a_terminal_or_a_runner(output: Renderer) -> None:
+    unsafe = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    for poison in HOSTILE:
+        text = output.render(report_of(poison))
+        bare = re.sub(r"\x1b\[(?:0|1|2|32|1;3[136])m", "", text)  # our own colours
+        found = {c for c in bare if c != "\n" and unicodedata.category(c) in unsafe}
+        assert found == set(), ascii(poison)
+        assert [line for line in bare.splitlines() if line.lstrip().startswith("::")] == []
+        assert "##[" not in bare
+
+
+def test_the_terminal_report_keeps_its_width() -> None:
+    for width in (72, 80, 120):
+        for poison in HOSTILE:
+            text = Terminal(width).render(report_of(poison))
+            assert [line for line in text.splitlines() if columns(line) > width] == [], ascii(
+                poison
+            )
+
+
+def test_json_stays_json() -> None:
+    for poison in HOSTILE:
+        assert json.loads(Json().render(report_of(poison)))["format"] == "clusterprof-report"
+
+
+def test_markdown_makes_no_link_tag_table_cell_or_mention_of_it() -> None:
+    clean = Markdown().render(report_of("x"))
+    for poison in HOSTILE:
+        text = Markdown().render(report_of(poison))
+        assert text.count("|") == clean.count("|"), ascii(poison)
+        assert text.count("<") == clean.count("<")
+        assert "](" not in text and "://" not in text and "@" not in text
