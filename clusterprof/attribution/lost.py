@@ -95,7 +95,10 @@ def regions(rank: Rank, state: RankState, last: bool) -> tuple[list[Region], Ran
     """Return which stretches are settled now; one that lies beyond the last step is tentative."""
     first_ns, last_ns = _seen(rank, state)
     begun_ns, ended_ns, closed_ns = (_steps if rank.marked else _work)(rank, last)
-    begun_ns = begun_ns if state.begun_ns is None else state.begun_ns
+    if state.begun_ns is not None:
+        begun_ns = state.begun_ns
+    elif begun_ns is not None and state.settled_ns is not None:
+        begun_ns = max(begun_ns, state.settled_ns)
     ended_ns = _later(ended_ns, state.ended_ns)
     until_ns = _settled_until(rank, closed_ns, ended_ns, last)
     if state.settled_ns is not None:

@@ -7,7 +7,7 @@ claims. Its limits are a frozen dataclass whose names carry units; a profile may
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +35,20 @@ class Claims:
 class Detector(Protocol):
     """One cause."""
 
-    cause: ClassVar[Cause]
-    needs: ClassVar[tuple[str, ...]]
-    """Signal names (or "spans", "threads", "device") without which it must abstain."""
-    Limits: ClassVar[type]
+    @property
+    def cause(self) -> Cause:
+        """What it claims."""
+        ...
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Signal names (or "spans", "threads", "device") without which it must abstain."""
+        ...
+
+    @property
+    def Limits(self) -> type:  # noqa: N802 - it is a class
+        """A frozen dataclass of limits with defaults, units in the names."""
+        ...
 
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Any) -> Claims | None:
         """Claim shares of the lost pieces; None = cannot tell. `feeding` has a row per piece."""

@@ -28,7 +28,6 @@ part of a step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from clusterprof.detectors.base import Claims, in_phase
 from clusterprof.findings import Cause, Evidence
@@ -45,7 +44,7 @@ class Checkpoint:
         "Training stands still for a checkpoint",
         "Save asynchronously: snapshot to host memory, write in the background",
     )
-    needs: ClassVar[tuple[str, ...]] = ("spans",)
+    needs = ("spans",)
 
     @dataclass(frozen=True, slots=True)
     class Limits:

@@ -31,7 +31,6 @@ It cannot say who was on the CPU. Waiting for the interpreter's lock is no run d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -50,7 +49,7 @@ class CpuContention:
         "There are more threads than CPUs",
         "Give the job more cores, or run fewer workers and library threads on those it has",
     )
-    needs: ClassVar[tuple[str, ...]] = ("spans", "threads")
+    needs = ("spans", "threads")
 
     @dataclass(frozen=True, slots=True)
     class Limits:

@@ -30,7 +30,6 @@ by reference counts is no collection and reports nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from clusterprof.detectors.base import Claims, in_phase
 from clusterprof.findings import Cause, Evidence
@@ -47,7 +46,7 @@ class CpuGc:
         "Python collects garbage in the training process",
         "Freeze long-lived objects with gc.freeze() and collect at planned steps only",
     )
-    needs: ClassVar[tuple[str, ...]] = ("spans",)
+    needs = ("spans",)
 
     @dataclass(frozen=True, slots=True)
     class Limits:

@@ -32,7 +32,6 @@ far as spans are marked for them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -50,7 +49,7 @@ class CpuLoaderConfig:
         "The loader is set up too small",
         "Raise num_workers and prefetch_factor, and keep workers with persistent_workers=True",
     )
-    needs: ClassVar[tuple[str, ...]] = ("spans", "threads")
+    needs = ("spans", "threads")
 
     @dataclass(frozen=True, slots=True)
     class Limits:

@@ -31,7 +31,6 @@ when the thread reads from a device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -50,7 +49,7 @@ class CpuMemory:
         "The host is short of memory",
         "Raise the memory request, or use fewer workers and a shorter prefetch",
     )
-    needs: ClassVar[tuple[str, ...]] = ("spans", "threads")
+    needs = ("spans", "threads")
 
     @dataclass(frozen=True, slots=True)
     class Limits:

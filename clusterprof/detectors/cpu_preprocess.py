@@ -31,7 +31,6 @@ worker (OpenCV, BLAS) count for the worker only while it waits for them on a CPU
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -49,7 +48,7 @@ class CpuPreprocess:
         "The CPU is busy preparing data",
         "Add dataloader workers if CPUs are free, else prepare the data ahead or more cheaply",
     )
-    needs: ClassVar[tuple[str, ...]] = ("spans", "threads")
+    needs = ("spans", "threads")
 
     @dataclass(frozen=True, slots=True)
     class Limits:

@@ -30,7 +30,6 @@ own delay.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -49,7 +48,7 @@ class CpuThrottled:
         "The CPU quota of the job runs out",
         "Raise or remove the job's CPU limit, or run fewer workers and library threads",
     )
-    needs: ClassVar[tuple[str, ...]] = ("spans", "threads", signals.CGROUP_THROTTLED.name)
+    needs = ("spans", "threads", signals.CGROUP_THROTTLED.name)
 
     @dataclass(frozen=True, slots=True)
     class Limits:

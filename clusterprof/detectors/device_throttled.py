@@ -30,7 +30,6 @@ clock is never called throttled.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -50,7 +49,7 @@ class DeviceThrottled:
         "The GPU runs below its clock",
         "Check cooling and power of the node, and drain it until they are mended",
     )
-    needs: ClassVar[tuple[str, ...]] = (
+    needs = (
         signals.GPU_THROTTLE.name,
         signals.GPU_SM_CLOCK.name,
         signals.GPU_SM_CLOCK_MAX.name,

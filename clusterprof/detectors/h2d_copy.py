@@ -28,7 +28,6 @@ synchronise without a copy worth the name: that time is inside the step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -49,7 +48,7 @@ class H2dCopy:
         "Copies to the GPU hold the step up",
         "Use pin_memory=True and non_blocking=True, and copy the next batch ahead",
     )
-    needs: ClassVar[tuple[str, ...]] = ("spans",)
+    needs = ("spans",)
 
     @dataclass(frozen=True, slots=True)
     class Limits:

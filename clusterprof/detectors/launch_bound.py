@@ -31,7 +31,6 @@ metric on the CPU, looks the same and has the same remedy.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -49,7 +48,7 @@ class LaunchBound:
         "The host launches work too slowly",
         "Raise the batch size, or fuse operations with torch.compile or CUDA graphs",
     )
-    needs: ClassVar[tuple[str, ...]] = ("spans", "threads", "device")
+    needs = ("spans", "threads", "device")
 
     @dataclass(frozen=True, slots=True)
     class Limits:

@@ -31,7 +31,6 @@ has no start-up.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -56,7 +55,7 @@ class Startup:
         "The job is starting up",
         "Use a prebuilt image and a compile cache, and load checkpoints in parallel",
     )
-    needs: ClassVar[tuple[str, ...]] = ("spans",)
+    needs = ("spans",)
 
     @dataclass(frozen=True, slots=True)
     class Limits:

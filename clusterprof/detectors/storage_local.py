@@ -36,7 +36,6 @@ takes a thread sleeping in a storage driver of its own for "blocked on something
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from clusterprof import signals
 from clusterprof.detectors.base import Claims, busiest, grown, mean_over, waited
@@ -53,7 +52,7 @@ class StorageLocal:
         "The data path waits for a local disk",
         "Stage the data on a faster disk, or read it in large sequential records",
     )
-    needs: ClassVar[tuple[str, ...]] = ("spans", "threads")
+    needs = ("spans", "threads")
 
     @dataclass(frozen=True, slots=True)
     class Limits:

@@ -32,7 +32,6 @@ Memory-mapped files fault rather than read. Lustre's own counters are not read y
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from clusterprof import signals
 from clusterprof.detectors.base import Claims, busiest, grown, mean_over, waited
@@ -49,7 +48,7 @@ class StorageRemote:
         "The data path waits for a network file system",
         "Stage the data on a local disk, or pack small files into large records",
     )
-    needs: ClassVar[tuple[str, ...]] = ("spans", "threads")
+    needs = ("spans", "threads")
 
     @dataclass(frozen=True, slots=True)
     class Limits:

@@ -1,16 +1,22 @@
 """Analyse a recording on this machine: one node at a time, one chunk at a time.
 
-    report = analyze(Path("clusterprof-20260101-120000"))
+report = analyze(Path("clusterprof-20260101-120000"))
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from clusterprof.engine.limits import bound
+from clusterprof.engine.node import analyse_node
+from clusterprof.engine.report import build_report
 from clusterprof.findings import Report
+from clusterprof.trace.reader import node_folders
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -28,4 +34,12 @@ def analyze(
     profile gives them; an unknown id or key raises `UsageError`. `facts` are those of the site.
     Raises `NoRecording` when there is nothing to read.
     """
-    raise NotImplementedError
+    bound_limits = bound(limits)
+    folders = node_folders(path)
+    if jobs > 1 and len(folders) > 1:
+        with get_context("spawn").Pool(min(jobs, len(folders))) as pool:
+            # `map` keeps the order of the folders: the report does not depend on who was quicker.
+            nodes = pool.map(partial(analyse_node, limits=bound_limits), folders, chunksize=1)
+    else:
+        nodes = [analyse_node(folder, bound_limits) for folder in folders]
+    return build_report(str(path), nodes)

@@ -1,0 +1,208 @@
+"""The ledger of one rank: integer nanoseconds in, exact sums out.
+
+    window_ns  = unmeasured_ns + outside_ns + in_step_ns
+    in_step_ns = productive_ns + lost_ns
+    lost_ns    = sum of buckets, "unattributed" among them
+
+Claimed amounts arrive as whole numbers of 1/SHARE ns. Each bucket gets its whole nanoseconds, and
+what is left over goes one by one to the largest remainders, so that children add up to the parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clusterprof.attribution.confidence import FAMILY_PRIOR, NAMED_FROM, confidence
+from clusterprof.attribution.families import CAUSES
+from clusterprof.attribution.local import BLOCKED
+from clusterprof.attribution.lost import RankState
+from clusterprof.attribution.partial import SHARE, Partial
+from clusterprof.findings import UNATTRIBUTED, RankLedger
+from clusterprof.timeline.model import SOURCE_HOST_SPANS
+
+LOW_CONFIDENCE = "low-confidence"
+STARTUP, AFTER_STEPS, NO_STEPS = "startup", "after-steps", "no-steps"
+_WAIT_FAMILIES = ("storage", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Lost time of one rank under one name, with what it was made of."""
+
+    id: str
+    """Cause id, or the id of a family."""
+    lost_ns: int
+    confidence_ratio: float
+    by_grade: Mapping[str, int]
+    """Grade -> ns * SHARE."""
+    upper_bound: bool
+    leaves: tuple[str, ...]
+    """The causes that were claimed, largest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankBooks:
+    """The ledger of a rank and what stands behind its lines."""
+
+    ledger: RankLedger
+    buckets: tuple[Bucket, ...]
+    """Largest first, then by id; without "unattributed"."""
+    reasons: tuple[tuple[str, int], ...]
+    """(reason, ns) of what is unattributed."""
+    partial: Partial
+    has_peers: bool
+    marked: bool
+    emulated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankName:
+    """Who a rank is."""
+
+    node: str
+    rank: int | None
+    pid: int
+    device: str
+    marked: bool
+    emulated: bool
+    has_peers: bool
+
+
+def keep_books(name: RankName, state: RankState, partial: Partial) -> RankBooks:
+    """Turn the sums of one rank into its ledger; the law at the top holds by construction."""
+    totals = partial.totals
+    window_ns = (state.last_ns or 0) - (state.first_ns or 0)
+    in_step_ns = totals.get("in_step", 0)
+    unmeasured_ns = totals.get("unmeasured", 0)
+    seen = name.marked or bool(name.device)
+    if not seen:
+        unmeasured_ns = window_ns
+    outside_ns = window_ns - in_step_ns - unmeasured_ns
+    coverage = 1 - unmeasured_ns / window_ns if window_ns > 0 else 0.0
+    lost_ns = totals.get("lost", 0)
+    buckets, reasons = named(partial, lost_ns, coverage)
+    unattributed_ns = sum(ns for _, ns in reasons)
+    lines = [(bucket.id, bucket.lost_ns) for bucket in buckets]
+    ledger = RankLedger(
+        node=name.node,
+        rank=name.rank,
+        pid=name.pid,
+        device=name.device,
+        source=_source(name, totals),
+        window_ns=window_ns,
+        unmeasured_ns=unmeasured_ns,
+        outside_ns=outside_ns,
+        in_step_ns=in_step_ns,
+        productive_ns=in_step_ns - lost_ns,
+        lost_ns=lost_ns,
+        buckets=(*lines, (UNATTRIBUTED, unattributed_ns)),
+        outside_buckets=_outside(state, outside_ns),
+        steps=sum(partial.steps.values()),
+        coverage_ratio=coverage,
+    )
+    return RankBooks(ledger, buckets, reasons, partial, name.has_peers, name.marked, name.emulated)
+
+
+def named(
+    partial: Partial, lost_ns: int, coverage_ratio: float
+) -> tuple[tuple[Bucket, ...], tuple[tuple[str, int], ...]]:
+    """Share lost time among buckets and reasons; together they are `lost_ns` to the nanosecond."""
+    amounts: dict[tuple[str, str], dict[str, int]] = {}
+    host: dict[str, int] = {}
+    leaves: dict[str, dict[str, int]] = {}
+    rest = {("reason", reason): units for reason, units in partial.unexplained.items()}
+    for (cause, grade, source), units in sorted(partial.claimed.items()):
+        id_ = said(partial, cause, coverage_ratio)
+        if id_ is None:
+            key = ("reason", LOW_CONFIDENCE)
+            rest[key] = rest.get(key, 0) + units
+            continue
+        by_grade = amounts.setdefault(("bucket", id_), {})
+        by_grade[grade] = by_grade.get(grade, 0) + units
+        host[id_] = host.get(id_, 0) + (units if source == SOURCE_HOST_SPANS else 0)
+        of_leaf = leaves.setdefault(id_, {})
+        of_leaf[cause] = of_leaf.get(cause, 0) + units
+    units_of = {**{key: sum(grades.values()) for key, grades in amounts.items()}, **rest}
+    shared = largest_remainder(units_of, lost_ns)
+    unexplained = partial.unexplained.get(BLOCKED, 0)
+    buckets = [
+        Bucket(
+            id_,
+            shared[("bucket", id_)],
+            _confidence(id_, grades, unexplained, coverage_ratio),
+            grades,
+            2 * host[id_] > sum(grades.values()),
+            tuple(sorted(leaves[id_], key=lambda leaf: (-leaves[id_][leaf], leaf))),
+        )
+        for (_, id_), grades in amounts.items()
+    ]
+    reasons = [(reason, ns) for (kind, reason), ns in shared.items() if kind == "reason" and ns]
+    return (
+        tuple(sorted(buckets, key=lambda bucket: (-bucket.lost_ns, bucket.id))),
+        tuple(sorted(reasons, key=lambda line: (-line[1], line[0]))),
+    )
+
+
+def said(partial: Partial, cause_id: str, coverage_ratio: float) -> str | None:
+    """Return the id under which a claim is reported: the leaf, else its family, else None."""
+    family = CAUSES[cause_id].family
+    unexplained = partial.unexplained.get(BLOCKED, 0)
+    grades = _grades(partial, {cause_id})
+    if _confidence(cause_id, grades, unexplained, coverage_ratio) >= NAMED_FROM:
+        return cause_id
+    siblings = {id_ for id_, _, _ in partial.claimed if CAUSES[id_].family == family}
+    grades = _grades(partial, siblings)
+    sure = _confidence(family, grades, unexplained, coverage_ratio, family=True) >= NAMED_FROM
+    return family if sure else None
+
+
+def largest_remainder(units: Mapping[tuple[str, str], int], total_ns: int) -> dict:
+    """Round amounts in 1/SHARE ns to whole ns that add up to `total_ns`; ties go by name.
+
+    Requires sum(units) == total_ns * SHARE. 1.5, 1.5 and 1.0 of 4 become 2, 1 and 1.
+    """
+    assert sum(units.values()) == total_ns * SHARE, "claims do not add up to the lost time"
+    whole = {key: amount // SHARE for key, amount in units.items()}
+    missing = total_ns - sum(whole.values())
+    for key in sorted(units, key=lambda key: (-(units[key] % SHARE), key))[:missing]:
+        whole[key] += 1
+    return whole
+
+
+def _grades(partial: Partial, causes: set[str]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for (cause, grade, _), units in partial.claimed.items():
+        if cause in causes:
+            out[grade] = out.get(grade, 0) + units
+    return out
+
+
+def _confidence(
+    id_: str,
+    grades: Mapping[str, int],
+    unexplained: int,
+    coverage_ratio: float,
+    family: bool = False,
+) -> float:
+    cause = CAUSES[id_]
+    related = unexplained if cause.family in _WAIT_FAMILIES else 0
+    if family or id_ in _WAIT_FAMILIES:
+        return confidence(grades, related, coverage_ratio, FAMILY_PRIOR)
+    return confidence(grades, related, coverage_ratio)
+
+
+def _source(name: RankName, totals: Mapping[str, int]) -> str:
+    if totals.get("stream_pieces", 0):
+        return "stream-events"
+    if name.device:
+        return "device-samples"
+    return "host-spans" if name.marked else "none"
+
+
+def _outside(state: RankState, outside_ns: int) -> tuple[tuple[str, int], ...]:
+    if state.begun_ns is None or state.first_ns is None:
+        return ((NO_STEPS, outside_ns),) if outside_ns else ()
+    startup_ns = min(state.begun_ns - state.first_ns, outside_ns)
+    lines = ((STARTUP, startup_ns), (AFTER_STEPS, outside_ns - startup_ns))
+    return tuple(line for line in lines if line[1])

@@ -1,0 +1,256 @@
+"""Settle what the detectors claim: every lost nanosecond of one rank goes to one cause or reason.
+
+Claims are shares of pieces. They are taken in the precedence of the taxonomy, each gets at most
+what the earlier ones left, and what nobody claims stays unattributed with a reason:
+
+    piece of 100 ns     checkpoint 0    storage-local 0.6    cpu-preprocess 0.7    nobody
+    settled                  0               60                    40                 0
+
+Without spans (degraded mode M2) no detector is asked: see `families.cooccurring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.attribution.families import cooccurring
+from clusterprof.attribution.lost import Account, Region
+from clusterprof.attribution.partial import SHARE, Partial
+from clusterprof.detectors.base import Claims, Detector
+from clusterprof.detectors.registry import DETECTORS
+from clusterprof.findings import Evidence
+from clusterprof.probe import layout
+from clusterprof.timeline.feeding import feed
+from clusterprof.timeline.intervals import clip, total, union
+from clusterprof.timeline.model import (
+    PHASE_DATA_WAIT,
+    PHASE_EVAL,
+    PHASE_GAP,
+    SOURCE_DEVICE_SAMPLES,
+    SOURCE_HOST_SPANS,
+    SOURCE_STREAM_EVENTS,
+    Feeding,
+    Int,
+    Lost,
+    Rank,
+)
+
+# P1 to P12 of the taxonomy: phase beats resource, storage is asked before the CPU.
+PRECEDENCE = (
+    "startup",
+    "checkpoint",
+    "device-throttled",
+    "h2d-copy",
+    "storage-local",
+    "storage-remote",
+    "cpu-preprocess",
+    "cpu-throttled",
+    "cpu-contention",
+    "cpu-loader-config",
+    "cpu-memory",
+    "cpu-gc",
+    "launch-bound",
+)
+NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
+_SOURCES = (SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS)
+_EVIDENCE_SCALE = 1000  # evidence is kept to a thousandth of its unit
+
+
+def settle(
+    rank: Rank, region: Region, lost: Lost, account: Account, limits: Mapping[str, Any]
+) -> Partial:
+    """Return what a settled stretch adds: its time, its steps, and its lost time by cause.
+
+    `limits` holds a bound limits object per cause id.
+    """
+    feeding = fed(rank, lost)
+    if rank.marked:
+        return _add(_by_detectors(rank, lost, feeding, limits), rank, region, lost, account)
+    claimed, rest = cooccurring(lost, feeding, rank)
+    part = Partial(claimed=claimed, unexplained={NO_SIGNAL: rest} if rest else {})
+    return _add(part, rank, region, lost, account)
+
+
+def fed(rank: Rank, lost: Lost) -> Feeding:
+    """Return what the critical thread did in each piece; only waits are asked when marked."""
+    n = lost.start_ns.size
+    rows = np.flatnonzero(lost.phase == PHASE_DATA_WAIT) if rank.marked else np.arange(n)
+    out: dict[str, Any] = {
+        one.name: np.zeros(n) for one in fields(Feeding) if one.name not in ("identified",)
+    }
+    out["unknown"] = np.ones(n)
+    out["worker_pid"] = np.zeros(n, np.int64)
+    out["identified"] = np.zeros(n, np.bool_)
+    if rows.size:
+        asked = feed(rank, lost.start_ns[rows], lost.end_ns[rows])
+        for name, column in out.items():
+            column[rows] = getattr(asked, name)
+    return Feeding(**out)
+
+
+def missing_of(rank: Rank, detector: Detector) -> tuple[str, ...]:
+    """Return what a detector needs and this rank's chunk does not have."""
+    names = {name for name, _ in rank.chunk.series}
+    threads = any(p.threads for p in (rank.main, *rank.workers))
+    have = {"spans": rank.marked, "threads": threads, "device": bool(rank.device)}
+    return tuple(need for need in detector.needs if not have.get(need, need in names))
+
+
+def _by_detectors(rank: Rank, lost: Lost, feeding: Feeding, limits: Mapping[str, Any]) -> Partial:
+    claims: dict[str, Claims] = {}
+    missing: dict[tuple[str, str], int] = {}
+    for detector in DETECTORS:
+        id_ = detector.cause.id
+        absent = missing_of(rank, detector)
+        missing.update({(id_, need): 1 for need in absent})
+        found = None if absent else detector.claim(rank, lost, feeding, limits[id_])
+        if found is not None:
+            claims[id_] = found
+        elif not absent:
+            missing[(id_, "")] = 1
+    shares, left = taken({id_: one.share for id_, one in claims.items()}, lost.lost_ns.size)
+    weak = (lost.phase == PHASE_DATA_WAIT) & ~feeding.identified
+    part = Partial(
+        claimed=_claimed(lost, claims, shares, weak),
+        unexplained=_unexplained(lost, left, feeding),
+        asked={id_: 1 for id_ in claims},
+        missing=missing,
+    )
+    return _with_evidence(part, claims)
+
+
+def taken(claims: Mapping[str, NDArray[np.float64]], n: int) -> tuple[dict[str, Int], Int]:
+    """Give each claim, in precedence, what the earlier ones left; return the rest too.
+
+    Shares are whole numbers of `SHARE`; per row they and the rest add up to `SHARE` exactly.
+    """
+    left = np.full(n, SHARE, np.int64)
+    shares: dict[str, Int] = {}
+    for id_ in sorted(claims, key=_rank_of):
+        wanted = np.rint(np.clip(np.nan_to_num(claims[id_]), 0.0, 1.0) * SHARE).astype(np.int64)
+        shares[id_] = np.minimum(wanted, left)
+        left = left - shares[id_]
+    return shares, left
+
+
+def _rank_of(id_: str) -> int:
+    return PRECEDENCE.index(id_)
+
+
+def _claimed(
+    lost: Lost, claims: Mapping[str, Claims], shares: Mapping[str, Int], weak: NDArray[np.bool_]
+) -> dict[tuple[str, str, int], int]:
+    """Add up per cause, grade and source; a share whose thread was inferred is graded C."""
+    out: dict[tuple[str, str, int], int] = {}
+    for id_, share in shares.items():
+        if not share.any():
+            continue
+        amount = lost.lost_ns * share
+        for source in _SOURCES:
+            for grade, rows in ((claims[id_].grade, ~weak), (max("C", claims[id_].grade), weak)):
+                units = int(amount[rows & (lost.source == source)].sum())
+                if units:
+                    key = (id_, grade, source)
+                    out[key] = out.get(key, 0) + units
+    return out
+
+
+def _unexplained(lost: Lost, left: Int, feeding: Feeding) -> dict[str, int]:
+    in_wait = lost.phase == PHASE_DATA_WAIT
+    seen = in_wait & (feeding.worker_pid > 0)
+    reasons = np.full(left.size, NO_SIGNAL, object)
+    reasons[seen] = BLOCKED
+    reasons[lost.phase == PHASE_EVAL] = EVAL
+    reasons[lost.phase == PHASE_GAP] = GAP
+    amount = lost.lost_ns * left
+    out = {}
+    for reason in (NO_SIGNAL, BLOCKED, EVAL, GAP):
+        units = int(amount[reasons == reason].sum())
+        if units:
+            out[reason] = units
+    return out
+
+
+def _with_evidence(part: Partial, claims: Mapping[str, Claims]) -> Partial:
+    evidence: dict[tuple[str, str, str, str], int] = {}
+    weights: dict[tuple[str, str, str, str], int] = {}
+    resources: dict[tuple[str, str], int] = {}
+    for id_, one in claims.items():
+        units = sum(n for key, n in part.claimed.items() if key[0] == id_)
+        if not units:
+            continue
+        if one.resource:
+            resources[(id_, one.resource)] = units
+        for item in one.evidence:
+            key = (id_, item.name, item.unit, item.note)
+            weight = max(1, units // SHARE)
+            scaled = round(item.value * _EVIDENCE_SCALE)
+            evidence[key] = scaled if is_sum(item) else scaled * weight
+            if not is_sum(item):
+                weights[key] = weight
+    return replace(part, evidence=evidence, weights=weights, resources=resources)
+
+
+def is_sum(item: Evidence) -> bool:
+    """True for evidence that adds up over time rather than being averaged."""
+    return item.name.endswith("_total")
+
+
+def evidence_of(part: Partial, cause_id: str) -> tuple[Evidence, ...]:
+    """Return the merged evidence for a cause."""
+    out = []
+    for key, value in part.evidence.items():
+        id_, name, unit, note = key
+        if id_ == cause_id:
+            weight = part.weights.get(key, 1)
+            out.append(Evidence(name, value / weight / _EVIDENCE_SCALE, unit, note))
+    return tuple(out)
+
+
+def _add(part: Partial, rank: Rank, region: Region, lost: Lost, account: Account) -> Partial:
+    """Complete a partial with the time and the steps of its region."""
+    length = region.end_ns - region.start_ns
+    first_lost = int(lost.lost_ns[lost.step == 0].sum())
+    totals = {
+        "in_step": length - account.unmeasured_ns,
+        "unmeasured": account.unmeasured_ns,
+        "measured": account.measured_ns,
+        "busy": account.measured_ns - account.idle_ns,
+        "lost": int(lost.lost_ns.sum()),
+        "host_lost": int(lost.lost_ns[lost.source == SOURCE_HOST_SPANS].sum()),
+        "first_step_lost": first_lost,
+        "stream_pieces": account.stream_pieces,
+    }
+    steps = rank.main.spans.get(layout.STEP)
+    lengths: dict[int, int] = {}
+    if steps is not None:
+        ended = (steps.end_ns > region.start_ns) & (steps.end_ns <= region.end_ns)
+        for ns in (steps.end_ns - steps.start_ns)[ended].tolist():
+            lengths[three_digits(ns)] = lengths.get(three_digits(ns), 0) + 1
+        first = clip(
+            union((steps.start_ns[steps.a == 0], steps.end_ns[steps.a == 0])),
+            region.start_ns,
+            region.end_ns,
+        )
+        totals["first_step"] = total(first)
+    waits = rank.main.spans.get(layout.DATA_WAIT)
+    if waits is not None:
+        inside = clip(union((waits.start_ns, waits.end_ns)), region.start_ns, region.end_ns)
+        totals["wait"] = total(inside)
+    return replace(part, totals=totals, steps=lengths)
+
+
+def three_digits(ns: int) -> int:
+    """Round to three significant digits, so that a histogram of steps stays small.
+
+    132_456_789 -> 132_000_000
+    """
+    if ns < 1000:
+        return ns
+    scale = 10 ** (len(str(ns)) - 3)
+    return (ns + scale // 2) // scale * scale

@@ -1,0 +1,194 @@
+"""One node, read once: chunk after chunk in, the books of its ranks out.
+
+What cannot be judged at the end of a chunk is kept and put in front of the next one, so memory
+depends on the longest step rather than on the length of the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clusterprof.attribution.carry import glue, tail
+from clusterprof.attribution.ledger import RankBooks, RankName, keep_books
+from clusterprof.attribution.local import settle
+from clusterprof.attribution.lost import OPEN_AT_MOST_NS, RankState, lost_pieces
+from clusterprof.attribution.partial import EMPTY, Partial, merge
+from clusterprof.findings import NodeFacts
+from clusterprof.signals import SELF_CPU
+from clusterprof.timeline.load import CHUNK_NS, NodeLoad, NodeLoaded
+from clusterprof.timeline.model import Chunk, Rank
+from clusterprof.timeline.ranks import ranks_of
+
+Key = tuple[int, int]  # pid, started_ticks
+_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResult:
+    """What the analysis of one node gives; small, so that it can travel."""
+
+    facts: NodeFacts
+    books: tuple[RankBooks, ...]
+    loaded: NodeLoaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A rank that may still go on."""
+
+    state: RankState
+    partial: Partial
+    pending: Partial
+    """Stretches that count only if another step ends after them."""
+    rank: Rank
+    """As last seen."""
+
+
+def analyse_node(
+    folder: Path, limits: Mapping[str, Any], chunk_ns: int | None = None
+) -> NodeResult:
+    """Read one node's folder and return the books of its ranks. `limits`: bound, by cause id."""
+    load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
+    meter = _Meter()
+    books = books_of(meter.watch(load.chunks()), limits)
+    loaded = load.facts()
+    duration_ns = loaded.last_ns - loaded.first_ns
+    facts = NodeFacts(
+        name=loaded.header.node.get("display") or loaded.header.node.get("hostname", ""),
+        key=loaded.header.node.get("key", folder.name),
+        boot_id=loaded.header.node.get("boot_id", ""),
+        duration_ns=duration_ns,
+        damaged_bytes=loaded.damage.damaged_bytes + loaded.damage.torn_tail_bytes,
+        dropped_spans=loaded.dropped_spans,
+        recorder_cpu_ratio=meter.cpu_ratio(duration_ns),
+    )
+    return NodeResult(facts, books, loaded)
+
+
+def books_of(chunks: Iterable[Chunk], limits: Mapping[str, Any]) -> tuple[RankBooks, ...]:
+    """Return the books of every rank in a stream of chunks of one node."""
+    ranks: dict[Key, _Open] = {}
+    done: dict[Key, RankBooks] = {}
+    kept: Chunk | None = None
+    for chunk in chunks:
+        for key in [key for key in ranks if _gone(key, chunk)]:
+            done[key] = _close(ranks.pop(key), limits)
+        glued = glue(kept, chunk)
+        found = {(one.pid, one.main.started_ticks): one for one in ranks_of(glued)}
+        for key, one in ranks.items():
+            if key not in found:  # alive, and silent in this chunk
+                main = glued.processes[one.rank.pid]
+                found[key] = replace(one.rank, chunk=glued, main=main, workers=())
+        for key, rank in found.items():
+            if key not in done:
+                ranks[key] = _advance(ranks.get(key), rank, limits)
+        kept = tail(glued, _needed_from(ranks, chunk))
+    for key, one in ranks.items():
+        done[key] = _close(one, limits)
+    # Before the first span of a job its ranks are guessed; what turned out not to train is no rank.
+    marked = any(books.marked for books in done.values())
+    real = [books for books in done.values() if books.marked or not marked]
+    return tuple(sorted(real, key=_reading_order))
+
+
+def _reading_order(books: RankBooks) -> tuple[bool, int, int]:
+    rank = books.ledger.rank
+    return rank is None, rank or 0, books.ledger.pid
+
+
+def _gone(key: Key, chunk: Chunk) -> bool:
+    process = chunk.processes.get(key[0])
+    return process is None or process.started_ticks != key[1]
+
+
+def _needed_from(ranks: Mapping[Key, _Open], chunk: Chunk) -> int:
+    """From when on some rank still needs what was recorded."""
+    oldest = chunk.end_ns - OPEN_AT_MOST_NS
+    times = [chunk.end_ns]
+    for one in ranks.values():
+        times.append(oldest if one.state.settled_ns is None else one.state.settled_ns)
+        if not one.rank.marked:  # its first span may still come, and begin some time ago
+            times.append(chunk.end_ns - CHUNK_NS)
+    return max(min(times), oldest)
+
+
+def _advance(one: _Open | None, rank: Rank, limits: Mapping[str, Any]) -> _Open:
+    if one is None:
+        return _settled(_Open(RankState(), EMPTY, EMPTY, rank), rank, limits, last=False)
+    if rank.marked and not one.rank.marked:
+        # The first span: what was guessed of the time before is dropped, it was start-up.
+        state = RankState(first_ns=one.state.first_ns, last_ns=one.state.last_ns)
+        one = _Open(state, EMPTY, EMPTY, rank)
+    # A chunk in which a rank says nothing does not make it a rank without a probe or a device.
+    rank = replace(
+        rank,
+        rank=rank.rank if rank.rank is not None else one.rank.rank,
+        marked=rank.marked or one.rank.marked,
+        device=rank.device or one.rank.device,
+        emulated=rank.emulated or one.rank.emulated,
+    )
+    return _settled(one, rank, limits, last=False)
+
+
+def _settled(one: _Open, rank: Rank, limits: Mapping[str, Any], last: bool) -> _Open:
+    found, state = lost_pieces(rank, one.state, last)
+    partial, pending = one.partial, one.pending
+    for region, lost, account in found:
+        new = settle(rank, region, lost, account, limits)
+        if region.tentative:
+            pending = merge(pending, new)
+        else:
+            partial, pending = merge(partial, pending, new), EMPTY
+    return _Open(state, partial, pending, rank)
+
+
+def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
+    """Settle a rank to the end; what lies after its last step is outside, whatever it was."""
+    one = _settled(one, one.rank, limits, last=True)
+    rank = one.rank
+    node = rank.chunk.header.node
+    variables = dict(rank.main.registration.get("variables", {}))
+    name = RankName(
+        node=node.get("display") or node.get("hostname", ""),
+        rank=rank.rank,
+        pid=rank.pid,
+        device=rank.device,
+        marked=rank.marked,
+        emulated=rank.emulated,
+        has_peers=_world_size(variables) > 1,
+    )
+    return keep_books(name, one.state, one.partial)
+
+
+def _world_size(variables: Mapping[str, Any]) -> int:
+    for variable in _WORLD_SIZES:
+        value = str(variables.get(variable, ""))
+        if value.isdigit():
+            return int(value)
+    return 1
+
+
+class _Meter:
+    """Adds up what recording itself cost, while chunks pass by."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, tuple[float, float]] = {}
+
+    def watch(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
+        """Pass chunks through and note the CPU time of the recorder and its helpers."""
+        for chunk in chunks:
+            for (name, device), series in chunk.series.items():
+                known = series.values[series.values == series.values]
+                if name == SELF_CPU.name and known.size:
+                    first = self._latest.get(device, (float(known[0]), 0.0))[0]
+                    self._latest[device] = (first, float(known[-1]))
+            yield chunk
+
+    def cpu_ratio(self, duration_ns: int) -> float | None:
+        """CPU time of all its processes over the recorded time; None when it was not recorded."""
+        if not self._latest or duration_ns <= 0:
+            return None
+        return max(0.0, sum(last - first for first, last in self._latest.values())) / duration_ns
