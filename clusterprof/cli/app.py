@@ -18,20 +18,12 @@ from clusterprof import __version__
 from clusterprof.cli.analyze import analyze
 from clusterprof.cli.common import print_error
 from clusterprof.cli.demo import demo
+from clusterprof.cli.doctor import doctor
 from clusterprof.cli.dump import dump
 from clusterprof.cli.explain import explain
 from clusterprof.cli.gate import gate
-from clusterprof.errors import EXIT_CRASH, EXIT_OK, EXIT_USAGE, ClusterprofError
-
-try:  # the last two rooms are being built
-    from clusterprof.cli.doctor import doctor  # type: ignore
-    from clusterprof.cli.record import record  # type: ignore
-except ModuleNotFoundError:
-
-    def doctor() -> None:
-        """Not built yet."""
-
-    record = doctor
+from clusterprof.cli.record import record
+from clusterprof.errors import EXIT_CRASH, EXIT_OK, EXIT_USAGE, ClusterprofError, UsageError
 
 EXIT_INTERRUPTED = 130
 ROOT = "clusterprof"
@@ -55,7 +47,6 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            from clusterprof.errors import UsageError
             from clusterprof.profiles import nearest
 
             raise UsageError(f"no such command: {args[0]!r}{nearest(args[0], self.commands)}")

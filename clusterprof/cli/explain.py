@@ -7,6 +7,17 @@ from typing import Annotated
 import typer
 
 from clusterprof.cli import common
+from clusterprof.errors import UsageError
+from clusterprof.findings import Cause
+
+UNATTRIBUTED = Cause(
+    "unattributed",
+    "unattributed",
+    "Lost time without sufficient evidence for any cause",
+    "Not a cause but the honest remainder: device time that was lost while nothing recorded says"
+    "\nwhy. A report lists the reasons behind it, and under *Not seen* what would let it say"
+    "\nmore; `clusterprof doctor` tells how to switch that on.",
+)
 
 
 def explain(
@@ -18,18 +29,24 @@ def explain(
     """Print the page of a cause, or list all causes."""
     from clusterprof.detectors.registry import DETECTORS
 
-    known = {detector.cause.id: detector.cause for detector in DETECTORS}
+    causes = [detector.cause for detector in DETECTORS]
     if cause is None:
-        lines = [f"{id_:<22} {found.title}\n" for id_, found in known.items()]
-        common.write_result("".join(lines), None)
-        return
-    if cause not in known:
-        from clusterprof.errors import UsageError
+        common.write_result(_listed(causes) + _listed([UNATTRIBUTED]), None)
+    elif cause in {known.id for known in causes}:
+        from clusterprof.detectors.pages import page
+
+        common.write_result(page(cause).rstrip("\n") + "\n", None)
+    elif cause == UNATTRIBUTED.id:
+        common.write_result(f"# {cause}: {UNATTRIBUTED.title}\n\n{UNATTRIBUTED.advice}\n", None)
+    elif members := [known for known in causes if known.family == cause]:
+        heading = f"# {cause}: a family of causes, said when the cause itself cannot be told\n\n"
+        common.write_result(heading + _listed(members), None)
+    else:
         from clusterprof.profiles import nearest
 
-        raise UsageError(
-            f"there is no cause {cause!r}{nearest(cause, known)}", "clusterprof explain lists all"
-        )
-    from clusterprof.detectors.pages import page
+        hint = nearest(cause, [known.id for known in (*causes, UNATTRIBUTED)])
+        raise UsageError(f"there is no cause {cause!r}{hint}", "clusterprof explain lists all")
 
-    common.write_result(page(cause).rstrip("\n") + "\n", None)
+
+def _listed(causes: list[Cause]) -> str:
+    return "".join(f"{cause.id:<20} {cause.title}\n" for cause in causes)

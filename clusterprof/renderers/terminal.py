@@ -170,7 +170,9 @@ class Terminal:
             return []
         advice = safe_text(findings[0].cause.advice, 600)
         lines = wrap(advice, self._width - 11)[:3]
-        first = f" {self._paint('heading', 'DO NEXT')}   {lines[0]}" if lines else ""
+        if not lines:
+            return []
+        first = f" {self._paint('heading', 'DO NEXT')}   {lines[0]}"
         return [first, *(" " * 11 + line for line in lines[1:])]
 
     def _pointer(self, report: Report) -> str:
