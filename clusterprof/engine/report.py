@@ -42,9 +42,7 @@ def build_report(title: str, nodes: Sequence[NodeResult]) -> Report:
         productive_ns=sum(one.productive_ns for one in ledgers),
         lost_ns=sum(one.lost_ns for one in ledgers),
         findings=(*_findings(books, in_step_ns), *_outside_findings(books, window_ns)),
-        unattributed_ns=sum(
-            ns for one in ledgers for id_, ns in one.buckets if id_ == UNATTRIBUTED
-        ),
+        unattributed_ns=sum(reasons.values()),
         unattributed_reasons=_largest_first(reasons),
         outside_buckets=_largest_first(outside),
         metrics=metrics_of(books, [node.facts for node in nodes]),
