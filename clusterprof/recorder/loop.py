@@ -77,7 +77,7 @@ def record(
         now_ns = clock.now_ns()
         if now_ns >= flush_ns:
             flush_ns = now_ns + FLUSH_NS
-            batch = [*_drain(sources, now_ns), *_take(slots)]
+            batch = [*_drain(sources, now_ns), *_take(slots, now_ns)]
             change = budget.check(now_ns, clock.cpu_ns(), pace.slowdown)
             if change is not None:
                 pace.slowdown = change.attributes["slowdown"]
@@ -91,7 +91,7 @@ def record(
         clock.wait_until(min(look_ns, due_ns, flush_ns))
         now_ns = clock.now_ns()
     last = [record for source in sources for record in source.finish(now_ns)]
-    last += _take(slots)
+    last += _take(slots, now_ns)
     for slot in slots:
         slot.close()
     stopped = Event(now_ns, "recorder-stopped", {"reason": reason, "pid": os.getpid()})
@@ -121,5 +121,5 @@ def _drain(sources: Sequence[Source], now_ns: int) -> Iterator[Record]:
         yield from source.take(now_ns)
 
 
-def _take(slots: Sequence[Slot]) -> list[Record]:
-    return [record for slot in slots for record in slot.take()]
+def _take(slots: Sequence[Slot], now_ns: int) -> list[Record]:
+    return [record for slot in slots for record in slot.take(now_ns)]

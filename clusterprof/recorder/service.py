@@ -43,6 +43,7 @@ class Service:
         self._clock = SystemClock([wake, self._registry.descriptor])
         self._pace = Pace()
         self._note = note
+        self._slots: list[Slot] = []
         self._slots = self._build(collectors)
 
     def run(self, asked: Callable[[], str], started: Callable[[Started], None]) -> str:
@@ -97,7 +98,7 @@ class Service:
             if not order.plan.enabled(name):
                 continue
             try:
-                collector = kind(context)
+                collector = isolate(name, context) if kind.isolated else kind(context)  # type: ignore[attr-defined]
             except Exception as error:
                 self._note(name, error)
                 continue
@@ -108,7 +109,8 @@ class Service:
         return [*slots, Slot(own, own.interval_ns, self._note)]
 
     def _helper_pids(self) -> Mapping[str, int]:
-        return {}
+        pids = {slot.name: getattr(slot.collector, "pid", None) for slot in self._slots}
+        return {f"helper:{name}": pid for name, pid in pids.items() if pid is not None}
 
     def _header(self, begin: ClockRecord) -> Header:
         order = self._order
@@ -187,6 +189,13 @@ class _Ending:
             return self._registry.anybody()
 
         return leave(self._order.run_dir, somebody_joined)
+
+
+def isolate(name: str, context: Context) -> Any:
+    """Return a collector that can hang or crash, in a process of its own."""
+    from clusterprof.recorder.isolated import IsolatedCollector
+
+    return IsolatedCollector(name, context)
 
 
 def process_variables(proc: Path, pid: int) -> dict[str, str]:

@@ -17,6 +17,7 @@ from clusterprof.trace.schema import Columns, Event, Gap, Record, Rows
 
 FAULTS_IN_A_ROW = 3
 _SECOND_NS = 1_000_000_000
+_RETRY_NS = 100_000_000  # something that is not there yet may come with the job's first moments
 _REST_AT_MOST_NS = 60 * _SECOND_NS
 _INTEGER_UNITS = frozenset({"ns", "bytes", "count", "bits"})
 Note = Callable[[str, BaseException], None]
@@ -40,6 +41,7 @@ class Slot:
         self._reasons: dict[int, Unavailable] = {}  # column, or -1 = the whole collector
         self._faults = 0
         self._rest_ns = 0
+        self._last_ns = 0
         self._devices: frozenset[str] | None = None
 
     def open(self, now_ns: int) -> None:
@@ -51,7 +53,7 @@ class Slot:
         except Unavailable as reason:
             self.status = reason.kind
             self._whole_gap(now_ns, reason)
-            self._rest(now_ns)
+            self._rest(now_ns, _RETRY_NS)
             return
         except BaseException as error:
             self.status = "failed"
@@ -64,43 +66,70 @@ class Slot:
         self._appeared(now_ns)
 
     def tick(self, now_ns: int) -> None:
-        """Take one sample at `now_ns`, or open a collector that has rested long enough."""
+        """Take one sample at `now_ns`, from a collector opened anew if it has to be."""
         if self.status != "available":
             self.open(now_ns)
+        reopened = False
+        while self.status == "available":
+            try:
+                sample = self._sample()
+            except Unavailable as reason:
+                self._whole_gap(now_ns, reason)
+                return
+            except BaseException as error:
+                if isinstance(error, DevicesChanged) and not reopened:
+                    reopened = True
+                    self._close()
+                    self.open(now_ns)
+                    continue
+                self._faulty(now_ns, error)
+                return
+            self._faults = 0
+            self._rest_ns = 0
+            if self._reasons:
+                self._reasons.pop(-1, None)
+            self._t_ns.append(self._taken_ns(now_ns))
+            self._samples.append(sample)
             return
-        try:
-            sample = self.collector.sample()
-        except Unavailable as reason:
-            self._whole_gap(now_ns, reason)
-            return
-        except DevicesChanged:
+
+    def _sample(self) -> Any:
+        sample = self.collector.sample()
+        if self._is_table:
+            return sample
+        values = tuple(sample)  # a collector may hand out the same list each time
+        if len(values) != len(self._columns):
+            raise ValueError(f"{len(values)} values for {len(self._columns)} columns")
+        return values
+
+    def _taken_ns(self, now_ns: int) -> int:
+        """A collector that does not wait for its values says when the newest were taken."""
+        taken_ns = getattr(self.collector, "sampled_ns", 0)
+        before_ns = self._t_ns[-1] if self._t_ns else self._last_ns
+        self._last_ns = taken_ns if before_ns < taken_ns <= now_ns else now_ns
+        return self._last_ns
+
+    def _faulty(self, now_ns: int, error: BaseException) -> None:
+        self._fault(now_ns, error)
+        self._faults += 1
+        if self._faults >= FAULTS_IN_A_ROW:
             self._close()
-            self.open(now_ns)
-            return
-        except BaseException as error:
-            self._fault(now_ns, error)
-            self._faults += 1
-            if self._faults >= FAULTS_IN_A_ROW:
-                self._close()
-                self.status = "failed"
-                self._rest(now_ns)
-            return
-        self._faults = 0
-        self._rest_ns = 0
-        if self._reasons:
-            self._reasons.pop(-1, None)
-        self._t_ns.append(now_ns)
-        # A collector may hand out the same list each time: a tuple is ours.
-        self._samples.append(sample if self._is_table else tuple(sample))
+            self.status = "failed"
+            self._rest(now_ns)
 
     @property
     def reason(self) -> Unavailable | None:
         """Why the whole collector sees nothing at the moment."""
         return self._reasons.get(-1)
 
-    def take(self) -> list[Record]:
+    def take(self, now_ns: int) -> list[Record]:
         """Return what has been gathered since the last call, as records."""
         self._pack()
+        events = getattr(self.collector, "events", None)
+        if events is not None:
+            try:
+                self._pending += [Event(now_ns, str(kind), dict(about)) for kind, about in events()]
+            except BaseException as error:
+                self._fault(now_ns, error)
         records, self._pending = self._pending, []
         return records
 
@@ -143,8 +172,6 @@ class Slot:
     def _series(self, t_ns: list[int], samples: list[Any]) -> Columns | None:
         if not self._columns:
             return None
-        if len(samples[0]) != len(self._columns):
-            raise ValueError(f"{len(samples[0])} values for {len(self._columns)} columns")
         values: list[Any] = []
         masks: list[bytes | None] = []
         for index, (column, (signal, _)) in enumerate(
@@ -210,8 +237,8 @@ class Slot:
             self._note(self.name, error)
         self._whole_gap(now_ns, reason)
 
-    def _rest(self, now_ns: int) -> None:
-        self._rest_ns = min(max(2 * self._rest_ns, _SECOND_NS), _REST_AT_MOST_NS)
+    def _rest(self, now_ns: int, least_ns: int = _SECOND_NS) -> None:
+        self._rest_ns = min(max(2 * self._rest_ns, least_ns), _REST_AT_MOST_NS)
         self.due_ns = now_ns + self._rest_ns
         self._faults = 0
 
