@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.probe.layout import FETCH, HOOK_NOTE, LOADER_START, WORKER_START
-from clusterprof.timeline.model import Float, Int, Series, SpanTable
+from clusterprof.timeline.model import Int, Series, SpanTable
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Rows, Spans
 
 Key = tuple[str, str]
@@ -22,6 +22,7 @@ REACH_NS = 2_000_000_000
 LASTING = (LOADER_START, WORKER_START, HOOK_NOTE)
 _KIND, _END = SPAN_FIELDS.index("kind"), SPAN_FIELDS.index("end_ns")
 _SEQUENCE = len(SPAN_FIELDS)
+_MOST = 128  # kinds there can be; a foreign or impossible span counts as this one and goes
 _TABLE_ORDER = [*map(SPAN_FIELDS.index, ("start_ns", "end_ns", "a", "b", "c", "d")), _SEQUENCE]
 
 
@@ -29,8 +30,13 @@ class ColumnBuffer:
     """Samples of one collector with one set of columns."""
 
     def __init__(self, signals: Sequence[str], devices: Sequence[str]) -> None:
+        self._signals, self._devices = signals, devices
         self.keys = list(zip(signals, devices))
         self._frames: list[Columns] = []
+
+    def holds(self, columns: Columns) -> bool:
+        """True for a frame with this set of columns."""
+        return columns.signals == self._signals and columns.devices == self._devices
 
     def add(self, columns: Columns) -> None:
         """Take one frame."""
@@ -47,30 +53,26 @@ class ColumnBuffer:
         t_ns = t_ns if order is None else t_ns[order]
         low = max(int(np.searchsorted(t_ns, start_ns - REACH_NS, side="right")) - 1, 0)
         high = int(np.searchsorted(t_ns, end_ns, side="left")) + 1
+        t_ns = t_ns[low:high]
+        masked = {i for frame in frames for i, mask in enumerate(frame.masks) if mask is not None}
         found = {}
-        for index, key in enumerate(self.keys):
-            values = _column(frames, index)
+        parts_of = zip(*[frame.values for frame in frames])
+        for index, (key, parts) in enumerate(zip(self.keys, parts_of)):
+            values = np.concatenate(parts, dtype=np.float64, casting="unsafe")
+            if index in masked:
+                values[np.concatenate([_mask(frame, index) for frame in frames])] = np.nan
             values = values if order is None else values[order]
-            found[key] = Series(t_ns[low:high], values[low:high], key[0].endswith("_total"))
+            found[key] = Series(t_ns, values[low:high], key[0].endswith("_total"))
         keep = [frame for frame in frames if frame.t_ns[-1] >= end_ns - REACH_NS]
         self._frames = keep or frames[-1:]
         return found
 
 
-def _column(frames: list[Columns], index: int) -> Float:
-    """One column of all frames, NaN where masked."""
-    values = np.concatenate([frame.values[index] for frame in frames]).astype(np.float64)
-    if any(frame.masks[index] is not None for frame in frames):
-        missing = np.concatenate([_mask(frame, index) for frame in frames])
-        values[missing != 0] = np.nan
-    return values
-
-
-def _mask(frame: Columns, index: int) -> NDArray[np.uint8]:
+def _mask(frame: Columns, index: int) -> NDArray[np.bool_]:
     mask = frame.masks[index]
     if mask is None:
-        return np.zeros(len(frame.t_ns), np.uint8)
-    return np.frombuffer(mask, np.uint8)
+        return np.zeros(len(frame.t_ns), np.bool_)
+    return np.frombuffer(mask, np.uint8) != 0
 
 
 class RowBuffer:
@@ -104,16 +106,22 @@ class RowBuffer:
         return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64, copy=False)
 
 
-def groups(keys: Int) -> dict[int, Int]:
-    """Return for each distinct key the rows that have it, in order; as fast as a radix sort."""
-    distinct = np.unique(keys)
+def groups(table: dict[str, Int], name: str) -> dict[int, dict[str, Int]]:
+    """Split a table by the values of one column, rows by time, with one sort and one copy."""
+    keys = table[name]
+    distinct = np.array(sorted(set(keys.tolist())), np.int64)
     compact = np.searchsorted(distinct, keys)
     small = compact.astype(np.int16 if len(distinct) < 2**15 else np.int64)
-    order = np.argsort(small, kind="stable")
-    bounds = np.searchsorted(small[order], np.arange(len(distinct) + 1))
+    t_ns = table["t_ns"]
+    if np.all(t_ns[1:] >= t_ns[:-1]):
+        order = np.argsort(small, kind="stable")
+    else:
+        order = np.lexsort((t_ns, small))
+    ordered = {column: values[order] for column, values in table.items()}
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(small, minlength=len(distinct)))]).tolist()
     return {
-        int(key): order[low:high]
-        for key, low, high in zip(distinct.tolist(), bounds[:-1].tolist(), bounds[1:].tolist())
+        key: {column: values[low:high] for column, values in ordered.items()}
+        for key, low, high in zip(distinct.tolist(), bounds[:-1], bounds[1:])
     }
 
 
@@ -140,48 +148,59 @@ class SpanBuffer:
         """True when nothing waits to be handed out."""
         return not self._frames and not self._waiting.size
 
-    def take(self, end_ns: int, last: bool) -> dict[int, SpanTable]:
+    def take(self, end_ns: int, last: bool, scratch: Scratch) -> dict[int, SpanTable]:
         """Return the spans of a chunk by kind, sorted by start."""
-        fresh = self._joined()
-        done = fresh[_END] < end_ns
-        if not last and not done.all():
-            self._waiting, fresh = fresh[:, ~done], fresh[:, done]
-        else:
-            self._waiting = fresh[:, :0]
-        table = np.concatenate([self._recent, fresh], axis=1) if self._recent.size else fresh
-        order = np.argsort(np.clip(table[_KIND], 0, 2**15 - 1).astype(np.int16), kind="stable")
-        table = table[:, order]
-        kinds, first = np.unique(table[_KIND], return_index=True)
-        bounds = np.append(first, table.shape[1])
-        found = {
-            int(kind): _span_table(table[:, low:high])
-            for kind, low, high in zip(kinds, bounds[:-1], bounds[1:])
-        }
-        self._recent = self._kept(table, end_ns)
+        table = self._joined(scratch)
+        late = table[_END] >= end_ns
+        waiting = late.any() and not last
+        self._waiting = table[:, late] if waiting else self._recent[:, :0]
+        kind = table[_KIND].astype(np.int16)
+        kind[(table[_KIND] < 0) | (table[_KIND] > _MOST) | (table[_END] < table[0])] = _MOST
+        if waiting:
+            kind[late] = _MOST
+        order = np.argsort(kind, kind="stable")
+        sizes = np.bincount(kind)
+        order = order[: len(order) - int(sizes[_MOST:].sum())]
+        table = np.take(table, order, axis=1)
+        bounds = np.concatenate([[0], np.cumsum(sizes[:_MOST])]).tolist()
+        kinds = np.flatnonzero(sizes[:_MOST]).tolist()
+        found = {k: _span_table(table[:, bounds[k] : bounds[k + 1]]) for k in kinds}
+        kept = [np.flatnonzero(table[_END] >= end_ns - REACH_NS)]
+        kept += [np.arange(bounds[k], bounds[k + 1]) for k in kinds if k in LASTING]
+        kept += [np.array([bounds[FETCH + 1] - 1])] if FETCH in kinds else []
+        self._recent = table[:, np.unique(np.concatenate(kept))]
         return found
 
-    def _joined(self) -> Int:
-        sizes = [len(frame.columns["start_ns"]) for frame in self._frames]
-        waiting = self._waiting.shape[1]
-        table = np.empty((_SEQUENCE + 1, waiting + sum(sizes)), np.int64)
-        table[:, :waiting] = self._waiting
-        for row, name in enumerate(SPAN_FIELDS if sizes else ()):
-            np.concatenate([f.columns[name] for f in self._frames], out=table[row, waiting:])
-        at = waiting
-        for frame, size in zip(self._frames, sizes):
-            table[_SEQUENCE, at : at + size] = np.arange(size) + frame.first_sequence
-            at += size
-        self._frames = []
-        sane = table[_END] >= table[0]
-        return table if sane.all() else table[:, sane]
+    def _joined(self, scratch: Scratch) -> Int:
+        """What was handed out lately, what waited, and what came, in shared memory."""
+        frames, self._frames = self._frames, []
+        sizes = [len(frame.columns["start_ns"]) for frame in frames]
+        before = self._recent.shape[1]
+        waiting = before + self._waiting.shape[1]
+        table = scratch.columns(waiting + sum(sizes))
+        table[:, :before] = self._recent
+        table[:, before:waiting] = self._waiting
+        if not frames:
+            return table
+        for row, name in enumerate(SPAN_FIELDS):
+            np.concatenate([f.columns[name] for f in frames], out=table[row, waiting:])
+        first = np.array([frame.first_sequence for frame in frames])
+        at = np.cumsum([0, *sizes[:-1]])
+        table[_SEQUENCE, waiting:] = np.arange(sum(sizes)) + np.repeat(first - at, sizes)
+        return table
 
-    def _kept(self, table: Int, end_ns: int) -> Int:
-        kind = table[_KIND]
-        keep = (table[_END] >= end_ns - REACH_NS) | np.isin(kind, LASTING)
-        fetches = np.flatnonzero(kind == FETCH)
-        if fetches.size:
-            keep[fetches[-1]] = True
-        return table[:, keep]
+
+class Scratch:
+    """Memory for one process's spans at a time: fresh pages cost more than the copying."""
+
+    def __init__(self) -> None:
+        self._table = np.zeros((_SEQUENCE + 1, 1 << 14), np.int64)
+
+    def columns(self, count: int) -> Int:
+        """Return int64[8, count], valid until the next call."""
+        if count > self._table.shape[1]:
+            self._table = np.zeros((_SEQUENCE + 1, 2 * count), np.int64)
+        return self._table[:, :count]
 
 
 def _span_table(table: Int) -> SpanTable:

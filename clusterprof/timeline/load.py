@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -103,7 +103,7 @@ class _Assembly:
         self.dropped_spans = 0
         self.gaps: dict[tuple[str, str, str], Gap] = {}
         self.kept_events: list[Event] = []
-        self._columns: dict[Any, ColumnBuffer] = {}
+        self._columns: dict[str, list[ColumnBuffer]] = {}
         self._processes = ProcessBuffer()
         self._events: list[Event] = []
         self._open_gaps: list[Gap] = []
@@ -143,11 +143,7 @@ class _Assembly:
 
     def _add(self, record: Record) -> None:
         if isinstance(record, Columns):
-            key = (record.collector, *record.signals, *record.devices)
-            buffer = self._columns.get(key)
-            if buffer is None:
-                buffer = self._columns[key] = ColumnBuffer(record.signals, record.devices)
-            buffer.add(record)
+            self._column_buffer(record).add(record)
             if len(record.t_ns):
                 self._saw(int(record.t_ns[0]), int(record.t_ns[-1]))
         elif isinstance(record, Rows):
@@ -170,6 +166,15 @@ class _Assembly:
             self._saw(record.t_ns, record.t_ns)
             self.gaps[record.collector, record.signal, record.device] = record
             self._open_gaps.append(record)
+
+    def _column_buffer(self, record: Columns) -> ColumnBuffer:
+        """A collector has a buffer for every set of columns it had."""
+        buffers = self._columns.setdefault(record.collector, [])
+        for buffer in buffers:
+            if buffer.holds(record):
+                return buffer
+        buffers.append(ColumnBuffer(record.signals, record.devices))
+        return buffers[-1]
 
     def _add_header(self, header: Header) -> None:
         """Every segment begins with one; devices that appeared meanwhile stay."""
@@ -199,7 +204,7 @@ class _Assembly:
 
     def _cut(self, start_ns: int, end_ns: int, first: bool, last: bool) -> Chunk:
         series: dict[Key, Series] = {}
-        for buffer in self._columns.values():
+        for buffer in chain.from_iterable(self._columns.values()):
             merge(series, buffer.take(start_ns, end_ns).items())
         events = tuple(e for e in self._events if e.t_ns < end_ns or last)
         self._events = [e for e in self._events if e.t_ns >= end_ns and not last]

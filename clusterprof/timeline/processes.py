@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from clusterprof.probe.layout import WORKER_START
-from clusterprof.timeline.buffers import RowBuffer, SpanBuffer, groups
+from clusterprof.timeline.buffers import RowBuffer, Scratch, SpanBuffer, groups
 from clusterprof.timeline.model import Int, Process, ProcessIo, SpanTable, ThreadTable
 from clusterprof.trace.schema import Event, Rows, Spans
 
@@ -41,6 +39,7 @@ class ProcessBuffer:
         self._threads = RowBuffer([*_THREADS.values(), "pid", "tid"])
         self._rows = RowBuffer([*_IO.values(), *_WHO])
         self._spans: dict[int, SpanBuffer] = {}
+        self._scratch = Scratch()
         self._registered: dict[int, Mapping[str, Any]] = {}
         self._exited_ns: dict[int, int] = {}
         self._who: dict[int, tuple[int, int, str]] = {}  # parent, started ticks, name
@@ -80,9 +79,11 @@ class ProcessBuffer:
         """Return the processes of a chunk by pid, and what their threads' `wchan` points to."""
         threads = _by_thread(self._threads.take(end_ns))
         rows = self._rows.take(end_ns)
-        io = {pid: _io(rows, where) for pid, where in groups(rows["pid"]).items()}
+        io = {pid: _io(table) for pid, table in groups(rows, "pid").items()}
         self._learn(rows)
-        spans = {pid: buffer.take(end_ns, last) for pid, buffer in self._spans.items()}
+        spans = {
+            pid: buffer.take(end_ns, last, self._scratch) for pid, buffer in self._spans.items()
+        }
         registered = [p for p in self._registered if self._exited_ns.get(p, end_ns) >= start_ns]
         active = {pid for pid, tables in spans.items() if _ended_since(tables, start_ns)}
         pids = sorted({*threads, *io, *active, *registered})
@@ -141,21 +142,11 @@ def _ended_since(tables: Mapping[int, SpanTable], start_ns: int) -> bool:
 def _by_thread(rows: dict[str, Int]) -> dict[int, dict[int, ThreadTable]]:
     """Split the table by process and thread; a tid is unique on a node."""
     found: dict[int, dict[int, ThreadTable]] = {}
-    for tid, where in groups(rows["tid"]).items():
-        where = _sorted(rows["t_ns"], where)
-        columns = {name: rows[column][where] for name, column in _THREADS.items()}
-        pid = int(rows["pid"][where[-1]])
-        found.setdefault(pid, {})[tid] = ThreadTable(**columns)
+    for tid, table in groups(rows, "tid").items():
+        columns = {name: table[column] for name, column in _THREADS.items()}
+        found.setdefault(int(table["pid"][-1]), {})[tid] = ThreadTable(**columns)
     return found
 
 
-def _io(rows: dict[str, Int], where: Int) -> ProcessIo:
-    where = _sorted(rows["t_ns"], where)
-    return ProcessIo(**{name: rows[column][where] for name, column in _IO.items()})
-
-
-def _sorted(t_ns: Int, where: Int) -> Int:
-    times = t_ns[where]
-    if np.all(times[1:] >= times[:-1]):
-        return where
-    return where[np.argsort(times, kind="stable")]
+def _io(table: dict[str, Int]) -> ProcessIo:
+    return ProcessIo(**{name: table[column] for name, column in _IO.items()})
