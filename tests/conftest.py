@@ -1,4 +1,4 @@
-"""Fixture machines, and this folder on the import path: any test may say `from builders import …`."""
+"""Fixture machines; and this folder is on the import path: `from builders import …`."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ class HeldFile:
             data = os.pread(self._fd, self._size, 0)
             return data if len(data) < self._whole else self._rest(data)
         except OSError as error:
-            if error.errno not in _REOPEN:
+            # Without a descriptor an earlier reopening has failed: try again.
+            if error.errno not in _REOPEN and self._fd >= 0:
                 raise unavailable_from_os_error(error, self.path, self._remedy) from None
         self.close()
         self._fd = self._open()

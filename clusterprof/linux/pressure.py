@@ -45,7 +45,8 @@ def parse_pressure(data: bytes) -> Pressure:
         raise ValueError(f"a pressure file that does not begin with 'some': {data[:80]!r}")
     some = data.index(b"total=") + 6
     full = data.rindex(b"total=") + 6
+    end = data.find(b"\n", some)
     return Pressure(
-        int(data[some : data.find(b"\n", some)]) * 1_000,
+        int(data[some:] if end < 0 else data[some:end]) * 1_000,
         None if full == some else int(data[full:]) * 1_000,
     )

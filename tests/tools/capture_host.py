@@ -51,8 +51,8 @@ CGROUP_FILES = (
 HIERARCHIES = {"cpu", "cpuacct", "cpu,cpuacct", "cpuacct,cpu", "memory", "unified"}
 KEPT_CORES = 4
 KEPT_MOUNTS = re.compile(r" - (proc|sysfs|cgroup2?|nfs4?) | / / ")
-SERVER = re.compile(r"(?<![^\s])[^\s:]+:/\S*")
-ADDRESS = re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b")
+SERVER = re.compile(r"(?<!\S)(\[\S+\]|[^\s:]+):/\S*")
+ADDRESS = re.compile(r"(?<=addr=)[^,\s]+")
 
 
 def main(arguments: list[str]) -> int:
