@@ -6,10 +6,14 @@ from clusterprof.collectors.cgroup import CgroupCollector
 from clusterprof.collectors.cores import CoresCollector
 from clusterprof.collectors.cpu import CpuCollector
 from clusterprof.collectors.disk import DiskCollector
+from clusterprof.collectors.gpu_emulated import GpuEmulatedCollector
+from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
 from clusterprof.collectors.memory import MemoryCollector
 from clusterprof.collectors.mounts import MountsCollector
 from clusterprof.collectors.network import NetworkCollector
 from clusterprof.collectors.pressure import PressureCollector
+from clusterprof.collectors.processes import ProcessesCollector
+from clusterprof.collectors.threads import ThreadsCollector
 
 COLLECTORS: tuple[type, ...] = (
     CpuCollector,
@@ -17,9 +21,11 @@ COLLECTORS: tuple[type, ...] = (
     PressureCollector,
     MemoryCollector,
     CgroupCollector,
-    # the job's tree (processes, threads) goes here
+    ProcessesCollector,
+    ThreadsCollector,
     DiskCollector,
     MountsCollector,
     NetworkCollector,
-    # accelerators go here
+    GpuNvidiaCollector,
+    GpuEmulatedCollector,
 )

@@ -1,0 +1,11 @@
+"""NVML, the NVIDIA driver's own library: what is asked of it, how often, and what its errors mean.
+
+https://docs.nvidia.com/deploy/nvml-api/. One guarded call per value or pair of values that NVML
+returns together, so that one call that fails takes nothing else with it. Every call is timed: one
+whose median is above 5 ms is made ten times less often. In between, a slow value is repeated, at
+most for its own period; after an error nothing is repeated. A GPU that is lost, needs a reset or
+answers "unknown error" is not asked again until NVML is opened anew: drivers crash on that.
+
+This package runs in the helper process and stays light (15 MB with the driver's library): no
+dataclasses, no signals, no `pynvml` before `errors.load()`.
+"""

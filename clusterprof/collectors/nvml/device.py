@@ -1,0 +1,98 @@
+"""One GPU: every value guarded for itself, every call timed and made when it is due."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from clusterprof.collectors.nvml.calls import CALLS, SIGNALS, Call, Memory
+from clusterprof.collectors.nvml.errors import FATAL, explain
+from clusterprof.errors import Unavailable
+
+Value = int | float | Unavailable
+Mark = Callable[[int, str], None]
+"""Told (index of the device, name of the call, "" = it is back) around every call."""
+
+_SLOW_NS = 5_000_000
+_SLOWER = 10
+_SECOND_NS = 1_000_000_000
+
+
+class Device:
+    """One GPU, read by one thread; `sample()` never raises."""
+
+    def __init__(
+        self,
+        nvml: Any,
+        index: int,
+        handle: Any,
+        mark: Mark,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.index = index
+        self.notes: deque[tuple[str, dict[str, Any]]] = deque(maxlen=64)
+        """Events since somebody last took them: `device-lost`, `call-slowed`."""
+        self._nvml, self._handle, self._mark, self._clock = nvml, handle, mark, clock
+        self._lost: Unavailable | None = None
+        self._memory = Memory(clock)
+        self._states = [_State(call) for call in CALLS]
+
+    def sample(self) -> list[Value]:
+        """Return one value per entry of `SIGNALS`, asking only what is due."""
+        values: list[Value] = []
+        for state in self._states:
+            if self._lost is None and self._clock() >= state.due_ns:
+                self._ask(state)
+            values += state.values
+        if self._lost is not None:
+            return [self._lost] * len(SIGNALS)
+        return values
+
+    def fail(self, reason: Unavailable) -> None:
+        """Never ask this device again; it could not even be opened."""
+        self._lost = reason
+
+    def _ask(self, state: _State) -> None:
+        call = state.call
+        began_ns = self._clock()
+        self._mark(self.index, call.name)
+        try:
+            state.values = call.read(self._nvml, self._handle, self._memory)
+        except Exception as error:
+            reason = explain(self._nvml, error)
+            state.values = (reason,) * len(call.signals)
+            if getattr(error, "value", 0) in FATAL:
+                self._lost = reason
+                self.notes.append(("device-lost", {"message": reason.message, "call": call.name}))
+        finally:
+            self._mark(self.index, "")
+        slowed_ns = state.timed(began_ns, self._clock())
+        if slowed_ns:
+            self.notes.append(("call-slowed", {"call": call.name, "median_ns": slowed_ns}))
+
+
+class _State:
+    """When a call is due, what it last returned and how long it takes."""
+
+    __slots__ = ("_durations", "call", "due_ns", "every_ns", "values")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.every_ns = call.every_ns
+        self.due_ns = 0
+        self.values: tuple[Value, ...] = ()
+        self._durations: deque[int] = deque(maxlen=9)
+
+    def timed(self, began_ns: int, ended_ns: int) -> int:
+        """Plan the next call; return the median duration if it has just become a slow one."""
+        self._durations.append(ended_ns - began_ns)
+        median_ns = sorted(self._durations)[len(self._durations) // 2]
+        slowed = self.every_ns == self.call.every_ns and (
+            len(self._durations) >= 3 and median_ns > _SLOW_NS
+        )
+        if slowed:
+            self.every_ns = _SLOWER * max(self.call.every_ns, _SECOND_NS // 10)
+        self.due_ns = began_ns + self.every_ns
+        return median_ns if slowed else 0

@@ -1,0 +1,87 @@
+"""The simulated NVML library: built by the test session, told what to do by a text file.
+
+    library = build(folder)                      # folder/libnvidia-ml.so.1; fails without gcc
+    scenario = Scenario(folder / "scenario", devices=2)
+    scenario.write()                             # two healthy GPUs
+    scenario.write("1 GetPowerUsage error 3", "0 * hang")
+
+`environment(library, scenario)` makes the unmodified pynvml of a child process find it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "sim.c"
+HEALTHY = """\
+* GetUtilizationRates = 97 40
+* GetSamples error 6
+* GetClockInfo:SM = 1980
+* GetClockInfo:MEM = 2619
+* GetMaxClockInfo:SM = 1980
+* GetCurrentClocksEventReasons = 4
+* GetCurrentClocksThrottleReasons = 4
+* GetMemoryInfo = 1073741824 85899345920
+* GetPowerUsage = 612500
+* GetEnforcedPowerLimit = 700000
+* GetTotalEnergyConsumption = 5000500
+* GetTemperature = 61
+* GetViolationStatus:THERMAL = 7000
+* GetViolationStatus:POWER = 9000
+* GetPcieThroughput:RX = 12000
+* GetPcieThroughput:TX = 3000
+* GetCurrPcieLinkGeneration = 5
+* GetCurrPcieLinkWidth = 16
+* GetPcieReplayCounter = 2
+* GetTotalEccErrors:CORRECTED = 1
+* GetTotalEccErrors:UNCORRECTED = 0
+* GetComputeRunningProcesses = 3
+* GetName = NVIDIA H100 80GB HBM3
+* DriverVersion = 570.00.01
+* NVMLVersion = 13.570.00.01
+"""
+
+
+def uuid(index: int) -> str:
+    """Return the UUID that the simulated device `index` has."""
+    return f"GPU-00000000-0000-0000-0000-{index:012d}"
+
+
+def build(folder: Path, *flags: str) -> Path:
+    """Compile the library into `folder` and return its path; fails when there is no compiler."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / "libnvidia-ml.so.1"
+    soname = "-Wl,-soname,libnvidia-ml.so.1"
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", soname, *flags]
+    subprocess.run([*command, "-o", str(library), str(SOURCE)], check=True)
+    return library
+
+
+class Scenario:
+    """The text file that the library reads at every call."""
+
+    def __init__(self, path: Path, devices: int = 2) -> None:
+        self.path = path
+        self.devices = devices
+        self.write()
+
+    def write(self, *lines: str) -> None:
+        """Let the devices be healthy but for `lines` from the next call on."""
+        text = HEALTHY + f"* GetCount = {self.devices}\n"
+        for index in range(self.devices):
+            text += f"{index} GetUUID = {uuid(index)}\n"
+            text += f"{index} GetPciInfo = 00000000:{index + 1:02X}:00.0\n"
+        temporary = self.path.with_suffix(".new")
+        temporary.write_text(text + "\n".join(lines) + "\n")
+        temporary.replace(self.path)
+
+
+def environment(library: Path, scenario: Scenario) -> dict[str, str]:
+    """Return an environment in which a child process finds the library and the scenario."""
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(library.parent),
+        "FAKENVML_CTL": str(scenario.path),
+    }
