@@ -224,8 +224,10 @@ def _doubts(report: Report, policy: Policy) -> tuple[str, ...]:
             f"steps: {steps:,} of the rank with the fewest, {policy.min_steps:,} needed"
             " (record for longer, or lower --min-steps)"
         )
-    coverage = min((rank.coverage_ratio for rank in report.ranks), default=0.0)
-    if not coverage >= policy.min_coverage_ratio:  # also true of NaN
+    covered = [rank.coverage_ratio for rank in report.ranks]
+    # asked of each rank, not of the smallest: min() lets NaN slip past a comparison
+    if not covered or not all(ratio >= policy.min_coverage_ratio for ratio in covered):
+        coverage = min(covered, default=0.0)
         doubts.append(
             f"coverage: samples for {human(coverage, 'ratio')} of the time of the rank with the"
             f" least, {human(policy.min_coverage_ratio, 'ratio')} needed (see --min-coverage)"
