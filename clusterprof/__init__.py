@@ -26,6 +26,9 @@ __version__ = "0.1.0"
 _PROBE = "_clusterprof_probe"  # the name under which a recorded process carries the probe
 _nothing = contextlib.nullcontext()
 
+if _PROBE in sys.modules:
+    sys.modules[_PROBE].prepare()
+
 
 def step() -> None:
     """Mark the end of one optimizer step of this process.

@@ -9,8 +9,6 @@ Little is imported when Python starts: the importer, which waits for torch. The 
 the first record.
 """
 
-import sys
-
 TYPE_CHECKING = False  # typing itself would cost each Python of the job more than all of this
 if TYPE_CHECKING:
     from types import TracebackType
@@ -21,6 +19,9 @@ on = True
 
 run_dir = ""
 config: "Dict[str, Any]" = {}
+_ring: "Any" = None
+_steps: "Any" = None
+_spans: "Any" = None
 
 
 def start(directory: str, values: "Dict[str, Any]") -> None:
@@ -34,13 +35,36 @@ def start(directory: str, values: "Dict[str, Any]") -> None:
     importer.watch(HOOKS)
 
 
+def prepare() -> None:
+    """Load the rest of the probe; a job that imports clusterprof will need it."""
+    try:
+        if on:
+            load()
+    except BaseException as error:
+        failed(error)
+
+
+def load() -> "Any":
+    """Load the rest of the probe and return its ring.
+
+    All at once, on the first occasion: a child forked while another thread imports would wait for
+    that import for ever.
+    """
+    global _ring, _steps, _spans
+    if _ring is None:
+        from . import ring, spans, steps
+        from .hooks import gc_pauses  # noqa: F401 - joins the ring by itself
+
+        _steps, _spans, _ring = steps, spans, ring
+    return _ring
+
+
 def step() -> None:
     """Mark the end of an optimizer step; `clusterprof.step()` ends here."""
     try:
         if on:
-            from . import steps
-
-            steps.mark()
+            load()
+            _steps.mark()
     except BaseException as error:
         failed(error)
 
@@ -49,9 +73,8 @@ def span(name: str) -> "Any":
     """Return a context manager that records `name`, or None; `clusterprof.span()` ends here."""
     try:
         if on:
-            from . import spans
-
-            return spans.span(name)
+            load()
+            return _spans.span(name)
     except BaseException as error:
         failed(error)
     return None
@@ -64,9 +87,7 @@ def emit(kind: int, start_ns: int, end_ns: int, *values: int) -> int:
     """
     try:
         if on:
-            from . import ring
-
-            return ring.emit(kind, start_ns, end_ns, *values)
+            return load().emit(kind, start_ns, end_ns, *values)
     except BaseException as error:
         failed(error)
     return 0
@@ -87,9 +108,8 @@ def failed(error: BaseException) -> None:
         raise error
     on = False
     try:
-        module = sys.modules.get(__name__ + ".ring")
-        if module is not None:
-            module.switch_off()
+        if _ring is not None:
+            _ring.switch_off()
     except BaseException:
         pass
 

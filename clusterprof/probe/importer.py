@@ -2,7 +2,7 @@
 
 import sys
 
-from . import failed, without_our_frame
+from . import failed, load, without_our_frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def run_hooks(name: str, module: "ModuleType") -> None:
     for number, file in _hooks.get(name, ()):
         hooked = 0
         try:
+            load()
             full = __name__.rpartition(".")[0] + ".hooks." + file
             __import__(full)
             hooked = int(sys.modules[full].install(module))

@@ -15,15 +15,19 @@ import mmap
 import os
 import sys
 from array import array
+from time import monotonic_ns
 from typing import Any, Callable, Dict, List, Tuple
 
-from . import failed, layout
+from . import failed, importer, layout, registration
 
 Emit = Callable[..., int]
 
 helper = False
 """True in a data loader's worker and in the children of a rank: they are no rank, and do not
 register, whatever launcher variables they inherited."""
+
+when_open: List[Callable[[], None]] = []
+"""What begins with the first record of a process."""
 
 after_fork: List[Callable[[], None]] = []
 """What else forgets its state in a forked child."""
@@ -84,6 +88,7 @@ def _make_emit(words: memoryview, capacity: int) -> Emit:
         try:
             pack(words, offsets[sequence & mask], sequence, start_ns, end_ns, kind, a, b, c, d)
         except BaseException as error:  # a value that is no 64-bit integer
+            words[offsets[sequence & mask] >> 3] = 0  # what there is of the record is none
             failed(error)
         if sequence > newest:  # two threads may come here in the other order
             words[written] = newest = sequence
@@ -129,8 +134,6 @@ def _write_name(words: memoryview, name: str, kind: int) -> None:
 def _open() -> None:
     """Make the ring of this process, announce it, and from now on write to it."""
     global emit, _words
-    from . import registration
-
     problem = ""
     try:
         if sys.byteorder != "little":
@@ -160,16 +163,12 @@ def _open() -> None:
 
 
 def _begin() -> None:
-    """Say which hooks stand, and watch the garbage collector from now on."""
-    from time import monotonic_ns
-
-    from . import importer
-    from .hooks import gc_pauses
-
+    """Say which hooks stand, and let others begin what they do only beside a ring."""
     now = monotonic_ns()
     for number, hooked in importer.notes:
         emit(layout.HOOK_NOTE, now, now, number, hooked)
-    gc_pauses.install()
+    for begin in when_open:
+        begin()
 
 
 def _reserve(size: int, path: str) -> Tuple[int, str]:

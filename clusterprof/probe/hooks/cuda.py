@@ -13,6 +13,7 @@ from collections import deque
 from typing import Any, Deque, Dict, List, Optional, Tuple
 
 from .. import layout, registration, ring
+from . import h2d
 
 PENDING = 64  # waits whose events the device has not reached yet; beyond that none are measured
 
@@ -95,8 +96,6 @@ def _first_sight(cuda: Any) -> None:
     if uuid is not None:
         name = str(uuid)
         registration.set_device(name if name.startswith(("GPU-", "MIG-")) else "GPU-" + name)
-    from . import h2d
-
     h2d.install(sys.modules["torch"])
 
 

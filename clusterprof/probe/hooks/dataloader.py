@@ -2,6 +2,7 @@
 
 import os
 import resource
+from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Tuple
 
@@ -101,8 +102,6 @@ def _wrap_worker_loop(module: Any) -> None:
     workers_at = code.co_varnames.index("num_workers")
 
     def begins(*arguments: Any) -> None:
-        from time import monotonic_ns
-
         ring.helper = True
         now = monotonic_ns()
         worker, workers = arguments[worker_at], arguments[workers_at]

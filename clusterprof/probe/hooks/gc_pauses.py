@@ -33,3 +33,6 @@ def _pause(phase: str, info: Dict[str, int]) -> None:
             ring.emit(layout.GC, began, now, generation, info["collected"])
     except BaseException as error:
         failed(error)
+
+
+ring.when_open.append(install)
