@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from clusterprof.collectors.base import Context, Value
-from clusterprof.collectors.nvml.library import Library
+from clusterprof.collectors.nvml import Library
 from clusterprof.signals import BY_NAME, Signal
 
 

@@ -165,7 +165,7 @@ def _nvml_library() -> Any:
     light = ModuleType("ctypes.util")
     light.find_library = lambda name: None  # type: ignore[attr-defined]
     sys.modules.setdefault("ctypes.util", light)
-    from clusterprof.collectors.nvml.library import Library
+    from clusterprof.collectors.nvml import Library
 
     return Library
 

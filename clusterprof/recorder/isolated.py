@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from clusterprof.collectors.base import Context, Value
-from clusterprof.collectors.nvml.errors import why_absent
+from clusterprof.collectors.nvml import why_absent
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.recorder.child import Child
 from clusterprof.recorder.remote import DEADLINE_NS, Backoff, Remote
@@ -60,7 +60,8 @@ class IsolatedCollector:
         self._signals: list[str] = []
         self._events: list[Event] = []
         self._started_ns = 0
-        self._opened = self._hung = self._waited = self._changed = False
+        self._opened = self._hung = self._changed = False
+        self._first = True
         self._refusal: Unavailable | None = None
         self._crashed_unopened: set[int] = set()
         self._rest = Backoff()
@@ -73,8 +74,8 @@ class IsolatedCollector:
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Start the helper and return its devices' columns; raises Unavailable.
 
-        Waits for the answer at most 2 s, and only the first time; later calls, from within the
-        loop, find what has arrived since.
+        Waits for the devices and their first values at most 2 s, and only the first time; later
+        calls, from within the loop, find what has arrived since.
         """
         if self._refusal is None:
             self._refusal = self._absent(self._environment)
@@ -84,13 +85,14 @@ class IsolatedCollector:
                 raise _RESTING
             self._start(now_ns)
         self._receive(now_ns)
-        if not self._waited:
-            self._wait()
+        end, self._first = time.monotonic() + (_FIRST_WAIT_SECONDS if self._first else 0), False
+        self._wait(end, lambda: self._opened or self._refusal is not None)
         self._refuse()
         if not self._opened:
             raise _SILENT if self._late_opening(self._clock()) else _STARTING
         self._changed = False
         self._ask(self._clock())
+        self._wait(end, lambda: not any(device.owes for device in self._devices))
         return [(BY_NAME[name], device.id) for device in self._devices for name in self._signals]
 
     def sample(self) -> Sequence[Value]:
@@ -168,10 +170,8 @@ class IsolatedCollector:
         for device in self._devices:
             device.skipped = device.index in parked
 
-    def _wait(self) -> None:
-        self._waited = True
-        end = time.monotonic() + _FIRST_WAIT_SECONDS
-        while not self._opened and self._refusal is None and self._child is not None:
+    def _wait(self, end: float, enough: Callable[[], bool]) -> None:
+        while not enough() and self._child is not None:
             left = end - time.monotonic()
             if left <= 0:
                 return

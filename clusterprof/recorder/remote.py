@@ -54,6 +54,11 @@ class Remote:
         self._values: list[Value] | None = None
         self._hung: Unavailable | None = None
 
+    @property
+    def owes(self) -> bool:
+        """True while a question is not answered."""
+        return self._asked_ns is not None
+
     def ask(self, child: Child, now_ns: int) -> None:
         """Ask for values, or for the device to be taken up again, unless an answer is owed."""
         if self._asked_ns is not None or not self.parked.over(now_ns):

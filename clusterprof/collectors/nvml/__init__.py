@@ -9,3 +9,8 @@ answers "unknown error" is not asked again until NVML is opened anew: drivers cr
 This package runs in the helper process and stays light (15 MB with the driver's library): no
 dataclasses, no signals, no `pynvml` before `errors.load()`.
 """
+
+from clusterprof.collectors.nvml.errors import why_absent
+from clusterprof.collectors.nvml.library import Library
+
+__all__ = ["Library", "why_absent"]
