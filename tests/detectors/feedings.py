@@ -1,0 +1,31 @@
+"""Feedings written by hand: what is not said of a piece is unknown."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clusterprof.timeline.model import Feeding
+
+KINDS = (
+    "user_cpu",
+    "reading_cpu",
+    "runnable",
+    "block_io",
+    "remote_io",
+    "memory",
+    "no_work",
+    "no_worker",
+    "delivery",
+)
+
+
+def feeding(*rows: dict[str, float], identified: bool = True, worker: int = 201) -> Feeding:
+    """One row per piece, such as {"block_io": 0.6, "user_cpu": 0.3}; the rest is unknown."""
+    columns = {kind: np.array([row.get(kind, 0.0) for row in rows]) for kind in KINDS}
+    unknown = 1.0 - sum(columns.values(), np.zeros(len(rows)))
+    return Feeding(
+        **columns,
+        unknown=unknown,
+        identified=np.full(len(rows), identified),
+        worker_pid=np.full(len(rows), worker, np.int64),
+    )

@@ -1,0 +1,113 @@
+"""Causes that a phase decides: the phase beats the resource behind it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import activity, gauge, lost, ns, process, rank, spans, thread
+from feedings import feeding
+
+from clusterprof.detectors.checkpoint import Checkpoint
+from clusterprof.detectors.cpu_gc import CpuGc
+from clusterprof.detectors.device_throttled import DeviceThrottled
+from clusterprof.detectors.h2d_copy import H2dCopy
+from clusterprof.detectors.launch_bound import LaunchBound
+from clusterprof.detectors.startup import Startup
+from clusterprof.probe import layout
+from clusterprof.timeline.model import (
+    PHASE_CHECKPOINT,
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    PHASE_GC,
+    PHASE_H2D,
+    PHASE_NONE,
+    PHASE_STARTUP,
+    PHASE_THROTTLED,
+)
+
+ALL = (PHASE_CHECKPOINT, PHASE_GC, PHASE_H2D, PHASE_THROTTLED, PHASE_DATA_WAIT, PHASE_NONE)
+PIECES = lost(*((i, i + 1, 0.5, phase) for i, phase in enumerate(ALL)), step=3)
+BLOCKED = feeding(*({"block_io": 1.0} for _ in ALL))
+
+
+@pytest.mark.parametrize(
+    ("detector", "phase"),
+    [
+        (Checkpoint(), PHASE_CHECKPOINT),
+        (CpuGc(), PHASE_GC),
+        (H2dCopy(), PHASE_H2D),
+        (DeviceThrottled(), PHASE_THROTTLED),
+    ],
+)
+def test_the_whole_piece_in_its_phase_and_nothing_else(detector, phase) -> None:
+    got = detector.claim(rank(6, process(100)), PIECES, BLOCKED, detector.Limits())
+    np.testing.assert_array_equal(got.share, [1.0 if p == phase else 0.0 for p in ALL])
+
+
+def test_checkpoint_says_how_long_a_save_took_and_what_it_wrote() -> None:
+    table = spans((0, 0.4, 1000), (10, 10.8, 3000), (20, 20.6, -1))
+    one = rank(30, process(100, spans={layout.CHECKPOINT: table}))
+    got = Checkpoint().claim(one, PIECES, BLOCKED, Checkpoint.Limits())
+    # (0.4 + 0.8 + 0.6) / 3 s; the size of the third is not known: (1000 + 3000) / 2
+    assert {item.name: item.value for item in got.evidence} == {
+        "checkpoint.mean_ns": pytest.approx(ns(0.6)),
+        "checkpoint.mean_bytes": 2000.0,
+    }
+
+
+def test_a_limit_leaves_short_pieces_alone() -> None:
+    pieces = lost((0, 0.001, 0.001, PHASE_GC), (1, 1.2, 0.2, PHASE_GC))
+    limits = CpuGc.Limits(collection_at_least_ns=ns(0.1))
+    got = CpuGc().claim(rank(2, process(100)), pieces, feeding({}, {}), limits)
+    np.testing.assert_array_equal(got.share, [0.0, 1.0])
+
+
+def test_h2d_copy_is_confirmed_by_traffic_on_the_bus() -> None:
+    table = spans((2, 2.5, 100, 0), (2.5, 3, 100, 1))
+    main = process(100, spans={layout.H2D: table})
+    series = {("gpu.pcie_receive_bytes_per_second", "gpu-0"): gauge([0, 2, 3], [5.0, 12e9, 1.0])}
+    got = H2dCopy().claim(
+        rank(6, main, device="gpu-0", series=series), PIECES, BLOCKED, H2dCopy.Limits()
+    )
+    assert got.grade == "A"
+    # the copy piece is [2, 3); one of two copies was non-blocking
+    assert {item.name: item.value for item in got.evidence} == {
+        "h2d.blocking_ratio": 0.5,
+        "gpu.pcie_receive_bytes_per_second": 12e9,
+    }
+
+
+def test_launch_bound_needs_a_main_thread_that_is_busy() -> None:
+    # [0, 1) 0.9 s on the CPU, [1, 2) asleep, [2, 3) 0.4 s on the CPU: below one half
+    main = process(100, thread=thread(activity("U0.9 S0.1 S1 U0.4 S0.6"), 3))
+    pieces = lost(*((i, i + 1, 0.5, PHASE_COMPUTE) for i in range(3)), step=3)
+    got = LaunchBound().claim(rank(3, main), pieces, feeding({}, {}, {}), LaunchBound.Limits())
+    np.testing.assert_allclose(got.share, [0.9, 0.0, 0.0])
+
+
+def test_launch_bound_leaves_the_warm_up_to_startup() -> None:
+    main = process(100, thread=thread(activity("U1"), 1))
+    pieces = lost((0, 1, 0.5, PHASE_COMPUTE), step=0)
+    one = rank(1, main)
+    got = LaunchBound().claim(one, pieces, feeding({}), LaunchBound.Limits())
+    np.testing.assert_array_equal(got.share, [0.0])
+    got = Startup().claim(one, pieces, feeding({}), Startup.Limits())
+    np.testing.assert_array_equal(got.share, [1.0])
+
+
+def test_startup_claims_compilation_anywhere_and_missing_workers_in_the_first_step() -> None:
+    rows = feeding({"no_worker": 0.7, "user_cpu": 0.3}, {})
+    phases = ((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 1.0, PHASE_STARTUP))
+    one = rank(2, process(100))
+    first = Startup().claim(one, lost(*phases, step=0), rows, Startup.Limits())
+    np.testing.assert_allclose(first.share, [0.7, 1.0])
+    later = Startup().claim(one, lost(*phases, step=9), rows, Startup.Limits())
+    np.testing.assert_allclose(later.share, [0.0, 1.0])
+
+
+def test_device_throttled_says_at_which_clock() -> None:
+    series = {("gpu.sm_clock_hertz", "gpu-0"): gauge([0, 3, 4], [1.98e9, 0.99e9, 1.98e9])}
+    one = rank(6, process(100), device="gpu-0", series=series)
+    got = DeviceThrottled().claim(one, PIECES, BLOCKED, DeviceThrottled.Limits())
+    # the throttled piece is [3, 4)
+    assert [(item.name, item.value) for item in got.evidence] == [("gpu.sm_clock_hertz", 0.99e9)]

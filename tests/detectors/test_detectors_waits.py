@@ -1,0 +1,122 @@
+"""Causes of a data wait: each claims its part of what the critical thread did, and no other."""
+
+from __future__ import annotations
+
+import numpy as np
+from builders import SECOND, counter, lost, process, rank
+from feedings import feeding
+
+from clusterprof.detectors.base import Claims
+from clusterprof.detectors.cpu_loader_config import CpuLoaderConfig
+from clusterprof.detectors.cpu_memory import CpuMemory
+from clusterprof.detectors.cpu_preprocess import CpuPreprocess
+from clusterprof.detectors.storage_local import StorageLocal
+from clusterprof.detectors.storage_remote import StorageRemote
+from clusterprof.findings import Evidence
+from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
+
+# Two waits of 1 s with all of it lost, and a piece of computing that no wait detector may touch.
+PIECES = lost(
+    (0, 1, 1.0, PHASE_DATA_WAIT), (2, 3, 1.0, PHASE_DATA_WAIT), (4, 5, 1.0, PHASE_COMPUTE), step=3
+)
+
+
+def claim(detector, rows, series=None, pieces=PIECES, workers=()) -> Claims:
+    found = detector.claim(
+        rank(6, process(100), workers, series=series), pieces, feeding(*rows), detector.Limits()
+    )
+    assert found is not None
+    return found
+
+
+def values(claims: Claims) -> dict[str, float]:
+    return {item.name: item.value for item in claims.evidence}
+
+
+def test_storage_local_claims_blocked_and_reading_time_and_names_the_disk() -> None:
+    rows = [
+        {"block_io": 0.6, "reading_cpu": 0.1, "user_cpu": 0.3},
+        {"block_io": 0.2},
+        {"block_io": 1},
+    ]
+    t = [0, 1, 2, 3, 6]
+    series = {
+        ("disk.read_bytes_total", "vda"): counter(t, [0, 10, 10, 10, 10]),
+        ("disk.read_bytes_total", "vdb"): counter(t, [0, 3000, 9000, 9500, 9500]),
+        ("disk.reads_total", "vdb"): counter(t, [0, 30, 90, 95, 95]),
+        ("disk.read_ns_total", "vdb"): counter(t, [0, 6e8, 9e8, 10e8, 10e8]),
+    }
+    got = claim(StorageLocal(), rows, series)
+    np.testing.assert_allclose(got.share, [0.7, 0.2, 0.0])
+    assert got.grade == "A"
+    assert got.resource == "vdb"
+    # weighted by lost time, 1 s each: (0.7 + 0.2) / 2
+    assert np.isclose(values(got)["worker.blocked_ratio"], 0.45)
+    # inside the two waits: 3000 + 500 bytes, 30 + 5 reads, 600 + 100 ms: 20 ms a read
+    assert values(got)["disk.read_bytes_total"] == 3500
+    assert np.isclose(values(got)["disk.read_latency_ns"], 20e6)
+
+
+def test_storage_local_without_disk_counters_still_claims_with_a_lower_grade() -> None:
+    got = claim(StorageLocal(), [{"block_io": 0.5}, {}, {}])
+    assert (got.grade, got.resource) == ("B", "")
+    np.testing.assert_allclose(got.share, [0.5, 0, 0])
+
+
+def test_what_is_below_the_limit_is_noise() -> None:
+    for detector, kind in (
+        (StorageLocal(), "block_io"),
+        (StorageRemote(), "remote_io"),
+        (CpuPreprocess(), "user_cpu"),
+        (CpuMemory(), "memory"),
+        (CpuLoaderConfig(), "no_work"),
+    ):
+        got = claim(detector, [{kind: 0.019}, {kind: 0.021}, {}])
+        np.testing.assert_allclose(got.share, [0, 0.021, 0], err_msg=detector.cause.id)
+
+
+def test_storage_remote_claims_the_network_file_system_and_names_the_mount() -> None:
+    series = {
+        ("nfs.read_bytes_total", "/data"): counter([0, 6], [0, 6 << 20]),
+        ("nfs.operations_total", "/data:READ"): counter([0, 6], [0, 600]),
+        ("nfs.execute_ns_total", "/data:READ"): counter([0, 6], [0, 600 * 4e6]),
+    }
+    got = claim(StorageRemote(), [{"remote_io": 0.8}, {"block_io": 1.0}, {}], series)
+    np.testing.assert_allclose(got.share, [0.8, 0, 0])
+    assert (got.grade, got.resource) == ("A", "/data")
+    # a sixth of 6 MiB lies in the claimed second; 2.4 s over 600 reads are 4 ms
+    assert np.isclose(values(got)["nfs.read_bytes_total"], 1 << 20)
+    assert np.isclose(values(got)["nfs.read_latency_ns"], 4e6)
+
+
+def test_cpu_preprocess_claims_computing_only_inside_waits() -> None:
+    workers = [process(201, parent=100), process(202, parent=100)]
+    got = claim(
+        CpuPreprocess(), [{"user_cpu": 0.9}, {"user_cpu": 0.5}, {"user_cpu": 1}], workers=workers
+    )
+    np.testing.assert_allclose(got.share, [0.9, 0.5, 0])
+    assert got.evidence == (
+        Evidence(
+            "worker.on_cpu_ratio", 0.7, "ratio", "of the waits, the loading thread was computing"
+        ),
+        Evidence("loader.workers_count", 2.0, "count", "dataloader workers of the rank"),
+    )
+    assert got.resource == "worker pid 201"
+
+
+def test_loader_config_takes_idle_workers_but_not_those_of_the_first_step() -> None:
+    rows = [{"no_worker": 0.5, "delivery": 0.1, "no_work": 0.2}]
+    pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=0)
+    np.testing.assert_allclose(claim(CpuLoaderConfig(), rows, pieces=pieces).share, [0.3])
+    later = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=7)
+    np.testing.assert_allclose(claim(CpuLoaderConfig(), rows, pieces=later).share, [0.8])
+
+
+def test_memory_is_graded_by_pressure() -> None:
+    series = {("pressure.memory_some_ns_total", ""): counter([0, 1, 6], [0, 0.25 * SECOND, SECOND])}
+    got = claim(CpuMemory(), [{"memory": 0.5}, {}, {}], series)
+    assert got.grade == "A"
+    # 0.25 s of pressure in the claimed second
+    assert values(got) == {"worker.memory_ratio": 0.5, "pressure.memory_some_ratio": 0.25}
+    calm = {("pressure.memory_some_ns_total", ""): counter([0, 6], [5, 5])}
+    assert claim(CpuMemory(), [{"memory": 0.5}, {}, {}], calm).grade == "B"
