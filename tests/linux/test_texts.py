@@ -55,6 +55,12 @@ def test_numbers_are_found_again_after_the_text_has_shifted_or_lost_a_line() -> 
     assert [find(text) for text in texts] == [[1, 2], [1, 3], [None, 4], [None, 5], [6, 8]]
 
 
+def test_a_word_in_the_middle_of_a_line_is_not_taken_where_the_word_stood_before() -> None:
+    find = Numbers(b"a ")
+    assert find(b"x 9\na 1\n") == [1]
+    assert find(b"xyzza 7\na 5\n") == [5]  # the remembered place, and no beginning of a line
+
+
 def test_columns_are_found_again_when_the_table_changes() -> None:
     find = Columns(b"T: ", b"B", b"C")
     texts = [
