@@ -25,7 +25,7 @@ Operator = Literal[">=", "<=", ">", "<", "=="]
 Outcome = Literal["pass", "fail", "cannot tell"]
 OnInconclusive = Literal["fail", "warn", "pass"]
 
-_RULE = re.compile(r"\s*([A-Za-z][\w.]*)\s*(>=|<=|==|>|<)\s*(\S.*?)\s*", re.ASCII)
+_RULE = re.compile(r"\s*([A-Za-z][\w.-]*)\s*(>=|<=|==|>|<)\s*(\S.*?)\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +193,12 @@ def _find(rule: Rule, metrics: Sequence[Metric]) -> Metric:
 
 
 def _stem(name: str) -> str:
-    suffix = next((suffix for suffix, _ in SUFFIXES if name.endswith(suffix)), "")
-    return name.removesuffix(suffix)
+    """Return a name without its unit: "lost" for "lost.ratio" and for "lost_ratio"."""
+    for suffix, _ in SUFFIXES:
+        for ending in (suffix, suffix.replace("_", ".", 1)):
+            if name.endswith(ending):
+                return name.removesuffix(ending)
+    return name
 
 
 def _limit(rule: Rule, metric: Metric) -> float:

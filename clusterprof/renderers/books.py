@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from clusterprof.findings import UNATTRIBUTED, RankLedger, Report
 from clusterprof.renderers.text_safety import safe_text
-from clusterprof.renderers.words import in_step, rank_name
+from clusterprof.renderers.words import rank_name, summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,10 @@ class Column:
 
 def columns_of(report: Report, most_ranks: int) -> list[Column]:
     """Return all ranks together, then up to `most_ranks` ranks, those that lost most first."""
-    causes: dict[str, int] = {}
-    for finding in in_step(report):
-        causes[finding.cause.id] = causes.get(finding.cause.id, 0) + finding.lost_ns
-    causes[UNATTRIBUTED] = report.unattributed_ns
     everyone = Column(
         "all ranks", None, report.window_ns, report.unmeasured_ns, report.outside_ns,
         dict(report.outside_buckets), report.in_step_ns, report.productive_ns, report.lost_ns,
-        causes,
+        summed(report),
     )  # fmt: skip
     ranks = [_of_rank(rank) for rank in worst_first(report.ranks)[:most_ranks]]
     return ranks if len(report.ranks) == 1 else [everyone, *ranks]

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from clusterprof.findings import Evidence, Finding, Metric, NodeFacts, RankLedger, Report
 from clusterprof.renderers.text_safety import safe_text
+from clusterprof.renderers.words import summed
 
 FORMAT = "clusterprof-report"
 _LONG = 4096  # characters of one foreign string
@@ -44,6 +45,7 @@ def document(report: Report) -> dict[str, Any]:
             "in_step_ns": report.in_step_ns,
             "productive_ns": report.productive_ns,
             "lost_ns": report.lost_ns,
+            "buckets": _buckets(tuple(summed(report).items())),
             "unattributed_ns": report.unattributed_ns,
             "unattributed_reasons": [
                 {"reason": _text(reason), "ns": ns} for reason, ns in report.unattributed_reasons

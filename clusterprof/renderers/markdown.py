@@ -79,6 +79,9 @@ def _causes(report: Report) -> Iterator[str]:
             md(words.culprits(finding, 3), 600),
         )
         yield f"| {' | '.join(cells)} |"
+    for cause, ns in words.small_causes(report):
+        part = words.share(ns, report.in_step_ns)
+        yield f"| {md(cause)}, too small to be a finding | {human(ns, 'ns')} | {part} | | | |"
     part = words.share(report.unattributed_ns, report.in_step_ns)
     yield f"| **unattributed** | {human(report.unattributed_ns, 'ns')} | {part} | | | |"
     findings = words.in_step(report)

@@ -50,6 +50,8 @@ class Plain:
             yield f"Warning: {warning}"
         for number, finding in enumerate(report.findings, 1):
             yield from _finding(number, finding)
+        for cause, ns in words.small_causes(report):
+            yield f"Too small to be a finding: {safe_text(cause)}: {human(ns, 'ns')}"
         yield from _unattributed(report)
         yield from _not_seen(report)
         yield from self._ledger(report)

@@ -119,11 +119,12 @@ class Terminal:
         findings = words.in_step(report)
         for number, finding in enumerate(findings[:shown], 1):
             lines += self._cause(number, finding, lines_each)
-        rest = findings[shown:]
+        rest = [finding.lost_ns for finding in findings[shown:]]
+        rest += [ns for _, ns in words.small_causes(report)]
         if rest:
-            ns = sum(finding.lost_ns for finding in rest)
+            ns = sum(rest)
             noun = "cause" if len(rest) == 1 else "causes"
-            at_most = "≤ " if any(finding.upper_bound for finding in rest) else ""
+            at_most = "≤ " if words.bounded(report) else ""
             part = words.share(ns, report.in_step_ns)
             label = f"{len(rest)} more {noun}, below"
             lines.append(self._row("+", label, at_most + human(ns, "ns"), part, "", ""))

@@ -48,6 +48,10 @@ def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
         for item in finding.evidence:
             yield from _field("seen", words.evidence(item), width)
         yield from _field("do", safe_text(finding.cause.advice, 600), width)
+    small = words.small_causes(report)
+    if small:
+        named = [f"{safe_text(cause, 60)} {human(ns, 'ns')}" for cause, ns in small]
+        yield from wrap(f"Too small to be a finding: {', '.join(named)}.", width - 2, " ")
     if report.findings:
         yield from wrap(words.LEGEND, width - 2, " ")
 
@@ -119,16 +123,16 @@ def _not_seen(report: Report, width: int) -> Iterator[str]:
 
 
 def _measures(report: Report, width: int) -> Iterator[str]:
+    unknown: dict[str, list[str]] = {}
     for metric in report.metrics:
-        name = fit(safe_text(metric.name, 60), 30)
         if metric.value is None:
-            text = f"not known: {safe_text(metric.why_missing, 300)}"
-        else:
-            bound = "" if metric.bound == "exact" else f"{metric.bound} "
-            text = bound + human(metric.value, metric.unit)
-        first, *more = wrap(text, width - 32) or [""]
-        yield f" {name} {first}"
-        yield from (" " * 32 + line for line in more)
+            unknown.setdefault(metric.why_missing, []).append(safe_text(metric.name, 60))
+            continue
+        bound = "" if metric.bound == "exact" else f"{metric.bound} "
+        text = bound + human(metric.value, metric.unit)
+        yield f" {fit(safe_text(metric.name, 60), 30)} {fit(text, width - 32).rstrip()}"
+    for why, names in unknown.items():
+        yield from _item(f"not known: {', '.join(names)}: {safe_text(why, 300)}", width)
 
 
 def _recording(report: Report, width: int) -> Iterator[str]:

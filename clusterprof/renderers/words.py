@@ -5,7 +5,15 @@ All foreign strings leave here through `safe_text`. Rounding happens here and no
 
 from __future__ import annotations
 
-from clusterprof.findings import Blind, Culprit, Evidence, Finding, RankLedger, Report
+from clusterprof.findings import (
+    UNATTRIBUTED,
+    Blind,
+    Culprit,
+    Evidence,
+    Finding,
+    RankLedger,
+    Report,
+)
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
 
@@ -41,9 +49,25 @@ def share(part_ns: int, whole_ns: int) -> str:
 
 def bounded(report: Report) -> bool:
     """True when lost time of any rank is known only as "at most"."""
-    return any(rank.source == "host-spans" for rank in report.ranks) or any(
+    return any(rank.source == "host-spans" and rank.lost_ns for rank in report.ranks) or any(
         finding.upper_bound for finding in report.findings
     )
+
+
+def summed(report: Report) -> dict[str, int]:
+    """Return the in-step buckets of all ranks together, by cause, unattributed among them."""
+    sums: dict[str, int] = {UNATTRIBUTED: 0}
+    for rank in report.ranks:
+        for cause, ns in rank.buckets:
+            sums[cause] = sums.get(cause, 0) + ns
+    return sums
+
+
+def small_causes(report: Report) -> list[tuple[str, int]]:
+    """Return causes that are in the ledger and too small for a finding, largest first."""
+    found = {finding.cause.id for finding in in_step(report)} | {UNATTRIBUTED}
+    small = [(cause, ns) for cause, ns in summed(report).items() if ns and cause not in found]
+    return sorted(small, key=lambda bucket: (-bucket[1], bucket[0]))
 
 
 def verdict(report: Report) -> str:
@@ -104,7 +128,7 @@ def warnings(report: Report) -> list[str]:
     lines: list[str] = []
     if report.emulated:
         lines.append("EMULATED ACCELERATORS: no GPU was measured; device times are an emulator's.")
-    unmeasured = [rank for rank in report.ranks if rank.source == "host-spans"]
+    unmeasured = [rank for rank in report.ranks if rank.source == "host-spans" and rank.lost_ns]
     if bounded(report):
         who = "" if len(unmeasured) == len(report.ranks) else f" for {len(unmeasured)} of the ranks"
         lines.append(
@@ -127,16 +151,22 @@ def warnings(report: Report) -> list[str]:
 
 def imbalances(report: Report) -> list[str]:
     """Recompute the law of the ledger from what is shown; [] when every sum holds to the ns."""
+    buckets = summed(report)
     sums = [
         ("window", report.window_ns, report.unmeasured_ns + report.outside_ns + report.in_step_ns),
         ("in steps", report.in_step_ns, report.productive_ns + report.lost_ns),
-        ("lost", report.lost_ns, sum(f.lost_ns for f in in_step(report)) + report.unattributed_ns),
+        ("lost", report.lost_ns, sum(buckets.values())),
+        ("unattributed of ranks", report.unattributed_ns, buckets[UNATTRIBUTED]),
         ("outside", report.outside_ns, sum(ns for _, ns in report.outside_buckets)),
         ("unattributed", report.unattributed_ns, sum(ns for _, ns in report.unattributed_reasons)),
         ("ranks", report.lost_ns, sum(rank.lost_ns for rank in report.ranks)),
     ]
+    sums += [
+        (f"{safe_text(f.cause.id, 60)} of ranks", f.lost_ns, buckets.get(f.cause.id, 0))
+        for f in in_step(report)
+    ]
     for rank in report.ranks:
-        name = f"rank {rank.rank}"
+        name = rank_name(rank)
         parts = rank.unmeasured_ns + rank.outside_ns + rank.in_step_ns
         sums += [
             (f"window of {name}", rank.window_ns, parts),

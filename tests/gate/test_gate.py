@@ -217,6 +217,13 @@ def test_a_stem_that_two_metrics_share_is_refused() -> None:
         verdict(dataclasses.replace(clean(), metrics=metrics), "x.y <= 1")
 
 
+@pytest.mark.parametrize("name", ["lost.ratio", "lost_ratio", "stall.cpu-gc_ratio"])
+def test_a_metric_is_found_by_name_and_stem(name: str) -> None:
+    report = with_metric(Metric(name, 0.07, "ratio"))
+    for written in (name, name[: -len("_ratio")]):
+        assert verdict(report, f"{written}<=7%").results[0].metric == name
+
+
 def test_seven_percent_is_seven_percent() -> None:
     """0.01 * 7 is 0.07000000000000001: a limit must not let 7.000000000000001 % pass."""
     found = verdict(with_metric(Metric("stall.cpu_ratio", 0.07, "ratio")), "stall.cpu < 7%")

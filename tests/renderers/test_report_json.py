@@ -69,8 +69,11 @@ def test_every_object_of_the_schema_is_closed_and_complete() -> None:
 def test_sums_redone_from_the_document_hold_to_the_nanosecond(name: str) -> None:
     document = parsed(ALL[name]())
     ledger = document["ledger"]
-    in_step = [f["lost_ns"] for f in document["findings"] if not f["outside_steps"]]
-    assert sum(in_step) + ledger["unattributed_ns"] == ledger["lost_ns"]
+    buckets = {b["cause"]: b["ns"] for b in ledger["buckets"]}
+    assert sum(buckets.values()) == ledger["lost_ns"]
+    assert buckets["unattributed"] == ledger["unattributed_ns"]
+    for finding in document["findings"]:
+        assert finding["outside_steps"] or finding["lost_ns"] == buckets[finding["cause"]]
     assert sum(r["ns"] for r in ledger["unattributed_reasons"]) == ledger["unattributed_ns"]
     assert sum(b["ns"] for b in ledger["outside_buckets"]) == ledger["outside_ns"]
     for part in (ledger, *document["ranks"]):
