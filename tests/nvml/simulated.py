@@ -17,7 +17,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent / "sim.c"
 HEALTHY = """\
 * GetUtilizationRates = 97 40
-* GetSamples error 6
+* GetSamples = 0:0
 * GetClockInfo:SM = 1980
 * GetClockInfo:MEM = 2619
 * GetMaxClockInfo:SM = 1980

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clusterprof.errors import Unavailable
@@ -32,19 +32,23 @@ FATAL = frozenset({15, 16, 999})
 NOT_FOUND = 6
 
 
-def why_absent(environ: Mapping[str, str]) -> Unavailable | None:
+def why_absent(
+    environ: Mapping[str, str],
+    driver: Sequence[str] = ("/dev/nvidiactl", "/proc/driver/nvidia/version"),
+    loader_cache: str = "/etc/ld.so.cache",
+) -> Unavailable | None:
     """Say why NVML need not even be tried on this node; None when it may be there.
 
     Saves nodes without a GPU the helper process. Looks at the device node and where the loader
     looks, and asks the driver nothing.
     """
-    if os.path.exists("/dev/nvidiactl") or os.path.exists("/proc/driver/nvidia/version"):
+    if any(os.path.exists(path) for path in driver):
         return None
     folders = environ.get("LD_LIBRARY_PATH", "").split(":")
     if any(folder and os.path.exists(f"{folder}/{_LIBRARY_NAME}") for folder in folders):
         return None
     try:
-        with open("/etc/ld.so.cache", "rb") as cache:
+        with open(loader_cache, "rb") as cache:
             known = _LIBRARY_NAME.encode() in cache.read()
     except OSError:
         return None  # a system without that cache: the loader itself must say

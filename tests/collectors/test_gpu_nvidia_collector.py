@@ -1,0 +1,276 @@
+"""NVML through the unmodified pynvml, on a simulated library in this process."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvml.simulated import Scenario, build, uuid
+
+from clusterprof.collectors.base import Context
+from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
+from clusterprof.collectors.nvml import Library
+from clusterprof.collectors.nvml.calls import CALLS
+from clusterprof.errors import Unavailable
+from clusterprof.linux.roots import Roots
+
+SECOND_NS = 1_000_000_000
+# What the simulated GPU says (tests/nvml/simulated.py), in base units: 97 % and 40 %, 1 GiB of
+# 80 GiB, 612,500 mW of 700,000, 5,000,500 mJ, MHz, KB/s of 1,000 bytes.
+HEALTHY = {
+    "gpu.busy_ratio": 0.97,
+    "gpu.memory_busy_ratio": 0.4,
+    "gpu.busy_ns_total": 0,
+    "gpu.sm_clock_hertz": 1_980_000_000,
+    "gpu.throttle_bits": 4,
+    "gpu.memory_used_bytes": 1 << 30,
+    "gpu.memory_total_bytes": 80 << 30,
+    "gpu.power_watts": 612.5,
+    "gpu.power_limit_watts": 700.0,
+    "gpu.energy_joules_total": 5000.5,
+    "gpu.temperature_celsius": 61,
+    "gpu.memory_clock_hertz": 2_619_000_000,
+    "gpu.sm_clock_max_hertz": 1_980_000_000,
+    "gpu.thermal_violation_ns_total": 7000,
+    "gpu.power_violation_ns_total": 9000,
+    "gpu.pcie_receive_bytes_per_second": 12_000_000,
+    "gpu.pcie_transmit_bytes_per_second": 3_000_000,
+    "gpu.pcie_generation_count": 5,
+    "gpu.pcie_width_count": 16,
+    "gpu.pcie_replays_total": 2,
+    "gpu.ecc_corrected_total": 1,
+    "gpu.ecc_uncorrected_total": 0,
+    "gpu.processes_count": 3,
+}
+NOT_SUPPORTED = Unavailable("absent", "not supported by this GPU or driver")
+LOST = Unavailable(
+    "failed",
+    "GPU is lost",
+    "look for Xid lines in the kernel log; the GPU needs a reset or the node a reboot",
+)
+
+
+@pytest.fixture(scope="session")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    library = build(tmp_path_factory.mktemp("nvml"))
+    # glibc matches by soname: pynvml's own CDLL("libnvidia-ml.so.1") gets this one.
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+@pytest.fixture
+def scenario(loaded: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
+    made = Scenario(tmp_path / "scenario", devices=2)
+    monkeypatch.setenv("FAKENVML_CTL", str(made.path))
+    return made
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ns = SECOND_NS
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def unmarked(index: int, call: str) -> None:
+    pass
+
+
+def collected() -> dict[str, dict[str, Any]]:
+    """Open, sample and close the collector: device -> signal -> value."""
+    collector = GpuNvidiaCollector(Context(Roots(), None, lambda: []))
+    columns = collector.open()
+    values = collector.sample()
+    collector.close()
+    found: dict[str, dict[str, Any]] = {}
+    for (signal, device), value in zip(columns, values, strict=True):
+        found.setdefault(device, {})[signal.name] = value
+    return found
+
+
+def named(values: list[Any]) -> dict[str, Any]:
+    return dict(zip(Library.signals, values, strict=True))
+
+
+def test_two_gpus_in_full(scenario: Scenario) -> None:
+    scenario.write("1 GetUtilizationRates = 0 0", "1 GetPowerUsage = 75000")
+    idle = {"gpu.busy_ratio": 0.0, "gpu.memory_busy_ratio": 0.0, "gpu.power_watts": 75.0}
+    assert collected() == {uuid(0): HEALTHY, uuid(1): {**HEALTHY, **idle}}
+
+
+def test_the_inventory_says_what_each_device_is(scenario: Scenario) -> None:
+    scenario.write("1 GetName error 3")
+    library = Library(unmarked)
+    library.close()
+    first = {
+        "id": uuid(0),
+        "vendor": "nvidia",
+        "index": 0,
+        "emulated": False,
+        "name": "NVIDIA H100 80GB HBM3",
+        "pci_bus_id": "00000000:01:00.0",
+        "memory_bytes": 80 << 30,
+        "driver": "570.00.01",
+        "nvml": "13.570.00.01",
+    }
+    second = {**first, "id": uuid(1), "index": 1, "pci_bus_id": "00000000:02:00.0"}
+    del second["name"]  # not supported: left out, not guessed
+    assert library.inventory == [first, second]
+
+
+def test_an_unsupported_value_takes_nothing_else_with_it(scenario: Scenario) -> None:
+    scenario.write("1 GetPowerUsage error 3")
+    found = collected()
+    assert found[uuid(0)] == HEALTHY
+    assert found[uuid(1)] == {**HEALTHY, "gpu.power_watts": NOT_SUPPORTED}
+
+
+def test_counters_for_administrators_only_are_denied_with_a_remedy(scenario: Scenario) -> None:
+    scenario.write("* GetPcieThroughput:RX error 4", "* GetPcieThroughput:TX error 4")
+    denied = Unavailable(
+        "denied",
+        "NVML: no permission",
+        "an administrator must run it, or set NVreg_RestrictProfilingToAdminUsers=0",
+    )
+    expected = {
+        **HEALTHY,
+        "gpu.pcie_receive_bytes_per_second": denied,
+        "gpu.pcie_transmit_bytes_per_second": denied,
+    }
+    assert collected() == {uuid(0): expected, uuid(1): expected}
+
+
+def test_an_impossible_percentage_is_no_value(scenario: Scenario) -> None:
+    scenario.write("0 GetUtilizationRates = 137 40", "0 GetSamples error 6")
+    found = collected()[uuid(0)]
+    impossible = Unavailable("failed", "NVML: impossible value 137 %")
+    assert found["gpu.busy_ratio"] == found["gpu.memory_busy_ratio"] == impossible
+    # Neither samples nor a utilisation: not a busy time that stands still.
+    assert found["gpu.busy_ns_total"] == Unavailable("absent", "NVML: not found")
+
+
+def test_a_lost_gpu_stays_lost_and_is_never_touched_again(scenario: Scenario) -> None:
+    clock = Clock()
+    library = Library(unmarked, clock=clock)
+    lost_one, other = library.devices
+    for tick in range(10):
+        if tick == 5:
+            scenario.write("0 GetMemoryInfo error 15")
+        if tick == 7:
+            scenario.write("0 * segv")  # any call on that handle would end this test run
+        values = lost_one.sample()
+        if tick < 5:
+            assert named(values) == {**HEALTHY, "gpu.busy_ns_total": values[2]}
+        else:
+            assert values == [LOST] * len(Library.signals)
+        healthy = named(other.sample())
+        assert healthy == {**HEALTHY, "gpu.busy_ns_total": healthy["gpu.busy_ns_total"]}
+        clock.now_ns += SECOND_NS
+    assert list(lost_one.notes) == [
+        ("device-lost", {"message": "GPU is lost", "call": "GetMemoryInfo"})
+    ]
+    assert list(other.notes) == []
+
+
+def test_a_gpu_that_cannot_be_opened_is_listed_with_its_reason(scenario: Scenario) -> None:
+    scenario.write("0 GetHandleByIndex error 15")
+    found = collected()
+    assert list(found) == ["nvidia-0", uuid(1)]
+    assert set(found["nvidia-0"].values()) == {LOST}
+    assert found[uuid(1)] == HEALTHY
+
+
+def test_the_driver_not_loaded_is_absent(scenario: Scenario) -> None:
+    scenario.write("* Init error 9")
+    with pytest.raises(Unavailable) as raised:
+        Library(unmarked)
+    remedy = "install the NVIDIA driver, or run the container with the NVIDIA runtime"
+    assert raised.value == Unavailable("absent", "the NVIDIA driver is not loaded", remedy)
+
+
+def test_no_gpu_at_all_is_absent(scenario: Scenario) -> None:
+    scenario.devices = 0
+    scenario.write()
+    with pytest.raises(Unavailable) as raised:
+        Library(unmarked)
+    assert raised.value == Unavailable("absent", "the driver knows no NVIDIA GPU", "")
+
+
+def test_busy_time_is_the_sum_of_the_drivers_samples(scenario: Scenario) -> None:
+    clock = Clock()
+    scenario.write("0 GetSamples = 1000000:50 1200000:90")
+    device = Library(unmarked, clock=clock).devices[0]
+    at = Library.signals.index("gpu.busy_ns_total")
+    busy = [device.sample()[at]]  # the first look only learns where the buffer ends
+    scenario.write("0 GetSamples = 1000000:50 1200000:90 1400000:100 1500000:10")
+    clock.now_ns += SECOND_NS // 10
+    busy.append(device.sample()[at])
+    scenario.write("0 GetSamples = 1500000:10")  # nothing new: "not found", which is no error
+    clock.now_ns += SECOND_NS // 10
+    busy.append(device.sample()[at])
+    # 200 ms at 100 % + 100 ms at 10 %
+    assert busy == [0, 210_000_000, 210_000_000]
+
+
+def test_without_samples_the_snapshot_counts_once_a_second(scenario: Scenario) -> None:
+    clock = Clock()
+    scenario.write("0 GetUtilizationRates = 25 0", "0 GetSamples error 6")
+    device = Library(unmarked, clock=clock).devices[0]
+    at = Library.signals.index("gpu.busy_ns_total")
+    busy = []
+    for _ in range(5):
+        busy.append(device.sample()[at])
+        clock.now_ns += SECOND_NS // 2
+    # 25 % of each full second; half a second without samples is not yet an idle buffer
+    assert busy == [0, 0, 250_000_000, 250_000_000, 500_000_000]
+
+
+def test_a_driver_without_a_buffer_leaves_the_snapshots(scenario: Scenario) -> None:
+    clock = Clock()
+    scenario.write("0 GetUtilizationRates = 50 0", "0 GetSamples error 3")
+    device = Library(unmarked, clock=clock).devices[0]
+    at = Library.signals.index("gpu.busy_ns_total")
+    busy = []
+    for _ in range(3):
+        busy.append(device.sample()[at])
+        clock.now_ns += SECOND_NS // 10
+    assert busy == [0, 50_000_000, 100_000_000]  # half of 100 ms each
+
+
+def test_a_slow_call_is_made_ten_times_less_often_and_reported(scenario: Scenario) -> None:
+    clock = Clock()
+    made: dict[str, int] = {}
+
+    def mark(index: int, call: str) -> None:
+        made[call] = made.get(call, 0) + 1
+        if call == "GetPcieThroughput:RX":
+            clock.now_ns += 6_000_000  # the call takes 6 ms
+
+    device = Library(mark, clock=clock).devices[0]
+    for _ in range(30):
+        device.sample()
+        clock.now_ns += SECOND_NS
+    # RX: at 0, 1 and 2 s, whose median is 6 ms; then every 10 s: at 12 and 22 s.
+    assert made["GetPcieThroughput:RX"] == 5
+    assert made["GetPcieThroughput:TX"] == 30
+    slowed = {"call": "GetPcieThroughput:RX", "median_ns": 6_000_000}
+    assert list(device.notes) == [("call-slowed", slowed)]
+
+
+def test_slow_values_are_asked_for_rarely(scenario: Scenario) -> None:
+    clock = Clock()
+    made: dict[str, int] = {}
+
+    def mark(index: int, call: str) -> None:
+        made[call] = made.get(call, 0) + 1
+
+    device = Library(mark, clock=clock).devices[0]
+    made.clear()
+    for _ in range(100):  # 10 s at 10 Hz
+        device.sample()
+        clock.now_ns += SECOND_NS // 10
+    expected = {0: 100, SECOND_NS: 10, 10 * SECOND_NS: 1}
+    del made[""]  # every call is back
+    assert made == {call.name: expected[call.every_ns] for call in CALLS}
