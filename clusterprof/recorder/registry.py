@@ -51,6 +51,8 @@ class Registry:
         self._alive: dict[int, int] = {}  # pid -> started ticks
         self._unclear: list[_Unclear] = []
         self._pending: list[Record] = []
+        self.somebody_came = False
+        """True once any process has registered, however short its life was."""
 
     @property
     def descriptor(self) -> int:
@@ -136,6 +138,7 @@ class Registry:
         attributes = checked(registration)
         if attributes is None:
             return
+        self.somebody_came = True
         pid, ticks = attributes["pid"], attributes["started_ticks"]
         known = self._alive.get(pid) == ticks
         if not known and not self._exits.watch(pid, ticks):

@@ -154,7 +154,6 @@ class _Ending:
         self._registry = registry
         self._begin_ns = begin_ns
         self._asked = asked
-        self._somebody_came = False
         self.reason = ""
 
     def check(self, now_ns: int) -> str:
@@ -174,10 +173,9 @@ class _Ending:
         if not self._order.follow:
             return ""
         if self._registry.anybody():
-            self._somebody_came = True
             return ""
-        waited = now_ns - self._begin_ns >= _NOBODY_CAME_NS
-        if (self._somebody_came or waited) and self._alone(now_ns):
+        came = self._registry.somebody_came or now_ns - self._begin_ns >= _NOBODY_CAME_NS
+        if came and self._alone(now_ns):
             return "no process is left"
         return ""
 

@@ -36,12 +36,18 @@ from pathlib import Path
 from clusterprof.recorder.launch import Launch, launch
 from clusterprof.recorder.plan import Plan
 
-def status_of(*command):
+def start(*command):
     child = os.fork()
     if child == 0:
         launch(Launch(command, Path(sys.argv[1]), Plan, "off"), os.environ, lambda line: None)
-    return os.waitpid(child, 0)[1]
+    return child
+
+def status_of(*command):
+    return os.waitpid(start(*command), 0)[1]
 """
+# One recorder for all of them, as long as this lives.
+HOLD = 'holder = start("/bin/sleep", "60")\n'
+LET_GO = "\nos.kill(holder, 9)\n"
 
 
 @pytest.fixture
@@ -51,8 +57,9 @@ def job() -> Iterator[str]:
     wait_until(lambda: not run_dir_of(name).exists())  # every recorder left, and tidied up
 
 
-def run_launcher(out: Path, job: str, body: str) -> str:
-    code = LAUNCHER + textwrap.dedent(body)
+def run_launcher(out: Path, job: str, body: str, hold: bool = True) -> str:
+    body = textwrap.dedent(body)
+    code = LAUNCHER + (HOLD + body + LET_GO if hold else body)
     return subprocess.run(
         [PYTHON, "-c", code, str(out)], env=environment(job), stdout=subprocess.PIPE, text=True,
         timeout=120, check=True,
@@ -258,8 +265,8 @@ def test_sixteen_ranks_elect_one_recorder(tmp_path: Path, job: str) -> None:
             children.append(child)
         print(sorted(os.waitpid(child, 0)[1] for child in children))
         """
-    said = run_launcher(out, job, body)
-    assert said.splitlines() == ["said", str([0] * 16)]  # one line from one of them
+    said = run_launcher(out, job, body, hold=False)
+    assert said.splitlines() == ["said", str([0] * 16)]  # one line, from the one that started it
     wait_for_end(out)
     assert len(list(out.iterdir())) == 1
     ranks = [one.attributes["rank"] for one in events_of(out, "process-registered")]
