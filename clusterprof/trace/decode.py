@@ -31,7 +31,6 @@ from clusterprof.trace.schema import (
 )
 
 _MAX_LAYOUTS = 4096
-_TYPES = {"q": packing.INT, "d": packing.FLOAT}
 _DTYPES = {packing.INT: np.dtype("<i8"), packing.FLOAT: np.dtype("<f8")}
 _Layout = frame.ColumnsLayout | frame.RowsLayout
 _T = TypeVar("_T")
@@ -94,32 +93,24 @@ class Decoder:
         if got.kind == frame.KIND_ROWS:
             return _rows(header, layouts, blocks)
         queues = _Queues(header.blocks, blocks)
+        t_ns = [queues.take("q", part.rows) for part in header.parts]
+        taken = queues.take_all(header.parts, layouts)
         records: list[Record] = []
-        for part, layout in zip(header.parts, layouts):
+        for part, layout, times, values in zip(header.parts, layouts, t_ns, taken):
             if not isinstance(layout, frame.ColumnsLayout):
                 raise FrameError("a columns frame refers to the layout of a table")
-            t_ns = queues.take("q", part.rows)
-            values = [queues.take(code, part.rows) for code in layout.types]
             if not len(values) == len(layout.signals) == len(layout.devices):
                 raise FrameError("signals, devices and types differ in number")
             masks: list[bytes | None] = [None] * len(values)
             for index, mask in part.masks.items():
                 masks[index] = _unpack_mask(mask, part.rows)
-            records.append(
-                Columns(
-                    layout.collector,
-                    tuple(layout.signals),
-                    tuple(layout.devices),
-                    t_ns,
-                    tuple(values),
-                    tuple(masks),
-                )
-            )
+            signals, devices = tuple(layout.signals), tuple(layout.devices)
+            records.append(Columns(layout.collector, signals, devices, times, values, tuple(masks)))
         return records
 
 
 class _Queues:
-    """Hands out the columns of blocks in the order in which they were grouped."""
+    """Hands out the columns of blocks in the order in which they were stored."""
 
     def __init__(self, blocks: Sequence[frame.Block], arrays: Sequence[NDArray[Any]]) -> None:
         self._columns = {
@@ -127,12 +118,35 @@ class _Queues:
         }
 
     def take(self, code: str, rows: int) -> NDArray[Any]:
+        """Return the next column that was stored in this way."""
         if not rows:
-            return np.empty(0, _DTYPES[_TYPES[code]])
-        column = next(self._columns[_TYPES[code], rows], None)
+            return np.empty(0, "<f8" if code in "md" else "<i8")
+        kind = packing.FLOAT if code == "d" else packing.INT
+        column = next(self._columns[kind, rows], None)
         if column is None:
             raise FrameError("fewer columns than the header promises")
-        return column
+        if code == "m":
+            return column / 1000.0
+        factor = frame.FACTORS.get(code, 1)
+        return column if factor == 1 else column * np.int64(factor)
+
+    def take_all(
+        self, parts: Sequence[frame.ColumnsPart], layouts: Sequence[Any]
+    ) -> list[tuple[NDArray[Any], ...]]:
+        """Return the columns of each record in its own order."""
+        taken: list[list[Any]] = []
+        for layout in layouts:
+            if sorted(layout.order) != list(range(len(layout.types))):
+                raise FrameError("an order that leaves out a column")
+            if set(layout.types) - set(frame.STORED_TYPES):
+                raise FrameError("columns of an unknown type")
+            taken.append([None] * len(layout.types))
+        for code in frame.STORED_TYPES:
+            for part, layout, columns in zip(parts, layouts, taken):
+                for index in layout.order if code in layout.types else ():
+                    if layout.types[index] == code:
+                        columns[index] = self.take(code, part.rows)
+        return [tuple(columns) for columns in taken]
 
 
 def _rows(
@@ -144,9 +158,10 @@ def _rows(
     for part, layout in zip(header.parts, layouts):
         if not isinstance(layout, frame.RowsLayout) or len(layout.names) != len(layout.types):
             raise FrameError("a rows frame refers to a layout that is not a table's")
-        own = list(islice(pairs, len(set(layout.types)) if part.rows else 0))
+        kinds = {code == "d" for code in layout.types}  # one block of each
+        own = list(islice(pairs, len(kinds) if part.rows else 0))
         queues = _Queues([block for block, _ in own], [columns for _, columns in own])
-        columns = tuple(queues.take(code, part.rows) for code in layout.types)
+        (columns,) = queues.take_all([part], [layout])
         strings: dict[str, Sequence[str]] = {
             name: tuple(values) for name, values in layout.strings.items()
         }

@@ -1,9 +1,7 @@
 """Turns records into frames: what was sampled together is stored together.
 
 Consecutive records of one kind share a frame, because a frame costs as much as the spans of a
-process in a second. What hardly ever changes (the names of the columns) is written as a *layout*
-in the first two frames that need it and then ever more rarely; the others refer to it by a key
-that is made from its content, so a reader that lost one definition takes any other.
+process in a second.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +16,7 @@ import msgspec
 
 from clusterprof.trace import columns as packing
 from clusterprof.trace import frame
+from clusterprof.trace.layouts import LayoutTable
 from clusterprof.trace.schema import (
     SPAN_FIELDS,
     Clock,
@@ -30,46 +28,32 @@ from clusterprof.trace.schema import (
     Rows,
     Spans,
 )
+from clusterprof.trace.storage import Planner, Table
 
 MAX_VALUES_PER_FRAME = 1 << 18  # records that share a frame; a larger one has a frame to itself
-_DEFINED_EVERY = 32  # uses of a layout between two definitions, once it is established
-_TYPES = {"q": packing.INT, "d": packing.FLOAT}
-
-
-@dataclass(slots=True)
-class _Layout:
-    identity: tuple[Any, ...]
-    key: int
-    definition: bytes
-    uses: int = 0
-
-
-@dataclass(slots=True)
-class _Draft:
-    """Blocks and planes of the frame that is being made."""
-
-    sink: packing.PlaneSink = field(default_factory=packing.PlaneSink)
-    blocks: list[frame.Block] = field(default_factory=list)
 
 
 class Encoder:
     """Makes frames of records; knows which layouts the recording already holds."""
 
     def __init__(self) -> None:
-        self._layouts: dict[tuple[type, str], _Layout] = {}
+        self._layouts = LayoutTable(_encode)
+        self._columns_planner = Planner()
+        self._rows_planner = Planner()
 
     def define_again(self) -> None:
         """Write every layout anew: at the start of a segment, and after frames were lost."""
-        for layout in self._layouts.values():
-            layout.uses = 0
+        self._layouts.define_again()
+        self._columns_planner.forget()
+        self._rows_planner.forget()
 
     def frames(self, records: Iterable[Record]) -> list[bytes]:
-        """Return the frames of these records, in their order.
+        """Return the frames of these records: first those without columns, then kind by kind.
 
         Raises ValueError for columns that are not what the schema says.
         """
         made: list[bytes] = []
-        for kind, group in groupby(records, key=type):
+        for kind, group in groupby(sorted(records, key=_place), key=type):
             if kind is Columns:
                 made += [self._columns(some) for some in _portions(group, _values_of_columns)]
             elif kind is Rows:
@@ -81,75 +65,49 @@ class Encoder:
         return made
 
     def _columns(self, records: Sequence[Columns]) -> bytes:
-        draft, groups = _Draft(), _Groups()
+        tables = []
+        for record in records:
+            rows, values = len(record.t_ns), record.values
+            _check(values, rows, record.collector)
+            if {len(record.signals), len(record.devices), len(record.masks)} - {len(values)}:
+                raise ValueError(f"{record.collector}: signals, devices, values and masks differ")
+            tables.append(Table(record.collector, rows, values, (record.t_ns,)))
+        sink = packing.PlaneSink()
+        plans, blocks = self._columns_planner.pack(sink, tables, 1)
         parts: list[frame.ColumnsPart] = []
         layouts: list[bytes] = []
-        for record in records:
-            types = _types(record.values, len(record.t_ns), record.collector)
-            if not len(record.signals) == len(record.devices) == len(record.masks) == len(types):
-                raise ValueError(f"{record.collector}: signals, devices, values and masks differ")
-            identity = (tuple(record.signals), tuple(record.devices), types)
-            layout = self._layout(frame.ColumnsLayout, (record.collector, *identity), layouts)
-            masks = {
-                index: packing.pack_mask(mask)
-                for index, mask in enumerate(record.masks)
-                if mask is not None
-            }
+        for record, plan in zip(records, plans):
+            names = tuple(record.signals), tuple(record.devices)
+            layout = self._layouts.refer(
+                frame.ColumnsLayout,
+                (record.collector, *names, plan.stored, plan.flat_order()),
+                layouts,
+            )
+            masks = {n: packing.pack_mask(mask) for n, mask in enumerate(record.masks) if mask}
             parts.append(frame.ColumnsPart(layout, len(record.t_ns), masks))
-            groups.add("q", record.t_ns)
-            for code, column in zip(types, record.values):
-                groups.add(code, column)
-        groups.pack(draft, 1)
-        return _finish(frame.KIND_COLUMNS, draft, parts, layouts)
+        return _finish(frame.KIND_COLUMNS, sink, blocks, parts, layouts)
 
     def _rows(self, records: Sequence[Rows]) -> bytes:
-        draft = _Draft()
+        sink = packing.PlaneSink()
+        blocks: list[frame.Block] = []
         parts: list[frame.ColumnsPart] = []
         layouts: list[bytes] = []
         for record in records:
             rows = len(record.columns[0]) if record.columns else 0
-            types = _types(record.columns, rows, record.table)
-            if len(record.names) != len(types):
+            _check(record.columns, rows, record.table)
+            if len(record.names) != len(record.columns):
                 raise ValueError(f"{record.table}: names and columns differ in number")
+            table = Table(record.table, rows, record.columns)
+            (plan,), its_blocks = self._rows_planner.pack(sink, [table], _period(record))
+            blocks += its_blocks
             strings = {name: tuple(values) for name, values in record.strings.items()}
-            identity = (record.table, tuple(record.names), types, strings)
-            layout = self._layout(frame.RowsLayout, identity, layouts)
+            layout = self._layouts.refer(
+                frame.RowsLayout,
+                (record.table, tuple(record.names), plan.stored, plan.flat_order(), strings),
+                layouts,
+            )
             parts.append(frame.ColumnsPart(layout, rows, {}))
-            groups = _Groups()
-            for code, column in zip(types, record.columns):
-                groups.add(code, column)
-            groups.pack(draft, _period(record))
-        return _finish(frame.KIND_ROWS, draft, parts, layouts)
-
-    def _layout(self, kind: type, identity: tuple[Any, ...], layouts: list[bytes]) -> int:
-        """Return the key of a layout; add its definition to `layouts` when it is due."""
-        name = (kind, identity[0])
-        known = self._layouts.get(name)
-        if known is None or known.identity != identity:
-            definition = _encode(kind(*identity))
-            known = _Layout(identity, frame.layout_key(definition), definition)
-            self._layouts[name] = known
-        uses = known.uses
-        # 0, 1, 3, 7, 15, 31, then every 32nd: one damaged place never takes the only copy.
-        if uses & (uses + 1) == 0 if uses < _DEFINED_EVERY else uses % _DEFINED_EVERY == 31:
-            layouts.append(known.definition)
-        known.uses += 1
-        return known.key
-
-
-class _Groups:
-    """Columns sorted by what can be packed together: type and length."""
-
-    def __init__(self) -> None:
-        self._groups: dict[tuple[str, int], list[array]] = {}
-
-    def add(self, code: str, column: array) -> None:
-        self._groups.setdefault((code, len(column)), []).append(column)
-
-    def pack(self, draft: _Draft, lag: int) -> None:
-        for (code, rows), columns in self._groups.items():
-            if rows:
-                draft.blocks.append(packing.pack_block(draft.sink, _TYPES[code], columns, lag))
+        return _finish(frame.KIND_ROWS, sink, blocks, parts, layouts)
 
 
 def _spans(records: Sequence[Spans]) -> bytes:
@@ -158,11 +116,14 @@ def _spans(records: Sequence[Spans]) -> bytes:
     Spans are recorded as they end, so the distance is short (and negative for the outer one of
     two nested spans); processes follow each other in one long column per field.
     """
-    draft = _Draft()
+    sink = packing.PlaneSink()
+    blocks: list[frame.Block] = []
     parts = []
     for record in records:
-        rows = len(record.columns["start_ns"])
-        _types([record.columns[name] for name in SPAN_FIELDS], rows, f"spans of {record.pid}", "q")
+        columns = [record.columns[name] for name in SPAN_FIELDS]
+        rows = len(columns[0])
+        if any([len(column) != rows or column.typecode != "q" for column in columns]):
+            raise ValueError(f"spans of {record.pid}: every column must be an array of {rows} q")
         parts.append(
             frame.SpansPart(
                 record.pid,
@@ -180,29 +141,33 @@ def _spans(records: Sequence[Spans]) -> bytes:
     if lanes:
         starts = int.from_bytes(fields["start_ns"], "little")
         ends = int.from_bytes(fields["end_ns"], "little")
-        before = int.from_bytes(base + fields["end_ns"][: -packing.LANE_BYTES], "little")
+        before = (ends << 64 | int.from_bytes(base, "little")) & (1 << 64 * lanes) - 1
         for left, right in ((starts, before), (ends, starts)):
             folded, zigzag = packing.fold(packing.difference(left, right, lanes), lanes)
             column = folded.to_bytes(lanes * packing.LANE_BYTES, "little")
-            draft.blocks.append(packing.pack_plain(draft.sink, column, zigzag))
+            blocks.append(packing.pack_plain(sink, column, zigzag))
         for name in SPAN_FIELDS[2:]:
             column = fields[name]
             first = column[: packing.LANE_BYTES]
             if column == first * lanes:
                 constants[name] = int.from_bytes(first, "little", signed=True)
             else:
-                draft.blocks.append(packing.pack_plain(draft.sink, column))
-    raw, unpacked, codec, body = draft.sink.body()
+                blocks.append(packing.pack_plain(sink, column))
+    raw, unpacked, codec, body = sink.body()
     base_ns = int.from_bytes(base, "little", signed=True)
-    header = frame.SpansHeader(raw, unpacked, draft.blocks, parts, base_ns, constants)
+    header = frame.SpansHeader(raw, unpacked, blocks, parts, base_ns, constants)
     return frame.pack(frame.KIND_SPANS, _encode(header), body, codec)
 
 
 def _finish(
-    kind: int, draft: _Draft, parts: list[frame.ColumnsPart], layouts: list[bytes]
+    kind: int,
+    sink: packing.PlaneSink,
+    blocks: list[frame.Block],
+    parts: list[frame.ColumnsPart],
+    layouts: list[bytes],
 ) -> bytes:
-    raw, unpacked, codec, body = draft.sink.body()
-    header = frame.ColumnsHeader(raw, unpacked, draft.blocks, parts, layouts)
+    raw, unpacked, codec, body = sink.body()
+    header = frame.ColumnsHeader(raw, unpacked, blocks, parts, layouts)
     return frame.pack(kind, _encode(header), body, codec)
 
 
@@ -214,16 +179,21 @@ _SIMPLE_KINDS: dict[type, int] = {
 }
 
 
+def _place(record: Record) -> int:
+    return _PLACES.get(type(record), 0)
+
+
+_PLACES: dict[type, int] = {Columns: 1, Rows: 2, Spans: 3}
+
+
 def _simple(record: Record) -> bytes:
     """Records without columns are a map of their fields."""
     return frame.pack(_SIMPLE_KINDS[type(record)], _encode(record))
 
 
-def _types(columns: Sequence[array], rows: int, name: str, allowed: str = "qd") -> str:
-    types = "".join([column.typecode for column in columns])
-    if set(map(len, columns)) - {rows} or set(types) - set(allowed):
-        raise ValueError(f"{name}: every column must be an array of {rows} {' or '.join(allowed)}")
-    return types
+def _check(columns: Sequence[array], rows: int, name: str) -> None:
+    if any([len(column) != rows or column.typecode not in "qd" for column in columns]):
+        raise ValueError(f"{name}: every column must be an array of {rows} q or d")
 
 
 def _period(record: Rows) -> int:

@@ -43,6 +43,12 @@ CODEC_ZSTD = 2  # reserved: every Python that reads must be able to read every r
 
 SCHEMA = 1
 
+FACTORS = {"q": 1, "u": 1_000, "i": 1_000_000, "t": 10_000_000, "k": 1024}
+"""int64 columns whose values all are multiples: of µs, ms and ticks in ns, of KiB in bytes."""
+STORED_TYPES = "quitkmd"
+"""How a column is stored: int64 divided by its factor, m float64 as int64 thousandths, d float64.
+Blocks hold columns in this order, within it record by record; all but d share their blocks."""
+
 MAX_PAYLOAD_BYTES = 16 << 20
 """A length above this is damage; the writer splits or refuses before it gets there."""
 MAX_UNPACKED_BYTES = 64 << 20
@@ -152,7 +158,9 @@ class ColumnsLayout(msgspec.Struct, array_like=True, frozen=True):
     signals: list[str]
     devices: list[str]
     types: str
-    """q or d per column."""
+    """One of STORED_TYPES per column."""
+    order: list[int]
+    """The columns in the order in which blocks hold them."""
 
 
 class RowsLayout(msgspec.Struct, array_like=True, frozen=True):
@@ -161,6 +169,7 @@ class RowsLayout(msgspec.Struct, array_like=True, frozen=True):
     table: str
     names: list[str]
     types: str
+    order: list[int]
     strings: dict[str, list[str]]
 
 
