@@ -2,8 +2,9 @@
 
     gpu.busy_ratio >= 70%        stall.storage <= 5%        step.p95_ns < 250 ms
 
-What was not measured, too short, poorly covered, damaged, or known only as "at most" on the wrong
-side of a limit is *cannot tell*, and fails closed unless the policy says otherwise. A rule that
+What was not measured, too short, poorly covered, damaged, known only as "at most" on the wrong side
+of a limit, or could be hidden in what is unattributed is *cannot tell*, and fails closed unless the
+policy says otherwise. A rule that
 failed with certainty outweighs one that cannot be told. No rules at all is a usage error: a gate
 that asks nothing would pass everything.
 """
@@ -111,7 +112,7 @@ def judge(report: Report, rules: Sequence[Rule], policy: Policy) -> Verdict:
             "give --assert 'gpu.busy_ratio >= 70%', or --profile ci",
         )
     doubts = _doubts(report, policy)
-    results = tuple(_judge_one(rule, report.metrics, doubts) for rule in rules)
+    results = tuple(_judge_one(rule, report, doubts) for rule in rules)
     outcomes = {result.outcome for result in results}
     outcome: Outcome = "pass"
     exit_code = EXIT_OK
@@ -127,8 +128,8 @@ def judge(report: Report, rules: Sequence[Rule], policy: Policy) -> Verdict:
 # --- one rule -----------------------------------------------------------------------------------
 
 
-def _judge_one(rule: Rule, metrics: Sequence[Metric], doubts: tuple[str, ...]) -> RuleResult:
-    metric = _find(rule, metrics)
+def _judge_one(rule: Rule, report: Report, doubts: tuple[str, ...]) -> RuleResult:
+    metric = _find(rule, report.metrics)
     limit = _limit(rule, metric)
     value = metric.value
     outcome: Outcome = "cannot tell"
@@ -138,41 +139,46 @@ def _judge_one(rule: Rule, metrics: Sequence[Metric], doubts: tuple[str, ...]) -
     elif doubts:
         why = f"is {_shown(metric)}, but the recording is too poor for a verdict"
     else:
-        outcome = _compare(value, metric.bound, rule.operator, limit)
+        hidden = _hidden(metric, report)
+        outcome = _compare(*_range(value, metric.bound, hidden), rule.operator, limit)
         why = f"is {_shown(metric)}"
         if value != limit and human(value, metric.unit) == human(limit, metric.unit):
             why += f" ({value:g}, the limit {limit:g})"  # else it reads "is 70.0 %, failed 70.0 %"
-        if outcome == "cannot tell":
+        if outcome == "cannot tell" and metric.bound != "exact":
             why += ", because no device was measured"
+        elif outcome == "cannot tell":
+            why += f", and another {human(hidden, 'ratio')} is lost without a known cause"
     return RuleResult(rule, metric.name, metric.unit, value, limit, outcome, why)
 
 
-def _compare(value: float, bound: str, operator: Operator, limit: float) -> Outcome:
-    """Compare; a bound passes or fails only when every value on its side would.
+def _hidden(metric: Metric, report: Report) -> float:
+    """Return by how much the truth may lie above a metric: what is unattributed may be this too."""
+    if not metric.name.startswith("stall.") or not report.in_step_ns:
+        return 0.0
+    return report.unattributed_ns / report.in_step_ns
 
-    The truth behind "at most 8 %" is anything from below up to 8 %: it is <= 10 % for certain, not
-    >= 9 % for certain, and nothing can be said about <= 5 %.
+
+def _range(value: float, bound: str, hidden: float) -> tuple[float, float]:
+    """Return between which numbers the truth lies."""
+    lowest = -math.inf if bound == "at most" else round(value, 12)
+    # rounded, so that 10 % and 20 % are 30 % and not 0.30000000000000004
+    return lowest, math.inf if bound == "at least" else round(value + hidden, 12)
+
+
+def _compare(lowest: float, highest: float, operator: Operator, limit: float) -> Outcome:
+    """Compare a range: a rule passes or fails only when every number of the range does.
+
+    "At most 8 %" is <= 10 % for certain, is not >= 9 % for certain, and nothing can be said about
+    <= 5 %.
     """
-    if bound == "exact":
-        holds = {
-            ">=": value >= limit, "<=": value <= limit, ">": value > limit, "<": value < limit,
-            "==": value == limit,
-        }[operator]  # fmt: skip
-        return "pass" if holds else "fail"
-    if bound == "at most":  # truth in (-inf, value]
-        certain: dict[Operator, bool | None] = {
-            "<=": value <= limit or None, "<": value < limit or None,
-            ">=": None if value >= limit else False, ">": None if value > limit else False,
-            "==": None if value >= limit else False,
-        }  # fmt: skip
-    else:  # truth in [value, inf)
-        certain = {
-            ">=": value >= limit or None, ">": value > limit or None,
-            "<=": None if value <= limit else False, "<": None if value < limit else False,
-            "==": None if value <= limit else False,
-        }  # fmt: skip
-    answer = certain[operator]
-    return "cannot tell" if answer is None else "pass" if answer else "fail"
+    passes, fails = {
+        ">=": (lowest >= limit, highest < limit),
+        ">": (lowest > limit, highest <= limit),
+        "<=": (highest <= limit, lowest > limit),
+        "<": (highest < limit, lowest >= limit),
+        "==": (lowest == limit == highest, not lowest <= limit <= highest),
+    }[operator]
+    return "pass" if passes else "fail" if fails else "cannot tell"
 
 
 def _find(rule: Rule, metrics: Sequence[Metric]) -> Metric:
