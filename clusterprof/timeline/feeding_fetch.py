@@ -28,15 +28,16 @@ from clusterprof.timeline.feeding_blocked import (
     count,
     spread,
 )
+from clusterprof.timeline.feeding_runnable import runnable_ns
 from clusterprof.timeline.model import Float, Int, SpanTable, ThreadTable
 
 READ_AT_LEAST_BYTES = 4096
 READING_NS_PER_BYTE = 20  # system CPU that reads can explain: 50 MB/s is slower than any kernel
 TICK_NS = 10_000_000  # a thread's CPU clock may lag by one scheduler tick (100 Hz at worst)
 GROUP_NS = 250_000_000  # fetches whose lags settle against each other
-WINDOW_NS = 1_000_000_000  # a long wait for a CPU is booked when it ends: look this far around
 EDGE_NS = 1_000_000  # samples are stamped to about a millisecond
 FEW_SAMPLES = 10
+UNLIKELY_RATIO = 0.01  # states are samples too: never rule out a wait for a CPU
 NOTHING = np.stack([NO_SAMPLES, NO_SAMPLES])
 
 
@@ -71,8 +72,8 @@ def measured(spans: SpanTable, thread: ThreadTable | None, around: Surroundings)
     runnable = np.zeros_like(wall)
     counts = NOTHING
     if thread is not None and len(thread.t_ns):
-        runnable = _runnable(spans, thread, off_cpu, wall)
-        counts = _counts(spans, thread, reads, around)
+        counts, likely = _states(spans, thread, reads, around, off_cpu)
+        runnable = runnable_ns(spans, thread, off_cpu, likely)
     blocked = off_cpu - runnable
     return Fetching(spans, thread, wall, user, cpu - user, runnable, blocked, reads, counts)
 
@@ -105,56 +106,27 @@ def settled(cpu_ns: Float, wall_ns: Float) -> Float:
     return filled
 
 
-def _runnable(spans: SpanTable, thread: ThreadTable, off_cpu: Float, wall: Float) -> Float:
-    """Spread the rise of run_delay between two samples over the off-CPU time of the fetches there.
+def _states(
+    spans: SpanTable, thread: ThreadTable, reads: Int, around: Surroundings, off_cpu: Float
+) -> tuple[Int, Float]:
+    """Count the blocked samples of each group, and say how likely off-CPU time was runnable.
 
-    First inside its own sample interval; what does not fit (a wait for a CPU is booked only when
-    it ends) within a second around it.
+    A group that was hardly ever seen blocked spent its off-CPU time waiting for a CPU; without
+    this, a neighbour in the same sample interval that was blocked all the time would take it.
     """
-    growth, bad = series.differences(thread.run_delay_ns)
-    bins = thread.t_ns[:-1], thread.t_ns[1:]
-    parts = intervals.overlaps((spans.start_ns, spans.end_ns), bins)
-    if not len(parts.piece):
-        return np.zeros_like(wall)
-    if bad.all():
-        return _runnable_by_state(spans, thread, off_cpu, wall)
-    inside_ns = (parts.end_ns - parts.start_ns).astype(np.float64)
-    room = off_cpu[parts.piece] * inside_ns / np.maximum(wall[parts.piece], 1.0)
-    n = len(growth)
-    space = np.bincount(parts.interval, room, minlength=n)
-    covered = np.bincount(parts.interval, inside_ns, minlength=n) / np.maximum(bins[1] - bins[0], 1)
-    taken = np.minimum(growth, space)
-    window = (bins[0] - bins[0][0]) // WINDOW_NS
-    left = np.bincount(window, (growth - taken) * np.minimum(covered, 1.0))
-    free = np.bincount(window, space - taken)
-    later = np.minimum(np.divide(left, free, out=np.zeros_like(left), where=free > 0), 1.0)
-    ratio = np.divide(taken, space, out=np.zeros_like(taken), where=space > 0)
-    ratio += (1 - ratio) * later[window]
-    if bad.any():  # samples missing in between: as much as elsewhere in this chunk
-        known = space[~bad].sum()
-        ratio[bad] = (ratio * space)[~bad].sum() / known if known > 0 else 0.0
-    given = np.bincount(parts.piece, room * ratio[parts.interval], minlength=len(wall))
-    return np.asarray(given, np.float64)
-
-
-def _runnable_by_state(spans: SpanTable, thread: ThreadTable, off_cpu: Float, wall: Float) -> Float:
-    """Without run_delay: samples in state R beyond the CPU time used were waiting for a CPU."""
-    states = thread.state[intervals.containing(thread.t_ns, (spans.start_ns, spans.end_ns)) >= 0]
-    known = states[states > 0]
-    if not len(known) or not off_cpu.any():
-        return np.zeros_like(wall)
-    ready = float(np.mean(known == ord("R"))) * wall.sum()
-    waited = max(0.0, ready - float((wall - off_cpu).sum()))
-    return off_cpu * min(1.0, waited / float(off_cpu.sum()))
-
-
-def _counts(spans: SpanTable, thread: ThreadTable, reads: Int, around: Surroundings) -> Int:
     wall = spans.end_ns - spans.start_ns
     edge = np.where(wall > 4 * EDGE_NS, EDGE_NS, 0)
     row = intervals.containing(thread.t_ns, (spans.start_ns + edge, spans.end_ns - edge))
     group = np.where(row >= 0, reads[np.maximum(row, 0)], -1)
     counts: Int = np.stack([count(thread, group == read, around) for read in (0, 1)])
-    return counts
+    likely = np.ones(len(wall))
+    for read in (0, 1):
+        seen = int(np.count_nonzero((group == read) & (thread.state > 0)))
+        own = reads == read
+        if seen >= FEW_SAMPLES and off_cpu[own].any():
+            blocked = counts[read].sum() / seen * wall[own].sum() / off_cpu[own].sum()
+            likely[own] = max(UNLIKELY_RATIO, 1.0 - blocked)
+    return counts, likely
 
 
 def pooled(all_fetching: list[Fetching]) -> Int:

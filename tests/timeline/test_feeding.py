@@ -1,0 +1,235 @@
+"""What the critical thread did, on timelines whose answer is arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import activity, fetches, header, ints, process, rank, spans, thread
+
+from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
+from clusterprof.timeline.feeding import feed
+from clusterprof.timeline.feeding_shares import NAMES
+from clusterprof.timeline.model import Feeding, Process, Rank
+
+MIB = 1 << 20
+WORKER = 201
+MAIN = 100
+
+
+def row(found: Feeding, index: int = 0) -> dict[str, float]:
+    """The shares of one interval that are not zero, to a millionth."""
+    values = {name: round(float(getattr(found, name)[index]), 6) for name in NAMES}
+    return {name: value for name, value in values.items() if value}
+
+
+def check_rows(found: Feeding) -> None:
+    table = np.stack([getattr(found, name) for name in NAMES])
+    assert (table >= 0).all()
+    np.testing.assert_allclose(table.sum(axis=0), 1.0, rtol=0, atol=1e-12)
+
+
+def one_worker(
+    text: str,
+    fetch: tuple[float, float],
+    wait: tuple[float, float],
+    read: int = MIB,
+    began: float = -1,
+    denied: tuple[str, ...] = (),
+    sampled: bool = True,
+) -> Rank:
+    """A rank that waits once for a worker with one fetch; the worker's activity starts at 0."""
+    rows = activity(text)
+    marks = {FETCH: fetches(rows, (*fetch, read)), WORKER_START: spans((began, began, 0, 1, MAIN))}
+    samples = thread(rows, end=rows[-1][1] / 1e9 + 1, denied=denied) if sampled else None
+    worker = process(WORKER, MAIN, marks, samples)
+    main = process(MAIN, spans={DATA_WAIT: spans((*wait, 0, WORKER, 1)), STEP: spans((0, 20))})
+    return rank(30, main, [worker])
+
+
+def fed(given: Rank, start: float, end: float) -> Feeding:
+    found = feed(given, ints([start]), ints([end]))
+    check_rows(found)
+    return found
+
+
+def test_a_worker_that_reads_all_the_time() -> None:
+    found = fed(one_worker("D5", (0, 5), (0, 5)), 0, 5)
+    assert row(found) == {"block_io": 1.0}
+    assert found.identified.tolist() == [True]
+    assert found.worker_pid.tolist() == [WORKER]
+
+
+def test_a_worker_that_computes_all_the_time() -> None:
+    assert row(fed(one_worker("U5", (0, 5), (0, 5), read=0), 0, 5)) == {"user_cpu": 1.0}
+
+
+def test_system_cpu_belongs_to_the_reading_when_there_was_one() -> None:
+    # 1 s of kernel code reading 200 MB; without a read it is the user's own doing
+    reads = fed(one_worker("K1 D3 U1", (0, 5), (0, 5), read=200_000_000), 0, 5)
+    assert row(reads) == {"reading_cpu": 0.2, "block_io": 0.6, "user_cpu": 0.2}
+    idle = fed(one_worker("K1 S3 U1", (0, 5), (0, 5), read=0), 0, 5)
+    assert row(idle) == {"user_cpu": 0.4, "unknown": 0.6}
+
+
+def test_reading_cpu_is_bounded_by_what_the_bytes_can_cost() -> None:
+    # 1 MiB at 20 ns a byte explains 20.97 ms of the second in the kernel: 0.004194 of 5 s
+    found = fed(one_worker("K1 U4", (0, 5), (0, 5)), 0, 5)
+    assert row(found) == {"reading_cpu": 0.004194, "user_cpu": 0.995806}
+
+
+def test_half_and_half() -> None:
+    assert row(fed(one_worker("D2 U2", (0, 4), (0, 4)), 0, 4)) == {
+        "block_io": 0.5,
+        "user_cpu": 0.5,
+    }
+
+
+def test_runnable_without_a_cpu() -> None:
+    # U1 R2 U1: half of the fetch it was ready to run and had no CPU
+    found = fed(one_worker("U1 R2 U1", (0, 4), (0, 4), read=0), 0, 4)
+    assert row(found) == {"user_cpu": 0.5, "runnable": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("letter", "name"), [("N", "remote_io"), ("M", "memory"), ("S", "unknown"), ("D", "block_io")]
+)
+def test_what_a_fetch_was_blocked_on(letter: str, name: str) -> None:
+    found = fed(one_worker(f"{letter}3 U1", (0, 4), (0, 4)), 0, 4)
+    assert row(found) == {name: 0.75, "user_cpu": 0.25}
+
+
+def test_before_the_worker_began_there_was_none() -> None:
+    # wait 0-10: worker begins at 4, idles to 5, fetches 5-9, batch arrives at 10
+    rows = one_worker("I5 D4 I1", (5, 9), (0, 10), began=4)
+    assert row(fed(rows, 0, 10)) == {
+        "no_worker": 0.4,
+        "no_work": 0.1,
+        "block_io": 0.4,
+        "delivery": 0.1,
+    }
+
+
+def test_pieces_of_a_wait_get_what_happened_inside_them() -> None:
+    given = one_worker("I5 D4 I1", (5, 9), (0, 10), began=4)
+    found = feed(given, ints([0, 3, 6, 9, 10]), ints([3, 6, 9, 10, 12]))
+    check_rows(found)
+    assert row(found, 0) == {"no_worker": 1.0}
+    thirds = {"no_worker": 0.333333, "no_work": 0.333333, "block_io": 0.333333}
+    assert row(found, 1) == thirds
+    assert row(found, 2) == {"block_io": 1.0}
+    assert row(found, 3) == {"delivery": 1.0}
+    assert row(found, 4) == {"unknown": 1.0}  # outside the wait; the main thread has no samples
+    assert found.identified.tolist() == [True, True, True, True, False]
+    assert found.worker_pid.tolist() == [WORKER] * 4 + [0]
+
+
+def test_prefetch_ran_dry_between_two_fetches() -> None:
+    # the awaited batch is that of the second fetch; from 2 to 5 the worker had nothing to do
+    rows = activity("D2 I3 D3")
+    marks = {FETCH: fetches(rows, (0, 2, MIB), (5, 8, MIB)), WORKER_START: spans((-1, -1))}
+    worker = process(WORKER, MAIN, marks, thread(rows, 9))
+    main = process(MAIN, spans={DATA_WAIT: spans((1, 8, 0, WORKER, 1))})
+    # 1-2 and 5-8 in a fetch, 2-5 between: 4/7 and 3/7
+    assert row(fed(rank(9, main, [worker]), 1, 8)) == {"block_io": 0.571429, "no_work": 0.428571}
+
+
+def test_a_batch_that_was_ready_is_only_delivered() -> None:
+    assert row(fed(one_worker("D2 I2", (0, 2), (3, 3.5)), 3, 3.5)) == {"delivery": 1.0}
+
+
+def test_a_missing_record_is_not_taken_for_a_ready_batch() -> None:
+    # records 1 and 3 are there, 2 was dropped: what ended the wait 2-6 is not known
+    rows = activity("D8")
+    table = fetches(rows, (0, 2, MIB), (6, 8, MIB))
+    holed = type(table)(*(getattr(table, n) for n in table.__slots__[:-1]), np.array([1, 3]))
+    worker = process(WORKER, MAIN, {FETCH: holed, WORKER_START: spans((-1, -1))}, thread(rows, 9))
+    main = process(MAIN, spans={DATA_WAIT: spans((2, 6, 0, WORKER, 1))})
+    assert row(fed(rank(9, main, [worker]), 2, 6)) == {"unknown": 1.0}
+
+
+def test_the_main_thread_loads_itself() -> None:
+    # fetch 0-4 half disk, then half a second of collating inside the wait
+    rows = activity("D2 U2 U1")
+    marks = {FETCH: fetches(rows, (0, 4, MIB)), DATA_WAIT: spans((0, 5, 0, 0, 0))}
+    main = process(MAIN, spans=marks, thread=thread(rows, 6))
+    found = fed(rank(6, main), 0, 5)
+    assert row(found) == {"block_io": 0.4, "user_cpu": 0.6}
+    assert found.worker_pid.tolist() == [MAIN]
+    assert found.identified.tolist() == [True]
+
+
+def test_a_wait_that_names_no_worker_waited_for_the_last_to_finish() -> None:
+    def worker(pid: int, text: str, end: float) -> Process:
+        rows = activity(text)
+        return process(pid, MAIN, {FETCH: fetches(rows, (0, end, 0))}, thread(rows, 6))
+
+    main = process(MAIN, spans={DATA_WAIT: spans((1, 5, -1, -1, 2))})
+    found = fed(rank(6, main, [worker(201, "S3 I2", 3), worker(202, "U5", 5)]), 1, 5)
+    assert row(found) == {"user_cpu": 1.0}
+    assert found.worker_pid.tolist() == [202]
+    assert found.identified.tolist() == [False]
+
+
+def test_without_samples_a_fetch_that_read_was_blocked_on_the_disk() -> None:
+    found = fed(one_worker("D3 U1", (0, 4), (0, 4), sampled=False), 0, 4)
+    assert row(found) == {"block_io": 0.75, "user_cpu": 0.25}
+
+
+def test_without_samples_and_reads_blocked_time_is_unknown() -> None:
+    found = fed(one_worker("D3 U1", (0, 4), (0, 4), read=0, sampled=False), 0, 4)
+    assert row(found) == {"unknown": 0.75, "user_cpu": 0.25}
+
+
+def test_denied_run_delay_is_told_from_states() -> None:
+    # in state R at 75 % of the samples, on a CPU for 25 %: half of the time it waited for one
+    given = one_worker("U1 R2 D1", (0, 4), (0, 4), denied=("run_delay_ns",))
+    found = row(fed(given, 0, 4))
+    assert found["user_cpu"] == 0.25
+    assert found["runnable"] == pytest.approx(0.5, abs=0.02)
+    assert found["block_io"] == pytest.approx(0.25, abs=0.02)
+
+
+def test_a_nameless_d_is_a_read_only_where_bytes_were_read() -> None:
+    reads = one_worker("D3 U1", (0, 4), (0, 4), denied=("wchan",))
+    assert row(fed(reads, 0, 4)) == {"block_io": 0.75, "user_cpu": 0.25}
+    none = one_worker("D3 U1", (0, 4), (0, 4), read=0, denied=("wchan",))
+    assert row(fed(none, 0, 4)) == {"unknown": 0.75, "user_cpu": 0.25}
+
+
+def test_a_rank_without_spans_is_told_by_its_busiest_worker() -> None:
+    idle = process(201, MAIN, thread=thread(activity("I10"), 10))
+    busy = process(202, MAIN, thread=thread(activity("D6 U2 I2"), 10))
+    main = process(MAIN, thread=thread(activity("I10"), 10))
+    found = fed(rank(10, main, [idle, busy], marked=False), 0, 8)
+    assert row(found)["user_cpu"] == 0.25  # 2 of 8 s
+    assert row(found)["block_io"] == pytest.approx(0.75, abs=0.02)
+    assert found.worker_pid.tolist() == [202]
+    assert found.identified.tolist() == [False]
+
+
+def test_nothing_known_is_all_unknown() -> None:
+    found = fed(rank(10, process(MAIN), [], marked=False), 0, 8)
+    assert row(found) == {"unknown": 1.0}
+    assert found.worker_pid.tolist() == [0]
+    none = feed(rank(10, process(MAIN), []), ints([]), ints([]))
+    assert none.unknown.shape == (0,)
+
+
+def test_an_empty_interval_is_unknown() -> None:
+    assert row(fed(one_worker("D5", (0, 5), (0, 5)), 3, 3)) == {"unknown": 1.0}
+
+
+def test_reads_of_a_page_go_to_the_mount_when_no_disk_read_them() -> None:
+    from builders import counter
+
+    rows = activity("D4")
+    marks = {FETCH: fetches(rows, (0, 4, 100 * MIB)), WORKER_START: spans((-1, -1))}
+    worker = process(WORKER, MAIN, marks, thread(rows, 5))
+    main = process(MAIN, spans={DATA_WAIT: spans((0, 4, 0, WORKER, 1))})
+    series = {
+        ("disk.read_bytes_total", "vda"): counter([0, 5], [0, 0]),
+        ("nfs.read_bytes_total", "/data"): counter([0, 5], [0, 100 * MIB]),
+    }
+    node = header(mounts=[{"point": "/data", "type": "nfs4"}])
+    given = rank(5, main, [worker], series=series, node=node)
+    assert row(fed(given, 0, 4)) == {"remote_io": 1.0}
