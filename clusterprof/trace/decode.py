@@ -1,7 +1,7 @@
 """Turns frames back into records, with numpy arrays for columns.
 
-Every number of a header is somebody's claim: sizes are checked before memory is taken, and all
-that can be wrong with a frame ends in `FrameError`.
+Every number of a header is somebody's claim, and all that can be wrong with a frame ends in
+`FrameError`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from clusterprof.trace import columns as packing
 from clusterprof.trace import frame
-from clusterprof.trace.frame import Frame, FrameError
+from clusterprof.trace.frame import Frame, FrameError, UnknownFrameError
 from clusterprof.trace.schema import (
     SPAN_FIELDS,
     Clock,
@@ -29,19 +29,16 @@ from clusterprof.trace.schema import (
     Rows,
     Spans,
 )
+from clusterprof.trace.unpack import unpack_blocks
 
 _MAX_LAYOUTS = 4096
-_DTYPES = {packing.INT: np.dtype("<i8"), packing.FLOAT: np.dtype("<f8")}
 _Layout = frame.ColumnsLayout | frame.RowsLayout
 _T = TypeVar("_T")
+_NONSENSE = (ValueError, IndexError, KeyError, OverflowError, StopIteration, zlib.error)
 
 
 class UnknownLayoutError(FrameError):
     """The frame refers to names whose definition has not been seen."""
-
-
-class UnknownFrameError(FrameError):
-    """A kind, schema or codec of a version that is newer than this reader."""
 
 
 class Decoder:
@@ -71,7 +68,7 @@ class Decoder:
             return self._columns(got)
         except FrameError:
             raise
-        except (ValueError, IndexError, KeyError, OverflowError, zlib.error) as error:
+        except _NONSENSE as error:
             raise FrameError(str(error)) from error
 
     def _define(self, kind: int, definitions: Sequence[bytes]) -> None:
@@ -89,7 +86,7 @@ class Decoder:
             raise UnknownLayoutError(
                 "the names of the columns were defined in a frame that is lost"
             )
-        blocks = _unpack_blocks(got, header.raw_bytes, header.unpacked_bytes, header.blocks)
+        blocks = unpack_blocks(got, header.raw_bytes, header.unpacked_bytes, header.blocks)
         if got.kind == frame.KIND_ROWS:
             return _rows(header, layouts, blocks)
         queues = _Queues(header.blocks, blocks)
@@ -171,7 +168,7 @@ def _rows(
 
 def _spans(got: Frame) -> list[Record]:
     header = _read(_SPANS_HEADER, got.header)
-    arrays = _unpack_blocks(got, header.raw_bytes, header.unpacked_bytes, header.blocks)
+    arrays = unpack_blocks(got, header.raw_bytes, header.unpacked_bytes, header.blocks)
     lanes = sum(part.rows for part in header.parts)
     if any(part.rows < 0 for part in header.parts) or lanes > frame.MAX_UNPACKED_BYTES // 56:
         raise FrameError("a number of spans that cannot be")
@@ -205,80 +202,6 @@ def _spans(got: Frame) -> list[Record]:
         )
         first = past
     return records
-
-
-def _unpack_blocks(
-    got: Frame, raw_bytes: int, unpacked_bytes: int, blocks: Sequence[frame.Block]
-) -> list[NDArray[Any]]:
-    """Return per block an array of shape (columns, rows)."""
-    values = 0
-    for block in blocks:
-        if block.columns < 1 or block.rows < 1 or not 0 <= block.lag <= block.rows:
-            raise FrameError("a block without a shape")
-        values += block.columns * block.rows
-    if 8 * values > frame.MAX_UNPACKED_BYTES or not 0 <= raw_bytes <= len(got.body):
-        raise FrameError("a frame that would not fit into memory")
-    source = _Source(got, raw_bytes, unpacked_bytes)
-    return [_unpack_block(source, block) for block in blocks]
-
-
-class _Source:
-    """The two places a plane may come from."""
-
-    def __init__(self, got: Frame, raw_bytes: int, unpacked_bytes: int) -> None:
-        if not 0 <= unpacked_bytes <= frame.MAX_UNPACKED_BYTES:
-            raise FrameError("a body that would not fit into memory")
-        packed: bytes = got.body[raw_bytes:]
-        if got.codec == frame.CODEC_ZLIB:
-            inflate = zlib.decompressobj(-15)
-            packed = inflate.decompress(packed, unpacked_bytes + 1)
-        elif got.codec != frame.CODEC_NONE:
-            raise UnknownFrameError(f"codec {got.codec}")
-        if len(packed) != unpacked_bytes:
-            raise FrameError("the body is not as long as the header says")
-        self._raw = np.frombuffer(got.body, np.uint8, raw_bytes)
-        self._packed = np.frombuffer(packed, np.uint8)
-        self._raw_at = self._packed_at = 0
-
-    def lanes(self, n: int, code: int) -> NDArray[np.uint64]:
-        """Put n lanes together from their planes."""
-        lanes = np.zeros((n, 8), np.uint8)
-        for k in range(7, -1, -1):
-            stored = code >> 2 * k & 3
-            if stored == packing.PLANE_PACKED:
-                lanes[:, k] = self._packed[self._packed_at : self._packed_at + n]
-                self._packed_at += n
-            elif stored == packing.PLANE_RAW:
-                lanes[:, k] = self._raw[self._raw_at : self._raw_at + n]
-                self._raw_at += n
-            elif stored == packing.PLANE_AS_ABOVE:
-                lanes[:, k] = lanes[:, k + 1]
-        return lanes.view("<u8")[:, 0]
-
-
-def _unpack_block(source: _Source, block: frame.Block) -> NDArray[Any]:
-    dtype = _DTYPES[block.kind]
-    firsts = source.lanes(block.columns * block.lag, block.firsts)
-    rest = source.lanes(block.columns * (block.rows - block.lag), block.planes)
-    if block.zigzag:
-        rest = rest >> np.uint64(1) ^ (np.uint64(0) - (rest & np.uint64(1)))
-    shape = (block.columns, block.rows)
-    if not block.lag:
-        return rest.reshape(shape).view(dtype)
-    both = np.empty(shape, "<u8")
-    both[:, : block.lag] = firsts.reshape(block.columns, block.lag)
-    both[:, block.lag :] = rest.reshape(block.columns, block.rows - block.lag)
-    join = np.bitwise_xor if block.kind == packing.FLOAT else np.add
-    whole, left = divmod(block.rows, block.lag)
-    if block.lag == 1:
-        join.accumulate(both, axis=1, out=both)
-    else:
-        body = both[:, : whole * block.lag].reshape(block.columns, whole, block.lag)
-        both[:, : whole * block.lag] = join.accumulate(body, axis=1).reshape(block.columns, -1)
-        if left:
-            tail = both[:, whole * block.lag :]
-            join(tail, both[:, (whole - 1) * block.lag :][:, :left], out=tail)
-    return both.view(dtype)
 
 
 def _unpack_mask(mask: bytes, rows: int) -> bytes:

@@ -68,10 +68,10 @@ class Encoder:
         tables = []
         for record in records:
             rows, values = len(record.t_ns), record.values
-            _check(values, rows, record.collector)
+            typecodes = _check(values, rows, record.collector)
             if {len(record.signals), len(record.devices), len(record.masks)} - {len(values)}:
                 raise ValueError(f"{record.collector}: signals, devices, values and masks differ")
-            tables.append(Table(record.collector, rows, values, (record.t_ns,)))
+            tables.append(Table(record.collector, rows, typecodes, values, (record.t_ns,)))
         sink = packing.PlaneSink()
         plans, blocks = self._columns_planner.pack(sink, tables, 1)
         parts: list[frame.ColumnsPart] = []
@@ -80,10 +80,12 @@ class Encoder:
             names = tuple(record.signals), tuple(record.devices)
             layout = self._layouts.refer(
                 frame.ColumnsLayout,
-                (record.collector, *names, plan.stored, plan.flat_order()),
+                (record.collector, *names, plan.stored, plan.flat_order),
                 layouts,
             )
-            masks = {n: packing.pack_mask(mask) for n, mask in enumerate(record.masks) if mask}
+            masks = {}
+            if any(record.masks):
+                masks = {n: packing.pack_mask(mask) for n, mask in enumerate(record.masks) if mask}
             parts.append(frame.ColumnsPart(layout, len(record.t_ns), masks))
         return _finish(frame.KIND_COLUMNS, sink, blocks, parts, layouts)
 
@@ -94,16 +96,16 @@ class Encoder:
         layouts: list[bytes] = []
         for record in records:
             rows = len(record.columns[0]) if record.columns else 0
-            _check(record.columns, rows, record.table)
+            typecodes = _check(record.columns, rows, record.table)
             if len(record.names) != len(record.columns):
                 raise ValueError(f"{record.table}: names and columns differ in number")
-            table = Table(record.table, rows, record.columns)
+            table = Table(record.table, rows, typecodes, record.columns)
             (plan,), its_blocks = self._rows_planner.pack(sink, [table], _period(record))
             blocks += its_blocks
             strings = {name: tuple(values) for name, values in record.strings.items()}
             layout = self._layouts.refer(
                 frame.RowsLayout,
-                (record.table, tuple(record.names), plan.stored, plan.flat_order(), strings),
+                (record.table, tuple(record.names), plan.stored, plan.flat_order, strings),
                 layouts,
             )
             parts.append(frame.ColumnsPart(layout, rows, {}))
@@ -191,9 +193,11 @@ def _simple(record: Record) -> bytes:
     return frame.pack(_SIMPLE_KINDS[type(record)], _encode(record))
 
 
-def _check(columns: Sequence[array], rows: int, name: str) -> None:
-    if any([len(column) != rows or column.typecode not in "qd" for column in columns]):
+def _check(columns: Sequence[array], rows: int, name: str) -> str:
+    typecodes = "".join([column.typecode for column in columns])
+    if set(map(len, columns)) - {rows} or set(typecodes) - {"q", "d"}:
         raise ValueError(f"{name}: every column must be an array of {rows} q or d")
+    return typecodes
 
 
 def _period(record: Rows) -> int:

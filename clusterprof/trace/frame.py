@@ -59,6 +59,10 @@ class FrameError(ValueError):
     """The bytes of a frame with a valid checksum mean nothing to this reader."""
 
 
+class UnknownFrameError(FrameError):
+    """A kind, schema or codec of a version that is newer than this reader."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One frame whose checksum was right; `header` is msgpack, `body` as its codec left it."""

@@ -23,6 +23,8 @@ class Table:
 
     name: str
     rows: int
+    typecodes: str
+    """q or d per column."""
     columns: Sequence[array]
     times: tuple[array, ...] = ()
     """Columns of every record of this kind, not of its layout: when rows were sampled."""
@@ -33,15 +35,12 @@ class Plan:
     """How the columns of a collector are stored."""
 
     typecodes: str
-    """q or d per column, as the recorder gave them."""
     stored: str
     """One of frame.STORED_TYPES per column."""
     order: dict[str, list[int]]
     """By way of storing: the columns stored so, calm ones first."""
-
-    def flat_order(self) -> list[int]:
-        """Return all columns in the order of storing."""
-        return [index for indices in self.order.values() for index in indices]
+    flat_order: tuple[int, ...]
+    """All columns in the order of storing."""
 
 
 class Planner:
@@ -73,12 +72,10 @@ class Planner:
         return plans, blocks
 
     def _plan(self, table: Table) -> Plan:
-        typecodes = "".join([column.typecode for column in table.columns])
         known = self._plans.get(table.name)
-        if known is not None and known.typecodes == typecodes:
+        if known is not None and known.typecodes == table.typecodes:
             return known
-        stored = "".join(map(storage_of, table.columns))
-        return self._remember(table, typecodes, stored)
+        return self._remember(table, "".join(map(storage_of, table.columns)))
 
     def _lanes(
         self, tables: Sequence[Table], plans: list[Plan], members: Sequence[int]
@@ -107,15 +104,16 @@ class Planner:
             storage_of(column) if its == code else its
             for column, its in zip(table.columns, plan.stored)
         )
-        return self._remember(table, plan.typecodes, stored)
+        return self._remember(table, stored)
 
-    def _remember(self, table: Table, typecodes: str, stored: str) -> Plan:
+    def _remember(self, table: Table, stored: str) -> Plan:
         order: dict[str, list[int]] = {}
         for code in frame.STORED_TYPES:
             if code in stored:
                 mine = [n for n, its in enumerate(stored) if its == code]
                 order[code] = sorted(mine, key=lambda n: _spread(table.columns[n], stored[n]))
-        plan = Plan(typecodes, stored, order)
+        flat = tuple(index for indices in order.values() for index in indices)
+        plan = Plan(table.typecodes, stored, order, flat)
         if table.rows > 1:  # one row tells nothing about how columns move
             self._plans[table.name] = plan
         return plan
