@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
-from clusterprof.errors import Unavailable
+from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux import cgroup
 from clusterprof.linux.held import HeldFile, MissingFile, hold
 from clusterprof.signals import Signal
@@ -49,15 +49,17 @@ class CgroupCollector:
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Find the cgroup of the job's first process, else our own, and open its files."""
         pids = self._context.job_pids()
-        pid = pids[0] if pids else None
-        self._cpu = _open_half(_Cpu, self._context, pid)
-        self._memory = _open_half(_Memory, self._context, pid)
+        self._pid = pids[0] if pids else None
+        self._cpu = _open_half(_Cpu, self._context, self._pid)
+        self._memory = _open_half(_Memory, self._context, self._pid)
         if isinstance(self._cpu, Unavailable) and isinstance(self._memory, Unavailable):
             raise self._cpu
         return [(signal, "") for signal in _COLUMNS]
 
     def sample(self) -> Sequence[Value]:
         """Return times and events since the cgroup was made; quota, limit and use of now."""
+        if self._pid is None and self._context.job_pids():
+            raise DevicesChanged  # our own cgroup was only the guess before there was a job
         cpu, memory = self._cpu, self._memory
         return [
             *([cpu] * 5 if isinstance(cpu, Unavailable) else cpu.sample()),

@@ -49,6 +49,8 @@ class MountsCollector:
 
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Open mountstats of the job's first process, else our own, and find the NFS mounts."""
+        pids = self._context.job_pids()
+        self._pid = pids[0] if pids else None
         self._file = self._hold()
         mounts = parse_mountstats(self._file.read())
         if not mounts:
@@ -63,6 +65,8 @@ class MountsCollector:
 
     def sample(self) -> Sequence[Value]:
         """Return the numbers of every mount since it was mounted."""
+        if self._pid is None and self._context.job_pids():
+            raise DevicesChanged  # the job may see other mounts than we do
         mounts = parse_mountstats(self._file.read())
         if _shape(mounts) != self._shape:
             raise DevicesChanged
@@ -80,11 +84,11 @@ class MountsCollector:
 
     def _hold(self) -> HeldFile:
         proc = self._context.roots.proc
-        for pid in self._context.job_pids()[:1]:
+        if self._pid is not None:
             try:
-                return HeldFile(proc / str(pid) / "mountstats", longest_record=LONG_RECORDS)
+                return HeldFile(proc / str(self._pid) / "mountstats", longest_record=LONG_RECORDS)
             except Unavailable:
-                break  # not ours to look into, or gone: our own view is the second best
+                pass  # not ours to look into, or gone: our own view is the second best
         return HeldFile(proc / "self" / "mountstats", longest_record=LONG_RECORDS)
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
-from clusterprof.errors import Unavailable
+from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux.cgroup import find_cgroup
 from clusterprof.linux.held import HeldFile, MissingFile
 from clusterprof.linux.pressure import hold_pressure, parse_pressure
@@ -39,6 +39,8 @@ class PressureCollector:
 
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Open the pressure files of the node and, where there are any, of the job's cgroup."""
+        pids = self._context.job_pids()
+        self._pid = pids[0] if pids else None
         self._files: list[tuple[HeldFile | MissingFile, int]] = []  # file, number of its columns
         columns = []
         for folder, device, suffix in self._folders():
@@ -53,6 +55,8 @@ class PressureCollector:
 
     def sample(self) -> Sequence[Value]:
         """Return the totals, in ns since boot or since the cgroup was made."""
+        if self._pid is None and self._context.job_pids():
+            raise DevicesChanged  # our own cgroup was only the guess before there was a job
         values: list[Value] = []
         for held, width in self._files:
             try:
@@ -73,9 +77,8 @@ class PressureCollector:
     def _folders(self) -> list[tuple[Path, str, str]]:
         """Where pressure files lie: folder, device, suffix of the names."""
         folders = [(self._context.roots.proc / "pressure", "", "")]
-        pids = self._context.job_pids()
         try:
-            place = find_cgroup(self._context.roots, pids[0] if pids else None, "unified")
+            place = find_cgroup(self._context.roots, self._pid, "unified")
         except Unavailable:
             return folders  # the cgroup collector says why
         # The root cgroup is the node over again; version 1 hierarchies have no pressure at all.

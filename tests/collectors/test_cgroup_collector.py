@@ -7,7 +7,7 @@ import pytest
 from collecting import Opened, pread_as_cgroupfs_does
 
 from clusterprof.collectors.cgroup import CgroupCollector
-from clusterprof.errors import Unavailable
+from clusterprof.errors import DevicesChanged, Unavailable
 
 NO_QUOTA = Unavailable("absent", "no CPU quota is set", "")
 NO_LIMIT = Unavailable("absent", "no memory limit is set", "")
@@ -139,3 +139,16 @@ def test_counters_are_read_anew_and_a_removed_cgroup_is_a_reason(host_copy, monk
     kinds = [v.kind if isinstance(v, Unavailable) else v for _, _, v in cgroup.readings()]
     assert kinds == [*["absent"] * 4, 2.5, "absent", 64 << 30, "absent", "absent"]
     cgroup.close()
+
+
+def test_our_own_view_is_given_up_as_soon_as_there_is_a_job(host) -> None:
+    roots = host("h100-node")
+    pids: list[int] = []
+    before = Opened(CgroupCollector, roots, pids)
+    before.readings()
+    pids.append(4711)
+    with pytest.raises(DevicesChanged):
+        before.readings()
+    before.close()
+    opened = Opened(CgroupCollector, roots, pids)
+    assert opened.reading("cgroup.cpu_quota_ratio") == 2.5

@@ -103,3 +103,18 @@ def test_a_counter_that_ran_below_zero_is_failed_and_not_a_number(host_copy) -> 
     )
     assert mounts.reading("nfs.retransmits_total", "/data:READ") == 0  # 1290 sent for 1298
     assert mounts.reading("nfs.rtt_ns_total", "/data:READ") == 79_386 * MS
+
+
+def test_our_own_view_is_given_up_as_soon_as_there_is_a_job(host_copy) -> None:
+    roots = host_copy("h100-node")
+    ours = (roots.proc / "4711/mountstats").read_text().replace("/data", "/ours")
+    (roots.proc / "self/mountstats").write_text(ours)
+    pids: list[int] = []
+    before = Opened(MountsCollector, roots, pids)
+    before.readings()
+    pids.append(4711)
+    with pytest.raises(DevicesChanged):
+        before.readings()
+    before.close()
+    opened = Opened(MountsCollector, roots, pids)
+    assert opened.readings() == [*DATA, *HOME]

@@ -6,7 +6,7 @@ import pytest
 from collecting import Opened, pread_as_cgroupfs_does
 
 from clusterprof.collectors.pressure import PressureCollector
-from clusterprof.errors import Unavailable
+from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux.pressure import REMEDY
 
 NODE = [  # the files are in µs
@@ -81,3 +81,16 @@ def test_a_cgroup_that_vanishes_is_a_reason_and_the_node_goes_on(host_copy, monk
     assert readings[:5] == NODE
     assert {value.kind for _, _, value in readings[5:]} == {"absent"}
     pressure.close()
+
+
+def test_our_own_view_is_given_up_as_soon_as_there_is_a_job(host) -> None:
+    roots = host("h100-node")
+    pids: list[int] = []
+    before = Opened(PressureCollector, roots, pids)
+    before.readings()
+    pids.append(4711)
+    with pytest.raises(DevicesChanged):
+        before.readings()
+    before.close()
+    opened = Opened(PressureCollector, roots, pids)
+    assert opened.reading("pressure.cpu_some_ns_total", "cgroup") == 101_000
