@@ -93,7 +93,9 @@ class Rings:
                 if len(names) >= 4 * RINGS_AT_MOST:
                     break
         for name, inode in names.items():
-            if self._known.get(name) != inode and name not in self._rings:
+            if self._known.get(name) != inode:
+                if name in self._rings:  # the process has executed another program
+                    self._pending.extend(self._end(name, self._rings[name], now_ns))
                 self._open(name, now_ns)
         self._known = names
 
@@ -134,6 +136,14 @@ class Rings:
             there = str(self._folder / os.path.basename(path))
             return open_ring(there, pid, ticks, memory_file=False)
         raise Unavailable("failed", "its announcement names neither descriptor nor file")
+
+    def _end(self, name: str, ring: Ring, now_ns: int) -> list[Record]:
+        ring.ended = True
+        spans = ring.take(now_ns)
+        ring.close()
+        self._bytes -= ring.capacity * 64
+        del self._rings[name]
+        return list(spans)
 
     def _forget(self, name: str, ring: Ring) -> None:
         ring.close()
