@@ -9,12 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
-from clusterprof.collectors.cpu import TIMES
 from clusterprof.errors import DevicesChanged
 from clusterprof.linux.held import HeldFile
 from clusterprof.linux.stat import CpuTimes, never_back, parse_cores
 from clusterprof.signals import Signal
+
+_COLUMNS: tuple[Signal, ...] = (
+    signals.CPU_USER,
+    signals.CPU_SYSTEM,
+    signals.CPU_IDLE,
+    signals.CPU_IOWAIT,
+    signals.CPU_STEAL,
+)
 
 
 class CoresCollector:
@@ -31,7 +39,7 @@ class CoresCollector:
         """Open /proc/stat and find the cores that are online."""
         self._stat = HeldFile(self._path)
         self._last: dict[str, CpuTimes] = parse_cores(self._stat.read())
-        return [(signal, core) for core in self._last for signal in TIMES]
+        return [(signal, core) for core in self._last for signal in _COLUMNS]
 
     def sample(self) -> Sequence[Value]:
         """Return the times of every core since boot."""

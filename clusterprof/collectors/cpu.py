@@ -16,7 +16,7 @@ from clusterprof.linux.held import HeldFile
 from clusterprof.linux.stat import CpuTimes, never_back, parse_tasks, parse_total
 from clusterprof.signals import Signal
 
-TIMES: tuple[Signal, ...] = (
+_TIMES: tuple[Signal, ...] = (
     signals.CPU_USER,
     signals.CPU_SYSTEM,
     signals.CPU_IDLE,
@@ -39,7 +39,7 @@ class CpuCollector:
         """Open /proc/stat."""
         self._stat = HeldFile(self._path)
         self._last: CpuTimes | None = None
-        return [(signal, "all") for signal in TIMES] + [
+        return [(signal, "all") for signal in _TIMES] + [
             (signals.CPU_RUNNABLE, ""),
             (signals.CPU_BLOCKED, ""),
         ]

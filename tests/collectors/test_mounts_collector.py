@@ -27,10 +27,10 @@ DATA = [
     *operation("/data:GETATTR", 50, 0, 1 * MS, 20 * MS, 25 * MS),
 ]
 HOME = [
-    *mount("/home/a b", 30, 40, 9),
-    *operation("/home/a b:LOOKUP", 3, 0, 0, 2 * MS, 3 * MS),
-    *operation("/home/a b:READ", 0, 0, 0, 0, 0),
-    *operation("/home/a b:WRITE", 0, 0, 0, 0, 0),
+    *mount("/mnt/a b", 30, 40, 9),
+    *operation("/mnt/a b:LOOKUP", 3, 0, 0, 2 * MS, 3 * MS),
+    *operation("/mnt/a b:READ", 0, 0, 0, 0, 0),
+    *operation("/mnt/a b:WRITE", 0, 0, 0, 0, 0),
 ]
 
 

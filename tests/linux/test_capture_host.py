@@ -42,7 +42,7 @@ def test_what_is_scrubbed() -> None:
     )
     mounts = (
         "27 1 254:0 / / rw - ext4 /dev/disk/by-uuid/3f rw,secret\n"
-        "28 27 0:5 / /home/anna rw - tmpfs tmpfs rw\n"
+        "28 27 0:5 / /srv/anna rw - tmpfs tmpfs rw\n"
         "29 27 0:6 / /data rw - nfs4 filer.example.org:/vol/anna rw,addr=10.1.2.3\n"
     )
     assert scrub("mountinfo", mounts) == (
