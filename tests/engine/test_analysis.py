@@ -1,0 +1,214 @@
+"""From a recording on disk to a report: what it says, and that its books balance."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+from recordings import MAIN, SECOND, WORKER, Script, training, write
+
+from clusterprof.engine.local import analyze
+from clusterprof.errors import NoRecording, UsageError
+from clusterprof.findings import Report
+from clusterprof.probe import layout
+
+
+def check_books(report: Report) -> None:
+    """The law of findings.py, for every rank and in all."""
+    for ledger in report.ranks:
+        assert ledger.window_ns == ledger.unmeasured_ns + ledger.outside_ns + ledger.in_step_ns
+        assert ledger.in_step_ns == ledger.productive_ns + ledger.lost_ns
+        assert ledger.lost_ns == sum(ns for _, ns in ledger.buckets)
+        assert ledger.outside_ns == sum(ns for _, ns in ledger.outside_buckets)
+        assert min(ns for _, ns in (*ledger.buckets, *ledger.outside_buckets, ("", 0))) >= 0
+        assert min(ledger.unmeasured_ns, ledger.productive_ns, ledger.lost_ns) >= 0
+    for name in ("window_ns", "unmeasured_ns", "outside_ns", "in_step_ns", "productive_ns",
+                 "lost_ns"):  # fmt: skip
+        assert getattr(report, name) == sum(getattr(ledger, name) for ledger in report.ranks)
+    unattributed = sum(dict(ledger.buckets)["unattributed"] for ledger in report.ranks)
+    assert report.unattributed_ns == unattributed
+    assert report.unattributed_ns == sum(ns for _, ns in report.unattributed_reasons)
+    assert report.outside_ns == sum(ns for _, ns in report.outside_buckets)
+
+
+def analysed(script: Script, tmp_path: Path, **options) -> Report:
+    write(script, tmp_path / "node-1")
+    report = analyze(tmp_path, **options)
+    check_books(report)
+    return report
+
+
+def metrics(report: Report) -> dict[str, float | None]:
+    return {metric.name: metric.value for metric in report.metrics}
+
+
+# 60 steps of 0.2 s waiting (half reading, half decoding) and 0.3 s computing, from 1 s on
+JOB = [(0.2, 0.3)] * 60
+
+
+def test_half_reading_half_decoding(tmp_path: Path) -> None:
+    report = analysed(training(JOB), tmp_path)
+    [ledger] = report.ranks
+    # 60 * 0.5 s in steps, 60 * 0.2 s lost, 1 s before and 1 s after
+    assert (ledger.window_ns, ledger.in_step_ns, ledger.lost_ns) == (
+        32 * SECOND, 30 * SECOND, 12 * SECOND,
+    )  # fmt: skip
+    assert ledger.buckets == (
+        ("cpu-preprocess", 6 * SECOND),
+        ("storage-local", 6 * SECOND),
+        ("unattributed", 0),
+    )
+    assert ledger.outside_buckets == (("startup", SECOND), ("after-steps", SECOND))
+    assert (ledger.source, ledger.steps, ledger.coverage_ratio) == ("device-samples", 60, 1.0)
+    found = [(one.cause.id, one.lost_ns, one.grade, one.outside_steps) for one in report.findings]
+    assert found == [
+        ("cpu-preprocess", 6 * SECOND, "A", False),
+        ("storage-local", 6 * SECOND, "B", False),  # no disk counters to agree
+        ("startup", SECOND, "A", True),
+    ]
+    first = report.findings[0]
+    assert first.recoverable_ns == 6 * SECOND
+    assert first.share_ratio == 0.2
+    assert [(c.rank, c.device, c.resource) for c in first.culprits] == [
+        (0, "emulated-0", f"worker pid {WORKER}")
+    ]
+    got = metrics(report)
+    assert got["gpu.busy_ratio"] == pytest.approx(0.6)
+    assert got["lost.ratio"] == pytest.approx(0.4)
+    assert got["stall.storage_ratio"] == pytest.approx(0.2)
+    assert got["stall.cpu-preprocess_ratio"] == pytest.approx(0.2)
+    assert got["stall.storage-remote_ratio"] == 0.0  # looked for, and not there
+    assert got["stall.cpu-throttled_ratio"] is None  # no cgroup counters: not looked for
+    assert got["au_ratio"] == pytest.approx(0.6)
+    assert got["data_wait.ratio"] == pytest.approx(0.4)
+    assert got["step.count"] == 60
+    assert got["step.p50_ns"] == got["step.p95_ns"] == 0.5 * SECOND
+    assert report.emulated
+    assert any("emulated" in note for note in report.notes)
+    assert [blind.what for blind in report.blinds] == ["cpu-throttled", "device-throttled"]
+
+
+def test_loading_that_the_device_hides_is_no_finding(tmp_path: Path) -> None:
+    report = analysed(training(JOB, hidden=True), tmp_path)
+    assert report.lost_ns == 0
+    assert [one.cause.id for one in report.findings] == ["startup"]
+    assert metrics(report)["data_wait.ratio"] == pytest.approx(0.4)  # the host waited all the same
+
+
+def test_noise_is_in_the_ledger_and_no_finding(tmp_path: Path) -> None:
+    # one wait of 0.1 s in 50 steps of 0.5 s: 0.4 % of the steps, below 1 %
+    report = analysed(training([(0.0, 0.5)] * 25 + [(0.1, 0.5)] + [(0.0, 0.5)] * 24), tmp_path)
+    assert report.lost_ns == SECOND // 10
+    assert dict(report.ranks[0].buckets)["storage-local"] == SECOND // 20
+    assert [one.cause.id for one in report.findings] == ["startup"]
+
+
+def test_without_a_device_the_loss_is_an_upper_bound_and_says_so(tmp_path: Path) -> None:
+    script = training(JOB)
+    script.busy = None
+    report = analysed(script, tmp_path)
+    assert report.ranks[0].source == "host-spans"
+    assert report.lost_ns == 12 * SECOND
+    in_steps = [one for one in report.findings if not one.outside_steps]
+    assert [one.cause.id for one in in_steps] == ["cpu-preprocess", "storage-local"]
+    assert all(one.upper_bound and one.recoverable_ns is None for one in in_steps)
+    assert any("upper bound" in note for note in report.notes)
+    by_name = {metric.name: metric for metric in report.metrics}
+    assert by_name["gpu.busy_ratio"].value is None
+    assert by_name["gpu.busy_ratio"].why_missing
+    assert by_name["stall.cpu_ratio"].bound == "at most"
+    assert by_name["productive.ratio"].bound == "at least"
+
+
+def test_ranks_that_wait_for_each_other_get_no_promise(tmp_path: Path) -> None:
+    script = training(JOB)
+    script.variables = {"RANK": "0", "WORLD_SIZE": "2"}
+    report = analysed(script, tmp_path)
+    assert [one.recoverable_ns for one in report.findings] == [None, None, None]
+
+
+def test_a_checkpoint_is_a_checkpoint_whatever_it_waits_for(tmp_path: Path) -> None:
+    script = training([(0.0, 1.0)] * 10)
+    # a save from 3.2 to 3.7 s, the device idle meanwhile, the main thread blocked on the disk
+    script.main_spans.append((layout.CHECKPOINT, 3.2, 3.7, 1 << 20))
+    script.busy = [(1, 3.2), (3.7, 11)]
+    script.main = "U3.2 D0.5 U7.3"
+    report = analysed(script, tmp_path)
+    assert report.ranks[0].buckets == (("checkpoint", SECOND // 2), ("unattributed", 0))
+
+
+def test_without_spans_it_names_families_or_nothing(tmp_path: Path) -> None:
+    # the main thread sleeps while its worker decodes (or reads) for the first 0.2 s of each step
+    for letter, family in (("U", "cpu"), ("D", "storage")):
+        script = training([(2.0, 3.0)] * 6)
+        script.main_spans, script.worker_spans = [], []
+        script.main = "U1 " + "I2 U3 " * 6
+        script.worker = "I1 " + f"{letter}2 I3 " * 6
+        folder = tmp_path / family
+        write(script, folder / "node-1")
+        report = analyze(folder)
+        check_books(report)
+        [ledger] = report.ranks
+        # first work at 3 s, last at 31 s: 5 waits of 2 s lie between
+        assert (ledger.in_step_ns, ledger.lost_ns) == (28 * SECOND, 10 * SECOND)
+        assert {id_ for id_, _ in ledger.buckets} <= {family, "unattributed"}
+        got = metrics(report)
+        assert got["stall.storage-local_ratio"] is None
+        assert got["stall.cpu-preprocess_ratio"] is None
+
+
+def test_neither_device_nor_probe_is_unmeasured(tmp_path: Path) -> None:
+    script = training(JOB)
+    script.main_spans, script.worker_spans, script.busy = [], [], None
+    report = analysed(script, tmp_path)
+    [ledger] = report.ranks
+    assert ledger.unmeasured_ns == ledger.window_ns == 32 * SECOND
+    assert report.findings == ()
+    assert metrics(report)["coverage.ratio"] == 0.0
+    assert metrics(report)["lost.ratio"] is None
+
+
+def test_a_failed_device_sample_loses_nothing_of_an_integral(tmp_path: Path) -> None:
+    script = training(JOB)
+    script.unread = (50, 51, 52, 53, 54)
+    assert analysed(script, tmp_path).lost_ns == 12 * SECOND
+
+
+def test_limits_are_bound_by_cause_and_mistakes_name_the_nearest(tmp_path: Path) -> None:
+    limits = {"storage-local": {"blocked_at_least_ratio": 0.9}}
+    report = analysed(training(JOB), tmp_path, limits=limits)
+    assert "storage-local" not in dict(report.ranks[0].buckets)
+    assert report.unattributed_reasons == (("blocked-unknown", 6 * SECOND),)
+    with pytest.raises(UsageError, match="no cause 'storage-locl'; did you mean 'storage-local'"):
+        analyze(tmp_path, limits={"storage-locl": {}})
+    with pytest.raises(UsageError, match="did you mean 'blocked_at_least_ratio'"):
+        analyze(tmp_path, limits={"storage-local": {"blocked_at_least": 1}})
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    with pytest.raises(NoRecording):
+        analyze(tmp_path)
+
+
+def test_a_recording_that_breaks_off_mid_step(tmp_path: Path) -> None:
+    script = training(JOB)
+    script.main_spans = [span for span in script.main_spans if span[2] <= 10.0]
+    script.worker_spans = [span for span in script.worker_spans if span[2] <= 10.0]
+    script.end = 10.1
+    report = analysed(script, tmp_path)
+    # steps end at 1.5, 2.0 … 10.0: 18 of them, and 0.1 s after the last
+    assert report.ranks[0].steps == 18
+    assert report.in_step_ns == 9 * SECOND
+    assert report.ranks[0].pid == MAIN
+
+
+def test_nodes_are_told_apart_and_processes_change_nothing(tmp_path: Path) -> None:
+    write(training(JOB), tmp_path / "node-1")
+    shutil.copytree(tmp_path / "node-1", tmp_path / "node-2")
+    one = analyze(tmp_path)
+    check_books(one)
+    assert len(one.ranks) == len(one.nodes) == 2
+    assert one.lost_ns == 24 * SECOND
+    assert dataclasses.asdict(analyze(tmp_path, jobs=2)) == dataclasses.asdict(one)
