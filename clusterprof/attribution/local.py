@@ -229,8 +229,9 @@ def _add(part: Partial, rank: Rank, region: Region, lost: Lost, account: Account
     steps = rank.main.spans.get(layout.STEP)
     lengths: dict[int, int] = {}
     if steps is not None:
-        ended = (steps.end_ns > region.start_ns) & (steps.end_ns <= region.end_ns)
-        for ns in (steps.end_ns - steps.start_ns)[ended].tolist():
+        ends, rows = np.unique(steps.end_ns, return_index=True)  # a step may stand there twice
+        ended = (ends > region.start_ns) & (ends <= region.end_ns)
+        for ns in (ends - steps.start_ns[rows])[ended].tolist():
             lengths[three_digits(ns)] = lengths.get(three_digits(ns), 0) + 1
         first = clip(
             union((steps.start_ns[steps.a == 0], steps.end_ns[steps.a == 0])),

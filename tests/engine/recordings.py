@@ -57,6 +57,8 @@ class Script:
     """When the device was busy; None = there is no device."""
     unread: Sequence[int] = ()
     """Device samples (10 per second) that failed."""
+    sampled: bool = True
+    """False = no thread was sampled."""
     variables: dict[str, str] = field(default_factory=lambda: {"RANK": "0"})
 
 
@@ -93,7 +95,7 @@ def seconds(script: Script) -> Iterator[list[Record]]:
             records.append(Event(0, "process-registered", _registration(script)))
         if script.busy is not None and times:
             records.append(_device(script, times))
-        if times:
+        if times and script.sampled:
             records.append(_threads(rows, times))
         for pid, spans in ((MAIN, script.main_spans), (WORKER, script.worker_spans)):
             mine = sorted(spans, key=lambda span: span[2])

@@ -1,0 +1,146 @@
+"""What must not change a ledger: how it is cut, repeated or ordered; and what less sight may do."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import header
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from recordings import MAIN, Script, seconds, training, write
+
+from clusterprof.attribution.families import CAUSES
+from clusterprof.attribution.ledger import RankBooks
+from clusterprof.engine.limits import bound
+from clusterprof.engine.node import analyse_node
+from clusterprof.probe import layout
+from clusterprof.trace.schema import Clock
+from clusterprof.trace.writer import RecordingWriter
+
+LIMITS = bound({})
+SLOW = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+SHORT = st.integers(0, 700).map(lambda ms: ms / 1000)
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> Script:
+    """Jobs with saves, collections and copies anywhere, devices that stop for no reason, holes."""
+    steps = draw(st.lists(st.tuples(SHORT, SHORT.map(lambda s: s + 0.05)), min_size=1, max_size=25))
+    script = training(
+        steps, begin=draw(st.sampled_from([0.3, 1.0, 2.25])), hidden=draw(st.booleans())
+    )
+    for kind in draw(st.lists(st.sampled_from([4, 5, 6, 12, 13]), max_size=6)):
+        start = draw(st.floats(0.5, script.end - 0.6).map(lambda s: round(s, 3)))
+        end = round(start + draw(st.floats(0.001, 0.5)), 4)
+        script.main_spans.append((kind, start, end))
+    if draw(st.booleans()):
+        script.main_spans += [
+            (layout.EXPOSED, start, end, 0, round(draw(st.floats(0, 1)) * (end - start) * 1e9))
+            for kind, start, end, *_ in script.main_spans
+            if kind == layout.DATA_WAIT and end > start
+        ]
+    device = draw(st.sampled_from(["as told", "holes", "none"]))
+    if device == "none":
+        script.busy = None
+    elif device == "holes":
+        script.unread = draw(st.lists(st.integers(0, int(script.end * 10)), max_size=40))
+    return script
+
+
+def books(script: Script, chunk_ns: int) -> list[RankBooks]:
+    with tempfile.TemporaryDirectory() as folder:
+        node = write(script, Path(folder) / "node-1")
+        return list(analyse_node(node, LIMITS, chunk_ns).books)
+
+
+@SLOW
+@given(scripts(), st.sampled_from([400, 900, 2_000, 7_000]))
+def test_one_chunk_or_many_give_the_same_ledger(script: Script, chunk_ms: int) -> None:
+    whole = books(script, 10**15)
+    cut = books(script, chunk_ms * 1_000_000)
+    assert len(whole) == 1
+    for one, other in zip(whole, cut, strict=True):
+        law(one)
+        law(other)
+        assert dataclasses.replace(one.ledger, buckets=()) == dataclasses.replace(
+            other.ledger, buckets=()
+        )
+        # The split of a fetch leans on the other fetches of its chunk, so causes may differ a bit.
+        mine, theirs = dict(one.ledger.buckets), dict(other.ledger.buckets)
+        for id_ in {*mine, *theirs}:
+            assert abs(mine.get(id_, 0) - theirs.get(id_, 0)) <= 0.02 * one.ledger.lost_ns + 2
+
+
+def law(one: RankBooks) -> None:
+    ledger = one.ledger
+    assert ledger.window_ns == ledger.unmeasured_ns + ledger.outside_ns + ledger.in_step_ns
+    assert ledger.in_step_ns == ledger.productive_ns + ledger.lost_ns
+    assert ledger.lost_ns == sum(ns for _, ns in ledger.buckets)
+    assert ledger.outside_ns == sum(ns for _, ns in ledger.outside_buckets)
+    amounts = [ledger.unmeasured_ns, ledger.outside_ns, ledger.productive_ns]
+    assert min(amounts + [ns for _, ns in (*ledger.buckets, *ledger.outside_buckets)]) >= 0
+
+
+def written(records: list, folder: Path) -> list[RankBooks]:
+    now = [0]
+    plain = header()
+    device = {"id": "emulated-0", "emulated": True, "pid": MAIN}
+    head = dataclasses.replace(plain, node={**plain.node, "key": folder.name}, devices=[device])
+    writer = RecordingWriter(folder, head, lambda: Clock(now[0], now[0], now[0]), keep_free_bytes=0)
+    for number, batch in enumerate(records):
+        now[0] = number
+        writer.append(*batch)
+    writer.close()
+    return list(analyse_node(folder, LIMITS).books)
+
+
+@pytest.mark.parametrize("again", [1, 2])
+def test_repeated_and_reordered_records_change_nothing(tmp_path: Path, again: int) -> None:
+    batches = list(seconds(training([(0.2, 0.3)] * 20)))
+    plain = written(batches, tmp_path / "plain")
+    mixed = [batch for i in range(0, len(batches), 3) for batch in batches[i : i + 3][::-1]]
+    twice = [batch for batch in mixed for _ in range(again)]
+    assert [one.ledger for one in written(twice, tmp_path / "mixed")] == [
+        one.ledger for one in plain
+    ]
+
+
+def without_threads(script: Script) -> Script:
+    script.main = script.worker = ""
+    script.sampled = False
+    return script
+
+
+def without_worker_spans(script: Script) -> Script:
+    script.worker_spans = []
+    return script
+
+
+def without_all_spans(script: Script) -> Script:
+    script.worker_spans, script.main_spans = [], []
+    return script
+
+
+@pytest.mark.parametrize("blinded", [without_threads, without_worker_spans, without_all_spans])
+@pytest.mark.parametrize("wait", [0.2, 2.0])
+def test_less_sight_moves_time_up_or_to_unattributed_never_sideways(
+    blinded: Callable[[Script], Script], wait: float
+) -> None:
+    steps = [(wait, 0.3)] * 8 + [(wait, 0.9)] * 8
+    [full] = books(training(steps), 10**15)
+    [less] = books(blinded(training(steps)), 10**15)
+    law(less)
+    before, after = dict(full.ledger.buckets), dict(less.ledger.buckets)
+    slack = 0.03 * full.ledger.lost_ns  # samples are ten a second, marks are exact
+    for id_ in set(after) - {"unattributed"}:
+        family = {one for one in before if one in CAUSES and CAUSES[one].family == id_}
+        assert id_ in before or family, f"{id_} was not there before"
+        allowed = before.get(id_, 0) + sum(before[one] for one in family if one != id_)
+        assert after[id_] <= allowed + slack, id_
+    assert after["unattributed"] >= before["unattributed"] - slack
