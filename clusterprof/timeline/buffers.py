@@ -8,7 +8,7 @@ reading, so that differences and fetches that end inside it have their beginning
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from clusterprof.timeline.model import Int, Series, SpanTable
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Rows, Spans
 
 Key = tuple[str, str]
+Frame = TypeVar("Frame")
 REACH_NS = 2_000_000_000
 LASTING = (LOADER_START, WORKER_START, HOOK_NOTE)
 _KIND, _END = SPAN_FIELDS.index("kind"), SPAN_FIELDS.index("end_ns")
@@ -63,9 +64,15 @@ class ColumnBuffer:
                 values[np.concatenate([_mask(frame, index) for frame in frames])] = np.nan
             values = values if order is None else values[order]
             found[key] = Series(t_ns, values[low:high], key[0].endswith("_total"))
-        keep = [frame for frame in frames if frame.t_ns[-1] >= end_ns - REACH_NS]
-        self._frames = keep or frames[-1:]
+        self._frames = _still_needed(frames, [frame.t_ns[-1] for frame in frames], end_ns)
         return found
+
+
+def _still_needed(frames: list[Frame], last_ns: list[int], end_ns: int) -> list[Frame]:
+    """The frames in the reach of the next chunk, and the one with the last reading before it."""
+    before = [(t_ns, i) for i, t_ns in enumerate(last_ns) if t_ns < end_ns - REACH_NS]
+    latest = max(before)[1] if before else -1
+    return [f for i, f in enumerate(frames) if i == latest or last_ns[i] >= end_ns - REACH_NS]
 
 
 def _mask(frame: Columns, index: int) -> NDArray[np.bool_]:
@@ -95,7 +102,7 @@ class RowBuffer:
         table = {name: self._joined(name, sizes) for name in self._names}
         t_ns = table["t_ns"]
         keep = t_ns < end_ns + REACH_NS
-        self._frames = [f for f in frames if f["t_ns"][-1] >= end_ns - REACH_NS] or frames[-1:]
+        self._frames = _still_needed(frames, [frame["t_ns"][-1] for frame in frames], end_ns)
         return table if keep.all() else {name: column[keep] for name, column in table.items()}
 
     def _joined(self, name: str, sizes: list[int]) -> Int:

@@ -57,7 +57,7 @@ def chunks(folder: Path, chunk_ns: int = CHUNK_NS) -> Iterator[Chunk]:
 
 def chunks_of(records: Iterable[Record], chunk_ns: int = CHUNK_NS) -> Iterator[Chunk]:
     """Yield the chunks of records that are in memory."""
-    return _Assembly(chunk_ns, "").chunks([list(records)])
+    return _Assembly(chunk_ns, "").chunks([record] for record in records)
 
 
 class NodeLoad:
@@ -230,7 +230,9 @@ class _Assembly:
         open_gaps = []
         for gap in latest.values():
             found = series.get((gap.signal, gap.device))
-            after = found is not None and not np.isnan(found.values[found.t_ns > gap.t_ns]).all()
-            if gap.t_ns >= end_ns or not after:
-                open_gaps.append(gap)
+            if found is not None and gap.t_ns < end_ns:
+                after = (found.t_ns > gap.t_ns) & (found.t_ns < end_ns)
+                if not np.isnan(found.values[after]).all():
+                    continue
+            open_gaps.append(gap)
         return open_gaps
