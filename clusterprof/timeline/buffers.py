@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.probe.layout import FETCH, HOOK_NOTE, LOADER_START, WORKER_START
+from clusterprof.probe.layout import (
+    DATA_WAIT,
+    FETCH,
+    HOOK_NOTE,
+    LOADER_START,
+    OPTIMIZER,
+    STEP,
+    WORKER_START,
+)
 from clusterprof.timeline.model import Int, Series, SpanTable
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Rows, Spans
 
@@ -21,6 +29,7 @@ Key = tuple[str, str]
 Frame = TypeVar("Frame")
 REACH_NS = 2_000_000_000
 LASTING = (LOADER_START, WORKER_START, HOOK_NOTE)
+LAST_ONE = (FETCH, DATA_WAIT, STEP, OPTIMIZER)  # say what a process is, however long ago
 _KIND, _END = SPAN_FIELDS.index("kind"), SPAN_FIELDS.index("end_ns")
 _SEQUENCE = len(SPAN_FIELDS)
 _MOST = 128  # kinds there can be; a foreign or impossible span counts as this one and goes
@@ -136,7 +145,7 @@ class SpanBuffer:
     """Spans of one process: each is handed out in the chunk in which it ended.
 
     One that came too late for its chunk is handed out in the next. With it go the spans of the
-    last `REACH_NS`, the last fetch, and the marks that say something about all later time.
+    last `REACH_NS`, the last fetch, wait and step, and the marks that hold for all later time.
     """
 
     def __init__(self, started_ticks: int) -> None:
@@ -174,7 +183,7 @@ class SpanBuffer:
         found = {k: _span_table(table[:, bounds[k] : bounds[k + 1]]) for k in kinds}
         kept = [np.flatnonzero(table[_END] >= end_ns - REACH_NS)]
         kept += [np.arange(bounds[k], bounds[k + 1]) for k in kinds if k in LASTING]
-        kept += [np.array([bounds[FETCH + 1] - 1])] if FETCH in kinds else []
+        kept += [np.array([bounds[k + 1] - 1]) for k in kinds if k in LAST_ONE]
         self._recent = table[:, np.unique(np.concatenate(kept))]
         return found
 

@@ -15,13 +15,14 @@ from clusterprof.probe.layout import (
     EXPOSED,
     FETCH,
     FIRST_USER_KIND,
+    LOADER_START,
     OPTIMIZER,
     STEP,
     WORKER_START,
 )
 from clusterprof.timeline.model import Chunk, Process, Rank
 
-_TRAINING = (DATA_WAIT, STEP, OPTIMIZER, EXPOSED)
+_TRAINING = (DATA_WAIT, STEP, OPTIMIZER, EXPOSED, LOADER_START)
 _RANK_VARIABLES = (
     "RANK",
     "OMPI_COMM_WORLD_RANK",

@@ -13,6 +13,7 @@ from builders import header, ns
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from clusterprof.timeline.load import NodeLoad, chunks_of
 from clusterprof.timeline.model import Chunk
+from clusterprof.timeline.ranks import ranks_of
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Gap, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
 
@@ -115,6 +116,15 @@ def test_fetches_and_the_marks_of_an_instant_are_carried_over() -> None:
     assert worker.spans[WORKER_START].start_ns.tolist() == [0]
     assert (worker.spans[FETCH].end_ns / 1e9).tolist() == [2]
     assert worker.started_ticks == 7
+
+
+def test_a_rank_that_marks_nothing_for_long_is_still_known_by_its_last_step() -> None:
+    records = one_second_each(5)
+    records += [threads((i, 100, i)) for i in range(5, 35)]
+    found = list(chunks_of(records, ns(10)))
+    assert [ended_in(chunk, 100, STEP) for chunk in found] == [[1, 2, 3, 4, 5], [], [], []]
+    assert [len(chunk.processes[100].spans[STEP].start_ns) for chunk in found] == [5, 1, 1, 1]
+    assert [r.marked for chunk in found for r in ranks_of(chunk)] == [True] * 4
 
 
 def test_threads_are_split_by_process_and_sorted_by_time() -> None:

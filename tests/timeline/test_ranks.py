@@ -1,0 +1,121 @@
+"""Who trains, who works for whom, on which accelerator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from builders import activity, busy_counter, chunk, header, process, spans, thread
+
+from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
+from clusterprof.timeline.model import Chunk, Process
+from clusterprof.timeline.ranks import rank_number, ranks_of
+
+STEPS = {STEP: spans((0, 1)), DATA_WAIT: spans((0, 0.5))}
+WORKS = {WORKER_START: spans((0, 0)), FETCH: spans((0, 0.4))}
+
+
+def named(role: str = "python", device: str = "", **variables: str) -> dict[str, Any]:
+    return {"role": role, "device": device, "variables": variables}
+
+
+def seen(given: Chunk) -> list[tuple[int | None, int, str, list[int], bool]]:
+    return [
+        (r.rank, r.pid, r.device, [w.pid for w in r.workers], r.marked) for r in ranks_of(given)
+    ]
+
+
+def with_devices(given: Chunk, *devices: dict[str, Any]) -> Chunk:
+    return replace(given, header=replace(header(), devices=list(devices)))
+
+
+def torchrun() -> list[Process]:
+    """An agent, two ranks with two workers each, and a helper that fetches nothing."""
+    return [
+        process(10, registration=named("command")),
+        process(101, 10, STEPS, registration=named(RANK="1", LOCAL_RANK="1")),
+        process(100, 10, STEPS, registration=named(RANK="0", LOCAL_RANK="0")),
+        process(201, 100, WORKS, registration=named(RANK="0", LOCAL_RANK="0")),
+        process(202, 100, WORKS),
+        process(211, 101, WORKS),
+        process(212, 999, WORKS),  # its parent died: nobody's
+        process(300, 100),
+    ]
+
+
+def test_the_launcher_is_no_rank_and_helpers_are_no_workers() -> None:
+    assert seen(chunk(2, torchrun())) == [
+        (0, 100, "", [201, 202], True),
+        (1, 101, "", [211], True),
+    ]
+
+
+def test_devices_follow_the_local_rank() -> None:
+    found = with_devices(chunk(2, torchrun()), {"id": "GPU-a"}, {"id": "GPU-b"})
+    assert [(r.rank, r.device) for r in ranks_of(found)] == [(0, "GPU-a"), (1, "GPU-b")]
+
+
+def test_what_a_process_said_of_its_device_comes_first() -> None:
+    one = process(100, spans=STEPS, registration=named(device="GPU-b", LOCAL_RANK="0"))
+    found = with_devices(chunk(2, [one]), {"id": "GPU-a"}, {"id": "GPU-b"})
+    assert [r.device for r in ranks_of(found)] == ["GPU-b"]
+
+
+def test_an_emulated_device_belongs_to_who_opened_it() -> None:
+    mains = [process(100, spans=STEPS), process(101, spans=STEPS)]
+    devices = (
+        {"id": "emulated-0", "pid": 101, "emulated": True},
+        {"id": "emulated-1", "pid": 100, "emulated": True},
+    )
+    found = ranks_of(with_devices(chunk(2, mains), *devices))
+    assert [(r.pid, r.device, r.emulated) for r in found] == [
+        (100, "emulated-1", True),
+        (101, "emulated-0", True),
+    ]
+
+
+def test_the_only_process_has_the_only_device_even_if_only_its_samples_name_it() -> None:
+    series = {("gpu.busy_ns_total", "GPU-a"): busy_counter([], 2)}
+    assert seen(chunk(2, [process(100, spans=STEPS)], series)) == [(None, 100, "GPU-a", [], True)]
+
+
+def test_more_processes_than_devices_and_no_local_rank_is_not_guessed() -> None:
+    mains = [process(100, spans=STEPS), process(101, spans=STEPS)]
+    found = with_devices(chunk(2, mains), {"id": "GPU-a"})
+    assert [r.device for r in ranks_of(found)] == ["", ""]
+
+
+def test_without_spans_the_registered_processes_with_a_rank_train() -> None:
+    bare = [replace(p, spans={}) for p in torchrun()]
+    # the worker 201 inherited RANK=0 from its parent and is not a rank of its own
+    assert seen(chunk(2, bare)) == [
+        (0, 100, "", [201, 202, 300], False),
+        (1, 101, "", [211], False),
+    ]
+
+
+def test_without_spans_and_ranks_the_busiest_of_the_command_and_its_children_trains() -> None:
+    def busy(pid: int, parent: int, text: str, **more: Any) -> Process:
+        return process(pid, parent, thread=thread(activity(text), 5), **more)
+
+    shell = busy(10, 1, "I5", registration=named("command"))
+    family = [shell, busy(100, 10, "U4 I1"), busy(201, 100, "U1 D4"), busy(900, 1, "U5")]
+    assert seen(chunk(5, family)) == [(None, 100, "", [201], False)]
+
+
+def test_a_worker_with_marks_of_the_user_is_still_a_worker() -> None:
+    marks = {FETCH: spans((0, 0.4)), 64: spans((0, 0.1))}
+    found = chunk(2, [process(100, spans=STEPS), process(201, 100, marks)])
+    assert seen(found) == [(None, 100, "", [201], True)]
+
+
+def test_a_rank_is_the_first_of_its_variables() -> None:
+    assert rank_number(named(RANK="3", SLURM_PROCID="5")) == 3
+    assert rank_number(named(SLURM_PROCID="5")) == 5
+    assert rank_number({"rank": 2, "variables": {"RANK": "9"}}) == 2
+    assert rank_number(named(RANK="zero")) is None
+    assert rank_number({}) is None
+
+
+def test_an_empty_chunk_has_no_ranks() -> None:
+    assert ranks_of(chunk(1)) == ()
