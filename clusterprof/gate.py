@@ -106,11 +106,7 @@ def parse_rule(text: str) -> Rule:
 
 def judge(report: Report, rules: Sequence[Rule], policy: Policy) -> Verdict:
     """Test every rule against the report's metrics; raise UsageError for what cannot be meant."""
-    if not rules:
-        raise UsageError(
-            "the gate has no rules, and would pass everything",
-            "give --assert 'gpu.busy_ratio >= 70%', or --profile ci",
-        )
+    insist_on_rules(rules)
     doubts = _doubts(report, policy)
     results = tuple(_judge_one(rule, report, doubts) for rule in rules)
     outcomes = {result.outcome for result in results}
@@ -123,6 +119,15 @@ def judge(report: Report, rules: Sequence[Rule], policy: Policy) -> Verdict:
         exit_code = EXIT_GATE_CANNOT_TELL if policy.on_inconclusive == "fail" else EXIT_OK
     lines = (_headline(outcome, exit_code, results, report, policy), *map(_line, results))
     return Verdict(exit_code, outcome, lines + tuple(f"  {d}" for d in doubts), results, doubts)
+
+
+def insist_on_rules(rules: Sequence[Rule]) -> None:
+    """Raise UsageError when there are no rules: such a gate would pass everything."""
+    if not rules:
+        raise UsageError(
+            "the gate has no rules, and would pass everything",
+            "give --assert 'gpu.busy_ratio >= 70%', or --profile ci",
+        )
 
 
 # --- one rule -----------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def gate(
 def _rules(assertions: list[str], profile: Profile) -> list[Rule]:
     """Parse the profile's rules, then those of the command line; a fault names its origin."""
     from clusterprof.errors import UsageError
-    from clusterprof.gate import parse_rule
+    from clusterprof.gate import insist_on_rules, parse_rule
 
     rules = []
     for text in profile.values["gate.assertions"]:
@@ -69,7 +69,9 @@ def _rules(assertions: list[str], profile: Profile) -> list[Rule]:
         except UsageError as error:
             origin = profile.origins["gate.assertions"]
             raise UsageError(f"{origin}: {error.message}", error.remedy) from None
-    return rules + [parse_rule(text) for text in assertions]
+    rules += [parse_rule(text) for text in assertions]
+    insist_on_rules(rules)  # before the analysis, which takes longer
+    return rules
 
 
 def _policy(

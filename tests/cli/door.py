@@ -1,0 +1,52 @@
+"""The real command in a real process; the analysis may be told to return a report made by hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+# The door is under test, not the analysis: one function below it is replaced.
+_WITH_REPORT = """
+import sys
+sys.path.insert(0, {tests!r})
+import reports
+import clusterprof.engine.local as local
+local.analyze = lambda path, **options: reports.ALL[path.name]()
+from clusterprof.cli.app import main
+sys.exit(main())
+"""
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return the environment without what would change an output."""
+    leave_out = ("CLUSTERPROF", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHONIOENCODING")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(leave_out)}
+    return kept | {"PYTHONUTF8": "1"} | changes
+
+
+def command(
+    *arguments: str, cwd: Path | None = None, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `clusterprof ARGUMENTS`."""
+    run = [sys.executable, "-m", "clusterprof", *arguments]
+    return _run(run, cwd, changes)
+
+
+def with_report(
+    *arguments: str, cwd: Path | None = None, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command whose RUN is the name of a report made by hand."""
+    run = [sys.executable, "-c", _WITH_REPORT.format(tests=str(TESTS)), *arguments]
+    return _run(run, cwd, changes)
+
+
+def _run(
+    run: list[str], cwd: Path | None, changes: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        run, cwd=cwd or TESTS.parent, env=environment(**changes), capture_output=True,
+        encoding="utf-8", timeout=60, check=False,
+    )  # fmt: skip
