@@ -48,6 +48,7 @@ class IsolatedCollector:
         clock: Callable[[], int] = time.monotonic_ns,
         absent: Callable[[Mapping[str, str]], Unavailable | None] = why_absent,
         options: Sequence[str] = (),
+        first_wait_seconds: float = _FIRST_WAIT_SECONDS,
     ) -> None:
         self.name = name
         self.sampled_ns = 0
@@ -61,7 +62,7 @@ class IsolatedCollector:
         self._events: list[Event] = []
         self._started_ns = 0
         self._opened = self._hung = self._changed = False
-        self._first = True
+        self._first, self._first_wait_seconds = True, first_wait_seconds
         self._refusal: Unavailable | None = None
         self._crashed_unopened: set[int] = set()
         self._rest = Backoff()
@@ -74,7 +75,7 @@ class IsolatedCollector:
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Start the helper and return its devices' columns; raises Unavailable.
 
-        Waits for the devices and their first values at most 2 s, and only the first time; later
+        Waits for the devices and their first values a while, and only the first time; later
         calls, from within the loop, find what has arrived since.
         """
         if self._refusal is None:
@@ -85,7 +86,7 @@ class IsolatedCollector:
                 raise _RESTING
             self._start(now_ns)
         self._receive(now_ns)
-        end, self._first = time.monotonic() + (_FIRST_WAIT_SECONDS if self._first else 0), False
+        end, self._first = time.monotonic() + self._first * self._first_wait_seconds, False
         self._wait(end, lambda: self._opened or self._refusal is not None)
         self._refuse()
         if not self._opened:

@@ -27,6 +27,7 @@ from clusterprof.trace.writer import RecordingWriter
 
 _TICK_NS = round(1_000_000_000 / DEFAULT_HZ)
 _NOBODY_CAME_NS = 10_000_000_000
+_FIRST_WAIT_SECONDS = 1.0  # of the 2 s that a launcher waits for the recorder
 _COLLECT_NS = 60_000_000_000
 _ENVIRON_BYTES_AT_MOST = 1 << 20
 
@@ -54,12 +55,12 @@ class Service:
         """
         order, clock = self._order, self._clock
         self._register()
-        for slot in self._slots:
-            slot.open(clock.now_ns())
+        self._open(isolated=False)
         begin = clock.read()
         header = self._header(begin)
         folder = order.out / header.node["key"]
         writer = RecordingWriter(folder, header, clock.read, **_writer_options(order))
+        self._open(isolated=True)  # a driver may take its time; the first frames are on disk
         started(Started(folder, self._unseen, any(d.get("emulated") for d in header.devices)))
         neighbour.bound_memory()
         neighbour.freeze()
@@ -88,6 +89,11 @@ class Service:
             if not self._registry.attach(order.pid, variables, now_ns):
                 raise CannotStart(f"there is no process {order.pid}", "name a running process")
         self._registry.look(now_ns)
+
+    def _open(self, isolated: bool) -> None:
+        for slot in self._slots:
+            if slot.collector.isolated == isolated:
+                slot.open(self._clock.now_ns())
 
     def _build(self, collectors: Sequence[type]) -> list[Slot]:
         order = self._order
@@ -193,7 +199,7 @@ def isolate(name: str, context: Context) -> Any:
     """Return a collector that can hang or crash, in a process of its own."""
     from clusterprof.recorder.isolated import IsolatedCollector
 
-    return IsolatedCollector(name, context)
+    return IsolatedCollector(name, context, first_wait_seconds=_FIRST_WAIT_SECONDS)
 
 
 def process_variables(proc: Path, pid: int) -> dict[str, str]:

@@ -31,7 +31,7 @@ class Slot:
         self.collector = collector
         self.interval_ns = interval_ns
         self.due_ns = 0
-        self.status = "closed"
+        self.status = "opening"
         self._note = note
         self._is_table = hasattr(collector, "strings")
         self._columns: Sequence[Any] = ()
