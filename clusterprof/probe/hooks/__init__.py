@@ -7,7 +7,7 @@ an AttributeError when the seam is not where we know it.
 # (module to wait for, hook file); the position is the hook number of a hook_note
 HOOKS = (
     ("torch.utils.data.dataloader", "dataloader"),
-    ("torch.optim.optimizer", "optimizer"),
+    ("torch", "optimizer"),
     ("torch.serialization", "checkpoint"),
     ("torch.distributed.checkpoint.state_dict_saver", "checkpoint"),
 )

@@ -16,9 +16,10 @@ _owner: Optional[Callable[[], Any]] = None  # the first optimizer to step is the
 
 def install(module: ModuleType) -> bool:
     """Register with torch as a hook common to all optimizers (torch 2.0 and later)."""
-    if getattr(module, "_is_clusterprof_hooked", False):
+    optimizers: Any = module.optim.optimizer  # type: ignore[attr-defined]
+    if getattr(optimizers, "_is_clusterprof_hooked", False):
         return True
-    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    compiler = getattr(module, "compiler", None)
     is_compiling = getattr(compiler, "is_compiling", None) or (lambda: False)
 
     # torch.compile traces through these hooks when a step is compiled: the first line is all it
@@ -31,9 +32,9 @@ def install(module: ModuleType) -> bool:
         if not is_compiling():
             _ended(optimizer)
 
-    module.register_optimizer_step_pre_hook(before)  # type: ignore[attr-defined]
-    module.register_optimizer_step_post_hook(after)  # type: ignore[attr-defined]
-    module._is_clusterprof_hooked = True  # type: ignore[attr-defined]
+    optimizers.register_optimizer_step_pre_hook(before)
+    optimizers.register_optimizer_step_post_hook(after)
+    optimizers._is_clusterprof_hooked = True
     return True
 
 
