@@ -72,6 +72,7 @@ def books_of(chunks: Iterable[Chunk], limits: Mapping[str, Any]) -> tuple[RankBo
     """Return the books of every rank in a stream of chunks of one node."""
     ranks: dict[Key, _Open] = {}
     done: dict[Key, RankBooks] = {}
+    parents: dict[int, int] = {}
     kept: Chunk | None = None
     for chunk in chunks:
         for key in [key for key in ranks if _gone(key, chunk)]:
@@ -86,12 +87,22 @@ def books_of(chunks: Iterable[Chunk], limits: Mapping[str, Any]) -> tuple[RankBo
             if key not in done:
                 ranks[key] = _advance(ranks.get(key), rank, limits)
         kept = tail(glued, _needed_from(ranks, chunk))
+        parents.update({one.pid: one.main.parent_pid for one in found.values()})
     for key, one in ranks.items():
         done[key] = _close(one, limits)
-    # Before the first span of a job its ranks are guessed; what turned out not to train is no rank.
-    marked = any(books.marked for books in done.values())
-    real = [books for books in done.values() if books.marked or not marked]
-    return tuple(sorted(real, key=_reading_order))
+    return tuple(sorted(_real(list(done.values()), parents), key=_reading_order))
+
+
+def _real(books: list[RankBooks], parents: Mapping[int, int]) -> list[RankBooks]:
+    """Leave out what was taken for a rank and is none.
+
+    Before the first span of a job its ranks are guessed. And a child of a rank that marks spans of
+    its own but never waits or steps is a worker.
+    """
+    if any(one.marked for one in books):
+        books = [one for one in books if one.marked]
+    pids = {one.ledger.pid for one in books}
+    return [one for one in books if one.ledger.in_step_ns or parents[one.ledger.pid] not in pids]
 
 
 def _reading_order(books: RankBooks) -> tuple[bool, int, int]:

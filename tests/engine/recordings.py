@@ -97,6 +97,7 @@ def seconds(script: Script) -> Iterator[list[Record]]:
             records.append(_device(script, times))
         if times and script.sampled:
             records.append(_threads(rows, times))
+            records.append(_processes(times[0]))
         for pid, spans in ((MAIN, script.main_spans), (WORKER, script.worker_spans)):
             mine = sorted(spans, key=lambda span: span[2])
             new = [span for span in mine[handed[pid] :] if ns(span[2]) <= high]
@@ -141,6 +142,20 @@ def _threads(rows: dict[int, list], times: Sequence[int]) -> Rows:
             table.append([t, pid, pid, ord(state), *on_cpu, -1, 0, wchan])
     columns = [array("q", column) for column in zip(*table)]
     return Rows("threads", _THREAD_COLUMNS, columns, {"wchan": WCHAN})
+
+
+def _processes(t_ns: int) -> Rows:
+    names = (
+        "t_ns", "pid", "parent_pid", "started_ticks", "rss_bytes", "read_chars_total",
+        "write_chars_total", "read_bytes_total", "write_bytes_total", "threads_count", "name",
+    )  # fmt: skip
+    table = [
+        [t_ns, pid, parent, 1, 1 << 20, t_ns // 1000, 0, t_ns // 1000, 0, 1, 0]
+        for pid, parent in ((MAIN, 1), (WORKER, MAIN))
+    ]
+    return Rows(
+        "processes", names, [array("q", column) for column in zip(*table)], {"name": ("python",)}
+    )
 
 
 def _spans(pid: int, sequence: int, spans: Sequence[tuple]) -> Spans:

@@ -153,10 +153,23 @@ def test_without_spans_it_names_families_or_nothing(tmp_path: Path) -> None:
         [ledger] = report.ranks
         # first work at 3 s, last at 31 s: 5 waits of 2 s lie between
         assert (ledger.in_step_ns, ledger.lost_ns) == (28 * SECOND, 10 * SECOND)
-        assert {id_ for id_, _ in ledger.buckets} <= {family, "unattributed"}
+        assert ledger.buckets == ((family, 10 * SECOND), ("unattributed", 0))
+        assert {(one.cause.id, one.grade) for one in report.findings if not one.outside_steps} == {
+            (family, "C")
+        }
         got = metrics(report)
         assert got["stall.storage-local_ratio"] is None
         assert got["stall.cpu-preprocess_ratio"] is None
+
+
+def test_without_spans_a_busy_main_thread_leaves_the_cause_open(tmp_path: Path) -> None:
+    # the worker decodes all the time, but the main thread computes too: it may be the one
+    script = training([(2.0, 3.0)] * 6)
+    script.main_spans, script.worker_spans = [], []
+    script.main, script.worker = "U31", "U31"
+    report = analysed(script, tmp_path)
+    assert report.ranks[0].buckets == (("unattributed", 10 * SECOND),)
+    assert report.findings == tuple(one for one in report.findings if one.outside_steps)
 
 
 def test_neither_device_nor_probe_is_unmeasured(tmp_path: Path) -> None:
