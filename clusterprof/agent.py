@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     neighbour.settle()
     os.umask(0o077)
+    for inherited in (options.lock_fd, options.ready_fd):
+        if inherited is not None:
+            os.set_inheritable(inherited, False)  # a helper that kept them would outlive us
     signals = _Signals(detached=options.ready_fd is not None)
     try:
         order, lock = _order(options)
@@ -88,7 +91,6 @@ def _order(options: argparse.Namespace) -> tuple[Order, int]:
         lock = join(run_dir, lambda: None)
         if lock is None:
             raise CannotStart(f"job {job} is already being recorded", f"see {run_dir}/agent.pid")
-    os.set_inheritable(lock, False)
     out = Path(options.out) if options.out else Path(DEFAULT_OUT) / job
     return Order(
         out=out.absolute(),

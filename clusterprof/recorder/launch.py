@@ -137,6 +137,8 @@ def _record(
         answer = start_detached(arguments, run_dir, lock, within_s)
     finally:
         os.close(lock)
+    if not answer and wish.inject == "strict":
+        raise CannotStart(f"the recorder did not answer within {within_s:g} s")
     say(start_line(out, answer))
 
 
@@ -171,6 +173,8 @@ def start_line(out: Path, answer: Mapping[str, Any]) -> str:
     """Return the one line of the start: where it goes, what cannot be seen, how to analyse it."""
     unseen = [f"{name} ({kind})" for name, kind in answer.get("unseen", ())]
     parts = [f"clusterprof: recording to {out}"]
+    if not answer:
+        parts.append(f"the recorder has not answered within {READY_WITHIN_S:g} s and comes late")
     if answer.get("emulated"):
         parts.append("accelerators are EMULATED")
     if unseen:
