@@ -1,0 +1,135 @@
+"""Processes of a job: a real one that reads and grows, and hand-made /proc folders."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from clusterprof.collectors.base import Context
+from clusterprof.collectors.processes import COLUMNS, ProcessesCollector
+from clusterprof.errors import Unavailable
+from clusterprof.linux.roots import Roots
+
+LIVENESS_SECONDS = 20.0
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+READER = """
+import os, sys, threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+fd = os.open(sys.argv[1], os.O_RDWR)
+print(flush=True)
+sys.stdin.readline()
+os.pread(fd, 1 << 20, 0)
+held = bytearray(64 << 20)
+os.write(fd, b"x" * 5000)
+print(flush=True)
+sys.stdin.readline()
+"""
+
+
+class Row(NamedTuple):
+    t_ns: int
+    pid: int
+    parent_pid: int
+    started_ticks: int
+    rss: int
+    read_chars: int
+    write_chars: int
+    read_bytes: int
+    write_bytes: int
+    threads: int
+    name: int
+
+
+def opened(roots: Roots, pids: Sequence[int], t_ns: int = 5) -> ProcessesCollector:
+    collector = ProcessesCollector(Context(roots, None, lambda: pids), clock=lambda: t_ns)
+    assert tuple(collector.open()) == COLUMNS
+    return collector
+
+
+def test_what_a_process_reads_writes_and_holds(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(1 << 20))
+    command = [sys.executable, "-S", "-c", READER, str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        collector = opened(Roots(), [process.pid])
+        (before,) = (Row(*row) for row in collector.sample())
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        (after,) = (Row(*row) for row in collector.sample())
+    finally:
+        process.kill()
+        process.communicate()
+    # 1 MiB of the file, and the one byte of the line it waited for
+    assert after.read_chars - before.read_chars == (1 << 20) + 1
+    assert after.write_chars - before.write_chars == 5000 + 1
+    assert after.rss - before.rss >= 60 << 20
+    assert (before.threads, after.threads) == (2, 2)
+    assert (before.pid, before.parent_pid) == (process.pid, os.getpid())
+    assert before.started_ticks == after.started_ticks > 0
+    assert collector.strings()["name"][before.name].startswith("python")
+    assert list(collector.sample()) == []  # it has ended
+    collector.close()
+
+
+def test_a_new_child_is_found_and_no_descriptor_is_left() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    shell = subprocess.Popen(["sh", "-c", "sleep 60; true"])
+    collector = opened(Roots(), [shell.pid])
+    rows: list[Row] = []
+    end = time.monotonic() + LIVENESS_SECONDS
+    while len(rows) < 2 and time.monotonic() < end:
+        rows = [Row(*row) for row in collector.sample()]
+    names = collector.strings()["name"]
+    child = next(row for row in rows if row.parent_pid == shell.pid)
+    assert names[child.name] in ("sleep", "sh")  # "sh" until it has become sleep
+    os.kill(child.pid, 9)
+    shell.wait()
+    collector.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def write_process(proc: Path, pid: int, name: str, io: str | None) -> None:
+    task = proc / str(pid) / "task" / str(pid)
+    task.mkdir(parents=True)
+    (task / "children").write_text("")
+    stat = f"{pid} ({name}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 9 0 777 0 3" + " 0" * 30
+    (proc / str(pid) / "stat").write_text(stat)
+    if io is not None:
+        (proc / str(pid) / "io").write_text(io)
+
+
+def test_io_that_may_not_be_seen_is_unknown_not_zero(tmp_path: Path) -> None:
+    words = ("rchar", "wchar", "syscr", "syscw", "read_bytes", "write_bytes")
+    io = "".join(f"{word}: {number}\n" for number, word in enumerate(words, 1))
+    write_process(tmp_path, 10, "python", io)
+    write_process(tmp_path, 11, "pt (w)", None)
+    write_process(tmp_path, 12, "python", io)
+    collector = opened(Roots(tmp_path), [10, 11, 12])
+    # t, pid, parent, started, resident pages × size, rchar, wchar, read, write, threads, name
+    assert list(collector.sample()) == [
+        (5, 10, 1, 777, 3 * PAGE_BYTES, 1, 2, 5, 6, 9, 0),
+        (5, 11, 1, 777, 3 * PAGE_BYTES, -1, -1, -1, -1, 9, 1),
+        (5, 12, 1, 777, 3 * PAGE_BYTES, 1, 2, 5, 6, 9, 0),
+    ]
+    assert collector.strings() == {"name": ["python", "pt (w)"]}
+    collector.close()
+
+
+def test_processes_that_may_not_be_seen_are_denied(tmp_path: Path) -> None:
+    mounts = tmp_path / "self" / "mounts"
+    mounts.parent.mkdir()
+    mounts.write_text("proc /proc proc rw,hidepid=invisible 0 0\n")
+    with pytest.raises(Unavailable) as raised:
+        opened(Roots(tmp_path), [10]).sample()
+    assert raised.value.kind == "denied"

@@ -1,0 +1,297 @@
+"""Threads of a job: real processes that sleep, spin and end, and hand-made /proc folders."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from clusterprof.collectors.base import Context
+from clusterprof.collectors.threads import ThreadsCollector
+from clusterprof.errors import Unavailable
+from clusterprof.linux.roots import Roots
+from clusterprof.linux.thread import COLUMNS
+
+TICK_NS = 100_000_000
+LIVENESS_SECONDS = 20.0
+SLEEP = "import time; print(flush=True); time.sleep(60)"
+SPIN_BESIDE = """
+import os, threading, time
+def spin():
+    while True:
+        sum(range(1000))
+threading.Thread(target=spin, daemon=True).start()
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print(flush=True)
+time.sleep(60)
+"""
+FORK = """
+import os, sys, time
+sys.stdin.readline()
+pid = os.fork()
+if pid:
+    print(pid, flush=True)
+time.sleep(60)
+"""
+
+
+class Row(NamedTuple):
+    t_ns: int
+    pid: int
+    tid: int
+    state: int
+    on_cpu: int
+    run_delay: int
+    user: int
+    system: int
+    block_io: int
+    major_faults: int
+    wchan: int
+
+
+class Rig:
+    """A collector over processes of ours, and a clock that the test moves."""
+
+    def __init__(self, roots: Roots, pids: Sequence[int] = ()) -> None:
+        self.pids = list(pids)
+        self.now_ns = 0
+        context = Context(roots, None, lambda: self.pids)
+        self.collector = ThreadsCollector(context, clock=lambda: self.now_ns)
+        assert tuple(self.collector.open()) == COLUMNS
+
+    def tick(self) -> list[Row]:
+        rows = [Row(*row) for row in self.collector.sample()]
+        assert {row.t_ns for row in rows} <= {self.now_ns}
+        self.now_ns += TICK_NS
+        return rows
+
+    def until(self, enough: Callable[[list[Row]], Any]) -> list[Row]:
+        end = time.monotonic() + LIVENESS_SECONDS
+        while time.monotonic() < end:
+            rows = self.tick()
+            if enough(rows):
+                return rows
+            time.sleep(0.01)
+        raise AssertionError(f"never came: {rows}")
+
+    def places(self) -> Sequence[str]:
+        return self.collector.strings()["wchan"]
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(code: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-S", "-c", code]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig(Roots())
+    yield made
+    made.collector.close()
+
+
+def test_a_sleeping_process_is_in_every_tick_at_the_place_it_sleeps(
+    rig: Rig, run: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    process = run(SLEEP)
+    assert process.stdout is not None
+    process.stdout.readline()
+    rig.pids = [process.pid]
+    (row,) = rig.until(lambda rows: [row for row in rows if row.state == ord("S")])
+    for _ in range(3):
+        (again,) = rig.tick()
+        # It was not on a CPU: everything but the time and the place is as it was.
+        assert again[1:-1] == row[1:-1]
+    assert row.pid == row.tid == process.pid
+    assert row.on_cpu > 0
+    assert row.run_delay >= 0
+    place = Path(f"/proc/{process.pid}/wchan").read_text()
+    if place == "0":
+        assert again.wchan == -1  # a kernel that does not tell
+    else:
+        assert rig.places()[again.wchan] == place.split(".")[0]
+
+
+def test_a_spinning_thread_is_followed_and_an_idle_one_is_not(
+    rig: Rig, run: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    process = run(SPIN_BESIDE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    rig.pids = [process.pid]
+    rig.until(lambda rows: len({row.tid for row in rows}) == 3)  # each is introduced once
+    first = rig.until(lambda rows: len({row.tid for row in rows}) == 2)
+    spinner = next(row for row in first if row.tid != process.pid)
+    later = rig.until(
+        lambda rows: [r for r in rows if r.tid == spinner.tid and r.on_cpu > spinner.on_cpu]
+    )
+    assert {row.tid for row in later} == {process.pid, spinner.tid}
+    running = next(row for row in later if row.tid == spinner.tid)
+    assert running.user + running.system >= spinner.user + spinner.system
+
+
+def test_a_forked_worker_is_found_and_a_dead_one_forgotten(
+    rig: Rig, run: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    parent = run(FORK)
+    rig.pids = [parent.pid]
+    assert {row.pid for row in rig.tick()} == {parent.pid}
+    assert parent.stdin is not None and parent.stdout is not None
+    parent.stdin.write("\n")
+    parent.stdin.flush()
+    child = int(parent.stdout.readline())
+    rig.until(lambda rows: {row.pid for row in rows} == {parent.pid, child})
+    parent.kill()
+    parent.wait()
+    rig.pids = []
+    rig.until(lambda rows: {row.pid for row in rows} == {child})
+    subprocess.run(["kill", "-9", str(child)], check=True)
+    rig.until(lambda rows: not rows or rows[0].state == ord("Z"))
+
+
+def test_every_descriptor_is_given_back(
+    run: Callable[[str], subprocess.Popen[str]],
+) -> None:
+    process = run(SPIN_BESIDE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    rig = Rig(Roots(), [process.pid])
+    rig.until(lambda rows: len({row.tid for row in rows}) == 3)
+    rig.tick()
+    rig.collector.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+STAT = "{tid} (w) {state} 1 1 1 0 -1 0 0 0 {faults} 0 {user} {system} 0 0 20 0 1 0 100 0 0"
+STAT += " 0" * 17 + " {block} 0 0\n"
+
+
+class FakeThread:
+    """The files of one thread in a folder that stands for /proc."""
+
+    def __init__(self, proc: Path, pid: int, tid: int) -> None:
+        self.folder = proc / str(pid) / "task" / str(tid)
+        self.folder.mkdir(parents=True)
+        self.tid = tid
+        if pid == tid:
+            (self.folder / "children").write_text("")
+            (proc / str(pid) / "stat").write_text("exists")
+
+    def be(self, state: str = "S", times: str = "", wchan: str = "0", **numbers: int) -> None:
+        fields = {"faults": 0, "user": 0, "system": 0, "block": 0, **numbers}
+        (self.folder / "stat").write_text(STAT.format(tid=self.tid, state=state, **fields))
+        (self.folder / "wchan").write_text(wchan)
+        if times:
+            (self.folder / "schedstat").write_text(f"{times}\n")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    delays = tmp_path / "sys/kernel/task_delayacct"
+    delays.parent.mkdir(parents=True)
+    delays.write_text("1\n")
+    return tmp_path
+
+
+def test_a_row_in_full(proc: Path) -> None:
+    thread = FakeThread(proc, 10, 10)
+    rig = Rig(Roots(proc), [10])
+    numbers = {"faults": 7, "user": 3, "system": 2, "block": 5}
+    thread.be("D", "1000 200 4", "folio_wait_bit_common.isra.0", **numbers)
+    # Ticks of 10 ms; the state is a letter's number; the place an index into the strings.
+    expected = (0, 10, 10, ord("D"), 1000, 200, 30_000_000, 20_000_000, 50_000_000, 7, 0)
+    assert rig.tick() == [expected]
+    assert rig.places() == ["folio_wait_bit_common"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "block", "seen"),
+    [("0\n", 0, -1), ("1\n", 0, 0), ("1\n", 5, 50_000_000), (None, 0, -1), (None, 5, 50_000_000)],
+)
+def test_block_io_delay_is_unknown_where_the_kernel_keeps_none(
+    proc: Path, setting: str | None, block: int, seen: int
+) -> None:
+    delays = proc / "sys/kernel/task_delayacct"
+    delays.unlink() if setting is None else delays.write_text(setting)
+    FakeThread(proc, 10, 10).be("S", "1 1 1", block=block)
+    assert Rig(Roots(proc), [10]).tick()[0].block_io == seen
+
+
+@pytest.mark.parametrize("times", ["", "0 0 0"])
+def test_without_schedstat_its_times_are_unknown(proc: Path, times: str) -> None:
+    thread = FakeThread(proc, 10, 10)
+    thread.be("S", times, user=4)
+    rig = Rig(Roots(proc), [10])
+    assert (rig.tick()[0].on_cpu, rig.tick()[0].run_delay) == (-1, -1)
+    thread.be("R", times, user=5)
+    (row,) = rig.tick()  # and nothing is taken to stand still
+    assert (row.state, row.user) == (ord("R"), 50_000_000)
+
+
+def test_the_place_of_sleep_is_read_once_per_sleep(proc: Path) -> None:
+    thread = FakeThread(proc, 10, 10)
+    rig = Rig(Roots(proc), [10])
+    places = []
+    for times, wchan in (
+        ("1 0 1", "first"),  # the first look reads it
+        ("2 0 2", "second"),  # slept anew within 500 ms: not yet known
+        ("2 0 2", "second"),  # and still there: read now
+        ("2 0 2", "not read again"),
+        ("3 0 3", "third"),
+    ):
+        thread.be("S", times, wchan)
+        (row,) = rig.tick()
+        places.append("" if row.wchan < 0 else rig.places()[row.wchan])
+    assert places == ["first", "", "second", "second", ""]
+    thread.be("D", "4 0 4", "blocked")  # a blocked thread is always asked
+    assert rig.places()[rig.tick()[0].wchan] == "blocked"
+
+
+def test_other_threads_are_followed_only_while_they_run(proc: Path) -> None:
+    FakeThread(proc, 10, 10).be("S", "1 0 1")
+    other = FakeThread(proc, 10, 11)
+    other.be("S", "5 0 1")
+    rig = Rig(Roots(proc), [10])
+    seen = []
+    for tick in range(40):
+        if tick == 15:
+            other.be("S", "9 0 2")
+        seen.append(11 in [row.tid for row in rig.tick()])
+    # Introduced at tick 0; its turn comes at every tick, as it is the only one that rests: found
+    # at tick 15, and followed until it has not run for more than a second, tick 26.
+    assert [tick for tick, there in enumerate(seen) if there] == [0, *range(15, 27)]
+
+
+def test_a_process_that_may_not_be_seen_is_denied(tmp_path: Path) -> None:
+    mounts = tmp_path / "self" / "mounts"
+    mounts.parent.mkdir()
+    mounts.write_text("proc /proc proc rw,hidepid=2 0 0\n")
+    rig = Rig(Roots(tmp_path), [10])
+    with pytest.raises(Unavailable) as raised:
+        rig.tick()
+    assert raised.value.kind == "denied"
+    assert "hidepid" in raised.value.remedy
+
+
+def test_no_process_is_no_row(tmp_path: Path) -> None:
+    assert Rig(Roots(tmp_path), []).tick() == []
+    assert Rig(Roots(tmp_path), [10]).tick() == []  # has ended
