@@ -44,7 +44,7 @@ _LOCAL_VARIABLES = (
 
 def ranks_of(chunk: Chunk) -> tuple[Rank, ...]:
     """Return the training processes of a chunk, by rank, then pid; those without a rank last."""
-    mains = [p for p in chunk.processes.values() if _trains(p)]
+    mains = _training(chunk)
     marked = bool(mains)
     if not marked:
         mains = _without_spans(chunk)
@@ -89,13 +89,26 @@ def _first_number(
     return None
 
 
-def _trains(process: Process) -> bool:
-    """Marks of a user alone make a training process too, but not those of its dataset code."""
-    kinds = process.spans.keys()
-    if WORKER_START in kinds:
-        return False
-    by_user = any(kind >= FIRST_USER_KIND for kind in kinds) and FETCH not in kinds
-    return by_user or any(kind in kinds for kind in _TRAINING)
+def _training(chunk: Chunk) -> list[Process]:
+    """Processes with steps or waits; without any, those that only a user marked.
+
+    Marks of a user alone are no proof: they may stand in dataset code that a worker runs.
+    """
+    mains = [p for p in chunk.processes.values() if _marks(p) and WORKER_START not in p.spans]
+    pids = {p.pid for p in mains}
+    own = [
+        p
+        for p in chunk.processes.values()
+        if any(kind >= FIRST_USER_KIND for kind in p.spans)
+        and p.pid not in pids
+        and not {FETCH, WORKER_START} & p.spans.keys()
+        and not pids & set(_ancestors(chunk, p))
+    ]
+    return mains + own
+
+
+def _marks(process: Process) -> bool:
+    return any(kind in process.spans for kind in _TRAINING)
 
 
 def _without_spans(chunk: Chunk) -> list[Process]:
@@ -144,16 +157,16 @@ def _ancestors(chunk: Chunk, process: Process) -> list[int]:
 
 
 def _workers(chunk: Chunk, main: Process, mains: set[int], marked: bool) -> tuple[Process, ...]:
-    """Descendants that fetch; without spans all that belong to no other training process."""
-    found = []
-    for process in chunk.processes.values():
-        above = _ancestors(chunk, process)
-        owner = next((pid for pid in above if pid in mains), None)
-        if process.pid in mains or owner != main.pid:
-            continue
-        if not marked or FETCH in process.spans or WORKER_START in process.spans:
-            found.append(process)
-    return tuple(sorted(found, key=lambda p: p.pid))
+    """Descendants that fetch; when none says so, all that belong to no other training process."""
+    below = [
+        process
+        for process in chunk.processes.values()
+        if process.pid not in mains
+        and next((pid for pid in _ancestors(chunk, process) if pid in mains), None) == main.pid
+    ]
+    fetching = [p for p in below if FETCH in p.spans or WORKER_START in p.spans]
+    chosen = fetching if marked and (fetching or FETCH in main.spans) else below
+    return tuple(sorted(chosen, key=lambda p: p.pid))
 
 
 def _devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
