@@ -29,9 +29,11 @@ from clusterprof.trace.schema import (
     Rows,
     Spans,
 )
-from clusterprof.trace.unpack import unpack_blocks
+from clusterprof.trace.unpack import unpack_blocks, values_of
 
 _MAX_LAYOUTS = 4096
+_ROOM_BYTES = 512 << 20
+_ROOM_FACTOR = 1024
 _Layout = frame.ColumnsLayout | frame.RowsLayout
 _T = TypeVar("_T")
 _NONSENSE = (ValueError, IndexError, KeyError, OverflowError, StopIteration, zlib.error)
@@ -46,6 +48,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self._layouts: dict[int, _Layout] = {}
+        self._room = _ROOM_BYTES
 
     def learn(self, got: Frame) -> None:
         """Take the layouts a frame defines and leave the rest alone; never raises."""
@@ -64,7 +67,8 @@ class Decoder:
             return [_read(simple, got.header)]
         try:
             if got.kind == frame.KIND_SPANS:
-                return list(_spans(got))
+                header = _read(_SPANS_HEADER, got.header)
+                return _spans(header, self._unpack(got, header))
             return self._columns(got)
         except FrameError:
             raise
@@ -78,6 +82,22 @@ class Decoder:
             if key not in self._layouts and len(self._layouts) < _MAX_LAYOUTS:
                 self._layouts[key] = _read(reader, definition)
 
+    def _unpack(
+        self, got: Frame, header: frame.ColumnsHeader | frame.SpansHeader
+    ) -> list[NDArray[Any]]:
+        """Unpack blocks within what the frames so far may unfold to.
+
+        A recording that was recorded unfolds to ten times its size; a thousand small frames of
+        zeros that each unfold to the limit of a frame are somebody's joke.
+        """
+        self._room += _ROOM_FACTOR * (len(got.header) + len(got.body))
+        wanted = packing.LANE_BYTES * values_of(header.blocks)
+        if wanted > self._room:
+            raise FrameError("the recording unfolds to more than any recording does")
+        arrays = unpack_blocks(got, header.raw_bytes, header.unpacked_bytes, header.blocks)
+        self._room -= wanted
+        return arrays
+
     def _columns(self, got: Frame) -> list[Record]:
         header = _read(_COLUMNS_HEADER, got.header)
         self._define(got.kind, header.layouts)
@@ -86,7 +106,7 @@ class Decoder:
             raise UnknownLayoutError(
                 "the names of the columns were defined in a frame that is lost"
             )
-        blocks = unpack_blocks(got, header.raw_bytes, header.unpacked_bytes, header.blocks)
+        blocks = self._unpack(got, header)
         if got.kind == frame.KIND_ROWS:
             return _rows(header, layouts, blocks)
         queues = _Queues(header.blocks, blocks)
@@ -166,9 +186,7 @@ def _rows(
     return records
 
 
-def _spans(got: Frame) -> list[Record]:
-    header = _read(_SPANS_HEADER, got.header)
-    arrays = unpack_blocks(got, header.raw_bytes, header.unpacked_bytes, header.blocks)
+def _spans(header: frame.SpansHeader, arrays: Sequence[NDArray[Any]]) -> list[Record]:
     lanes = sum(part.rows for part in header.parts)
     if any(part.rows < 0 for part in header.parts) or lanes > frame.MAX_UNPACKED_BYTES // 56:
         raise FrameError("a number of spans that cannot be")

@@ -22,24 +22,37 @@ _DTYPES = {packing.INT: np.dtype("<i8"), packing.FLOAT: np.dtype("<f8")}
 def unpack_blocks(
     got: Frame, raw_bytes: int, unpacked_bytes: int, blocks: Sequence[frame.Block]
 ) -> list[NDArray[Any]]:
-    """Return per block an array of shape (columns, rows)."""
-    values = 0
+    """Return per block an array of shape (columns, rows); raise FrameError when it cannot be."""
+    needs = {packing.PLANE_RAW: 0, packing.PLANE_PACKED: 0}
     for block in blocks:
         if block.columns < 1 or block.rows < 1 or not 0 <= block.lag <= block.rows:
             raise FrameError("a block without a shape")
-        values += block.columns * block.rows
-    if 8 * values > frame.MAX_UNPACKED_BYTES or not 0 <= raw_bytes <= len(got.body):
+        for rows, code in ((block.lag, block.firsts), (block.rows - block.lag, block.planes)):
+            if not 0 <= code < 1 << 16:
+                raise FrameError("planes that are stored in no known way")
+            for stored in needs:
+                planes = sum(code >> 2 * k & 3 == stored for k in range(packing.LANE_BYTES))
+                needs[stored] += planes * block.columns * rows
+    # The planes must be there in full, so what a frame may claim is bound to what it brings.
+    if needs != {packing.PLANE_RAW: raw_bytes, packing.PLANE_PACKED: unpacked_bytes}:
+        raise FrameError("the body is not as long as its planes")
+    if values_of(blocks) * packing.LANE_BYTES > frame.MAX_UNPACKED_BYTES:
         raise FrameError("a frame that would not fit into memory")
     source = _Source(got, raw_bytes, unpacked_bytes)
     return [_unpack_block(source, block) for block in blocks]
+
+
+def values_of(blocks: Sequence[frame.Block]) -> int:
+    """Return how many values blocks unfold to."""
+    return sum(block.columns * block.rows for block in blocks)
 
 
 class _Source:
     """The two places a plane may come from."""
 
     def __init__(self, got: Frame, raw_bytes: int, unpacked_bytes: int) -> None:
-        if not 0 <= unpacked_bytes <= frame.MAX_UNPACKED_BYTES:
-            raise FrameError("a body that would not fit into memory")
+        if raw_bytes > len(got.body):
+            raise FrameError("the body is shorter than the header says")
         packed: bytes = got.body[raw_bytes:]
         if got.codec == frame.CODEC_ZLIB:
             inflate = zlib.decompressobj(-15)

@@ -1,0 +1,166 @@
+"""What was written is what is read: to the last bit, whatever the numbers are."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trace_samples import HEADER, HandClock, canonical, second, simple_records, write
+
+from clusterprof.trace import columns as packing
+from clusterprof.trace.reader import NodeReader
+from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Record, Rows, Spans
+from clusterprof.trace.writer import RecordingWriter
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+EXTREMES = st.sampled_from([-(2**63), 2**63 - 1, -1, 0, 1, 2**53 + 1, 10**7, -(10**7), 1024])
+NAN_PAYLOADS = [0x7FF8000000000001, 0xFFF800000000BEEF, 0x7FF0000000000001]  # the last signals
+BITS = st.one_of(
+    st.integers(0, 2**64 - 1),
+    st.sampled_from([*NAN_PAYLOADS, 0x8000000000000000, 0x7FF0000000000000, 1]),
+)
+DECIMALS = st.integers(-(10**16), 10**16).map(lambda n: n / 1000)
+
+
+def ints(rows: int) -> st.SearchStrategy[array]:
+    factor = st.sampled_from([1, 1_000, 1_000_000, 10_000_000, 1024])
+    small = st.lists(st.integers(-(2**39), 2**39), min_size=rows, max_size=rows)
+    multiples = st.builds(lambda f, values: [f * value for value in values], factor, small)
+    wild = st.lists(st.one_of(INT64, EXTREMES), min_size=rows, max_size=rows)
+    return st.one_of(multiples, wild).map(lambda values: array("q", values))
+
+
+def floats(rows: int) -> st.SearchStrategy[array]:
+    bits = st.lists(BITS, min_size=rows, max_size=rows)
+    wild = bits.map(lambda values: array("d", struct.pack(f"<{rows}Q", *values)))
+    tame = st.lists(DECIMALS, min_size=rows, max_size=rows).map(lambda v: array("d", v))
+    return st.one_of(wild, tame)
+
+
+def masks(rows: int) -> st.SearchStrategy[bytes | None]:
+    if not rows:
+        return st.none()
+    some = st.lists(st.integers(0, 1), min_size=rows, max_size=rows).map(bytes)
+    return st.one_of(st.none(), st.just(b"\x01" * rows), some)
+
+
+NAMES = st.text(st.characters(blacklist_categories=["Cs"]), max_size=12)
+
+
+@st.composite
+def columns_records(draw: Any) -> Columns:
+    rows, n = draw(st.integers(0, 14)), draw(st.integers(0, 6))
+    values = [draw(st.one_of(ints(rows), floats(rows))) for _ in range(n)]
+    names = st.lists(NAMES, min_size=n, max_size=n).map(tuple)
+    return Columns(
+        draw(st.sampled_from(["cpu", "gpu"])),
+        draw(names),
+        draw(names),
+        draw(ints(rows)),
+        tuple(values),
+        tuple(draw(masks(rows)) for _ in range(n)),
+    )
+
+
+@st.composite
+def rows_records(draw: Any) -> Rows:
+    rows, n = draw(st.integers(0, 14)), draw(st.integers(0, 4))
+    columns = [draw(st.one_of(ints(rows), floats(rows))) for _ in range(n)]
+    tids = array("q", [row % draw(st.integers(1, 5)) for row in range(rows)])
+    strings = draw(st.dictionaries(NAMES, st.lists(NAMES, max_size=3).map(tuple), max_size=2))
+    return Rows("threads", ("tid", *(f"c{index}" for index in range(n))), (tids, *columns), strings)
+
+
+@st.composite
+def spans_records(draw: Any) -> Spans:
+    rows = draw(st.integers(0, 20))
+    columns = {name: draw(ints(rows)) for name in SPAN_FIELDS}
+    names = draw(st.dictionaries(st.integers(64, 127), NAMES, max_size=3))
+    count = st.integers(0, 2**62)
+    return Spans(draw(count), draw(count), draw(count), draw(count), names, columns)
+
+
+PLACES = {"Columns": 1, "Rows": 2, "Spans": 3}
+
+
+def expected(batches: list[list[Record]]) -> list[dict[str, Any]]:
+    """Records of one call come back kind by kind, in their order within a kind."""
+    return [
+        canonical(record)
+        for batch in batches
+        for record in sorted(batch, key=lambda record: PLACES.get(type(record).__name__, 0))
+    ]
+
+
+RECORDS = st.one_of(
+    columns_records(), rows_records(), spans_records(), st.sampled_from(simple_records())
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.lists(RECORDS, max_size=6), max_size=6))
+def test_reading_gives_back_what_was_written(batches: list[list[Record]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        node = Path(folder) / "node"
+        write(node, batches)
+        reader = NodeReader(node)
+        header, clock, *rest = [canonical(record) for record in reader]
+    assert header == canonical(HEADER)
+    assert clock == canonical(HandClock()())
+    assert rest == expected(batches)
+    assert reader.damage.whole
+
+
+def test_a_recording_is_read_across_its_segments(tmp_path: Path) -> None:
+    batches = [second(n) for n in range(30)]
+    write(tmp_path / "node", batches, segment_bytes=4_000)
+    assert len(list((tmp_path / "node").iterdir())) > 3
+    reader = NodeReader(tmp_path / "node")
+    records = [canonical(r) for r in reader if type(r).__name__ not in ("Header", "Clock")]
+    assert records == expected(batches)
+    assert reader.damage.whole
+
+
+def test_planes_of_a_column_are_as_the_design_says() -> None:
+    # 1000, 1003, 1001: the first value, then +3 -> 6 and -2 -> 3 in zigzag, one byte plane each.
+    # 1000 = 0x03e8: planes e8 and 03. Codes, two bits a plane: 01 01 = 5 and 01 = 1.
+    sink = packing.PlaneSink()
+    data = array("q", [1000, 1003, 1001]).tobytes()
+    block = packing.pack_block(sink, packing.INT, data, columns=1, lag=1)
+    assert (block.rows, block.lag, block.zigzag, block.firsts, block.planes) == (3, 1, 1, 5, 1)
+    assert sink.packed == [b"\x03", b"\xe8", b"\x06\x03"]
+    assert sink.raw == []
+
+
+def test_names_that_utf8_cannot_hold_and_huge_numbers_are_written_as_text(tmp_path: Path) -> None:
+    strange = {"name": "a\udcffb", "huge": 1 << 70, "path": Path("/x")}
+    write(tmp_path / "node", [[Event(1, "e", strange)]])
+    *_, read = NodeReader(tmp_path / "node")
+    text = {"name": "a\\udcffb", "huge": "1180591620717411303424", "path": "/x"}
+    assert read == Event(1, "e", text)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Columns("c", ("s",), ("",), array("q", [1, 2]), (array("q", [1]),), (None,)),
+        Columns("c", ("s",), ("",), array("q", [1]), (array("i", [1]),), (None,)),
+        Columns("c", ("s", "t"), ("",), array("q", [1]), (array("q", [1]),), (None,)),
+        Rows("t", ("a", "b"), (array("q", [1]),)),
+        Spans(1, 2, 3, 4, {}, {name: array("q", [1] * (name == "a")) for name in SPAN_FIELDS}),
+    ],
+)
+def test_columns_that_do_not_fit_together_are_refused_and_nothing_is_written(
+    tmp_path: Path, wrong: Record
+) -> None:
+    writer = RecordingWriter(tmp_path / "node", HEADER, HandClock(), keep_free_bytes=0)
+    with pytest.raises(ValueError):
+        writer.append(Clock(1, 2, 3), wrong)
+    writer.close()
+    assert len(list(NodeReader(tmp_path / "node"))) == 2  # the header and the clock of the start
