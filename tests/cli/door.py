@@ -22,7 +22,7 @@ sys.exit(main())
 
 def environment(**changes: str) -> dict[str, str]:
     """Return the environment without what would change an output."""
-    leave_out = ("CLUSTERPROF", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHONIOENCODING")
+    leave_out = ("CLUSTERPROF", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHONIO", "PYTHONUNBUF")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(leave_out)}
     return kept | {"PYTHONUTF8": "1"} | changes
 
