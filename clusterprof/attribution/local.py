@@ -57,6 +57,7 @@ PRECEDENCE = (
     "launch-bound",
 )
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
+HAND_OVER = "hand-over"  # the batch was ready and on its way to the main process
 _SOURCES = (SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS)
 _EVIDENCE_SCALE = 1000  # evidence is kept to a thousandth of its unit
 
@@ -167,8 +168,13 @@ def _unexplained(lost: Lost, left: Int, feeding: Feeding) -> dict[str, int]:
     reasons[seen] = BLOCKED
     reasons[lost.phase == PHASE_EVAL] = EVAL
     reasons[lost.phase == PHASE_GAP] = GAP
-    amount = lost.lost_ns * left
+    moving = np.rint(np.where(seen, feeding.delivery, 0.0) * SHARE).astype(np.int64)
+    moving = np.minimum(moving, left)
+    amount = lost.lost_ns * (left - moving)
     out = {}
+    units = int((lost.lost_ns * moving).sum())
+    if units:
+        out[HAND_OVER] = units
     for reason in (NO_SIGNAL, BLOCKED, EVAL, GAP):
         units = int(amount[reasons == reason].sum())
         if units:

@@ -134,12 +134,34 @@ def held_back(rank: Rank, lost: Lost, rows: NDArray[np.bool_]) -> Float:
     return out
 
 
+def hand_over(rank: Rank, lost: Lost, feeding: Feeding, column: str) -> Float:
+    """Return float64[n]: part of each piece in which a finished batch was on its way, and the
+    worker that had made it kept its interpreter busy with the next one.
+
+    A batch leaves a worker through a thread of its own, which needs the worker's interpreter. What
+    the worker's main thread did meanwhile ("on_cpu_ns" or "run_delay_ns") holds the batch up.
+    """
+    out = np.zeros(lost.start_ns.size)
+    late = waited(lost, feeding.delivery)
+    for pid in np.unique(feeding.worker_pid[late > 0]).tolist():
+        process = rank.chunk.processes.get(pid)
+        thread = None if process is None else process.threads.get(pid)
+        if thread is None or pid == rank.pid:
+            continue
+        rows = (late > 0) & (feeding.worker_pid == pid)
+        end = lost.end_ns[rows]
+        length = np.maximum(late[rows] * (end - lost.start_ns[rows]), 1.0)
+        growth = rise_of(thread.t_ns, getattr(thread, column), end - length.astype(np.int64), end)
+        out[rows] = late[rows] * np.clip(np.nan_to_num(growth) / length, 0.0, 1.0)
+    return out
+
+
 def runnable(rank: Rank, lost: Lost, feeding: Feeding) -> Float:
     """Return float64[n]: part of each piece in which the thread it hung on had no CPU.
 
     In a data wait that is the critical thread, inside a step the main thread.
     """
-    own = main_thread(rank, "run_delay_ns", lost, in_phase(lost, PHASE_COMPUTE))
-    return np.where(
-        in_phase(lost, PHASE_COMPUTE), np.nan_to_num(own), waited(lost, feeding.runnable)
-    )
+    delay = waited(lost, feeding.runnable) + hand_over(rank, lost, feeding, "run_delay_ns")
+    inside = in_phase(lost, PHASE_COMPUTE)
+    own = main_thread(rank, "run_delay_ns", lost, inside)
+    return np.where(inside, np.nan_to_num(own), delay)

@@ -3,30 +3,31 @@
 ## What it sees
 
 Lost time in which the host waited for a batch, and the worker that owned it had not been given it
-yet, was only just being started, or had it ready and was handing it over.
+yet, or was only just being started.
 
 ## Why the GPU waits
 
 With few workers or a short prefetch nobody works ahead: while the GPU computes, the loader rests,
 and when it is asked, the GPU rests. Workers that are not persistent are started anew in every
-epoch. Large batches that travel through a pipe are copied and unpacked by the main process.
+epoch.
 
 ## How it decides
 
-Its share is the part of the wait in which the owning worker was outside any fetch (no work yet, or
-after it, on the way to the main process), and, after the first step, the part in which it did not
-exist. Neither a disk nor a CPU held anybody up then.
+Its share is the part of the wait in which the owning worker was between two fetches without work,
+and, after the first step, the part in which it did not exist. Neither a disk nor a CPU held anybody
+up then.
 
 ## What to do
 
 Raise `num_workers` towards the number of cores per GPU, `prefetch_factor` to 2 to 4, and set
-`persistent_workers=True`. Return tensors, not Python objects, from the dataset.
+`persistent_workers=True`.
 
 ## Where it is blind
 
 With `num_workers=0` the main process loads between steps by construction; what it does while
-loading is then named instead (reading, computing). Loaders other than PyTorch's are seen only as
-far as spans are marked for them.
+loading is then named instead (reading, computing). A batch that is ready and on its way to the main
+process is not claimed: it shows as "hand-over" under Unattributed. Loaders other than PyTorch's are
+seen only as far as spans are marked for them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class CpuLoaderConfig:
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim time in which the owning worker had nothing to do with the batch."""
         absent = np.where(lost.step == 0, 0.0, feeding.no_worker)
-        share = waited(lost, feeding.no_work + feeding.delivery + absent)
+        share = waited(lost, feeding.no_work + absent)
         share[share < limits.idle_at_least_ratio] = 0.0
         evidence = (
             Evidence(

@@ -14,8 +14,9 @@ worker makes one batch at a time, so a step is served only as fast as all worker
 
 It looks at the worker that owned the awaited batch (the main thread when it loads itself). Its
 share is the part of that thread's time spent on a CPU, without the kernel's work on reads from a
-device. The thread reports its own CPU time with each batch, and the kernel's count of the same
-thread agrees or the claim is weaker.
+device. The thread reports its own CPU time with each batch, beside the kernel's count of the same
+thread. When a batch is ready and held up because the worker's interpreter is busy with the next
+one, that counts too.
 
 ## What to do
 
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.detectors.base import Claims, mean_over, waited
+from clusterprof.detectors.base import Claims, hand_over, mean_over, waited
 from clusterprof.findings import Cause, Evidence
 from clusterprof.timeline.model import Feeding, Lost, Rank
 
@@ -59,7 +60,7 @@ class CpuPreprocess:
 
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim time of the critical thread on a CPU in user code."""
-        share = waited(lost, feeding.user_cpu)
+        share = waited(lost, feeding.user_cpu) + hand_over(rank, lost, feeding, "on_cpu_ns")
         share[share < limits.on_cpu_at_least_ratio] = 0.0
         pids = np.unique(feeding.worker_pid[(share > 0) & (feeding.worker_pid > 0)])
         evidence = (

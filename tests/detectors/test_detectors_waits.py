@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from builders import SECOND, counter, lost, process, rank
+from builders import SECOND, activity, counter, lost, process, rank, thread
 from feedings import feeding
 
 from clusterprof.detectors.base import Claims
+from clusterprof.detectors.cpu_contention import CpuContention
 from clusterprof.detectors.cpu_loader_config import CpuLoaderConfig
 from clusterprof.detectors.cpu_memory import CpuMemory
 from clusterprof.detectors.cpu_preprocess import CpuPreprocess
@@ -107,9 +108,24 @@ def test_cpu_preprocess_claims_computing_only_inside_waits() -> None:
 def test_loader_config_takes_idle_workers_but_not_those_of_the_first_step() -> None:
     rows = [{"no_worker": 0.5, "delivery": 0.1, "no_work": 0.2}]
     pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=0)
-    np.testing.assert_allclose(claim(CpuLoaderConfig(), rows, pieces=pieces).share, [0.3])
+    np.testing.assert_allclose(claim(CpuLoaderConfig(), rows, pieces=pieces).share, [0.2])
     later = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=7)
-    np.testing.assert_allclose(claim(CpuLoaderConfig(), rows, pieces=later).share, [0.8])
+    np.testing.assert_allclose(claim(CpuLoaderConfig(), rows, pieces=later).share, [0.7])
+
+
+def test_a_batch_held_up_by_a_busy_interpreter_is_cpu_time_of_the_worker() -> None:
+    # the batch was ready at 0.6; from then to 1.0 its worker computed 0.3 s and had no CPU 0.1 s
+    worker = process(201, parent=100, thread=thread(activity("U0.6 U0.3 R0.1"), 1))
+    pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=3)
+    rows = [{"user_cpu": 0.6, "delivery": 0.4}]
+    got = claim(CpuPreprocess(), rows, pieces=pieces, workers=[worker])
+    np.testing.assert_allclose(got.share, [0.9])
+    got = claim(CpuContention(), rows, pieces=pieces, workers=[worker])
+    np.testing.assert_allclose(got.share, [0.1])
+    # a worker that rests meanwhile holds nothing up
+    idle = process(201, parent=100, thread=thread(activity("U0.6 I0.4"), 1))
+    got = claim(CpuPreprocess(), rows, pieces=pieces, workers=[idle])
+    np.testing.assert_allclose(got.share, [0.6])
 
 
 def test_memory_is_graded_by_pressure() -> None:
