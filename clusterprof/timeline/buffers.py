@@ -17,6 +17,7 @@ from clusterprof.probe.layout import (
     DATA_WAIT,
     FETCH,
     HOOK_NOTE,
+    KIND_NAMES,
     LOADER_START,
     OPTIMIZER,
     STEP,
@@ -30,6 +31,7 @@ Frame = TypeVar("Frame")
 REACH_NS = 2_000_000_000
 LASTING = (LOADER_START, WORKER_START, HOOK_NOTE)
 LAST_ONE = (FETCH, DATA_WAIT, STEP, OPTIMIZER)  # say what a process is, however long ago
+FETCH_NAME = KIND_NAMES[FETCH]
 _KIND, _END = SPAN_FIELDS.index("kind"), SPAN_FIELDS.index("end_ns")
 _SEQUENCE = len(SPAN_FIELDS)
 _MOST = 128  # kinds there can be; a foreign or impossible span counts as this one and goes
@@ -151,11 +153,13 @@ class SpanBuffer:
     def __init__(self, started_ticks: int) -> None:
         self.started_ticks = started_ticks
         self._frames: list[Spans] = []
+        self._fetch_kinds: set[int] = set()
         self._waiting = np.zeros((len(SPAN_FIELDS) + 1, 0), np.int64)
         self._recent = self._waiting
 
     def add(self, spans: Spans) -> None:
         """Take one frame."""
+        self._fetch_kinds |= {kind for kind, name in spans.names.items() if name == FETCH_NAME}
         if len(spans.columns["start_ns"]):
             self._frames.append(spans)
 
@@ -167,6 +171,8 @@ class SpanBuffer:
     def take(self, end_ns: int, last: bool, scratch: Scratch) -> dict[int, SpanTable]:
         """Return the spans of a chunk by kind, sorted by start."""
         table = self._joined(scratch)
+        if self._fetch_kinds:
+            self._name_fetches(table)
         late = table[_END] >= end_ns
         waiting = late.any() and not last
         self._waiting = table[:, late] if waiting else self._recent[:, :0]
@@ -186,6 +192,13 @@ class SpanBuffer:
         kept += [np.array([bounds[k + 1] - 1]) for k in kinds if k in LAST_ONE]
         self._recent = table[:, np.unique(np.concatenate(kept))]
         return found
+
+    def _name_fetches(self, table: Int) -> None:
+        """A user's span called "fetch" is one that did not measure CPU time and bytes."""
+        rows = np.isin(table[_KIND], list(self._fetch_kinds))
+        table[_KIND, rows] = FETCH
+        for name in "abcd":
+            table[SPAN_FIELDS.index(name), rows] = -1
 
     def _joined(self, scratch: Scratch) -> Int:
         """What was handed out lately, what waited, and what came, in shared memory."""

@@ -24,6 +24,7 @@ from clusterprof.timeline import feeding_fetch, intervals
 from clusterprof.timeline import feeding_shares as kinds
 from clusterprof.timeline.feeding_blocked import Surroundings, surroundings
 from clusterprof.timeline.feeding_samples import busiest, sampled
+from clusterprof.timeline.feeding_unmeasured import filled
 from clusterprof.timeline.feeding_waits import began_ns, fetches_of, ready_ns, waits_of
 from clusterprof.timeline.model import Feeding, Float, Int, Process, Rank, SpanTable
 
@@ -79,7 +80,7 @@ def _split_fetches(rank: Rank, around: Surroundings) -> Fetches:
         spans = fetches_of(process)
         if spans is not None:
             thread = process.threads.get(process.pid)
-            found[process.pid] = feeding_fetch.measured(spans, thread, around)
+            found[process.pid] = feeding_fetch.measured(filled(spans, process), thread, around)
     pool = feeding_fetch.pooled(list(found.values()))
     read_bytes = float(sum(int(np.maximum(f.spans.d, 0).sum()) for f in found.values()))
     return {

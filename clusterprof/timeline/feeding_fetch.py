@@ -61,7 +61,7 @@ class Fetching:
 def measured(spans: SpanTable, thread: ThreadTable | None, around: Surroundings) -> Fetching:
     """Work out CPU, runnable and blocked time of each fetch, and count its thread's samples."""
     wall = (spans.end_ns - spans.start_ns).astype(np.float64)
-    user = np.where(spans.b >= 0, spans.b, _on_cpu(spans, thread))
+    user = np.maximum(spans.b, 0).astype(np.float64)
     system = np.maximum(spans.c, 0).astype(np.float64)
     cpu = settled(user + system, wall)
     scale = np.divide(cpu, user + system, out=np.zeros_like(cpu), where=user + system > 0)
@@ -76,14 +76,6 @@ def measured(spans: SpanTable, thread: ThreadTable | None, around: Surroundings)
         runnable = runnable_ns(spans, thread, off_cpu, likely)
     blocked = off_cpu - runnable
     return Fetching(spans, thread, wall, user, cpu - user, runnable, blocked, reads, counts)
-
-
-def _on_cpu(spans: SpanTable, thread: ThreadTable | None) -> Float:
-    """CPU time from the samples, for fetches that could not measure their own; 0 if unknown."""
-    if thread is None or not np.any(spans.b < 0):
-        return np.zeros(len(spans.b))
-    grown = series.rise_of(thread.t_ns, thread.on_cpu_ns, spans.start_ns, spans.end_ns)
-    return np.nan_to_num(grown, nan=0.0)
 
 
 def settled(cpu_ns: Float, wall_ns: Float) -> Float:

@@ -23,7 +23,7 @@ class Waits:
     pid: Int
     """Process of the critical thread; 0 when it cannot be told."""
     identified: NDArray[np.bool_]
-    """True where the span named it."""
+    """True where the span named it, or where only one process fetches at all."""
 
 
 def waits_of(rank: Rank) -> Waits:
@@ -42,18 +42,19 @@ def waits_of(rank: Rank) -> Waits:
     start, end, owner = start[some], spans.end_ns[some], spans.b[some]
     pid = np.where(owner == 0, rank.pid, np.maximum(owner, UNKNOWN_PID))
     guess = owner < 0
-    if guess.any():
-        pid[guess] = _last_to_finish(rank, end[guess])
-    seen = np.isin(pid, np.fromiter(rank.chunk.processes, np.int64))
-    return Waits(start, end, pid, ~guess & seen)
-
-
-def _last_to_finish(rank: Rank, end_ns: Int) -> Int:
-    """The worker whose fetch ended last at or before each instant; 0 when there is none."""
     feeders = [p for p in (*rank.workers, rank.main) if fetches_of(p) is not None]
-    if not feeders:
-        return np.full(len(end_ns), UNKNOWN_PID, np.int64)
+    if guess.any():
+        pid[guess] = _last_to_finish(feeders, end[guess])
+    seen = np.isin(pid, np.fromiter(rank.chunk.processes, np.int64))
+    certain = ~guess | (len(feeders) == 1)
+    return Waits(start, end, pid, certain & seen)
+
+
+def _last_to_finish(feeders: list[Process], end_ns: Int) -> Int:
+    """The worker whose fetch ended last at or before each instant; 0 when there is none."""
     ends = [fetch.end_ns for p in feeders if (fetch := fetches_of(p)) is not None]
+    if not ends:
+        return np.full(len(end_ns), UNKNOWN_PID, np.int64)
     pids = np.repeat([p.pid for p in feeders], [len(e) for e in ends])
     all_ends = np.concatenate(ends)
     order = np.argsort(all_ends, kind="stable")

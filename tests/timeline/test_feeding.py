@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from builders import activity, fetches, header, ints, process, rank, spans, thread
+from builders import activity, fetches, header, ints, io, process, rank, spans, thread
 
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from clusterprof.timeline.feeding import feed
@@ -168,6 +170,19 @@ def test_a_wait_that_names_no_worker_waited_for_the_last_to_finish() -> None:
     assert row(found) == {"user_cpu": 1.0}
     assert found.worker_pid.tolist() == [202]
     assert found.identified.tolist() == [False]
+
+
+def test_a_fetch_that_did_not_measure_itself_is_told_from_its_process() -> None:
+    # 100 MB while the worker was on a CPU for 1 s, in the kernel for 3 s and blocked for 4 s
+    rows = activity("U1 K3 D4 I2")
+    table = fetches(rows, (0, 8, -1))
+    bare = replace(table, b=np.array([-1]), c=np.array([-1]), d=np.array([-1]))
+    read = io([0, 8, 10], read_bytes=[0, 200_000_000, 200_000_000])
+    worker = process(WORKER, MAIN, {FETCH: bare}, thread(rows, 10), io=read)
+    main = process(MAIN, spans={DATA_WAIT: spans((0, 8, -1, -1, 0))})
+    found = fed(rank(10, main, [worker]), 0, 8)
+    assert row(found) == {"user_cpu": 0.125, "reading_cpu": 0.375, "block_io": 0.5}
+    assert found.identified.tolist() == [True]  # nobody else fetches
 
 
 def test_without_samples_a_fetch_that_read_was_blocked_on_the_disk() -> None:

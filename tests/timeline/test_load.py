@@ -118,6 +118,14 @@ def test_fetches_and_the_marks_of_an_instant_are_carried_over() -> None:
     assert worker.started_ticks == 7
 
 
+def test_a_users_span_called_fetch_is_a_fetch_that_measured_nothing() -> None:
+    named = replace(spans(201, 1, (0, 1, 64), (1, 2, 65)), names={64: "fetch", 65: "decode"})
+    (chunk,) = chunks_of([header(), named, Clock(ns(3), 0, 0)])
+    found = chunk.processes[201].spans
+    assert sorted(found) == [FETCH, 65]
+    assert [found[FETCH].b.tolist(), found[FETCH].d.tolist()] == [[-1], [-1]]
+
+
 def test_a_rank_that_marks_nothing_for_long_is_still_known_by_its_last_step() -> None:
     records = one_second_each(5)
     records += [threads((i, 100, i)) for i in range(5, 35)]
