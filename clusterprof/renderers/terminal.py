@@ -153,12 +153,18 @@ class Terminal:
         if who and lines_each >= 4:
             lines.append(self._one_line(f"whose: {who}"))
         if lines_each >= 3 and finding.evidence:
-            seen = f"seen:  {words.evidence(finding.evidence[0])}"
-            for item in finding.evidence[1:3]:
-                longer = f"{seen}; {words.evidence(item)}"
-                seen = longer if columns(longer) <= self._width - 5 else seen
+            seen = self._seen(finding)
             lines.append(self._paint("dim", self._one_line(seen)))
         return lines
+
+    def _seen(self, finding: Finding) -> str:
+        """Say all evidence with its notes when the line holds it, else without, else the first."""
+        for items, with_note in ((3, True), (3, False), (2, False), (1, False)):
+            numbers = [words.evidence(item, with_note) for item in finding.evidence[:items]]
+            seen = f"seen:  {'; '.join(numbers)}"
+            if columns(seen) <= self._width - 5:
+                break
+        return seen
 
     def _row(self, mark: str, label: str, lost: str, part: str, sure: str, wins: str) -> str:
         room = self._width - 4 - _LOST - _SHARE - _SURE - _WINS

@@ -23,6 +23,7 @@ _HARDLY_RATIO = 0.01
 # a larger share of the recorded time outside steps is worth a sentence of the verdict
 _WORTH_SAYING_RATIO = 0.05
 _SMALLEST_COST = 0.01  # of any currency: less would read "0.00"
+_UNMEASURED_RATIO = 0.01  # less is in the ledger, and no cause for alarm
 _MOST_IMBALANCES = 3
 
 LEGEND = (
@@ -83,7 +84,7 @@ def verdict(report: Report) -> str:
         lost = lost.split()[0]
     ratio = share(report.lost_ns, report.in_step_ns)
     at_most = "At most " if bounded(report) else ""
-    return f"{at_most}{ratio} of the {gpu} inside steps was lost: {lost} of {whole}."
+    return f"{at_most}{ratio} of {gpu} inside steps was lost: {lost} of {whole}."
 
 
 def chief_cause(report: Report) -> str:
@@ -134,7 +135,7 @@ def warnings(report: Report) -> list[str]:
         lines.append(
             f'UPPER BOUND: no device was measured{who}; losses marked "at most" may be smaller.'
         )
-    if report.unmeasured_ns:
+    if report.unmeasured_ns > _UNMEASURED_RATIO * report.window_ns:
         part = share(report.unmeasured_ns, report.window_ns)
         lines.append(f"NOT MEASURED: {part} of the device time, neither busy nor idle.")
     damaged = sum(node.damaged_bytes for node in report.nodes)
@@ -228,9 +229,9 @@ def _culprit(culprit: Culprit) -> str:
     return f"{safe_text(culprit.node, 60)}{rank}{resource}"
 
 
-def evidence(item: Evidence) -> str:
+def evidence(item: Evidence, with_note: bool = True) -> str:
     """Write one number a reader can check, and what it says."""
-    note = f" ({safe_text(item.note)})" if item.note else ""
+    note = f" ({safe_text(item.note)})" if item.note and with_note else ""
     return f"{safe_text(item.name, 60)} {human(item.value, item.unit)}{note}"
 
 

@@ -96,6 +96,7 @@ def test_emulated_and_bounded_reports_say_so(renderer: Renderer) -> None:
     assert "EMULATED ACCELERATORS" in renderer.render(damaged())
     assert "emulated GPU time" in renderer.render(damaged())
     assert "EMULATED" not in renderer.render(clean())
+    assert "NOT MEASURED: 16.7 %" in " ".join(renderer.render(damaged()).split())  # 20 of 120 s
     text = renderer.render(upper_bound())
     assert "UPPER BOUND" in text and "At most 30.0 %" in text
 
