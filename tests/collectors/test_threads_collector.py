@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -40,18 +41,10 @@ time.sleep(60)
 """
 
 
-class Row(NamedTuple):
-    t_ns: int
-    pid: int
-    tid: int
-    state: int
-    on_cpu: int
-    run_delay: int
-    user: int
-    system: int
-    block_io: int
-    major_faults: int
-    wchan: int
+Row = namedtuple(
+    "Row",
+    "t_ns pid tid state on_cpu run_delay user system block_io major_faults wchan",
+)
 
 
 class Rig:
@@ -264,6 +257,16 @@ def test_the_place_of_sleep_is_read_once_per_sleep(proc: Path) -> None:
     assert places == ["first", "", "second", "second", ""]
     thread.be("D", "4 0 4", "blocked")  # a blocked thread is always asked
     assert rig.places()[rig.tick()[0].wchan] == "blocked"
+
+
+def test_a_blocked_thread_is_looked_at_even_if_it_did_not_run(proc: Path) -> None:
+    thread = FakeThread(proc, 10, 10)
+    rig = Rig(Roots(proc), [10])
+    seen = []
+    for state in "DDRS":  # the same times all along: woken, it still waits for a CPU
+        thread.be(state, "4 0 4")
+        seen.append(chr(rig.tick()[0].state))
+    assert seen == ["D", "D", "R", "S"]
 
 
 def test_other_threads_are_followed_only_while_they_run(proc: Path) -> None:

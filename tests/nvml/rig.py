@@ -30,7 +30,7 @@ class Clock:
 class Rig:
     """An isolated collector on two simulated GPUs."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, grace_ns: int = 0) -> None:
         self.scenario = Scenario(folder / "scenario", devices=2)
         self.clock = Clock()
         self.seen: list[tuple[str, dict[str, Any]]] = []
@@ -40,7 +40,7 @@ class Rig:
             Context(Roots(), None, lambda: []),
             environment=environment(build(folder / "lib", *flags), self.scenario),
             clock=self.clock,
-            options=("--grace-ns", "0"),
+            options=("--grace-ns", str(grace_ns)),
         )
 
     def tick(self) -> list[Any]:

@@ -131,6 +131,21 @@ def test_closing_waits_for_nobody_and_kills_nobody(rig: Rig) -> None:
     assert (child.pid, child.exit_signal) == (pid, 0)
 
 
+def test_a_helper_does_not_leave_out_of_a_call(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, grace_ns=3600 * SECOND_NS)
+    rig.collector.open()
+    rig.tick()
+    rig.scenario.write("* * hang")
+    rig.until(lambda _: rig.kinds().count("collector-hung") == 2)
+    rig.collector.close()
+    child = rig.collector._left[0]
+    time.sleep(0.5)
+    assert not child.reap()  # still inside: its pipe is closed, and nobody killed it
+    rig.scenario.write()
+    wait_gone({child.pid})
+    assert child.exit_signal == 0
+
+
 def test_a_library_that_hangs_at_start_is_waited_for_once(rig: Rig) -> None:
     rig.scenario.write("* Init hang")
     with pytest.raises(Unavailable) as raised:
