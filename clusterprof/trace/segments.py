@@ -49,10 +49,14 @@ class SegmentFolder:
 
     def create(self) -> tuple[str, int]:
         """Create the next segment and return its name and descriptor; raises OSError."""
-        self._number += 1
-        name = segment_name(self._number)
+        name = segment_name(self._number + 1)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(name, flags, 0o600, dir_fd=self._fd)
+        try:
+            descriptor = os.open(name, flags, 0o600, dir_fd=self._fd)
+        except FileExistsError:
+            self._number += 1  # whoever made it may keep it; the next try takes the next name
+            raise
+        self._number += 1
         self._sizes[name] = 0
         return name, descriptor
 

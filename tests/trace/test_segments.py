@@ -1,0 +1,210 @@
+"""Segments begin with a header, turn over by size and time, stay under the cap, and are ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from trace_samples import (
+    HEADER,
+    SECOND_NS,
+    HandClock,
+    boundaries,
+    canonical,
+    read_frames,
+    second,
+    write,
+)
+
+from clusterprof.errors import CannotStart, NoRecording
+from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.schema import Columns, Event
+from clusterprof.trace.writer import RecordingWriter
+
+
+def seconds_in(path: Path) -> list[int]:
+    """Return of which seconds a node or segment holds the disk collector's sample."""
+    return [
+        int(record.t_ns[0]) // SECOND_NS - 10
+        for record in NodeReader(path)
+        if isinstance(record, Columns) and record.collector == "disk"
+    ]
+
+
+def test_every_segment_begins_with_header_and_clock_and_reads_alone(tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    write(node, [second(n) for n in range(40)], segment_bytes=3_000)
+    segments = sorted(node.iterdir())
+    assert [path.name for path in segments] == [f"{n:06d}.cpf" for n in range(1, len(segments) + 1)]
+    assert len(segments) > 4
+    alone = []
+    for segment in segments:
+        # A segment turns over at the first call after it is full: 3 frames of under 1,100 bytes.
+        assert segment.stat().st_size < 3_000 + 3_300
+        first, then, *_ = NodeReader(segment)
+        assert canonical(first) == canonical(HEADER)
+        assert type(then).__name__ == "Clock"
+        alone += seconds_in(segment)
+    assert alone == list(range(40))
+
+
+def test_segments_turn_over_by_time(tmp_path: Path) -> None:
+    # One call a second from second 6 on; the first segment is opened at 5: 6-14, 15-24, 25-34, …
+    write(tmp_path / "node", [second(n) for n in range(30)], segment_ns=10 * SECOND_NS)
+    assert [seconds_in(path) for path in sorted((tmp_path / "node").iterdir())] == [
+        list(range(0, 9)), list(range(9, 19)), list(range(19, 29)), [29],
+    ]  # fmt: skip
+
+
+def test_the_cap_drops_the_oldest_segments_and_says_so(tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    write(node, [second(n) for n in range(120)], segment_bytes=5_000, max_bytes=40_000)
+    total = sum(path.stat().st_size for path in node.iterdir())
+    assert 20_000 < total <= 40_000
+    names = sorted(path.name for path in node.iterdir())
+    lost = int(names[0].removesuffix(".cpf")) - 1
+    assert lost > 3
+    kept = seconds_in(node)
+    assert kept == list(range(kept[0], 120))
+    told = [r.attributes for r in NodeReader(node) if isinstance(r, Event)]
+    assert told[-1]["total"] == lost
+    assert told[-1]["segment"] == f"{lost:06d}.cpf"
+
+
+def test_a_recorder_that_starts_again_continues_with_the_next_segment(tmp_path: Path) -> None:
+    write(tmp_path / "node", [second(0)])
+    write(tmp_path / "node", [second(1)])
+    assert seconds_in(tmp_path / "node") == [0, 1]
+    assert sorted(os.listdir(tmp_path / "node")) == ["000001.cpf", "000002.cpf"]
+
+
+def test_the_first_frames_are_on_disk_before_anything_is_appended(tmp_path: Path) -> None:
+    writer = RecordingWriter(tmp_path / "node", lambda: HEADER, HandClock(), keep_free_bytes=0)
+    assert [type(record).__name__ for record in NodeReader(tmp_path / "node")] == [
+        "Header", "Clock",
+    ]  # fmt: skip
+    assert writer.bytes_written == (tmp_path / "node" / "000001.cpf").stat().st_size
+    writer.close()
+
+
+def test_only_the_owner_may_look(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        write(tmp_path / "node", [second(0)])
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "node" / "000001.cpf").stat().st_mode) == 0o600
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(CannotStart) as caught:
+        RecordingWriter(path, HEADER, HandClock())
+    assert caught.value.remedy
+    return caught.value.message
+
+
+def test_folders_that_are_not_safely_ours_are_refused(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(elsewhere)
+    assert refused(tmp_path / "link") == f"{tmp_path}/link: is a link or a file"
+    (tmp_path / "file").write_text("")
+    assert refused(tmp_path / "file") == f"{tmp_path}/file: is a link or a file"
+    (tmp_path / "open").mkdir()
+    os.chmod(tmp_path / "open", 0o750)
+    assert refused(tmp_path / "open") == f"{tmp_path}/open: exists, and is open to other users"
+    (tmp_path / "everybody").mkdir()
+    os.chmod(tmp_path / "everybody", 0o777)
+    assert "every user may replace" in refused(tmp_path / "everybody" / "node")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_link_planted_where_a_segment_goes_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    node = tmp_path / "node"
+    clock = HandClock()
+    writer = RecordingWriter(node, HEADER, clock, keep_free_bytes=0, segment_ns=SECOND_NS)
+    (node / "000002.cpf").symlink_to(victim)
+    for number in range(4):
+        clock.now_ns += 2 * SECOND_NS
+        writer.append(*second(number))
+    writer.close()
+    assert victim.read_text() == "precious"
+    (node / "000002.cpf").unlink()
+    assert seconds_in(node) == [0, 1, 2, 3]
+
+
+def test_where_there_is_no_recording_it_says_what_there_is(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    for path, message in (
+        (tmp_path, f"{tmp_path}: no recording in this folder (no .cpf files)"),
+        (tmp_path / "notes.txt", f"{tmp_path}/notes.txt: not a recording (no .cpf file)"),
+        (tmp_path / "gone", f"{tmp_path}/gone: no such file or directory"),
+    ):
+        with pytest.raises(NoRecording) as caught:
+            node_folders(path)
+        assert caught.value.message == message
+        assert caught.value.exit_code == 5
+
+
+def test_a_recording_has_its_nodes_as_folders(tmp_path: Path) -> None:
+    for node in ("b", "a"):
+        write(tmp_path / node, [second(0)])
+    (tmp_path / "report.html").write_text("")
+    (tmp_path / "empty").mkdir()
+    assert node_folders(tmp_path) == (tmp_path / "a", tmp_path / "b")
+    assert node_folders(tmp_path / "a") == (tmp_path / "a",)
+    assert node_folders(tmp_path / "a" / "000001.cpf") == (tmp_path / "a" / "000001.cpf",)
+
+
+CHILD = """
+    import sys
+    sys.path.insert(0, {here!r})
+    from pathlib import Path
+    from trace_samples import HEADER, SECOND_NS, HandClock, second
+    from clusterprof.trace.writer import RecordingWriter
+
+    clock = HandClock()
+    writer = RecordingWriter(Path(sys.argv[1]), HEADER, clock, keep_free_bytes=0)
+    number = 0
+    while True:
+        clock.now_ns += SECOND_NS
+        writer.append(*second(number))
+        print(number, flush=True)
+        number += 1
+"""
+
+
+def test_a_writer_killed_at_any_moment_has_kept_what_it_acknowledged(tmp_path: Path) -> None:
+    code = textwrap.dedent(CHILD.format(here=str(Path(__file__).parent)))
+    for round_number in range(10):
+        node = tmp_path / str(round_number) / "node"
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(node)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        for _ in range(1 + 7 * round_number):
+            child.stdout.readline()
+        child.send_signal(signal.SIGKILL)
+        acknowledged = [int(line) for line in child.stdout]
+        child.wait()
+        last = acknowledged[-1] if acknowledged else 7 * round_number
+        frames, reader = read_frames(node)
+        assert seconds_in(node)[: last + 1] == list(range(last + 1))
+        assert reader.damage.damaged_places == 0
+        assert len(frames) >= 2 + 3 * (last + 1)
+
+
+def test_the_test_knows_frames_as_the_reader_does(tmp_path: Path) -> None:
+    write(tmp_path / "node", [second(0)])
+    data = (tmp_path / "node" / "000001.cpf").read_bytes()
+    frames, _ = read_frames(tmp_path / "node")
+    assert len(boundaries(data)) - 1 == len(frames) == 5
