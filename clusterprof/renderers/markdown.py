@@ -99,8 +99,8 @@ def _unknown(report: Report) -> Iterator[str]:
     if not report.unattributed_reasons:
         yield "- nothing"
     yield from ("", "**Not seen**", "")
-    for blind in report.blinds:
-        yield f"- {md(words.blind(blind), 1000)}"
+    for blind in words.blinds(report):
+        yield f"- {md(blind, 2000)}"
     if not report.blinds:
         yield "- nothing is known to be missing"
     for note in report.notes:

@@ -99,9 +99,9 @@ def _unattributed(report: Report) -> Iterator[str]:
 
 
 def _not_seen(report: Report) -> Iterator[str]:
-    yield f"Not seen: {len(report.blinds) or 'nothing is known to be missing'}"
-    for blind in report.blinds:
-        yield f"  {words.blind(blind)}"
+    blinds = words.blinds(report)
+    yield f"Not seen: {len(blinds) or 'nothing is known to be missing'}"
+    yield from (f"  {blind}" for blind in blinds)
 
 
 def _measures(report: Report) -> Iterator[str]:

@@ -8,7 +8,7 @@ from clusterprof.findings import RankLedger, Report
 from clusterprof.renderers import words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of, worst_first
 from clusterprof.renderers.paint import Paint
-from clusterprof.renderers.text_safety import fit, safe_text, wrap
+from clusterprof.renderers.text_safety import columns, fit, safe_text, wrap
 from clusterprof.units import human
 
 _AMOUNT = 18  # columns of one exact number: 999,999.999999999 and two blanks
@@ -59,10 +59,12 @@ def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
 def _ranks(report: Report, width: int, most_ranks: int) -> Iterator[str]:
     if not report.ranks:
         return
-    room = width - 5 - 8 - 11 - 11 - 8 - 18
-    left, right = room // 2, room - room // 2
+    room = width - 8 - 8 - 11 - 11 - 8 - 18
+    left = min(max((columns(safe_text(rank.node)) for rank in report.ranks), default=0) + 1, room)
+    left = max(min(left, room - len("GPU-12345678 ")), 5)
+    right = room - left
     yield (
-        f" {'rank':<5}{fit('node', left)}{fit('device', right)}{'steps':>8}{'in steps':>11}"
+        f" {'rank':<8}{fit('node', left)}{fit('device', right)}{'steps':>8}{'in steps':>11}"
         f"{'lost':>11}{'share':>8}  {'measured by':<15}"
     ).rstrip()
     for rank in worst_first(report.ranks)[:most_ranks]:
@@ -79,7 +81,7 @@ def _rank(rank: RankLedger, left: int, right: int) -> str:
     at_most = "≤" if rank.source == "host-spans" and rank.lost_ns else ""
     lost = at_most + human(rank.lost_ns, "ns")
     return (
-        f" {number:<5}{node} {device} {rank.steps:>8,}{human(rank.in_step_ns, 'ns'):>11}"
+        f" {number:<8}{node} {device} {rank.steps:>8,}{human(rank.in_step_ns, 'ns'):>11}"
         f"{lost:>11}{words.share(rank.lost_ns, rank.in_step_ns):>8}  {safe_text(rank.source, 15)}"
     )
 
@@ -118,8 +120,8 @@ def _unattributed(report: Report, width: int) -> Iterator[str]:
 def _not_seen(report: Report, width: int) -> Iterator[str]:
     if not report.blinds:
         yield " Nothing is known to be missing."
-    for blind in report.blinds:
-        yield from _item(words.blind(blind), width)
+    for blind in words.blinds(report):
+        yield from _item(blind, width)
 
 
 def _measures(report: Report, width: int) -> Iterator[str]:

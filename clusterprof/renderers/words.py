@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from clusterprof.findings import (
     UNATTRIBUTED,
-    Blind,
     Culprit,
     Evidence,
     Finding,
@@ -25,6 +24,7 @@ _WORTH_SAYING_RATIO = 0.05
 _SMALLEST_COST = 0.01  # of any currency: less would read "0.00"
 _UNMEASURED_RATIO = 0.01  # less is in the ledger, and no cause for alarm
 _MOST_IMBALANCES = 3
+_MOST_NAMES = 12
 
 LEGEND = (
     "sure: how certain the cause is, not how large. A marker and counter agree, B one direct"
@@ -235,11 +235,21 @@ def evidence(item: Evidence, with_note: bool = True) -> str:
     return f"{safe_text(item.name, 60)} {human(item.value, item.unit)}{note}"
 
 
-def blind(item: Blind) -> str:
-    """Say what could not be seen and what would let us see it."""
-    remedy = f" Remedy: {safe_text(item.remedy, 400)}." if item.remedy else ""
-    message = safe_text(item.message, 400).rstrip(".")
-    return f"{safe_text(item.what, 80)}, {safe_text(item.kind, 20)}: {message}.{remedy}"
+def blinds(report: Report) -> list[str]:
+    """Say what could not be seen and what would let us see it; one line per reason."""
+    by_reason: dict[tuple[str, str, str], list[str]] = {}
+    for item in report.blinds:
+        reason = (item.kind, item.message, item.remedy)
+        by_reason.setdefault(reason, []).append(safe_text(item.what, 80))
+    return [_blind(names, *reason) for reason, names in by_reason.items()]
+
+
+def _blind(names: list[str], kind: str, message: str, remedy: str) -> str:
+    what = ", ".join(names[:_MOST_NAMES])
+    if len(names) > _MOST_NAMES:
+        what += f" and {len(names) - _MOST_NAMES:,} more"
+    then = f" Remedy: {safe_text(remedy, 400)}." if remedy else ""
+    return f"{what}, {safe_text(kind, 20)}: {safe_text(message, 400).rstrip('.')}.{then}"
 
 
 def rank_name(rank: RankLedger) -> str:

@@ -75,6 +75,12 @@ def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
         assert line == line.rstrip()
 
 
+def test_a_large_process_id_keeps_the_width() -> None:
+    rank = dataclasses.replace(clean().ranks[0], pid=4_194_303)  # the kernel's largest is 2^22 - 1
+    for line in Terminal(80).render(dataclasses.replace(clean(), ranks=(rank,))).splitlines():
+        assert columns(line) <= 80
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_colour_changes_nothing_but_colour(name: str) -> None:
     plain, painted = (Terminal(80, color).render(ALL[name]()) for color in (False, True))
@@ -99,6 +105,14 @@ def test_emulated_and_bounded_reports_say_so(renderer: Renderer) -> None:
     assert "NOT MEASURED: 16.7 %" in " ".join(renderer.render(damaged()).split())  # 20 of 120 s
     text = renderer.render(upper_bound())
     assert "UPPER BOUND" in text and "At most 30.0 %" in text
+
+
+def test_what_is_missing_for_one_reason_shares_a_line() -> None:
+    why = ("failed", "its process stopped", "")
+    blinds = (Blind("a", *why), Blind("b", *why), Blind("c", "denied", "no", "ask"))
+    text = Terminal().render(dataclasses.replace(clean(), blinds=blinds))
+    assert "Not seen: 2 things" in text
+    assert " - a, b, failed: its process stopped.\n - c, denied: no. Remedy: ask.\n" in text
 
 
 def test_money_needs_a_price_and_real_gpus() -> None:
