@@ -100,7 +100,7 @@ class Child:
     def in_call(self, index: int) -> marker.InCall | None:
         """Return the call that device `index` (-1: the library) is inside now."""
         for call in marker.in_calls(self._page):
-            if call.index == index:
+            if call.device == index:
                 return call
         return None
 

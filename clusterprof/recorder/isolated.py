@@ -225,7 +225,7 @@ class IsolatedCollector:
         culprits = child.culprits()
         child.close()
         self._opened = False
-        named = [d for d in self._devices if any(call.index == d.index for call in culprits)]
+        named = [d for d in self._devices if any(call.device == d.index for call in culprits)]
         attributes: dict[str, Any] = {
             "collector": self.name,
             "signal": child.exit_signal,
@@ -238,7 +238,7 @@ class IsolatedCollector:
         for device in named:
             device.park(now_ns)
         if not self._devices:
-            self._crashed_unopened |= {call.index for call in culprits if call.index >= 0}
+            self._crashed_unopened |= {call.device for call in culprits if call.device >= 0}
         if named or self._crashed_unopened:
             self._start(now_ns)
         else:

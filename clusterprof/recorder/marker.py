@@ -27,8 +27,8 @@ _CURRENT = re.compile(rb"Current thread 0x([0-9a-fA-F]+)")
 class InCall(NamedTuple):
     """A call that had not returned when the page was read."""
 
-    index: int
-    """Of the device; -1 = the library itself."""
+    device: int
+    """Its index; -1 = the library itself."""
     since_ns: int
     thread: int
     call: str

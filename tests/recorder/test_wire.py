@@ -79,8 +79,8 @@ def test_the_thread_that_a_fatal_signal_hit_is_the_culprit(page: int) -> None:
     marker.enter(mapped, 0, 5, 0x7F01, "GetMemoryInfo")
     marker.enter(mapped, 1, 6, 0x7F02, "GetPowerUsage")
     both = marker.culprits(mapped, page)
-    assert [call.index for call in both] == [0, 1]  # nobody said which
+    assert [call.device for call in both] == [0, 1]  # nobody said which
     report = b"Fatal Python error: Segmentation fault\n\nThread 0x00007f01 (most recent call"
     report += b" first):\n  File\n\nCurrent thread 0x0000000000007f02 (most recent call first):\n"
     os.pwrite(page, report, marker.PAGE_BYTES)
-    assert [call.index for call in marker.culprits(mapped, page)] == [1]
+    assert [call.device for call in marker.culprits(mapped, page)] == [1]
