@@ -105,6 +105,8 @@ class RecordingWriter:
         """Write what still waits, as far as the disk allows, and release the files."""
         now_ns = self._clock().monotonic_ns
         self._drain(now_ns)
+        if self._trouble:
+            self._drain(now_ns)  # there is no later
         self.frames_dropped += len(self._waiting)
         self._waiting.clear()
         self._close_segment()

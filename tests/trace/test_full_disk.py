@@ -61,14 +61,13 @@ def test_full_tmpfs_then_room_again_loses_nothing_that_fits_into_memory(small_di
     writer = RecordingWriter(small_disk / "node", HEADER, clock, keep_free_bytes=0)
     run(writer, clock, 0, 20)
     filler = small_disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        with pytest.raises(OSError):
-            while True:
-                file.write(bytes(4096))
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
+        while True:
+            file.write(bytes(4096))
     run(writer, clock, 20, 60)  # first into the free rest of the last page, then into memory
     assert writer.trouble == os.strerror(errno.ENOSPC)
     assert writer.frames_dropped == 0
-    frames, reader = read_frames(small_disk / "node")
+    _, reader = read_frames(small_disk / "node")
     assert reader.damage.whole  # cut back to the last whole frame
     filler.unlink()
     run(writer, clock, 60, 64)
@@ -92,10 +91,9 @@ def test_what_does_not_fit_into_memory_is_dropped_oldest_first_and_counted(
     )
     run(writer, clock, 0, 10)
     filler = small_disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        with pytest.raises(OSError):
-            while True:
-                file.write(bytes(4096))
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
+        while True:
+            file.write(bytes(4096))
     run(writer, clock, 10, 110)
     filler.unlink()
     run(writer, clock, 110, 112)
