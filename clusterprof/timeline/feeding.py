@@ -84,7 +84,7 @@ def _split_fetches(rank: Rank, around: Surroundings) -> Fetches:
     pool = feeding_fetch.pooled(list(found.values()))
     read_bytes = float(sum(int(np.maximum(f.spans.d, 0).sum()) for f in found.values()))
     return {
-        pid: (f.spans, feeding_fetch.decomposed(f, pool, read_bytes, around)[0])
+        pid: (f.spans, feeding_fetch.decomposed(f, pool, read_bytes, around))
         for pid, f in found.items()
     }
 

@@ -127,10 +127,8 @@ def pooled(all_fetching: list[Fetching]) -> Int:
     return total
 
 
-def decomposed(
-    fetching: Fetching, pool: Int, read_bytes: float, around: Surroundings
-) -> tuple[Float, Int]:
-    """Return shares[n, 10] of each fetch's wall time, and how many samples stand behind each.
+def decomposed(fetching: Fetching, pool: Int, read_bytes: float, around: Surroundings) -> Float:
+    """Return shares[n, 10] of each fetch's wall time.
 
     `read_bytes` is what all the fetches of the rank read from devices in this chunk.
     """
@@ -141,7 +139,6 @@ def decomposed(
     table[:, kinds.USER_CPU] = fetching.user_ns + fetching.system_ns - reading
     table[:, kinds.READING_CPU] = reading
     table[:, kinds.RUNNABLE] = fetching.runnable_ns
-    samples = np.zeros(n, np.int64)
     for read in (0, 1):
         rows = np.flatnonzero(fetching.reads == read)
         on = _blocked_on(fetching, pool, read, read_bytes * read, around)
@@ -150,8 +147,7 @@ def decomposed(
             (kinds.BLOCK_IO, kinds.REMOTE_IO, kinds.MEMORY, kinds.UNKNOWN)
         ):
             table[rows, name] += parts[:, column]
-        samples[rows] = on.samples
-    return kinds.shares(table, fetching.wall_ns), samples
+    return kinds.shares(table, fetching.wall_ns)
 
 
 def _blocked_on(
