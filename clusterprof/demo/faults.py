@@ -44,7 +44,10 @@ class ColdFile:
 
 
 def burn_cpu(cpu_ns: int) -> int:
-    """Use that much CPU time of this thread; return the wall ns it took."""
+    """Use that much CPU time of this thread; return the wall ns it took.
+
+    Nothing in it blocks: what it took beyond `cpu_ns` it was ready to run and got no CPU.
+    """
     began_ns = time.monotonic_ns()
     until_ns = time.thread_time_ns() + cpu_ns
     digest = b"clusterprof"

@@ -25,6 +25,9 @@ class Batch:
     ended_ns: int
     read_ns: int
     burn_ns: int
+    """CPU time of the decoding."""
+    contended_ns: int
+    """Time the decoding was ready to run and had no CPU."""
 
 
 class Loader:
@@ -68,5 +71,6 @@ def _produce(
         began_ns = time.monotonic_ns()
         with clusterprof.span("fetch"):
             read_ns = file.read_batch(work.reads)
-            burn_ns = burn_cpu(work.burn_ns)
-        batches.send(Batch(began_ns, time.monotonic_ns(), read_ns, burn_ns))
+            contended_ns = max(0, burn_cpu(work.burn_ns) - work.burn_ns)
+        ended_ns = time.monotonic_ns()
+        batches.send(Batch(began_ns, ended_ns, read_ns, work.burn_ns, contended_ns))

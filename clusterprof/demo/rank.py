@@ -51,9 +51,12 @@ def _wait_for_batch(loader: Loader) -> Wait:
     with clusterprof.span("data_wait"):
         batch: Batch = loader.next()
     ended_ns = time.monotonic_ns()
-    return Wait(
-        began_ns, ended_ns, {"storage-local": batch.read_ns, "cpu-preprocess": batch.burn_ns}
-    )
+    weights = {
+        "storage-local": batch.read_ns,
+        "cpu-preprocess": batch.burn_ns,
+        "cpu-contention": batch.contended_ns,
+    }
+    return Wait(began_ns, ended_ns, weights)
 
 
 def _checkpoint(device: EmulatedAccelerator, folder: Path, rank: int) -> Wait:

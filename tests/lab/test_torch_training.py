@@ -61,8 +61,10 @@ def test_the_first_cause_is_the_injected_one(
 
     assert report.findings[0].cause.id == cause
     lost_ns = bucket_ns(report, cause)
-    assert lost_ns >= 0.9 * said["wait_ns"]
-    true_ns = said["read_wait_ns"] if fault == "reads" else said["wait_ns"] - said["read_wait_ns"]
+    # A neighbour on this machine may take CPU time from the workers; that part is contention, and
+    # the script's stopwatch knows it: the decoding loop never blocks.
+    true_ns = said["read_wait_ns"] if fault == "reads" else said["cpu_wait_ns"]
+    assert lost_ns >= 0.9 * true_ns
     assert abs(lost_ns / report.in_step_ns - true_ns / said["total_ns"]) <= TWO_POINTS
     assert report.findings[0].upper_bound  # no accelerator was measured on a CPU machine
     assert sum(ns for _, ns in report.ranks[0].buckets) == report.lost_ns

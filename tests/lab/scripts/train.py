@@ -1,9 +1,9 @@
 """An ordinary training script that has never heard of a profiler.
 
 It keeps a stopwatch of its own (as many do) and prints it as one JSON line at the end:
-how long the loop ran, how long it waited for batches, and which part of the waited-for work was
-reading. `--fault reads` reads uncached records, `burn` decodes in Python, `hidden` reads and
-decodes a little behind a longer compute.
+how long the loop ran, how long it waited for batches, which part of the waited-for work was
+reading, and which was on a CPU. `--fault reads` reads uncached records, `burn` decodes in Python,
+`hidden` reads and decodes a little behind a longer compute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Records(Dataset):
         return self.items
 
     def __getitem__(self, index: int):
-        began = time.perf_counter_ns()
+        began, cpu_began = time.perf_counter_ns(), time.thread_time_ns()
         if self.fd < 0:
             self.fd = os.open(self.path, os.O_RDONLY)
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
@@ -45,7 +45,8 @@ class Records(Dataset):
         for i in range(self.loops):
             total += i * i % 7
         item_ns = time.perf_counter_ns() - began
-        return torch.full((64,), float(total % 5)), index % 10, read_ns, item_ns
+        cpu_ns = time.thread_time_ns() - cpu_began
+        return torch.full((64,), float(total % 5)), index % 10, read_ns, cpu_ns, item_ns
 
 
 def main() -> None:
@@ -66,16 +67,17 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = Records(options.data, reads, loops, options.steps * ITEMS_PER_BATCH)
     loader = DataLoader(data, batch_size=ITEMS_PER_BATCH, num_workers=options.workers)
-    wait_ns = read_wait_ns = 0
+    wait_ns = read_wait_ns = cpu_wait_ns = 0
     losses = []
     batches = iter(loader)
     began = time.perf_counter_ns()
     for _ in range(options.steps):
         asked = time.perf_counter_ns()
-        x, y, read_ns, item_ns = next(batches)
+        x, y, read_ns, cpu_ns, item_ns = next(batches)
         waited = time.perf_counter_ns() - asked
         wait_ns += waited
         read_wait_ns += waited * int(read_ns.sum()) / int(item_ns.sum())
+        cpu_wait_ns += waited * int(cpu_ns.sum()) / int(item_ns.sum())
         loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
         time.sleep(compute_s)  # the rest of a real model's step
@@ -89,6 +91,7 @@ def main() -> None:
                 "total_ns": total_ns,
                 "wait_ns": wait_ns,
                 "read_wait_ns": round(read_wait_ns),
+                "cpu_wait_ns": round(cpu_wait_ns),
                 "losses": losses,
             }
         )
