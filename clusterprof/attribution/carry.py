@@ -86,7 +86,8 @@ def _joined(before: Any, after: Any) -> Any:
 
 
 def _joined_spans(before: SpanTable, after: SpanTable) -> SpanTable:
-    new = ~np.isin(before.sequence, after.sequence)
+    both = after.sequence[after.start_ns <= before.start_ns[-1]]  # the rest cannot be the same
+    new = ~np.isin(before.sequence, both)
     if not new.any():
         return after
     start = np.concatenate([before.start_ns[new], after.start_ns])

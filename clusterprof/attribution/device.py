@@ -23,7 +23,7 @@ import numpy as np
 from clusterprof import signals
 from clusterprof.timeline.model import Float, Int, Rank, Series
 
-LATE_NS = 2_000_000_000
+LATE_NS = 1_500_000_000
 SNAPSHOT_HOLDS_NS = 2_500_000_000
 # NVML: HW slowdown 0x8, software thermal 0x20, hardware thermal 0x40, power brake 0x80. The power
 # cap (0x4) is missing on purpose: large GPUs run at it all day, and that clock is their normal.

@@ -94,20 +94,27 @@ def fed(rank: Rank, lost: Lost) -> Feeding:
     return Feeding(**out)
 
 
-def missing_of(rank: Rank, detector: Detector) -> tuple[str, ...]:
-    """Return what a detector needs and this rank's chunk does not have."""
-    names = {name for name, _ in rank.chunk.series}
-    threads = any(p.threads for p in (rank.main, *rank.workers))
+def seen_of(rank: Rank) -> frozenset[str]:
+    """Return what this rank's chunk has of what detectors may need."""
+    threads = any(process.threads for process in (rank.main, *rank.workers))
     have = {"spans": rank.marked, "threads": threads, "device": bool(rank.device)}
-    return tuple(need for need in detector.needs if not have.get(need, need in names))
+    return frozenset(word for word, there in have.items() if there) | {
+        name for name, _ in rank.chunk.series
+    }
+
+
+def missing_of(seen: frozenset[str], detector: Detector) -> tuple[str, ...]:
+    """Return what a detector needs and was not seen."""
+    return tuple(need for need in detector.needs if need not in seen)
 
 
 def _by_detectors(rank: Rank, lost: Lost, feeding: Feeding, limits: Mapping[str, Any]) -> Partial:
     claims: dict[str, Claims] = {}
     missing: dict[tuple[str, str], int] = {}
+    seen = seen_of(rank)
     for detector in DETECTORS:
         id_ = detector.cause.id
-        absent = missing_of(rank, detector)
+        absent = missing_of(seen, detector)
         missing.update({(id_, need): 1 for need in absent})
         found = None if absent else detector.claim(rank, lost, feeding, limits[id_])
         if found is not None:
@@ -148,38 +155,32 @@ def _claimed(
 ) -> dict[tuple[str, str, int], int]:
     """Add up per cause, grade and source; a share whose thread was inferred is graded C."""
     out: dict[tuple[str, str, int], int] = {}
+    sources = [source for source in _SOURCES if (lost.source == source).any()]
     for id_, share in shares.items():
         if not share.any():
             continue
         amount = lost.lost_ns * share
-        for source in _SOURCES:
-            for grade, rows in ((claims[id_].grade, ~weak), (max("C", claims[id_].grade), weak)):
-                units = int(amount[rows & (lost.source == source)].sum())
-                if units:
-                    key = (id_, grade, source)
-                    out[key] = out.get(key, 0) + units
+        for source in sources:
+            rows = amount if len(sources) == 1 else np.where(lost.source == source, amount, 0)
+            doubtful = int(rows[weak].sum())
+            of_grade = {grade: 0 for grade in (claims[id_].grade, max("C", claims[id_].grade))}
+            of_grade[claims[id_].grade] += int(rows.sum()) - doubtful
+            of_grade[max("C", claims[id_].grade)] += doubtful
+            out.update({(id_, grade, source): n for grade, n in of_grade.items() if n})
     return out
 
 
 def _unexplained(lost: Lost, left: Int, feeding: Feeding) -> dict[str, int]:
     in_wait = lost.phase == PHASE_DATA_WAIT
     seen = in_wait & (feeding.worker_pid > 0)
-    reasons = np.full(left.size, NO_SIGNAL, object)
-    reasons[seen] = BLOCKED
-    reasons[lost.phase == PHASE_EVAL] = EVAL
-    reasons[lost.phase == PHASE_GAP] = GAP
     moving = np.rint(np.where(seen, feeding.delivery, 0.0) * SHARE).astype(np.int64)
     moving = np.minimum(moving, left)
     amount = lost.lost_ns * (left - moving)
-    out = {}
-    units = int((lost.lost_ns * moving).sum())
-    if units:
-        out[HAND_OVER] = units
-    for reason in (NO_SIGNAL, BLOCKED, EVAL, GAP):
-        units = int(amount[reasons == reason].sum())
-        if units:
-            out[reason] = units
-    return out
+    by_phase = {EVAL: lost.phase == PHASE_EVAL, GAP: lost.phase == PHASE_GAP, BLOCKED: seen}
+    out = {reason: int(amount[rows].sum()) for reason, rows in by_phase.items()}
+    out[NO_SIGNAL] = int(amount.sum()) - sum(out.values())
+    out[HAND_OVER] = int((lost.lost_ns * moving).sum())
+    return {reason: units for reason, units in out.items() if units}
 
 
 def _with_evidence(part: Partial, claims: Mapping[str, Claims]) -> Partial:
@@ -235,16 +236,14 @@ def _add(part: Partial, rank: Rank, region: Region, lost: Lost, account: Account
     steps = rank.main.spans.get(layout.STEP)
     lengths: dict[int, int] = {}
     if steps is not None:
-        ends, rows = np.unique(steps.end_ns, return_index=True)  # a step may stand there twice
-        ended = (ends > region.start_ns) & (ends <= region.end_ns)
-        for ns in (ends - steps.start_ns[rows])[ended].tolist():
-            lengths[three_digits(ns)] = lengths.get(three_digits(ns), 0) + 1
-        first = clip(
-            union((steps.start_ns[steps.a == 0], steps.end_ns[steps.a == 0])),
-            region.start_ns,
-            region.end_ns,
-        )
-        totals["first_step"] = total(first)
+        ended = (steps.end_ns > region.start_ns) & (steps.end_ns <= region.end_ns)
+        start, end = distinct(steps.start_ns[ended], steps.end_ns[ended])
+        rounded, count = np.unique(three_digits(end - start), return_counts=True)
+        lengths = dict(zip(rounded.tolist(), count.tolist()))
+        first = steps.a == 0
+        if first.any():
+            warm_up = union((steps.start_ns[first], steps.end_ns[first]))
+            totals["first_step"] = total(clip(warm_up, region.start_ns, region.end_ns))
     waits = rank.main.spans.get(layout.DATA_WAIT)
     if waits is not None:
         inside = clip(union((waits.start_ns, waits.end_ns)), region.start_ns, region.end_ns)
@@ -252,12 +251,18 @@ def _add(part: Partial, rank: Rank, region: Region, lost: Lost, account: Account
     return replace(part, totals=totals, steps=lengths)
 
 
-def three_digits(ns: int) -> int:
+def distinct(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:
+    """Return spans, sorted by start, without those that stand there twice."""
+    keep = np.ones(start_ns.size, np.bool_)
+    keep[1:] = (start_ns[1:] != start_ns[:-1]) | (end_ns[1:] != end_ns[:-1])
+    return start_ns[keep], end_ns[keep]
+
+
+def three_digits(ns: Int) -> Int:
     """Round to three significant digits, so that a histogram of steps stays small.
 
     132_456_789 -> 132_000_000
     """
-    if ns < 1000:
-        return ns
-    scale = 10 ** (len(str(ns)) - 3)
+    digits = np.floor(np.log10(np.maximum(ns, 1))).astype(np.int64)
+    scale = 10 ** np.maximum(digits - 2, 0)
     return (ns + scale // 2) // scale * scale

@@ -229,8 +229,8 @@ def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, A
     window = np.searchsorted(windows.start_ns, painted.start_ns, side="right") - 1
     some = windows.start_ns.size > 0
     held = (window >= 0) & (painted.start_ns < windows.end_ns[np.maximum(window, 0)]) & some
-    painted = _rows(painted, held)
-    window = window[held]
+    if not held.all():
+        painted, window = _rows(painted, held), window[held]
     length = painted.end_ns - painted.start_ns
     exposed_ns, measured = _exposed(rank, painted)
     known = np.bincount(window, weights=exposed_ns, minlength=windows.start_ns.size)

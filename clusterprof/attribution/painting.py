@@ -69,8 +69,9 @@ def paint(rank: Rank, start_ns: int, end_ns: int, cuts: Int) -> Painted:
     steps = rank.main.spans.get(layout.STEP)
     step_edges = [] if steps is None else [steps.start_ns, steps.end_ns]
     edges = np.concatenate([cuts, *step_edges, *(side for _, pair in layers for side in pair)])
-    inside = edges[(edges > start_ns) & (edges < end_ns)]
-    bounds = np.unique(np.concatenate([[start_ns], inside, [end_ns]])).astype(np.int64)
+    inside = np.sort(edges[(edges > start_ns) & (edges < end_ns)])
+    bounds = np.concatenate([[start_ns], inside, [end_ns]]).astype(np.int64)
+    bounds = bounds[np.append(True, bounds[1:] != bounds[:-1])]  # np.unique hashes: slower
     begin, end = bounds[:-1], bounds[1:]
     phase = np.full(begin.size, PHASE_NONE, np.int64)
     for code, pair in layers:
@@ -109,7 +110,8 @@ def fill(window: Int, phase: Int, capacity_ns: Int, amount_ns: Int, order: tuple
     """
     out = np.zeros(window.size, np.int64)
     left = amount_ns.astype(np.float64)
-    for code in order:
+    present = np.bincount(phase, minlength=max(order) + 1)
+    for code in (code for code in order if present[code]):
         rows = np.flatnonzero((phase == code) & (capacity_ns > 0))
         if not rows.size:
             continue

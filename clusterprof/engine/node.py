@@ -18,11 +18,14 @@ from clusterprof.attribution.lost import OPEN_AT_MOST_NS, RankState, lost_pieces
 from clusterprof.attribution.partial import EMPTY, Partial, merge
 from clusterprof.findings import NodeFacts
 from clusterprof.signals import SELF_CPU
+from clusterprof.timeline.buffers import REACH_NS
 from clusterprof.timeline.load import CHUNK_NS, NodeLoad, NodeLoaded
 from clusterprof.timeline.model import Chunk, Rank
 from clusterprof.timeline.ranks import ranks_of
 
 Key = tuple[int, int]  # pid, started_ticks
+# A chunk reaches back by REACH_NS; less two samples, which may lie across its edge.
+_BROUGHT_NS = REACH_NS - 200_000_000
 _WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
@@ -86,7 +89,9 @@ def books_of(chunks: Iterable[Chunk], limits: Mapping[str, Any]) -> tuple[RankBo
         for key, rank in found.items():
             if key not in done:
                 ranks[key] = _advance(ranks.get(key), rank, limits)
-        kept = tail(glued, _needed_from(ranks, chunk))
+        needed_ns = _needed_from(ranks, chunk)
+        # What the next chunk brings along by itself need not be kept.
+        kept = tail(glued, needed_ns) if needed_ns < chunk.end_ns - _BROUGHT_NS else None
         parents.update({one.pid: one.main.parent_pid for one in found.values()})
     for key, one in ranks.items():
         done[key] = _close(one, limits)

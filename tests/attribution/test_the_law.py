@@ -162,6 +162,5 @@ def test_every_cause_has_its_place_in_the_precedence() -> None:
 
 
 def test_steps_are_kept_to_three_digits() -> None:
-    assert [three_digits(ns) for ns in (0, 999, 1_004, 132_456_789, 999_500)] == [
-        0, 999, 1_000, 132_000_000, 1_000_000,
-    ]  # fmt: skip
+    lengths = np.array([0, 999, 1_000, 1_004, 132_456_789, 999_500])
+    assert three_digits(lengths).tolist() == [0, 999, 1_000, 1_000, 132_000_000, 1_000_000]
