@@ -10,8 +10,9 @@ from builders import activity, fetches, header, ints, io, process, rank, spans, 
 
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from clusterprof.timeline.feeding import feed
+from clusterprof.timeline.feeding_fetch import settled
 from clusterprof.timeline.feeding_shares import NAMES
-from clusterprof.timeline.model import Feeding, Process, Rank
+from clusterprof.timeline.model import Feeding, Int, Process, Rank, SpanTable
 
 MIB = 1 << 20
 WORKER = 201
@@ -22,6 +23,10 @@ def row(found: Feeding, index: int = 0) -> dict[str, float]:
     """The shares of one interval that are not zero, to a millionth."""
     values = {name: round(float(getattr(found, name)[index]), 6) for name in NAMES}
     return {name: value for name, value in values.items() if value}
+
+
+def both(table: SpanTable) -> tuple[Int, Int]:
+    return table.start_ns, table.end_ns
 
 
 def check_rows(found: Feeding) -> None:
@@ -90,6 +95,33 @@ def test_runnable_without_a_cpu() -> None:
     # U1 R2 U1: half of the fetch it was ready to run and had no CPU
     found = fed(one_worker("U1 R2 U1", (0, 4), (0, 4), read=0), 0, 4)
     assert row(found) == {"user_cpu": 0.5, "runnable": 0.5}
+
+
+def test_a_wait_for_a_cpu_stays_with_the_fetch_that_had_it() -> None:
+    # 100 times a read of 80 ms and a computation of 40 ms that gets a CPU half of the time: in
+    # one sample interval both are off the CPU, but only the reading one was ever seen blocked
+    rows = activity("D0.08 U0.02 R0.02 " * 100)
+    starts = [0.12 * i for i in range(100)]
+    calls = [(s, s + 0.08, MIB) for s in starts] + [(s + 0.08, s + 0.12, 0) for s in starts]
+    worker = process(WORKER, MAIN, {FETCH: fetches(rows, *calls)}, thread(rows, 13))
+    waits = spans(*[(s, s + 0.08, 0, WORKER) for s in starts])
+    found = feed(rank(13, process(MAIN, spans={DATA_WAIT: waits}), [worker]), *both(waits))
+    check_rows(found)
+    assert found.block_io.mean() > 0.98
+
+
+def test_cpu_time_booked_late_goes_back_to_its_neighbour() -> None:
+    # the clock of 5 ms of pure CPU showed 8, then 2: both were on a CPU all the time
+    ms = 1e6
+    kept = settled(np.array([8.0, 2.0, 0.0]) * ms, np.array([5.0, 5.0, 50.0]) * ms)
+    assert kept.sum() == 10 * ms
+    assert kept[0] == 5 * ms
+    table = spans((0, 0.005, 1, 8 * ms), (0.005, 0.01, 1, 2 * ms))
+    worker = process(WORKER, MAIN, {FETCH: table})
+    main = process(MAIN, spans={DATA_WAIT: spans((0, 0.01, 0, WORKER))})
+    assert row(fed(rank(1, main, [worker]), 0, 0.01)) == {"user_cpu": 1.0}
+    # with one fetch alone nothing can be moved, and nothing exceeds the wall time
+    assert settled(np.array([8.0]) * ms, np.array([5.0]) * ms).tolist() == [5 * ms]
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,16 @@ def test_a_process_that_ended_is_forgotten() -> None:
     assert [300 in chunk.processes for chunk in found] == [True, False, False, False]
 
 
+def test_a_process_id_that_is_given_anew_is_somebody_else() -> None:
+    registered = Event(0, "process-registered", {"pid": 300, "rank": 5})
+    records: list[Record] = [header(), registered, spans(300, 1, (0, 1, STEP))]
+    records += [Event(ns(5), "process-exited", {"pid": 300})]
+    records += [threads((i, 100 if i < 25 else 300, i)) for i in range(40)]
+    last = list(chunks_of(records, ns(10)))[-1]
+    assert last.processes[300].registration == {}
+    assert last.processes[300].spans == {}
+
+
 def test_a_gap_is_carried_until_its_column_has_a_value_again() -> None:
     def gap(t: float, signal: str, device: str) -> Gap:
         return Gap(ns(t), "disk", signal, device, "failed", "why", "what to do")
