@@ -58,11 +58,11 @@ class CannotStart(ClusterprofError):
     exit_code = EXIT_CANNOT_START
 
 
-class DevicesChanged(Exception):  # noqa: N818 - a signal between collector and loop, not a fault
+class DevicesChanged(Exception):  # a signal to the loop, not a fault
     """A collector's set of devices is no longer the one it opened; the recorder opens it anew."""
 
 
-class Unavailable(Exception):  # noqa: N818 - a value as much as an exception
+class Unavailable(Exception):  # a value as much as an exception
     """A value that could not be read, why, and what would make it readable.
 
     absent: no such hardware, driver or kernel feature.

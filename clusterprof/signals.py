@@ -140,7 +140,7 @@ TCP_SEGMENTS = _signal("tcp.segments_sent_total", "", "TCP segments sent, retran
 TCP_RETRANSMITS = _signal("tcp.retransmits_total", "", "TCP segments sent again.")
 TCP_TIMEOUTS = _signal("tcp.timeouts_total", "", "TCP retransmission timers that expired.")
 
-# --- gpu: NVML, or the emulated accelerator; device = UUID or "emulated-<n>" -----------------------
+# --- gpu: NVML, or the emulated accelerator; device = UUID or "emulated-<n>" ---------------------
 GPU_BUSY = _signal("gpu.busy_ratio", "gpu", "Share of the driver's window with a kernel resident.")
 GPU_BUSY_TIME = _signal(
     "gpu.busy_ns_total",
