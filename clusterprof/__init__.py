@@ -44,7 +44,8 @@ def span(name: str) -> AbstractContextManager[None]:
     """Return a context manager that records what this process does inside it as `name`.
 
     name: up to 48 bytes of UTF-8, at most 64 different ones in a process. The names data_wait,
-    forward, backward, collective, eval, compile, checkpoint and h2d mean these phases.
+    forward, backward, collective, eval, compile, checkpoint and h2d mean these phases; fetch is
+    for the worker of a loader of your own: how one batch was made, its CPU time and reads too.
     """
     probe = sys.modules.get(_PROBE)
     if probe is None:

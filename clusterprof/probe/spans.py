@@ -1,9 +1,9 @@
 """The user's own spans: `with clusterprof.span("tokenise"):`."""
 
 from time import monotonic_ns
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple, Union
 
-from . import failed, layout, ring, steps
+from . import failed, layout, ring, steps, usage
 
 # Names that mean a kind we know; its values as "unknown".
 KNOWN: Dict[str, Tuple[int, int, int]] = {
@@ -40,8 +40,35 @@ class Span:
             failed(error)
 
 
-def span(name: str) -> Optional[Span]:
+class Fetch:
+    """Records how a loader of the user's own made a batch: wall, CPU time, bytes read."""
+
+    __slots__ = ("before", "began_ns")
+
+    def __init__(self) -> None:
+        self.before: Any = None
+        self.began_ns = 0
+
+    def __enter__(self) -> None:
+        try:
+            self.before = usage.usage()
+        except BaseException as error:
+            failed(error)
+        self.began_ns = monotonic_ns()
+
+    def __exit__(self, *exception: Any) -> None:
+        try:
+            ended_ns = monotonic_ns()
+            if self.before is not None:
+                ring.emit(layout.FETCH, self.began_ns, ended_ns, 1, *usage.used_since(self.before))
+        except BaseException as error:
+            failed(error)
+
+
+def span(name: str) -> "Optional[Union[Span, Fetch]]":
     """Return a span of this name, or None when there is no room for another name."""
+    if name == "fetch":
+        return Fetch()
     known = KNOWN.get(name)
     if known is not None:
         return Span(*known)

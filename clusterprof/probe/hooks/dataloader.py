@@ -1,16 +1,14 @@
 """torch.utils.data: what the main process waits for, and what each worker does meanwhile."""
 
 import os
-import resource
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Tuple
 
-from .. import layout, ring, steps
+from .. import layout, ring, steps, usage
 from . import cuda
 from .seam import wrap
 
-SECTOR_BYTES = 512  # getrusage counts blocks of this size whatever the file system's own
 UNKNOWN = -1
 
 Wait = Tuple[int, int, int, int, Any]
@@ -74,21 +72,13 @@ def _started(token: None, start: int, end: int, result: None, iterator: Any, *lo
 
 
 def _fetches(fetcher: Any, index: Any) -> Any:
-    return resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.usage()
 
 
-def _fetched(usage: Any, start: int, end: int, data: Any, fetcher: Any, index: Any) -> None:
-    now = resource.getrusage(resource.RUSAGE_THREAD)
+def _fetched(before: Any, start: int, end: int, data: Any, fetcher: Any, index: Any) -> None:
+    used = usage.used_since(before)
     items = len(index) if fetcher.auto_collation and hasattr(index, "__len__") else 1
-    ring.emit(
-        layout.FETCH,
-        start,
-        end,
-        items,
-        round((now.ru_utime - usage.ru_utime) * 1e9),
-        round((now.ru_stime - usage.ru_stime) * 1e9),
-        (now.ru_inblock - usage.ru_inblock) * SECTOR_BYTES,
-    )
+    ring.emit(layout.FETCH, start, end, items, *used)
 
 
 def _wrap_worker_loop(module: Any) -> None:
