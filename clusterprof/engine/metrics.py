@@ -81,7 +81,14 @@ def _stalls(
     for family in dict.fromkeys(detector.cause.family for detector in DETECTORS):
         of_family = [one.cause.id for one in DETECTORS if one.cause.family == family]
         part = sum(ns for id_, ns in buckets.items() if _family(id_) == family)
-        asked = any(id_ in whole.asked for id_ in of_family)
+        # A leaf that lacks only a counter of its own leaves its time to a sibling.
+        blind = any(
+            cause in of_family
+            and cause not in whole.asked
+            and need in ("spans", "threads", "device")
+            for cause, need in whole.missing
+        )
+        asked = any(id_ in whole.asked for id_ in of_family) and not blind
         by_family = unmarked and family in ("storage", "cpu")
         value = part / in_step_ns if in_step_ns > 0 and (asked or by_family) else None
         why = _NO_STEPS if in_step_ns <= 0 else _lacking(whole, of_family)

@@ -200,6 +200,17 @@ def test_limits_are_bound_by_cause_and_mistakes_name_the_nearest(tmp_path: Path)
         analyze(tmp_path, limits={"storage-local": {"blocked_at_least": 1}})
 
 
+def test_a_family_that_could_not_be_looked_into_is_not_zero(tmp_path: Path) -> None:
+    script = training(JOB)
+    script.sampled = False
+    report = analysed(script, tmp_path)
+    got = metrics(report)
+    assert got["stall.storage_ratio"] is None
+    assert got["stall.cpu_ratio"] is None
+    assert got["stall.checkpoint_ratio"] == 0.0
+    assert report.unattributed_ns == report.lost_ns == 12 * SECOND
+
+
 def test_nothing_to_read(tmp_path: Path) -> None:
     with pytest.raises(NoRecording):
         analyze(tmp_path)

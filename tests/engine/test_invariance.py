@@ -25,7 +25,10 @@ LIMITS = bound({})
 SLOW = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
-SHORT = st.integers(0, 700).map(lambda ms: ms / 1000)
+# Mostly steps of less than a second, now and then one that spans several chunks.
+SHORT = st.one_of(st.integers(0, 700), st.integers(0, 700), st.integers(2_000, 7_000)).map(
+    lambda ms: ms / 1000
+)
 
 
 @st.composite
