@@ -16,7 +16,8 @@ _owner: Optional[Callable[[], Any]] = None  # the first optimizer to step is the
 
 def install(module: ModuleType) -> bool:
     """Register with torch as a hook common to all optimizers (torch 2.0 and later)."""
-    optimizers: Any = module.optim.optimizer  # type: ignore[attr-defined]
+    # not module.optim.optimizer: torch.optim deletes the names of its submodules
+    optimizers: Any = sys.modules["torch.optim.optimizer"]
     if getattr(optimizers, "_is_clusterprof_hooked", False):
         return True
     compiler = getattr(module, "compiler", None)
