@@ -139,7 +139,7 @@ def hand_over(rank: Rank, lost: Lost, feeding: Feeding, column: str) -> Float:
     worker that had made it kept its interpreter busy with the next one.
 
     A batch leaves a worker through a thread of its own, which needs the worker's interpreter. What
-    the worker's main thread did meanwhile ("on_cpu_ns" or "run_delay_ns") holds the batch up.
+    the worker's main thread did meanwhile ("user_ns" or "run_delay_ns") holds the batch up.
     """
     out = np.zeros(lost.start_ns.size)
     late = waited(lost, feeding.delivery)

@@ -60,7 +60,7 @@ class CpuPreprocess:
 
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim time of the critical thread on a CPU in user code."""
-        share = waited(lost, feeding.user_cpu) + hand_over(rank, lost, feeding, "on_cpu_ns")
+        share = waited(lost, feeding.user_cpu) + hand_over(rank, lost, feeding, "user_ns")
         share[share < limits.on_cpu_at_least_ratio] = 0.0
         pids = np.unique(feeding.worker_pid[(share > 0) & (feeding.worker_pid > 0)])
         evidence = (
