@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from clusterprof.attribution.confidence import FAMILY_PRIOR, NAMED_FROM, confidence
 from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.local import BLOCKED
-from clusterprof.attribution.lost import RankState
 from clusterprof.attribution.partial import SHARE, Partial
+from clusterprof.attribution.regions import RankState
 from clusterprof.findings import UNATTRIBUTED, RankLedger
 from clusterprof.timeline.model import SOURCE_HOST_SPANS
 

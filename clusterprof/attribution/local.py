@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.attribution.families import cooccurring
-from clusterprof.attribution.lost import Account, Region
+from clusterprof.attribution.lost import Account
 from clusterprof.attribution.partial import SHARE, Partial
+from clusterprof.attribution.regions import Region
 from clusterprof.detectors.base import Claims, Detector
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.findings import Evidence

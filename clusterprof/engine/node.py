@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.attribution.carry import glue, tail
+from clusterprof.attribution.device import sample_times
 from clusterprof.attribution.ledger import RankBooks, RankName, keep_books
 from clusterprof.attribution.local import settle
-from clusterprof.attribution.lost import OPEN_AT_MOST_NS, RankState, lost_pieces
+from clusterprof.attribution.lost import lost_pieces
 from clusterprof.attribution.partial import EMPTY, Partial, merge
+from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
 from clusterprof.findings import NodeFacts
 from clusterprof.signals import SELF_CPU
 from clusterprof.timeline.buffers import REACH_NS
@@ -132,6 +134,8 @@ def _needed_from(ranks: Mapping[Key, _Open], chunk: Chunk) -> int:
 
 
 def _advance(one: _Open | None, rank: Rank, limits: Mapping[str, Any]) -> _Open:
+    if not sample_times(rank).size:  # known by name and never sampled is not measured
+        rank = replace(rank, device="")
     if one is None:
         return _settled(_Open(RankState(), EMPTY, EMPTY, rank), rank, limits, last=False)
     if rank.marked and not one.rank.marked:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from builders import activity, busy_counter, chunk, counter, gauge, ns, process, rank, spans, thread
 
-from clusterprof.attribution.lost import RankState, lost_pieces
+from clusterprof.attribution.lost import lost_pieces
+from clusterprof.attribution.regions import RankState
 from clusterprof.probe import layout
 from clusterprof.timeline.model import (
     PHASE_CHECKPOINT,

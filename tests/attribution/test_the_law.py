@@ -16,9 +16,9 @@ from clusterprof.attribution.ledger import (
     named,
 )
 from clusterprof.attribution.local import BLOCKED, NO_SIGNAL, PRECEDENCE, taken, three_digits
-from clusterprof.attribution.lost import RankState
 from clusterprof.attribution.painting import FILL_ORDER, fill
 from clusterprof.attribution.partial import EMPTY, SHARE, Partial, merge
+from clusterprof.attribution.regions import RankState
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 

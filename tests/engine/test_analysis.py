@@ -122,6 +122,14 @@ def test_without_a_device_the_loss_is_an_upper_bound_and_says_so(tmp_path: Path)
     assert by_name["productive.ratio"].bound == "at least"
 
 
+def test_a_device_that_never_answered_leaves_the_upper_bound(tmp_path: Path) -> None:
+    script = training(JOB)
+    script.unread = range(10_000)
+    report = analysed(script, tmp_path)
+    assert (report.ranks[0].source, report.ranks[0].device) == ("host-spans", "")
+    assert report.lost_ns == 12 * SECOND
+
+
 def test_ranks_that_wait_for_each_other_get_no_promise(tmp_path: Path) -> None:
     script = training(JOB)
     script.variables = {"RANK": "0", "WORLD_SIZE": "2"}

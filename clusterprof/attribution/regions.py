@@ -1,0 +1,155 @@
+"""Which stretches of a rank can be judged now, when its recording arrives in chunks.
+
+Time can be judged only when every span and sample that covers it has ended. A stretch therefore
+ends at a sample before the last step end, which is an edge of pieces anyway: reading in one chunk
+or in many cuts the same pieces. What lies after the last step is tentative until another one ends.
+
+    steps      |----|----|----|-- still running
+    samples    .  .  .  .  .  .  .
+    settled    ............|              the rest is judged with the next chunk
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from clusterprof.attribution.device import LATE_NS, busy_windows, sample_times
+from clusterprof.probe import layout
+from clusterprof.timeline.model import Rank, SpanTable
+
+# A stretch that is open for longer is settled without the end of the span that holds it open.
+OPEN_AT_MOST_NS = 300_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """What is carried of a rank from chunk to chunk. All None before anything was seen."""
+
+    settled_ns: int | None = None
+    """Everything before is settled."""
+    begun_ns: int | None = None
+    """Start of the first wait or step (without spans: of the device's first work)."""
+    ended_ns: int | None = None
+    """End of the last step or wait so far (without spans: of the device's last work)."""
+    first_ns: int | None = None
+    last_ns: int | None = None
+    """First and last record of the rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A stretch that can be judged now."""
+
+    start_ns: int
+    end_ns: int
+    tentative: bool
+    """True when no step has ended after it yet: inside steps only if another one does."""
+
+
+def regions(rank: Rank, state: RankState, last: bool) -> tuple[list[Region], RankState]:
+    """Return which stretches are settled now; one that lies beyond the last step is tentative."""
+    first_ns, last_ns = _seen(rank, state)
+    begun_ns, ended_ns, closed_ns = (_steps if rank.marked else _work)(rank, last)
+    if state.begun_ns is not None:
+        begun_ns = state.begun_ns
+    elif begun_ns is not None and state.settled_ns is not None:
+        begun_ns = max(begun_ns, state.settled_ns)
+    ended_ns = _later(ended_ns, state.ended_ns)
+    until_ns = _settled_until(rank, closed_ns, ended_ns, last)
+    if state.settled_ns is not None:
+        until_ns = max(until_ns, state.settled_ns)
+    next_state = replace(
+        state,
+        settled_ns=until_ns,
+        begun_ns=begun_ns,
+        ended_ns=ended_ns,
+        first_ns=first_ns if begun_ns is None else min(first_ns, begun_ns),
+        last_ns=last_ns if ended_ns is None else max(last_ns, ended_ns),
+    )
+    if begun_ns is None or ended_ns is None:
+        return [], next_state
+    begin = begun_ns if state.settled_ns is None else max(begun_ns, state.settled_ns)
+    edge = until_ns if last else _sample_at_or_before(rank, min(ended_ns, until_ns))
+    cuts = [begin, max(begin, min(edge, until_ns)), max(begin, until_ns)]
+    found = [Region(cuts[0], cuts[1], False), Region(cuts[1], cuts[2], True)]
+    return [region for region in found if region.end_ns > region.start_ns], next_state
+
+
+def _settled_until(rank: Rank, closed_ns: int | None, ended_ns: int | None, last: bool) -> int:
+    """The time up to which nothing can change any more."""
+    end_ns = rank.chunk.end_ns
+    if last:
+        return ended_ns if ended_ns is not None else end_ns
+    overdue_ns = _sample_at_or_before(rank, end_ns - OPEN_AT_MOST_NS)
+    if closed_ns is None:
+        return overdue_ns
+    times = sample_times(rank)
+    if times.size:
+        closed_ns = min(closed_ns, int(times[-1]) - LATE_NS)
+    return max(_sample_at_or_before(rank, closed_ns), overdue_ns)
+
+
+def _sample_at_or_before(rank: Rank, t_ns: int) -> int:
+    times = sample_times(rank)
+    row = int(np.searchsorted(times, t_ns, side="right")) - 1
+    return int(times[row]) if row >= 0 else t_ns
+
+
+def _later(a: int | None, b: int | None) -> int | None:
+    known = [t for t in (a, b) if t is not None]
+    return max(known) if known else None
+
+
+def _seen(rank: Rank, state: RankState) -> tuple[int, int]:
+    """First and last record of the process itself."""
+    times = [t for t in (state.first_ns, state.last_ns) if t is not None]
+    for thread in rank.main.threads.values():
+        if thread.t_ns.size:
+            times += [int(thread.t_ns[0]), int(thread.t_ns[-1])]
+    for table in rank.main.spans.values():
+        if table.start_ns.size:
+            times += [int(table.start_ns.min()), int(table.end_ns.max())]
+    times += [
+        event.t_ns
+        for event in rank.chunk.events
+        if event.kind in ("process-registered", "process-exited")
+        and event.attributes.get("pid") == rank.pid
+    ]
+    if not times:
+        times = [rank.chunk.start_ns, rank.chunk.end_ns]
+    return min(times), max(times)
+
+
+def _steps(rank: Rank, last: bool) -> tuple[int | None, int | None, int | None]:
+    """Begin of the first wait or step, end of the last step (`last`: or wait), and up to where
+    every span that touches the time before it has ended."""
+    steps, waits = (table_of(rank, kind) for kind in (layout.STEP, layout.DATA_WAIT))
+    begun = [int(t.start_ns.min()) for t in (steps, waits) if t is not None]
+    ended = [int(t.end_ns.max()) for t in ((steps, waits) if last else (steps,)) if t is not None]
+    closed_ns = ended[0] if steps is not None else None
+    exposed = table_of(rank, layout.EXPOSED)
+    if closed_ns is not None and exposed is not None and steps is not None:
+        # The measure of a wait arrives some steps after it; until then the wait stays open.
+        measured = steps.end_ns[steps.end_ns <= int(exposed.end_ns.max())]
+        closed_ns = int(measured.max()) if measured.size else None
+    return min(begun, default=None), max(ended, default=None), closed_ns
+
+
+def table_of(rank: Rank, kind: int) -> SpanTable | None:
+    table = rank.main.spans.get(kind)
+    return table if table is not None and table.start_ns.size else None
+
+
+def _work(rank: Rank, last: bool) -> tuple[int | None, int | None, int | None]:
+    """The same without spans: the device's first and last window with work."""
+    windows = busy_windows(rank)
+    if windows is None:
+        return None, None, None
+    closed_ns = int(sample_times(rank)[-1])
+    final = windows.end_ns <= (closed_ns if last else closed_ns - LATE_NS)
+    busy = np.flatnonzero((windows.end_ns - windows.start_ns > windows.idle_ns) & final)
+    if not busy.size:
+        return None, None, closed_ns
+    return int(windows.start_ns[busy[0]]), int(windows.end_ns[busy[-1]]), closed_ns
