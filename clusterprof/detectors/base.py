@@ -96,8 +96,9 @@ def grown(rank: Rank, name: str, device: str, lost: Lost, share: Float) -> float
 def busiest(rank: Rank, name: str, lost: Lost, share: Float) -> tuple[str, float]:
     """Return the device whose counter rose most over the claimed pieces ("" when none did)."""
     best = ("", 0.0)
-    for signal, device in sorted(rank.chunk.series):
-        if signal == name:
+    for device in sorted(device for signal, device in rank.chunk.series if signal == name):
+        values = rank.chunk.series[(name, device)].values
+        if values.size and values[0] != values[-1]:  # most disks of a node do nothing
             amount = grown(rank, name, device, lost, share) or 0.0
             if amount > best[1]:
                 best = (device, amount)

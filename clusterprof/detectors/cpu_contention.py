@@ -63,6 +63,8 @@ class CpuContention:
         delay = runnable(rank, lost, feeding)
         share = np.maximum(delay - held_back(rank, lost, delay > 0), 0.0)
         share[share < limits.runnable_at_least_ratio] = 0.0
+        if not share.any():
+            return Claims(share, "B")
         evidence = [
             Evidence(
                 "thread.runnable_ratio",

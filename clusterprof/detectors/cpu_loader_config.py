@@ -64,6 +64,8 @@ class CpuLoaderConfig:
         absent = np.where(lost.step == 0, 0.0, feeding.no_worker)
         share = waited(lost, feeding.no_work + absent)
         share[share < limits.idle_at_least_ratio] = 0.0
+        if not share.any():
+            return Claims(share, "B")
         evidence = (
             Evidence(
                 "worker.without_work_ratio",

@@ -62,6 +62,8 @@ class CpuMemory:
         """Claim time of the critical thread in reclaim, swap or major faults."""
         share = waited(lost, feeding.memory)
         share[share < limits.blocked_at_least_ratio] = 0.0
+        if not share.any():
+            return Claims(share, "B")
         evidence = [
             Evidence(
                 "worker.memory_ratio",

@@ -62,6 +62,8 @@ class CpuPreprocess:
         """Claim time of the critical thread on a CPU in user code."""
         share = waited(lost, feeding.user_cpu) + hand_over(rank, lost, feeding, "user_ns")
         share[share < limits.on_cpu_at_least_ratio] = 0.0
+        if not share.any():
+            return Claims(share, "B")
         pids = np.unique(feeding.worker_pid[(share > 0) & (feeding.worker_pid > 0)])
         evidence = (
             Evidence(

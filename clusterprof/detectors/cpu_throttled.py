@@ -62,6 +62,8 @@ class CpuThrottled:
         delay = runnable(rank, lost, feeding)
         share = np.minimum(delay, held_back(rank, lost, delay > 0))
         share[share < limits.throttled_at_least_ratio] = 0.0
+        if not share.any():
+            return Claims(share, "B")
         evidence = [
             Evidence(
                 "thread.held_back_ratio",

@@ -65,6 +65,8 @@ class StorageLocal:
         """Claim blocked and reading time of the critical thread."""
         share = waited(lost, feeding.block_io + feeding.reading_cpu)
         share[share < limits.blocked_at_least_ratio] = 0.0
+        if not share.any():
+            return Claims(share, "B")
         disk, read_bytes = busiest(rank, signals.DISK_READ_BYTES.name, lost, share)
         evidence = [
             Evidence(

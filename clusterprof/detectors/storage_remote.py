@@ -61,6 +61,8 @@ class StorageRemote:
         """Claim time of the critical thread blocked in a remote file system."""
         share = waited(lost, feeding.remote_io)
         share[share < limits.blocked_at_least_ratio] = 0.0
+        if not share.any():
+            return Claims(share, "B")
         mount, read_bytes = busiest(rank, signals.NFS_READ_BYTES.name, lost, share)
         evidence = [
             Evidence(
