@@ -73,5 +73,4 @@ def _plain(value: Any) -> Any:
 
 
 def _json(value: dict[str, Any]) -> str:
-    # JSON may hold DEL as it is; a terminal may not.
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("\x7f", "\\u007f")
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))

@@ -61,8 +61,10 @@ class Count:
         A hostile file full of heads that announce megabytes would otherwise cost hours; damage
         that happens by itself never comes near the limit.
         """
+        if self.bytes_searched + size > _SEARCH_BYTES + _SEARCH_FACTOR * self.bytes_read:
+            return False
         self.bytes_searched += size
-        return self.bytes_searched <= _SEARCH_BYTES + _SEARCH_FACTOR * self.bytes_read
+        return True
 
 
 class Scanner:

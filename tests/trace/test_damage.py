@@ -138,14 +138,15 @@ def header(body: bytes) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
+CLOCK = msgspec.msgpack.encode({"monotonic_ns": 1, "boottime_ns": 2, "realtime_ns": 3})
 DEEP = b"\x91" * 100_000 + b"\xc0"
 NOT_UNDERSTOOD = {
-    "a kind of a later version": framed(99, header(b"\x80")),
-    "a later schema": framed(1, header(b"\x80"), schema=2),
+    "a kind of a later version": framed(99, header(CLOCK)),
+    "a later schema": framed(2, header(CLOCK), schema=2),
     "no msgpack": framed(2, header(b"\xc1\xc1")),
     "msgpack cut short": framed(2, header(b"\x83\xa1")),
     "the wrong fields": framed(2, header(b"\x81\xa1a\x01")),
-    "a header longer than the frame": framed(2, struct.pack("<I", 1 << 30) + b"\x80"),
+    "a header longer than the frame": framed(2, struct.pack("<I", len(CLOCK) + 1) + CLOCK),
     "nested without end": framed(
         6, header(b"\x83\xa4t_ns\x01\xa4kind\xa1x\xaaattributes\x81\xa1a" + DEEP)
     ),
@@ -216,8 +217,7 @@ def test_a_file_full_of_heads_that_announce_megabytes_ends_soon(tmp_path: Path) 
     hostile = struct.pack("<4sIIBBBB", b"CPF\x01", 500_000, 0, 3, 1, 0, 0) * 60_000
     count = Count()
     assert list(Scanner(io.BytesIO(hostile), count).frames()) == []
-    tried = min(count.bytes_searched, (64 << 20) + 16 * len(hostile))
-    assert tried < 100 << 20
+    assert count.bytes_searched <= (64 << 20) + 16 * len(hostile)
     assert count.damaged_bytes + count.torn_tail_bytes == len(hostile)
 
 

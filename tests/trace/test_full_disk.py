@@ -131,7 +131,7 @@ def test_the_last_of_the_room_is_left_to_others(small_disk: Path) -> None:
 def test_a_disk_that_is_full_from_the_start_is_taken_up_when_it_has_room(small_disk: Path) -> None:
     clock = HandClock()
     filler = small_disk / "filler"
-    filler.write_bytes(bytes(TMPFS_BYTES - 4096))
+    filler.write_bytes(bytes(TMPFS_BYTES))
     writer = RecordingWriter(small_disk / "node", HEADER, clock, keep_free_bytes=0)
     run(writer, clock, 0, 30)
     assert writer.trouble
@@ -141,6 +141,7 @@ def test_a_disk_that_is_full_from_the_start_is_taken_up_when_it_has_room(small_d
     reader = NodeReader(small_disk / "node")
     assert disk_seconds(reader) == list(range(33))
     assert canonical(next(iter(reader))) == canonical(HEADER)
+    assert os.listdir(small_disk / "node") == ["000001.cpf"]  # thirty attempts left nothing behind
 
 
 def test_read_only_disk_in_the_middle_then_writable_again(small_disk: Path) -> None:

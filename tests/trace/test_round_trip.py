@@ -146,6 +146,16 @@ def test_planes_of_a_column_are_as_the_design_says() -> None:
     assert sink.raw == []
 
 
+def test_lanes_that_are_no_multiples_but_whose_one_big_number_is() -> None:
+    # 8 + 2**64 * other is a multiple of 1000 for some number below 1000, and 8 is none: stored as
+    # quotients, the two lanes would come back as two others.
+    other = next(n for n in range(1000) if (8 + (n << 64)) % 1000 == 0)
+    assert packing.divided(array("q", [8, other]).tobytes(), 1000) is None
+    assert packing.divided(array("q", [8000, -1000]).tobytes(), 1000) is None
+    eight_and_nine = array("q", [8, 9]).tobytes()
+    assert packing.divided(array("q", [8000, 9000]).tobytes(), 1000) == eight_and_nine
+
+
 def test_names_that_utf8_cannot_hold_and_huge_numbers_are_written_as_text(tmp_path: Path) -> None:
     strange = {"name": "a\udcffb", "huge": 1 << 70, "path": Path("/x")}
     write(tmp_path / "node", [[Event(1, "e", strange)]])
