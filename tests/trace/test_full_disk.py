@@ -144,6 +144,25 @@ def test_a_disk_that_is_full_from_the_start_is_taken_up_when_it_has_room(small_d
     assert os.listdir(small_disk / "node") == ["000001.cpf"]  # thirty attempts left nothing behind
 
 
+def test_names_that_were_dropped_with_their_frames_are_written_again(small_disk: Path) -> None:
+    # The names of columns stand in the frames of seconds 0, 1, 3, 7, 15 and 31. All of those are
+    # dropped or still to come; without a new definition seconds 28 and 29 would have no names.
+    clock = HandClock()
+    writer = RecordingWriter(
+        small_disk / "node", HEADER, clock, keep_free_bytes=128 << 10, buffer_bytes=6_000
+    )
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(160 << 10))
+    run(writer, clock, 0, 28)
+    assert writer.trouble
+    filler.unlink()
+    run(writer, clock, 28, 30)
+    writer.close()
+    kept = disk_seconds(NodeReader(small_disk / "node"))
+    assert kept[0] > 15
+    assert kept == list(range(kept[0], 30))
+
+
 def test_read_only_disk_in_the_middle_then_writable_again(small_disk: Path) -> None:
     clock = HandClock()
     writer = RecordingWriter(small_disk / "node", HEADER, clock, keep_free_bytes=0)
