@@ -1,13 +1,14 @@
 """Runs a hook after a module was imported by the job, and imports nothing for the job itself."""
 
 import sys
+from _thread import get_ident
 
 from . import failed, load, without_our_frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, Dict, List, Sequence, Tuple
+    from typing import Any, Dict, List, Sequence, Set, Tuple
 
 _hooks: "Dict[str, List[Tuple[int, str]]]" = {}
 notes: "List[Tuple[int, int]]" = []
@@ -17,13 +18,22 @@ notes: "List[Tuple[int, int]]" = []
 class Finder:
     """Stands first in sys.meta_path, finds what the others find, and wraps its loader once."""
 
+    def __init__(self) -> None:
+        self.searching: "Set[Tuple[str, int]]" = set()
+
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name not in _hooks:
             return None
+        search = (name, get_ident())
+        if search in self.searching:
+            return None  # a finder that asks everybody, as we do, asks us back
         try:
+            self.searching.add(search)
             return self._find(name, path, target)
         except BaseException:
             return None  # Python asks the other finders itself, and meets the same error
+        finally:
+            self.searching.discard(search)
 
     def _find(self, name: str, path: "Any", target: "Any") -> "Any":
         for finder in list(sys.meta_path):
@@ -58,7 +68,8 @@ def watch(hooks: "Sequence[Tuple[str, str]]") -> None:
     """Run `hooks.<file>.install(module)` for each (module name, file) as soon as it is imported."""
     for number, (name, file) in enumerate(hooks):
         _hooks.setdefault(name, []).append((number, file))
-    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
     for name in list(_hooks):
         module = sys.modules.get(name)
         if module is not None:

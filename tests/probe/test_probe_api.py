@@ -1,0 +1,144 @@
+"""clusterprof.step() and clusterprof.span(): the two words a job may say itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from probing import DATA_WAIT, STEP, Ring, clean_environment, install, recorded
+
+ROOT = str(Path(__file__).parents[2])
+
+CLOCK = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+clock = [1_000]
+def monotonic_ns():
+    clock[0] += 1
+    return clock[0]
+time.monotonic_ns = monotonic_ns
+import clusterprof
+import _clusterprof_probe as probe
+"""
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return install(tmp_path / "run")
+
+
+def marked(run_dir: Path, code: str) -> Ring:
+    (ring,) = recorded(CLOCK + code, run_dir, ROOT)
+    assert ring.switched_off == 0
+    return ring
+
+
+def test_nothing_happens_when_nobody_records() -> None:
+    code = (
+        "import clusterprof, sys\n"
+        "with clusterprof.span('x'): clusterprof.step()\n"
+        "print([name for name in sys.modules if name.startswith(('clusterprof.', '_cluster'))])"
+    )
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env=clean_environment(PYTHONPATH=ROOT), capture_output=True)
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"[]\n", b"")
+
+
+def test_spans_carry_the_users_names(run_dir: Path) -> None:
+    code = (
+        "for name in ('augment', 'tokenise', 'augment'):\n"
+        "    with clusterprof.span(name): clock[0] += 100"
+    )
+    ring = marked(run_dir, code)
+    assert ring.names == {64: "augment", 65: "tokenise"}
+    # One reading of the clock before, 100 inside, one after: 101.
+    assert [(s.kind, s.end_ns - s.start_ns) for s in ring.spans] == [
+        (64, 101),
+        (65, 101),
+        (64, 101),
+    ]
+
+
+def test_a_span_ends_with_the_error_that_leaves_it(run_dir: Path) -> None:
+    code = (
+        "try:\n    with clusterprof.span('x'): 1 // 0\nexcept ZeroDivisionError: clusterprof.step()"
+    )
+    assert [span.kind for span in marked(run_dir, code).spans] == [64, STEP]
+
+
+def test_names_of_phases_mean_their_kinds(run_dir: Path) -> None:
+    names = ("data_wait", "h2d", "checkpoint", "forward", "backward", "collective", "eval")
+    code = f"for name in {(*names, 'compile')}:\n    with clusterprof.span(name): pass"
+    ring = marked(run_dir, code)
+    assert ring.names == {}
+    assert [(s.kind, s.a, s.b) for s in ring.spans] == [
+        (DATA_WAIT, -1, -1),
+        (4, -1, 0),
+        (5, -1, 0),
+        (9, 0, 0),
+        (10, 0, 0),
+        (11, 0, 0),
+        (12, 0, 0),
+        (13, 0, 0),
+    ]
+
+
+def test_a_name_too_long_is_cut_between_characters(run_dir: Path) -> None:
+    ring = marked(run_dir, "with clusterprof.span('x' + 'ü' * 30): pass")
+    # 48 bytes hold x and 23 characters of 2 bytes = 47; the 24th would end at byte 49.
+    assert ring.names == {64: "x" + "ü" * 23}
+
+
+def test_there_is_room_for_64_names(run_dir: Path) -> None:
+    code = "for i in range(70):\n    with clusterprof.span('name %d' % i): pass"
+    ring = marked(run_dir, code)
+    assert ring.names == {64 + i: f"name {i}" for i in range(64)}
+    assert [span.kind for span in ring.spans] == list(range(64, 128))
+
+
+def test_marked_steps_join_end_to_end(run_dir: Path) -> None:
+    code = (
+        "probe.emit(1, 500, 600)\n"
+        "from _clusterprof_probe import steps; steps.saw(500)\n"
+        "for at in (2_000, 3_000, 4_000):\n"
+        "    clock[0] = at; clusterprof.step()"
+    )
+    assert [(s.start_ns, s.end_ns, s.a, s.b) for s in marked(run_dir, code).of(STEP)] == [
+        (500, 2_001, 0, 1),
+        (2_001, 3_001, 1, 1),
+        (3_001, 4_001, 2, 1),
+    ]
+
+
+def test_the_first_mark_ends_no_step_whose_beginning_nobody_saw(run_dir: Path) -> None:
+    code = "for at in (2_000, 3_000):\n    clock[0] = at; clusterprof.step()"
+    steps = marked(run_dir, code).of(STEP)
+    assert [(s.start_ns, s.end_ns, s.a, s.b) for s in steps] == [(2_001, 3_001, 0, 1)]
+
+
+def test_from_the_first_mark_on_optimizers_end_no_steps(run_dir: Path) -> None:
+    code = (
+        "from _clusterprof_probe import steps\n"
+        "steps.saw(1_500)\n"
+        "steps.optimizer_stepped(2_000)\n"  # step 0, before anybody could know of the marks
+        "clock[0] = 2_099; clusterprof.step()\n"  # the same step, said again: 2,100 begins step 1
+        "steps.optimizer_stepped(3_000)\n"
+        "clock[0] = 3_099; clusterprof.step()"
+    )
+    assert [(s.start_ns, s.end_ns, s.a, s.b) for s in marked(run_dir, code).of(STEP)] == [
+        (1_500, 2_000, 0, 0),
+        (2_100, 3_100, 1, 1),
+    ]
+
+
+def test_a_probe_that_fails_inside_them_is_not_seen(run_dir: Path) -> None:
+    code = (
+        "from _clusterprof_probe import ring, spans, steps\n"
+        "def fail(*arguments): raise SystemExit(3)\n"
+        "spans.span = steps.mark = fail\n"
+        "with clusterprof.span('x'): clusterprof.step()\n"
+        "assert not probe.on"
+    )
+    assert recorded(CLOCK + code, run_dir, ROOT) == []

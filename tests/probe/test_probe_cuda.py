@@ -1,0 +1,256 @@
+"""Exposed waits, the device's name and copies, against a small torch.cuda with a stream clock.
+
+The stand-in keeps the rules of CUDA that matter here and breaks the job's neck when they are
+broken: no query and no event while a graph is captured, an event belongs to one device, no time
+between events that have not completed, no synchronisation ever. Its clock is the probe's clock.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from probing import DATA_WAIT, EXPOSED, H2D, Ring, install, recorded
+
+FAKE = """
+import sys, time, types
+clock = [0]
+time.monotonic_ns = lambda: clock[0]
+
+class Stream:
+    def __init__(self, device):
+        self.device_index, self.end = device, 0
+    def work(self, ns):
+        self.end = max(clock[0], self.end) + ns
+
+class Event:
+    made = 0
+    def __init__(self, enable_timing):
+        assert enable_timing
+        Event.made += 1
+        self.device, self.at = None, None
+    def record(self, stream):
+        assert not cuda.capturing and cuda.initialized
+        assert self.device in (None, stream.device_index)
+        self.device, self.at = stream.device_index, max(clock[0], stream.end)
+    def query(self):
+        assert not cuda.capturing
+        return clock[0] >= self.at
+    def elapsed_time(self, later):
+        assert self.query() and later.query()
+        return (later.at - self.at) / 1e6
+    def synchronize(self):
+        raise AssertionError
+
+cuda = types.ModuleType("torch.cuda")
+cuda.Event, cuda.capturing, cuda.initialized = Event, False, True
+cuda.streams, cuda.device = [Stream(0), Stream(1)], 0
+cuda.current_stream = lambda: cuda.streams[cuda.device]
+cuda.current_device = lambda: cuda.device
+cuda.is_current_stream_capturing = lambda: cuda.capturing
+cuda.is_initialized = lambda: cuda.initialized
+def get_device_properties(device):
+    assert cuda.initialized
+    return types.SimpleNamespace(uuid="c0ffee0%d" % device)
+cuda.get_device_properties = get_device_properties
+
+class Tensor:
+    def __init__(self, is_cuda=False):
+        self.is_cuda = is_cuda
+    def to(self, device, non_blocking=False):
+        clock[0] += 7
+        return self if self.is_cuda == (device == "cuda") else Tensor(device == "cuda")
+    def cuda(self):
+        return self.to("cuda")
+    def numel(self):
+        return 10
+    def element_size(self):
+        return 4
+
+torch = types.ModuleType("torch")
+torch.cuda, torch.Tensor = cuda, Tensor
+sys.modules.update({"torch": torch, "torch.cuda": cuda})
+
+class Base:
+    _num_workers = _num_yielded = 0
+    def __next__(self):
+        clock[0] += self.takes
+        self._num_yielded += 1
+
+class Single(Base):
+    def __init__(self, loader=None): pass
+
+def _worker_loop(worker_id, num_workers): pass
+Fetcher = type("Fetcher", (), {"fetch": lambda self, index: None})
+loaders = types.SimpleNamespace(
+    _BaseDataLoaderIter=Base, _SingleProcessDataLoaderIter=Single,
+    _MultiProcessingDataLoaderIter=type("Multi", (Base,), {"__init__": lambda self: None}),
+    _utils=types.SimpleNamespace(
+        worker=types.SimpleNamespace(_worker_loop=_worker_loop),
+        fetch=types.SimpleNamespace(_MapDatasetFetcher=Fetcher, _IterableDatasetFetcher=Fetcher),
+    ),
+)
+import _clusterprof_probe as probe
+probe.load()
+from _clusterprof_probe.hooks import cuda as events, dataloader
+dataloader.install(loaders)
+batches = Base()
+def wait(ns):
+    batches.takes = ns
+    next(batches)
+"""
+
+
+def exposed(tmp_path: Path, code: str, gpu_events: bool = True) -> Ring:
+    """Run the stand-in and `code`; return the ring of a probe that is still on."""
+    run_dir = install(tmp_path / "run", gpu_events=gpu_events)
+    (ring,) = recorded(FAKE + code, run_dir)
+    assert ring.switched_off == 0
+    return ring
+
+
+def test_the_exposed_part_of_a_wait_is_what_the_stream_stood_still(tmp_path: Path) -> None:
+    code = """
+clock[0] = 1_000
+cuda.current_stream().work(9_000)  # until 10,000
+wait(14_000)                       # 1,000 … 15,000: the device ran dry at 10,000 -> 5,000
+cuda.current_stream().work(30_000) # 15,000 … 45,000
+wait(10_000)                       # 15,000 … 25,000: hidden -> 0
+clock[0] = 50_000                  # the device has been idle since 45,000
+wait(20_000)                       # 50,000 … 70,000: idle all along -> 20,000
+clock[0] = 80_000
+events.look()
+assert Event.made == 2  # each pair was read before the next wait began, and served again
+"""
+    ring = exposed(tmp_path, code)
+    waits = ring.of(DATA_WAIT)
+    assert [(w.start_ns, w.end_ns) for w in waits] == [
+        (1_000, 15_000),
+        (15_000, 25_000),
+        (50_000, 70_000),
+    ]
+    assert [(e.start_ns, e.end_ns, e.a, e.b) for e in ring.of(EXPOSED)] == [
+        (1_000, 15_000, waits[0].sequence, 5_000),
+        (15_000, 25_000, waits[1].sequence, 0),
+        (50_000, 70_000, waits[2].sequence, 20_000),
+    ]
+
+
+def test_an_event_that_is_not_reached_yet_is_left_for_later(tmp_path: Path) -> None:
+    code = """
+clock[0] = 1_000
+cuda.current_stream().work(1_000_000)
+wait(10)
+events.look(); wait(10); events.look()
+"""
+    assert exposed(tmp_path, code).of(EXPOSED) == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["cuda.capturing = True", "cuda.initialized = False", "del sys.modules['torch.cuda']"],
+)
+def test_nothing_is_touched_while_a_graph_is_captured_or_before_cuda(
+    tmp_path: Path, setting: str
+) -> None:
+    ring = exposed(tmp_path, f"clock[0] = 1_000\n{setting}\nwait(10); wait(10); events.look()")
+    assert len(ring.of(DATA_WAIT)) == 2
+    assert ring.of(EXPOSED) == []
+
+
+def test_a_capture_that_begins_inside_a_wait_is_left_alone(tmp_path: Path) -> None:
+    code = """
+clock[0] = 1_000
+mark = events.before_wait()
+cuda.capturing = True
+events.after_wait(mark, 1, 1_000, 2_000)
+events.look()
+cuda.capturing = False
+wait(10_000); clock[0] += 1; events.look()
+"""
+    assert [e.b for e in exposed(tmp_path, code).of(EXPOSED)] == [10_000]
+
+
+def test_each_device_has_its_own_events(tmp_path: Path) -> None:
+    code = """
+clock[0] = 1_000
+for turn in range(4):
+    cuda.device = turn % 2
+    wait(1_000)
+    clock[0] += 500
+events.look()
+"""
+    assert [e.b for e in exposed(tmp_path, code).of(EXPOSED)] == 4 * [1_000]
+
+
+def test_waits_beyond_the_pool_are_not_measured(tmp_path: Path) -> None:
+    code = """
+clock[0] = 1_000
+cuda.current_stream().work(10_000_000)
+for _ in range(100): wait(1_000)
+clock[0] = 20_000_000
+events.look()
+assert Event.made == 2 * events.PENDING, Event.made
+"""
+    assert len(exposed(tmp_path, code).of(EXPOSED)) == 64
+
+
+def test_gpu_events_can_be_switched_off(tmp_path: Path) -> None:
+    code = "clock[0] = 1_000\nwait(10); clock[0] += 1; events.look(); assert Event.made == 0"
+    ring = exposed(tmp_path, code, gpu_events=False)
+    assert (len(ring.of(DATA_WAIT)), ring.of(EXPOSED)) == (1, [])
+
+
+def test_a_forked_child_does_not_touch_its_parents_events(tmp_path: Path) -> None:
+    code = """
+import os
+clock[0] = 1_000
+wait(10)
+pid = os.fork()
+if not pid:
+    cuda.initialized = False  # as torch says in a forked child
+    wait(10); events.look()
+    assert not events._pending and not events._pool and probe.on
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+    run_dir = install(tmp_path / "run")
+    assert len(recorded(FAKE + code, run_dir)) >= 1
+
+
+def test_the_process_registers_anew_with_its_device(tmp_path: Path) -> None:
+    code = """
+cuda.initialized = False
+clock[0] = 1_000; wait(10)
+import json, os
+path = probe.run_dir + "/register/%d.json" % os.getpid()
+assert json.load(open(path))["device"] == ""
+cuda.initialized, cuda.device = True, 1
+wait(10)
+"""
+    exposed(tmp_path, code)
+    (path,) = (tmp_path / "run/register").iterdir()
+    assert json.loads(path.read_text())["device"] == "GPU-c0ffee01"
+
+
+def test_copies_to_the_device_are_recorded_and_no_others(tmp_path: Path) -> None:
+    code = """
+clock[0] = 1_000
+wait(10)
+host, device = Tensor(), Tensor(is_cuda=True)
+host.to("cuda"); host.to("cuda", non_blocking=True)
+host.to("cpu"); device.to("cuda"); device.to("cpu")
+clock[0] = 2_000
+host.cuda()
+try: host.to()
+except TypeError as error: print(error)
+"""
+    ring = exposed(tmp_path, code)
+    # 10 elements of 4 bytes; .cuda() is a .to() of the stand-in and so is seen twice.
+    assert [(c.start_ns, c.end_ns, c.a, c.b) for c in ring.of(H2D)] == [
+        (1_010, 1_017, 40, 0),
+        (1_017, 1_024, 40, 1),
+        (2_000, 2_007, 40, 0),
+        (2_000, 2_007, 40, 0),
+    ]
