@@ -95,7 +95,7 @@ def _causes(report: Report) -> Iterator[str]:
 def _unknown(report: Report) -> Iterator[str]:
     yield from ("", "**Unattributed**", "")
     for reason, ns in report.unattributed_reasons:
-        yield f"- {human(ns, 'ns')}: {md(reason, 400)}"
+        yield f"- {human(ns, 'ns')}: {md(words.reason(reason), 400)}"
     if not report.unattributed_reasons:
         yield "- nothing"
     yield from ("", "**Not seen**", "")

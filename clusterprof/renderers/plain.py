@@ -95,12 +95,12 @@ def _unattributed(report: Report) -> Iterator[str]:
     part = words.share(report.unattributed_ns, report.lost_ns)
     yield f"Unattributed: {human(report.unattributed_ns, 'ns')}, {part} of the loss"
     for reason, ns in report.unattributed_reasons:
-        yield f"  Reason: {human(ns, 'ns')}: {safe_text(reason, 400)}"
+        yield f"  Reason: {human(ns, 'ns')}: {words.reason(reason)}"
 
 
 def _not_seen(report: Report) -> Iterator[str]:
     blinds = words.blinds(report)
-    yield f"Not seen: {len(blinds) or 'nothing is known to be missing'}"
+    yield f"Not seen: {words.blind_count(report) or 'nothing is known to be missing'}"
     yield from (f"  {blind}" for blind in blinds)
 
 

@@ -185,7 +185,7 @@ class Terminal:
     def _pointer(self, report: Report) -> str:
         """The last line of the first screen: what is not on it."""
         findings = words.in_step(report)
-        blinds = len(words.blinds(report))
+        blinds = words.blind_count(report)
         unseen = f"Not seen: {blinds} {'thing' if blinds == 1 else 'things'}, listed below."
         if not findings:
             return self._paint("dim", unseen)

@@ -114,7 +114,7 @@ def _unattributed(report: Report, width: int) -> Iterator[str]:
     amount = human(report.unattributed_ns, "ns")
     yield f" {amount}, {part} of the loss, without sufficient evidence:"
     for reason, ns in report.unattributed_reasons:
-        yield from _item(f"{human(ns, 'ns')}: {safe_text(reason, 400)}", width)
+        yield from _item(f"{human(ns, 'ns')}: {words.reason(reason)}", width)
 
 
 def _not_seen(report: Report, width: int) -> Iterator[str]:
