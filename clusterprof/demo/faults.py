@@ -28,19 +28,30 @@ class ColdFile:
         self._fd = os.open(path, os.O_RDONLY)
         self._records = os.fstat(self._fd).st_size // record_bytes
         self._record_bytes = record_bytes
+        self._buffers = [bytearray(record_bytes)]
+        self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         self._random = random.Random(seed)
         os.posix_fadvise(
             self._fd, 0, 0, os.POSIX_FADV_RANDOM
         )  # no read-ahead: records are far apart
 
-    def read_batch(self, reads: int) -> int:
-        """Read that many records at random places; return the ns the reading took."""
+    def read_batch(self, reads: int) -> tuple[int, int]:
+        """Read that many records at random places.
+
+        Returns the ns the reading took, and the ns in which the thread was ready to run and had
+        no CPU, as the kernel counts it; the first is without the second.
+        """
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        began_ns = time.monotonic_ns()
-        for _ in range(reads):
-            record = self._random.randrange(self._records)
-            os.pread(self._fd, self._record_bytes, record * self._record_bytes)
-        return time.monotonic_ns() - began_ns
+        places = [self._random.randrange(self._records) for _ in range(reads)]
+        delayed_ns, began_ns = self._run_delay_ns(), time.monotonic_ns()
+        for place in places:
+            os.preadv(self._fd, self._buffers, place * self._record_bytes)
+        took_ns = time.monotonic_ns() - began_ns
+        delay_ns = min(took_ns, self._run_delay_ns() - delayed_ns)
+        return took_ns - delay_ns, delay_ns
+
+    def _run_delay_ns(self) -> int:
+        return int(os.pread(self._schedstat, 100, 0).split()[1])
 
 
 def burn_cpu(cpu_ns: int) -> int:

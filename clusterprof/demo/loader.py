@@ -27,7 +27,7 @@ class Batch:
     burn_ns: int
     """CPU time of the decoding."""
     contended_ns: int
-    """Time the decoding was ready to run and had no CPU."""
+    """Time the worker was ready to run and had no CPU."""
 
 
 class Loader:
@@ -70,7 +70,7 @@ def _produce(
             return  # the rank is gone
         began_ns = time.monotonic_ns()
         with clusterprof.span("fetch"):
-            read_ns = file.read_batch(work.reads)
-            contended_ns = max(0, burn_cpu(work.burn_ns) - work.burn_ns)
+            read_ns, contended_ns = file.read_batch(work.reads)
+            contended_ns += max(0, burn_cpu(work.burn_ns) - work.burn_ns)
         ended_ns = time.monotonic_ns()
         batches.send(Batch(began_ns, ended_ns, read_ns, work.burn_ns, contended_ns))

@@ -44,7 +44,9 @@ def test_cold_reads_come_from_the_device(tmp_path: Path) -> None:
     assert path.stat().st_size == 8 << 20
     file = ColdFile(path, 16 * 1024, seed=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
-    file.read_batch(40)
+    read_ns, delay_ns = file.read_batch(40)
+    assert read_ns > 0
+    assert delay_ns >= 0
     blocks_of_512 = resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before
     # 40 random choices among 512 records hit about 39 different ones; the cache serves repeats
     assert blocks_of_512 * 512 >= 30 * 16 * 1024
