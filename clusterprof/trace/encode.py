@@ -6,6 +6,7 @@ process in a second.
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -168,7 +169,9 @@ def _finish(
     parts: list[frame.ColumnsPart],
     layouts: list[bytes],
 ) -> bytes:
-    raw, unpacked, codec, body = sink.body()
+    # Samples hold runs and little else; tables repeat themselves at a distance.
+    strategy = zlib.Z_RLE if kind == frame.KIND_COLUMNS else zlib.Z_DEFAULT_STRATEGY
+    raw, unpacked, codec, body = sink.body(strategy)
     header = frame.ColumnsHeader(raw, unpacked, blocks, parts, layouts)
     return frame.pack(kind, _encode(header), body, codec)
 
