@@ -8,34 +8,19 @@ reading, so that differences and fetches that end inside it have their beginning
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.probe.layout import (
-    DATA_WAIT,
-    FETCH,
-    HOOK_NOTE,
-    KIND_NAMES,
-    LOADER_START,
-    OPTIMIZER,
-    STEP,
-    WORKER_START,
-)
-from clusterprof.timeline.model import Int, Series, SpanTable
-from clusterprof.trace.schema import SPAN_FIELDS, Columns, Rows, Spans
+from clusterprof.timeline.model import Float, Int, Series
+from clusterprof.timeline.spans import REACH_NS
+from clusterprof.trace.blockcolumns import BlockColumns, restored
+from clusterprof.trace.schema import Columns, Rows
 
 Key = tuple[str, str]
 Frame = TypeVar("Frame")
-REACH_NS = 2_000_000_000
-LASTING = (LOADER_START, WORKER_START, HOOK_NOTE)
-LAST_ONE = (FETCH, DATA_WAIT, STEP, OPTIMIZER)  # say what a process is, however long ago
-FETCH_NAME = KIND_NAMES[FETCH]
-_KIND, _END = SPAN_FIELDS.index("kind"), SPAN_FIELDS.index("end_ns")
-_SEQUENCE = len(SPAN_FIELDS)
-_MOST = 128  # kinds there can be; a foreign or impossible span counts as this one and goes
-_TABLE_ORDER = [*map(SPAN_FIELDS.index, ("start_ns", "end_ns", "a", "b", "c", "d")), _SEQUENCE]
 
 
 class ColumnBuffer:
@@ -48,7 +33,9 @@ class ColumnBuffer:
 
     def holds(self, columns: Columns) -> bool:
         """True for a frame with this set of columns."""
-        return columns.signals == self._signals and columns.devices == self._devices
+        signals, devices = columns.signals, columns.devices
+        same = signals is self._signals and devices is self._devices
+        return same or (signals == self._signals and devices == self._devices)
 
     def add(self, columns: Columns) -> None:
         """Take one frame."""
@@ -66,17 +53,53 @@ class ColumnBuffer:
         low = max(int(np.searchsorted(t_ns, start_ns - REACH_NS, side="right")) - 1, 0)
         high = int(np.searchsorted(t_ns, end_ns, side="left")) + 1
         t_ns = t_ns[low:high]
-        masked = {i for frame in frames for i, mask in enumerate(frame.masks) if mask is not None}
+        masked = {
+            i
+            for frame in frames
+            if frame.masks.count(None) < len(frame.masks)
+            for i, mask in enumerate(frame.masks)
+            if mask is not None
+        }
         found = {}
-        parts_of = zip(*[frame.values for frame in frames])
-        for index, (key, parts) in enumerate(zip(self.keys, parts_of)):
-            values = np.concatenate(parts, dtype=np.float64, casting="unsafe")
+        for index, (key, values) in enumerate(zip(self.keys, _joined(frames))):
             if index in masked:
                 values[np.concatenate([_mask(frame, index) for frame in frames])] = np.nan
             values = values if order is None else values[order]
             found[key] = Series(t_ns, values[low:high], key[0].endswith("_total"))
         self._frames = _still_needed(frames, [frame.t_ns[-1] for frame in frames], end_ns)
         return found
+
+
+def _joined(frames: Sequence[Columns]) -> Iterable[Float]:
+    """Each column of all frames together, float64[n]."""
+    stretches = []
+    for _, run in groupby(frames, lambda frame: id(getattr(frame.values, "places", None))):
+        values = [frame.values for frame in run]
+        folded = [one for one in values if isinstance(one, BlockColumns)]
+        if folded:
+            stretches.append(_joined_blocks(folded))
+        else:
+            stretches.append(
+                [np.concatenate(c, dtype=np.float64, casting="unsafe") for c in zip(*values)]
+            )
+    if len(stretches) == 1:
+        return stretches[0]
+    return [np.concatenate(parts) for parts in zip(*stretches)]
+
+
+def _joined_blocks(values: Sequence[BlockColumns]) -> list[Float]:
+    """The same for frames that look alike: columns that lie together are joined together."""
+    places = values[0].places
+    order = sorted(range(len(places)), key=places.__getitem__)
+    out: list[Float] = [np.zeros(0)] * len(places)
+    for (code, block), run in groupby(order, lambda index: places[index][:2]):
+        some = list(run)
+        low, high = places[some[0]][2], places[some[-1]][2] + 1
+        together = np.concatenate([one.arrays[block][low:high] for one in values], axis=1)
+        column = restored(code, together).astype(np.float64, copy=False)
+        for index in some:
+            out[index] = column[places[index][2] - low]
+    return out
 
 
 def _still_needed(frames: list[Frame], last_ns: list[int], end_ns: int) -> list[Frame]:
@@ -141,102 +164,6 @@ def groups(table: dict[str, Int], name: str) -> dict[int, dict[str, Int]]:
         key: {column: values[low:high] for column, values in ordered.items()}
         for key, low, high in zip(distinct.tolist(), bounds[:-1], bounds[1:])
     }
-
-
-class SpanBuffer:
-    """Spans of one process: each is handed out in the chunk in which it ended.
-
-    One that came too late for its chunk is handed out in the next. With it go the spans of the
-    last `REACH_NS`, the last fetch, wait and step, and the marks that hold for all later time.
-    """
-
-    def __init__(self, started_ticks: int) -> None:
-        self.started_ticks = started_ticks
-        self._frames: list[Spans] = []
-        self._fetch_kinds: set[int] = set()
-        self._waiting = np.zeros((len(SPAN_FIELDS) + 1, 0), np.int64)
-        self._recent = self._waiting
-
-    def add(self, spans: Spans) -> None:
-        """Take one frame."""
-        self._fetch_kinds |= {kind for kind, name in spans.names.items() if name == FETCH_NAME}
-        if len(spans.columns["start_ns"]):
-            self._frames.append(spans)
-
-    @property
-    def empty(self) -> bool:
-        """True when nothing waits to be handed out."""
-        return not self._frames and not self._waiting.size
-
-    def take(self, end_ns: int, last: bool, scratch: Scratch) -> dict[int, SpanTable]:
-        """Return the spans of a chunk by kind, sorted by start."""
-        table = self._joined(scratch)
-        if self._fetch_kinds:
-            self._name_fetches(table)
-        late = table[_END] >= end_ns
-        waiting = late.any() and not last
-        self._waiting = table[:, late] if waiting else self._recent[:, :0]
-        kind = table[_KIND].astype(np.int16)
-        kind[(table[_KIND] < 0) | (table[_KIND] > _MOST) | (table[_END] < table[0])] = _MOST
-        if waiting:
-            kind[late] = _MOST
-        order = np.argsort(kind, kind="stable")
-        sizes = np.bincount(kind)
-        order = order[: len(order) - int(sizes[_MOST:].sum())]
-        table = np.take(table, order, axis=1)
-        bounds = np.concatenate([[0], np.cumsum(sizes[:_MOST])]).tolist()
-        kinds = np.flatnonzero(sizes[:_MOST]).tolist()
-        found = {k: _span_table(table[:, bounds[k] : bounds[k + 1]]) for k in kinds}
-        kept = [np.flatnonzero(table[_END] >= end_ns - REACH_NS)]
-        kept += [np.arange(bounds[k], bounds[k + 1]) for k in kinds if k in LASTING]
-        kept += [np.array([bounds[k + 1] - 1]) for k in kinds if k in LAST_ONE]
-        self._recent = table[:, np.unique(np.concatenate(kept))]
-        return found
-
-    def _name_fetches(self, table: Int) -> None:
-        """A user's span called "fetch" is one that did not measure CPU time and bytes."""
-        rows = np.isin(table[_KIND], list(self._fetch_kinds))
-        table[_KIND, rows] = FETCH
-        for name in "abcd":
-            table[SPAN_FIELDS.index(name), rows] = -1
-
-    def _joined(self, scratch: Scratch) -> Int:
-        """What was handed out lately, what waited, and what came, in shared memory."""
-        frames, self._frames = self._frames, []
-        sizes = [len(frame.columns["start_ns"]) for frame in frames]
-        before = self._recent.shape[1]
-        waiting = before + self._waiting.shape[1]
-        table = scratch.columns(waiting + sum(sizes))
-        table[:, :before] = self._recent
-        table[:, before:waiting] = self._waiting
-        if not frames:
-            return table
-        for row, name in enumerate(SPAN_FIELDS):
-            np.concatenate([f.columns[name] for f in frames], out=table[row, waiting:])
-        first = np.array([frame.first_sequence for frame in frames])
-        at = np.cumsum([0, *sizes[:-1]])
-        table[_SEQUENCE, waiting:] = np.arange(sum(sizes)) + np.repeat(first - at, sizes)
-        return table
-
-
-class Scratch:
-    """Memory for one process's spans at a time: fresh pages cost more than the copying."""
-
-    def __init__(self) -> None:
-        self._table = np.zeros((_SEQUENCE + 1, 1 << 14), np.int64)
-
-    def columns(self, count: int) -> Int:
-        """Return int64[8, count], valid until the next call."""
-        if count > self._table.shape[1]:
-            self._table = np.zeros((_SEQUENCE + 1, 2 * count), np.int64)
-        return self._table[:, :count]
-
-
-def _span_table(table: Int) -> SpanTable:
-    start = table[0]
-    if np.any(start[1:] < start[:-1]):
-        table = table[:, np.argsort(start, kind="stable")]
-    return SpanTable(*(table[row] for row in _TABLE_ORDER))
 
 
 def merge(into: dict[Key, Series], more: Iterable[tuple[Key, Series]]) -> None:

@@ -12,7 +12,7 @@ however long the recording; silence for many chunks becomes one long chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,18 @@ from clusterprof.timeline.model import Chunk, Series
 from clusterprof.timeline.processes import ProcessBuffer
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.scan import Damage
-from clusterprof.trace.schema import Clock, Columns, Event, Gap, Header, Record, Rows, Spans
+from clusterprof.trace.schema import (
+    SPAN_FIELDS,
+    Clock,
+    Columns,
+    Event,
+    Gap,
+    Header,
+    Record,
+    Rows,
+    Spans,
+)
+from clusterprof.trace.spanframes import PackedSpans, unfold
 
 CHUNK_NS = 60_000_000_000
 SLACK_NS = 3_000_000_000
@@ -70,7 +81,7 @@ class NodeLoad:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks in order of time; once."""
-        return self._assembly.chunks(self._reader.frames())
+        return self._assembly.chunks(self._reader.packed())
 
     def facts(self) -> NodeLoaded:
         """Return what was read so far."""
@@ -92,6 +103,14 @@ def _no_header(key: str) -> Header:
     return Header(node, {}, {}, [], {}, {}, {}, [])
 
 
+def _first_ns(spans: PackedSpans) -> int:
+    """The earliest start of the last process in a frame."""
+    table = np.empty((len(SPAN_FIELDS), spans.rows), np.int64)
+    unfold([spans], table)
+    rows = next(part.rows for part in reversed(spans.parts) if part.rows)
+    return int(np.min(table[0, spans.rows - rows :]))
+
+
 class _Assembly:
     """Sorts records into buffers and cuts chunks from them."""
 
@@ -108,7 +127,7 @@ class _Assembly:
         self._events: list[Event] = []
         self._open_gaps: list[Gap] = []
 
-    def chunks(self, frames: Iterable[list[Record]]) -> Iterator[Chunk]:
+    def chunks(self, frames: Iterable[Sequence[Record | PackedSpans]]) -> Iterator[Chunk]:
         start_ns: int | None = None
         end_ns = 0
         first = True
@@ -141,7 +160,7 @@ class _Assembly:
         ahead = ((self.latest_ns or start_ns) - SLACK_NS - start_ns) // self._chunk_ns
         return start_ns + self._chunk_ns * (ahead if ahead > SILENCE_CHUNKS else 1)
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: Record | PackedSpans) -> None:
         if isinstance(record, Columns):
             self._column_buffer(record).add(record)
             if len(record.t_ns):
@@ -151,6 +170,11 @@ class _Assembly:
             t_ns = dict(zip(record.names, record.columns)).get("t_ns")
             if t_ns is not None and len(t_ns):
                 self._saw(int(t_ns[0]), int(t_ns[-1]))
+        elif isinstance(record, PackedSpans):
+            self.dropped_spans += sum([part.dropped for part in record.parts])
+            self._processes.add_spans(record)
+            if self.latest_ns is None:
+                self.first_ns = _first_ns(record)
         elif isinstance(record, Spans):
             self.dropped_spans += record.dropped
             self._processes.add_spans(record)

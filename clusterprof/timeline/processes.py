@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterprof.probe.layout import WORKER_START
-from clusterprof.timeline.buffers import RowBuffer, Scratch, SpanBuffer, groups
+from clusterprof.timeline.buffers import RowBuffer, groups
 from clusterprof.timeline.model import Int, Process, ProcessIo, SpanTable, ThreadTable
+from clusterprof.timeline.spans import SpanBuffer
 from clusterprof.trace.schema import Event, Rows, Spans
+from clusterprof.trace.spanframes import PackedSpans
 
 _THREADS = {
     "t_ns": "t_ns",
@@ -38,8 +40,7 @@ class ProcessBuffer:
     def __init__(self) -> None:
         self._threads = RowBuffer([*_THREADS.values(), "pid", "tid"])
         self._rows = RowBuffer([*_IO.values(), *_WHO])
-        self._spans: dict[int, SpanBuffer] = {}
-        self._scratch = Scratch()
+        self._spans = SpanBuffer()
         self._registered: dict[int, Mapping[str, Any]] = {}
         self._exited_ns: dict[int, int] = {}
         self._who: dict[int, tuple[int, int, str]] = {}  # parent, started ticks, name
@@ -55,12 +56,9 @@ class ProcessBuffer:
             self._rows.add(rows)
             self._names = _longer(self._names, rows.strings.get("name"))
 
-    def add_spans(self, spans: Spans) -> None:
-        """Take a frame of spans; a process id that was given anew starts afresh."""
-        buffer = self._spans.get(spans.pid)
-        if buffer is None or buffer.started_ticks != spans.started_ticks:
-            buffer = self._spans[spans.pid] = SpanBuffer(spans.started_ticks)
-        buffer.add(spans)
+    def add_spans(self, spans: Spans | PackedSpans) -> None:
+        """Take a frame of spans."""
+        self._spans.add(spans)
 
     def add_event(self, event: Event) -> None:
         """Take a registration or an exit."""
@@ -81,11 +79,10 @@ class ProcessBuffer:
         rows = self._rows.take(end_ns)
         io = {pid: _io(table) for pid, table in groups(rows, "pid").items()}
         self._learn(rows)
-        spans = {
-            pid: buffer.take(end_ns, last, self._scratch) for pid, buffer in self._spans.items()
-        }
+        taken = self._spans.take(end_ns, last)
+        spans = taken.of
         registered = [p for p in self._registered if self._exited_ns.get(p, end_ns) >= start_ns]
-        active = {pid for pid, tables in spans.items() if _ended_since(tables, start_ns)}
+        active = {pid for pid, last_ns in taken.last_end_ns.items() if last_ns >= start_ns}
         pids = sorted({*threads, *io, *active, *registered})
         found = {
             pid: self._process(pid, spans.get(pid, {}), threads.get(pid, {}), io.get(pid))
@@ -112,16 +109,16 @@ class ProcessBuffer:
         parent, ticks, name = self._who.get(pid, (-1, -1, ""))
         if parent < 0 and WORKER_START in spans:
             parent = int(spans[WORKER_START].c[-1])
-        if pid in self._spans:
-            ticks = self._spans[pid].started_ticks
+        of_spans = self._spans.started_ticks(pid)
+        if of_spans is not None:
+            ticks = of_spans
         elif ticks < 0:
             ticks = int(registration.get("started_ticks", -1))
         return Process(pid, ticks, parent, name, registration, spans, threads, io)
 
     def _forget(self, start_ns: int, seen: set[int]) -> None:
         """Drop processes that were not in this chunk at all."""
-        for pid in [p for p, buffer in self._spans.items() if p not in seen and buffer.empty]:
-            del self._spans[pid]
+        self._spans.forget(seen)
         for pid in [pid for pid in self._who if pid not in seen]:
             del self._who[pid]
         for pid in [pid for pid, t in self._exited_ns.items() if t < start_ns]:
@@ -133,10 +130,6 @@ class ProcessBuffer:
 def _longer(before: tuple[str, ...], now: Any) -> tuple[str, ...]:
     """The list of strings only ever grows; a frame out of order may bring an older one."""
     return tuple(now) if now is not None and len(now) > len(before) else before
-
-
-def _ended_since(tables: Mapping[int, SpanTable], start_ns: int) -> bool:
-    return any(bool((table.end_ns >= start_ns).any()) for table in tables.values())
 
 
 def _by_thread(rows: dict[str, Int]) -> dict[int, dict[int, ThreadTable]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from clusterprof.trace import columns as packing
 from clusterprof.trace import frame
+from clusterprof.trace.blockcolumns import BlockColumns, PlanBook, one_of
 from clusterprof.trace.frame import Frame, FrameError, UnknownFrameError
 from clusterprof.trace.schema import (
     SPAN_FIELDS,
@@ -29,7 +29,8 @@ from clusterprof.trace.schema import (
     Rows,
     Spans,
 )
-from clusterprof.trace.unpack import unpack_blocks, values_of
+from clusterprof.trace.spanframes import PackedSpans, packed_spans
+from clusterprof.trace.unpack import Planes, opened, unpack_block, values_of
 
 _MAX_LAYOUTS = 4096
 _ROOM_BYTES = 512 << 20
@@ -49,6 +50,7 @@ class Decoder:
     def __init__(self) -> None:
         self._layouts: dict[int, _Layout] = {}
         self._room = _ROOM_BYTES
+        self._plans = PlanBook()
 
     def learn(self, got: Frame) -> None:
         """Take the layouts a frame defines and leave the rest alone; never raises."""
@@ -60,6 +62,13 @@ class Decoder:
 
     def records(self, got: Frame) -> list[Record]:
         """Return the records of a frame; raise FrameError when it makes no sense."""
+        return self._decoded(got, packed=False)  # type: ignore[return-value]
+
+    def packed(self, got: Frame) -> list[Record | PackedSpans]:
+        """Do what `records` does, but leave for later what is done better for many frames."""
+        return self._decoded(got, packed=True)
+
+    def _decoded(self, got: Frame, packed: bool) -> list[Record | PackedSpans]:
         if got.kind not in frame.KINDS or got.schema > frame.SCHEMA:
             raise UnknownFrameError(f"kind {got.kind}, schema {got.schema}")
         simple = _SIMPLE.get(got.kind)
@@ -67,9 +76,8 @@ class Decoder:
             return [_read(simple, got.header)]
         try:
             if got.kind == frame.KIND_SPANS:
-                header = _read(_SPANS_HEADER, got.header)
-                return _spans(header, self._unpack(got, header))
-            return self._columns(got)
+                return self._spans(got, packed)
+            return self._columns(got, packed)
         except FrameError:
             raise
         except _NONSENSE as error:
@@ -80,12 +88,18 @@ class Decoder:
         for definition in definitions:
             key = frame.layout_key(definition)
             if key not in self._layouts and len(self._layouts) < _MAX_LAYOUTS:
-                self._layouts[key] = _read(reader, definition)
+                self._layouts[key] = _frozen(_read(reader, definition))
 
-    def _unpack(
-        self, got: Frame, header: frame.ColumnsHeader | frame.SpansHeader
-    ) -> list[NDArray[Any]]:
-        """Unpack blocks within what the frames so far may unfold to.
+    def _spans(self, got: Frame, packed: bool) -> list[Record | PackedSpans]:
+        header = _read(_SPANS_HEADER, got.header)
+        planes = self._planes(got, header)
+        folded = packed_spans(header, planes) if packed else None
+        if folded is not None:
+            return [folded]
+        return _spans(header, [unpack_block(planes, block) for block in header.blocks])
+
+    def _planes(self, got: Frame, header: frame.ColumnsHeader | frame.SpansHeader) -> Planes:
+        """Open the body within what the frames so far may unfold to.
 
         A recording that was recorded unfolds to ten times its size; a thousand small frames of
         zeros that each unfold to the limit of a frame are somebody's joke.
@@ -94,11 +108,11 @@ class Decoder:
         wanted = packing.LANE_BYTES * values_of(header.blocks)
         if wanted > self._room:
             raise FrameError("the recording unfolds to more than any recording does")
-        arrays = unpack_blocks(got, header.raw_bytes, header.unpacked_bytes, header.blocks)
+        planes = opened(got, header.raw_bytes, header.unpacked_bytes, header.blocks)
         self._room -= wanted
-        return arrays
+        return planes
 
-    def _columns(self, got: Frame) -> list[Record]:
+    def _columns(self, got: Frame, packed: bool) -> list[Record | PackedSpans]:
         header = _read(_COLUMNS_HEADER, got.header)
         self._define(got.kind, header.layouts)
         layouts = [self._layouts.get(part.layout) for part in header.parts]
@@ -106,87 +120,37 @@ class Decoder:
             raise UnknownLayoutError(
                 "the names of the columns were defined in a frame that is lost"
             )
-        blocks = self._unpack(got, header)
+        planes = self._planes(got, header)
+        places = self._plans.places(got.kind, header, layouts)
+        arrays = [unpack_block(planes, block) for block in header.blocks]
         if got.kind == frame.KIND_ROWS:
-            return _rows(header, layouts, blocks)
-        queues = _Queues(header.blocks, blocks)
-        t_ns = [queues.take("q", part.rows) for part in header.parts]
-        taken = queues.take_all(header.parts, layouts)
-        records: list[Record] = []
-        for part, layout, times, values in zip(header.parts, layouts, t_ns, taken):
-            if not isinstance(layout, frame.ColumnsLayout):
-                raise FrameError("a columns frame refers to the layout of a table")
-            if not len(values) == len(layout.signals) == len(layout.devices):
-                raise FrameError("signals, devices and types differ in number")
-            masks: list[bytes | None] = [None] * len(values)
-            for index, mask in part.masks.items():
-                masks[index] = _unpack_mask(mask, part.rows)
-            signals, devices = tuple(layout.signals), tuple(layout.devices)
-            records.append(Columns(layout.collector, signals, devices, times, values, tuple(masks)))
+            return [
+                _table(layout, BlockColumns(runs, arrays))
+                for layout, (_, runs) in zip(layouts, places)
+            ]
+        records: list[Record | PackedSpans] = []
+        for part, layout, (t_ns, runs) in zip(header.parts, layouts, places):
+            values = BlockColumns(runs, arrays)
+            times = one_of(t_ns, arrays)
+            records.append(_samples(part, layout, times, values if packed else tuple(values)))
         return records
 
 
-class _Queues:
-    """Hands out the columns of blocks in the order in which they were stored."""
-
-    def __init__(self, blocks: Sequence[frame.Block], arrays: Sequence[NDArray[Any]]) -> None:
-        self._columns = {
-            (block.kind, block.rows): iter(columns) for block, columns in zip(blocks, arrays)
-        }
-
-    def take(self, code: str, rows: int) -> NDArray[Any]:
-        """Return the next column that was stored in this way."""
-        if not rows:
-            return np.empty(0, "<f8" if code in "md" else "<i8")
-        kind = packing.FLOAT if code == "d" else packing.INT
-        column = next(self._columns[kind, rows], None)
-        if column is None:
-            raise FrameError("fewer columns than the header promises")
-        if code == "m":
-            return column / 1000.0
-        factor = frame.FACTORS.get(code, 1)
-        return column if factor == 1 else column * np.int64(factor)
-
-    def take_all(
-        self, parts: Sequence[frame.ColumnsPart], layouts: Sequence[Any]
-    ) -> list[tuple[NDArray[Any], ...]]:
-        """Return the columns of each record in its own order."""
-        taken: list[list[Any]] = []
-        for layout in layouts:
-            if sorted(layout.order) != list(range(len(layout.types))):
-                raise FrameError("an order that leaves out a column")
-            if set(layout.types) - set(frame.STORED_TYPES):
-                raise FrameError("columns of an unknown type")
-            taken.append([None] * len(layout.types))
-        for code in frame.STORED_TYPES:
-            for part, layout, columns in zip(parts, layouts, taken):
-                for index in layout.order if code in layout.types else ():
-                    if layout.types[index] == code:
-                        columns[index] = self.take(code, part.rows)
-        return [tuple(columns) for columns in taken]
+def _samples(
+    part: frame.ColumnsPart, layout: Any, t_ns: NDArray[Any], values: Sequence[Any]
+) -> Columns:
+    masks: list[bytes | None] = [None] * len(values)
+    for index, mask in part.masks.items():
+        masks[index] = _unpack_mask(mask, part.rows)
+    return Columns(layout.collector, layout.signals, layout.devices, t_ns, values, tuple(masks))
 
 
-def _rows(
-    header: frame.ColumnsHeader, layouts: Sequence[Any], arrays: Sequence[NDArray[Any]]
-) -> list[Record]:
-    """Tables do not share blocks: each has its own period."""
-    records: list[Record] = []
-    pairs = iter(zip(header.blocks, arrays))
-    for part, layout in zip(header.parts, layouts):
-        if not isinstance(layout, frame.RowsLayout) or len(layout.names) != len(layout.types):
-            raise FrameError("a rows frame refers to a layout that is not a table's")
-        kinds = {code == "d" for code in layout.types}  # one block of each
-        own = list(islice(pairs, len(kinds) if part.rows else 0))
-        queues = _Queues([block for block, _ in own], [columns for _, columns in own])
-        (columns,) = queues.take_all([part], [layout])
-        strings: dict[str, Sequence[str]] = {
-            name: tuple(values) for name, values in layout.strings.items()
-        }
-        records.append(Rows(layout.table, tuple(layout.names), columns, strings))
-    return records
+def _table(layout: Any, columns: BlockColumns) -> Rows:
+    strings: dict[str, Sequence[str]] = layout.strings
+    return Rows(layout.table, layout.names, tuple(columns), strings)
 
 
-def _spans(header: frame.SpansHeader, arrays: Sequence[NDArray[Any]]) -> list[Record]:
+def _spans(header: frame.SpansHeader, arrays: Sequence[NDArray[Any]]) -> list[Record | PackedSpans]:
     lanes = sum(part.rows for part in header.parts)
     if any(part.rows < 0 for part in header.parts) or lanes > frame.MAX_UNPACKED_BYTES // 56:
         raise FrameError("a number of spans that cannot be")
@@ -204,7 +168,7 @@ def _spans(header: frame.SpansHeader, arrays: Sequence[NDArray[Any]]) -> list[Re
             columns[name] = np.full(lanes, header.constants[name], "<i8")
         elif name not in columns:
             columns[name] = next(queue) if lanes else np.empty(0, "<i8")
-    records: list[Record] = []
+    records: list[Record | PackedSpans] = []
     first = 0
     for part in header.parts:
         past = first + part.rows
@@ -220,6 +184,16 @@ def _spans(header: frame.SpansHeader, arrays: Sequence[NDArray[Any]]) -> list[Re
         )
         first = past
     return records
+
+
+def _frozen(layout: _Layout) -> _Layout:
+    """Lists as tuples: records of one layout share them."""
+    replace = msgspec.structs.replace
+    if isinstance(layout, frame.ColumnsLayout):
+        signals, devices = tuple(layout.signals), tuple(layout.devices)
+        return replace(layout, signals=signals, devices=devices)
+    strings = {name: tuple(values) for name, values in layout.strings.items()}
+    return replace(layout, names=tuple(layout.names), strings=strings)
 
 
 def _unpack_mask(mask: bytes, rows: int) -> bytes:

@@ -12,8 +12,9 @@ still being written reads up to its last whole frame.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from clusterprof.errors import NoRecording
 from clusterprof.trace import frame
@@ -21,6 +22,9 @@ from clusterprof.trace.decode import Decoder, UnknownLayoutError
 from clusterprof.trace.scan import Count, Damage, Scanner
 from clusterprof.trace.schema import Record
 from clusterprof.trace.segments import SUFFIX, is_segment
+from clusterprof.trace.spanframes import PackedSpans
+
+_Kind = TypeVar("_Kind")
 
 
 def node_folders(path: Path) -> tuple[Path, ...]:
@@ -72,6 +76,15 @@ class NodeReader:
 
     def frames(self) -> Iterator[list[Record]]:
         """Yield the records of each frame together; never raises for what the bytes are."""
+        return self._decoded(Decoder.records)
+
+    def packed(self) -> Iterator[list[Record | PackedSpans]]:
+        """Do what `frames` does, but leave for later what is done better for many frames."""
+        return self._decoded(Decoder.packed)
+
+    def _decoded(
+        self, decode: Callable[[Decoder, frame.Frame], list[_Kind]]
+    ) -> Iterator[list[_Kind]]:
         count = Count()
         self._damage = Damage()
         decoder = Decoder()
@@ -79,14 +92,14 @@ class NodeReader:
         for found in self._scan(count):
             try:
                 try:
-                    records = decoder.records(found)
+                    records = decode(decoder, found)
                 except UnknownLayoutError:
                     if searched:
                         raise
                     searched = True  # once: the definition may stand later, in any segment
                     for other in self._scan(Count()):
                         decoder.learn(other)
-                    records = decoder.records(found)
+                    records = decode(decoder, found)
             except frame.FrameError:
                 count.unknown_frames += 1
                 self._damage = count.damage()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,36 +20,49 @@ from clusterprof.trace.frame import Frame, FrameError, UnknownFrameError
 _DTYPES = {packing.INT: np.dtype("<i8"), packing.FLOAT: np.dtype("<f8")}
 
 
-def unpack_blocks(
+def opened(
     got: Frame, raw_bytes: int, unpacked_bytes: int, blocks: Sequence[frame.Block]
-) -> list[NDArray[Any]]:
-    """Return per block an array of shape (columns, rows); raise FrameError when it cannot be."""
-    needs = {packing.PLANE_RAW: 0, packing.PLANE_PACKED: 0}
+) -> Planes:
+    """Return the planes of a frame; raise FrameError when its blocks cannot be made of them."""
+    raw = packed = 0
     for block in blocks:
         if block.columns < 1 or block.rows < 1 or not 0 <= block.lag <= block.rows:
             raise FrameError("a block without a shape")
         for rows, code in ((block.lag, block.firsts), (block.rows - block.lag, block.planes)):
-            if not 0 <= code < 1 << 16:
+            if not 0 <= code < packing.PLANE_AS_ABOVE << 14:  # nothing is above the uppermost
                 raise FrameError("planes that are stored in no known way")
-            for stored in needs:
-                planes = sum(code >> 2 * k & 3 == stored for k in range(packing.LANE_BYTES))
-                needs[stored] += planes * block.columns * rows
+            if code:
+                of_raw, of_packed, _ = _stored(code)
+                raw += of_raw * block.columns * rows
+                packed += of_packed * block.columns * rows
     # The planes must be there in full, so what a frame may claim is bound to what it brings.
-    if needs != {packing.PLANE_RAW: raw_bytes, packing.PLANE_PACKED: unpacked_bytes}:
+    if raw != raw_bytes or packed != unpacked_bytes:
         raise FrameError("the body is not as long as its planes")
     if values_of(blocks) * packing.LANE_BYTES > frame.MAX_UNPACKED_BYTES:
         raise FrameError("a frame that would not fit into memory")
-    source = _Source(got, raw_bytes, unpacked_bytes)
-    return [_unpack_block(source, block) for block in blocks]
+    return Planes(got, raw_bytes, unpacked_bytes)
 
 
 def values_of(blocks: Sequence[frame.Block]) -> int:
     """Return how many values blocks unfold to."""
-    return sum(block.columns * block.rows for block in blocks)
+    return sum([block.columns * block.rows for block in blocks])
 
 
-class _Source:
-    """The two places a plane may come from."""
+@lru_cache(maxsize=1024)
+def _stored(code: int) -> tuple[int, int, tuple[tuple[int, int], ...]]:
+    """How many planes are raw and packed, and (plane, how it is stored), those of zeros left out,
+    from the top."""
+    ways = tuple(
+        (k, code >> 2 * k & 3) for k in range(packing.LANE_BYTES - 1, -1, -1) if code >> 2 * k & 3
+    )
+    stored = [how for _, how in ways]
+    return stored.count(packing.PLANE_RAW), stored.count(packing.PLANE_PACKED), ways
+
+
+class Planes:
+    """The two places a plane may come from; each is taken once, in the order of the blocks."""
+
+    __slots__ = ("_packed", "_packed_at", "_raw", "_raw_at")
 
     def __init__(self, got: Frame, raw_bytes: int, unpacked_bytes: int) -> None:
         if raw_bytes > len(got.body):
@@ -61,32 +75,43 @@ class _Source:
             raise UnknownFrameError(f"codec {got.codec}")
         if len(packed) != unpacked_bytes:
             raise FrameError("the body is not as long as the header says")
-        self._raw = np.frombuffer(got.body, np.uint8, raw_bytes)
+        self._raw = np.frombuffer(got.body[:raw_bytes], np.uint8)
         self._packed = np.frombuffer(packed, np.uint8)
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Begin again with the first block."""
         self._raw_at = self._packed_at = 0
 
-    def lanes(self, n: int, code: int) -> NDArray[np.uint64]:
-        """Put n lanes together from their planes."""
-        lanes = np.zeros((n, 8), np.uint8)
-        for k in range(7, -1, -1):
-            stored = code >> 2 * k & 3
+    def into(self, lanes: NDArray[np.uint8], code: int) -> None:
+        """Put lanes together from their planes, in uint8[n, 8] of zeros."""
+        if not code:
+            return
+        n = len(lanes)
+        for k, stored in _stored(code)[2]:
             if stored == packing.PLANE_PACKED:
                 lanes[:, k] = self._packed[self._packed_at : self._packed_at + n]
                 self._packed_at += n
             elif stored == packing.PLANE_RAW:
                 lanes[:, k] = self._raw[self._raw_at : self._raw_at + n]
                 self._raw_at += n
-            elif stored == packing.PLANE_AS_ABOVE:
+            else:
                 lanes[:, k] = lanes[:, k + 1]
+
+    def lanes(self, n: int, code: int) -> NDArray[np.uint64]:
+        """Put n lanes together from their planes."""
+        lanes = np.zeros((n, packing.LANE_BYTES), np.uint8)
+        self.into(lanes, code)
         return lanes.view("<u8")[:, 0]
 
 
-def _unpack_block(source: _Source, block: frame.Block) -> NDArray[Any]:
+def unpack_block(source: Planes, block: frame.Block) -> NDArray[Any]:
+    """Return the next block of a frame, an array of shape (columns, rows)."""
     dtype = _DTYPES[block.kind]
     firsts = source.lanes(block.columns * block.lag, block.firsts)
     rest = source.lanes(block.columns * (block.rows - block.lag), block.planes)
     if block.zigzag:
-        rest = rest >> np.uint64(1) ^ (np.uint64(0) - (rest & np.uint64(1)))
+        rest = unfolded(rest)
     shape = (block.columns, block.rows)
     if not block.lag:
         return rest.reshape(shape).view(dtype)
@@ -104,3 +129,8 @@ def _unpack_block(source: _Source, block: frame.Block) -> NDArray[Any]:
             tail = both[:, whole * block.lag :]
             join(tail, both[:, (whole - 1) * block.lag :][:, :left], out=tail)
     return both.view(dtype)
+
+
+def unfolded(lanes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Undo `columns.fold`: 1, 2, 3, 4 … become -1, 1, -2, 2, as uint64."""
+    return lanes >> np.uint64(1) ^ (np.uint64(0) - (lanes & np.uint64(1)))

@@ -1,0 +1,96 @@
+"""Frames of spans as they stand in the recording, to be unfolded many at a time.
+
+A frame holds a second of all processes, a chunk of analysis a minute of frames: unfolding frame by
+frame would cost more for the calls than for the spans. What could be wrong with a frame is checked
+when it is read; here nothing is left that can fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.trace import columns as packing
+from clusterprof.trace import frame
+from clusterprof.trace.schema import SPAN_FIELDS
+from clusterprof.trace.unpack import Planes, unfolded
+
+_EDGES = ("start_ns", "end_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSpans:
+    """All the spans of one frame, still folded."""
+
+    parts: Sequence[frame.SpansPart]
+    """Whose spans they are: `rows` of each part, one part after the other."""
+    rows: int
+    base_ns: int
+    constants: Sequence[tuple[int, int]]
+    """(row of SPAN_FIELDS, its only value)."""
+    blocks: Sequence[tuple[int, frame.Block]]
+    """(row of SPAN_FIELDS, block); in rows 0 and 1 stand gap and duration."""
+    planes: Planes
+
+
+def packed_spans(header: frame.SpansHeader, planes: Planes) -> PackedSpans | None:
+    """Return a frame as it stands; None when it is not one that our writer could have made."""
+    rows = sum([part.rows for part in header.parts])
+    varying = [row for row, name in enumerate(SPAN_FIELDS) if name not in header.constants]
+    usual = (
+        rows > 0
+        and len(header.blocks) == len(varying)
+        and not any(name in header.constants for name in _EDGES)
+        and all([part.rows >= 0 for part in header.parts])
+        and all([(b.columns, b.rows, b.lag) == (1, rows, 0) for b in header.blocks])
+        and all([-(1 << 63) <= value < 1 << 63 for value in header.constants.values()])
+    )
+    if not usual:
+        return None
+    constants = [
+        (row, header.constants[name])
+        for row, name in enumerate(SPAN_FIELDS)
+        if name in header.constants
+    ]
+    blocks = list(zip(varying, header.blocks))
+    return PackedSpans(header.parts, rows, header.base_ns, constants, blocks, planes)
+
+
+def unfold(frames: Sequence[PackedSpans], table: NDArray[np.int64]) -> None:
+    """Write the fields of all spans, frame after frame, into int64[7, sum of rows].
+
+    Each row of the table must lie in memory without gaps.
+    """
+    table[...] = 0
+    lanes = [row.view(np.uint8).reshape(-1, packing.LANE_BYTES) for row in table]
+    past = 0
+    for one in frames:
+        first, past = past, past + one.rows
+        one.planes.rewind()
+        for row, value in one.constants:
+            if value:
+                table[row, first:past] = value
+        for row, block in one.blocks:
+            one.planes.into(lanes[row][first:past], block.planes)
+            if block.zigzag:
+                of_frame = table[row, first:past].view(np.uint64)
+                of_frame[:] = unfolded(of_frame)
+    _edges(frames, table[0].view(np.uint64), table[1].view(np.uint64))
+
+
+def _edges(frames: Sequence[PackedSpans], gap: NDArray[Any], duration: NDArray[Any]) -> None:
+    """Make starts and ends of gaps and durations: running sums, modulo 2**64, anew per frame."""
+    if not frames:
+        return
+    sizes = [one.rows for one in frames]
+    bases = np.array([one.base_ns & (1 << 64) - 1 for one in frames], np.uint64)
+    end = np.cumsum(gap + duration, dtype=np.uint64)
+    before = np.zeros(len(frames), np.uint64)
+    before[1:] = end[np.cumsum(sizes, dtype=np.int64)[:-1] - 1]
+    end += np.repeat(bases - before, sizes)
+    np.subtract(end, duration, out=gap)
+    duration[:] = end
