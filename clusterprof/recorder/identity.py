@@ -12,39 +12,9 @@ import time
 from collections.abc import Mapping
 
 from clusterprof.linux.roots import Roots
+from clusterprof.probe.layout import NODE_LOCAL_RANK_VARIABLES, VARIABLES
 
-LAUNCHER_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "NODE_RANK",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_NODEID",
-    "SLURM_NTASKS",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_RANK",
-    "PMI_SIZE",
-    "MPI_LOCALRANKID",
-    "PALS_RANKID",
-    "PALS_LOCAL_RANKID",
-    "FLUX_TASK_RANK",
-    "FLUX_TASK_LOCAL_ID",
-    "FLUX_JOB_ID",
-    "PBS_JOBID",
-    "LSB_JOBID",
-    "JOB_COMPLETION_INDEX",
-    "CUDA_VISIBLE_DEVICES",
-    "CLUSTERPROF_EMULATED",
-)
+LAUNCHER_VARIABLES = VARIABLES
 _RANK_VARIABLES = (
     "RANK",
     "OMPI_COMM_WORLD_RANK",
@@ -53,14 +23,6 @@ _RANK_VARIABLES = (
     "FLUX_TASK_RANK",
     "SLURM_PROCID",  # after every RANK-like one: under `srun torchrun` it numbers nodes
     "JOB_COMPLETION_INDEX",
-)
-_LOCAL_RANK_VARIABLES = (
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "PALS_LOCAL_RANKID",
-    "FLUX_TASK_LOCAL_ID",
-    "SLURM_LOCALID",
 )
 _JOB_VARIABLES = ("SLURM_JOB_ID", "FLUX_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 # One parent per node and launch: without a job id it is what the ranks of a node have in common.
@@ -83,7 +45,7 @@ def global_rank(variables: Mapping[str, str]) -> int | None:
 
 def node_local_rank(variables: Mapping[str, str]) -> int | None:
     """Return the rank of the process on its node, None when no launcher gave one."""
-    return _first_integer(variables, _LOCAL_RANK_VARIABLES)
+    return _first_integer(variables, NODE_LOCAL_RANK_VARIABLES)
 
 
 def launcher_job(environ: Mapping[str, str], parent_pid: int) -> str | None:

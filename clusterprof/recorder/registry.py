@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterprof.recorder.announcements import Announcements
 from clusterprof.recorder.identity import (
     LAUNCHER_VARIABLES,
     global_rank,
@@ -44,9 +45,7 @@ class Registry:
         self._folder = str(run_dir / "register")
         self._proc = proc
         self._exits = Exits(proc)
-        self._seen: dict[str, int] = {}  # file name -> inode
-        self._folder_ns = -1
-        self._recent = True
+        self._announcements = Announcements(self._folder, REGISTRATIONS_AT_MOST)
         self._first = True
         self._alive: dict[int, int] = {}  # pid -> started ticks
         self._unclear: list[_Unclear] = []
@@ -88,7 +87,7 @@ class Registry:
 
     def look_again(self, now_ns: int) -> None:
         """Look at the folder even if its time has not changed: nobody can join any more."""
-        self._recent = True
+        self._announcements.look_again()
         self.look(now_ns)
 
     def take(self, now_ns: int) -> list[Record]:
@@ -110,28 +109,13 @@ class Registry:
         self._exits.close()
 
     def _scan(self, now_ns: int) -> None:
-        try:
-            changed_ns = os.stat(self._folder).st_mtime_ns
-        except OSError:
+        fresh = self._announcements.fresh()
+        if fresh is None:
             return
-        if changed_ns == self._folder_ns and not self._recent:
-            return
-        # A file may come within the same timer tick as the one before: look once more.
-        self._recent = changed_ns != self._folder_ns
-        self._folder_ns = changed_ns
-        names: dict[str, int] = {}
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                if entry.name.endswith(".json") and not entry.name.startswith("."):
-                    names[entry.name] = entry.inode()
-                if len(names) >= REGISTRATIONS_AT_MOST:
-                    break
-        for name, inode in names.items():
-            if self._seen.get(name) != inode:
-                registration = read_small_json(f"{self._folder}/{name}")
-                if registration is not None and name == f"{registration.get('pid')}.json":
-                    self._register(registration, now_ns)
-        self._seen = names
+        for name in fresh:
+            registration = read_small_json(f"{self._folder}/{name}")
+            if registration is not None and name == f"{registration.get('pid')}.json":
+                self._register(registration, now_ns)
         self._first = False
 
     def _register(self, registration: Mapping[str, Any], now_ns: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.errors import Unavailable
+from clusterprof.recorder.announcements import Announcements
 from clusterprof.recorder.pidfd import Exits
 from clusterprof.recorder.ring import Ring, open_ring
 from clusterprof.recorder.rundir import read_small_json
@@ -28,9 +29,7 @@ class Rings:
         self._exits = Exits(proc)
         self._rings: dict[str, Ring] = {}  # file name -> open ring
         self._bytes = 0
-        self._known: dict[str, int] = {}  # file name -> inode
-        self._folder_ns = -1
-        self._recent = True
+        self._announcements = Announcements(str(self._folder), 4 * RINGS_AT_MOST)
         self._skip_old = skip_old
         self._switched_off: set[str] = set()
         self._pending: list[Record] = []
@@ -77,27 +76,10 @@ class Rings:
         self._exits.close()
 
     def _scan(self, now_ns: int) -> None:
-        try:
-            changed_ns = os.stat(self._folder).st_mtime_ns
-        except OSError:
-            return
-        if changed_ns == self._folder_ns and not self._recent:
-            return
-        self._recent = changed_ns != self._folder_ns
-        self._folder_ns = changed_ns
-        names: dict[str, int] = {}
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                if entry.name.endswith(".json") and not entry.name.startswith("."):
-                    names[entry.name] = entry.inode()
-                if len(names) >= 4 * RINGS_AT_MOST:
-                    break
-        for name, inode in names.items():
-            if self._known.get(name) != inode:
-                if name in self._rings:  # the process has executed another program
-                    self._pending.extend(self._end(name, self._rings[name], now_ns))
-                self._open(name, now_ns)
-        self._known = names
+        for name in self._announcements.fresh() or ():
+            if name in self._rings:  # the process has executed another program
+                self._pending.extend(self._end(name, self._rings[name], now_ns))
+            self._open(name, now_ns)
 
     def _open(self, name: str, now_ns: int) -> None:
         announced = read_small_json(str(self._folder / name))

@@ -1,0 +1,45 @@
+"""The files by which processes of the job announce themselves and their rings."""
+
+from __future__ import annotations
+
+import os
+
+
+class Announcements:
+    """A folder of small JSON files that come and are replaced; says which are new.
+
+    Looking costs one stat() while nothing changes.
+    """
+
+    def __init__(self, folder: str, at_most: int) -> None:
+        self._folder = folder
+        self._at_most = at_most  # a flood of files is not read beyond this
+        self._seen: dict[str, int] = {}  # file name -> inode
+        self._changed_ns = -1
+        self._look_again = True
+
+    def look_again(self) -> None:
+        """Read the folder at the next look even if it seems unchanged."""
+        self._look_again = True
+
+    def fresh(self) -> list[str] | None:
+        """Return the names that came or were replaced since the last look; None = no change."""
+        try:
+            changed_ns = os.stat(self._folder).st_mtime_ns
+        except OSError:
+            return None
+        if changed_ns == self._changed_ns and not self._look_again:
+            return None
+        # A file may come within the same timer tick as the one before: look once more.
+        self._look_again = changed_ns != self._changed_ns
+        self._changed_ns = changed_ns
+        names: dict[str, int] = {}
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".json") and not entry.name.startswith("."):
+                    names[entry.name] = entry.inode()
+                if len(names) >= self._at_most:
+                    break
+        fresh = [name for name, inode in names.items() if self._seen.get(name) != inode]
+        self._seen = names
+        return fresh
