@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from clusterprof.errors import ClusterprofError
+    from clusterprof.recorder.options import Parser
     from clusterprof.recorder.order import Order, Started
     from clusterprof.recorder.plan import Plan
 
@@ -29,9 +31,13 @@ EXIT_BY_SIGNAL = 128
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recorder; return its exit code."""
-    options = _parser().parse_args(arguments)
-    # Below the options, so that `--help` and a mistyped option cost nothing.
     from clusterprof.errors import EXIT_OK, ClusterprofError
+
+    try:
+        options = _parser().read(arguments)
+    except ClusterprofError as error:
+        return _say(error)
+    # Below the options, so that `--help` and a mistyped option cost nothing.
     from clusterprof.recorder import neighbour
 
     neighbour.settle()
@@ -48,24 +54,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.ready_fd is not None:
             _answer(options.ready_fd, {"error": error.message, "remedy": error.remedy})
         else:
-            hint = f" ({error.remedy})" if error.remedy else ""
-            print(f"clusterprof: {error.message}{hint}", file=sys.stderr)
+            _say(error)
         return error.exit_code
     if signals.received and options.ready_fd is None:
         return EXIT_BY_SIGNAL + signals.received
     return EXIT_OK
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m clusterprof.agent", description=__doc__)
-    parser.add_argument("-o", "--out", metavar="DIR", help="folder of the recording")
-    parser.add_argument("--profile-json", metavar="FILE", help="sampling plan (plan.json)")
-    parser.add_argument("--duration", metavar="TIME", help="end after this time, such as 10m")
-    parser.add_argument("--hz", type=float, help="samples per second of the fast tier")
-    parser.add_argument("--pid", type=int, help="attach to this process; end when it ends")
-    parser.add_argument("--run-dir", metavar="DIR", help="run directory of the job")
-    parser.add_argument("--job", help="name of the job")
-    parser.add_argument("--follow", action="store_true", help="end with the last process")
+def _say(error: ClusterprofError) -> int:
+    hint = f" ({error.remedy})" if error.remedy else ""
+    print(f"clusterprof: {error.message}{hint}", file=sys.stderr)
+    return error.exit_code
+
+
+def _parser() -> Parser:
+    from clusterprof.recorder import options
+
+    parser = options.Parser("python -m clusterprof.agent", description=__doc__)
+    for option in (options.OUT, options.DURATION, options.HZ, options.PID):
+        parser.take(option)
+    parser.add_argument("--profile-json", metavar="FILE", help="Sampling plan (plan.json).")
+    parser.add_argument("--run-dir", metavar="DIR", help="Run directory of the job.")
+    parser.add_argument("--job", help="Name of the job.")
+    parser.add_argument("--follow", action="store_true", help="End with the last process.")
     parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     return parser

@@ -103,7 +103,7 @@ def test_a_signal_without_a_unit_cannot_be_made() -> None:
 
 
 def commands() -> Iterator[str]:
-    from clusterprof.cli.app import COMMANDS
+    from clusterprof.cli.commands import COMMANDS
 
     yield from COMMANDS
 

@@ -14,7 +14,7 @@ import pytest
 from door import command, environment, with_report
 
 from clusterprof import __version__
-from clusterprof.cli.app import COMMANDS
+from clusterprof.cli.commands import COMMANDS
 
 
 def test_version() -> None:
