@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from probing import DATA_WAIT, STEP, Ring, clean_environment, install, recorded
+from probing import DATA_WAIT, FETCH, STEP, Ring, clean_environment, install, recorded
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -85,6 +85,21 @@ def test_names_of_phases_mean_their_kinds(run_dir: Path) -> None:
     ]
 
 
+def test_a_fetch_of_ones_own_tells_cpu_time_from_waiting(run_dir: Path) -> None:
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); import clusterprof\n"
+        "with clusterprof.span('fetch'):\n"
+        "    time.sleep(0.03)\n"
+        "    began = time.thread_time()\n"
+        "    while time.thread_time() - began < 0.03: pass"
+    )
+    (ring,) = recorded(code, run_dir, ROOT)
+    (fetch,) = ring.of(FETCH)
+    # 30 ms asleep and 30 ms of CPU: the CPU time leaves out all of the sleep and none of the rest.
+    assert fetch.a == 1
+    assert 30_000_000 <= fetch.b + fetch.c <= fetch.end_ns - fetch.start_ns - 29_900_000
+
+
 def test_a_name_too_long_is_cut_between_characters(run_dir: Path) -> None:
     ring = marked(run_dir, "with clusterprof.span('x' + 'ü' * 30): pass")
     # 48 bytes hold x and 23 characters of 2 bytes = 47; the 24th would end at byte 49.
@@ -140,5 +155,24 @@ def test_a_probe_that_fails_inside_them_is_not_seen(run_dir: Path) -> None:
         "spans.span = steps.mark = fail\n"
         "with clusterprof.span('x'): clusterprof.step()\n"
         "assert not probe.on"
+    )
+    assert recorded(CLOCK + code, run_dir, ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "number, error", [("SIGALRM", "TimeoutError"), ("SIGINT", "KeyboardInterrupt")]
+)
+def test_what_a_signal_of_the_job_raises_inside_us_is_the_jobs(
+    run_dir: Path, number: str, error: str
+) -> None:
+    code = (
+        "import os, signal\n"
+        "def handler(number, frame): raise TimeoutError\n"
+        "signal.signal(signal.SIGALRM, handler)\n"
+        "from _clusterprof_probe import steps\n"
+        f"def mark(): os.kill(os.getpid(), signal.{number}); time.sleep(1)\n"
+        "steps.mark = mark\n"
+        f"try: clusterprof.step()\nexcept {error}: caught = True\n"
+        "assert caught and probe.on"
     )
     assert recorded(CLOCK + code, run_dir, ROOT) == []

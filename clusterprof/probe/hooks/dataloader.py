@@ -1,6 +1,7 @@
 """torch.utils.data: what the main process waits for, and what each worker does meanwhile."""
 
 import os
+import sys
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Tuple
@@ -95,6 +96,12 @@ def _wrap_worker_loop(module: Any) -> None:
         ring.helper = True
         now = monotonic_ns()
         worker, workers = arguments[worker_at], arguments[workers_at]
-        ring.emit(layout.WORKER_START, now, now, worker, workers, os.getppid())
+        ring.emit(layout.WORKER_START, now, now, worker, workers, _loader_pid())
 
     wrap(module, "_worker_loop", lambda *unused: None, begins)
+
+
+def _loader_pid() -> int:
+    """Return the process whose loader started this worker; with a fork server not its parent."""
+    parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", lambda: None)()
+    return getattr(parent, "pid", None) or os.getppid()
