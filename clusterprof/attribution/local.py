@@ -141,6 +141,9 @@ def taken(claims: Mapping[str, NDArray[np.float64]], n: int) -> tuple[dict[str, 
     left = np.full(n, SHARE, np.int64)
     shares: dict[str, Int] = {}
     for id_ in sorted(claims, key=_rank_of):
+        if not claims[id_].any():
+            shares[id_] = np.zeros(n, np.int64)
+            continue
         wanted = np.rint(np.clip(np.nan_to_num(claims[id_]), 0.0, 1.0) * SHARE).astype(np.int64)
         shares[id_] = np.minimum(wanted, left)
         left = left - shares[id_]

@@ -20,6 +20,7 @@ from clusterprof.attribution.device import Windows, busy_windows, within
 from clusterprof.attribution.painting import FILL_ORDER, Painted, fill, paint
 from clusterprof.attribution.regions import RankState, Region, regions, table_of
 from clusterprof.probe import layout
+from clusterprof.timeline.intervals import passed
 from clusterprof.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_DATA_WAIT,
@@ -92,7 +93,7 @@ def _from_host(rank: Rank, painted: Painted) -> tuple[Lost, Account]:
 def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, Account]:
     cuts = np.concatenate([windows.start_ns, windows.end_ns])
     painted = paint(rank, region.start_ns, region.end_ns, cuts)
-    window = np.searchsorted(windows.start_ns, painted.start_ns, side="right") - 1
+    window = passed(windows.start_ns, painted.start_ns) - 1
     some = windows.start_ns.size > 0
     held = (window >= 0) & (painted.start_ns < windows.end_ns[np.maximum(window, 0)]) & some
     if not held.all():

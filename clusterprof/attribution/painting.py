@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof.probe import layout
-from clusterprof.timeline.intervals import Intervals, clip, union
+from clusterprof.timeline.intervals import EMPTY, Intervals, clip, passed, union
 from clusterprof.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COMPUTE,
@@ -65,41 +65,61 @@ class Painted:
 
 def paint(rank: Rank, start_ns: int, end_ns: int, cuts: Int) -> Painted:
     """Cut `[start_ns, end_ns)` at every span edge and at `cuts`; name the phase of each part."""
-    layers = [(phase, clip(_spans(rank, kind), start_ns, end_ns)) for kind, phase in _LAYERS]
+    layers = _layers(rank, start_ns, end_ns)
     steps = rank.main.spans.get(layout.STEP)
+    # The edges of their union are among those of the steps.
     step_edges = [] if steps is None else [steps.start_ns, steps.end_ns]
-    edges = np.concatenate([cuts, *step_edges, *(side for _, pair in layers for side in pair)])
+    others = [side for kind, _, pair in layers if kind != layout.STEP for side in pair]
+    edges = np.concatenate([cuts, *step_edges, *others])
     inside = np.sort(edges[(edges > start_ns) & (edges < end_ns)])
     bounds = np.concatenate([[start_ns], inside, [end_ns]]).astype(np.int64)
     bounds = bounds[np.append(True, bounds[1:] != bounds[:-1])]  # np.unique hashes: slower
     begin, end = bounds[:-1], bounds[1:]
     phase = np.full(begin.size, PHASE_NONE, np.int64)
-    for code, pair in layers:
-        if pair.start_ns.size:
-            phase[_covered(begin, pair)] = code
+    collects = any(kind == layout.GC for kind, _, _ in layers)
+    for kind, code, pair in layers:
+        if kind != -layout.DATA_WAIT or collects:  # else painted already
+            phase[_covered(bounds, pair)] = code
     step = np.full(begin.size, -1, np.int64)
     if steps is not None and steps.start_ns.size:
-        row = np.maximum(np.searchsorted(steps.start_ns, begin, side="right") - 1, 0)
+        row = np.maximum(passed(steps.start_ns, begin) - 1, 0)
         held = (begin >= steps.start_ns[row]) & (begin < steps.end_ns[row])
         step = np.where(held, steps.a[row], -1)
     return Painted(begin, end, phase, step)
+
+
+def _layers(rank: Rank, start_ns: int, end_ns: int) -> list[tuple[int, int, Intervals]]:
+    """(kind, phase, set) of the kinds that occur in the stretch, in the order of painting."""
+    found: dict[int, Intervals] = {}
+    for kind, _ in _LAYERS:
+        pair = found.get(-kind, EMPTY) if _all_waited(rank, kind) else None
+        found[kind] = clip(_spans(rank, kind), start_ns, end_ns) if pair is None else pair
+    return [(kind, phase, found[kind]) for kind, phase in _LAYERS if found[kind].start_ns.size]
+
+
+def _all_waited(rank: Rank, kind: int) -> bool:
+    """True for the waits for a worker, when all waits are."""
+    table = rank.main.spans.get(layout.DATA_WAIT)
+    return kind < 0 and table is not None and bool(np.all(table.b != 0))
 
 
 def _spans(rank: Rank, kind: int) -> Intervals:
     """Union of a kind's spans; a negative kind means: only those that waited for a worker."""
     table = rank.main.spans.get(abs(kind))
     if table is None:
-        return union()
+        return EMPTY
     if kind < 0:
         waited = table.b != 0
         return union((table.start_ns[waited], table.end_ns[waited]))
     return union((table.start_ns, table.end_ns))
 
 
-def _covered(begin: Int, pair: Intervals) -> np.ndarray:
-    """Rows whose interval lies in the set; rows never straddle an edge of it."""
-    row = np.searchsorted(pair.start_ns, begin, side="right") - 1
-    return (row >= 0) & (begin < pair.end_ns[np.maximum(row, 0)])
+def _covered(bounds: Int, pair: Intervals) -> np.ndarray:
+    """Rows between bounds that lie in the set, all of whose edges are bounds."""
+    change = np.zeros(bounds.size, np.int8)
+    change[np.searchsorted(bounds, pair.start_ns)] = 1
+    change[np.searchsorted(bounds, pair.end_ns)] = -1
+    return np.cumsum(change[:-1], dtype=np.int8).view(np.bool_)
 
 
 def fill(window: Int, phase: Int, capacity_ns: Int, amount_ns: Int, order: tuple[int, ...]) -> Int:
@@ -112,6 +132,8 @@ def fill(window: Int, phase: Int, capacity_ns: Int, amount_ns: Int, order: tuple
     left = amount_ns.astype(np.float64)
     present = np.bincount(phase, minlength=max(order) + 1)
     for code in (code for code in order if present[code]):
+        if not left.any():
+            break
         rows = np.flatnonzero((phase == code) & (capacity_ns > 0))
         if not rows.size:
             continue

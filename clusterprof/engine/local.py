@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +36,8 @@ def analyze(
     bound_limits = bound(limits)
     folders = node_folders(path)
     if jobs > 1 and len(folders) > 1:
+        from multiprocessing import get_context  # one process has no use for it
+
         with get_context("spawn").Pool(min(jobs, len(folders))) as pool:
             # `map` keeps the order of the folders: the report does not depend on who was quicker.
             nodes = pool.map(partial(analyse_node, limits=bound_limits), folders, chunksize=1)

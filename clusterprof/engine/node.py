@@ -201,8 +201,10 @@ class _Meter:
         """Pass chunks through and note the CPU time of the recorder and its helpers."""
         for chunk in chunks:
             for (name, device), series in chunk.series.items():
+                if name != SELF_CPU.name:
+                    continue
                 known = series.values[series.values == series.values]
-                if name == SELF_CPU.name and known.size:
+                if known.size:
                     first = self._latest.get(device, (float(known[0]), 0.0))[0]
                     self._latest[device] = (first, float(known[-1]))
             yield chunk

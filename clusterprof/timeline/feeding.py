@@ -47,7 +47,7 @@ def feed(rank: Rank, start_ns: Int, end_ns: Int) -> Feeding:
     table_ns = kinds.empty(len(start))
     fetches = _split_fetches(rank, around)
     owner = waits.pid[parts.interval]
-    for pid in np.unique(owner):
+    for pid in sorted(set(owner.tolist())):
         rows = np.flatnonzero(owner == pid)
         of = parts.interval[rows]
         part_ns = _part(

@@ -50,6 +50,7 @@ _LOCK_WORDS = ("rwsem", "mutex", "futex", "down_", "__down", "vfork", "freez")
 _REMOTE_TYPES = (
     "nfs", "cifs", "smb", "fuse", "ceph", "9p", "lustre", "gpfs", "beegfs", "afs", "glusterfs",
 )  # fmt: skip
+_SURROUNDINGS = "surroundings"
 _SWAP_CLUSTER_BYTES = 32_768  # page-cluster 3: a swap fault reads up to 8 pages
 
 
@@ -70,7 +71,14 @@ class Surroundings:
 
 
 def surroundings(chunk: Chunk) -> Surroundings:
-    """Sum up what disks, mounts and swap read during the chunk."""
+    """Sum up what disks, mounts and swap read during the chunk; once for all its ranks."""
+    known = chunk.shared.get(_SURROUNDINGS)
+    if known is None:
+        known = chunk.shared[_SURROUNDINGS] = _surroundings(chunk)
+    return known  # type: ignore[no-any-return]
+
+
+def _surroundings(chunk: Chunk) -> Surroundings:
     kinds = [_kind(name) for name in chunk.wchan_names]
     mounts = chunk.header.host.get("mounts") or ()
     swapped = _node_rise(chunk, signals.MEMORY_SWAP_IN.name)

@@ -57,6 +57,8 @@ def union(*sets: Pair) -> Intervals:
     start, end = _joined(sets)
     if not start.size:
         return EMPTY
+    if np.all(start[1:] > end[:-1]):
+        return Intervals(start, end)
     if np.any(start[1:] < start[:-1]):
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
@@ -70,8 +72,11 @@ def union(*sets: Pair) -> Intervals:
 
 
 def _joined(sets: tuple[Pair, ...]) -> Pair:
-    start = np.concatenate([np.asarray(s, np.int64) for s, _ in sets] or [EMPTY.start_ns])
-    end = np.concatenate([np.asarray(e, np.int64) for _, e in sets] or [EMPTY.end_ns])
+    if len(sets) == 1:
+        start, end = (np.asarray(side, np.int64) for side in sets[0])
+    else:
+        start = np.concatenate([np.asarray(s, np.int64) for s, _ in sets] or [EMPTY.start_ns])
+        end = np.concatenate([np.asarray(e, np.int64) for _, e in sets] or [EMPTY.end_ns])
     some = end > start
     return (start, end) if some.all() else (start[some], end[some])
 
@@ -172,6 +177,19 @@ def _covered_until(t_ns: Int, start: Int, end: Int, before: Int) -> Int:
     inside = np.minimum(t_ns, end[row]) - start[row]
     result: Int = before[row] + np.maximum(inside, 0)
     return result
+
+
+def passed(edges_ns: Int, t_ns: Int) -> Int:
+    """Return int64[n]: how many edges lie at or before each instant; both are sorted.
+
+    The same as a binary search for each instant, for the price of one for each edge.
+
+    | edges  | t       | out     |
+    |--------|---------|---------|
+    | 2, 6   | 1, 2, 7 | 0, 1, 2 |
+    """
+    at = np.searchsorted(t_ns, edges_ns, side="left")
+    return np.cumsum(np.bincount(at, minlength=len(t_ns) + 1)[: len(t_ns)])
 
 
 def containing(t_ns: Int, intervals: Pair) -> Int:

@@ -7,7 +7,7 @@ holds at once (about 60 s of one node), so that the length of a recording costs 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,8 @@ class Chunk:
     wchan_names: tuple[str, ...]
     events: tuple[Event, ...]
     gaps: tuple[Gap, ...]
+    shared: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """What was worked out of this chunk for one rank and holds for all; a copy begins anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Which processes train, which work for them, and on which accelerator.
 
 A training process is one that marked steps or waits for data and is not a dataloader worker. A
-recording without spans knows the processes that a launcher gave a rank; where there is none, the
-busiest of the command and its descendants. The launcher itself (torchrun's agent) trains nothing.
+recording without spans knows the processes that a launcher gave a rank; where there is none, those
+that own an accelerator, else the busiest of the command and its descendants. The launcher itself (torchrun's agent) trains nothing.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _marks(process: Process) -> bool:
 
 
 def _without_spans(chunk: Chunk) -> list[Process]:
-    """The processes with a rank; without any, the busiest of the command and its descendants."""
+    """The processes with a rank, else those with a device, else the busiest of the command's."""
     registered = [p for p in chunk.processes.values() if p.registration]
     ranked = [
         p
@@ -123,6 +123,10 @@ def _without_spans(chunk: Chunk) -> list[Process]:
         # A child inherits its parent's variables: the one nearest to the launcher is the rank.
         own = {p.pid for p in ranked}
         return [p for p in ranked if not own & set(_ancestors(chunk, p))]
+    owners = {device.get("pid") for device in chunk.header.devices}
+    owning = [process for process in chunk.processes.values() if process.pid in owners]
+    if owning:
+        return owning
     commands = {p.pid for p in registered if p.registration.get("role") == "command"}
     family = [
         p
