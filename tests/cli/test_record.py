@@ -1,0 +1,264 @@
+"""The options of `record`, read without typer and the same in `python -m clusterprof.agent`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from door import command, environment
+
+from clusterprof.errors import UsageError
+from clusterprof.recorder.identity import LAUNCHER_VARIABLES
+from clusterprof.recorder.options import OF_RECORD, Asked, read_record
+from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.schema import Event, Header, Record
+
+PATIENCE_S = 30
+RECORD = [sys.executable, "-m", "clusterprof", "record"]
+AGENT = [sys.executable, "-m", "clusterprof.agent"]
+BOTH = pytest.mark.parametrize("program", [RECORD, AGENT], ids=["record", "agent"])
+
+
+def clean(**changes: str) -> dict[str, str]:
+    """Return an environment in which the recorder's job is this test's own."""
+    variables = environment(**changes)
+    for name in LAUNCHER_VARIABLES:
+        variables.pop(name, None)
+    return {**variables, "SLURM_JOB_ID": f"options-{os.getpid()}-{time.monotonic_ns()}"}
+
+
+def run(*words: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, cwd=cwd, env=clean(**changes), capture_output=True, text=True,
+        timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+
+
+def records_of(out: Path) -> list[Record]:
+    """Return the records of a recording, once its recorder has stopped."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        records = [one for folder in node_folders(out) for one in NodeReader(folder)]
+        if any(isinstance(one, Event) and one.kind == "recorder-stopped" for one in records):
+            return records
+        time.sleep(0.05)
+    raise AssertionError(f"the recorder of {out} did not stop")
+
+
+def event(records: list[Record], kind: str) -> dict[str, Any]:
+    (found,) = (one for one in records if isinstance(one, Event) and one.kind == kind)
+    return dict(found.attributes)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["/bin/sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+CMD = ("train", "-o", "y", "--hz", "9")
+READ = {
+    "nothing": ("", Asked([])),
+    "behind two dashes": (f"-o x -- {' '.join(CMD)}", Asked(CMD, Path("x"))),
+    "at the first word": (f"--hz 5 {' '.join(CMD)}", Asked(CMD, hz=5.0)),
+    "only the first two dashes": ("-- env -- train", Asked(("env", "--", "train"))),
+    "help of the command": ("train --help", Asked(("train", "--help"))),
+    "a lone dash": ("- x", Asked(("-", "x"))),
+    "joined": ("-ox --hz=2.5", Asked([], Path("x"), hz=2.5)),
+    "a value like an option": ("--out --hz", Asked([], Path("--hz"))),
+    "all": (
+        "--out o --profile ci --duration 1m --hz 1 --inject off --pid 7 --no-gpu-events"
+        " --keep-free 1GiB",
+        Asked([], Path("o"), "ci", "1m", 1.0, "off", 7, False, "1GiB"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "asked"), READ.values(), ids=READ.keys())
+def test_what_stands_before_the_command_is_ours_and_nothing_behind(
+    words: str, asked: Asked
+) -> None:
+    read = read_record(words.split())
+    assert read is not None
+    assert read._replace(command=tuple(read.command)) == asked._replace(
+        command=tuple(asked.command)
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-o", "x", "-h"], ["--hz", "x", "--help", "-z"]])
+def test_help_is_left_to_the_command_line(words: list[str]) -> None:
+    assert read_record(words) is None
+
+
+def test_the_help_shows_the_options_that_are_read() -> None:
+    shown = command("record", "--help").stdout
+    for option in OF_RECORD:
+        assert ", ".join(option.flags) in shown
+        assert option.metavar in shown
+
+
+WRONG = {
+    "--durtion 5": "no such option: --durtion; did you mean '--duration'?",
+    "--Hz=5": "no such option: --Hz; did you mean '--hz'?",
+    "--gpu-event": "no such option: --gpu-event; did you mean '--gpu-events'?",
+    "-z": "no such option: -z",
+    "--dur 5s": "no such option: --dur; did you mean",
+    "--hz fast": "--hz: invalid float value: 'fast'",
+    "--hz 0": "0 Hz is not between 0.01 and 1000",
+    "--hz nan": "nan Hz is not between 0.01 and 1000",
+    "--pid me": "--pid: invalid int value: 'me'",
+    "--pid 1": "--pid attaches to a running process: leave the command out",
+    "--duration soon": "'soon' is not a duration",
+    "--keep-free much": "--keep-free",
+    "--keep-free 5s": "--keep-free '5s' is not a size",
+    "--inject sometimes": "--inject sometimes: choose auto, off or strict",
+    "--profile cii": "unknown profile 'cii'; did you mean 'ci'?",
+}
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG.items(), ids=WRONG.keys())
+def test_what_cannot_be_meant_exits_with_2_and_starts_nothing(
+    options: str, message: str, tmp_path: Path
+) -> None:
+    done = run(*RECORD, *options.split(), "--", "/bin/touch", "trained", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("clusterprof: ") and message in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", ["-o", "--hz"])
+def test_an_option_without_its_value_exits_with_2(options: str, tmp_path: Path) -> None:
+    done = run(*RECORD, options, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"option {options} needs a value" in done.stderr
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ("--durtion 5s", "no such option: --durtion; did you mean '--duration'?"),
+    ("train", "unexpected argument: 'train'"),
+    ("--hz 0", "0 Hz is not between 0.01 and 1000"),
+    ("--hz", "--hz: expected one argument"),
+    ("--duration soon", "'soon' is not a duration"),
+    ("--profile-json missing", "missing: no such file or directory"),
+])  # fmt: skip
+def test_the_agent_knows_the_nearest_option_too(options: str, message: str, tmp_path: Path) -> None:
+    done = run(*AGENT, *options.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("clusterprof: ") and message in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_profile_in_the_folder_is_not_recorded_with_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "clusterprof.yaml").write_text("samplng: {hz: 5}\n")
+    done = run(*RECORD, "--", "/bin/touch", "trained", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "samplng" in done.stderr and "'sampling'" in done.stderr
+    assert not (tmp_path / "trained").exists()
+
+
+def test_a_rank_loads_nothing_that_only_a_terminal_needs(tmp_path: Path) -> None:
+    program = [sys.executable, "-X", "importtime", *RECORD[1:]]
+    done = run(*program, "-o", "out", "--inject", "off", "--", "/bin/true", cwd=tmp_path)
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    names = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+    assert "msgspec" in names  # the list is a list
+    assert names & {"typer", "click", "rich", "pydantic", "numpy", "yaml"} == set()
+    records_of(tmp_path / "out")
+
+
+@BOTH
+def test_without_a_command_the_duration_ends_it(program: list[str], tmp_path: Path) -> None:
+    done = run(*program, "-o", "out", "--duration", "500ms", "--hz", "5", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith(f"clusterprof: recording to {tmp_path}/out/")
+    records = records_of(tmp_path / "out")
+    assert event(records, "recorder-stopped")["reason"] == "the duration is over"
+    header = records[0]
+    assert isinstance(header, Header)
+    intervals_ms = {one["name"]: one["interval_ns"] // 1_000_000 for one in header.collectors}
+    # 5 Hz moves the fast tier; what was slower than that keeps its own pace
+    assert (intervals_ms["cpu"], intervals_ms["threads"]) == (200, 200)
+    assert (intervals_ms["memory"], intervals_ms["processes"]) == (1000, 500)
+
+
+@BOTH
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_without_a_command_a_signal_ends_it(
+    program: list[str], number: signal.Signals, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [*program, "-o", "out"], cwd=tmp_path, env=clean(), stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("clusterprof: recording to ")
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, errors) == (128 + number, "")
+    stopped = event(records_of(tmp_path / "out"), "recorder-stopped")
+    assert stopped == {"reason": number.name, "pid": process.pid}
+
+
+@BOTH
+def test_attached_to_a_process_it_ends_with_it(
+    program: list[str], sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    words = [*program, "-o", "out", "--pid", str(sleeper.pid)]
+    process = subprocess.Popen(words, cwd=tmp_path, env=clean(), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("clusterprof: recording to ")
+    sleeper.kill()
+    sleeper.wait()
+    assert process.wait(PATIENCE_S) == 0
+    process.stderr.close()
+    records = records_of(tmp_path / "out")
+    assert event(records, "process-registered")["pid"] == sleeper.pid
+    assert event(records, "process-exited")["pid"] == sleeper.pid
+    assert event(records, "recorder-stopped")["reason"] == "no process is left"
+
+
+@BOTH
+def test_attached_to_nobody_it_cannot_start(program: list[str], tmp_path: Path) -> None:
+    gone = subprocess.Popen(["/bin/true"])
+    gone.wait()
+    done = run(*program, "-o", "out", "--pid", str(gone.pid), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert f"there is no process {gone.pid}" in done.stderr
+
+
+def test_the_duration_ends_the_recording_and_not_the_job(tmp_path: Path) -> None:
+    job = "sleep 1.5; echo trained; exit 9"
+    done = run(
+        *RECORD, "-o", "out", "--duration", "500ms", "--", "/bin/sh", "-c", job, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (9, "trained\n")
+    assert event(records_of(tmp_path / "out"), "recorder-stopped")["reason"] == (
+        "the duration is over"
+    )
+
+
+def test_strict_insists_on_spans_and_auto_says_that_there_are_none(tmp_path: Path) -> None:
+    job = ["--", sys.executable, "-I", "-c", "open('trained', 'w')"]
+    strict = run(*RECORD, "-o", "strict", "--inject", "strict", *job, cwd=tmp_path)
+    assert (strict.returncode, strict.stdout) == (125, "")
+    assert "no spans: python -I ignores PYTHONPATH" in strict.stderr
+    assert not (tmp_path / "trained").exists()
+    auto = run(*RECORD, "-o", "auto", *job, cwd=tmp_path)
+    assert auto.returncode == 0
+    assert "no spans: python -I ignores PYTHONPATH" in auto.stderr
+    assert (tmp_path / "trained").exists()
+    records_of(tmp_path / "auto")
+
+
+def test_an_option_is_no_value_of_another() -> None:
+    with pytest.raises(UsageError, match="no such option: --no-gpu-event"):
+        read_record(["-o", "x", "--no-gpu-event", "--", "train"])
