@@ -1,0 +1,77 @@
+"""The sampling plan: profile and command line in, plain numbers out."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterprof.errors import UsageError
+from clusterprof.recorder.order import parse_duration
+from clusterprof.recorder.plan import Plan, plan_from_json, plan_of_profile, plan_to_json
+
+FAST_NS, SLOW_NS = 100_000_000, 1_000_000_000
+PROFILE = {
+    "sampling": {"hz": 5.0, "collectors": {"mounts": {"hz": 0.5}, "network": {"enabled": False}}},
+    "recording": {"segment_bytes": 1024, "max_bytes": 4096.0, "keep_free_bytes": 7},
+    "gate": {"min_steps": 20},
+}
+
+
+@pytest.mark.parametrize(
+    ("hz", "fast_ns", "slow_ns"),
+    [
+        (10, 100_000_000, 1_000_000_000),
+        (100, 10_000_000, 1_000_000_000),  # the slow tier keeps its own rate
+        (20, 50_000_000, 1_000_000_000),
+        (1, 1_000_000_000, 1_000_000_000),
+        (0.5, 2_000_000_000, 2_000_000_000),  # nothing is sampled more often than the fast tier
+    ],
+)
+def test_the_rate_moves_the_fast_tier(hz: float, fast_ns: int, slow_ns: int) -> None:
+    plan = Plan(hz)
+    assert plan.interval_ns("cpu", FAST_NS) == fast_ns
+    assert plan.interval_ns("mounts", SLOW_NS) == slow_ns
+
+
+def test_a_profile_and_the_command_line_make_a_plan() -> None:
+    plan = plan_of_profile(PROFILE, hz=None, keep_free_bytes=99)
+    assert plan == Plan(
+        5.0,
+        {"mounts": {"enabled": True, "interval_ns": 2_000_000_000}, "network": {"enabled": False}},
+        {"segment_bytes": 1024, "max_bytes": 4096, "keep_free_bytes": 99},
+        PROFILE,
+    )
+    assert not plan.enabled("network")
+    assert plan.enabled("cpu")
+    assert plan.interval_ns("mounts", SLOW_NS) == 2_000_000_000
+    assert plan_of_profile(PROFILE, hz=20).hz == 20  # the command line comes first
+
+
+def test_a_plan_survives_its_file() -> None:
+    plan = plan_of_profile(PROFILE)
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"{", b'{"hz": "x"}', b'{"hz": 0}', b'{"hz": 1e9}', b'{"collectors": [1]}',
+     b'{"recording": {"max_bytes": "much"}}', b'{"hz": NaN}'],
+)  # fmt: skip
+def test_what_is_no_plan_is_a_usage_error(content: bytes) -> None:
+    with pytest.raises(UsageError):
+        plan_from_json(content)
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [("90s", 90_000_000_000), ("10m", 600_000_000_000), ("2h", 7_200_000_000_000),
+     ("45", 45_000_000_000), ("1.5 h", 5_400_000_000_000), ("250ms", 250_000_000),
+     ("1min", 60_000_000_000), ("1d", 86_400_000_000_000)],
+)  # fmt: skip
+def test_durations(text: str, ns: int) -> None:
+    assert parse_duration(text) == ns
+
+
+@pytest.mark.parametrize("text", ["", "m", "-5s", "0", "5 parsecs", "nan", "1e30h", "10 m s"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_duration(text)
