@@ -48,9 +48,10 @@ class DemoResult:
     recording: Path
 
 
-def run(scenario_name: str, keep: Path | None = None) -> DemoResult:
+def run(scenario_name: str, keep: Path | None = None, inject: str = "auto") -> DemoResult:
     """Record and analyse one scenario; with `keep` the recording and truth stay there.
 
+    `inject` is that of `record`: with "off" the job is seen from outside only.
     Raises UsageError for an unknown scenario and ClusterprofError when the workload failed or the
     working folder lies in memory.
     """
@@ -63,7 +64,7 @@ def run(scenario_name: str, keep: Path | None = None) -> DemoResult:
         dataset = folder / "dataset.bin"
         write_dataset(dataset, DATASET_BYTES)
         recording = folder / "recording"
-        _record(scenario, recording, dataset, folder)
+        _record(scenario, recording, dataset, inject)
         dataset.unlink()
         report = analyze(recording)
         return DemoResult(scenario, report, _read_truth(folder, scenario), recording)
@@ -82,9 +83,10 @@ def _working_folder(keep: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _record(scenario: Scenario, recording: Path, dataset: Path, folder: Path) -> None:
-    workload = ["clusterprof.demo.workload", scenario.name, str(dataset), str(folder)]
-    command = [sys.executable, "-m", "clusterprof", "record", "-o", str(recording), "--"]
+def _record(scenario: Scenario, recording: Path, dataset: Path, inject: str) -> None:
+    workload = ["clusterprof.demo.workload", scenario.name, str(dataset), str(dataset.parent)]
+    command = [sys.executable, "-m", "clusterprof", "record", "-o", str(recording)]
+    command += ["--inject", inject, "--"]
     command += [sys.executable, "-m", *workload]
     slowest_ns = max(worst_case_ns(work, scenario.steps) for work in scenario.ranks)
     try:

@@ -2,7 +2,8 @@
 
 A training process is one that marked steps or waits for data and is not a dataloader worker. A
 recording without spans knows the processes that a launcher gave a rank; where there is none, those
-that own an accelerator, else the busiest of the command and its descendants. The launcher itself (torchrun's agent) trains nothing.
+that own an accelerator, else the busiest of the command and its descendants. The launcher itself
+(torchrun's agent) trains nothing.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ against the job's own stopwatches and the device's own log."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,11 @@ def test_the_fault_is_named_on_the_rank_that_has_it(tmp_path: Path, name: str) -
     result = run(name, tmp_path)
     assert_ledger_is_conserved(result)
     first = result.report.findings[0]
-    assert first.cause.id == result.scenario.cause
+    # A busy neighbour on this machine can make contention the largest true cause.
+    true_ns = Counter[str]()
+    for truth in result.truth:
+        true_ns.update(truth.causes)
+    assert first.cause.id == true_ns.most_common(1)[0][0]
     assert first.culprits[0].rank == 1
     for truth in result.truth:
         ledger = ledger_of(result, truth.rank)
@@ -49,6 +54,21 @@ def test_a_clean_run_blames_neither_storage_nor_cpu(tmp_path: Path) -> None:
     assert_ledger_is_conserved(result)
     families = {finding.cause.family for finding in result.report.findings}
     assert families.isdisjoint({"storage", "cpu"})
+
+
+@pytest.mark.parametrize(("name", "family"), [("storage", "storage"), ("cpu", "cpu")])
+def test_without_the_probe_the_family_is_named_and_never_a_leaf(
+    tmp_path: Path, name: str, family: str
+) -> None:
+    result = run(name, tmp_path, inject="off")
+    assert_ledger_is_conserved(result)
+    named = {f.cause.id for f in result.report.findings if not f.outside_steps}
+    assert family in named
+    assert named <= {"storage", "cpu"}  # families only; contention of this machine is cpu
+    for truth, ledger in zip(result.truth, sorted(result.report.ranks, key=lambda r: r.device)):
+        said = dict(ledger.buckets).get(family, 0) / ledger.in_step_ns
+        causes = [ns for cause, ns in truth.causes.items() if cause.startswith(f"{family}-")]
+        assert abs(said - sum(causes) / truth.in_step_ns) <= 0.1
 
 
 def test_an_unknown_scenario_is_a_usage_error_that_names_the_known_ones() -> None:

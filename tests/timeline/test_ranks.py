@@ -103,6 +103,19 @@ def test_without_spans_and_ranks_the_busiest_of_the_command_and_its_children_tra
     assert seen(chunk(5, family)) == [(None, 100, "", [201], False)]
 
 
+def test_without_spans_and_ranks_who_owns_an_accelerator_trains() -> None:
+    launcher = process(10, 1, registration=named("command"))
+    trainers = [process(11, 10), process(12, 10)]
+    loader = process(13, 12, thread=thread(activity("U2"), 2))
+    devices = [{"id": "emulated-0", "pid": 11}, {"id": "emulated-1", "pid": 12}]
+    given = with_devices(chunk(2, [launcher, *trainers, loader]), *devices)
+    # the loader used more CPU than anybody, and owns nothing
+    assert seen(given) == [
+        (None, 11, "emulated-0", [], False),
+        (None, 12, "emulated-1", [13], False),
+    ]
+
+
 def test_a_worker_with_marks_of_the_user_is_still_a_worker() -> None:
     marks = {FETCH: spans((0, 0.4)), 64: spans((0, 0.1))}
     found = chunk(2, [process(100, spans=STEPS), process(201, 100, marks)])
