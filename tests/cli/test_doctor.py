@@ -1,0 +1,105 @@
+"""`clusterprof doctor`: every source looked at once, in a real process, with a remedy's owner."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from door import command
+from nvml.simulated import Scenario, build, environment, uuid
+
+from clusterprof.collectors.registry import COLLECTORS
+
+NAMES = [kind.name for kind in COLLECTORS]
+
+
+def looks(**changes: str) -> dict[str, dict[str, object]]:
+    done = command("doctor", "--json", **changes)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert (document["format"], document["schema_version"]) == ("clusterprof-doctor", 1)
+    assert [look["name"] for look in document["collectors"]] == [*NAMES, "spans"]
+    return {look["name"]: look for look in document["collectors"]}
+
+
+def test_json_names_every_collector_and_a_reason_for_each_hole() -> None:
+    for name, look in looks().items():
+        assert set(look) == {"name", "status", "found", "message", "remedy", "owner", "missing"}
+        if look["status"] == "available":
+            assert look["found"] and not look["message"] and not look["owner"], name
+        else:
+            assert look["status"] in ("absent", "denied", "failed")
+            assert look["message"] and not look["found"], name
+            assert look["owner"] in ("you", "cluster admin", "impossible here")
+            assert bool(look["remedy"]) == (look["owner"] != "impossible here")
+
+
+def test_the_table_has_a_line_for_every_collector_and_counts() -> None:
+    done = command("doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    first_words = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert first_words[:-1] == [*NAMES, "spans"]
+    seen = sum(line.split()[1] == "available" for line in lines[:-1] if not line.startswith(" "))
+    assert lines[-1] == f"{seen} of {len(NAMES) + 1} sources can be recorded here."
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> tuple[Scenario, dict[str, str]]:
+    scenario = Scenario(tmp_path / "scenario", devices=2)
+    made = environment(build(tmp_path / "lib"), scenario)
+    return scenario, {name: made[name] for name in ("LD_LIBRARY_PATH", "FAKENVML_CTL")}
+
+
+def test_gpus_are_looked_at_through_the_helper(gpus: tuple[Scenario, dict[str, str]]) -> None:
+    scenario, changes = gpus
+    scenario.write()
+    look = looks(**changes)["gpu_nvidia"]
+    assert look["status"] == "available"
+    assert f"of {uuid(0)}, {uuid(1)}" in str(look["found"])
+
+
+@pytest.mark.parametrize("trouble", ["* Init hang", "* Init segv"])
+def test_a_driver_that_hangs_or_crashes_is_a_line_of_the_table(
+    gpus: tuple[Scenario, dict[str, str]], trouble: str
+) -> None:
+    scenario, changes = gpus
+    scenario.write(trouble)
+    found = looks(**changes)
+    assert found["gpu_nvidia"]["status"] == "failed"
+    assert found["cpu"]["status"] == "available"
+    scenario.write()  # so that a helper that hangs may leave
+
+
+def test_a_value_that_is_missing_is_named_with_its_reason(
+    gpus: tuple[Scenario, dict[str, str]],
+) -> None:
+    scenario, changes = gpus
+    scenario.write("* GetPowerUsage error 3")
+    look = looks(**changes)["gpu_nvidia"]
+    assert look["status"] == "available"
+    assert [line for line in look["missing"] if line.startswith("gpu.power_watts: ")]  # type: ignore[attr-defined]
+
+
+def test_a_profiles_values_and_where_each_came_from(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: ci\ngate:\n  min_steps: 7\n")
+    done = command("doctor", "--profile", "mine.yaml", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    values = json.loads(done.stdout)["values"]
+    assert values["gate.min_steps"] == {"value": 7, "origin": "mine.yaml:3"}
+    assert values["gate.min_coverage_ratio"]["origin"].startswith("profiles/ci.yaml:")
+    assert values["recording.max_bytes"]["origin"].startswith("profiles/default.yaml:")
+    plain = command("doctor", "--profile", "mine.yaml", cwd=tmp_path).stdout.splitlines()
+    assert plain[0] == "profile mine.yaml"
+    assert [line.split() for line in plain if line.startswith("gate.min_steps")] == [
+        ["gate.min_steps", "7", "(mine.yaml:3)"]
+    ]
+
+
+def test_an_unknown_profile_names_the_nearest() -> None:
+    done = command("doctor", "--profile", "cii")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean 'ci'?" in done.stderr
+    as_json = command("doctor", "--profile", "cii", "--json")
+    assert json.loads(as_json.stdout)["exit_code"] == 2
