@@ -25,17 +25,19 @@ _REPLY_BYTES_AT_MOST = 65536
 LOG_NAME = "agent.err"
 
 # Isolated mode: neither PYTHONPATH nor the job's working directory may decide what code runs in
-# the recorder. Where we ourselves were loaded from is appended, behind the standard library.
+# the recorder. Where we ourselves were loaded from stands behind the standard library, but before
+# installed packages, among which there may be another clusterprof.
 _BOOT = (
-    "import sys; sys.path += sys.argv.pop(1).split(chr(58)); "
+    "import sys; at = [p.endswith('-packages') for p in sys.path + ['-packages']].index(True); "
+    "sys.path[at:at] = sys.argv.pop(1).split(chr(58)); "
     "from clusterprof.agent import main; sys.exit(main())"
 )
 
 
 def python_command(arguments: Sequence[str]) -> list[str]:
     """Return the command line that runs `clusterprof.agent` with these arguments."""
-    roots = {str(Path(module.__file__ or "").parent.parent) for module in (clusterprof, msgspec)}
-    return [sys.executable, "-I", "-c", _BOOT, ":".join(sorted(roots)), *arguments]
+    roots = [str(Path(module.__file__ or "").parent.parent) for module in (clusterprof, msgspec)]
+    return [sys.executable, "-I", "-c", _BOOT, ":".join(dict.fromkeys(roots)), *arguments]
 
 
 def start_detached(
