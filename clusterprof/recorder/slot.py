@@ -35,6 +35,7 @@ class Slot:
         self._note = note
         self._is_table = hasattr(collector, "strings")
         self._columns: Sequence[Any] = ()
+        self._codes = ""  # array typecode of each column
         self._t_ns: list[int] = []
         self._samples: list[Any] = []
         self._pending: list[Record] = []
@@ -50,6 +51,8 @@ class Slot:
             columns = tuple(self.collector.open())
             if not self._is_table:
                 columns = tuple((_signal(signal), str(device)) for signal, device in columns)
+                integer = (signal.unit in _INTEGER_UNITS for signal, _ in columns)
+                self._codes = "".join("q" if whole else "d" for whole in integer)
         except Unavailable as reason:
             self.status = reason.kind
             self._whole_gap(now_ns, reason)
@@ -174,10 +177,8 @@ class Slot:
             return None
         values: list[Any] = []
         masks: list[bytes | None] = []
-        for index, (column, (signal, _)) in enumerate(
-            zip(zip(*samples, strict=True), self._columns)
-        ):
-            code = "q" if signal.unit in _INTEGER_UNITS else "d"
+        columns = zip(*samples, strict=True)
+        for index, (column, code) in enumerate(zip(columns, self._codes)):
             try:
                 values.append(array(code, column))
                 masks.append(None)
