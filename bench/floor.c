@@ -2,13 +2,14 @@
  *
  *     floor MODE      MODE: raw | parse
  *
- * stdin: a path per line, an empty line, then any number of lines with a number of samples; stdout:
- * for each of those the CPU time of one sample (user + system) in nanoseconds. (One process for all
- * of them: a new one each time would be news to whoever looks for new processes.)
+ * stdin: a path per line, an empty line, then any number of lines with a number of samples and, if
+ * they are not to be back to back, the nanoseconds from one to the next; stdout: for each of those
+ * lines the CPU time of one sample (user + system) in nanoseconds. (One process for all of them: a
+ * new one each time would be news to whoever looks for new processes.)
  *
  * A sample reads every file once, as a reader that wants whole files must: on to the end when a
  * reading fills its page almost. `parse` also turns every number in it into an integer. Compiled by
- * sample_cost.py when it runs.
+ * sample_cost.py and recorder_cost.py when they run.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -50,6 +51,13 @@ static void sample(int count, int parsing) {
     }
 }
 
+static void until(struct timespec *at, long long period_ns) {
+    long long next = at->tv_nsec + period_ns;
+    at->tv_sec += next / 1000000000LL;
+    at->tv_nsec = next % 1000000000LL;
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, at, NULL)) {}
+}
+
 int main(int argc, char **argv) {
     char path[4096];
     int count = 0, parsing;
@@ -64,12 +72,18 @@ int main(int argc, char **argv) {
         count++;
     }
     while (fgets(path, sizeof path, stdin)) {
-        int samples = atoi(path);
-        long long spent_ns;
+        int samples = 0;
+        long long spent_ns, period_ns = 0;
+        struct timespec at;
+        sscanf(path, "%d %lld", &samples, &period_ns);
         if (samples < 1) return 2;
         sample(count, parsing); /* the first one fills caches, as in the other programs */
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &began);
-        for (int n = 0; n < samples; n++) sample(count, parsing);
+        clock_gettime(CLOCK_MONOTONIC, &at);
+        for (int n = 0; n < samples; n++) {
+            if (period_ns) until(&at, period_ns);
+            sample(count, parsing);
+        }
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ended);
         spent_ns = (ended.tv_sec - began.tv_sec) * 1000000000LL + ended.tv_nsec - began.tv_nsec;
         printf("%lld\n", spent_ns / samples);

@@ -1,0 +1,295 @@
+"""What does a running recorder cost, and what does the job notice of it?
+
+    python bench/recorder_cost.py [PAIRS]
+
+CPU share of `clusterprof record` at 1, 10 and 100 Hz with 8 and with 32 processes that sleep most
+of the time and work for a millisecond 20 times a second. Beside each, at the same time, the C
+program (floor.c) reads the files that our collectors read, at the rates of the same collectors.
+CPU time is that of the scheduler (schedstat), over a window that begins after the births have been
+digested. Then memory, and the slowdown of a job: pairs of the same work of a tenth of a second with
+200 spans a second, with and without the recorder, with the bootstrap interval of the median.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sample_cost import KERNEL_FILES, LEFT_OUT, build_floor, held_files
+
+from clusterprof.collectors.base import Context
+from clusterprof.collectors.registry import COLLECTORS
+from clusterprof.errors import Unavailable
+from clusterprof.linux.roots import Roots
+
+SETTLE_S = 8
+WINDOW_S = 20
+RATES_HZ = (1, 10, 100)
+PROCESSES = (8, 32)
+PAIRS = 300
+SLICE_NS = 100_000_000  # in each slice that it is not stopped, the recorder has one tick
+DRAWS = 4000
+HOUR_S = 3600
+RECORD = [sys.executable, "-m", "clusterprof", "record"]
+
+JOB = """
+import os, sys, time
+for _ in range(int(sys.argv[1]) - 1):
+    if os.fork() == 0:
+        break
+while True:
+    end = time.thread_time_ns() + 1_000_000
+    while time.thread_time_ns() < end:
+        pass
+    time.sleep(0.049)
+"""
+
+# Works when it is told to, a slice of 20 pieces of about 5 ms, as spans or not; says how long it
+# took. One process does both: two would differ by the luck of their memory's layout, which is more.
+WORK = """
+import contextlib, sys, time, clusterprof
+def work(units):
+    total = 0
+    for i in range(units):
+        total += i * i
+    return total
+for line in sys.stdin:
+    units, spans = map(int, line.split())
+    mark = clusterprof.span if spans else contextlib.nullcontext
+    wall, cpu = time.perf_counter_ns(), time.process_time_ns()
+    for _ in range(20):
+        with mark("work"):
+            work(units)
+    print(time.perf_counter_ns() - wall, time.process_time_ns() - cpu, flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One window: shares of a core, and bytes written."""
+
+    ours_percent: float
+    floor_percent: float
+    written: int
+
+
+def main(arguments: list[str]) -> None:
+    """Ask all questions and print the answers."""
+    pairs = int(arguments[0]) if arguments else PAIRS
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        floor = build_floor(folder)
+        print("rate, processes: % of a core, x the C program at the same pace, bytes per node-hour")
+        for processes in PROCESSES:
+            for hz in RATES_HZ:
+                cost = share(folder / f"{processes}-{hz}", floor, processes, hz)
+                print(
+                    f"  {hz:3} Hz, {processes:2} processes  {cost.ours_percent:6.3f} %"
+                    f"   {cost.ours_percent / cost.floor_percent:5.2f} x C"
+                    f" ({cost.floor_percent:.3f} %)"
+                    f"   {cost.written * HOUR_S / WINDOW_S / 1e6:6.1f} MB",
+                    flush=True,
+                )
+        memory(folder)
+        slowdown(folder, pairs)
+
+
+@contextmanager
+def recorded(out: Path, *command: str, hz: float = 10, **variables: str) -> Iterator[int]:
+    """Record a command; yield the pid of the recorder; end both."""
+    options = ["-o", str(out), "--hz", str(hz), "--inject", "off"]
+    environment = {**os.environ, "SLURM_JOB_ID": f"bench-{os.getpid()}-{out.name}", **variables}
+    job = subprocess.Popen(
+        [*RECORD, *options, "--", *command],
+        env=environment, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield recorder_of(out)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
+def recorder_of(out: Path) -> int:
+    """Return the recorder that has this folder among its arguments, once it has begun."""
+    wanted = f"--out={out}".encode()
+    for _ in range(1000):
+        for line in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if wanted in line.read_bytes() and next(out.glob("*/000001.cpf"), None):
+                    return int(line.parent.name)
+        time.sleep(0.02)
+    raise SystemExit(f"no recorder came for {out}")
+
+
+def share(out: Path, program: Path, processes: int, hz: int) -> Cost:
+    """Measure one window of one recorder, and of the C program beside it."""
+    with recorded(out, sys.executable, "-c", JOB, str(processes), hz=hz) as agent:
+        time.sleep(1)
+        job = tree(int(job_of(agent)))
+        floors = [
+            Paced(program, paths, interval_ns) for interval_ns, paths in files_by_rate(job, hz)
+        ]
+        time.sleep(SETTLE_S)
+        began, used, written = time.monotonic_ns(), cpu_ns(agent), size_of(out)
+        spent = sum(cpu_ns(floor.pid) for floor in floors)
+        time.sleep(WINDOW_S)
+        wall = time.monotonic_ns() - began
+        used, written = cpu_ns(agent) - used, size_of(out) - written
+        spent = sum(cpu_ns(floor.pid) for floor in floors) - spent
+        for floor in floors:
+            floor.close()
+    return Cost(100 * used / wall, 100 * spent / wall, written)
+
+
+def job_of(agent: int) -> str:
+    """Return the pid of the command that a recorder follows."""
+    arguments = Path(f"/proc/{agent}/cmdline").read_text().split("\0")
+    run_dir = next(word.partition("=")[2] for word in arguments if word.startswith("--run-dir="))
+    return next(Path(run_dir).glob("register/*.json")).stem
+
+
+def tree(pid: int) -> list[int]:
+    """Return a process and its children."""
+    return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
+def cpu_ns(pid: int) -> int:
+    """Return the time on a CPU of all threads of a process, as the scheduler counts it."""
+    files = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[0]) for file in files)
+
+
+def size_of(out: Path) -> int:
+    """Return the bytes of a recording so far."""
+    return sum(file.stat().st_size for file in out.rglob("*.cpf"))
+
+
+def files_by_rate(job: list[int], hz: int) -> list[tuple[int, list[str]]]:
+    """Return the kernel files of all collectors, by their interval at this rate."""
+    by_rate: dict[int, set[str]] = {}
+    fast_ns = 1_000_000_000 // hz
+    context = Context(Roots(), None, lambda: job)
+    for kind in COLLECTORS:
+        collector: Any = kind(context)
+        if collector.name in LEFT_OUT:
+            continue
+        before = set(held_files())
+        try:
+            collector.open()
+            collector.sample()
+        except Unavailable:
+            continue
+        held = [path for path in held_files() if path not in before]
+        own_ns = collector.interval_ns
+        interval_ns = fast_ns if own_ns <= 100_000_000 else max(own_ns, fast_ns)
+        by_rate.setdefault(interval_ns, set()).update(held)
+        collector.close()
+    known = (path for paths in by_rate.values() for path in paths)
+    assert all(path.startswith(KERNEL_FILES) for path in known)
+    return sorted((interval_ns, sorted(paths)) for interval_ns, paths in by_rate.items())
+
+
+class Paced:
+    """The C program, reading the same files at the same rate, until it is closed."""
+
+    def __init__(self, program: Path, paths: list[str], interval_ns: int) -> None:
+        self._process = subprocess.Popen(
+            [str(program), "raw"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n".join(paths) + f"\n\n1000000 {interval_ns}\n")
+        self._process.stdin.flush()
+        self.pid = self._process.pid
+
+    def close(self) -> None:
+        """End it in the middle."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def memory(folder: Path) -> None:
+    """Print what the recorder and the helper of the simulated NVML hold in memory."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    from nvml.simulated import Scenario, build, environment
+
+    variables = environment(build(folder / "nvml"), Scenario(folder / "scenario"))
+    out = folder / "memory"
+    with recorded(out, sys.executable, "-c", JOB, "8", **variables) as agent:
+        time.sleep(SETTLE_S)
+        print(f"resident: recorder {resident_mb(agent)}")
+        for helper in tree(agent)[1:]:
+            print(f"resident: helper of NVML (simulated) {resident_mb(helper)}")
+
+
+def resident_mb(pid: int) -> str:
+    """Return resident memory, and how much of it is shared with nobody."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    kb = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    own = kb["Private_Clean"] + kb["Private_Dirty"]
+    return f"{kb['Rss'] / 1024:.1f} MB, {own / 1024:.1f} MB of it its own"
+
+
+def slowdown(folder: Path, pairs: int) -> None:
+    """Print by how much the same work takes longer with spans and beside a running recorder.
+
+    For the other half of each pair the recorder stands still and the job marks no spans.
+    """
+    out = folder / "slowdown"
+    variables = {**os.environ, "SLURM_JOB_ID": f"bench-{os.getpid()}-pairs"}
+    job = subprocess.Popen(
+        [*RECORD, "-o", str(out), "--", sys.executable, "-c", WORK], env=variables, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    walls, cpus = [], []
+    try:
+        units = 20_000
+        units = int(units * SLICE_NS / min(turn(job, units, spans)[0] for spans in (1, 0, 1)))
+        agent = recorder_of(out)
+        for number in range(pairs):
+            took = {}
+            for beside in (number % 2 == 0, number % 2 == 1):
+                os.kill(agent, signal.SIGCONT if beside else signal.SIGSTOP)
+                took[beside] = turn(job, units, beside)
+            walls.append(100 * (took[True][0] / took[False][0] - 1))
+            cpus.append(100 * (took[True][1] / took[False][1] - 1))
+        os.kill(agent, signal.SIGCONT)
+    finally:
+        job.communicate()
+    for name, values in (("wall time", walls), ("CPU time of the job", cpus)):
+        low, high = interval(values)
+        print(
+            f"slowdown of the job, {name}: {statistics.median(values):+.2f} %"
+            f" ({low:+.2f} to {high:+.2f}; 95 % interval of the median of {pairs} pairs)"
+        )
+
+
+def turn(process: subprocess.Popen[str], units: int, spans: int) -> tuple[int, int]:
+    """Let it work once; return wall and CPU nanoseconds."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(f"{units} {int(spans)}\n")
+    process.stdin.flush()
+    wall, cpu = process.stdout.readline().split()
+    return int(wall), int(cpu)
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the median."""
+    draw = random.Random(1)
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(DRAWS))
+    return medians[DRAWS // 40], medians[-DRAWS // 40]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
