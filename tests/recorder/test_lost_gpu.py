@@ -1,0 +1,103 @@
+"""One of two GPUs hangs, crashes its driver or falls off the bus while a real job is recorded."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from nvml.simulated import Scenario, build, uuid
+from nvml.simulated import environment as nvml_environment
+from recording_runs import (
+    RECORD,
+    environment,
+    events_of,
+    is_alive,
+    own_job,
+    recorder_pid,
+    records_of,
+    wait_until,
+)
+
+from clusterprof.trace.schema import Columns, Gap, Record, Rows
+
+TICK_NS = 100_000_000
+TROUBLE_S = 3.0
+BUSY_TICKS = 2
+"""Ticks that a machine with other work may cost; a loop that waits for a driver loses ten."""
+
+TROUBLES = {
+    "hangs": ("0 * hang", "collector-hung"),
+    "crashes": ("0 GetPowerUsage segv", "helper-died"),
+    "is lost": ("0 * error 15", ""),
+}
+
+
+def times_of(records: list[Record], collector: str) -> set[int]:
+    """Return when a collector's rows were taken."""
+    found: set[int] = set()
+    for one in records:
+        if isinstance(one, Columns) and one.collector == collector:
+            found |= {int(t) for t in one.t_ns}
+        elif isinstance(one, Rows) and one.table == collector:
+            found |= {int(t) for t in one.columns[0]}
+    return found
+
+
+def times_of_device(records: list[Record], device: str) -> set[int]:
+    """Return when every value of a device was there."""
+    found: set[int] = set()
+    for one in records:
+        if isinstance(one, Columns) and one.collector == "gpu_nvidia" and device in one.devices:
+            masks = [mask for name, mask in zip(one.devices, one.masks) if name == device]
+            for row, t in enumerate(one.t_ns):
+                if not any(mask is not None and mask[row] for mask in masks):
+                    found.add(int(t))
+    return found
+
+
+def enough(times: set[int], began_ns: int, ended_ns: int) -> bool:
+    """Return whether 99 % of the ticks at 10 Hz between two times were taken."""
+    expected = (ended_ns - began_ns) // TICK_NS
+    inside = [t for t in times if began_ns <= t <= ended_ns]
+    return len(inside) >= 0.99 * expected - BUSY_TICKS
+
+
+@pytest.mark.parametrize(("line", "event"), TROUBLES.values(), ids=TROUBLES.keys())
+def test_trouble_with_one_gpu_is_its_own(line: str, event: str, tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "scenario", devices=2)
+    nvml = nvml_environment(build(tmp_path / "lib"), scenario)
+    own = {name: nvml[name] for name in ("LD_LIBRARY_PATH", "FAKENVML_CTL")}
+    job, out = own_job("gpu"), tmp_path / "out"
+    process = subprocess.Popen(
+        [*RECORD, "-o", str(out), "--inject", "off", "--", "/bin/sleep", "60"],
+        env=environment(job, **own),
+    )
+    wait_until(lambda: out.exists() and times_of_device(records_of(out), uuid(0)))
+    agent = recorder_pid(job)
+    scenario.write(line)
+    began_ns = time.monotonic_ns()
+    time.sleep(TROUBLE_S)
+    ended_ns = time.monotonic_ns()
+    process.terminate()
+    process.wait()
+    wait_until(lambda: not is_alive(agent), 2.0)  # whatever the driver still holds up
+    scenario.write()
+
+    records = records_of(out)
+    for collector in ("cpu", "pressure", "disk", "threads"):
+        assert enough(times_of(records, collector), began_ns, ended_ns), collector
+    assert not enough(times_of_device(records, uuid(0)), began_ns, ended_ns)  # there was trouble
+    healthy = times_of_device(records, uuid(1))
+    if event == "helper-died":  # both were in the process that died: one of them comes back
+        assert max(healthy) > ended_ns - 1_000_000_000
+    else:
+        assert enough(healthy, began_ns, ended_ns)
+    if event:
+        assert events_of(out, event)
+    gaps = {gap.device for gap in records if isinstance(gap, Gap) and gap.t_ns >= began_ns
+            and gap.collector == "gpu_nvidia"}  # fmt: skip
+    assert uuid(0) in gaps
+    if event != "helper-died":
+        assert gaps == {uuid(0)}
