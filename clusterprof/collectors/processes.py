@@ -2,6 +2,9 @@
 
 One row per process and tick. The times of its threads are in the table `threads`; here is what
 the kernel counts per process: bytes asked for and bytes that reached a block device.
+
+Both files are read at every tick; what reads as it did last time is not parsed again, and parsing
+cost as much as reading.
 """
 
 from __future__ import annotations
@@ -12,7 +15,14 @@ from typing import ClassVar
 
 from clusterprof.collectors.base import Context
 from clusterprof.linux.processes import ProcessTree, why_invisible
-from clusterprof.linux.task import Descriptors, TaskFile, hold, parse_io, parse_stat
+from clusterprof.linux.task import (
+    Descriptors,
+    TaskFile,
+    TaskIo,
+    hold,
+    parse_io,
+    parse_process_stat,
+)
 from clusterprof.linux.thread import Strings
 
 COLUMNS = (
@@ -31,7 +41,7 @@ COLUMNS = (
 """Names of the values of a row, all int64, in their order; -1 = not available."""
 
 _THOROUGH_NS = 5_000_000_000
-_UNKNOWN_IO = (-1, -1, -1, -1)
+_UNKNOWN_IO = TaskIo(-1, -1, -1, -1)
 
 
 class ProcessesCollector:
@@ -49,10 +59,11 @@ class ProcessesCollector:
         """Start with an empty tree; the first `sample()` finds the processes."""
         self._descriptors = Descriptors(192)
         self._tree = ProcessTree(self._context.roots, self._descriptors)
-        self._open: dict[int, tuple[TaskFile, TaskFile | None]] = {}  # stat, io
+        self._open: dict[int, _Process] = {}
         self._names = Strings()
         self._pids: tuple[int, ...] = ()
-        self._born = True
+        self._searches = 1
+        self._unsearched = True
         self._thorough_ns = -_THOROUGH_NS
         return COLUMNS
 
@@ -61,24 +72,11 @@ class ProcessesCollector:
         now_ns = self._clock()
         self._search(now_ns)
         rows = []
-        for pid, (stat_file, io_file) in list(self._open.items()):
+        for pid, process in list(self._open.items()):
             try:
-                stat = parse_stat(stat_file.read())
+                rows.append((now_ns, pid, *process.facts(self._names)))
             except OSError:
                 self._forget(pid)
-                continue
-            rows.append(
-                (
-                    now_ns,
-                    pid,
-                    stat.parent_pid,
-                    stat.started_ticks,
-                    stat.rss_bytes,
-                    *_read_io(io_file),
-                    stat.threads,
-                    self._names.index(stat.name),
-                )
-            )
         return rows
 
     def strings(self) -> dict[str, Sequence[str]]:
@@ -93,10 +91,13 @@ class ProcessesCollector:
 
     def _search(self, now_ns: int) -> None:
         pids = tuple(self._context.job_pids())
-        self._born = self._tree.born() or self._born
-        if pids == self._pids and not self._born:
+        if self._tree.born():
+            # The kernel counts a child a moment before its parent's `children` names it, and only
+            # a thorough search finds those of threads.
+            self._searches, self._unsearched = 2, True
+        thorough = self._unsearched and now_ns - self._thorough_ns >= _THOROUGH_NS
+        if pids == self._pids and not self._searches and not thorough:
             return
-        thorough = now_ns - self._thorough_ns >= _THOROUGH_NS
         for pid in self._tree.refresh(pids, thorough):
             if pid not in self._open:
                 self._admit(pid)
@@ -104,32 +105,59 @@ class ProcessesCollector:
             invisible = why_invisible(self._context.roots, pids)
             if invisible is not None:
                 raise invisible
-        if thorough:
-            self._thorough_ns = now_ns
         self._pids = pids
-        self._born = not thorough  # what only a thorough search finds is still to be looked for
+        self._searches = max(0, self._searches - 1)
+        if thorough:
+            self._thorough_ns, self._unsearched = now_ns, False
 
     def _admit(self, pid: int) -> None:
-        path = f"{self._context.roots.proc}/{pid}"
         try:
-            stat = TaskFile(f"{path}/stat", self._descriptors)
+            self._open[pid] = _Process(f"{self._context.roots.proc}/{pid}", self._descriptors)
         except OSError:
             self._tree.forget(pid)
-            return
-        self._open[pid] = (stat, hold(f"{path}/io", self._descriptors))
 
     def _forget(self, pid: int) -> None:
-        for held in self._open.pop(pid):
-            if held is not None:
-                held.close()
+        self._open.pop(pid).close()
         self._tree.forget(pid)
 
 
-def _read_io(held: TaskFile | None) -> tuple[int, int, int, int]:
-    # Only who may trace a process may see its I/O, so `io` can be denied where `stat` is not.
-    if held is None:
-        return _UNKNOWN_IO
-    try:
-        return parse_io(held.read())
-    except OSError:
-        return _UNKNOWN_IO
+class _Process:
+    """The held files of one process, and what they said last."""
+
+    __slots__ = ("_facts", "_io", "_io_data", "_io_file", "_name", "_stat_data", "_stat_file")
+
+    def __init__(self, folder: str, descriptors: Descriptors) -> None:
+        self._stat_file = TaskFile(f"{folder}/stat", descriptors)
+        # Only who may trace a process may see its I/O, so `io` can be denied where `stat` is not.
+        self._io_file = hold(f"{folder}/io", descriptors)
+        self._stat_data = self._io_data = b""
+        self._io = _UNKNOWN_IO
+        self._name = (b"", -1)
+        self._facts: tuple[int, ...] = ()
+
+    def facts(self, names: Strings) -> tuple[int, ...]:
+        """Return the row from `parent_pid` on; raises OSError when the process has ended."""
+        stat = self._stat_file.read()
+        try:
+            io = self._io_file.read() if self._io_file is not None else b""
+        except OSError:
+            io = b""
+        if stat == self._stat_data and io == self._io_data:
+            return self._facts
+        if io != self._io_data:
+            self._io = parse_io(io) if io else _UNKNOWN_IO
+            self._io_data = io
+        name, parent_pid, threads, started_ticks, rss_bytes = parse_process_stat(stat)
+        if name != self._name[0]:
+            self._name = (name, names.index(name.decode("utf-8", "replace")))
+        self._stat_data = stat
+        self._facts = (
+            parent_pid, started_ticks, rss_bytes, *self._io, threads, self._name[1],
+        )  # fmt: skip
+        return self._facts
+
+    def close(self) -> None:
+        """Close both files."""
+        self._stat_file.close()
+        if self._io_file is not None:
+            self._io_file.close()

@@ -81,17 +81,34 @@ def parse_stat(data: bytes) -> Stat:
     )
 
 
-def parse_thread_stat(data: bytes) -> tuple[int, int, int, int, int]:
+def parse_process_stat(data: bytes) -> tuple[bytes, int, int, int, int]:
+    """Return (name, parent_pid, threads, started_ticks, rss_bytes): what a process's row holds.
+
+    The same line as `parse_stat`, split no further than these need.
+    """
+    end = data.rindex(b")")
+    words = data[end + 2 :].split(None, _RSS + 1)
+    return (
+        data[data.index(b"(") + 1 : end],
+        int(words[_PARENT]),
+        int(words[_THREADS]),
+        int(words[_STARTED]),
+        int(words[_RSS]) * PAGE_BYTES,
+    )
+
+
+def parse_thread_stat(data: bytes, block_io: bool = True) -> tuple[int, int, int, int, int]:
     """Return (state, user_ns, system_ns, block_io_ns, major_faults): the fields that change.
 
-    The same line as `parse_stat`; this one is read ten times a second for every thread.
+    The same line as `parse_stat`; this one is read ten times a second for every thread. Without
+    `block_io` the line is split a third as far, and block_io_ns is -1.
     """
-    words = data[data.rindex(b")") + 2 :].split(None, 40)
+    words = data[data.rindex(b")") + 2 :].split(None, (_BLOCK_IO if block_io else _SYSTEM) + 1)
     return (
-        words[0][0],
+        words[_STATE][0],
         int(words[_USER]) * NS_PER_TICK,
         int(words[_SYSTEM]) * NS_PER_TICK,
-        int(words[_BLOCK_IO]) * NS_PER_TICK,
+        int(words[_BLOCK_IO]) * NS_PER_TICK if block_io else -1,
         int(words[_MAJOR_FAULTS]),
     )
 

@@ -28,6 +28,7 @@ Row = tuple[int, ...]
 
 _WCHAN_NS = 500_000_000
 _SLEEPING, _BLOCKED = ord("S"), ord("D")
+_PLACED = (_SLEEPING, _BLOCKED)
 
 
 class Strings:
@@ -59,7 +60,7 @@ class Thread:
     """One thread's held files and the row it last had."""
 
     __slots__ = (
-        "_base", "_descriptors", "_schedstat", "_stat", "_tail", "_times", "_wchan",
+        "_base", "_descriptors", "_facts", "_place", "_schedstat", "_stat", "_times", "_wchan",
         "_wchan_index", "_wchan_ns", "_wchan_times", "pid", "ran_ns", "state", "tid",
     )  # fmt: skip
 
@@ -73,31 +74,36 @@ class Thread:
         self._times: bytes | None = None
         self._wchan_times: bytes | None = None
         self._wchan_index, self._wchan_ns = -1, -_WCHAN_NS
-        self._tail: Row = ()
+        self._facts: Row = ()
+        self._place = -1
 
     def row(self, now_ns: int, shared: Shared, wchans: Strings) -> Row:
         """Read what changed and return the row; raises OSError when the thread has ended."""
         times = self._read_times()
         asleep_still = times is not None and times == self._times and self.state == _SLEEPING
         if asleep_still and self._wchan_times == times:
-            return (now_ns, *self._tail)
+            return (now_ns, *self._facts, self._place)
         if not asleep_still:
             if times != self._times or times is None:
                 self.ran_ns = now_ns
             self._times = times
             if self._stat is None:
                 self._stat = TaskFile(f"{self._base}/stat", self._descriptors)
-            self.state, user, system, block_io, faults = parse_thread_stat(self._stat.read())
+            self.state, user, system, block_io, faults = parse_thread_stat(
+                self._stat.read(), shared.block_io is not False
+            )
             if shared.block_io is None and block_io > 0:
                 shared.block_io = True
             if not shared.block_io:
                 block_io = -1
             on_cpu, delay = (-1, -1) if times is None else map(int, times.split(None, 2)[:2])
-            self._tail = (
-                self.pid, self.tid, self.state, on_cpu, delay, user, system, block_io, faults, -1,
+            self._facts = (
+                self.pid, self.tid, self.state, on_cpu, delay, user, system, block_io, faults,
             )  # fmt: skip
-        self._place(now_ns, asleep_still, wchans)
-        return (now_ns, *self._tail)
+            self._place = -1
+        if self.state in _PLACED:
+            self._find_place(now_ns, asleep_still, wchans)
+        return (now_ns, *self._facts, self._place)
 
     def ran(self) -> bool:
         """True when the thread was on a CPU since its last row, or has ended."""
@@ -126,10 +132,8 @@ class Thread:
         times = self._schedstat.read(128)
         return None if times == b"0 0 0\n" else times  # the kernel does not keep them
 
-    def _place(self, now_ns: int, asleep_still: bool, wchans: Strings) -> None:
+    def _find_place(self, now_ns: int, asleep_still: bool, wchans: Strings) -> None:
         """Fill in where the thread sleeps, asking no more often than it can have changed."""
-        if self.state not in (_SLEEPING, _BLOCKED):
-            return
         if self._times is None or self._wchan_times != self._times:
             settled = asleep_still or self.state == _BLOCKED
             if not settled and now_ns - self._wchan_ns < _WCHAN_NS:
@@ -139,4 +143,4 @@ class Thread:
             place = parse_wchan(self._wchan.read(128)) if self._wchan is not None else ""
             self._wchan_index = wchans.index(place) if place else -1
             self._wchan_ns, self._wchan_times = now_ns, self._times
-        self._tail = (*self._tail[:-1], self._wchan_index)
+        self._place = self._wchan_index

@@ -99,11 +99,11 @@ def test_a_new_child_is_found_and_no_descriptor_is_left() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def write_process(proc: Path, pid: int, name: str, io: str | None) -> None:
+def write_process(proc: Path, pid: int, name: str, io: str | None, rss: int = 3) -> None:
     task = proc / str(pid) / "task" / str(pid)
-    task.mkdir(parents=True)
+    task.mkdir(parents=True, exist_ok=True)
     (task / "children").write_text("")
-    stat = f"{pid} ({name}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 9 0 777 0 3" + " 0" * 30
+    stat = f"{pid} ({name}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 9 0 777 0 {rss}" + " 0" * 30
     (proc / str(pid) / "stat").write_text(stat)
     if io is not None:
         (proc / str(pid) / "io").write_text(io)
@@ -123,6 +123,70 @@ def test_io_that_may_not_be_seen_is_unknown_not_zero(tmp_path: Path) -> None:
         (5, 12, 1, 777, 3 * PAGE_BYTES, 1, 2, 5, 6, 9, 0),
     ]
     assert collector.strings() == {"name": ["python", "pt (w)"]}
+    collector.close()
+
+
+def test_what_changed_in_either_file_is_in_the_row_and_the_rest_stays(tmp_path: Path) -> None:
+    def io(read: int) -> str:
+        return f"rchar: {read}\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\nwrite_bytes: 6\n"
+
+    seen = []
+    write_process(tmp_path, 10, "python", io(1))
+    collector = opened(Roots(tmp_path), [10])
+    for change in (
+        {"name": "python", "io": io(1)},  # as it was
+        {"name": "python", "io": io(8)},
+        {"name": "python", "io": io(8), "rss": 4},
+        {"name": "worker", "io": io(8), "rss": 4},  # it has become another program
+        {"name": "python", "io": io(9), "rss": 5},
+        {"name": "python", "io": "", "rss": 5},  # no longer to be seen: not what it was
+        {"name": "python", "io": io(9), "rss": 5},
+    ):
+        write_process(tmp_path, 10, **change)  # type: ignore[arg-type]
+        (row,) = (Row(*row) for row in collector.sample())
+        assert row[:4] == (5, 10, 1, 777)
+        seen.append((row.rss // PAGE_BYTES, row.read_chars, row.write_bytes, row.name))
+    assert seen == [
+        (3, 1, 6, 0),
+        (3, 8, 6, 0),
+        (4, 8, 6, 0),
+        (4, 8, 6, 1),
+        (5, 9, 6, 0),
+        (5, -1, -1, 0),
+        (5, 9, 6, 0),
+    ]
+    assert collector.strings() == {"name": ["python", "worker"]}
+    collector.close()
+
+
+def test_a_child_is_searched_for_twice_and_then_thoroughly(tmp_path: Path) -> None:
+    for pid in (10, 12, 13, 14):
+        write_process(tmp_path, pid, "python", None)
+    children = tmp_path / "10/task/10/children"
+    of_a_thread = tmp_path / "10/task/11/children"
+    of_a_thread.parent.mkdir()
+    of_a_thread.write_text("")
+    now_ns = 0
+    context = Context(Roots(tmp_path), None, lambda: [10])
+    collector = ProcessesCollector(context, clock=lambda: now_ns)
+    collector.open()
+
+    def tick(newest: int) -> set[int]:
+        nonlocal now_ns
+        now_ns += 500_000_000
+        (tmp_path / "loadavg").write_text(f"0.1 0.1 0.1 1/9 {newest}\n")
+        return {Row(*row).pid for row in collector.sample()}
+
+    assert tick(11) == {10}  # everything is new: a thorough search, at 0.5 s
+    assert tick(11) == {10}
+    of_a_thread.write_text("14")
+    assert tick(12) == {10}  # born, but not yet among its parent's children
+    children.write_text("12")
+    assert tick(12) == {10, 12}
+    children.write_text("12 13")  # as the kernel never does without telling: nobody looks
+    # 2.5 s … 5.0 s: nothing; then the next thorough search is due, 5 s after the first
+    assert [tick(12) for _ in range(6)] == 6 * [{10, 12}]
+    assert tick(12) == {10, 12, 13, 14}
     collector.close()
 
 

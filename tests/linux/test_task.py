@@ -17,6 +17,7 @@ from clusterprof.linux.task import (
     block_io_accounted,
     hold,
     parse_io,
+    parse_process_stat,
     parse_stat,
     parse_thread_stat,
     parse_wchan,
@@ -50,6 +51,15 @@ def test_stat_is_counted_from_the_last_bracket() -> None:
         250 * NS_PER_TICK,
         17,
     )
+    # Without delay accounting the line is not read that far: short of it, it may end anywhere.
+    assert parse_thread_stat(STAT[: STAT.index(b"250 ")], block_io=False) == (
+        ord("D"),
+        512 * NS_PER_TICK,
+        88 * NS_PER_TICK,
+        -1,
+        17,
+    )
+    assert parse_process_stat(STAT) == (b"pt (data) w:0", 4700, 3, 112535, 944 * PAGE_BYTES)
 
 
 def test_our_own_stat_agrees_with_the_interpreter() -> None:
