@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.errors import CannotStart
+from clusterprof.recorder import election
 from clusterprof.recorder.election import join, leave, sweep, try_lead
 from clusterprof.recorder.rundir import (
     choose_base,
@@ -80,6 +81,28 @@ def test_who_joins_after_the_last_has_left_leads_a_new_one(run_dir: Path) -> Non
     first = join(run_dir, nothing)
     assert leave(run_dir, lambda: False)
     second = join(run_dir, nothing)
+    assert first is not None
+    assert second is not None
+    os.close(first)
+    os.close(second)
+
+
+def test_who_has_opened_a_gate_that_goes_away_starts_over(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[bool] = []
+    first = join(run_dir, nothing)
+    real, left = election._try, []
+
+    def leave_before_the_first_try(descriptor: int, kind: int) -> bool:
+        if not left:
+            left.append(True)
+            assert leave(run_dir, lambda: False)  # between the joiner's open and its lock
+        return bool(real(descriptor, kind))
+
+    monkeypatch.setattr(election, "_try", leave_before_the_first_try)
+    second = join(run_dir, lambda: came.append(run_dir.exists()))
+    assert came == [True]  # not into the folder that went away
     assert first is not None
     assert second is not None
     os.close(first)

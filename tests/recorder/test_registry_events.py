@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from clusterprof.recorder import registry as registry_module
 from clusterprof.recorder.identity import started_ticks
 from clusterprof.recorder.registry import Registry, checked, registered_alive
 from clusterprof.trace.schema import Event
@@ -90,6 +91,24 @@ def test_how_a_process_ended_is_told(
     }  # fmt: skip
     assert registry.job_pids() == []
     assert not (run_dir / "register" / f"{process.pid}.json").exists()
+    registry.close()
+
+
+@pytest.mark.parametrize(("late", "told"), [(3, 7 << 8), (1000, None)], ids=["late", "never"])
+def test_a_status_that_comes_late_is_waited_for_a_while(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, late: int, told: int | None
+) -> None:
+    # as on kernels without PIDFD_GET_INFO, or while the parent has not yet reaped
+    answers = iter([None] * late + [7 << 8])
+    monkeypatch.setattr(registry_module, "wait_status", lambda *_: next(answers))
+    registry = Registry(run_dir)
+    process = start("sys.exit(7)")
+    announce(run_dir, process.pid)
+    registry.look(NOW_NS)
+    process.communicate()
+    events = settle(registry)
+    assert [one.attributes.get("wait_status", "") for one in events] == ["", told]
+    assert events[1].t_ns == NOW_NS  # when it ended, not when we knew how
     registry.close()
 
 
@@ -199,4 +218,3 @@ def test_files_that_are_none_of_ours_are_not_read(run_dir: Path, tmp_path: Path)
     assert registry.take(NOW_NS) == []
     assert not registry.somebody_came
     registry.close()
-

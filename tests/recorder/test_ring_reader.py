@@ -143,13 +143,14 @@ def test_a_counter_that_jumps_is_counted_as_dropped(writer: Writer) -> None:
     ring.close()
 
 
-def test_a_shortened_ring_reads_as_zeros_and_kills_nobody() -> None:
+@pytest.mark.parametrize("left", [0, 36, 100, 4096])
+def test_a_shortened_ring_reads_as_zeros_and_kills_nobody(left: int) -> None:
     writer = Writer(seal=False)
     ring = writer.open()
     assert ring.memory is None  # what can shrink is never mapped
     writer.put()
     writer.memory.close()
-    os.ftruncate(writer.fd, 100)
+    os.ftruncate(writer.fd, left)
     assert drained(ring) == []
     os.close(writer.fd)
     ring.close()

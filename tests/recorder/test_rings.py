@@ -44,7 +44,10 @@ def test_only_memory_files_of_a_process_are_opened(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     end = os.open(fifo, os.O_RDWR)
     with open(tmp_path / "file", "wb") as file:
-        file.truncate(8192)
+        good = Writer()
+        file.write(good.memory[:])  # a whole ring, but in a file that somebody may shorten
+        file.flush()
+        good.close()
         for descriptor in (end, file.fileno(), 0, 9999):
             with pytest.raises(Unavailable):
                 open_ring(f"/proc/self/fd/{descriptor}", PID, TICKS, memory_file=True)
@@ -109,3 +112,25 @@ def test_a_process_that_executes_another_program_has_a_new_ring(tmp_path: Path) 
     rings.close()
     first.close()
     second.close()
+
+
+def test_a_ring_that_is_a_file_is_read_only_from_this_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "rings"
+    folder.mkdir()
+    writer = Writer()
+    writer.put(a=7)
+    for place in (folder / "here.ring", tmp_path / "elsewhere.ring"):
+        place.write_bytes(writer.memory[:])
+    for name in ("here", "elsewhere"):
+        path = str(next(tmp_path.rglob(f"{name}.ring")))
+        announce(folder, f"{name}.json", pid=PID, started_ticks=TICKS, fd=None, path=path)
+    rings = Rings(tmp_path)
+    rings.look(NOW_NS)
+    rings.look(NOW_NS)
+    records = rings.take(NOW_NS)
+    assert [list(one.columns["a"]) for one in records if isinstance(one, Spans)] == [[7]]
+    assert [one.attributes["ring"] for one in records if isinstance(one, Event)] == [
+        "elsewhere.json"
+    ]
+    rings.close()
+    writer.close()
