@@ -166,6 +166,7 @@ def test_a_child_is_searched_for_twice_and_then_thoroughly(tmp_path: Path) -> No
     of_a_thread = tmp_path / "10/task/11/children"
     of_a_thread.parent.mkdir()
     of_a_thread.write_text("")
+    (tmp_path / "loadavg").write_text("0.1 0.1 0.1 1/9 11\n")
     now_ns = 0
     context = Context(Roots(tmp_path), None, lambda: [10])
     collector = ProcessesCollector(context, clock=lambda: now_ns)
