@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterprof.recorder import inject
+
+LIVENESS_SECONDS = 120
 
 DATA_WAIT, FETCH, STEP, H2D, CHECKPOINT, GC, OPTIMIZER, EXPOSED = range(1, 9)
 LOADER_START, HOOK_NOTE, WORKER_START = 14, 15, 16
@@ -137,8 +140,16 @@ def run(
     env = clean_environment(**environ)
     if run_dir is not None:
         env = inject.environment(run_dir, env)
-    python = [sys.executable, *command]
-    return subprocess.run(python, env=env, cwd=cwd, capture_output=True, timeout=120)
+    python, pipe = [sys.executable, *command], subprocess.PIPE
+    with subprocess.Popen(
+        python, env=env, cwd=cwd, stdout=pipe, stderr=pipe, start_new_session=True
+    ) as job:
+        try:
+            out, err = job.communicate(timeout=LIVENESS_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGKILL)  # its forked children too
+            raise
+    return subprocess.CompletedProcess(python, job.returncode, out, err)
 
 
 def seen(result: subprocess.CompletedProcess[bytes]) -> tuple[int, bytes, bytes]:

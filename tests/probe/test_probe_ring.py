@@ -14,6 +14,8 @@ from probing import Ring, Span, Watcher, clean_environment, install, parse, reco
 
 from clusterprof.recorder import inject
 
+ROOT = str(Path(__file__).parents[2])
+
 HEAD = """
 import gc, os, sys, time
 import _clusterprof_probe as probe
@@ -161,22 +163,31 @@ def test_a_child_forked_before_the_first_record_registers_for_itself(run_dir: Pa
 
 
 def test_forks_with_marking_threads_do_not_hang(run_dir: Path) -> None:
-    code = HEAD + (
-        "import threading\n"
-        "probe.prepare()\n"
+    # Nobody has marked anything when the threads begin: they open the ring while we fork. A child
+    # that waits for what a thread of its parent held would wait for ever, and run() ends it.
+    code = (
+        "import os, sys, threading, time; sys.path.insert(0, sys.argv[1]); import clusterprof\n"
+        "sys.setswitchinterval(1e-5)\n"
         "ended = threading.Event()\n"
-        "def mark():\n"
-        "    while not ended.is_set(): probe.emit(65, 1, 2); time.sleep(0)\n"
-        "threads = [threading.Thread(target=mark) for _ in range(2)]\n"
+        "def mark(name):\n"
+        "    while not ended.is_set():\n"
+        "        with clusterprof.span(name): clusterprof.step()\n"
+        "        time.sleep(0)\n"
+        "names = ('fetch', 'forward', 'mine')\n"
+        "threads = [threading.Thread(target=mark, args=(name,)) for name in names]\n"
         "for thread in threads: thread.start()\n"
         "try:\n"
         "    for _ in range(200):\n"
         "        pid = os.fork()\n"
-        "        if not pid: os._exit(0 if probe.emit(65, 3, 4) == 1 else 1)\n"
+        "        if not pid:\n"
+        "            for name in names:\n"
+        "                with clusterprof.span(name): clusterprof.step()\n"
+        "            probe = sys.modules['_clusterprof_probe']\n"
+        "            os._exit(0 if probe.on and probe.load().is_open() else 1)\n"
         "        assert os.waitpid(pid, 0)[1] == 0\n"
         "finally: ended.set()"
     )
-    result = run("-W", "ignore", "-c", code, run_dir=run_dir)
+    result = run("-W", "ignore", "-c", code, ROOT, run_dir=run_dir)
     assert (result.returncode, result.stderr) == (0, b"")
 
 
