@@ -100,6 +100,55 @@ def test_a_fetch_of_ones_own_tells_cpu_time_from_waiting(run_dir: Path) -> None:
     assert 30_000_000 <= fetch.b + fetch.c <= fetch.end_ns - fetch.start_ns - 29_900_000
 
 
+def test_the_cpu_time_of_a_fetch_is_up_to_date(run_dir: Path) -> None:
+    # Nobody but us reads the thread's clock inside a fetch, and each begins after a sleep: what
+    # the thread used since its last scheduler tick, 0 to 4 of 10 ms, would else be missing.
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); import clusterprof\n"
+        "with clusterprof.span('fetch'): used = 0  # opens the ring\n"
+        "for _ in range(10):\n"
+        "    time.sleep(0.003)\n"
+        "    began = time.thread_time_ns()\n"
+        "    with clusterprof.span('fetch'):\n"
+        "        ends = time.monotonic_ns() + 10_000_000\n"
+        "        while time.monotonic_ns() < ends: pass\n"
+        "    used += time.thread_time_ns() - began\n"
+        "open(sys.argv[2], 'w').write(str(used))"
+    )
+    note = run_dir / "note"
+    (ring,) = recorded(code, run_dir, ROOT, str(note))
+    used = int(note.read_text())
+    _, *fetches = ring.of(FETCH)
+    assert len(fetches) == 10
+    assert 0.95 * used <= sum(fetch.b + fetch.c for fetch in fetches) <= used + 10 * 1000
+
+
+def test_a_fetch_of_ones_own_tells_what_it_read_from_the_device(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    # The truth is the same thread's own counter of the bytes that came from block devices.
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); import clusterprof\n"
+        "def from_devices():\n"
+        "    text = open('/proc/thread-self/io').read()\n"
+        "    return int(text.partition('\\nread_bytes: ')[2].split()[0])\n"
+        "fd = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)\n"
+        "os.pwrite(fd, bytes(1 << 20), 0); os.fsync(fd)\n"
+        "with clusterprof.span('fetch'): pass\n"
+        "os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)\n"
+        "before = from_devices()\n"
+        "with clusterprof.span('fetch'): os.pread(fd, 1 << 20, 0)\n"
+        "open(sys.argv[3], 'w').write(str(from_devices() - before))"
+    )
+    note = run_dir / "note"
+    (ring,) = recorded(code, run_dir, ROOT, str(tmp_path / "data"), str(note))
+    read = int(note.read_text())
+    if not read:
+        pytest.skip("the temporary folder does not lie on a block device")
+    assert [fetch.d for fetch in ring.of(FETCH)] == [0, read]
+    assert read >= 1 << 20
+
+
 def test_a_name_too_long_is_cut_between_characters(run_dir: Path) -> None:
     ring = marked(run_dir, "with clusterprof.span('x' + 'ü' * 30): pass")
     # 48 bytes hold x and 23 characters of 2 bytes = 47; the 24th would end at byte 49.
