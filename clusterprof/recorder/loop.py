@@ -65,7 +65,7 @@ def record(
     now_ns = clock.now_ns()
     for slot in slots:
         slot.due_ns = max(slot.due_ns, now_ns)
-    look_ns = flush_ns = now_ns
+    planned_ns = look_ns = flush_ns = now_ns
     clock_ns = now_ns + CLOCK_NS
     while True:
         for source in sources:
@@ -75,8 +75,9 @@ def record(
             break
         _sample(slots, now_ns, clock, pace)
         now_ns = clock.now_ns()
-        if now_ns >= flush_ns:
-            flush_ns = now_ns + FLUSH_NS
+        if planned_ns >= flush_ns:
+            # From the grid, not from now: the next flush then shares the wake-up of a tick.
+            flush_ns = max(planned_ns + FLUSH_NS, now_ns)
             batch = [*_drain(sources, now_ns), *_take(slots, now_ns)]
             change = budget.check(now_ns, clock.cpu_ns(), pace.slowdown)
             if change is not None:
@@ -88,7 +89,8 @@ def record(
             yield batch
         look_ns = _next(look_ns, tick_ns * pace.slowdown, now_ns)
         due_ns = min((slot.due_ns for slot in slots), default=look_ns)
-        clock.wait_until(min(look_ns, due_ns, flush_ns))
+        planned_ns = min(look_ns, due_ns, flush_ns)
+        clock.wait_until(planned_ns)
         now_ns = clock.now_ns()
     last = [record for source in sources for record in source.finish(now_ns)]
     last += _take(slots, now_ns)

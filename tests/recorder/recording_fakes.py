@@ -20,6 +20,7 @@ class FakeClock:
         self.t_ns = start_ns
         self.late_ns = late_ns
         """By how much every wait overshoots."""
+        self.waits = 0
         self.used_ns = 0
         self.script: dict[int, Callable[[], None]] = {}
         """What happens when a wait first reaches a time."""
@@ -34,6 +35,7 @@ class FakeClock:
         return ClockRecord(self.t_ns, self.t_ns + BOOT_AHEAD_NS, self.t_ns + EPOCH_NS)
 
     def wait_until(self, t_ns: int) -> None:
+        self.waits += 1
         due = sorted(at for at in self.script if at <= t_ns)
         for at in due:
             self.t_ns = max(self.t_ns, at)

@@ -93,6 +93,13 @@ def test_flushes_come_often_enough_to_lose_less_than_a_second() -> None:
                             T0 + 29 * TICK_NS]  # fmt: skip
 
 
+def test_a_flush_shares_the_wake_up_of_a_tick() -> None:
+    clock = FakeClock(late_ns=2_000_000)
+    records = run(Counting(), clock=clock, seconds=8)
+    assert clock.waits == 80  # ten a second, and none for a flush
+    assert sum(isinstance(one, Columns) for one in records) == 11  # 8 s / 0.8 s, and the rest
+
+
 def test_two_tiers_of_rates_share_one_loop() -> None:
     fast, slow = Counting(), Scripted([[1, 1], [2, 2], [3, 3]])
     clock, note = FakeClock(), lambda name, error: None
