@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -174,6 +175,46 @@ def test_a_home_and_a_run_directory_that_cannot_be_written(job: Path, run_dir: P
         remove(run_dir / folder)
         (run_dir / folder).write_text("a file where a folder should be")
     same_as_without_us(job, run_dir, HOME="/proc/nowhere")
+
+
+@pytest.mark.parametrize("home", ["/proc/nowhere", "/sys", "/dev/null", ""])
+def test_a_home_that_cannot_be_written_makes_no_difference(
+    job: Path, run_dir: Path, home: str
+) -> None:
+    # Not even root creates a file in /sys; the others are absent, no folder, and not set.
+    same_as_without_us(job, run_dir, HOME=home)
+    assert checkpoints(run_dir) == 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 raises on a copied traceback")
+def test_an_error_of_the_job_shows_no_line_of_ours(job: Path, run_dir: Path) -> None:
+    text = (job / "job.py").read_text().replace("save([1], sys.argv[1])", "save([1], '/sys/x')")
+    (job / "job.py").write_text(text)
+    with_probe = run("job.py", run_dir=run_dir, cwd=job)
+    assert seen(with_probe) == seen(run("job.py", run_dir=None, cwd=job))
+    assert with_probe.returncode == 1
+    assert b"in save" in with_probe.stderr
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_before_what_we_wrapped_is_not_seen(job: Path, run_dir: Path, error: str) -> None:
+    hook = package(run_dir) / "hooks/checkpoint.py"
+    source = hook.read_text()
+    changed = source.replace('"save", _saved)', '"save", _saved, _fail)')
+    assert changed != source, "hooks/checkpoint.py has changed: choose another place"
+    hook.write_text(f"{changed}\n\ndef _fail(*arguments, **keywords):\n    raise {error}\n")
+    same_as_without_us(job, run_dir)
+    assert checkpoints(run_dir) == 0
+
+
+def test_a_job_without_a_free_descriptor_goes_on_unmarked(job: Path, run_dir: Path) -> None:
+    text = (job / "job.py").read_text()
+    taken = "held = []\ntry:\n    while True: held.append(os.dup(0))\nexcept OSError: pass\n"
+    text = text.replace("torch.serialization.save(", taken + "torch.serialization.save(")
+    (job / "job.py").write_text(text)
+    (job / "torch/serialization.py").write_text("def save(obj, f):\n    print(obj)\n")
+    same_as_without_us(job, run_dir)
+    assert checkpoints(run_dir) == 0
 
 
 def test_a_run_directory_that_is_gone(job: Path, run_dir: Path) -> None:

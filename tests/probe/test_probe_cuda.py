@@ -58,9 +58,10 @@ cuda.get_device_properties = get_device_properties
 class Tensor:
     def __init__(self, is_cuda=False):
         self.is_cuda = is_cuda
-    def to(self, device, non_blocking=False):
+    def to(self, device, non_blocking=False, copy=False):
         clock[0] += 7
-        return self if self.is_cuda == (device == "cuda") else Tensor(device == "cuda")
+        there = self.is_cuda == (device == "cuda")
+        return self if there and not copy else Tensor(device == "cuda")
     def cuda(self):
         return self.to("cuda")
     def numel(self):
@@ -162,14 +163,19 @@ def test_nothing_is_touched_while_a_graph_is_captured_or_before_cuda(
 def test_a_capture_that_begins_inside_a_wait_is_left_alone(tmp_path: Path) -> None:
     code = """
 clock[0] = 1_000
+cuda.current_stream().work(20)
+wait(10)                           # 1,000 … 1,010: hidden, and not yet read
 mark = events.before_wait()
 cuda.capturing = True
 events.after_wait(mark, 1, 1_000, 2_000)
-events.look()
+clock[0] = 5_000
+events.look()                      # could read the first wait now, but for the capture
+assert probe.on
 cuda.capturing = False
 wait(10_000); clock[0] += 1; events.look()
+assert len(events._pool[0]) == 2   # both pairs were given back
 """
-    assert [e.b for e in exposed(tmp_path, code).of(EXPOSED)] == [10_000]
+    assert [e.b for e in exposed(tmp_path, code).of(EXPOSED)] == [0, 10_000]
 
 
 def test_each_device_has_its_own_events(tmp_path: Path) -> None:
@@ -241,6 +247,7 @@ wait(10)
 host, device = Tensor(), Tensor(is_cuda=True)
 host.to("cuda"); host.to("cuda", non_blocking=True)
 host.to("cpu"); device.to("cuda"); device.to("cpu")
+host.to("cpu", copy=True); device.to("cuda", copy=True)
 clock[0] = 2_000
 host.cuda()
 try: host.to()
