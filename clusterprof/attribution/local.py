@@ -144,7 +144,8 @@ def taken(claims: Mapping[str, NDArray[np.float64]], n: int) -> tuple[dict[str, 
         if not claims[id_].any():
             shares[id_] = np.zeros(n, np.int64)
             continue
-        wanted = np.rint(np.clip(np.nan_to_num(claims[id_]), 0.0, 1.0) * SHARE).astype(np.int64)
+        # A number beats NaN in `fmax`: an unknown share claims nothing.
+        wanted = np.rint(np.minimum(np.fmax(claims[id_], 0.0), 1.0) * SHARE).astype(np.int64)
         shares[id_] = np.minimum(wanted, left)
         left = left - shares[id_]
     return shares, left

@@ -43,13 +43,14 @@ def rise_of(t_ns: Int, values: Float | Int, start_ns: Int, end_ns: Int) -> Float
     if len(t_ns) < 2 or not len(start_ns):
         return np.full(len(start_ns), np.nan)
     growth, bad = differences(values)
-    before = np.concatenate([[0.0], np.cumsum(growth)])
-    bad_before = np.concatenate([[0], np.cumsum(bad)])
+    before = _running(growth)
     at_start, row_start = _interpolated(t_ns, before, growth, start_ns, side="right")
     at_end, row_end = _interpolated(t_ns, before, growth, end_ns, side="left")
-    row_end = np.maximum(row_end, row_start)
     known = (start_ns >= t_ns[0]) & (end_ns <= t_ns[-1]) & (end_ns >= start_ns)
-    known &= (bad_before[row_end + 1] == bad_before[row_start]) | (end_ns == start_ns)
+    if bad.any():
+        row_end = np.maximum(row_end, row_start)
+        bad_before = np.concatenate([[0], np.cumsum(bad)])
+        known &= (bad_before[row_end + 1] == bad_before[row_start]) | (end_ns == start_ns)
     return np.where(known, np.maximum(at_end - at_start, 0.0), np.nan)
 
 
@@ -57,10 +58,23 @@ def _interpolated(
     t_ns: Int, before: Float, growth: Float, edge_ns: Int, side: Literal["left", "right"]
 ) -> tuple[Float, Int]:
     """The counter at each edge, and the row of the difference the edge falls into."""
-    row = np.clip(np.searchsorted(t_ns, edge_ns, side=side) - 1, 0, len(growth) - 1)
-    length = np.maximum(t_ns[row + 1] - t_ns[row], 1)
-    part = np.clip((edge_ns - t_ns[row]) / length, 0.0, 1.0)
-    return before[row] + growth[row] * part, row
+    row = t_ns.searchsorted(edge_ns, side) - 1
+    np.maximum(row, 0, out=row)
+    np.minimum(row, len(growth) - 1, out=row)
+    length = np.maximum(t_ns[1:] - t_ns[:-1], 1)
+    part = (edge_ns - t_ns[row]) / length[row]
+    np.maximum(part, 0.0, out=part)
+    np.minimum(part, 1.0, out=part)
+    part *= growth[row]
+    part += before[row]
+    return part, row
+
+
+def _running(growth: Float) -> Float:
+    """The sum of all growth before each reading, float64[n + 1]."""
+    before = np.zeros(len(growth) + 1)
+    np.cumsum(growth, out=before[1:])
+    return before
 
 
 def differences(values: Float | Int) -> tuple[Float, NDArray[np.bool_]]:
@@ -71,10 +85,10 @@ def differences(values: Float | Int) -> tuple[Float, NDArray[np.bool_]]:
     """
     if np.issubdtype(values.dtype, np.integer):
         missing = values < 0
-        growth = np.diff(values).astype(np.float64)
+        growth = (values[1:] - values[:-1]).astype(np.float64)
     else:
         missing = np.isnan(values)
-        growth = np.diff(values)
+        growth = values[1:] - values[:-1]
     bad = missing[1:] | missing[:-1] | ~(growth >= 0)
     return np.where(bad, 0.0, growth), bad
 
@@ -123,7 +137,7 @@ def coverage(series: Series, start_ns: Int, end_ns: Int, longest_gap_ns: int = 0
 
 
 def _integral(t_ns: Int, growth: Float, start: Int, end: Int) -> Float:
-    before = np.concatenate([[0.0], np.cumsum(growth)])
+    before = _running(growth)
     at_start, _ = _interpolated(t_ns, before, growth, start, side="right")
     at_end, _ = _interpolated(t_ns, before, growth, end, side="left")
     return np.maximum(at_end - at_start, 0.0)
