@@ -1,7 +1,8 @@
 """What does one span cost the job: two readings of the clock and one record in the ring?
 
-The mean is over batches, beside the two readings alone; p99.9 over single spans, less what reading
-the clock around each costs. System calls are counted by strace between two marks of the job's own.
+The mean is over batches, beside the two readings alone, the context manager that a user writes,
+one that does nothing, and a line of logging; p99.9 over single spans, with two readings more.
+System calls are counted by strace between two marks of the job's own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from clusterprof.recorder import inject
 SPANS_TRACED = 1000
 
 JOB = """
-import sys, time
+import contextlib, logging, os, sys, time
+sys.path.insert(0, sys.argv[1])
+import clusterprof
 import _clusterprof_probe as probe
 ring, now = probe.load(), time.monotonic_ns
 ring.emit(64, 1, 2)
@@ -33,14 +36,34 @@ def spans():
     for _ in range(N):
         a = now(); b = now(); ring.emit(64, a, b, 1, 2, 3, 4)
 
+nothing = contextlib.nullcontext()
+log = logging.getLogger("span")
+log.addHandler(logging.StreamHandler(open(os.devnull, "w")))
+log.setLevel(logging.INFO)
+
+def users():
+    for _ in range(N):
+        with clusterprof.span("mine"):
+            pass
+
+def null():
+    for _ in range(N):
+        with nothing:
+            pass
+
+def logged():
+    for _ in range(N // 20):
+        a = now(); b = now(); log.info("span %d %d", a, b)
+
 def loop():
     for _ in range(N):
         pass
 
-times = {clocks: [], spans: [], loop: []}
-for _ in range(BATCHES):  # interleaved: a slow moment of the machine meets all three
+times = {clocks: [], spans: [], loop: [], users: [], null: [], logged: []}
+for _ in range(BATCHES):  # interleaved: a slow moment of the machine meets all of them
     for work, each in times.items():
-        began = now(); work(); each.append((now() - began) / N)
+        count = N // 20 if work is logged else N
+        began = now(); work(); each.append((now() - began) / count)
 
 singles = []
 for _ in range(200_000):
@@ -73,11 +96,16 @@ def main() -> None:
         environ = inject.environment(Path(folder), os.environ)
         environ.pop("CLUSTERPROF_DISABLE", None)
         output = subprocess.run(
-            [sys.executable, "-c", JOB], env=environ, check=True, capture_output=True, text=True
+            [sys.executable, "-c", JOB, str(Path(__file__).resolve().parents[1])],
+            env=environ,
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout.splitlines()
         traced = system_calls(environ)
-    clocks, spans, loop = ([float(word) for word in line.split()] for line in output[:3])
-    middle, late = (int(word) for word in output[3].split())
+    batches = [[float(word) for word in line.split()] for line in output[:6]]
+    clocks, spans, loop, users, null, logged = batches
+    middle, late = (int(word) for word in output[6].split())
     bare = statistics.median(loop)
     costs = sorted(span - bare for span in spans)
     reading = statistics.median(clocks) - bare
@@ -85,6 +113,15 @@ def main() -> None:
     print(f"one span, mean          {mean:7.0f} ns  (median batch {statistics.median(costs):.0f},")
     print(f"                                    best batch {least:.0f}; target 600)")
     print(f"two readings of a clock {reading:7.0f} ns  {mean / reading:5.1f} × for the whole span")
+    for title, each in (
+        ("with clusterprof.span()", users),
+        ("with nullcontext()", null),
+        ("a line of logging", logged),
+    ):
+        cost = statistics.median(each) - bare
+        print(
+            f"{title:<23} {cost:7.0f} ns  {cost / statistics.median(costs):5.1f} × one span, median"
+        )
     print(f"single spans            {middle:7d} ns median, {late} ns p99.9, with two more readings")
     print(f"system calls in {SPANS_TRACED:,} spans: {traced}  (target 0)")
 
