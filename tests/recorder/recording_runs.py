@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from clusterprof.errors import NoRecording
 from clusterprof.linux.roots import Roots
 from clusterprof.recorder.identity import LAUNCHER_VARIABLES, boot8
 from clusterprof.recorder.rundir import choose_base, run_dir_path
@@ -58,9 +60,10 @@ def wait_until(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     """Return the first true value of `what()`; fail loudly after a while."""
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
-        value = what()
-        if value:
-            return value
+        with suppress(NoRecording):  # not yet
+            value = what()
+            if value:
+                return value
         time.sleep(0.01)
     raise AssertionError(f"nothing came of {what} within {patience_s} s")
 

@@ -23,6 +23,7 @@ from recording_runs import (
     records_of,
     run_dir_of,
     wait_for_end,
+    wait_for_recording,
     wait_until,
 )
 
@@ -220,6 +221,7 @@ def test_a_job_whose_recorder_died_is_recorded_anew(tmp_path: Path) -> None:
     job = own_job("again")
     out, env = tmp_path / "out", environment(job)
     first = subprocess.Popen([*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=env)
+    wait_for_recording(out)
     os.kill(recorder_pid(job), signal.SIGKILL)
     subprocess.run([*RECORD, "-o", str(out), "--", "/bin/true"], env=env, check=True)
     agent = recorder_pid(job)
