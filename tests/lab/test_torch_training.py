@@ -48,18 +48,18 @@ def bucket_ns(report: Report, cause: str) -> int:
     return sum(ns for ledger in report.ranks for name, ns in ledger.buckets if name == cause)
 
 
-def train_undisturbed(folder: Path, dataset: Path, *options: str) -> tuple[dict, Report, float]:
+def train_undisturbed(folder: Path, dataset: Path, *options: str) -> tuple[dict, Report, bool]:
     """Train until no neighbour on the machine took the CPU from the workers, three times at most.
 
-    Returns what the script said, the report, and how far the two may be apart: two points, five
-    when every run was disturbed (the kernel told the script so, not us).
+    Returns what the script said, the report, and whether the last run was disturbed all the same
+    (the kernel told the script so, not us).
     """
     for attempt in range(3):
         said = train(folder / str(attempt), dataset, *options)
         report = analyze(folder / str(attempt))
-        if said["delay_wait_ns"] <= 0.03 * said["total_ns"]:
-            return said, report, 0.02
-    return said, report, 0.05
+        if said["delay_wait_ns"] <= 0.02 * said["total_ns"]:
+            return said, report, False
+    return said, report, True
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -70,21 +70,31 @@ def test_the_first_cause_is_the_injected_one(
     tmp_path: Path, dataset: Path, workers: int, fault: str, cause: str
 ) -> None:
     options = ("--fault", fault, "--workers", str(workers))
-    said, report, tolerance_ratio = train_undisturbed(tmp_path, dataset, *options)
+    said, report, disturbed = train_undisturbed(tmp_path, dataset, *options)
 
-    assert report.findings[0].cause.id == cause
-    lost_ns = bucket_ns(report, cause)
-    assert lost_ns >= 0.9 * (said["wait_ns"] - said["delay_wait_ns"])
     true_ns = said["read_wait_ns"] if fault == "reads" else said["cpu_wait_ns"]
-    error = lost_ns / report.in_step_ns - true_ns / said["total_ns"]
-    assert abs(error) <= tolerance_ratio
+    lost_ns = bucket_ns(report, cause)
+    error_ratio = lost_ns / report.in_step_ns - true_ns / said["total_ns"]
+    if disturbed:  # then contention is a true cause too, and may be the larger one
+        assert report.findings[0].cause.id in (cause, "cpu-contention")
+        assert abs(error_ratio) <= 0.08
+    else:
+        assert report.findings[0].cause.id == cause
+        assert lost_ns >= 0.9 * (said["wait_ns"] - said["delay_wait_ns"])
+        assert abs(error_ratio) <= 0.02
     assert report.findings[0].upper_bound  # no accelerator was measured on a CPU machine
     assert sum(ns for _, ns in report.ranks[0].buckets) == report.lost_ns
 
 
 def test_hidden_loading_costs_nothing(tmp_path: Path, dataset: Path) -> None:
-    train(tmp_path / "run", dataset, "--fault", "hidden", "--workers", "2")
-    report = analyze(tmp_path / "run")
+    options = ("--fault", "hidden", "--workers", "2")
+    for attempt in range(3):
+        said = train(tmp_path / str(attempt), dataset, *options)
+        if said["late_wait_ns"] <= 0.005 * said["total_ns"]:
+            break
+    else:
+        pytest.skip("loading was not hidden: this machine was too busy, three times in a row")
+    report = analyze(tmp_path / str(attempt))
     assert report.in_step_ns > 0
     assert [f.cause.id for f in report.findings if f.cause.family in ("storage", "cpu")] == []
 

@@ -18,9 +18,9 @@ import time
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-RECORD_BYTES = 64 * 1024
+RECORD_BYTES = 256 * 1024
 ITEMS_PER_BATCH = 16
-FEATURES = 64  # four more columns carry the stopwatch
+FEATURES = 64
 
 
 class Records(Dataset):
@@ -53,12 +53,18 @@ class Records(Dataset):
         total = 0
         for i in range(self.loops):
             total += i * i % 7
-        item_ns = time.perf_counter_ns() - began
-        cpu_ns = time.thread_time_ns() - cpu_began
         delay_ns = self.run_delay_ns() - delayed
-        x = torch.full((FEATURES + 4,), float(total % 5), dtype=torch.float64)
-        x[FEATURES:] = torch.tensor([read_ns, cpu_ns, delay_ns, item_ns], dtype=torch.float64)
-        return x, index % 10
+        return float(total % 5), index % 10, read_ns, delay_ns, began, cpu_began
+
+
+def collate(items: list):
+    """Make a batch; its last tensor says how it was made: reading, CPU, delay, all, when."""
+    values, labels, read_ns, delay_ns, began, cpu_began = zip(*items)
+    x = torch.tensor(values).unsqueeze(1).expand(-1, FEATURES).contiguous()
+    made = [sum(read_ns), time.thread_time_ns() - cpu_began[0], sum(delay_ns)]
+    ready = time.perf_counter_ns()
+    made += [ready - began[0], ready]
+    return x, torch.tensor(labels), torch.tensor(made)
 
 
 def main() -> None:
@@ -66,10 +72,10 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--fault", choices=["reads", "burn", "hidden"], required=True)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=32)
     options = parser.parse_args()
     reads, loops, compute_s = {
-        "reads": (48, 0, 0.02),
+        "reads": (20, 0, 0.02),
         "burn": (0, 160_000, 0.02),
         "hidden": (1, 500, 0.08),
     }[options.fault]
@@ -78,21 +84,22 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = Records(options.data, reads, loops, options.steps * ITEMS_PER_BATCH)
-    loader = DataLoader(data, batch_size=ITEMS_PER_BATCH, num_workers=options.workers)
-    wait_ns = read_wait_ns = cpu_wait_ns = delay_wait_ns = 0
+    loader = DataLoader(data, ITEMS_PER_BATCH, num_workers=options.workers, collate_fn=collate)
+    wait_ns = read_wait_ns = cpu_wait_ns = delay_wait_ns = late_wait_ns = 0
     losses = []
     batches = iter(loader)
     began = time.perf_counter_ns()
     for _ in range(options.steps):
         asked = time.perf_counter_ns()
-        batch, y = next(batches)
+        x, y, made = next(batches)
         waited = time.perf_counter_ns() - asked
         wait_ns += waited
-        x = batch[:, :FEATURES].float()
-        read_ns, cpu_ns, delay_ns, item_ns = batch[:, FEATURES:].sum(0)
-        read_wait_ns += waited * float(read_ns / item_ns)
-        cpu_wait_ns += waited * float(cpu_ns / item_ns)
-        delay_wait_ns += waited * float(delay_ns / item_ns)
+        read_ns, cpu_ns, delay_ns, all_ns, ready = made.tolist()
+        for_making = min(waited, max(0, ready - asked))  # the rest: it was on its way here
+        read_wait_ns += for_making * read_ns / all_ns
+        cpu_wait_ns += waited * cpu_ns / all_ns  # a busy interpreter holds up the way, too
+        delay_wait_ns += for_making * delay_ns / all_ns
+        late_wait_ns += for_making if losses else 0  # the first batch is late by nature
         loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
         time.sleep(compute_s)  # the rest of a real model's step
@@ -108,6 +115,7 @@ def main() -> None:
                 "read_wait_ns": round(read_wait_ns),
                 "cpu_wait_ns": round(cpu_wait_ns),
                 "delay_wait_ns": round(delay_wait_ns),
+                "late_wait_ns": round(late_wait_ns),
                 "losses": losses,
             }
         )
