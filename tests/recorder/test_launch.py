@@ -152,7 +152,8 @@ def test_signal_dispositions_and_mask_are_untouched(tmp_path: Path) -> None:
         [*RECORD, "-o", str(tmp_path / "out"), "--", *program],
         capture_output=True, text=True, check=True, preexec_fn=ignore_hangup, env=environment(),
     )  # fmt: skip
-    assert "SigIgn:\t0000000000000001" in plain.stdout  # SIGHUP is signal 1
+    ignored = next(line for line in plain.stdout.splitlines() if line.startswith("SigIgn"))
+    assert int(ignored.split()[1], 16) & 1  # SIGHUP is signal 1; others may come from our parent
     assert done.stdout == plain.stdout
 
 
