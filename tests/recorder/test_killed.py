@@ -31,7 +31,7 @@ from clusterprof.probe import layout
 from clusterprof.recorder import election, rundir
 from clusterprof.recorder.registry import registered_alive
 from clusterprof.trace.reader import NodeReader, node_folders
-from clusterprof.trace.schema import Columns, Record, Spans
+from clusterprof.trace.schema import Columns, Header, Record, Spans
 
 RUNS = 100
 AT_ONCE = 8
@@ -141,8 +141,9 @@ def lost_ns(records: list[Record], killed_ns: int) -> int:
     """Return how much of the time before the kill is missing, of samples or spans."""
     samples = [int(t) for one in records if isinstance(one, Columns) and one.collector == "cpu"
                for t in one.t_ns]  # fmt: skip
+    began_ns = next(one for one in records if isinstance(one, Header)).started["monotonic_ns"]
     ends = span_ends(records)
-    return killed_ns - min(max(samples), max(ends, default=killed_ns))
+    return killed_ns - min(max(samples, default=began_ns), max(ends, default=killed_ns))
 
 
 def kill_once(nursery: Nursery, folder: Path, number: int) -> int:
