@@ -83,7 +83,9 @@ class Process:
     registration: Mapping[str, Any]
     """Attributes of its `process-registered` event ({} when it never registered)."""
     spans: Mapping[int, SpanTable]
-    """By kind (`clusterprof.probe.layout`)."""
+    """By kind (`clusterprof.probe.layout`). Of forward, backward, collective, optimizer and a
+    user's own kinds a training process has only those that tell when it was seen: the first to
+    start, the last to end, the latest to arrive."""
     threads: Mapping[int, ThreadTable]
     """By tid; the main thread's tid is the pid."""
     io: ProcessIo | None

@@ -11,19 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from clusterprof.probe.layout import (
-    DATA_WAIT,
-    EXPOSED,
-    FETCH,
-    FIRST_USER_KIND,
-    LOADER_START,
-    OPTIMIZER,
-    STEP,
-    WORKER_START,
-)
+from clusterprof.probe.layout import FETCH, FIRST_USER_KIND, WORKER_START
 from clusterprof.timeline.model import Chunk, Process, Rank
+from clusterprof.timeline.spans import TRAINING
 
-_TRAINING = (DATA_WAIT, STEP, OPTIMIZER, EXPOSED, LOADER_START)
 _RANK_VARIABLES = (
     "RANK",
     "OMPI_COMM_WORLD_RANK",
@@ -109,7 +100,7 @@ def _training(chunk: Chunk) -> list[Process]:
 
 
 def _marks(process: Process) -> bool:
-    return any(kind in process.spans for kind in _TRAINING)
+    return any(kind in process.spans for kind in TRAINING)
 
 
 def _without_spans(chunk: Chunk) -> list[Process]:

@@ -88,7 +88,7 @@ def differences(values: Float | Int) -> tuple[Float, NDArray[np.bool_]]:
         growth = (values[1:] - values[:-1]).astype(np.float64)
     else:
         missing = np.isnan(values)
-        growth = values[1:] - values[:-1]
+        growth = np.subtract(values[1:], values[:-1], dtype=np.float64)
     bad = missing[1:] | missing[:-1] | ~(growth >= 0)
     return np.where(bad, 0.0, growth), bad
 

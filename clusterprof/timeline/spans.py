@@ -16,8 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.probe.layout import (
+    BACKWARD,
+    COLLECTIVE,
     DATA_WAIT,
+    EXPOSED,
     FETCH,
+    FIRST_USER_KIND,
+    FORWARD,
     HOOK_NOTE,
     KIND_NAMES,
     LOADER_START,
@@ -32,6 +37,9 @@ from clusterprof.trace.spanframes import PackedSpans, unfold
 REACH_NS = 2_000_000_000
 LASTING = (LOADER_START, WORKER_START, HOOK_NOTE)
 LAST_ONE = (FETCH, DATA_WAIT, STEP, OPTIMIZER)  # say what a process is, however long ago
+TRAINING = (DATA_WAIT, STEP, OPTIMIZER, EXPOSED, LOADER_START)  # a process with these trains
+# Of these and of a user's own kinds a training process needs no more than when it was seen.
+_UNREAD = (FORWARD, BACKWARD, COLLECTIVE, OPTIMIZER)
 FETCH_NAME = KIND_NAMES[FETCH]
 _KIND, _END = SPAN_FIELDS.index("kind"), SPAN_FIELDS.index("end_ns")
 _SEQUENCE = len(SPAN_FIELDS)
@@ -226,8 +234,27 @@ def _grouped(
     order = np.argsort(key, kind="stable")[: int(sizes.sum())]
     some = np.flatnonzero(sizes)
     groups = [(at // width, int(kinds[at % width])) for at in some.tolist()]
-    bounds = np.concatenate([[0], np.cumsum(sizes[some])])
+    order, bounds = _thinned(table, order, groups, sizes[some].tolist())
     return np.take(table, order, axis=1), groups, bounds
+
+
+def _thinned(
+    table: Int, order: Int, groups: list[tuple[int, int]], sizes: list[int]
+) -> tuple[Int, Int]:
+    """Keep of what nobody reads the first, the last and the latest to arrive: half of all spans."""
+    workers = {process for process, kind in groups if kind == WORKER_START}
+    trains = {process for process, kind in groups if kind in TRAINING} - workers
+    rows: list[Int] = []
+    past = 0
+    for (process, kind), size in zip(groups, sizes):
+        first, past = past, past + size
+        own = order[first:past]
+        if process in trains and (kind in _UNREAD or kind >= FIRST_USER_KIND):
+            edges = {int(table[0, own].argmin()), int(table[_END, own].argmax()), size - 1}
+            own = own[sorted(edges)]
+        rows.append(own)
+    bounds = np.concatenate([[0], np.cumsum([own.size for own in rows])]).astype(np.int64)
+    return np.concatenate([order[:0], *rows]), bounds
 
 
 def _span_tables(table: Int, bounds: Int) -> list[SpanTable]:
