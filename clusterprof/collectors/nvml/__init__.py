@@ -10,7 +10,7 @@ This package runs in the helper process and stays light (15 MB with the driver's
 dataclasses, no signals, no `pynvml` before `errors.load()`.
 """
 
+from clusterprof.collectors.nvml.driver import Library
 from clusterprof.collectors.nvml.errors import why_absent
-from clusterprof.collectors.nvml.library import Library
 
 __all__ = ["Library", "why_absent"]
