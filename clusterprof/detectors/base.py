@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from clusterprof import signals
 from clusterprof.findings import Cause, Evidence, Grade
+from clusterprof.signals import Signal
 from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, Feeding, Float, Lost, Rank
 from clusterprof.timeline.series import rise, rise_of
 
@@ -91,6 +92,22 @@ def grown(rank: Rank, name: str, device: str, lost: Lost, share: Float) -> float
     if not claimed.any():
         return 0.0
     return float(np.nansum(rise(series, lost.start_ns[claimed], lost.end_ns[claimed])))
+
+
+def pressure(
+    rank: Rank, signal: Signal, lost: Lost, share: Float, note: str
+) -> tuple[Grade, tuple[Evidence, ...]]:
+    """Return what the node's stall time during the claimed pieces says, and the grade it gives.
+
+    A: the kernel counted such stalls too. B, and no evidence, where it keeps no pressure figures.
+    """
+    pressure_ns = grown(rank, signal.name, "", lost, share)
+    length_ns = float(np.sum((lost.end_ns - lost.start_ns)[share > 0]))
+    if pressure_ns is None or length_ns <= 0:
+        return "B", ()
+    name = signal.name.replace("_ns_total", "_ratio")
+    ratio = min(1.0, pressure_ns / length_ns)
+    return "A" if pressure_ns > 0 else "B", (Evidence(name, ratio, "ratio", note),)
 
 
 def busiest(rank: Rank, name: str, lost: Lost, share: Float) -> tuple[str, float]:

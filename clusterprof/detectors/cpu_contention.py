@@ -35,8 +35,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof import signals
-from clusterprof.detectors.base import Claims, grown, held_back, mean_over, runnable
-from clusterprof.findings import Cause, Evidence, Grade
+from clusterprof.detectors.base import Claims, held_back, mean_over, pressure, runnable
+from clusterprof.findings import Cause, Evidence
 from clusterprof.timeline.model import Feeding, Lost, Rank
 
 
@@ -65,25 +65,12 @@ class CpuContention:
         share[share < limits.runnable_at_least_ratio] = 0.0
         if not share.any():
             return Claims(share, "B")
-        evidence = [
-            Evidence(
-                "thread.runnable_ratio",
-                mean_over(lost, share),
-                "ratio",
-                "of that time, the thread was ready to run and had no CPU",
-            ),
-        ]
-        grade: Grade = "B"
-        pressure_ns = grown(rank, signals.PRESSURE_CPU_SOME.name, "", lost, share)
-        length_ns = float(np.sum((lost.end_ns - lost.start_ns)[share > 0]))
-        if pressure_ns is not None and length_ns > 0:
-            grade = "A" if pressure_ns > 0 else "B"
-            evidence.append(
-                Evidence(
-                    "pressure.cpu_some_ratio",
-                    min(1.0, pressure_ns / length_ns),
-                    "ratio",
-                    "of that time, some task of the node waited for a CPU",
-                )
-            )
-        return Claims(share, grade, tuple(evidence))
+        waiting = Evidence(
+            "thread.runnable_ratio",
+            mean_over(lost, share),
+            "ratio",
+            "of that time, the thread was ready to run and had no CPU",
+        )
+        note = "of that time, some task of the node waited for a CPU"
+        grade, pressed = pressure(rank, signals.PRESSURE_CPU_SOME, lost, share, note)
+        return Claims(share, grade, (waiting, *pressed))

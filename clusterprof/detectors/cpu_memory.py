@@ -32,11 +32,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from clusterprof import signals
-from clusterprof.detectors.base import Claims, grown, mean_over, waited
-from clusterprof.findings import Cause, Evidence, Grade
+from clusterprof.detectors.base import Claims, mean_over, pressure, waited
+from clusterprof.findings import Cause, Evidence
 from clusterprof.timeline.model import Feeding, Lost, Rank
 
 
@@ -64,25 +62,12 @@ class CpuMemory:
         share[share < limits.blocked_at_least_ratio] = 0.0
         if not share.any():
             return Claims(share, "B")
-        evidence = [
-            Evidence(
-                "worker.memory_ratio",
-                mean_over(lost, share),
-                "ratio",
-                "of the waits, the loading thread was blocked on memory",
-            ),
-        ]
-        grade: Grade = "B"
-        pressure_ns = grown(rank, signals.PRESSURE_MEMORY_SOME.name, "", lost, share)
-        length_ns = float(np.sum((lost.end_ns - lost.start_ns)[share > 0]))
-        if pressure_ns is not None and length_ns > 0:
-            grade = "A" if pressure_ns > 0 else "B"
-            evidence.append(
-                Evidence(
-                    "pressure.memory_some_ratio",
-                    min(1.0, pressure_ns / length_ns),
-                    "ratio",
-                    "of that time, some task of the node waited for memory",
-                )
-            )
-        return Claims(share, grade, tuple(evidence))
+        waiting = Evidence(
+            "worker.memory_ratio",
+            mean_over(lost, share),
+            "ratio",
+            "of the waits, the loading thread was blocked on memory",
+        )
+        note = "of that time, some task of the node waited for memory"
+        grade, pressed = pressure(rank, signals.PRESSURE_MEMORY_SOME, lost, share, note)
+        return Claims(share, grade, (waiting, *pressed))
