@@ -26,7 +26,9 @@ ahead, cache), use a cheaper transform, or move it to the GPU.
 ## Where it is blind
 
 It cannot name the function; a sampling profiler can. Threads that a library starts inside the
-worker (OpenCV, BLAS) count for the worker only while it waits for them on a CPU.
+worker (OpenCV, BLAS) count for the worker only while it waits for them on a CPU. The kernel tells
+user from system time by ticks, scaled to the thread's whole life: a main thread that computed for
+long and then loads by itself shows a part of its reads' CPU time here (measured: 1 to 4 points).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ pytest.importorskip("torch", reason="torch is not installed (pip install torch==
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
+STEPS = {"reads": "64", "burn": "32"}
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file.write(os.urandom(1 << 20))
         file.flush()
         os.fsync(file.fileno())
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError as error:
+        pytest.skip(f"every read would be cached: no direct I/O in {path.parent}: {error}")
     return path
 
 
@@ -48,18 +53,20 @@ def bucket_ns(report: Report, cause: str) -> int:
     return sum(ns for ledger in report.ranks for name, ns in ledger.buckets if name == cause)
 
 
-def train_undisturbed(folder: Path, dataset: Path, *options: str) -> tuple[dict, Report, bool]:
-    """Train until no neighbour on the machine took the CPU from the workers, three times at most.
-
-    Returns what the script said, the report, and whether the last run was disturbed all the same
-    (the kernel told the script so, not us).
-    """
-    for attempt in range(3):
-        said = train(folder / str(attempt), dataset, *options)
-        report = analyze(folder / str(attempt))
-        if said["delay_wait_ns"] <= 0.02 * said["total_ns"]:
-            return said, report, False
-    return said, report, True
+def off_target(said: dict, report: Report, cause: str) -> list[str]:
+    """What the report got wrong, measured by the script's own stopwatch."""
+    true_ns = said["read_wait_ns"] if cause == "storage-local" else said["cpu_wait_ns"]
+    lost_ns = bucket_ns(report, cause)
+    points = 100 * (lost_ns / report.in_step_ns - true_ns / said["total_ns"])
+    first = report.findings[0].cause.id if report.findings else "none"
+    wrong = []
+    if first != cause:
+        wrong.append(f"the first cause is {first}")
+    if lost_ns < 0.9 * (said["wait_ns"] - said["delay_wait_ns"]):
+        wrong.append(f"only {lost_ns} ns of a data wait of {said['wait_ns']} ns")
+    if abs(points) > 2:
+        wrong.append(f"{points:+.1f} points from the stopwatch")
+    return wrong
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -69,21 +76,24 @@ def train_undisturbed(folder: Path, dataset: Path, *options: str) -> tuple[dict,
 def test_the_first_cause_is_the_injected_one(
     tmp_path: Path, dataset: Path, workers: int, fault: str, cause: str
 ) -> None:
-    options = ("--fault", fault, "--workers", str(workers))
-    said, report, disturbed = train_undisturbed(tmp_path, dataset, *options)
+    """Three attempts, because a neighbour's burst makes a run of seconds mean something else.
 
-    true_ns = said["read_wait_ns"] if fault == "reads" else said["cpu_wait_ns"]
-    lost_ns = bucket_ns(report, cause)
-    error_ratio = lost_ns / report.in_step_ns - true_ns / said["total_ns"]
-    if disturbed:  # then contention is a true cause too, and may be the larger one
-        assert report.findings[0].cause.id in (cause, "cpu-contention")
-        assert abs(error_ratio) <= 0.08
-    else:
-        assert report.findings[0].cause.id == cause
-        assert lost_ns >= 0.9 * (said["wait_ns"] - said["delay_wait_ns"])
-        assert abs(error_ratio) <= 0.02
-    assert report.findings[0].upper_bound  # no accelerator was measured on a CPU machine
-    assert sum(ns for _, ns in report.ranks[0].buckets) == report.lost_ns
+    An error of ours is there in all three. When the kernel told the script of a neighbour each
+    time, contention is a true cause too, and may be the larger one.
+    """
+    options = ("--fault", fault, "--workers", str(workers), "--steps", STEPS[fault])
+    wrong, disturbed = [], True
+    for attempt in range(3):
+        said = train(tmp_path / str(attempt), dataset, *options)
+        report = analyze(tmp_path / str(attempt))
+        assert report.findings[0].upper_bound  # no accelerator was measured on a CPU machine
+        assert sum(ns for _, ns in report.ranks[0].buckets) == report.lost_ns
+        wrong.append(off_target(said, report, cause))
+        if not wrong[-1]:
+            return
+        disturbed &= said["delay_wait_ns"] > 0.05 * said["total_ns"]
+    assert disturbed, wrong
+    assert report.findings[0].cause.id in (cause, "cpu-contention"), wrong
 
 
 def test_hidden_loading_costs_nothing(tmp_path: Path, dataset: Path) -> None:

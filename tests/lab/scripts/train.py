@@ -3,14 +3,15 @@
 It keeps a stopwatch of its own (as many do) and prints it as one JSON line at the end:
 how long the loop ran, how long it waited for batches, which part of the waited-for work was
 reading (less the time in which a neighbour had the CPU that the reader was ready to use, as the
-kernel counts it), and which was on a CPU. `--fault reads` reads uncached records, `burn` decodes in
-Python, `hidden` reads and decodes a little behind a longer compute.
+kernel counts it), and which was on a CPU. `--fault reads` reads large records past the page cache,
+`burn` decodes in Python, `hidden` reads and decodes a little behind a longer compute.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import random
 import time
@@ -18,17 +19,17 @@ import time
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-RECORD_BYTES = 256 * 1024
 ITEMS_PER_BATCH = 16
 FEATURES = 64
 
 
 class Records(Dataset):
-    def __init__(self, path: str, reads: int, loops: int, items: int) -> None:
+    def __init__(self, path: str, reads: int, read_bytes: int, loops: int, items: int) -> None:
         self.path, self.reads, self.loops, self.items = path, reads, loops, items
-        self.records = os.path.getsize(path) // RECORD_BYTES
+        self.read_bytes = read_bytes
+        self.records = os.path.getsize(path) // read_bytes
         self.fd = -1
-        self.buffers = [bytearray(RECORD_BYTES)]
+        self.buffers: list = []
 
     def __len__(self) -> int:
         return self.items
@@ -39,14 +40,12 @@ class Records(Dataset):
     def __getitem__(self, index: int):
         began, cpu_began = time.perf_counter_ns(), time.thread_time_ns()
         if self.fd < 0:
-            self.fd = os.open(self.path, os.O_RDONLY)
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECT)
+            self.buffers = [mmap.mmap(-1, self.read_bytes)]
             self.schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
         choose = random.Random(index)
-        places = [choose.randrange(self.records) * RECORD_BYTES for _ in range(self.reads)]
+        places = [choose.randrange(self.records) * self.read_bytes for _ in range(self.reads)]
         reading, delayed = time.perf_counter_ns(), self.run_delay_ns()
-        if self.reads:
-            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         for place in places:
             os.preadv(self.fd, self.buffers, place)
         read_ns = time.perf_counter_ns() - reading - (self.run_delay_ns() - delayed)
@@ -74,16 +73,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--steps", type=int, default=32)
     options = parser.parse_args()
-    reads, loops, compute_s = {
-        "reads": (20, 0, 0.02),
-        "burn": (0, 160_000, 0.02),
-        "hidden": (1, 500, 0.08),
+    reads, read_bytes, loops, compute_s = {
+        "reads": (3, 4 << 20, 0, 0.02),
+        "burn": (0, 4 << 20, 160_000, 0.02),
+        "hidden": (1, 256 << 10, 500, 0.08),
     }[options.fault]
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = Records(options.data, reads, loops, options.steps * ITEMS_PER_BATCH)
+    data = Records(options.data, reads, read_bytes, loops, options.steps * ITEMS_PER_BATCH)
     loader = DataLoader(data, ITEMS_PER_BATCH, num_workers=options.workers, collate_fn=collate)
     wait_ns = read_wait_ns = cpu_wait_ns = delay_wait_ns = late_wait_ns = 0
     losses = []
