@@ -35,6 +35,7 @@ class Slot:
         self._note = note
         self._is_table = hasattr(collector, "strings")
         self._columns: Sequence[Any] = ()
+        self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # signals, devices
         self._codes = ""  # array typecode of each column
         self._t_ns: list[int] = []
         self._samples: list[Any] = []
@@ -53,6 +54,10 @@ class Slot:
                 columns = tuple((_signal(signal), str(device)) for signal, device in columns)
                 integer = (signal.unit in _INTEGER_UNITS for signal, _ in columns)
                 self._codes = "".join("q" if whole else "d" for whole in integer)
+                self._names = (
+                    tuple(signal.name for signal, _ in columns),
+                    tuple(device for _, device in columns),
+                )
         except Unavailable as reason:
             self.status = reason.kind
             self._whole_gap(now_ns, reason)
@@ -175,9 +180,23 @@ class Slot:
     def _series(self, t_ns: list[int], samples: list[Any]) -> Columns | None:
         if not self._columns:
             return None
+        columns = list(zip(*samples, strict=True))
+        if self._reasons:
+            values, masks = self._guarded(t_ns, columns)
+        else:
+            try:
+                values = list(map(array, self._codes, columns))
+                masks: list[bytes | None] = [None] * len(values)
+            except (TypeError, OverflowError):
+                values, masks = self._guarded(t_ns, columns)
+        return Columns(self.name, *self._names, array("q", t_ns), values, masks)
+
+    def _guarded(
+        self, t_ns: list[int], columns: Sequence[Sequence[Any]]
+    ) -> tuple[list[Any], list[bytes | None]]:
+        """Pack columns of which some hold, or held a moment ago, reasons in the place of numbers."""
         values: list[Any] = []
         masks: list[bytes | None] = []
-        columns = zip(*samples, strict=True)
         for index, (column, code) in enumerate(zip(columns, self._codes)):
             try:
                 values.append(array(code, column))
@@ -188,14 +207,7 @@ class Slot:
                 packed, mask = self._mixed(code, index, t_ns, column)
                 values.append(packed)
                 masks.append(mask)
-        return Columns(
-            self.name,
-            tuple(signal.name for signal, _ in self._columns),
-            tuple(device for _, device in self._columns),
-            array("q", t_ns),
-            values,
-            masks,
-        )
+        return values, masks
 
     def _mixed(
         self, code: str, index: int, t_ns: list[int], column: Sequence[Any]

@@ -2,23 +2,22 @@
 
 Kernels count in ticks, drivers in milliwatts; the nanoseconds and watts made of them hold nothing
 more. And planes compress better when columns that move alike stand together. Both are decided
-from the first rows of a collector, hold until they prove wrong or until the next segment, and
-stand in its layout, so that a reader needs to guess nothing.
+from the first rows of a collector (one row first, if that is all there is), hold until they prove
+wrong or until the next segment, and stand in its layout, so that a reader needs to guess nothing.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 from clusterprof.trace import columns as packing
 from clusterprof.trace import frame
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """The columns of one record."""
 
     name: str
@@ -30,8 +29,7 @@ class Table:
     """Columns of every record of this kind, not of its layout: when rows were sampled."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """How the columns of a collector are stored."""
 
     typecodes: str
@@ -41,6 +39,8 @@ class Plan:
     """By way of storing: the columns stored so, calm ones first."""
     flat_order: tuple[int, ...]
     """All columns in the order of storing."""
+    settled: bool
+    """False when made of a single row, which tells nothing about how columns move."""
 
 
 class Planner:
@@ -74,7 +74,8 @@ class Planner:
     def _plan(self, table: Table) -> Plan:
         known = self._plans.get(table.name)
         if known is not None and known.typecodes == table.typecodes:
-            return known
+            if known.settled or table.rows <= 1:
+                return known
         return self._remember(table, "".join(map(storage_of, table.columns)))
 
     def _lanes(
@@ -113,9 +114,8 @@ class Planner:
                 mine = [n for n, its in enumerate(stored) if its == code]
                 order[code] = sorted(mine, key=lambda n: _spread(table.columns[n], stored[n]))
         flat = tuple(index for indices in order.values() for index in indices)
-        plan = Plan(table.typecodes, stored, order, flat)
-        if table.rows > 1:  # one row tells nothing about how columns move
-            self._plans[table.name] = plan
+        plan = Plan(table.typecodes, stored, order, flat, settled=table.rows > 1)
+        self._plans[table.name] = plan
         return plan
 
 
