@@ -2,7 +2,7 @@
 
 Everything they say is exact, because the emulator is the truth; everything made of it is labelled
 "emulated". Devices may come into being while the job runs: a look at the modification time of the
-folder (one `stat`) tells, and `DevicesChanged` asks to be opened again. No device yet is no
+folder (one `fstat`) tells, and `DevicesChanged` asks to be opened again. No device yet is no
 column, not an error.
 """
 
@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.linux.held import HeldFolder
 from clusterprof.signals import (
     GPU_BUSY_TIME,
     GPU_MEMORY_USED,
@@ -46,7 +47,8 @@ class GpuEmulatedCollector:
     interval_ns: ClassVar[int] = 100_000_000
 
     def __init__(self, context: Context, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._folder = None if context.run_dir is None else context.run_dir / "devices"
+        run_dir = context.run_dir
+        self._folder = None if run_dir is None else HeldFolder(run_dir / "devices")
         self._clock = clock
         self._pages: dict[str, mmap.mmap] = {}
 
@@ -56,7 +58,7 @@ class GpuEmulatedCollector:
             raise Unavailable("absent", "no job with emulated accelerators runs here", "")
         self._modified_ns, self._names = self._look()
         for name in self._names:
-            page = _map(self._folder / f"{name[0]}.emulated")
+            page = _map(Path(self._folder.path) / f"{name[0]}.emulated")
             if page is not None:
                 self._pages[f"emulated-{name[0]}"] = page
         return [(signal, device) for device in self._pages for signal in SIGNALS]
@@ -92,13 +94,12 @@ class GpuEmulatedCollector:
         for page in self._pages.values():
             page.close()
         self._pages = {}
+        if self._folder is not None:
+            self._folder.close()
 
     def _has_changed(self) -> bool:
         assert self._folder is not None
-        try:
-            modified_ns = os.stat(self._folder).st_mtime_ns
-        except OSError:
-            modified_ns = 0
+        modified_ns = self._folder.changed_ns() or 0
         if modified_ns == self._modified_ns:
             return False
         settled = time.time_ns() - modified_ns > _SETTLED_NS
@@ -109,11 +110,13 @@ class GpuEmulatedCollector:
     def _look(self) -> tuple[int, list[tuple[int, int]]]:
         """Return the folder's time, -1 = look again soon, and (number, inode) of each device."""
         assert self._folder is not None
+        modified_ns = self._folder.changed_ns()
+        if modified_ns is None:
+            return 0, []
         try:
-            modified_ns = os.stat(self._folder).st_mtime_ns
             found = [
                 (int(entry.name.partition(".")[0]), entry.inode())
-                for entry in os.scandir(self._folder)
+                for entry in os.scandir(self._folder.path)
                 if entry.name.endswith(".emulated") and entry.name.partition(".")[0].isdigit()
             ]
         except OSError:

@@ -115,6 +115,42 @@ def hold(
         return MissingFile(reason)
 
 
+class HeldFolder:
+    """A folder that is asked again and again whether it has changed, by its descriptor.
+
+    Walking to it by its path costs three times as much, and ten times when nothing of the path is
+    in the processor's caches: the first thing after a sleep.
+    """
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = str(path)
+        self._fd = -1
+
+    def changed_ns(self) -> int | None:
+        """Return when something last came or went, None while there is no such folder."""
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            found = os.fstat(self._fd)
+        except OSError:
+            return None
+        if not found.st_nlink:  # removed: another may come in its place
+            self.close()
+            return None
+        return found.st_mtime_ns
+
+    def close(self) -> None:
+        """Close the descriptor; the next question opens it again."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def read_once(path: Path | str, absent_remedy: str = "") -> bytes:
     """Open, read whole and close a file that is not worth holding; may raise `Unavailable`."""
     held = HeldFile(path, absent_remedy, longest_record=LONG_RECORDS)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 
+from clusterprof.linux.held import HeldFolder
+
 
 class Announcements:
     """A folder of small JSON files that come and are replaced; says which are new.
 
-    Looking costs one stat() while nothing changes.
+    Looking costs one fstat() while nothing changes.
     """
 
     def __init__(self, folder: str, at_most: int) -> None:
-        self._folder = folder
+        self._folder = HeldFolder(folder)
         self._at_most = at_most  # a flood of files is not read beyond this
         self._seen: dict[str, int] = {}  # file name -> inode
         self._changed_ns = -1
@@ -24,17 +26,14 @@ class Announcements:
 
     def fresh(self) -> list[str] | None:
         """Return the names that came or were replaced since the last look; None = no change."""
-        try:
-            changed_ns = os.stat(self._folder).st_mtime_ns
-        except OSError:
-            return None
-        if changed_ns == self._changed_ns and not self._look_again:
+        changed_ns = self._folder.changed_ns()
+        if changed_ns is None or (changed_ns == self._changed_ns and not self._look_again):
             return None
         # A file may come within the same timer tick as the one before: look once more.
         self._look_again = changed_ns != self._changed_ns
         self._changed_ns = changed_ns
         names: dict[str, int] = {}
-        with os.scandir(self._folder) as entries:
+        with os.scandir(self._folder.path) as entries:
             for entry in entries:
                 if entry.name.endswith(".json") and not entry.name.startswith("."):
                     names[entry.name] = entry.inode()

@@ -34,6 +34,7 @@ class Slot:
         self.status = "opening"
         self._note = note
         self._is_table = hasattr(collector, "strings")
+        self._says_when = hasattr(collector, "sampled_ns")
         self._columns: Sequence[Any] = ()
         self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # signals, devices
         self._codes = ""  # array typecode of each column
@@ -96,7 +97,7 @@ class Slot:
             self._rest_ns = 0
             if self._reasons:
                 self._reasons.pop(-1, None)
-            self._t_ns.append(self._taken_ns(now_ns))
+            self._t_ns.append(self._taken_ns(now_ns) if self._says_when else now_ns)
             self._samples.append(sample)
             return
 
@@ -111,7 +112,7 @@ class Slot:
 
     def _taken_ns(self, now_ns: int) -> int:
         """A collector that does not wait for its values says when the newest were taken."""
-        taken_ns = getattr(self.collector, "sampled_ns", 0)
+        taken_ns = self.collector.sampled_ns
         before_ns = self._t_ns[-1] if self._t_ns else self._last_ns
         self._last_ns = taken_ns if before_ns < taken_ns <= now_ns else now_ns
         return self._last_ns

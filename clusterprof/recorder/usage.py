@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from clusterprof.collectors.base import Value
 from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.linux.held import hold
 from clusterprof.recorder.identity import stat_fields
 from clusterprof.recorder.loop import Pace
 from clusterprof.signals import SELF_CPU, SELF_LATE, SELF_RSS, SELF_TICKS_MISSED, Signal
@@ -37,6 +38,7 @@ class SelfCollector:
         self._helpers = helpers
         self._proc = proc
         self._open_helpers: dict[str, int] = {}
+        self._own = hold(f"{proc}/self/statm")
 
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Return two columns per process and two of the loop."""
@@ -50,8 +52,7 @@ class SelfCollector:
         """Read /proc/self and the helpers; another set of helpers is another set of devices."""
         if self._helpers() != self._open_helpers:
             raise DevicesChanged
-        own = stat_fields(self._proc, os.getpid())
-        values: list[Value] = [self._cpu_ns(), _rss_bytes(own) if own is not None else _GONE]
+        values: list[Value] = [self._cpu_ns(), self._rss()]
         for pid in self._open_helpers.values():
             fields = stat_fields(self._proc, pid)
             if fields is None:
@@ -61,7 +62,13 @@ class SelfCollector:
         return [*values, self._pace.late_ns, self._pace.missed]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is held that another `open()` would not want."""
+
+    def _rss(self) -> Value:
+        try:
+            return int(self._own.read().split(None, 2)[1]) * _PAGE_BYTES
+        except Unavailable as reason:
+            return reason
 
 
 def _rss_bytes(fields: Sequence[bytes]) -> int:
