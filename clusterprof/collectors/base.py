@@ -9,12 +9,13 @@ read is an `Unavailable` *in its place*, never a zero, never a hole; `sample()` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from clusterprof.errors import Unavailable
 from clusterprof.linux.roots import Roots
+from clusterprof.linux.task import Readings
 from clusterprof.signals import Signal
 
 Value = int | float | Unavailable
@@ -30,6 +31,8 @@ class Context:
     """The run directory (docs/design.md, section 3); None when only looking, as doctor does."""
     job_pids: Callable[[], Sequence[int]]
     """Returns the registered processes of the job that live now."""
+    readings: Readings = field(default_factory=Readings)
+    """What collectors of the same tick need not read twice."""
 
 
 class Collector(Protocol):

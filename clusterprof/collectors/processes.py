@@ -1,10 +1,12 @@
-"""What every process of the job reads, writes and holds in memory, from /proc/<pid>/{stat,io}.
+"""What every process of the job reads, writes and holds in memory, from its `stat` and `io`.
 
 One row per process and tick. The times of its threads are in the table `threads`; here is what
 the kernel counts per process: bytes asked for and bytes that reached a block device.
 
-Both files are read at every tick; what reads as it did last time is not parsed again, and parsing
-cost as much as reading.
+Both files are known at every tick; what reads as it did last time is not parsed again, and parsing
+cost as much as reading. The `stat` is that of the main thread, which says the same of its process
+as /proc/<pid>/stat without adding up the times of its threads; when the collector `threads` has
+read it in this tick, it is not read again.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ class ProcessesCollector:
         rows = []
         for pid, process in list(self._open.items()):
             try:
-                rows.append((now_ns, pid, *process.facts(self._names)))
+                stat = self._context.readings.take(pid, now_ns)
+                rows.append((now_ns, pid, *process.facts(stat, self._names)))
             except OSError:
                 self._forget(pid)
         return rows
@@ -112,7 +115,7 @@ class ProcessesCollector:
 
     def _admit(self, pid: int) -> None:
         try:
-            self._open[pid] = _Process(f"{self._context.roots.proc}/{pid}", self._descriptors)
+            self._open[pid] = _Process(f"{self._context.roots.proc}/{pid}", pid, self._descriptors)
         except OSError:
             self._tree.forget(pid)
 
@@ -126,8 +129,8 @@ class _Process:
 
     __slots__ = ("_facts", "_io", "_io_data", "_io_file", "_name", "_stat_data", "_stat_file")
 
-    def __init__(self, folder: str, descriptors: Descriptors) -> None:
-        self._stat_file = TaskFile(f"{folder}/stat", descriptors)
+    def __init__(self, folder: str, pid: int, descriptors: Descriptors) -> None:
+        self._stat_file = TaskFile(f"{folder}/task/{pid}/stat", descriptors)
         # Only who may trace a process may see its I/O, so `io` can be denied where `stat` is not.
         self._io_file = hold(f"{folder}/io", descriptors)
         self._stat_data = self._io_data = b""
@@ -135,9 +138,13 @@ class _Process:
         self._name = (b"", -1)
         self._facts: tuple[int, ...] = ()
 
-    def facts(self, names: Strings) -> tuple[int, ...]:
-        """Return the row from `parent_pid` on; raises OSError when the process has ended."""
-        stat = self._stat_file.read()
+    def facts(self, stat: bytes | None, names: Strings) -> tuple[int, ...]:
+        """Return the row from `parent_pid` on; raises OSError when the process has ended.
+
+        `stat`: the line if somebody has just read it.
+        """
+        if stat is None:
+            stat = self._stat_file.read()
         try:
             io = self._io_file.read() if self._io_file is not None else b""
         except OSError:

@@ -21,8 +21,8 @@ COLLECTORS: tuple[type, ...] = (
     PressureCollector,
     MemoryCollector,
     CgroupCollector,
+    ThreadsCollector,  # before processes, which takes what it has read
     ProcessesCollector,
-    ThreadsCollector,
     DiskCollector,
     MountsCollector,
     NetworkCollector,

@@ -57,7 +57,8 @@ class ThreadsCollector:
         self._born = self._unlisted = True
         self._searched_ns = self._listed_ns = self._thorough_ns = self._last_ns = -_THOROUGH_NS
         setting = hold(f"{self._proc}/sys/kernel/task_delayacct", self._descriptors)
-        self._shared = Shared(block_io_accounted(setting.read() if setting else None))
+        accounted = block_io_accounted(setting.read() if setting else None)
+        self._shared = Shared(accounted, self._context.readings)
         if setting is not None:
             setting.close()
         return COLUMNS
@@ -135,6 +136,7 @@ class ThreadsCollector:
 
     def _forget(self, pid: int) -> None:
         self._main.pop(pid).close()
+        self._context.readings.forget(pid)
         self._tree.forget(pid)
         for key in [key for key in self._others if key[0] == pid]:
             self._drop_other(key)

@@ -21,6 +21,8 @@ NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _GONE = (errno.ESRCH, errno.ENOENT)
+_JUST_NOW_NS = 20_000_000  # the collectors of one tick follow each other within this
+_NEVER = (-(1 << 62), b"")
 _READ_BYTES = 1024
 # Words of `stat` behind the name, which may hold anything, so we count from its last ")".
 # Field numbers of proc(5) are these plus 3; there are at least 40 since Linux 2.6.18.
@@ -145,6 +147,32 @@ class Descriptors:
     def __init__(self, limit: int = 512) -> None:
         self.limit = limit
         self.held = 0
+
+
+class Readings:
+    """What a collector has just read of a process and another one wants to know too.
+
+    A `stat` line is the dearest reading of a task. The main thread's line says of its process all
+    that does not count time (parent, threads, memory, name), so it need not be read a second time.
+    """
+
+    __slots__ = ("_stats",)
+
+    def __init__(self) -> None:
+        self._stats: dict[int, tuple[int, bytes]] = {}
+
+    def note(self, pid: int, now_ns: int, stat: bytes) -> None:
+        """Leave the line of a main thread for the others."""
+        self._stats[pid] = (now_ns, stat)
+
+    def take(self, pid: int, now_ns: int) -> bytes | None:
+        """Return the line if it has just been read."""
+        read_ns, stat = self._stats.get(pid, _NEVER)
+        return stat if now_ns - read_ns <= _JUST_NOW_NS else None
+
+    def forget(self, pid: int) -> None:
+        """Drop the line of a process that has ended."""
+        self._stats.pop(pid, None)
 
 
 class TaskFile:

@@ -7,7 +7,14 @@ sleep that lasts, and at most twice a second of a thread that sleeps anew in eve
 
 from __future__ import annotations
 
-from clusterprof.linux.task import Descriptors, TaskFile, hold, parse_thread_stat, parse_wchan
+from clusterprof.linux.task import (
+    Descriptors,
+    Readings,
+    TaskFile,
+    hold,
+    parse_thread_stat,
+    parse_wchan,
+)
 
 COLUMNS = (
     "t_ns",
@@ -48,12 +55,13 @@ class Strings:
 
 
 class Shared:
-    """What all threads have in common: whether the kernel accounts block I/O delays."""
+    """What all threads have in common: whether block I/O delays are accounted, who reads along."""
 
-    __slots__ = ("block_io",)
+    __slots__ = ("block_io", "readings")
 
-    def __init__(self, block_io: bool | None) -> None:
+    def __init__(self, block_io: bool | None, readings: Readings) -> None:
         self.block_io = block_io
+        self.readings = readings
 
 
 class Thread:
@@ -89,8 +97,11 @@ class Thread:
             self._times = times
             if self._stat is None:
                 self._stat = TaskFile(f"{self._base}/stat", self._descriptors)
+            stat = self._stat.read()
+            if self.pid == self.tid:
+                shared.readings.note(self.pid, now_ns, stat)
             self.state, user, system, block_io, faults = parse_thread_stat(
-                self._stat.read(), shared.block_io is not False
+                stat, shared.block_io is not False
             )
             if shared.block_io is None and block_io > 0:
                 shared.block_io = True

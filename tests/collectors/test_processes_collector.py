@@ -16,6 +16,7 @@ from clusterprof.collectors.base import Context
 from clusterprof.collectors.processes import COLUMNS, ProcessesCollector
 from clusterprof.errors import Unavailable
 from clusterprof.linux.roots import Roots
+from clusterprof.linux.task import parse_process_stat
 
 LIVENESS_SECONDS = 20.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -104,7 +105,8 @@ def write_process(proc: Path, pid: int, name: str, io: str | None, rss: int = 3)
     task.mkdir(parents=True, exist_ok=True)
     (task / "children").write_text("")
     stat = f"{pid} ({name}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 9 0 777 0 {rss}" + " 0" * 30
-    (proc / str(pid) / "stat").write_text(stat)
+    for folder in (proc / str(pid), task):
+        (folder / "stat").write_text(stat)
     if io is not None:
         (proc / str(pid) / "io").write_text(io)
 
@@ -198,3 +200,25 @@ def test_processes_that_may_not_be_seen_are_denied(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as raised:
         opened(Roots(tmp_path), [10]).sample()
     assert raised.value.kind == "denied"
+
+
+def test_a_line_that_was_read_at_this_tick_is_not_read_again(tmp_path: Path) -> None:
+    write_process(tmp_path, 10, "python", None)
+    context = Context(Roots(tmp_path), None, lambda: [10])
+    now_ns = 1_000_000_000
+    collector = ProcessesCollector(context, clock=lambda: now_ns)
+    collector.open()
+    told = b"10 (told) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 4 0 777 0 8" + b" 0" * 30
+    context.readings.note(10, now_ns - 1_000_000, told)
+    ((_, _, *facts),) = collector.sample()
+    assert facts == [1, 777, 8 * PAGE_BYTES, -1, -1, -1, -1, 4, 0]
+    now_ns += 500_000_000  # the line is of an earlier tick: the file says 3 pages and 9 threads
+    ((_, _, *facts),) = collector.sample()
+    assert facts == [1, 777, 3 * PAGE_BYTES, -1, -1, -1, -1, 9, 1]
+
+
+def test_the_main_thread_says_of_its_process_what_the_process_says() -> None:
+    fields = []
+    for path in ("/proc/self/stat", f"/proc/self/task/{os.getpid()}/stat"):
+        fields.append(parse_process_stat(Path(path).read_bytes())[:4])
+    assert fields[0] == fields[1]  # all but memory, which moves between two readings
