@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.recorder.batch import Table, Ticks
 from clusterprof.signals import Signal
 from clusterprof.trace.schema import Columns, Event, Gap, Record, Rows
 
@@ -38,8 +39,7 @@ class Slot:
         self._columns: Sequence[Any] = ()
         self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # signals, devices
         self._codes = ""  # array typecode of each column
-        self._t_ns: list[int] = []
-        self._samples: list[Any] = []
+        self._batch: Ticks | Table = Ticks("")
         self._pending: list[Record] = []
         self._reasons: dict[int, Unavailable] = {}  # column, or -1 = the whole collector
         self._faults = 0
@@ -71,6 +71,7 @@ class Slot:
             return
         self.status = "available"
         self._columns = columns
+        self._batch = self._empty()
         self._reasons = {}
         self._appeared(now_ns)
 
@@ -81,7 +82,8 @@ class Slot:
         reopened = False
         while self.status == "available":
             try:
-                sample = self._sample()
+                sample = self.collector.sample()
+                self._batch.add(self._taken_ns(now_ns) if self._says_when else now_ns, sample)
             except Unavailable as reason:
                 self._whole_gap(now_ns, reason)
                 return
@@ -97,23 +99,12 @@ class Slot:
             self._rest_ns = 0
             if self._reasons:
                 self._reasons.pop(-1, None)
-            self._t_ns.append(self._taken_ns(now_ns) if self._says_when else now_ns)
-            self._samples.append(sample)
             return
-
-    def _sample(self) -> Any:
-        sample = self.collector.sample()
-        if self._is_table:
-            return sample
-        values = tuple(sample)  # a collector may hand out the same list each time
-        if len(values) != len(self._columns):
-            raise ValueError(f"{len(values)} values for {len(self._columns)} columns")
-        return values
 
     def _taken_ns(self, now_ns: int) -> int:
         """A collector that does not wait for its values says when the newest were taken."""
         taken_ns = self.collector.sampled_ns
-        before_ns = self._t_ns[-1] if self._t_ns else self._last_ns
+        before_ns = self._last_ns
         self._last_ns = taken_ns if before_ns < taken_ns <= now_ns else now_ns
         return self._last_ns
 
@@ -155,47 +146,43 @@ class Slot:
         except BaseException as error:
             self._note(self.name, error)
 
+    def _empty(self) -> Ticks | Table:
+        return Table(len(self._columns)) if self._is_table else Ticks(self._codes)
+
     def _pack(self) -> None:
-        if not self._samples:
+        batch = self._batch
+        if not batch.t_ns:
             return
-        t_ns, samples = self._t_ns, self._samples
-        self._t_ns, self._samples = [], []
+        self._batch = self._empty()
         try:
-            packed = self._rows(samples) if self._is_table else self._series(t_ns, samples)
+            packed = self._rows(batch) if isinstance(batch, Table) else self._series(batch)
         except BaseException as error:
-            self._fault(t_ns[0], error)
+            self._fault(batch.t_ns[0], error)
             return
         if packed is not None:
             self._pending.append(packed)
 
-    def _rows(self, samples: list[Any]) -> Rows | None:
-        names = tuple(self._columns)
-        rows = [row for sample in samples for row in sample]
-        if not rows:
+    def _rows(self, batch: Table) -> Rows | None:
+        columns = batch.numbers()
+        if columns is None:
             return None
-        if len(rows[0]) != len(names):
-            raise ValueError(f"{len(rows[0])} values for {len(names)} columns")
-        columns = [array("q", column) for column in zip(*rows, strict=True)]
-        return Rows(self.name, names, columns, self.collector.strings())
+        return Rows(self.name, tuple(self._columns), columns, self.collector.strings())
 
-    def _series(self, t_ns: list[int], samples: list[Any]) -> Columns | None:
+    def _series(self, batch: Ticks) -> Columns | None:
         if not self._columns:
             return None
-        columns = list(zip(*samples, strict=True))
-        if self._reasons:
-            values, masks = self._guarded(t_ns, columns)
-        else:
-            try:
-                values = list(map(array, self._codes, columns))
-                masks: list[bytes | None] = [None] * len(values)
-            except (TypeError, OverflowError):
-                values, masks = self._guarded(t_ns, columns)
-        return Columns(self.name, *self._names, array("q", t_ns), values, masks)
+        values = batch.numbers()
+        masks: list[bytes | None] = [None] * len(self._columns)
+        if values is None:
+            values, masks = self._mixture(batch.t_ns, batch.columns())
+        elif self._reasons:  # every column has been seen again
+            self._reasons = {index: why for index, why in self._reasons.items() if index < 0}
+        return Columns(self.name, *self._names, batch.t_ns, values, masks)
 
-    def _guarded(
-        self, t_ns: list[int], columns: Sequence[Sequence[Any]]
+    def _mixture(
+        self, t_ns: Sequence[int], columns: Sequence[Sequence[Any]]
     ) -> tuple[list[Any], list[bytes | None]]:
-        """Pack columns of which some hold, or held a moment ago, reasons in the place of numbers."""
+        """Pack columns of both types, or of which some hold reasons in the place of numbers."""
         values: list[Any] = []
         masks: list[bytes | None] = []
         for index, (column, code) in enumerate(zip(columns, self._codes)):
@@ -211,7 +198,7 @@ class Slot:
         return values, masks
 
     def _mixed(
-        self, code: str, index: int, t_ns: list[int], column: Sequence[Any]
+        self, code: str, index: int, t_ns: Sequence[int], column: Sequence[Any]
     ) -> tuple[Any, bytes | None]:
         """Pack a column that holds reasons in the place of numbers."""
         values: list[int | float] = []

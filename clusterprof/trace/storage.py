@@ -73,9 +73,12 @@ class Planner:
 
     def _plan(self, table: Table) -> Plan:
         known = self._plans.get(table.name)
-        if known is not None and known.typecodes == table.typecodes:
-            if known.settled or table.rows <= 1:
-                return known
+        if (
+            known is not None
+            and known.typecodes == table.typecodes
+            and (known.settled or table.rows <= 1)
+        ):
+            return known
         return self._remember(table, "".join(map(storage_of, table.columns)))
 
     def _lanes(
