@@ -16,7 +16,7 @@ from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux import cgroup
-from clusterprof.linux.held import HeldFile, MissingFile, hold
+from clusterprof.linux.held import HeldFile, MissingFile, Parsed, hold
 from clusterprof.signals import Signal
 
 _NO_QUOTA = Unavailable("absent", "no CPU quota is set", "")
@@ -116,13 +116,12 @@ class _Memory:
             else ("memory.current", "memory.events")
         )
         self._current = hold(folder / current)
-        self._events = hold(folder / events)
-        self._parse = cgroup.MemoryEventsParser()
+        self._events = Parsed(hold(folder / events), cgroup.MemoryEventsParser())
 
     def sample(self) -> Sequence[Value]:
         values: list[Value] = [_number(self._current), self._limit]
         try:
-            high, oom_kills = self._parse(self._events.read())
+            high, oom_kills = self._events.read()
         except Unavailable as reason:
             return [*values, reason, reason]
         values.append(self._no_high if high is None else high)

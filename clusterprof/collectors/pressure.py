@@ -15,8 +15,8 @@ from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux.cgroup import find_cgroup
-from clusterprof.linux.held import HeldFile, MissingFile
-from clusterprof.linux.pressure import hold_pressure, parse_pressure
+from clusterprof.linux.held import MissingFile, Parsed
+from clusterprof.linux.pressure import Pressure, hold_pressure, parse_pressure
 from clusterprof.signals import Signal
 
 _COLUMNS: dict[str, tuple[Signal, ...]] = {
@@ -41,14 +41,16 @@ class PressureCollector:
         """Open the pressure files of the node and, where there are any, of the job's cgroup."""
         pids = self._context.job_pids()
         self._pid = pids[0] if pids else None
-        self._files: list[tuple[HeldFile | MissingFile, int]] = []  # file, number of its columns
+        self._files: list[tuple[Parsed[Pressure], int]] = []  # file, number of its columns
         columns = []
+        missing = []
         for folder, device, suffix in self._folders():
             for resource, wanted in _COLUMNS.items():
                 held = hold_pressure(folder, resource + suffix)
-                self._files.append((held, len(wanted)))
+                if isinstance(held, MissingFile):
+                    missing.append(held)
+                self._files.append((Parsed(held, parse_pressure), len(wanted)))
                 columns += [(signal, device) for signal in wanted]
-        missing = [held for held, _ in self._files if isinstance(held, MissingFile)]
         if len(missing) == len(self._files):
             raise missing[0].reason
         return columns
@@ -60,7 +62,7 @@ class PressureCollector:
         values: list[Value] = []
         for held, width in self._files:
             try:
-                some_ns, full_ns = parse_pressure(held.read())
+                some_ns, full_ns = held.read()
             except Unavailable as reason:
                 values += [reason] * width
                 continue

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from clusterprof.errors import Unavailable, unavailable_from_os_error
 
@@ -21,6 +23,7 @@ _FIRST_BYTES = 8192
 _PAGE_BYTES = 4096  # of the kernel's own buffer: this or larger
 LONG_RECORDS = _PAGE_BYTES  # records of any length: read on until nothing comes
 _REOPEN = {errno.ESTALE, errno.ENODEV}
+Meaning = TypeVar("Meaning")
 
 
 class HeldFile:
@@ -113,6 +116,30 @@ def hold(
         return HeldFile(path, absent_remedy, longest_record=longest_record)
     except Unavailable as reason:
         return MissingFile(reason)
+
+
+class Parsed(Generic[Meaning]):
+    """A held file and what its last reading meant: what reads as it did is not parsed again."""
+
+    __slots__ = ("_data", "_held", "_meaning", "_parse")
+
+    def __init__(self, held: HeldFile | MissingFile, parse: Callable[[bytes], Meaning]) -> None:
+        self._held = held
+        self._parse = parse
+        self._data: bytes | None = None
+        self._meaning: Meaning
+
+    def read(self) -> Meaning:
+        """Return what the file means now; raises what reading and parsing raise."""
+        data = self._held.read()
+        if data != self._data:
+            self._meaning = self._parse(data)
+            self._data = data
+        return self._meaning
+
+    def close(self) -> None:
+        """Close the file."""
+        self._held.close()
 
 
 class HeldFolder:

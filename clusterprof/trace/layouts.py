@@ -13,7 +13,7 @@ from typing import Any
 
 from clusterprof.trace.frame import layout_key
 
-_DEFINED_EVERY = 32  # uses between two definitions, once a layout is established
+_DEFINED_EVERY = 64  # uses between two definitions, once a layout is established
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class LayoutTable:
             known = _Layout(identity, layout_key(definition), definition)
             self._layouts[name] = known
         uses = known.uses
-        # 0, 1, 3, 7, 15, 31, then every 32nd: one damaged place never takes the only copy.
-        if uses & (uses + 1) == 0 if uses < _DEFINED_EVERY else uses % _DEFINED_EVERY == 31:
+        # 0, 1, 3, 7, 15, 31, 63, then every 64th: one damaged place never takes the only copy.
+        if uses & (uses + 1) == 0 if uses < _DEFINED_EVERY else (uses + 1) % _DEFINED_EVERY == 0:
             definitions.append(known.definition)
         known.uses += 1
         return known.key

@@ -8,7 +8,15 @@ import pytest
 from collecting import pread_as_cgroupfs_does
 
 from clusterprof.errors import Unavailable
-from clusterprof.linux.held import LONG_RECORDS, HeldFile, MissingFile, hold, read_once
+from clusterprof.linux.held import (
+    LONG_RECORDS,
+    HeldFile,
+    HeldFolder,
+    MissingFile,
+    Parsed,
+    hold,
+    read_once,
+)
 
 
 def test_every_read_gives_the_content_of_now(tmp_path) -> None:
@@ -154,3 +162,41 @@ def test_descriptors_are_not_inherited_and_not_leaked(tmp_path) -> None:
     with pytest.raises(Unavailable):
         HeldFile(tmp_path / "no")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_reads_as_it_did_is_not_parsed_again(tmp_path: Path) -> None:
+    path = tmp_path / "number"
+    path.write_text("1")
+    seen: list[bytes] = []
+
+    def parse(data: bytes) -> int:
+        seen.append(data)
+        return int(data)
+
+    parsed = Parsed(HeldFile(path), parse)
+    assert [parsed.read(), parsed.read()] == [1, 1]
+    path.write_text("two")
+    for _ in range(2):  # what has no meaning has none the second time either
+        with pytest.raises(ValueError):
+            parsed.read()
+    path.write_text("1")
+    assert parsed.read() == 1
+    assert seen == [b"1", b"two", b"two"]
+    parsed.close()
+
+
+def test_a_folder_says_when_something_came_or_went_and_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    folder = HeldFolder(path)
+    assert folder.changed_ns() is None  # there is none yet
+    path.mkdir()
+    os.utime(path, ns=(5, 5))
+    assert folder.changed_ns() == 5
+    os.utime(path, ns=(5, 7))
+    assert folder.changed_ns() == 7
+    path.rmdir()
+    assert folder.changed_ns() is None
+    path.mkdir()
+    os.utime(path, ns=(5, 9))
+    assert folder.changed_ns() == 9
+    folder.close()
