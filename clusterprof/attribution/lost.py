@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof.attribution.device import Windows, busy_windows, within
-from clusterprof.attribution.painting import FILL_ORDER, Painted, fill, paint
+from clusterprof.attribution.painting import FILL_ORDER, Painted, fill, paint, steps_of
 from clusterprof.attribution.regions import RankState, Region, regions, table_of
 from clusterprof.probe import layout
-from clusterprof.timeline.intervals import passed
+from clusterprof.timeline.intervals import EMPTY
 from clusterprof.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_DATA_WAIT,
@@ -70,9 +70,9 @@ def pieces(rank: Rank, region: Region) -> tuple[Lost, Account]:
     every = busy_windows(rank) if rank.device else None
     if every is None:
         unmeasured = region.end_ns - region.start_ns if rank.device or not rank.marked else 0
-        painted = paint(rank, region.start_ns, region.end_ns, np.zeros(0, np.int64))
+        painted = paint(rank, region.start_ns, region.end_ns, EMPTY)
         if unmeasured:
-            return _lost(painted, []), Account(unmeasured, 0, 0, 0)
+            return _lost(rank, painted, []), Account(unmeasured, 0, 0, 0)
         return _from_host(rank, painted)
     windows = within(every, region.start_ns, region.end_ns)
     return _from_samples(rank, region, windows)
@@ -87,34 +87,32 @@ def _from_host(rank: Rank, painted: Painted) -> tuple[Lost, Account]:
         (exposed_ns, SOURCE_STREAM_EVENTS),
         (np.where(in_full, length, 0), SOURCE_HOST_SPANS),
     ]
-    return _lost(painted, parts), Account(0, 0, 0, int(np.count_nonzero(measured)))
+    return _lost(rank, painted, parts), Account(0, 0, 0, int(np.count_nonzero(measured)))
 
 
 def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, Account]:
-    cuts = np.concatenate([windows.start_ns, windows.end_ns])
-    painted = paint(rank, region.start_ns, region.end_ns, cuts)
-    window = passed(windows.start_ns, painted.start_ns) - 1
-    some = windows.start_ns.size > 0
-    held = (window >= 0) & (painted.start_ns < windows.end_ns[np.maximum(window, 0)]) & some
-    if not held.all():
-        painted, window = _rows(painted, held), window[held]
-    length = painted.end_ns - painted.start_ns
-    exposed_ns, measured = _exposed(rank, painted)
-    known = np.bincount(window, weights=exposed_ns, minlength=windows.start_ns.size)
-    rest = np.maximum(windows.idle_ns - known, 0).astype(np.int64)
-    room = np.where(measured, 0, length)
+    painted = paint(rank, region.start_ns, region.end_ns, (windows.start_ns, windows.end_ns))
+    if (painted.window < 0).any():
+        painted = painted.rows(np.flatnonzero(painted.window >= 0))
+    window, length = painted.window, painted.end_ns - painted.start_ns
+    parts: list[tuple[Int, int]] = []
+    rest, room, left = windows.idle_ns, length, length
+    stream_pieces = 0
+    if table_of(rank, layout.EXPOSED) is not None:
+        exposed_ns, measured = _exposed(rank, painted)
+        known = np.bincount(window, weights=exposed_ns, minlength=windows.start_ns.size)
+        rest = np.maximum(windows.idle_ns - known, 0).astype(np.int64)
+        room, left = np.where(measured, 0, length), length - exposed_ns
+        stream_pieces = int(np.count_nonzero(measured))
+        parts.append((exposed_ns, SOURCE_STREAM_EVENTS))
     idle = fill(window, painted.phase, room, rest, FILL_ORDER)
-    lost = _lost(painted, [(exposed_ns, SOURCE_STREAM_EVENTS), (idle, SOURCE_DEVICE_SAMPLES)])
+    lost = _lost(rank, painted, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
     if np.any(windows.slowed_ns):
-        left = length - exposed_ns - idle
-        slow = fill(window, painted.phase, left, windows.slowed_ns, FILL_ORDER[::-1])
-        lost = _with_slowed(lost, painted, slow)
+        slow = fill(window, painted.phase, left - idle, windows.slowed_ns, FILL_ORDER[::-1])
+        lost = _with_slowed(rank, lost, painted, slow)
     measured_ns = int(np.sum(windows.end_ns - windows.start_ns))
     unmeasured = region.end_ns - region.start_ns - measured_ns
-    account = Account(
-        unmeasured, measured_ns, int(windows.idle_ns.sum()), int(np.count_nonzero(measured))
-    )
-    return lost, account
+    return lost, Account(unmeasured, measured_ns, int(windows.idle_ns.sum()), stream_pieces)
 
 
 def _exposed(rank: Rank, painted: Painted) -> tuple[Int, np.ndarray]:
@@ -139,47 +137,37 @@ def _exposed(rank: Rank, painted: Painted) -> tuple[Int, np.ndarray]:
     return np.where(held, part, 0).astype(np.int64), held
 
 
-def _rows(painted: Painted, keep: np.ndarray) -> Painted:
-    return Painted(
-        painted.start_ns[keep], painted.end_ns[keep], painted.phase[keep], painted.step[keep]
-    )
-
-
-def _lost(painted: Painted, parts: list[tuple[Int, int]]) -> Lost:
+def _lost(rank: Rank, painted: Painted, parts: list[tuple[Int, int]]) -> Lost:
     """Rows with a loss; of two parts of one row the first that is not zero counts."""
     amount = np.zeros(painted.start_ns.size, np.int64)
-    source = np.zeros(painted.start_ns.size, np.int64)
-    for part, code in parts:
-        source = np.where((amount == 0) & (part > 0), code, source)
+    for part, _ in parts:
         amount = np.where(amount == 0, part, amount)
-    some = amount > 0
-    kept = _rows(painted, some)
-    return Lost(
-        kept.start_ns,
-        kept.end_ns,
-        amount[some].astype(np.int64),
-        kept.phase,
-        source[some],
-        kept.step,
-    )
+    some = np.flatnonzero(amount > 0)
+    source = np.zeros(some.size, np.int64)
+    for part, code in reversed(parts):
+        source[part[some] > 0] = code
+    kept = painted.rows(some)
+    steps = steps_of(rank, kept.start_ns, kept.begun)
+    return Lost(kept.start_ns, kept.end_ns, amount[some], kept.phase, source, steps)
 
 
-def _with_slowed(lost: Lost, painted: Painted, slow_ns: Int) -> Lost:
+def _with_slowed(rank: Rank, lost: Lost, painted: Painted, slow_ns: Int) -> Lost:
     """Give slowed time the tail of its row, so that pieces stay disjoint."""
-    some = slow_ns > 0
-    cut = painted.end_ns[some] - slow_ns[some]
-    ends = dict(zip(painted.start_ns[some].tolist(), cut.tolist()))
+    some = np.flatnonzero(slow_ns > 0)
+    slowed = painted.rows(some)
+    cut = slowed.end_ns - slow_ns[some]
+    ends = dict(zip(slowed.start_ns.tolist(), cut.tolist()))
     end = np.array(
         [ends.get(s, e) for s, e in zip(lost.start_ns.tolist(), lost.end_ns.tolist())], np.int64
     )
     count = cut.size
     columns = (
         (lost.start_ns, cut),
-        (end, painted.end_ns[some]),
+        (end, slowed.end_ns),
         (lost.lost_ns, slow_ns[some]),
         (lost.phase, np.full(count, PHASE_THROTTLED, np.int64)),
         (lost.source, np.full(count, SOURCE_DEVICE_SAMPLES, np.int64)),
-        (lost.step, painted.step[some]),
+        (lost.step, steps_of(rank, slowed.start_ns, slowed.begun)),
     )
     joined = [np.concatenate(pair) for pair in columns]
     order = np.argsort(joined[0], kind="stable")

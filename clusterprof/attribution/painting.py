@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof.probe import layout
-from clusterprof.timeline.intervals import EMPTY, Intervals, clip, passed, union
+from clusterprof.timeline.intervals import EMPTY, Intervals, Pair, union
 from clusterprof.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COMPUTE,
@@ -52,6 +52,18 @@ FILL_ORDER = (
 )
 
 
+# A sweep along the edges adds up what begins and ends at each: one bit per layer that is open, one
+# for a device window, and above them how many steps and how many windows have begun so far.
+_PHASES = np.full(1 << len(_LAYERS), PHASE_NONE, np.int64)
+for _bit, (_, _phase) in enumerate(_LAYERS):
+    _PHASES[1 << _bit : 2 << _bit] = _phase  # the uppermost open layer is what is seen
+_IN_WINDOW = 1 << len(_LAYERS)
+_COUNT_BITS = 26
+_STEP = _IN_WINDOW << 1
+_WINDOW = _STEP << _COUNT_BITS
+_NAME_BITS = 5  # names of what happens at an edge: at most two per layer, for windows and for steps
+
+
 @dataclass(frozen=True, slots=True)
 class Painted:
     """A stretch cut into elementary intervals; n rows, contiguous and sorted."""
@@ -59,67 +71,90 @@ class Painted:
     start_ns: Int
     end_ns: Int
     phase: Int
-    step: Int
-    """Step number, -1 outside steps."""
+    window: Int
+    """Row of the device window it lies in, -1 outside."""
+    begun: Int
+    """How many steps have begun by then."""
+
+    def rows(self, which: Int) -> Painted:
+        """Return some of the rows."""
+        columns = (self.start_ns, self.end_ns, self.phase, self.window, self.begun)
+        return Painted(*[column[which] for column in columns])
 
 
-def paint(rank: Rank, start_ns: int, end_ns: int, cuts: Int) -> Painted:
-    """Cut `[start_ns, end_ns)` at every span edge and at `cuts`; name the phase of each part."""
-    layers = _layers(rank, start_ns, end_ns)
+def paint(rank: Rank, start_ns: int, end_ns: int, windows: Pair) -> Painted:
+    """Cut `[start_ns, end_ns)` at every edge of spans and windows; name the phase of each part.
+
+    Windows are disjoint and sorted.
+    """
+    sets = [(*_layer(rank, bit), 1 << bit, -(1 << bit)) for bit in range(len(_LAYERS))]
+    sets.append((*windows, _IN_WINDOW + _WINDOW, -_IN_WINDOW))
     steps = rank.main.spans.get(layout.STEP)
-    # The edges of their union are among those of the steps.
-    step_edges = [] if steps is None else [steps.start_ns, steps.end_ns]
-    others = [side for kind, _, pair in layers if kind != layout.STEP for side in pair]
-    edges = np.concatenate([cuts, *step_edges, *others])
-    inside = np.sort(edges[(edges > start_ns) & (edges < end_ns)])
-    bounds = np.concatenate([[start_ns], inside, [end_ns]]).astype(np.int64)
-    bounds = bounds[np.append(True, bounds[1:] != bounds[:-1])]  # np.unique hashes: slower
-    begin, end = bounds[:-1], bounds[1:]
-    phase = np.full(begin.size, PHASE_NONE, np.int64)
-    collects = any(kind == layout.GC for kind, _, _ in layers)
-    for kind, code, pair in layers:
-        if kind != -layout.DATA_WAIT or collects:  # else painted already
-            phase[_covered(bounds, pair)] = code
-    step = np.full(begin.size, -1, np.int64)
-    if steps is not None and steps.start_ns.size:
-        row = np.maximum(passed(steps.start_ns, begin) - 1, 0)
-        held = (begin >= steps.start_ns[row]) & (begin < steps.end_ns[row])
-        step = np.where(held, steps.a[row], -1)
-    return Painted(begin, end, phase, step)
+    if steps is not None and steps.start_ns.size == sets[0][0].size:  # they are their own union
+        sets[0] = steps.start_ns, steps.end_ns, 1 + _STEP, -1
+    elif steps is not None:
+        sets.append((steps.start_ns, steps.end_ns, _STEP, 0))
+    bounds, state = _swept(start_ns, end_ns, [one for one in sets if one[0].size])
+    windows_begun = state >> (_STEP.bit_length() - 1 + _COUNT_BITS)
+    return Painted(
+        start_ns=bounds[:-1],
+        end_ns=bounds[1:],
+        phase=_PHASES[state & _IN_WINDOW - 1],
+        window=np.where(state & _IN_WINDOW, windows_begun - 1, -1),
+        begun=state >> (_STEP.bit_length() - 1) & (1 << _COUNT_BITS) - 1,
+    )
 
 
-def _layers(rank: Rank, start_ns: int, end_ns: int) -> list[tuple[int, int, Intervals]]:
-    """(kind, phase, set) of the kinds that occur in the stretch, in the order of painting."""
-    found: dict[int, Intervals] = {}
-    for kind, _ in _LAYERS:
-        pair = found.get(-kind, EMPTY) if _all_waited(rank, kind) else None
-        found[kind] = clip(_spans(rank, kind), start_ns, end_ns) if pair is None else pair
-    return [(kind, phase, found[kind]) for kind, phase in _LAYERS if found[kind].start_ns.size]
+def _swept(start_ns: int, end_ns: int, sets: list[tuple[Int, Int, int, int]]) -> tuple[Int, Int]:
+    """Return int64[n + 1] all edges of the sets inside a stretch, and int64[n] what is open after
+    each: the sum of what every set adds at its starts and at its ends so far.
+
+    An edge is sorted together with the name of what happens there; what began before the stretch
+    is open at its start.
+    """
+    sides = [side for start, end, _, _ in sets for side in (start, end)]
+    edges = np.concatenate([[start_ns], *sides, [end_ns]])
+    np.clip(edges, start_ns, end_ns, out=edges)
+    edges -= start_ns
+    edges <<= _NAME_BITS
+    past = 1
+    for name, side in enumerate(sides, 1):
+        first, past = past, past + side.size
+        edges[first:past] += name
+    edges.sort()
+    adds = np.array([0, *(amount for *_, begin, end in sets for amount in (begin, end))], np.int64)
+    state = np.cumsum(adds[edges & (1 << _NAME_BITS) - 1])
+    edges >>= _NAME_BITS
+    last = np.flatnonzero(edges[1:] != edges[:-1])  # of those at one instant
+    bounds = np.append(edges[last], end_ns - start_ns)
+    bounds += start_ns
+    return bounds, state[last]
 
 
-def _all_waited(rank: Rank, kind: int) -> bool:
-    """True for the waits for a worker, when all waits are."""
-    table = rank.main.spans.get(layout.DATA_WAIT)
-    return kind < 0 and table is not None and bool(np.all(table.b != 0))
-
-
-def _spans(rank: Rank, kind: int) -> Intervals:
-    """Union of a kind's spans; a negative kind means: only those that waited for a worker."""
+def _layer(rank: Rank, bit: int) -> Intervals:
+    """Union of the spans of a layer; a negative kind means: those that waited for a worker."""
+    kind = _LAYERS[bit][0]
     table = rank.main.spans.get(abs(kind))
     if table is None:
         return EMPTY
-    if kind < 0:
-        waited = table.b != 0
-        return union((table.start_ns[waited], table.end_ns[waited]))
-    return union((table.start_ns, table.end_ns))
+    if kind > 0:
+        return union((table.start_ns, table.end_ns))
+    waited = table.b != 0
+    if waited.all():
+        # The same set as that of all waits; over it nothing was painted but collections.
+        collects = rank.main.spans.get(layout.GC) is not None
+        return union((table.start_ns, table.end_ns)) if collects else EMPTY
+    return union((table.start_ns[waited], table.end_ns[waited]))
 
 
-def _covered(bounds: Int, pair: Intervals) -> np.ndarray:
-    """Rows between bounds that lie in the set, all of whose edges are bounds."""
-    change = np.zeros(bounds.size, np.int8)
-    change[np.searchsorted(bounds, pair.start_ns)] = 1
-    change[np.searchsorted(bounds, pair.end_ns)] = -1
-    return np.cumsum(change[:-1], dtype=np.int8).view(np.bool_)
+def steps_of(rank: Rank, start_ns: Int, begun: Int) -> Int:
+    """Return the step number of each instant, -1 outside steps; `begun` is what `paint` gave."""
+    steps = rank.main.spans.get(layout.STEP)
+    if steps is None or not steps.start_ns.size:
+        return np.full(start_ns.size, -1, np.int64)
+    row = np.maximum(begun - 1, 0)
+    held = (begun > 0) & (start_ns < steps.end_ns[row])
+    return np.where(held, steps.a[row], -1)
 
 
 def fill(window: Int, phase: Int, capacity_ns: Int, amount_ns: Int, order: tuple[int, ...]) -> Int:

@@ -179,19 +179,6 @@ def _covered_until(t_ns: Int, start: Int, end: Int, before: Int) -> Int:
     return result
 
 
-def passed(edges_ns: Int, t_ns: Int) -> Int:
-    """Return int64[n]: how many edges lie at or before each instant; both are sorted.
-
-    The same as a binary search for each instant, for the price of one for each edge.
-
-    | edges  | t       | out     |
-    |--------|---------|---------|
-    | 2, 6   | 1, 2, 7 | 0, 1, 2 |
-    """
-    at = np.searchsorted(t_ns, edges_ns, side="left")
-    return np.cumsum(np.bincount(at, minlength=len(t_ns) + 1)[: len(t_ns)])
-
-
 def containing(t_ns: Int, intervals: Pair) -> Int:
     """Return int64[n]: the row of the set's interval that contains each instant, -1 where none.
 

@@ -126,16 +126,3 @@ def test_results_are_sets_again(a: Intervals, b: Intervals) -> None:
     for found in (intervals.union(a, b), intervals.intersect(a, b), intervals.subtract(a, b)):
         assert np.all(found.end_ns > found.start_ns)
         assert np.all(found.start_ns[1:] >= found.end_ns[:-1])
-
-
-@given(
-    st.lists(st.integers(-5, 25), max_size=12).map(sorted),
-    st.lists(st.integers(-5, 25), max_size=12).map(sorted),
-)
-def test_passed_counts_the_edges_up_to_each_instant(edges: list[int], t_ns: list[int]) -> None:
-    found = intervals.passed(np.array(edges, np.int64), np.array(t_ns, np.int64))
-    assert found.tolist() == [sum(edge <= t for edge in edges) for t in t_ns]
-
-
-def test_passed_in_its_docstring() -> None:
-    assert intervals.passed(np.array([2, 6]), np.array([1, 2, 7])).tolist() == [0, 1, 2]
