@@ -82,6 +82,8 @@ def fed(rank: Rank, lost: Lost) -> Feeding:
     """Return what the critical thread did in each piece; only waits are asked when marked."""
     n = lost.start_ns.size
     rows = np.flatnonzero(lost.phase == PHASE_DATA_WAIT) if rank.marked else np.arange(n)
+    if rows.size == n > 0:
+        return feed(rank, lost.start_ns, lost.end_ns)
     out: dict[str, Any] = {
         one.name: np.zeros(n) for one in fields(Feeding) if one.name not in ("identified",)
     }

@@ -15,8 +15,21 @@ from numpy.typing import NDArray
 from clusterprof import signals
 from clusterprof.findings import Cause, Evidence, Grade
 from clusterprof.signals import Signal
-from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, Feeding, Float, Lost, Rank
-from clusterprof.timeline.series import rise, rise_of
+from clusterprof.timeline.model import (
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    Feeding,
+    Float,
+    Int,
+    Lost,
+    Rank,
+    ThreadTable,
+)
+from clusterprof.timeline.series import Located, growth_of, located, rise, rise_of, risen
+
+# Names of what is shared (`Lost.shared`, `Chunk.shared`).
+_IN_WAIT, _CLAIMED, _HANDED_OVER, _RUNNABLE = "in-wait", "claimed", "handed-over", "runnable"
+_GROWTH = "growth"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +82,12 @@ def in_phase(lost: Lost, *phases: int) -> NDArray[np.bool_]:
 
 def waited(lost: Lost, share: Float) -> Float:
     """Return the share of pieces in a data wait, 0 elsewhere."""
-    return np.where(lost.phase == PHASE_DATA_WAIT, np.clip(share, 0.0, 1.0), 0.0)
+    if not share.any():
+        return np.zeros(lost.start_ns.size)
+    in_wait = lost.shared.get(_IN_WAIT)
+    if in_wait is None:
+        in_wait = lost.shared[_IN_WAIT] = lost.phase == PHASE_DATA_WAIT
+    return np.where(in_wait, np.minimum(np.maximum(share, 0.0), 1.0), 0.0)
 
 
 def mean_over(lost: Lost, share: Float, values: Float | None = None) -> float:
@@ -78,20 +96,52 @@ def mean_over(lost: Lost, share: Float, values: Float | None = None) -> float:
     0.0 when nothing is claimed; unknown values (NaN) carry no weight.
     """
     values = share if values is None else values
-    weight = np.where(np.isnan(values) | (share <= 0), 0.0, lost.lost_ns.astype(np.float64))
+    unknown = np.isnan(values)
+    weight = np.where(unknown | (share <= 0), 0.0, lost.lost_ns)
     total = float(weight.sum())
-    return float(np.sum(weight * np.nan_to_num(values)) / total) if total > 0 else 0.0
+    if total <= 0:
+        return 0.0
+    known = np.nan_to_num(values) if unknown.any() else values
+    return float(np.sum(weight * known) / total)
 
 
 def grown(rank: Rank, name: str, device: str, lost: Lost, share: Float) -> float | None:
     """Return by how much a counter rose over the claimed pieces; None when it was not recorded."""
     series = rank.chunk.series.get((name, device))
-    claimed = share > 0
     if series is None:
         return None
-    if not claimed.any():
+    claimed = _claimed(lost, share)
+    if not claimed.start_ns.size:
         return 0.0
-    return float(np.nansum(rise(series, lost.start_ns[claimed], lost.end_ns[claimed])))
+    growth = rank.chunk.shared.get((_GROWTH, name, device))
+    if growth is None:
+        growth = rank.chunk.shared[_GROWTH, name, device] = growth_of(series.values)
+    return float(np.nansum(risen(growth, claimed.among(series.t_ns))))
+
+
+class _Claimed:
+    """The pieces of which a share is claimed, and where they lie among readings."""
+
+    def __init__(self, lost: Lost, share: Float) -> None:
+        rows = np.flatnonzero(share > 0)
+        self.share = share
+        self.start_ns, self.end_ns = lost.start_ns[rows], lost.end_ns[rows]
+        self._t_ns: Int | None = None
+        self._located: Located | None = None
+
+    def among(self, t_ns: Int) -> Located:
+        """Find the pieces; counters of one collector share their times."""
+        if self._located is None or self._t_ns is not t_ns:
+            self._t_ns, self._located = t_ns, located(t_ns, self.start_ns, self.end_ns)
+        return self._located
+
+
+def _claimed(lost: Lost, share: Float) -> _Claimed:
+    """The same for every counter a detector asks about; it has settled its share by then."""
+    known: _Claimed | None = lost.shared.get(_CLAIMED)
+    if known is None or known.share is not share:
+        known = lost.shared[_CLAIMED] = _Claimed(lost, share)
+    return known
 
 
 def pressure(
@@ -160,18 +210,38 @@ def hand_over(rank: Rank, lost: Lost, feeding: Feeding, column: str) -> Float:
     the worker's main thread did meanwhile ("user_ns" or "run_delay_ns") holds the batch up.
     """
     out = np.zeros(lost.start_ns.size)
+    late, by_worker = _handed_over(rank, lost, feeding)
+    for rows, thread, length, at in by_worker:
+        growth = risen(growth_of(getattr(thread, column)), at)
+        out[rows] = late[rows] * np.clip(np.nan_to_num(growth) / length, 0.0, 1.0)
+    return out
+
+
+_OfWorker = tuple[Int, ThreadTable, Float, Located]
+
+
+def _handed_over(rank: Rank, lost: Lost, feeding: Feeding) -> tuple[Float, list[_OfWorker]]:
+    """Part of each piece in which its batch was on its way, and by worker: the pieces, its main
+    thread, how long the batch took, and where that lies among the samples of the thread."""
+    known = lost.shared.get(_HANDED_OVER)
+    if known is not None and known[0] is feeding:
+        return known[1]  # type: ignore[no-any-return]
     late = waited(lost, feeding.delivery)
-    for pid in np.unique(feeding.worker_pid[late > 0]).tolist():
+    rows_late = np.flatnonzero(late > 0)
+    owner = feeding.worker_pid[rows_late]
+    by_worker: list[_OfWorker] = []
+    for pid in sorted(set(owner.tolist())):
         process = rank.chunk.processes.get(pid)
         thread = None if process is None else process.threads.get(pid)
         if thread is None or pid == rank.pid:
             continue
-        rows = (late > 0) & (feeding.worker_pid == pid)
+        rows = rows_late[owner == pid]
         end = lost.end_ns[rows]
         length = np.maximum(late[rows] * (end - lost.start_ns[rows]), 1.0)
-        growth = rise_of(thread.t_ns, getattr(thread, column), end - length.astype(np.int64), end)
-        out[rows] = late[rows] * np.clip(np.nan_to_num(growth) / length, 0.0, 1.0)
-    return out
+        at = located(thread.t_ns, end - length.astype(np.int64), end)
+        by_worker.append((rows, thread, length, at))
+    lost.shared[_HANDED_OVER] = feeding, (late, by_worker)
+    return late, by_worker
 
 
 def runnable(rank: Rank, lost: Lost, feeding: Feeding) -> Float:
@@ -179,7 +249,13 @@ def runnable(rank: Rank, lost: Lost, feeding: Feeding) -> Float:
 
     In a data wait that is the critical thread, inside a step the main thread.
     """
+    known = lost.shared.get(_RUNNABLE)
+    if known is not None and known[0] is feeding:
+        return known[1]  # type: ignore[no-any-return]
     delay = waited(lost, feeding.runnable) + hand_over(rank, lost, feeding, "run_delay_ns")
     inside = in_phase(lost, PHASE_COMPUTE)
-    own = main_thread(rank, "run_delay_ns", lost, inside)
-    return np.where(inside, np.nan_to_num(own), delay)
+    if inside.any():
+        own = main_thread(rank, "run_delay_ns", lost, inside)
+        delay = np.where(inside, np.nan_to_num(own), delay)
+    lost.shared[_RUNNABLE] = feeding, delay
+    return delay

@@ -55,9 +55,8 @@ def feed(rank: Rank, start_ns: Int, end_ns: Int) -> Feeding:
             (parts.start_ns[rows], parts.end_ns[rows]), (waits.start_ns[of], waits.end_ns[of]),
         )  # fmt: skip
         kinds.add_rows(table_ns, parts.piece[rows], part_ns)
-    inside = intervals.overlap_ns((start, end), (waits.start_ns, waits.end_ns))
+    inside, longest = _inside(len(start), parts)
     _add_outside(table_ns, rank, start, end, inside, around)
-    longest = _longest_part(len(start), parts)
     in_wait = 2 * inside > end - start
     pids = np.full(len(start), rank.pid, np.int64)
     identified = np.zeros(len(start), np.bool_)
@@ -164,10 +163,15 @@ def _add_outside(
         table_ns[rows] += sampled(rank.main, start[rows], end[rows], around) * left[:, None]
 
 
-def _longest_part(n: int, parts: intervals.Overlaps) -> Int:
-    """For each interval the row of its longest part in a wait."""
+def _inside(n: int, parts: intervals.Overlaps) -> tuple[Int, Int]:
+    """For each interval its time in waits, and the row of its longest part in one."""
     length = parts.end_ns - parts.start_ns
+    inside, longest = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    if (parts.piece[1:] > parts.piece[:-1]).all():  # of one wait each
+        inside[parts.piece] = length
+        longest[parts.piece] = np.arange(len(length))
+        return inside, longest
+    np.add.at(inside, parts.piece, length)
     order = np.lexsort((length, parts.piece))
-    longest = np.zeros(n, np.int64)
     longest[parts.piece[order]] = order
-    return longest
+    return inside, longest

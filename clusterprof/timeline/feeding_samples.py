@@ -19,7 +19,6 @@ from clusterprof.timeline.feeding_blocked import (
 )
 from clusterprof.timeline.feeding_fetch import READING_NS_PER_BYTE
 from clusterprof.timeline.model import Float, Int, Process, Rank, ThreadTable
-from clusterprof.timeline.series import rise_of
 
 FEW_SAMPLES = 5
 IDLE_BELOW_RATIO = 0.1
@@ -34,8 +33,9 @@ def sampled(process: Process, start_ns: Int, end_ns: Int, around: Surroundings) 
     if thread is None or len(thread.t_ns) < 2:
         return kinds.all_unknown(len(start_ns))
     length = np.maximum(end_ns - start_ns, 1).astype(np.float64)
-    on_cpu = rise_of(thread.t_ns, thread.on_cpu_ns, start_ns, end_ns)
-    runnable = rise_of(thread.t_ns, thread.run_delay_ns, start_ns, end_ns)
+    at = series.located(thread.t_ns, start_ns, end_ns)
+    on_cpu = series.risen(series.growth_of(thread.on_cpu_ns), at)
+    runnable = series.risen(series.growth_of(thread.run_delay_ns), at)
     on_cpu = np.minimum(on_cpu, length)
     runnable = np.minimum(np.fmax(runnable, 0.0), length - on_cpu)
     read_bytes = _read_bytes(process)
@@ -73,6 +73,8 @@ def _read_bytes(process: Process) -> float:
 
 def _reading_ratio(thread: ThreadTable, read_bytes: float) -> float:
     """The part of a thread's CPU time that was in the kernel and that its reads can explain."""
+    if read_bytes <= 0:
+        return 0.0
     system = float(series.differences(thread.system_ns)[0].sum())
     on_cpu = float(series.differences(thread.on_cpu_ns)[0].sum())
     if on_cpu <= 0:

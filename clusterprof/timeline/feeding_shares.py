@@ -38,8 +38,8 @@ NAMES = (
 
 
 def empty(rows: int) -> Float:
-    """Return float64[rows, 10] of zeros."""
-    return np.zeros((rows, len(NAMES)))
+    """Return float64[rows, 10] of zeros; columns, not rows, lie together in memory."""
+    return np.zeros((len(NAMES), rows)).T
 
 
 def all_unknown(rows: int) -> Float:
@@ -56,16 +56,29 @@ def add(table: Float, rows: Int, column: int, amount: Float | Int) -> None:
 
 def add_rows(table: Float, rows: Int, amounts: Float) -> None:
     """Add float64[m, 10] to the m named rows; a row named twice gets both."""
+    if len(rows) == len(table) and np.array_equal(rows, np.arange(len(rows))):
+        table += amounts
+        return
     for column in range(table.shape[1]):
-        add(table, rows, column, amounts[:, column])
+        if amounts[:, column].any():
+            add(table, rows, column, amounts[:, column])
 
 
 def shares(table_ns: Float, length_ns: Int | Float) -> Float:
     """Turn ns into shares of each length: never negative, and every row sums to 1."""
     length = np.asarray(length_ns, np.float64)
     table = np.maximum(table_ns, 0.0)
-    table[:, UNKNOWN] += np.maximum(length - table.sum(axis=1), 0.0)
-    total = table.sum(axis=1)
-    table[total <= 0, UNKNOWN] = 1.0
-    result: Float = table / table.sum(axis=1, keepdims=True)
+    table[:, UNKNOWN] += np.maximum(length - _sums(table), 0.0)
+    total = _sums(table)
+    nothing = total <= 0
+    if nothing.any():
+        table[nothing, UNKNOWN] = 1.0
+        total = _sums(table)
+    result: Float = table / total[:, None]
     return result
+
+
+def _sums(table: Float) -> Float:
+    """The sum of each row, pairwise, column by column."""
+    c = table.T
+    return ((c[0] + c[1]) + (c[2] + c[3])) + ((c[4] + c[5]) + (c[6] + c[7])) + c[8] + c[9]

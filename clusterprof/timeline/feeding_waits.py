@@ -39,15 +39,18 @@ def waits_of(rank: Rank) -> Waits:
     reach = np.maximum.accumulate(spans.end_ns)
     start = np.maximum(spans.start_ns, np.append(spans.start_ns[0], reach[:-1]))
     some = spans.end_ns > start  # a wait inside another one is the outer one's
-    start, end, owner = start[some], spans.end_ns[some], spans.b[some]
+    end, owner = spans.end_ns, spans.b
+    if not some.all():
+        start, end, owner = start[some], end[some], owner[some]
     pid = np.where(owner == 0, rank.pid, np.maximum(owner, UNKNOWN_PID))
     guess = owner < 0
     feeders = [p for p in (*rank.workers, rank.main) if fetches_of(p) is not None]
     if guess.any():
         pid[guess] = _last_to_finish(feeders, end[guess])
-    seen = np.isin(pid, np.fromiter(rank.chunk.processes, np.int64))
-    certain = ~guess | (len(feeders) == 1)
-    return Waits(start, end, pid, certain & seen)
+    identified = ~guess | (len(feeders) == 1)
+    for unseen in set(pid.tolist()) - rank.chunk.processes.keys():
+        identified &= pid != unseen
+    return Waits(start, end, pid, identified)
 
 
 def _last_to_finish(feeders: list[Process], end_ns: Int) -> Int:

@@ -108,7 +108,7 @@ class Chunk:
     wchan_names: tuple[str, ...]
     events: tuple[Event, ...]
     gaps: tuple[Gap, ...]
-    shared: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    shared: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
     """What was worked out of this chunk for one rank and holds for all; a copy begins anew."""
 
 
@@ -159,6 +159,8 @@ class Lost:
     source: Int
     step: Int
     """Step number, -1 outside steps."""
+    shared: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """What was worked out of these pieces for one detector and holds for all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ last reading nothing is known. Missing readings leave their time out of the mean
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -39,35 +40,91 @@ def rise(series: Series, start_ns: Int, end_ns: Int) -> Float:
 
 def rise_of(t_ns: Int, values: Float | Int, start_ns: Int, end_ns: Int) -> Float:
     """Do what `rise` does for bare columns; in an integer column -1 means not available."""
-    start_ns, end_ns = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
-    if len(t_ns) < 2 or not len(start_ns):
-        return np.full(len(start_ns), np.nan)
+    return risen(growth_of(values), located(t_ns, start_ns, end_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A counter made ready to be asked; the same whatever the intervals are."""
+
+    growth: Float
+    """Between neighbouring readings, 0 where unusable."""
+    before: Float
+    """The sum of all growth before each reading."""
+    bad_before: Int | None
+    """How many unusable differences there are before each reading; None when all are usable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where intervals lie among the times of readings; the same for all counters read then."""
+
+    start_row: Int
+    """The difference into which the start falls."""
+    start_part: Float
+    """How far into it, 0 to 1."""
+    end_row: Int
+    end_part: Float
+    known: NDArray[np.bool_]
+    """True for an interval between the first and the last reading."""
+    empty: NDArray[np.bool_]
+    """True for an interval that ends where it starts."""
+
+
+def growth_of(values: Float | Int) -> Growth:
+    """Return what the readings of a counter say; in an integer column -1 means not available."""
     growth, bad = differences(values)
-    before = _running(growth)
-    at_start, row_start = _interpolated(t_ns, before, growth, start_ns, side="right")
-    at_end, row_end = _interpolated(t_ns, before, growth, end_ns, side="left")
+    bad_before = np.concatenate([[0], np.cumsum(bad)]) if bad.any() else None
+    return Growth(growth, _running(growth), bad_before)
+
+
+def located(t_ns: Int, start_ns: Int, end_ns: Int) -> Located:
+    """Find intervals among the times of readings."""
+    start_ns, end_ns = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
+    empty = end_ns == start_ns
+    if len(t_ns) < 2:
+        none = np.zeros(len(start_ns), np.int64)
+        return Located(none, none * 1.0, none, none * 1.0, np.zeros(len(none), np.bool_), empty)
     known = (start_ns >= t_ns[0]) & (end_ns <= t_ns[-1]) & (end_ns >= start_ns)
-    if bad.any():
-        row_end = np.maximum(row_end, row_start)
-        bad_before = np.concatenate([[0], np.cumsum(bad)])
-        known &= (bad_before[row_end + 1] == bad_before[row_start]) | (end_ns == start_ns)
-    return np.where(known, np.maximum(at_end - at_start, 0.0), np.nan)
+    length = np.maximum(t_ns[1:] - t_ns[:-1], 1)
+    start_row, start_part = _placed(t_ns, length, start_ns, side="right")
+    end_row, end_part = _placed(t_ns, length, end_ns, side="left")
+    return Located(start_row, start_part, end_row, end_part, known, empty)
 
 
-def _interpolated(
-    t_ns: Int, before: Float, growth: Float, edge_ns: Int, side: Literal["left", "right"]
-) -> tuple[Float, Int]:
-    """The counter at each edge, and the row of the difference the edge falls into."""
+def risen(of: Growth, at: Located) -> Float:
+    """Return float64[n]: by how much a counter grew over each interval; NaN where unknown."""
+    if not len(of.growth) or not len(at.known):
+        return np.full(len(at.known), np.nan)
+    known = at.known
+    if of.bad_before is not None:
+        end_row = np.maximum(at.end_row, at.start_row)
+        usable = of.bad_before[end_row + 1] == of.bad_before[at.start_row]
+        known = known & (usable | at.empty)
+    grown = _at(of, at.end_row, at.end_part)
+    grown -= _at(of, at.start_row, at.start_part)
+    np.maximum(grown, 0.0, out=grown)
+    return grown if known.all() else np.where(known, grown, np.nan)
+
+
+def _placed(
+    t_ns: Int, length_ns: Int, edge_ns: Int, side: Literal["left", "right"]
+) -> tuple[Int, Float]:
+    """The row of the difference each edge falls into, and how far into it."""
     row = t_ns.searchsorted(edge_ns, side) - 1
     np.maximum(row, 0, out=row)
-    np.minimum(row, len(growth) - 1, out=row)
-    length = np.maximum(t_ns[1:] - t_ns[:-1], 1)
-    part = (edge_ns - t_ns[row]) / length[row]
+    np.minimum(row, len(length_ns) - 1, out=row)
+    part = (edge_ns - t_ns[row]) / length_ns[row]
     np.maximum(part, 0.0, out=part)
     np.minimum(part, 1.0, out=part)
-    part *= growth[row]
-    part += before[row]
-    return part, row
+    return row, part
+
+
+def _at(of: Growth, row: Int, part: Float) -> Float:
+    """The counter at each edge."""
+    value = part * of.growth[row]
+    value += of.before[row]
+    return value
 
 
 def _running(growth: Float) -> Float:
@@ -137,7 +194,6 @@ def coverage(series: Series, start_ns: Int, end_ns: Int, longest_gap_ns: int = 0
 
 
 def _integral(t_ns: Int, growth: Float, start: Int, end: Int) -> Float:
-    before = _running(growth)
-    at_start, _ = _interpolated(t_ns, before, growth, start, side="right")
-    at_end, _ = _interpolated(t_ns, before, growth, end, side="left")
-    return np.maximum(at_end - at_start, 0.0)
+    of, at = Growth(growth, _running(growth), None), located(t_ns, start, end)
+    difference = _at(of, at.end_row, at.end_part) - _at(of, at.start_row, at.start_part)
+    return np.maximum(difference, 0.0)
