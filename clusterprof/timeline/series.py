@@ -83,8 +83,8 @@ def located(t_ns: Int, start_ns: Int, end_ns: Int) -> Located:
     start_ns, end_ns = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
     empty = end_ns == start_ns
     if len(t_ns) < 2:
-        none = np.zeros(len(start_ns), np.int64)
-        return Located(none, none * 1.0, none, none * 1.0, np.zeros(len(none), np.bool_), empty)
+        row, part = np.zeros(len(start_ns), np.int64), np.zeros(len(start_ns))
+        return Located(row, part, row, part, np.zeros(len(row), np.bool_), empty)
     known = (start_ns >= t_ns[0]) & (end_ns <= t_ns[-1]) & (end_ns >= start_ns)
     length = np.maximum(t_ns[1:] - t_ns[:-1], 1)
     start_row, start_part = _placed(t_ns, length, start_ns, side="right")

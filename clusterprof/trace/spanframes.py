@@ -67,6 +67,7 @@ def unfold(frames: Sequence[PackedSpans], table: NDArray[np.int64]) -> None:
     """
     table[...] = 0
     lanes = [row.view(np.uint8).reshape(-1, packing.LANE_BYTES) for row in table]
+    folded: list[list[tuple[int, int]]] = [[] for _ in table]
     past = 0
     for one in frames:
         first, past = past, past + one.rows
@@ -77,9 +78,22 @@ def unfold(frames: Sequence[PackedSpans], table: NDArray[np.int64]) -> None:
         for row, block in one.blocks:
             one.planes.into(lanes[row][first:past], block.planes)
             if block.zigzag:
-                of_frame = table[row, first:past].view(np.uint64)
-                of_frame[:] = unfolded(of_frame)
+                folded[row].append((first, past))
+    for values, stretches in zip(table.view(np.uint64), folded):
+        for first, past in _joined(stretches):  # a frame is short, and few are not folded
+            values[first:past] = unfolded(values[first:past])
     _edges(frames, table[0].view(np.uint64), table[1].view(np.uint64))
+
+
+def _joined(stretches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return (first, past) of rows, in order, as one where one begins where another ends."""
+    found: list[tuple[int, int]] = []
+    for first, past in stretches:
+        if found and found[-1][1] == first:
+            found[-1] = found[-1][0], past
+        else:
+            found.append((first, past))
+    return found
 
 
 def _edges(frames: Sequence[PackedSpans], gap: NDArray[Any], duration: NDArray[Any]) -> None:
