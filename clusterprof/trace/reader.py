@@ -63,12 +63,12 @@ class NodeReader:
     def __init__(self, folder: Path) -> None:
         """Take the folder of a node, or a single segment; nothing is opened yet."""
         self.path = folder
-        self._damage = Damage()
+        self._count = Count()
 
     @property
     def damage(self) -> Damage:
         """What the last iteration left out so far; complete when it came to its end."""
-        return self._damage
+        return self._count.damage()
 
     def __iter__(self) -> Iterator[Record]:
         for records in self.frames():
@@ -85,8 +85,7 @@ class NodeReader:
     def _decoded(
         self, decode: Callable[[Decoder, frame.Frame], list[_Kind]]
     ) -> Iterator[list[_Kind]]:
-        count = Count()
-        self._damage = Damage()
+        count = self._count = Count()
         decoder = Decoder()
         searched = False
         for found in self._scan(count):
@@ -102,12 +101,9 @@ class NodeReader:
                     records = decode(decoder, found)
             except frame.FrameError:
                 count.unknown_frames += 1
-                self._damage = count.damage()
                 continue
             count.frames_read += 1
-            self._damage = count.damage()
             yield records
-        self._damage = count.damage()
 
     def _scan(self, count: Count) -> Iterator[frame.Frame]:
         for segment in [self.path] if self.path.is_file() else _segments(self.path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,8 @@ from numpy.typing import NDArray
 from clusterprof.trace import columns as packing
 from clusterprof.trace import frame
 from clusterprof.trace.schema import SPAN_FIELDS
-from clusterprof.trace.unpack import Planes, unfolded
-
-_EDGES = ("start_ns", "end_ns")
+from clusterprof.trace.unpack import Planes
+from clusterprof.trace.unpack import unfold as undo_folding
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +39,32 @@ class PackedSpans:
 
 def packed_spans(header: frame.SpansHeader, planes: Planes) -> PackedSpans | None:
     """Return a frame as it stands; None when it is not one that our writer could have made."""
-    rows = sum([part.rows for part in header.parts])
-    varying = [row for row, name in enumerate(SPAN_FIELDS) if name not in header.constants]
+    rows = 0
+    for part in header.parts:
+        if part.rows < 0:
+            return None
+        rows += part.rows
+    varying, constants = _rows_of(tuple([name in header.constants for name in SPAN_FIELDS]))
     usual = (
         rows > 0
         and len(header.blocks) == len(varying)
-        and not any(name in header.constants for name in _EDGES)
-        and all([part.rows >= 0 for part in header.parts])
-        and all([(b.columns, b.rows, b.lag) == (1, rows, 0) for b in header.blocks])
-        and all([-(1 << 63) <= value < 1 << 63 for value in header.constants.values()])
+        and varying[:2] == (0, 1)  # no start, no end that is always the same
+        and all([b.columns == 1 and b.rows == rows and not b.lag for b in header.blocks])
     )
     if not usual:
         return None
-    constants = [
-        (row, header.constants[name])
-        for row, name in enumerate(SPAN_FIELDS)
-        if name in header.constants
-    ]
+    values = [(row, header.constants[SPAN_FIELDS[row]]) for row in constants]
+    if not all([-(1 << 63) <= value < 1 << 63 for _, value in values]):
+        return None
     blocks = list(zip(varying, header.blocks))
-    return PackedSpans(header.parts, rows, header.base_ns, constants, blocks, planes)
+    return PackedSpans(header.parts, rows, header.base_ns, values, blocks, planes)
+
+
+@lru_cache(maxsize=128)  # of the 7 fields each may be constant or not
+def _rows_of(constant: tuple[bool, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The rows of SPAN_FIELDS that vary in a frame and those that do not."""
+    rows = range(len(SPAN_FIELDS))
+    return tuple(r for r in rows if not constant[r]), tuple(r for r in rows if constant[r])
 
 
 def unfold(frames: Sequence[PackedSpans], table: NDArray[np.int64]) -> None:
@@ -81,7 +88,7 @@ def unfold(frames: Sequence[PackedSpans], table: NDArray[np.int64]) -> None:
                 folded[row].append((first, past))
     for values, stretches in zip(table.view(np.uint64), folded):
         for first, past in _joined(stretches):  # a frame is short, and few are not folded
-            values[first:past] = unfolded(values[first:past])
+            undo_folding(values[first:past])
     _edges(frames, table[0].view(np.uint64), table[1].view(np.uint64))
 
 

@@ -24,21 +24,23 @@ def opened(
     got: Frame, raw_bytes: int, unpacked_bytes: int, blocks: Sequence[frame.Block]
 ) -> Planes:
     """Return the planes of a frame; raise FrameError when its blocks cannot be made of them."""
-    raw = packed = 0
+    raw = packed = values = 0
     for block in blocks:
-        if block.columns < 1 or block.rows < 1 or not 0 <= block.lag <= block.rows:
+        columns, rows, lag = block.columns, block.rows, block.lag
+        if columns < 1 or rows < 1 or not 0 <= lag <= rows:
             raise FrameError("a block without a shape")
-        for rows, code in ((block.lag, block.firsts), (block.rows - block.lag, block.planes)):
+        values += columns * rows
+        for lanes, code in ((lag, block.firsts), (rows - lag, block.planes)):
             if not 0 <= code < packing.PLANE_AS_ABOVE << 14:  # nothing is above the uppermost
                 raise FrameError("planes that are stored in no known way")
-            if code:
+            if code and lanes:
                 of_raw, of_packed, _ = _stored(code)
-                raw += of_raw * block.columns * rows
-                packed += of_packed * block.columns * rows
+                raw += of_raw * columns * lanes
+                packed += of_packed * columns * lanes
     # The planes must be there in full, so what a frame may claim is bound to what it brings.
     if raw != raw_bytes or packed != unpacked_bytes:
         raise FrameError("the body is not as long as its planes")
-    if values_of(blocks) * packing.LANE_BYTES > frame.MAX_UNPACKED_BYTES:
+    if values * packing.LANE_BYTES > frame.MAX_UNPACKED_BYTES:
         raise FrameError("a frame that would not fit into memory")
     return Planes(got, raw_bytes, unpacked_bytes)
 
@@ -85,52 +87,60 @@ class Planes:
 
     def into(self, lanes: NDArray[np.uint8], code: int) -> None:
         """Put lanes together from their planes, in uint8[n, 8] of zeros."""
-        if not code:
-            return
         n = len(lanes)
+        if not code or not n:
+            return
+        at = self._packed_at
         for k, stored in _stored(code)[2]:
             if stored == packing.PLANE_PACKED:
-                lanes[:, k] = self._packed[self._packed_at : self._packed_at + n]
-                self._packed_at += n
+                lanes[:, k] = self._packed[at : at + n]
+                at += n
             elif stored == packing.PLANE_RAW:
                 lanes[:, k] = self._raw[self._raw_at : self._raw_at + n]
                 self._raw_at += n
             else:
                 lanes[:, k] = lanes[:, k + 1]
+        self._packed_at = at
 
     def lanes(self, n: int, code: int) -> NDArray[np.uint64]:
         """Put n lanes together from their planes."""
-        lanes = np.zeros((n, packing.LANE_BYTES), np.uint8)
-        self.into(lanes, code)
-        return lanes.view("<u8")[:, 0]
+        lanes = np.zeros(n, "<u8")
+        self.into(lanes.view(np.uint8).reshape(n, packing.LANE_BYTES), code)
+        return lanes
 
 
 def unpack_block(source: Planes, block: frame.Block) -> NDArray[Any]:
     """Return the next block of a frame, an array of shape (columns, rows)."""
     dtype = _DTYPES[block.kind]
-    firsts = source.lanes(block.columns * block.lag, block.firsts)
-    rest = source.lanes(block.columns * (block.rows - block.lag), block.planes)
+    columns, rows, lag = block.columns, block.rows, block.lag
+    firsts = source.lanes(columns * lag, block.firsts)
+    rest = source.lanes(columns * (rows - lag), block.planes)
     if block.zigzag:
-        rest = unfolded(rest)
-    shape = (block.columns, block.rows)
-    if not block.lag:
-        return rest.reshape(shape).view(dtype)
-    both = np.empty(shape, "<u8")
-    both[:, : block.lag] = firsts.reshape(block.columns, block.lag)
-    both[:, block.lag :] = rest.reshape(block.columns, block.rows - block.lag)
+        unfold(rest)
+    if not lag:
+        return rest.reshape(columns, rows).view(dtype)
+    both = np.empty((columns, rows), "<u8")
+    both[:, :lag] = firsts.reshape(columns, lag)
+    both[:, lag:] = rest.reshape(columns, rows - lag)
     join = np.bitwise_xor if block.kind == packing.FLOAT else np.add
-    whole, left = divmod(block.rows, block.lag)
-    if block.lag == 1:
+    if lag == 1:
         join.accumulate(both, axis=1, out=both)
-    else:
-        body = both[:, : whole * block.lag].reshape(block.columns, whole, block.lag)
-        both[:, : whole * block.lag] = join.accumulate(body, axis=1).reshape(block.columns, -1)
-        if left:
-            tail = both[:, whole * block.lag :]
-            join(tail, both[:, (whole - 1) * block.lag :][:, :left], out=tail)
+        return both.view(dtype)
+    whole, left = divmod(rows, lag)
+    body = both[:, : whole * lag].reshape(columns, whole, lag)
+    both[:, : whole * lag] = join.accumulate(body, axis=1).reshape(columns, -1)
+    if left:
+        tail = both[:, whole * lag :]
+        join(tail, both[:, (whole - 1) * lag :][:, :left], out=tail)
     return both.view(dtype)
 
 
-def unfolded(lanes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Undo `columns.fold`: 1, 2, 3, 4 … become -1, 1, -2, 2, as uint64."""
-    return lanes >> np.uint64(1) ^ (np.uint64(0) - (lanes & np.uint64(1)))
+def unfold(lanes: NDArray[np.uint64]) -> None:
+    """Undo `columns.fold` in place: 1, 2, 3, 4 … become -1, 1, -2, 2, as uint64."""
+    sign = lanes & _ONE
+    np.negative(sign, out=sign)
+    lanes >>= _ONE
+    lanes ^= sign
+
+
+_ONE = np.uint64(1)
