@@ -24,6 +24,7 @@ from clusterprof import signals
 from clusterprof.timeline.model import Float, Int, Rank, Series
 
 LATE_NS = 1_500_000_000
+_READINGS = "readings"  # name in `Chunk.shared`
 SNAPSHOT_HOLDS_NS = 2_500_000_000
 # NVML: HW slowdown 0x8, software thermal 0x20, hardware thermal 0x40, power brake 0x80. The power
 # cap (0x4) is missing on purpose: large GPUs run at it all day, and that clock is their normal.
@@ -78,6 +79,13 @@ def within(windows: Windows, start_ns: int, end_ns: int) -> Windows:
 
 def _readings(rank: Rank) -> tuple[Int, Float]:
     """Sample times and busy time so far; NaN marks a stretch that was not measured."""
+    known = rank.chunk.shared.get((_READINGS, rank.device))
+    if known is None:
+        known = rank.chunk.shared[_READINGS, rank.device] = _read(rank)
+    return known  # type: ignore[no-any-return]
+
+
+def _read(rank: Rank) -> tuple[Int, Float]:
     total = rank.chunk.series.get((signals.GPU_BUSY_TIME.name, rank.device))
     if total is not None and total.t_ns.size:
         known = ~np.isnan(total.values)

@@ -11,6 +11,7 @@ Without spans (degraded mode M2) no detector is asked: see `families.cooccurring
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -245,8 +246,7 @@ def _add(part: Partial, rank: Rank, region: Region, lost: Lost, account: Account
     if steps is not None:
         ended = (steps.end_ns > region.start_ns) & (steps.end_ns <= region.end_ns)
         start, end = distinct(steps.start_ns[ended], steps.end_ns[ended])
-        rounded, count = np.unique(three_digits(end - start), return_counts=True)
-        lengths = dict(zip(rounded.tolist(), count.tolist()))
+        lengths = dict(sorted(Counter(three_digits(end - start).tolist()).items()))
         first = steps.a == 0
         if first.any():
             warm_up = union((steps.start_ns[first], steps.end_ns[first]))

@@ -141,6 +141,8 @@ def decomposed(fetching: Fetching, pool: Int, read_bytes: float, around: Surroun
     table[:, kinds.RUNNABLE] = fetching.runnable_ns
     for read in (0, 1):
         rows = np.flatnonzero(fetching.reads == read)
+        if not rows.size:
+            continue
         on = _blocked_on(fetching, pool, read, read_bytes * read, around)
         parts = spread(fetching.blocked_ns[rows], on)
         for column, name in enumerate(
@@ -157,7 +159,7 @@ def _blocked_on(
     if counts.sum() < FEW_SAMPLES:
         counts = pool[read]
     faults = delayed = 0.0
-    if fetching.thread is not None and len(fetching.thread.t_ns) > 1:
+    if read and fetching.thread is not None and len(fetching.thread.t_ns) > 1:
         faults = float(series.differences(fetching.thread.major_faults)[0].sum())
         delayed = float(series.differences(fetching.thread.block_io_delay_ns)[0].sum())
     on = blocked_on(counts, around, read_bytes, faults)

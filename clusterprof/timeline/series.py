@@ -140,12 +140,11 @@ def differences(values: Float | Int) -> tuple[Float, NDArray[np.bool_]]:
     float64[n - 1] and bool[n - 1]; unusable next to a missing reading (NaN, or -1 in an integer
     column) and at a backwards step.
     """
-    if np.issubdtype(values.dtype, np.integer):
-        missing = values < 0
-        growth = (values[1:] - values[:-1]).astype(np.float64)
-    else:
-        missing = np.isnan(values)
-        growth = np.subtract(values[1:], values[:-1], dtype=np.float64)
+    counts = values.dtype.kind == "i"
+    growth = (values[1:] - values[:-1]).astype(np.float64, copy=False)
+    if len(growth) and values[0] >= 0 and growth.min() >= 0:  # nothing missing, no step back
+        return growth, np.zeros(len(growth), np.bool_)
+    missing = values < 0 if counts else np.isnan(values)
     bad = missing[1:] | missing[:-1] | ~(growth >= 0)
     return np.where(bad, 0.0, growth), bad
 
