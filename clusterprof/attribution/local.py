@@ -11,7 +11,6 @@ Without spans (degraded mode M2) no detector is asked: see `families.cooccurring
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -61,6 +60,7 @@ PRECEDENCE = (
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
 HAND_OVER = "hand-over"  # the batch was ready and on its way to the main process
 _SOURCES = (SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS)
+_NAMES = "names of signals"  # in `Chunk.shared`
 _EVIDENCE_SCALE = 1000  # evidence is kept to a thousandth of its unit
 
 
@@ -102,9 +102,10 @@ def seen_of(rank: Rank) -> frozenset[str]:
     """Return what this rank's chunk has of what detectors may need."""
     threads = any(process.threads for process in (rank.main, *rank.workers))
     have = {"spans": rank.marked, "threads": threads, "device": bool(rank.device)}
-    return frozenset(word for word, there in have.items() if there) | {
-        name for name, _ in rank.chunk.series
-    }
+    names: frozenset[str] | None = rank.chunk.shared.get(_NAMES)
+    if names is None:
+        names = rank.chunk.shared[_NAMES] = frozenset(name for name, _ in rank.chunk.series)
+    return names | {word for word, there in have.items() if there}
 
 
 def missing_of(seen: frozenset[str], detector: Detector) -> tuple[str, ...]:
@@ -246,7 +247,7 @@ def _add(part: Partial, rank: Rank, region: Region, lost: Lost, account: Account
     if steps is not None:
         ended = (steps.end_ns > region.start_ns) & (steps.end_ns <= region.end_ns)
         start, end = distinct(steps.start_ns[ended], steps.end_ns[ended])
-        lengths = dict(sorted(Counter(three_digits(end - start).tolist()).items()))
+        lengths = _counted(three_digits(end - start))
         first = steps.a == 0
         if first.any():
             warm_up = union((steps.start_ns[first], steps.end_ns[first]))
@@ -256,6 +257,14 @@ def _add(part: Partial, rank: Rank, region: Region, lost: Lost, account: Account
         inside = clip(union((waits.start_ns, waits.end_ns)), region.start_ns, region.end_ns)
         totals["wait"] = total(inside)
     return replace(part, totals=totals, steps=lengths)
+
+
+def _counted(values: Int) -> dict[int, int]:
+    """How often each value occurs, in rising order."""
+    ordered = np.sort(values)
+    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: ordered.size])
+    counts = np.diff(np.append(first, ordered.size))
+    return dict(zip(ordered[first].tolist(), counts.tolist()))
 
 
 def distinct(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:

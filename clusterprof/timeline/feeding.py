@@ -80,6 +80,8 @@ def _split_fetches(rank: Rank, around: Surroundings) -> Fetches:
         if spans is not None:
             thread = process.threads.get(process.pid)
             found[process.pid] = feeding_fetch.measured(filled(spans, process), thread, around)
+    if not found:
+        return {}
     pool = feeding_fetch.pooled(list(found.values()))
     read_bytes = float(sum(int(np.maximum(f.spans.d, 0).sum()) for f in found.values()))
     return {

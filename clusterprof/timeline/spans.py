@@ -119,17 +119,16 @@ class SpanBuffer:
         numbers = [self._number[pid] for pid in pids]
         rows = self._joined()
         table = rows.table
-        place = np.full(self._next + 1, -1, np.int64)
+        place = np.full(self._next + 1, -1, np.int32)
         place[numbers] = np.arange(len(pids))
         owner = place[rows.owner]
         for number, kinds in self._named.items():
             self._name_fetches(table, rows.owner == number, kinds)
-        kind = np.where(table[_END] < table[0], _MOST, np.clip(table[_KIND], -1, _MOST))
-        kind[(kind < 0) | (owner < 0)] = _MOST
-        late = (table[_END] >= end_ns) & (owner >= 0)
-        self._waiting = _picked(rows, late & (not last))
-        if not last and self._waiting.owner.size:
-            kind[late] = _MOST
+        kind = np.clip(table[_KIND], -1, _MOST).astype(np.int16)
+        kind[(kind < 0) | (owner < 0) | (table[_END] < table[0])] = _MOST
+        late = np.flatnonzero(table[_END] >= end_ns) if not last else np.zeros(0, np.int64)
+        self._waiting = _picked(rows, late[owner[late] >= 0])
+        kind[late] = _MOST
         table, groups, bounds = _grouped(table, np.maximum(owner, 0), kind, len(pids))
         self._recent = self._kept(table, groups, bounds, np.array(numbers, np.int64), end_ns)
         found: dict[int, dict[int, SpanTable]] = {pid: {} for pid in pids}
@@ -212,8 +211,7 @@ def _write(frames: Iterable[Spans | PackedSpans], table: Int) -> None:
             np.concatenate(columns, out=table[row, first:past])
 
 
-def _picked(rows: _Rows, which: NDArray[np.bool_]) -> _Rows:
-    chosen = np.flatnonzero(which)
+def _picked(rows: _Rows, chosen: Int) -> _Rows:
     return _Rows(rows.table[:, chosen], rows.owner[chosen])
 
 
@@ -224,12 +222,14 @@ def _grouped(
     the groups begin and end. Kind `_MOST` is left out."""
     kinds = np.flatnonzero(np.bincount(kind, minlength=_MOST + 1)[:_MOST])
     width = len(kinds) + 1
-    dense = np.full(_MOST + 1, len(kinds), np.int64)
+    # Two bytes are sorted by counting.
+    size = np.int16 if processes * width < 1 << 15 else np.int64
+    dense = np.full(_MOST + 1, len(kinds), size)
     dense[kinds] = np.arange(len(kinds))
-    key = owner * width + dense[kind]
+    key = owner.astype(size)
+    key *= size(width)
+    key += dense[kind]
     key[kind == _MOST] = processes * width
-    if processes * width < 1 << 15:
-        key = key.astype(np.int16)  # two bytes are sorted by counting
     sizes = np.bincount(key, minlength=processes * width + 1)[:-1]
     order = np.argsort(key, kind="stable")[: int(sizes.sum())]
     some = np.flatnonzero(sizes)
