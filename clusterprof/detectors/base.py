@@ -28,7 +28,7 @@ from clusterprof.timeline.model import (
 from clusterprof.timeline.series import Located, growth_of, located, rise, rise_of, risen
 
 # Names of what is shared (`Lost.shared`, `Chunk.shared`).
-_IN_WAIT, _CLAIMED, _HANDED_OVER, _RUNNABLE = "in-wait", "claimed", "handed-over", "runnable"
+_PRESENT, _CLAIMED, _HANDED_OVER, _RUNNABLE = "present", "claimed", "handed-over", "runnable"
 _GROWTH = "growth"
 
 
@@ -74,8 +74,11 @@ class Detector(Protocol):
 
 def in_phase(lost: Lost, *phases: int) -> NDArray[np.bool_]:
     """Return bool[n]: which pieces lie in one of the phases."""
+    present: set[int] | None = lost.shared.get(_PRESENT)
+    if present is None:
+        present = lost.shared[_PRESENT] = set(np.flatnonzero(np.bincount(lost.phase)).tolist())
     found = np.zeros(lost.phase.size, np.bool_)
-    for phase in phases:
+    for phase in present.intersection(phases):  # most causes did not happen
         found |= lost.phase == phase
     return found
 
@@ -84,9 +87,7 @@ def waited(lost: Lost, share: Float) -> Float:
     """Return the share of pieces in a data wait, 0 elsewhere."""
     if not share.any():
         return np.zeros(lost.start_ns.size)
-    in_wait = lost.shared.get(_IN_WAIT)
-    if in_wait is None:
-        in_wait = lost.shared[_IN_WAIT] = lost.phase == PHASE_DATA_WAIT
+    in_wait = in_phase(lost, PHASE_DATA_WAIT)
     return np.where(in_wait, np.minimum(np.maximum(share, 0.0), 1.0), 0.0)
 
 

@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from clusterprof.detectors.base import Claims, in_phase
 from clusterprof.findings import Cause, Evidence
 from clusterprof.probe import layout
@@ -56,6 +58,8 @@ class Checkpoint:
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim every lost piece inside a save."""
         inside = in_phase(lost, PHASE_CHECKPOINT)
+        if not inside.any():
+            return Claims(np.zeros(inside.size), "A")
         inside &= lost.end_ns - lost.start_ns >= limits.save_at_least_ns
         evidence = []
         table = rank.main.spans.get(layout.CHECKPOINT)

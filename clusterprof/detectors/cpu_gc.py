@@ -31,6 +31,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from clusterprof.detectors.base import Claims, in_phase
 from clusterprof.findings import Cause, Evidence
 from clusterprof.probe import layout
@@ -58,6 +60,8 @@ class CpuGc:
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim every lost piece inside a collection."""
         inside = in_phase(lost, PHASE_GC)
+        if not inside.any():
+            return Claims(np.zeros(inside.size), "A")
         inside &= lost.end_ns - lost.start_ns >= limits.collection_at_least_ns
         evidence = []
         table = rank.main.spans.get(layout.GC)

@@ -64,7 +64,10 @@ class DeviceThrottled:
 
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim every piece that is excess of slowed computation."""
-        inside = in_phase(lost, PHASE_THROTTLED) & (lost.lost_ns >= limits.excess_at_least_ns)
+        inside = in_phase(lost, PHASE_THROTTLED)
+        if not inside.any():
+            return Claims(np.zeros(inside.size), "A")
+        inside &= lost.lost_ns >= limits.excess_at_least_ns
         evidence = []
         clock = rank.chunk.series.get((signals.GPU_SM_CLOCK.name, rank.device))
         if inside.any() and clock is not None:

@@ -60,6 +60,8 @@ class H2dCopy:
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim every lost piece inside a copy."""
         inside = in_phase(lost, PHASE_H2D)
+        if not inside.any():
+            return Claims(np.zeros(inside.size), "B")
         inside &= lost.end_ns - lost.start_ns >= limits.copy_at_least_ns
         share = inside.astype(float)
         evidence = []

@@ -60,6 +60,8 @@ class LaunchBound:
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim time of the main thread on a CPU inside steps."""
         inside = in_phase(lost, PHASE_COMPUTE) & (lost.step != 0)
+        if not inside.any():
+            return Claims(np.zeros(inside.size), "B")
         on_cpu = np.nan_to_num(main_thread(rank, "on_cpu_ns", lost, inside))
         share = np.where(on_cpu >= limits.on_cpu_at_least_ratio, on_cpu, 0.0)
         evidence = (

@@ -67,9 +67,13 @@ class Startup:
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim compilation, warm-up of the first step, and workers that were being started."""
         first = (lost.step >= 0) & (lost.step < limits.first_steps_count)
-        share = np.where(lost.step == 0, waited(lost, feeding.no_worker), 0.0)
+        compiled = in_phase(lost, PHASE_STARTUP)
+        very_first = lost.step == 0
+        if not (first.any() or very_first.any() or compiled.any()):
+            return Claims(np.zeros(first.size), "B")
+        share = np.where(very_first, waited(lost, feeding.no_worker), 0.0)
         share[first & in_phase(lost, PHASE_COMPUTE, PHASE_NONE)] = 1.0
-        share[in_phase(lost, PHASE_STARTUP)] = 1.0
+        share[compiled] = 1.0
         evidence = (
             Evidence(
                 "startup.share_ratio",
