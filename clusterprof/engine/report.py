@@ -81,7 +81,8 @@ def _finding(id_: str, lines: list[tuple[RankBooks, Bucket]], in_step_ns: int) -
     upper_bound = 2 * bounded > lost_ns
     peers = any(one.has_peers for one, _ in lines)
     leaves = sorted({leaf for _, bucket in lines for leaf in bucket.leaves})
-    whole = merge(*(one.partial for one, _ in lines))
+    told = [one.partial for one, _ in lines]
+    whole = merge(*(Partial(evidence=one.evidence, weights=one.weights) for one in told))
     ordered = sorted(lines, key=lambda line: (-line[1].lost_ns, _identity(line[0].ledger)))
     return Finding(
         cause=CAUSES[id_],

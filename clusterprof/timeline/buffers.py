@@ -21,6 +21,7 @@ from clusterprof.trace.schema import Columns, Rows
 
 Key = tuple[str, str]
 Frame = TypeVar("Frame")
+_FLOAT = np.dtype(np.float64)
 
 
 class ColumnBuffer:
@@ -87,16 +88,18 @@ def _joined(frames: Sequence[Columns]) -> Iterable[Float]:
     return [np.concatenate(parts) for parts in zip(*stretches)]
 
 
-def _joined_blocks(values: Sequence[BlockColumns]) -> list[Float]:
+def _joined_blocks(
+    values: Sequence[BlockColumns], dtype: np.dtype[Any] = _FLOAT
+) -> list[NDArray[Any]]:
     """The same for frames that look alike: columns that lie together are joined together."""
     places = values[0].places
     order = sorted(range(len(places)), key=places.__getitem__)
-    out: list[Float] = [np.zeros(0)] * len(places)
+    out: list[NDArray[Any]] = [np.zeros(0)] * len(places)
     for (code, block), run in groupby(order, lambda index: places[index][:2]):
         some = list(run)
         low, high = places[some[0]][2], places[some[-1]][2] + 1
         together = np.concatenate([one.arrays[block][low:high] for one in values], axis=1)
-        column = restored(code, together).astype(np.float64, copy=False)
+        column = restored(code, together).astype(dtype, copy=False)
         for index in some:
             out[index] = column[places[index][2] - low]
     return out
@@ -121,30 +124,54 @@ class RowBuffer:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._frames: list[dict[str, Any]] = []
+        self._frames: list[Rows] = []
+        self._last_ns: list[int] = []
 
     def add(self, rows: Rows) -> None:
         """Take one frame; columns that are not known are left out."""
-        columns = dict(zip(rows.names, rows.columns))
-        if len(columns.get("t_ns", ())):
-            self._frames.append(columns)
+        t_ns = times_of(rows)
+        if len(t_ns):
+            self._frames.append(rows)
+            self._last_ns.append(int(t_ns[-1]))
 
     def take(self, end_ns: int) -> dict[str, Int]:
         """Return the columns for a chunk; those that the recording lacks are -1 throughout."""
-        frames = self._frames
-        sizes = [len(frame["t_ns"]) for frame in frames]
-        table = {name: self._joined(name, sizes) for name in self._names}
-        t_ns = table["t_ns"]
-        keep = t_ns < end_ns + REACH_NS
-        self._frames = _still_needed(frames, [frame["t_ns"][-1] for frame in frames], end_ns)
+        parts: dict[str, list[Int]] = {name: [np.zeros(0, np.int64)] for name in self._names}
+        for _, run in groupby(self._frames, _shape):
+            for name, column in _rows_joined(list(run), self._names).items():
+                parts[name].append(column)
+        table = {name: np.concatenate(columns) for name, columns in parts.items()}
+        keep = table["t_ns"] < end_ns + REACH_NS
+        kept = _still_needed(list(zip(self._frames, self._last_ns)), self._last_ns, end_ns)
+        self._frames = [rows for rows, _ in kept]
+        self._last_ns = [last_ns for _, last_ns in kept]
         return table if keep.all() else {name: column[keep] for name, column in table.items()}
 
-    def _joined(self, name: str, sizes: list[int]) -> Int:
-        parts = [
-            frame[name] if name in frame else np.full(size, -1, np.int64)
-            for frame, size in zip(self._frames, sizes)
+
+def times_of(rows: Rows) -> Int:
+    """Return when each row was sampled; empty when the table does not say."""
+    if "t_ns" not in rows.names:
+        return np.zeros(0, np.int64)
+    return rows.columns[rows.names.index("t_ns")]  # type: ignore[no-any-return]
+
+
+def _shape(rows: Rows) -> tuple[Any, ...]:
+    """What frames have in common whose columns can be joined together."""
+    return tuple(rows.names), id(getattr(rows.columns, "places", None))
+
+
+def _rows_joined(frames: Sequence[Rows], names: Sequence[str]) -> dict[str, Int]:
+    """The named columns of frames that look alike; -1 throughout where they lack one."""
+    place = {name: index for index, name in enumerate(frames[0].names)}
+    folded = [one.columns for one in frames if isinstance(one.columns, BlockColumns)]
+    if folded:
+        columns = _joined_blocks(folded, np.dtype(np.int64))
+    else:
+        columns = [
+            np.concatenate(c).astype(np.int64) for c in zip(*(one.columns for one in frames))
         ]
-        return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64, copy=False)
+    missing = np.full(len(columns[place["t_ns"]]), -1, np.int64)
+    return {name: columns[place[name]] if name in place else missing for name in names}
 
 
 def groups(table: dict[str, Int], name: str) -> dict[int, dict[str, Int]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clusterprof.timeline.buffers import ColumnBuffer, Key, merge
+from clusterprof.timeline.buffers import ColumnBuffer, Key, merge, times_of
 from clusterprof.timeline.model import Chunk, Series
 from clusterprof.timeline.processes import ProcessBuffer
 from clusterprof.trace.reader import NodeReader
@@ -167,8 +167,8 @@ class _Assembly:
                 self._saw(int(record.t_ns[0]), int(record.t_ns[-1]))
         elif isinstance(record, Rows):
             self._processes.add_rows(record)
-            t_ns = dict(zip(record.names, record.columns)).get("t_ns")
-            if t_ns is not None and len(t_ns):
+            t_ns = times_of(record)
+            if len(t_ns):
                 self._saw(int(t_ns[0]), int(t_ns[-1]))
         elif isinstance(record, PackedSpans):
             self.dropped_spans += sum([part.dropped for part in record.parts])

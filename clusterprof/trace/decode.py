@@ -124,9 +124,10 @@ class Decoder:
         places = self._plans.places(got.kind, header, layouts)
         arrays = [unpack_block(planes, block) for block in header.blocks]
         if got.kind == frame.KIND_ROWS:
+            tables = [BlockColumns(runs, arrays) for _, runs in places]
             return [
-                _table(layout, BlockColumns(runs, arrays))
-                for layout, (_, runs) in zip(layouts, places)
+                _table(layout, columns if packed else tuple(columns))
+                for layout, columns in zip(layouts, tables)
             ]
         records: list[Record | PackedSpans] = []
         for part, layout, (t_ns, runs) in zip(header.parts, layouts, places):
@@ -145,9 +146,9 @@ def _samples(
     return Columns(layout.collector, layout.signals, layout.devices, t_ns, values, tuple(masks))
 
 
-def _table(layout: Any, columns: BlockColumns) -> Rows:
+def _table(layout: Any, columns: Sequence[Any]) -> Rows:
     strings: dict[str, Sequence[str]] = layout.strings
-    return Rows(layout.table, layout.names, tuple(columns), strings)
+    return Rows(layout.table, layout.names, columns, strings)
 
 
 def _spans(header: frame.SpansHeader, arrays: Sequence[NDArray[Any]]) -> list[Record | PackedSpans]:
