@@ -92,9 +92,10 @@ def _from_host(rank: Rank, painted: Painted) -> tuple[Lost, Account]:
 
 def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, Account]:
     painted = paint(rank, region.start_ns, region.end_ns, (windows.start_ns, windows.end_ns))
-    if (painted.window < 0).any():
-        painted = painted.rows(np.flatnonzero(painted.window >= 0))
-    window, length = painted.window, painted.end_ns - painted.start_ns
+    inside = painted.measured
+    if not inside.all():
+        painted = painted.rows(np.flatnonzero(inside))
+    window, phase, length = painted.window, painted.phase, painted.end_ns - painted.start_ns
     parts: list[tuple[Int, int]] = []
     rest, room, left = windows.idle_ns, length, length
     stream_pieces = 0
@@ -105,10 +106,10 @@ def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, A
         room, left = np.where(measured, 0, length), length - exposed_ns
         stream_pieces = int(np.count_nonzero(measured))
         parts.append((exposed_ns, SOURCE_STREAM_EVENTS))
-    idle = fill(window, painted.phase, room, rest, FILL_ORDER)
+    idle = fill(window, phase, room, rest, FILL_ORDER)
     lost = _lost(rank, painted, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
     if np.any(windows.slowed_ns):
-        slow = fill(window, painted.phase, left - idle, windows.slowed_ns, FILL_ORDER[::-1])
+        slow = fill(window, phase, left - idle, windows.slowed_ns, FILL_ORDER[::-1])
         lost = _with_slowed(rank, lost, painted, slow)
     measured_ns = int(np.sum(windows.end_ns - windows.start_ns))
     unmeasured = region.end_ns - region.start_ns - measured_ns

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof.probe import layout
 from clusterprof.timeline.intervals import EMPTY, Intervals, Pair, union
@@ -59,8 +60,8 @@ for _bit, (_, _phase) in enumerate(_LAYERS):
     _PHASES[1 << _bit : 2 << _bit] = _phase  # the uppermost open layer is what is seen
 _IN_WINDOW = 1 << len(_LAYERS)
 _COUNT_BITS = 26
-_STEP = _IN_WINDOW << 1
-_WINDOW = _STEP << _COUNT_BITS
+_STEP_SHIFT = len(_LAYERS) + 1
+_WINDOW_SHIFT = _STEP_SHIFT + _COUNT_BITS
 _NAME_BITS = 5  # names of what happens at an edge: at most two per layer, for windows and for steps
 
 
@@ -70,16 +71,32 @@ class Painted:
 
     start_ns: Int
     end_ns: Int
-    phase: Int
-    window: Int
-    """Row of the device window it lies in, -1 outside."""
-    begun: Int
-    """How many steps have begun by then."""
+    state: Int
+    """What is open in each, and how much has begun by then."""
+
+    @property
+    def phase(self) -> Int:
+        """Return what the host was doing."""
+        return _PHASES[self.state & _IN_WINDOW - 1]
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """Return bool[n]: which rows lie in a device window."""
+        return (self.state & _IN_WINDOW) != 0
+
+    @property
+    def window(self) -> Int:
+        """Return the row of the last device window that has begun, -1 before the first."""
+        return (self.state >> _WINDOW_SHIFT) - 1
+
+    @property
+    def begun(self) -> Int:
+        """Return how many steps have begun."""
+        return self.state >> _STEP_SHIFT & (1 << _COUNT_BITS) - 1
 
     def rows(self, which: Int) -> Painted:
         """Return some of the rows."""
-        columns = (self.start_ns, self.end_ns, self.phase, self.window, self.begun)
-        return Painted(*[column[which] for column in columns])
+        return Painted(self.start_ns[which], self.end_ns[which], self.state[which])
 
 
 def paint(rank: Rank, start_ns: int, end_ns: int, windows: Pair) -> Painted:
@@ -88,21 +105,14 @@ def paint(rank: Rank, start_ns: int, end_ns: int, windows: Pair) -> Painted:
     Windows are disjoint and sorted.
     """
     sets = [(*_layer(rank, bit), 1 << bit, -(1 << bit)) for bit in range(len(_LAYERS))]
-    sets.append((*windows, _IN_WINDOW + _WINDOW, -_IN_WINDOW))
+    sets.append((*windows, _IN_WINDOW + (1 << _WINDOW_SHIFT), -_IN_WINDOW))
     steps = rank.main.spans.get(layout.STEP)
     if steps is not None and steps.start_ns.size == sets[0][0].size:  # they are their own union
-        sets[0] = steps.start_ns, steps.end_ns, 1 + _STEP, -1
+        sets[0] = steps.start_ns, steps.end_ns, 1 + (1 << _STEP_SHIFT), -1
     elif steps is not None:
-        sets.append((steps.start_ns, steps.end_ns, _STEP, 0))
+        sets.append((steps.start_ns, steps.end_ns, 1 << _STEP_SHIFT, 0))
     bounds, state = _swept(start_ns, end_ns, [one for one in sets if one[0].size])
-    windows_begun = state >> (_STEP.bit_length() - 1 + _COUNT_BITS)
-    return Painted(
-        start_ns=bounds[:-1],
-        end_ns=bounds[1:],
-        phase=_PHASES[state & _IN_WINDOW - 1],
-        window=np.where(state & _IN_WINDOW, windows_begun - 1, -1),
-        begun=state >> (_STEP.bit_length() - 1) & (1 << _COUNT_BITS) - 1,
-    )
+    return Painted(bounds[:-1], bounds[1:], state)
 
 
 def _swept(start_ns: int, end_ns: int, sets: list[tuple[Int, Int, int, int]]) -> tuple[Int, Int]:

@@ -110,7 +110,7 @@ def _seen(rank: Rank, state: RankState) -> tuple[int, int]:
             times += [int(thread.t_ns[0]), int(thread.t_ns[-1])]
     for table in rank.main.spans.values():
         if table.start_ns.size:
-            times += [int(table.start_ns.min()), int(table.end_ns.max())]
+            times += [int(table.start_ns[0]), int(table.end_ns.max())]
     times += [
         event.t_ns
         for event in rank.chunk.events
@@ -126,7 +126,7 @@ def _steps(rank: Rank, last: bool) -> tuple[int | None, int | None, int | None]:
     """Begin of the first wait or step, end of the last step (`last`: or wait), and up to where
     every span that touches the time before it has ended."""
     steps, waits = (table_of(rank, kind) for kind in (layout.STEP, layout.DATA_WAIT))
-    begun = [int(t.start_ns.min()) for t in (steps, waits) if t is not None]
+    begun = [int(t.start_ns[0]) for t in (steps, waits) if t is not None]
     ended = [int(t.end_ns.max()) for t in ((steps, waits) if last else (steps,)) if t is not None]
     closed_ns = ended[0] if steps is not None else None
     exposed = table_of(rank, layout.EXPOSED)
