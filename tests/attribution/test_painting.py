@@ -1,0 +1,109 @@
+"""What the host was doing at every instant, beside the same found one instant at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+from builders import process, rank
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterprof.attribution.painting import paint, steps_of
+from clusterprof.probe import layout
+from clusterprof.timeline import intervals
+from clusterprof.timeline.model import (
+    PHASE_CHECKPOINT,
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    PHASE_EVAL,
+    PHASE_GC,
+    PHASE_H2D,
+    PHASE_NONE,
+    PHASE_STARTUP,
+    Rank,
+    SpanTable,
+)
+
+START, END = 5, 45
+KINDS = (
+    layout.STEP, layout.DATA_WAIT, layout.GC, layout.H2D, layout.EVAL, layout.CHECKPOINT,
+    layout.COMPILE,
+)  # fmt: skip
+Row = tuple[int, int, int, int]  # kind, start, end, worker (of a wait)
+rows_ = st.tuples(
+    st.sampled_from(KINDS), st.integers(0, 50), st.integers(0, 12), st.sampled_from([0, 201])
+).map(lambda row: (row[0], row[1], row[1] + row[2], row[3]))
+
+
+def table(rows: list[Row]) -> SpanTable:
+    """Spans of one kind; a step's number is its place among the steps."""
+    start, end, owner = (np.array(column, np.int64) for column in list(zip(*rows))[1:])
+    number = np.arange(len(rows), dtype=np.int64)
+    return SpanTable(start, end, number, owner, number, number, number)
+
+
+def painted_rank(rows: list[Row]) -> Rank:
+    """A rank with these spans, each kind sorted by start as the timeline gives them."""
+    by_kind: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row[1]):
+        by_kind.setdefault(row[0], []).append(row)
+    main = process(100, spans={kind: table(some) for kind, some in by_kind.items()})
+    return rank(1, main)
+
+
+def phase_at(rows: list[Row], t: int) -> int:
+    """The precedence of the taxonomy, written down."""
+    here = {(kind, kind == layout.DATA_WAIT and b != 0) for kind, s, e, b in rows if s <= t < e}
+    for kind, waits, phase in (
+        (layout.COMPILE, False, PHASE_STARTUP),
+        (layout.CHECKPOINT, False, PHASE_CHECKPOINT),
+        (layout.EVAL, False, PHASE_EVAL),
+        (layout.H2D, False, PHASE_H2D),
+        (layout.DATA_WAIT, True, PHASE_DATA_WAIT),
+        (layout.GC, False, PHASE_GC),
+        (layout.DATA_WAIT, False, PHASE_DATA_WAIT),
+        (layout.STEP, False, PHASE_COMPUTE),
+    ):
+        if (kind, waits) in here:
+            return phase
+    return PHASE_NONE
+
+
+def step_at(rows: list[Row], t: int) -> int:
+    """The step that began last, when it has not ended."""
+    steps = [row for row in sorted(rows, key=lambda row: row[1]) if row[0] == layout.STEP]
+    begun = [(number, end) for number, (_, start, end, _) in enumerate(steps) if start <= t]
+    return begun[-1][0] if begun and t < begun[-1][1] else -1
+
+
+@given(
+    st.lists(rows_, max_size=14),
+    st.lists(st.tuples(st.integers(5, 44), st.integers(1, 9)), max_size=6),
+)
+def test_every_instant_has_its_phase_step_and_window(
+    rows: list[Row], some: list[tuple[int, int]]
+) -> None:
+    set_ = intervals.union(
+        (np.array([s for s, _ in some], np.int64), np.array([s + n for s, n in some], np.int64))
+    )
+    windows = intervals.clip(set_, START, END)
+    one = painted_rank(rows)
+    painted = paint(one, START, END, windows)
+    assert painted.start_ns[0] == START
+    assert painted.end_ns[-1] == END
+    assert painted.start_ns[1:].tolist() == painted.end_ns[:-1].tolist()
+    step = steps_of(one, painted.start_ns, painted.begun)
+    window = np.where(painted.measured, painted.window, -1)
+    for row, (low, high) in enumerate(zip(painted.start_ns.tolist(), painted.end_ns.tolist())):
+        assert low < high
+        for t in range(low, high):
+            assert painted.phase[row] == phase_at(rows, t)
+            assert step[row] == step_at(rows, t)
+            assert window[row] == intervals.containing(np.array([t]), windows)[0]
+
+
+def test_every_edge_is_a_cut() -> None:
+    one = painted_rank([(layout.STEP, 6, 20, 0), (layout.STEP, 20, 30, 0), (layout.GC, 8, 9, 0)])
+    windows = (np.array([5, 15]), np.array([15, 25]))
+    painted = paint(one, START, END, windows)
+    assert painted.start_ns.tolist() == [5, 6, 8, 9, 15, 20, 25, 30]
+    assert painted.measured.tolist() == [True] * 6 + [False] * 2
