@@ -71,7 +71,10 @@ class SpanBuffer:
 
     def __init__(self) -> None:
         self._frames: list[Spans | PackedSpans] = []
-        self._owners: list[list[int]] = []  # of each part of each frame
+        # Of each part of each frame: whose it is, how many spans, the first one's sequence number.
+        self._owners: list[int] = []
+        self._sizes: list[int] = []
+        self._firsts: list[int] = []
         self._number: dict[int, int] = {}  # pid -> the number of its rows
         self._ticks: dict[int, int] = {}
         self._named: dict[int, set[int]] = {}  # number -> its kinds that are called "fetch"
@@ -83,10 +86,13 @@ class SpanBuffer:
 
     def add(self, spans: Spans | PackedSpans) -> None:
         """Take one frame; a process id that was given anew starts afresh."""
-        parts: Sequence[Any] = spans.parts if isinstance(spans, PackedSpans) else (spans,)
-        self._owners.append([self._owner(part.pid, part.started_ticks) for part in parts])
         self._frames.append(spans)
-        for part, number in zip(parts, self._owners[-1]):
+        parts: Sequence[Any] = spans.parts if isinstance(spans, PackedSpans) else (spans,)
+        for part in parts:
+            number = self._owner(part.pid, part.started_ticks)
+            self._owners.append(number)
+            self._sizes.append(part.rows if part is not spans else _count(spans))
+            self._firsts.append(part.first_sequence)
             if part.names and FETCH_NAME in part.names.values():
                 kinds = {kind for kind, name in part.names.items() if name == FETCH_NAME}
                 self._named[number] = self._named.get(number, set()) | kinds
@@ -170,11 +176,10 @@ class SpanBuffer:
     def _joined(self) -> _Rows:
         """What was handed out lately, what waited, and what came, in shared memory."""
         frames, self._frames = self._frames, []
-        owners, self._owners = self._owners, []
+        owners, sizes, firsts = self._owners, self._sizes, self._firsts
+        self._owners, self._sizes, self._firsts = [], [], []
         before = self._recent.owner.size
         waiting = before + self._waiting.owner.size
-        parts = [part for one in frames for part in _parts(one)]
-        sizes = [rows for rows, _ in parts]
         count = waiting + sum(sizes)
         if count > self._scratch.shape[1]:
             self._scratch = np.zeros((_SEQUENCE + 1, count + count // 4), np.int64)
@@ -183,26 +188,24 @@ class SpanBuffer:
         table[:, before:waiting] = self._waiting.table
         new = table[:, waiting:]
         _write(frames, new[:_SEQUENCE])
-        first = np.array([sequence for _, sequence in parts], np.int64)
+        first = np.array(firsts, np.int64)
         at = np.cumsum([0, *sizes[:-1]])
         new[_SEQUENCE] = np.arange(new.shape[1])
         new[_SEQUENCE] += np.repeat(first - at[: first.size], sizes)
-        came = np.repeat(np.array([n for one in owners for n in one], np.int64), sizes)
+        came = np.repeat(np.array(owners, np.int64), sizes)
         return _Rows(table, np.concatenate([self._recent.owner, self._waiting.owner, came]))
 
 
-def _parts(one: Spans | PackedSpans) -> list[tuple[int, int]]:
-    """(number of spans, first sequence number) of each process in a frame."""
-    if isinstance(one, PackedSpans):
-        return [(part.rows, part.first_sequence) for part in one.parts]
-    return [(len(one.columns["start_ns"]), one.first_sequence)]
+def _count(one: Spans | PackedSpans) -> int:
+    """How many spans a frame holds."""
+    return one.rows if isinstance(one, PackedSpans) else len(one.columns["start_ns"])
 
 
 def _write(frames: Iterable[Spans | PackedSpans], table: Int) -> None:
     past = 0
     for packed, some in groupby(frames, lambda one: isinstance(one, PackedSpans)):
         run = list(some)
-        first, past = past, past + sum(rows for one in run for rows, _ in _parts(one))
+        first, past = past, past + sum(map(_count, run))
         if packed:
             unfold([one for one in run if isinstance(one, PackedSpans)], table[:, first:past])
             continue
