@@ -38,6 +38,7 @@ COMPILE = 13
 LOADER_START = 14
 HOOK_NOTE = 15
 WORKER_START = 16
+EXPOSED_COLLECTIVE = 17
 FIRST_USER_KIND = 64
 
 KIND_NAMES = {
@@ -57,7 +58,33 @@ KIND_NAMES = {
     LOADER_START: "loader_start",
     HOOK_NOTE: "hook_note",
     WORKER_START: "worker_start",
+    EXPOSED_COLLECTIVE: "exposed_collective",
 }
+
+# Field d of a collective span (docs/design.md, section 12): the operation, its form, the peer.
+ALL_REDUCE = 1
+ALL_GATHER = 2
+REDUCE_SCATTER = 3
+BROADCAST = 4
+REDUCE = 5
+GATHER = 6
+SCATTER = 7
+ALL_TO_ALL = 8
+BARRIER = 9
+SEND = 10
+RECV = 11
+GRADIENTS = 12
+OTHER_OPERATION = 15
+OPERATION_MASK = 0xFF
+
+BLOCKING = 0
+ISSUE = 1
+WAIT = 2
+FORM_SHIFT = 8
+FORM_MASK = 0xF
+
+PEER_SHIFT = 16
+PEER_MASK = 0xFFFFFFFF
 
 # Launcher variables that a registration keeps (docs/design.md, section 3).
 VARIABLES = (

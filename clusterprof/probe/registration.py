@@ -6,7 +6,7 @@ name and renamed, so that a reader never meets half of one.
 
 import json
 import os
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence
 
 from . import layout
 
@@ -67,6 +67,19 @@ def register(problem: str = "") -> None:
         content["problem"] = _problem
     try:
         _write("register", str(os.getpid()), content)
+    except OSError:
+        pass
+
+
+def announce_group(group: int, ranks: Sequence[int]) -> None:
+    """Tell the recorder which global ranks make up a group of the job; best effort as above."""
+    from . import ring
+
+    if ring.helper:
+        return
+    pid = os.getpid()
+    try:
+        _write("groups", "%d.%d" % (pid, group), {"pid": pid, "group": group, "ranks": ranks})
     except OSError:
         pass
 
