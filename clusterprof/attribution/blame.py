@@ -1,0 +1,228 @@
+"""Blame across ranks: every nanosecond that ranks stood still in operations, felt and caused.
+
+    durations since each rank's previous operation  ─┐
+    when it came and left, on its own clock         ─┴─>  wait ─> excess ─> charges ─> books
+                                                          transfer ────────────────>
+
+A wait goes to the last to arrive, and there to what it had spent more of since both last left an
+operation together (`blame_together`, `blame_excess`); an excess of waiting elsewhere is handed on
+(`blame_chains`). The rest of the time in an operation is transfer. Blocks of operations go in one
+after the other with what is kept of those before; the cut changes no nanosecond.
+
+Everything is relative to each rank's own clock: no common clock is needed, and none is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterprof.attribution import blame_chains, blame_excess
+from clusterprof.attribution.blame_chains import Charges
+from clusterprof.attribution.blame_rows import (
+    Lookup,
+    Rows,
+    is_pair,
+    joined,
+    kept,
+    last_to_arrive,
+    looked_up,
+    no_rows,
+)
+from clusterprof.attribution.blame_together import last_together
+from clusterprof.timeline.model import Int
+from clusterprof.timeline.operations import Operations
+
+NOBODY = -1
+"""The culprit of transfers, and of what a rank that was not recorded may have caused."""
+WORK = "work"
+IMBALANCE, SLOW_COMPUTE = "sync-imbalance", "sync-slow-compute"
+TRANSFER, UNKNOWN_PEER, UNKNOWN = "net-transfer", "sync-unknown-peer", "unattributed"
+OWN = (IMBALANCE, SLOW_COMPUTE, TRANSFER, UNKNOWN_PEER, UNKNOWN)
+"""The causes that blame adds to the categories, in this order; the first stands for work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """What the next block needs of those before."""
+
+    rows: Rows
+    charges: Charges
+    operations: int
+    """How many there were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """One block: who is charged for which wait, entry by entry, and what was transfer."""
+
+    row: Int
+    """Row of the block's `Operations`, ascending."""
+    culprit: Int
+    cause: Int
+    """Index into `causes(categories)`."""
+    ns: Int
+    transfer_ns: Int
+    """Per row of the block: time blocked that was no wait."""
+    transfer_cause: Int
+    """Per row: `net-transfer`, or `sync-unknown-peer` where a member was not seen."""
+    last: Int
+    """Per operation: the rank that came last, `NOBODY` when only one was seen."""
+    recoverable_ns: Int
+    """Per operation: how much earlier it would have gone on had the last come with the second."""
+    co_late: Int
+    """Per operation: others that came in the later half of the time between first and last."""
+
+
+def causes(categories: Sequence[str]) -> tuple[str, ...]:
+    """Return the names behind the numbers; the last category is work and splits in two."""
+    if not categories or categories[-1] != WORK:
+        raise ValueError(f"the last category must be {WORK!r}, not {list(categories)[-1:]}")
+    return (*categories[:-1], *OWN)
+
+
+def spent_until(ops: Operations, since_leaving: Int, base: Int | None = None) -> tuple[Int, Int]:
+    """Turn durations since each rank's previous operation into sums at arriving and at leaving.
+
+    For blocking operations, in which nothing is spent. `since_leaving` is n x K; `base` holds per
+    rank what it had spent before this block, and is moved on in place.
+    """
+    order = np.lexsort((ops.leave_ns, ops.rank))
+    rank = ops.rank[order]
+    opens = np.ones(rank.size, np.bool_)
+    opens[1:] = rank[1:] != rank[:-1]
+    values = np.rint(since_leaving[order]).astype(np.int64)
+    sums = np.cumsum(values, axis=0)
+    start = np.flatnonzero(opens)
+    sums -= np.repeat(sums[start] - values[start], np.diff([*start, rank.size]), axis=0)
+    if base is not None:
+        sums += base[rank]
+        ends = np.append(start[1:], rank.size)[: start.size] - 1
+        base[rank[ends]] = sums[ends]
+    out = np.empty_like(sums)
+    out[order] = sums
+    return out, out
+
+
+def settle_waits(
+    ops: Operations, at_arrive: Int, at_leave: Int, ranks: int, carry: Carry | None = None
+) -> tuple[Blamed, Carry]:
+    """Blame one block of operations; pass what comes back second to the next block.
+
+    `at_arrive` and `at_leave` are int64[n, K]: what each rank had spent by then, by category, since
+    some instant of its own, the last column being work.
+    """
+    if carry is None:
+        none = np.zeros(0, np.int64)
+        carry = Carry(no_rows(at_arrive.shape[1]), Charges(none, none, none), 0)
+    if not ops.team.size:
+        return _nothing(), carry
+    shortest, last = last_to_arrive(ops)
+    rows = joined(carry.rows, ops, carry.operations, at_arrive, at_leave, shortest)
+    fresh = carry.rows.op.size
+    look, habits = blame_excess.with_habits(looked_up(rows, fresh, ranks))
+    op = rows.op[fresh:] - carry.operations
+    waiting = fresh + np.flatnonzero(rows.wait_ns[fresh:] > 0)
+    awaited = fresh + last[op[waiting - fresh]]
+    ledger = _charged(look, habits, ops, waiting, awaited, carry)
+    charges = ledger.all()
+    keep = kept(look)
+    after = Carry(keep, _kept_charges(look, keep, charges), carry.operations + ops.team.size)
+    new = charges.row >= fresh
+    width = at_arrive.shape[1] - 1 + len(OWN)
+    unseen = ~ops.complete | (np.diff(ops.first) < 2)
+    cause = np.where(unseen, _number(width, UNKNOWN_PEER), _number(width, TRANSFER))
+    blamed = Blamed(
+        charges.row[new] - fresh,
+        charges.key[new] // width - 1,
+        charges.key[new] % width,
+        charges.ns[new],
+        look.rows.transfer_ns[fresh:],
+        cause[op],
+        np.where(np.diff(ops.first) > 1, ops.rank[last], NOBODY),
+        *_gain(ops, shortest),
+    )
+    return blamed, after
+
+
+def _number(width: int, name: str) -> int:
+    return width - len(OWN) + OWN.index(name)
+
+
+def _charged(
+    look: Lookup,
+    habits: blame_excess.Habits,
+    ops: Operations,
+    waiting: Int,
+    awaited: Int,
+    carry: Carry,
+) -> blame_chains.Ledger:
+    """Charge every wait of the block; the ledger holds those of earlier blocks too."""
+    rows = look.rows
+    width = rows.at_arrive.shape[1] - 1 + len(OWN)
+    wait = rows.wait_ns[waiting]
+    mine, theirs = last_together(look, waiting, awaited)
+    compared = mine >= 0
+    shares = np.zeros((waiting.size, rows.at_arrive.shape[1] + 2), np.int64)
+    pairs = [column[compared] for column in (waiting, awaited, mine, theirs)]
+    more = blame_excess.excess(look, *pairs)
+    shares[compared] = blame_excess.shared(wait[compared], more)
+    work = np.zeros(waiting.size, np.int64)
+    due = np.minimum(blame_excess.expected_work(look, habits, *pairs[:3]), more[:, -3])
+    of_work = shares[compared, -3]
+    work[compared] = np.rint(of_work * (due / np.maximum(more[:, -3], 1))).astype(np.int64)
+    table = np.zeros((waiting.size, width), np.int64)
+    table[:, : -len(OWN)] = shares[:, :-3]
+    table[:, _number(width, IMBALANCE)] = work
+    table[:, _number(width, SLOW_COMPUTE)] = shares[:, -3] - work
+    table[:, _number(width, TRANSFER)] = shares[:, -2]
+    rest = wait - shares.sum(axis=1)
+    sends = is_pair(ops.operation)[rows.op[waiting] - carry.operations]
+    table[:, _number(width, TRANSFER)] += np.where(sends & compared, rest, 0)
+    table[:, _number(width, UNKNOWN)] += np.where(sends & compared, 0, rest)
+    at, cause = np.nonzero(table)
+    culprit = np.where(cause == _number(width, TRANSFER), NOBODY, rows.rank[awaited[at]])
+    # Nothing left together, and it may itself have waited elsewhere: nobody can be named.
+    blind = ~compared & (look.before[awaited] >= 0)
+    culprit[blind[at]] = NOBODY
+    own = Charges(waiting[at], (culprit + 1) * width + cause, table[at, cause])
+    ledger = blame_chains.Ledger(_joined(carry.charges, own), rows.op.size)
+    some = np.flatnonzero(shares[:, -1] > 0)
+    handed = blame_chains.Handed(waiting[some], shares[some, -1], awaited[some], theirs[some])
+    blame_chains.hand_on(look, handed, ledger, _number(width, UNKNOWN))
+    return ledger
+
+
+def _joined(old: Charges, new: Charges) -> Charges:
+    return Charges(*(np.concatenate(pair) for pair in zip(old, new)))
+
+
+def _kept_charges(look: Lookup, keep: Rows, charges: Charges) -> Charges:
+    """Number the charges of the kept rows as these will be numbered."""
+    op_rank = keep.op * look.ranks + keep.rank
+    number = np.full(look.rows.op.size, -1, np.int64)
+    number[np.searchsorted(look.key, op_rank)] = np.arange(op_rank.size)
+    row = number[charges.row]
+    return Charges(*(column[row >= 0] for column in (row, charges.key, charges.ns)))
+
+
+def _gain(ops: Operations, shortest: Int) -> tuple[Int, Int]:
+    """Return how much the last to arrive alone delayed each operation, and who was late with it."""
+    stay = ops.leave_ns - ops.arrive_ns
+    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
+    longest = np.maximum.reduceat(stay, ops.first[:-1])
+    _, last = last_to_arrive(ops)
+    others = stay.copy()
+    others[last] = np.iinfo(np.int64).max
+    second = np.minimum.reduceat(others, ops.first[:-1])
+    alone = np.diff(ops.first) < 2
+    late = 2 * (stay - shortest[op]) < (longest - shortest)[op]
+    late[last] = False
+    count = np.bincount(op[late], minlength=ops.team.size)
+    return np.where(alone, 0, second - shortest), count
+
+
+def _nothing() -> Blamed:
+    return Blamed(*(np.zeros(0, np.int64) for _ in range(9)))
