@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from synthetic.jobs import MS, WORK, Fault, Job, World, pairs_and_planes, pass_on
 
@@ -66,16 +68,21 @@ def pipeline(
     stages: int = 4,
     batches: int = 4,
 ) -> Job:
-    """Batches go forward through all stages, then back; then each stage reduces over replicas."""
+    """Batches go forward through all stages, then back; then each stage reduces over replicas.
+
+    A fault strikes the work of each batch: one that strikes a stage while it has nothing to do yet
+    would cost nobody anything.
+    """
     world = World(ranks, faults, seed)
     grid, planes, teams = pairs_and_planes(ranks, stages)
     for _ in range(steps):
-        strike_all(world, sizes_ns, odds)
         for order in (range(stages), range(stages - 1, -1, -1)):
             path = list(order)
             for _ in range(batches):
                 for here, there in zip(path, path[1:] + [None]):
                     work(world, 10 * MS, jitter_ns, grid[:, here])
+                    at_stage = [n for n, fault in enumerate(faults) if fault.rank % stages == here]
+                    strike_all(world, sizes_ns, odds, at_stage)
                     if there is not None:
                         pass_on(world, grid, here, there, MS // 10)
         world.meet(planes, teams, 5 * MS)
@@ -89,11 +96,13 @@ def work(world: World, ns: int, jitter_ns: int, who: np.ndarray | None = None) -
     world.spend(ns + np.zeros(who.size, np.int64) + extra, WORK, who)
 
 
-def strike_all(world: World, sizes_ns: tuple[int, ...], odds: float) -> None:
+def strike_all(
+    world: World, sizes_ns: tuple[int, ...], odds: float, which: Sequence[int] | None = None
+) -> None:
     """Let each fault happen, or not."""
-    for number, ns in enumerate(sizes_ns):
+    for number in range(len(sizes_ns)) if which is None else which:
         if odds >= 1 or world.random.random() < odds:
-            world.strike(number, ns)
+            world.strike(number, sizes_ns[number])
 
 
 LAYOUTS = {"data parallel": data_parallel, "nodes and world": nodes_and_world, "pipeline": pipeline}
@@ -103,8 +112,8 @@ def any_fault(layout: str, ranks: int, seed: int, steps: int = 20, jitter: float
     """One fault of a random rank, cause and size: 10 to 100 % of a step's work, 1 in 2 or always."""
     random = np.random.default_rng(seed)
     fault = Fault(int(random.integers(ranks)), int(random.integers(WORK + 1)))
-    size = int(random.integers(5 * MS, 50 * MS))
-    odds = float(random.choice([0.5, 1.0]))
     length = 10 * MS if layout == "pipeline" else 50 * MS
+    size = int(random.integers(length // 10, length))
+    odds = float(random.choice([0.5, 1.0]))
     make = LAYOUTS[layout]
     return make(ranks, (fault,), (size,), steps, int(jitter * length), seed, odds)
