@@ -30,6 +30,7 @@ from clusterprof.attribution.blame_rows import (
     last_to_arrive,
     looked_up,
     no_rows,
+    shortest_stay,
 )
 from clusterprof.attribution.blame_together import last_together
 from clusterprof.timeline.model import Int
@@ -119,10 +120,11 @@ def settle_waits(
         carry = Carry(no_rows(at_arrive.shape[1]), Charges(none, none, none), 0)
     if not ops.team.size:
         return _nothing(), carry
-    shortest, last = last_to_arrive(ops)
+    shortest = shortest_stay(ops)
     rows = joined(carry.rows, ops, carry.operations, at_arrive, at_leave, shortest)
     fresh = carry.rows.op.size
     look, habits = blame_excess.with_habits(looked_up(rows, fresh, ranks))
+    last = last_to_arrive(ops, shortest, look)
     op = rows.op[fresh:] - carry.operations
     waiting = fresh + np.flatnonzero(rows.wait_ns[fresh:] > 0)
     awaited = fresh + last[op[waiting - fresh]]
@@ -142,7 +144,7 @@ def settle_waits(
         look.rows.transfer_ns[fresh:],
         cause[op],
         np.where(np.diff(ops.first) > 1, ops.rank[last], NOBODY),
-        *_gain(ops, shortest),
+        *_gain(ops, shortest, last),
     )
     return blamed, after
 
@@ -208,12 +210,11 @@ def _kept_charges(look: Lookup, keep: Rows, charges: Charges) -> Charges:
     return Charges(*(column[row >= 0] for column in (row, charges.key, charges.ns)))
 
 
-def _gain(ops: Operations, shortest: Int) -> tuple[Int, Int]:
+def _gain(ops: Operations, shortest: Int, last: Int) -> tuple[Int, Int]:
     """Return how much the last to arrive alone delayed each operation, and who was late with it."""
     stay = ops.leave_ns - ops.arrive_ns
     op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
     longest = np.maximum.reduceat(stay, ops.first[:-1])
-    _, last = last_to_arrive(ops)
     others = stay.copy()
     others[last] = np.iinfo(np.int64).max
     second = np.minimum.reduceat(others, ops.first[:-1])

@@ -33,9 +33,7 @@ class Books:
         """Add a block."""
         rank, row = ops.rank, blamed.row
         self.felt_ns += _summed(rank[row], blamed.cause, blamed.ns, self.felt_ns.shape)
-        self.felt_ns += _summed(
-            rank, blamed.transfer_cause, blamed.transfer_ns, self.felt_ns.shape
-        )
+        self.felt_ns += _summed(rank, blamed.transfer_cause, blamed.transfer_ns, self.felt_ns.shape)
         self.caused_ns += _summed(blamed.culprit, blamed.cause, blamed.ns, self.caused_ns.shape)
         nobody = np.full(rank.size, NOBODY)
         self.caused_ns += _summed(
@@ -44,7 +42,7 @@ class Books:
         wait = (ops.blocked_ns - blamed.transfer_ns)[row]
         op = np.searchsorted(ops.first, row, side="right") - 1
         gain = np.minimum(blamed.recoverable_ns[op], wait)
-        gain = np.floor(blamed.ns * (gain / np.maximum(wait, 1))).astype(np.int64)
+        gain = np.rint(blamed.ns * (gain / np.maximum(wait, 1))).astype(np.int64)
         self.recoverable_ns += _summed(blamed.culprit, blamed.cause, gain, self.caused_ns.shape)
         known = blamed.last >= 0
         np.add.at(self.last, blamed.last[known], 1)

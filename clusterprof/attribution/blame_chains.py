@@ -8,6 +8,7 @@ are handled together.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -122,7 +123,7 @@ def _batches(look: Lookup, handed: Handed) -> list[tuple[int, int]]:
             cuts.append(int(opens[place]))
             current = number
     edges = [0, *cuts, op.size]
-    return list(zip(edges[:-1], edges[1:]))
+    return list(itertools.pairwise(edges))
 
 
 def _one_batch(look: Lookup, handed: Handed, ledger: Ledger, nobody: int) -> Charges:
@@ -179,6 +180,8 @@ def _remainders(share: Int, rest: np.ndarray, wanted: Int, whole: Int) -> Int:
     more = np.zeros(share.size, np.int64)
     lacking = missing[ranked]
     # Floats may be off by more than one; the first of the largest remainders takes that too.
-    extra = np.where(number == 0, np.sign(lacking) * np.maximum(np.abs(lacking) - count[ranked], 0), 0)
+    extra = np.where(
+        number == 0, np.sign(lacking) * np.maximum(np.abs(lacking) - count[ranked], 0), 0
+    )
     more[order] = np.where(number < np.abs(lacking), np.sign(lacking), 0) + extra
     return more

@@ -109,9 +109,7 @@ def shared(wait_ns: Int, excess_ns: Int) -> Int:
     return whole
 
 
-def expected_work(
-    look: Lookup, habits: Habits, waiting: Int, awaited: Int, mine: Int
-) -> Int:
+def expected_work(look: Lookup, habits: Habits, waiting: Int, awaited: Int, mine: Int) -> Int:
     """Return how much more work the awaited rank was expected to have, from its habit."""
     rows = look.rows
     own = np.maximum(rows.at_arrive[waiting, -1] - rows.at_leave[mine, -1], 0)

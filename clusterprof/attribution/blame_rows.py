@@ -84,19 +84,28 @@ class Lookup:
         return np.where((op >= 0) & (self.key[at] == wanted), at, -1)
 
 
-def last_to_arrive(ops: Operations) -> tuple[Int, Int]:
-    """Return per operation the shortest stay, and the row of the member that stayed so short.
+def shortest_stay(ops: Operations) -> Int:
+    """Return per operation how long the last to arrive stayed, on its own clock.
 
-    All leave together, so who stayed shortest came last: no common clock is needed. Of members that
-    stayed equally short the one with the lower number is taken.
+    All leave together, so who stayed shortest came last: no common clock is needed.
     """
-    stay = ops.leave_ns - ops.arrive_ns
-    shortest = np.minimum.reduceat(stay, ops.first[:-1])
-    size = np.diff(ops.first)
-    rows = np.flatnonzero(stay == np.repeat(shortest, size))
+    return np.minimum.reduceat(ops.leave_ns - ops.arrive_ns, ops.first[:-1])
+
+
+def last_to_arrive(ops: Operations, shortest: Int, look: Lookup) -> Int:
+    """Return per operation the row of the member that came last.
+
+    Of members that came together the one that had waited least in its operation before is taken
+    (the others may have left that together with it, having waited for it), then the lowest rank.
+    """
+    rows = np.flatnonzero(ops.leave_ns - ops.arrive_ns == np.repeat(shortest, np.diff(ops.first)))
     op = np.searchsorted(ops.first, rows, side="right") - 1
-    _, one = np.unique(op, return_index=True)
-    return shortest, rows[one]
+    if rows.size > shortest.size:
+        before = look.before[look.fresh + rows]
+        waited = np.where(before >= 0, look.rows.wait_ns[look.by_rank[before]], 0)
+        order = np.lexsort((rows, waited, op))
+        rows, op = rows[order], op[order]
+    return rows[np.searchsorted(op, np.arange(shortest.size))]
 
 
 def joined(

@@ -21,6 +21,7 @@ carry it (docs/design.md, section 12). It orders what happened on different node
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -163,18 +164,16 @@ def _widest(rows: _Leaves, component: Int) -> Int | None:
     return np.flatnonzero(chosen[op])
 
 
-def _middle(operation: Int, values: Int | Float) -> Float:
+def _middle(operation: Int, values: Int) -> Int:
     """For each row the median of the values of its operation."""
     order = np.lexsort((values, operation))
     _, first, inverse, count = np.unique(
         operation[order], return_index=True, return_inverse=True, return_counts=True
     )
-    base = values[order][first]  # medians of differences: int64 times would lose ns as floats
-    low = values[order][first + (count - 1) // 2] - base
-    high = values[order][first + count // 2] - base
-    out = np.empty(operation.size, np.float64 if values.dtype.kind == "f" else np.int64)
-    middle = base + (low + high) // 2
-    out[order] = middle[inverse]
+    low = values[order][first + (count - 1) // 2]
+    high = values[order][first + count // 2]
+    out = np.empty(operation.size, np.int64)
+    out[order] = (low + (high - low) // 2)[inverse]
     return out
 
 
@@ -208,7 +207,7 @@ def _reached(rows: _Leaves, lines: list[Line | None], component: Int, number: in
 def _fitted(
     rows: _Leaves,
     seed: Int,
-    ahead_ns: Int | Float,
+    ahead_ns: Int,
     inherited_ns: float,
     lines: list[Line | None],
     component: Int,
@@ -225,14 +224,14 @@ def _fitted(
     return out
 
 
-def line_through(t_ns: Int, ahead_ns: Int | Float, inherited_ns: float = 0.0) -> Line:
+def line_through(t_ns: Int, ahead_ns: Int, inherited_ns: float = 0.0) -> Line:
     """Join medians of about a minute each; at least two when there are operations enough."""
     order = np.argsort(t_ns, kind="stable")
-    t_ns, ahead_ns = t_ns[order], np.asarray(ahead_ns)[order]
+    t_ns, ahead_ns = t_ns[order], ahead_ns[order]
     span_ns = int(t_ns[-1] - t_ns[0])
     parts = min(max(2, span_ns // KNOT_NS), t_ns.size // FEWEST)
     edges = np.linspace(0, t_ns.size, max(1, parts) + 1).astype(np.int64)
-    pieces = [slice(a, b) for a, b in zip(edges[:-1], edges[1:])]
+    pieces = [slice(a, b) for a, b in itertools.pairwise(edges)]
     knots = np.array([int(np.median(t_ns[p] - t_ns[0])) + int(t_ns[0]) for p in pieces])
     base = int(ahead_ns[0])
     values = np.array([float(np.median(ahead_ns[p] - base)) + base for p in pieces])
@@ -258,6 +257,6 @@ def _straight(t_ns: Int, values: Float) -> Float:
 
 
 def _spread(rest: Float) -> float:
-    """Width of the middle eight tenths of what single operations say, and more when they are few."""
+    """Width of the middle eight tenths of what operations say, and more when they are few."""
     low, high = np.quantile(rest, (0.1, 0.9))
     return float(high - low) * (1 + 2 * FEWEST / rest.size)

@@ -79,7 +79,7 @@ def pipeline(
         for order in (range(stages), range(stages - 1, -1, -1)):
             path = list(order)
             for _ in range(batches):
-                for here, there in zip(path, path[1:] + [None]):
+                for here, there in zip(path, [*path[1:], None]):
                     work(world, 10 * MS, jitter_ns, grid[:, here])
                     at_stage = [n for n, fault in enumerate(faults) if fault.rank % stages == here]
                     strike_all(world, sizes_ns, odds, at_stage)
@@ -109,7 +109,7 @@ LAYOUTS = {"data parallel": data_parallel, "nodes and world": nodes_and_world, "
 
 
 def any_fault(layout: str, ranks: int, seed: int, steps: int = 20, jitter: float = 0.02) -> Job:
-    """One fault of a random rank, cause and size: 10 to 100 % of a step's work, 1 in 2 or always."""
+    """One fault of a random rank and cause, 10 to 100 % of a step's work, 1 in 2 or always."""
     random = np.random.default_rng(seed)
     fault = Fault(int(random.integers(ranks)), int(random.integers(WORK + 1)))
     length = 10 * MS if layout == "pipeline" else 50 * MS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ def booked(job: Job, cuts: tuple[int, ...] = ()) -> Books:
     """Blame a job in blocks that begin at the given operations."""
     books, carry = Books(job.ranks, CATEGORIES), None
     edges = [0, *sorted(cuts), job.ops.team.size]
-    for begin, end in zip(edges[:-1], edges[1:]):
+    for begin, end in itertools.pairwise(edges):
         ops = job.ops.cut(begin, end)
         spent = job.spent[job.ops.first[begin] : job.ops.first[end]]
         blamed, carry = settle_waits(ops, spent, spent, job.ranks, carry)
