@@ -40,7 +40,7 @@ class Books:
             nobody, blamed.transfer_cause, blamed.transfer_ns, self.caused_ns.shape
         )
         wait = (ops.blocked_ns - blamed.transfer_ns)[row]
-        op = np.searchsorted(ops.first, row, side="right") - 1
+        op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))[row]
         gain = np.minimum(blamed.recoverable_ns[op], wait)
         gain = np.rint(blamed.ns * (gain / np.maximum(wait, 1))).astype(np.int64)
         self.recoverable_ns += _summed(blamed.culprit, blamed.cause, gain, self.caused_ns.shape)

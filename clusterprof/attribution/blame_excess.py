@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clusterprof.attribution.blame_rows import LOOK_BACK, Lookup
+from clusterprof.attribution.blame_rows import Lookup
 from clusterprof.timeline.model import Int
 
 HABIT = 32
@@ -36,13 +36,10 @@ class Habits(NamedTuple):
 def with_habits(look: Lookup) -> tuple[Lookup, Habits]:
     """Count how much work each rank usually brings to each of its teams."""
     rows = look.rows
-    order = np.lexsort((rows.op, rows.rank, rows.team))
-    follows = np.zeros(order.size, np.bool_)
-    now, last = order[1:], order[:-1]
-    follows[1:] = (rows.rank[now] == rows.rank[last]) & (rows.team[now] == rows.team[last])
-    follows[1:] &= rows.ordinal[now] - rows.ordinal[last] <= LOOK_BACK
-    work = np.zeros(order.size, np.int64)
-    work[1:] = np.maximum(rows.at_arrive[now, -1] - rows.at_leave[last, -1], 0)
+    order = look.by_team
+    last = look.previous[order]
+    follows = last >= 0
+    work = np.maximum(rows.at_arrive[order, -1] - rows.at_leave[last, -1], 0)
     work[~follows] = 0
     start = np.flatnonzero(~follows)[np.cumsum(~follows) - 1]
     old = order < look.fresh

@@ -76,6 +76,10 @@ class Lookup:
     """Where each row stands in `by_rank`."""
     before: Int
     """Place of the rank's last row that it had left when it arrived here; -1 = none."""
+    by_team: Int
+    """Rows sorted by team, then by rank, then by operation."""
+    previous: Int
+    """Row of the rank's operation before in the same team; -1 = none, or forgotten."""
 
     def row_of(self, op: Int, rank: Int) -> Int:
         """Return the row of a rank in an operation, -1 where it took no part or is forgotten."""
@@ -151,7 +155,18 @@ def looked_up(rows: Rows, fresh: int, ranks: int) -> Lookup:
     before[before < start] = -1
     found = np.empty_like(before)
     found[by_rank] = before
-    return Lookup(rows, fresh, rows.op * ranks + rows.rank, ranks, by_rank, place, found)
+    key = rows.op * ranks + rows.rank
+    return Lookup(rows, fresh, key, ranks, by_rank, place, found, *_by_team(rows))
+
+
+def _by_team(rows: Rows) -> tuple[Int, Int]:
+    order = np.lexsort((rows.op, rows.rank, rows.team))
+    now, last = order[1:], order[:-1]
+    same = (rows.rank[now] == rows.rank[last]) & (rows.team[now] == rows.team[last])
+    same &= rows.ordinal[now] - rows.ordinal[last] <= LOOK_BACK
+    previous = np.full(order.size, -1, np.int64)
+    previous[now[same]] = last[same]
+    return order, previous
 
 
 def _carried(value: Int, so_far: Int, order: Int, start: Int, old: NDArray[np.bool_]) -> Int:

@@ -74,8 +74,16 @@ def last_together(look: Lookup, waiting: Int, awaited: Int) -> tuple[Int, Int]:
     `waiting` are rows of those who waited, `awaited` of those they waited for; -1 when none is
     known. Both must have left it before they arrived, not more than `LOOK_BACK` operations ago.
     """
+    # Mostly both took part in the last operation of their team.
+    mine, theirs = look.previous[waiting], look.previous[awaited]
+    good = (mine >= 0) & (theirs >= 0) & (look.rows.op[mine] == look.rows.op[theirs])
+    good &= _left(look, mine, waiting) & _left(look, theirs, awaited)
+    some = np.flatnonzero(~good)
+    if not some.size and not _several_teams(look):
+        return mine, theirs
     teams = Teams(look)
-    mine, theirs = _left_by_both(look, teams, teams.of_row(waiting), waiting, awaited)
+    team = teams.of_row(waiting[some])
+    mine[some], theirs[some] = _left_by_both(look, teams, team, waiting[some], awaited[some])
     if teams.most < 2:
         return mine, theirs
     rank, other = look.rows.rank[waiting], look.rows.rank[awaited]
@@ -91,6 +99,14 @@ def last_together(look: Lookup, waiting: Int, awaited: Int) -> tuple[Int, Int]:
         later = (b >= 0) & (look.place[np.maximum(b, 0)] > left)
         mine[some[later]], theirs[some[later]] = a[later], b[later]
     return mine, theirs
+
+
+def _several_teams(look: Lookup) -> bool:
+    """True when a rank is in more than one team."""
+    rank, team = look.rows.rank[look.by_team], look.rows.team[look.by_team]
+    opens = np.ones(rank.size, np.bool_)
+    opens[1:] = (rank[1:] != rank[:-1]) | (team[1:] != team[:-1])
+    return bool(np.bincount(rank[opens]).max(initial=0) > 1)
 
 
 def _left_by_both(

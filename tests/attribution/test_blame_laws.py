@@ -74,7 +74,6 @@ def test_the_cut_into_blocks_changes_nothing(job: Job, cuts: list[int]) -> None:
 def test_nor_does_it_when_most_is_forgotten(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blame_rows, "LOOK_BACK", 9)
     monkeypatch.setattr("clusterprof.attribution.blame_together.LOOK_BACK", 9)
-    monkeypatch.setattr("clusterprof.attribution.blame_excess.LOOK_BACK", 9)
     job = LAYOUTS[layout](8, (Fault(3, 0),), (4 * MS,), jitter_ns=MS // 2)
     whole, cut = booked(job), booked(job, tuple(range(1, job.ops.team.size, 3)))
     np.testing.assert_array_equal(cut.caused_ns, whole.caused_ns)

@@ -80,6 +80,7 @@ class World:
     ) -> None:
         self.random = np.random.default_rng(seed)
         self.ranks, self.faults, self.late_ns = ranks, faults, late_ns
+        self.decoy = -1
         self.t = np.zeros(ranks, np.int64)
         self.delay = np.zeros((ranks, len(faults)), np.int64)
         self.spent = np.zeros((ranks, len(CATEGORIES)), np.int64)

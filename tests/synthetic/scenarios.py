@@ -9,6 +9,8 @@ from synthetic.jobs import MS, WORK, Fault, Job, World, pairs_and_planes, pass_o
 
 WORLD_TEAM = 999_999
 NODE_RANKS = 8
+LOADING = 0
+JITTER = 0.02
 
 
 def data_parallel(
@@ -19,11 +21,13 @@ def data_parallel(
     jitter_ns: int = 0,
     seed: int = 0,
     odds: float = 1.0,
+    decoy: int = -1,
     work_ns: int = 50 * MS,
     late_ns: int = 0,
 ) -> Job:
     """One all-reduce a step over all ranks; each fault strikes in a step with these odds."""
     world = World(ranks, faults, seed, late_ns)
+    world.decoy = decoy
     everyone = np.arange(ranks)[None, :]
     for _ in range(steps):
         work(world, work_ns, jitter_ns)
@@ -40,12 +44,14 @@ def nodes_and_world(
     jitter_ns: int = 0,
     seed: int = 0,
     odds: float = 1.0,
+    decoy: int = -1,
 ) -> Job:
     """An exchange within each node after every half step, one over all ranks at its end.
 
     A slow rank delays its node, its node delays the world: a chain in every step.
     """
     world = World(ranks, faults, seed)
+    world.decoy = decoy
     nodes = np.arange(ranks).reshape(-1, min(NODE_RANKS, ranks // 2))
     everyone = np.arange(ranks)[None, :]
     for _ in range(steps):
@@ -65,6 +71,7 @@ def pipeline(
     jitter_ns: int = 0,
     seed: int = 0,
     odds: float = 1.0,
+    decoy: int = -1,
     stages: int = 4,
     batches: int = 4,
 ) -> Job:
@@ -74,6 +81,7 @@ def pipeline(
     would cost nobody anything.
     """
     world = World(ranks, faults, seed)
+    world.decoy = decoy
     grid, planes, teams = pairs_and_planes(ranks, stages)
     for _ in range(steps):
         for order in (range(stages), range(stages - 1, -1, -1)):
@@ -93,7 +101,11 @@ def work(world: World, ns: int, jitter_ns: int, who: np.ndarray | None = None) -
     """Work alike for all, plus or minus jitter."""
     who = np.arange(world.ranks) if who is None else who
     extra = world.random.integers(-jitter_ns, jitter_ns + 1, who.size) if jitter_ns else 0
-    world.spend(ns + np.zeros(who.size, np.int64) + extra, WORK, who)
+    whole = ns + np.zeros(who.size, np.int64) + extra
+    loading = np.where(who == world.decoy, whole * 6 // 10, 0)
+    world.spend(whole - loading, WORK, who)
+    if loading.any():
+        world.spend(loading, LOADING, who)
 
 
 def strike_all(
@@ -108,12 +120,18 @@ def strike_all(
 LAYOUTS = {"data parallel": data_parallel, "nodes and world": nodes_and_world, "pipeline": pipeline}
 
 
-def any_fault(layout: str, ranks: int, seed: int, steps: int = 20, jitter: float = 0.02) -> Job:
-    """One fault of a random rank and cause, 10 to 100 % of a step's work, 1 in 2 or always."""
+def any_fault(layout: str, ranks: int, seed: int, steps: int = 20, decoy: bool = False) -> Job:
+    """One fault of a random rank and cause, 10 to 100 % of a step's work, always or 1 in 2.
+
+    A decoy is another rank that loads for six tenths of its time and has that much less to work: it
+    stands out in every table, and nobody ever waits for it.
+    """
     random = np.random.default_rng(seed)
     fault = Fault(int(random.integers(ranks)), int(random.integers(WORK + 1)))
     length = 10 * MS if layout == "pipeline" else 50 * MS
     size = int(random.integers(length // 10, length))
     odds = float(random.choice([0.5, 1.0]))
     make = LAYOUTS[layout]
-    return make(ranks, (fault,), (size,), steps, int(jitter * length), seed, odds)
+    other = int((fault.rank + random.integers(1, ranks)) % ranks) if decoy else -1
+    jitter_ns = int(JITTER * length)
+    return make(ranks, (fault,), (size,), steps, jitter_ns, seed, odds, decoy=other)

@@ -38,8 +38,8 @@ class Verdict:
 
 
 def judged(layout: str, ranks: int, seed: int, steps: int = 20) -> Verdict:
-    """Judge one job with one fault."""
-    job = any_fault(layout, ranks, seed, steps)
+    """Judge one job with one fault, and a decoy in every other."""
+    job = any_fault(layout, ranks, seed, steps, decoy=seed % 2 == 1)
     books = booked(job)
     assert int(books.felt_ns.sum()) == int(books.caused_ns.sum()) == int(job.ops.blocked_ns.sum())
     fault = job.faults[0]
