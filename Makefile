@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev torch test check lint types contracts golden docs docs-check host bench clean
+.PHONY: help demo dev torch test check lint types contracts golden docs docs-check host bench blame-check clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ host: $(VENV)/dev ## capture this machine's /proc and /sys as a fixture: make ho
 
 bench: $(VENV)/torch ## speed and cost, as ratios in one run
 	$(BIN)/python -m bench
+
+blame-check: $(VENV)/dev ## who was at fault in 403 synthetic jobs; the bound of clocks in 10,000 trials
+	$(BIN)/python -m bench blame_truth clock_bound
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
