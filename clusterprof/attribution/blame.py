@@ -66,9 +66,7 @@ class Blamed:
     """Index into `causes(categories)`."""
     ns: Int
     transfer_ns: Int
-    """Per row of the block: time blocked that was no wait."""
-    transfer_cause: Int
-    """Per row: `net-transfer`, or `sync-unknown-peer` where a member was not seen."""
+    """Per row of the block: time blocked that was no wait; nobody is charged for it."""
     last: Int
     """Per operation: the rank that came last, `NOBODY` when only one was seen."""
     recoverable_ns: Int
@@ -126,7 +124,7 @@ def settle_waits(
     look, habits = blame_excess.with_habits(looked_up(rows, fresh, ranks))
     last = last_to_arrive(ops, shortest, look)
     op = rows.op[fresh:] - carry.operations
-    waiting = fresh + np.flatnonzero(rows.wait_ns[fresh:] > 0)
+    waiting = fresh + np.flatnonzero(ops.blocked_ns > shortest[op])
     awaited = fresh + last[op[waiting - fresh]]
     ledger = _charged(look, habits, ops, waiting, awaited, carry)
     charges = ledger.all()
@@ -134,15 +132,12 @@ def settle_waits(
     after = Carry(keep, _kept_charges(look, keep, charges), carry.operations + ops.team.size)
     new = charges.row >= fresh
     width = at_arrive.shape[1] - 1 + len(OWN)
-    unseen = ~ops.complete | (np.diff(ops.first) < 2)
-    cause = np.where(unseen, _number(width, UNKNOWN_PEER), _number(width, TRANSFER))
     blamed = Blamed(
         charges.row[new] - fresh,
         charges.key[new] // width - 1,
         charges.key[new] % width,
         charges.ns[new],
         look.rows.transfer_ns[fresh:],
-        cause[op],
         np.where(np.diff(ops.first) > 1, ops.rank[last], NOBODY),
         *_gain(ops, shortest, last),
     )
@@ -164,7 +159,9 @@ def _charged(
     """Charge every wait of the block; the ledger holds those of earlier blocks too."""
     rows = look.rows
     width = rows.at_arrive.shape[1] - 1 + len(OWN)
-    wait = rows.wait_ns[waiting]
+    blocked = rows.wait_ns + rows.transfer_ns
+    stay = rows.leave_ns - rows.arrive_ns
+    wait = blocked[waiting] - stay[awaited]
     mine, theirs = last_together(look, waiting, awaited)
     compared = mine >= 0
     shares = np.zeros((waiting.size, rows.at_arrive.shape[1] + 2), np.int64)
@@ -190,15 +187,25 @@ def _charged(
     blind = ~compared & (look.before[awaited] >= 0)
     culprit[blind[at]] = NOBODY
     own = Charges(waiting[at], (culprit + 1) * width + cause, table[at, cause])
-    ledger = blame_chains.Ledger(_joined(carry.charges, own), rows.op.size)
+    for_unseen = rows.wait_ns.copy()
+    for_unseen[: look.fresh] = 0
+    for_unseen[waiting] -= wait
+    alone = np.flatnonzero(for_unseen)
+    peer = np.full(alone.size, _number(width, UNKNOWN_PEER))
+    own = _joined(carry.charges, own, Charges(alone, peer, for_unseen[alone]))
+    ledger = blame_chains.Ledger(own, rows.op.size)
     some = np.flatnonzero(shares[:, -1] > 0)
     handed = blame_chains.Handed(waiting[some], shares[some, -1], awaited[some], theirs[some])
     blame_chains.hand_on(look, handed, ledger, _number(width, UNKNOWN))
     return ledger
 
 
-def _joined(old: Charges, new: Charges) -> Charges:
-    return Charges(*(np.concatenate(pair) for pair in zip(old, new)))
+def _joined(*parts: Charges) -> Charges:
+    row, key, ns = (np.concatenate(columns) for columns in zip(*parts))
+    if np.all(row[1:] >= row[:-1]):
+        return Charges(row, key, ns)
+    order = np.argsort(row, kind="stable")
+    return Charges(row[order], key[order], ns[order])
 
 
 def _kept_charges(look: Lookup, keep: Rows, charges: Charges) -> Charges:
@@ -226,4 +233,4 @@ def _gain(ops: Operations, shortest: Int, last: Int) -> tuple[Int, Int]:
 
 
 def _nothing() -> Blamed:
-    return Blamed(*(np.zeros(0, np.int64) for _ in range(9)))
+    return Blamed(*(np.zeros(0, np.int64) for _ in range(8)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clusterprof.attribution.blame import IMBALANCE, NOBODY, SLOW_COMPUTE, Blamed, causes
+from clusterprof.attribution.blame import IMBALANCE, NOBODY, SLOW_COMPUTE, TRANSFER, Blamed, causes
 from clusterprof.attribution.blame_rows import is_pair
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
@@ -33,15 +33,15 @@ class Books:
         """Add a block."""
         rank, row = ops.rank, blamed.row
         self.felt_ns += _summed(rank[row], blamed.cause, blamed.ns, self.felt_ns.shape)
-        self.felt_ns += _summed(rank, blamed.transfer_cause, blamed.transfer_ns, self.felt_ns.shape)
+        moved = np.full(rank.size, self.causes.index(TRANSFER))
+        self.felt_ns += _summed(rank, moved, blamed.transfer_ns, self.felt_ns.shape)
         self.caused_ns += _summed(blamed.culprit, blamed.cause, blamed.ns, self.caused_ns.shape)
         nobody = np.full(rank.size, NOBODY)
-        self.caused_ns += _summed(
-            nobody, blamed.transfer_cause, blamed.transfer_ns, self.caused_ns.shape
-        )
+        self.caused_ns += _summed(nobody, moved, blamed.transfer_ns, self.caused_ns.shape)
         wait = (ops.blocked_ns - blamed.transfer_ns)[row]
         op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))[row]
         gain = np.minimum(blamed.recoverable_ns[op], wait)
+        gain = np.where(blamed.culprit < 0, 0, gain)
         gain = np.rint(blamed.ns * (gain / np.maximum(wait, 1))).astype(np.int64)
         self.recoverable_ns += _summed(blamed.culprit, blamed.cause, gain, self.caused_ns.shape)
         known = blamed.last >= 0

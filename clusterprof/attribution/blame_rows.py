@@ -32,7 +32,7 @@ class Rows:
     arrive_ns: Int
     leave_ns: Int
     wait_ns: Int
-    """Of the time blocked: until the last member arrived."""
+    """Of the time blocked: until the last member arrived; all of it where one was not seen."""
     transfer_ns: Int
     """The rest of the time blocked."""
     at_arrive: Int
@@ -118,7 +118,7 @@ def joined(
     """Return the kept rows and, behind them, those of a block whose first operation is `number`."""
     op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
     none = np.zeros(op.size, np.int64)
-    wait = np.maximum(ops.blocked_ns - shortest[op], 0)
+    wait = np.maximum(ops.blocked_ns - np.where(unseen(ops), 0, shortest)[op], 0)
     new = Rows(
         op + number, ops.team[op], ops.rank, ops.arrive_ns, ops.leave_ns, wait,
         ops.blocked_ns - wait, at_arrive, at_leave, none, none, none, none, none,
@@ -196,6 +196,11 @@ def kept(look: Lookup) -> Rows:
     # One more: its sums are where the next block begins.
     oldest = np.maximum(oldest, last - LOOK_BACK) - 1
     return rows.take(rows.ordinal >= oldest[rows.rank])
+
+
+def unseen(ops: Operations) -> NDArray[np.bool_]:
+    """Return the operations of which a member was not seen: all may have waited for that one."""
+    return ~ops.complete | (np.diff(ops.first) < 2)
 
 
 def is_pair(operation: Int) -> NDArray[np.bool_]:

@@ -7,6 +7,7 @@ What cannot be matched honestly is left out and counted with a reason:
 | `group-unknown` | the span names no group |
 | `peer-unknown` | a send or receive that does not say with whom |
 | `issue-not-seen` · `wait-not-seen` | half of an asynchronous operation |
+| `backwards` | it ends before it begins, or blocks for longer than it lasts |
 | `seen-twice` | the same rank a second time in one operation |
 | `another-operation` | its kind is not what most members of that number did |
 | `restart-unclear` | the rank began again more or less often than the others of its group |
@@ -118,6 +119,10 @@ def match(
     the members are those who were seen.
     """
     unmatched: dict[str, int] = {}
+    stay = spans.leave_ns - spans.arrive_ns
+    (spans,) = _without(
+        (spans.blocked_ns < 0) | (spans.blocked_ns > stay), "backwards", unmatched, spans
+    )
     spans, team, channel = _labelled(spans, unmatched)
     epoch, clear = restarts(spans.rank, channel, spans.sequence, spans.arrive_ns)
     columns = (team, channel, epoch)

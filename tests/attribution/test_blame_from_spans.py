@@ -1,4 +1,4 @@
-"""From spans on clocks that disagree to books: match, align, blame; and ranks without a recording."""
+"""From spans on clocks that disagree to books: match, align, blame; ranks without a recording too."""
 
 from __future__ import annotations
 
@@ -68,6 +68,10 @@ def test_matched_and_aligned_spans_give_the_books_of_a_perfect_recorder() -> Non
         assert again.culprits(None if layout != "pipeline" else np.arange(RANKS) % 4)[0][0] == 5
 
 
+def found_in(books: Books) -> set[tuple[int, str]]:
+    return {(int(who), books.causes[cause]) for who, cause in zip(*np.nonzero(books.caused_ns))}
+
+
 def without(job: Job, rank: int) -> Books:
     """Blame a job of which one rank was not recorded, though its group was announced."""
     spans = arrivals(job, job.ops.arrive_ns, job.ops.leave_ns, job.ops.leave_ns)
@@ -90,6 +94,13 @@ def test_when_the_rank_at_fault_was_not_recorded_nobody_takes_its_place() -> Non
         assert unknown > 0.4 * job.truth.waited_ns
         inside = [rank for rank, ns in books.culprits() if ns > 0]
         assert inside == []
+        assert {cause for (_, cause) in found_in(books)} <= {
+            "net-transfer",
+            "sync-unknown-peer",
+            "unattributed",
+        }
+        network = books.felt_ns[:, books.causes.index("net-transfer")].sum()
+        assert int(network) <= job.truth.transferred_ns
 
 
 def test_when_a_victim_was_not_recorded_the_rank_at_fault_is_still_named() -> None:

@@ -151,3 +151,10 @@ def test_an_asynchronous_operation_is_reached_at_its_issue_and_left_at_the_end_o
     assert found["blocked_ns"].tolist() == [5, 30]
     assert found["peer"].tolist() == [3, 3]
     assert found["unmatched"].tolist() == [3, 4]
+
+
+def test_a_span_that_ends_before_it_begins_is_left_out() -> None:
+    wrong = spans_of(2)
+    wrong.leave_ns[3] -= 50  # it came 20 before
+    found = match(together(spans_of(0), spans_of(1), wrong))
+    assert found.unmatched == {"backwards": 1}
