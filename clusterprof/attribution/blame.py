@@ -42,7 +42,9 @@ WORK = "work"
 IMBALANCE, SLOW_COMPUTE = "sync-imbalance", "sync-slow-compute"
 TRANSFER, UNKNOWN_PEER, UNKNOWN = "net-transfer", "sync-unknown-peer", "unattributed"
 OWN = (IMBALANCE, SLOW_COMPUTE, TRANSFER, UNKNOWN_PEER, UNKNOWN)
-"""The causes that blame adds to the categories, in this order; the first stands for work."""
+"""The causes that blame adds to the categories, in this order; the first two stand for work."""
+HANDED = -1
+"""Stands for a cause where a share is handed on to those who are charged for earlier waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,45 +161,61 @@ def _charged(
     """Charge every wait of the block; the ledger holds those of earlier blocks too."""
     rows = look.rows
     width = rows.at_arrive.shape[1] - 1 + len(OWN)
-    blocked = rows.wait_ns + rows.transfer_ns
-    stay = rows.leave_ns - rows.arrive_ns
-    wait = blocked[waiting] - stay[awaited]
-    mine, theirs = last_together(look, waiting, awaited)
-    compared = mine >= 0
-    shares = np.zeros((waiting.size, rows.at_arrive.shape[1] + 2), np.int64)
-    pairs = [column[compared] for column in (waiting, awaited, mine, theirs)]
-    more = blame_excess.excess(look, *pairs)
-    shares[compared] = blame_excess.shared(wait[compared], more)
-    work = np.zeros(waiting.size, np.int64)
-    due = np.minimum(blame_excess.expected_work(look, habits, *pairs[:3]), more[:, -3])
-    of_work = shares[compared, -3]
-    work[compared] = np.rint(of_work * (due / np.maximum(more[:, -3], 1))).astype(np.int64)
-    table = np.zeros((waiting.size, width), np.int64)
-    table[:, : -len(OWN)] = shares[:, :-3]
-    table[:, _number(width, IMBALANCE)] = work
-    table[:, _number(width, SLOW_COMPUTE)] = shares[:, -3] - work
-    table[:, _number(width, TRANSFER)] = shares[:, -2]
-    rest = wait - shares.sum(axis=1)
-    sends = is_pair(ops.operation)[rows.op[waiting] - carry.operations]
-    table[:, _number(width, TRANSFER)] += np.where(sends & compared, rest, 0)
-    table[:, _number(width, UNKNOWN)] += np.where(sends & compared, 0, rest)
-    at, cause = np.nonzero(table)
-    culprit = np.where(cause == _number(width, TRANSFER), NOBODY, rows.rank[awaited[at]])
+    stay = rows.leave_ns[awaited] - rows.arrive_ns[awaited]
+    wait = rows.wait_ns[waiting] + rows.transfer_ns[waiting] - stay
+    pairs = blame_excess.Pairs(waiting, awaited, *last_together(look, waiting, awaited))
+    shares = _shares(look, habits, pairs, wait)
+    rest = wait - np.bincount(shares.row, weights=shares.ns, minlength=wait.size).astype(np.int64)
+    over = np.flatnonzero(rest)
+    # Who sends does not wait for the receiver: what nothing explains was on its way.
+    sends = is_pair(ops.operation)[rows.op[waiting[over]] - carry.operations]
+    sends &= pairs.mine[over] >= 0
+    name = np.where(sends, _number(width, TRANSFER), _number(width, UNKNOWN))
+    handed_on = shares.key == HANDED
+    own = Charges(*(column[~handed_on] for column in shares))
+    own = _joined(own, Charges(over, name, rest[over]))
+    culprit = rows.rank[awaited[own.row]]
     # Nothing left together, and it may itself have waited elsewhere: nobody can be named.
-    blind = ~compared & (look.before[awaited] >= 0)
-    culprit[blind[at]] = NOBODY
-    own = Charges(waiting[at], (culprit + 1) * width + cause, table[at, cause])
-    for_unseen = rows.wait_ns.copy()
-    for_unseen[: look.fresh] = 0
-    for_unseen[waiting] -= wait
-    alone = np.flatnonzero(for_unseen)
+    blind = (pairs.mine < 0) & (look.before[awaited] >= 0)
+    culprit[(own.key == _number(width, TRANSFER)) | blind[own.row]] = NOBODY
+    own = Charges(waiting[own.row], (culprit + 1) * width + own.key, own.ns)
+    unseen_ns = rows.wait_ns[look.fresh :].copy()
+    unseen_ns[waiting - look.fresh] -= wait
+    alone = np.flatnonzero(unseen_ns)
     peer = np.full(alone.size, _number(width, UNKNOWN_PEER))
-    own = _joined(carry.charges, own, Charges(alone, peer, for_unseen[alone]))
+    own = _joined(carry.charges, own, Charges(look.fresh + alone, peer, unseen_ns[alone]))
     ledger = blame_chains.Ledger(own, rows.op.size)
-    some = np.flatnonzero(shares[:, -1] > 0)
-    handed = blame_chains.Handed(waiting[some], shares[some, -1], awaited[some], theirs[some])
+    some = shares.row[handed_on]
+    handed = blame_chains.Handed(
+        waiting[some], shares.ns[handed_on], awaited[some], pairs.theirs[some]
+    )
     blame_chains.hand_on(look, handed, ledger, _number(width, UNKNOWN))
     return ledger
+
+
+def _shares(
+    look: Lookup, habits: blame_excess.Habits, pairs: blame_excess.Pairs, wait: Int
+) -> Charges:
+    """Share waits by what the awaited had more of: (number of the pair, cause or `HANDED`, ns)."""
+    compared = np.flatnonzero(pairs.mine >= 0)
+    known = pairs.take(compared)
+    more = blame_excess.excess(look, known)
+    table = blame_excess.shared(wait[compared], more)
+    width = look.rows.at_arrive.shape[1] - 1 + len(OWN)
+    work = more.shape[1] - 3
+    cause = np.arange(more.shape[1])
+    cause[work:] = _number(width, SLOW_COMPUTE), _number(width, TRANSFER), HANDED
+    row, column = np.nonzero(table)
+    ns = table[row, column]
+    at = np.flatnonzero(column == work)
+    extra = more[row[at], work]
+    due = np.minimum(blame_excess.expected_work(look, habits, known.take(row[at])), extra)
+    usual = np.rint(ns[at] * (due / extra)).astype(np.int64)
+    ns[at] -= usual
+    name = np.full(at.size, _number(width, IMBALANCE))
+    out = _joined(Charges(row, cause[column], ns), Charges(row[at], name, usual))
+    some = out.ns > 0
+    return Charges(compared[out.row[some]], out.key[some], out.ns[some])
 
 
 def _joined(*parts: Charges) -> Charges:

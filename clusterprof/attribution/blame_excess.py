@@ -33,6 +33,20 @@ class Habits(NamedTuple):
     work_ns: Int
 
 
+class Pairs(NamedTuple):
+    """Who waited for whom, and since when they can be compared: rows, n of each."""
+
+    waiting: Int
+    awaited: Int
+    mine: Int
+    """Row of the one that waited in the operation that both last left together; -1 = none."""
+    theirs: Int
+
+    def take(self, some: Int) -> Pairs:
+        """Return some of the pairs."""
+        return Pairs(*(column[some] for column in self))
+
+
 def with_habits(look: Lookup) -> tuple[Lookup, Habits]:
     """Count how much work each rank usually brings to each of its teams."""
     rows = look.rows
@@ -57,12 +71,13 @@ def with_habits(look: Lookup) -> tuple[Lookup, Habits]:
     return replace(look, rows=rows), Habits(windows_before, habit_before)
 
 
-def excess(look: Lookup, waiting: Int, awaited: Int, mine: Int, theirs: Int) -> Int:
+def excess(look: Lookup, pairs: Pairs) -> Int:
     """Return int64[n, K + 2]: what the awaited rank had more of since both left together.
 
     The last two columns are transfers of other operations and waits in them.
     """
     rows = look.rows
+    waiting, awaited, mine, theirs = pairs
     spent = rows.at_arrive[awaited]
     spent -= rows.at_leave[theirs]
     spent -= rows.at_arrive[waiting]
@@ -106,9 +121,10 @@ def shared(wait_ns: Int, excess_ns: Int) -> Int:
     return whole
 
 
-def expected_work(look: Lookup, habits: Habits, waiting: Int, awaited: Int, mine: Int) -> Int:
+def expected_work(look: Lookup, habits: Habits, pairs: Pairs) -> Int:
     """Return how much more work the awaited rank was expected to have, from its habit."""
     rows = look.rows
+    waiting, awaited, mine, _ = pairs
     own = np.maximum(rows.at_arrive[waiting, -1] - rows.at_leave[mine, -1], 0)
     usual = habits.work_ns[awaited] / np.maximum(habits.windows[awaited], 1)
     other = habits.work_ns[waiting] / np.maximum(habits.windows[waiting], 1)

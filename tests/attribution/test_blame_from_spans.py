@@ -1,4 +1,4 @@
-"""From spans on clocks that disagree to books: match, align, blame; ranks without a recording too."""
+"""From spans on clocks that disagree to books: match, align, blame; also without some ranks."""
 
 from __future__ import annotations
 
