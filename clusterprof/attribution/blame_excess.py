@@ -84,7 +84,10 @@ def excess(look: Lookup, pairs: Pairs) -> Int:
     spent += rows.at_leave[mine]
     out = np.empty((waiting.size, spent.shape[1] + 2), np.int64)
     np.maximum(spent, 0, out=out[:, :-2])
+    out[:, -2:] = 0
     end = look.by_rank[look.before[awaited]]
+    if np.array_equal(end, theirs):  # nobody was in another operation since
+        return out
     my_end = look.by_rank[look.before[waiting]]
     for column, sums in ((-2, rows.transferred_ns), (-1, rows.waited_ns)):
         more = (sums[end] - sums[theirs]) - (sums[my_end] - sums[mine])

@@ -131,7 +131,8 @@ def match(
     spans, team, op = _numbered(spans, team, channel, epoch, unmatched)
     held = _held(spans, team, op, members or {}, final)
     waiting = spans.take(held)
-    spans, team, op = spans.take(~held), team[~held], op[~held]
+    if held.any():
+        spans, team, op = spans.take(~held), team[~held], op[~held]
     return Matched(_ordered(spans, team, op, members or {}), waiting, unmatched)
 
 
@@ -139,8 +140,9 @@ def _without(
     rows: NDArray[np.bool_], reason: str, unmatched: dict[str, int], spans: Arrivals, *columns: Any
 ) -> Any:
     """Leave rows out and count them."""
-    if rows.any():
-        unmatched[reason] = unmatched.get(reason, 0) + int(rows.sum())
+    if not rows.any():
+        return (spans, *columns)
+    unmatched[reason] = unmatched.get(reason, 0) + int(rows.sum())
     return (spans.take(~rows), *(column[~rows] for column in columns))
 
 

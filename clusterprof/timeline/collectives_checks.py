@@ -83,8 +83,10 @@ def off_by_some(
         return out
     usual = _middle(op[rows], step[rows])
     off = np.abs(step[rows] - usual)
-    _, pair = np.unique(np.stack([team[rows], rank[rows]]), axis=1, return_inverse=True)
-    pair = pair.ravel()
+    # Rows stand sorted by team and rank: a new number wherever either changes.
+    opens = np.ones(rows.size, np.bool_)
+    opens[1:] = (team[rows][1:] != team[rows][:-1]) | (rank[rows][1:] != rank[rows][:-1])
+    pair = np.cumsum(opens) - 1
     error, height = _typical(pair, off), _typical(pair, usual)
     suspects = np.flatnonzero((error > height // 10) & (np.bincount(pair) >= FEWEST))
     for one in suspects.tolist():
