@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev torch test check lint types contracts golden docs docs-check host bench clean
+.PHONY: help demo dev torch test check lint types contracts golden docs docs-check host bench lab-cluster test-launchers clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ host: $(VENV)/dev ## capture this machine's /proc and /sys as a fixture: make ho
 
 bench: $(VENV)/torch ## speed and cost, as ratios in one run
 	$(BIN)/python -m bench
+
+lab-cluster: $(VENV)/torch ## real faults on 2-3 nodes made of namespaces (root): recordings beside the truth
+	$(BIN)/python -m tests.lab.cluster
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
