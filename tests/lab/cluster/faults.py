@@ -19,7 +19,7 @@ _THROTTLE = Path("/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device")
 _WHERE = "/dev/shm/data"
 _READS = ("--reads=2", "--read-bytes=262144")  # 4 MiB in a batch
 _MANY_READS = ("--reads=60", "--read-bytes=262144")
-_DECODES = "--decode-loops=200000"
+_DECODES = "--decode-loops=100000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,9 @@ def slow_disk(node: Node, records: Path) -> Iterator[tuple[str, Sequence[str]]]:
 @contextmanager
 def hogs(node: Node, count: int = 3) -> Iterator[None]:
     """Keep a node's CPU busy with endless loops."""
-    busy = [node.start(sys.executable, "-I", "-c", "while True: pass") for _ in range(count)]
+    loop = (sys.executable, "-I", "-c", "while True: pass")
+    # A session each: the scheduler may share the CPU out to sessions before it does to processes.
+    busy = [node.start(*loop, start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:
