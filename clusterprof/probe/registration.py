@@ -54,7 +54,8 @@ def register(problem: str = "") -> None:
     _problem = problem or _problem
     if ring.helper:
         return
-    found = {name: os.environ[name] for name in layout.VARIABLES if name in os.environ}
+    most = layout.VALUE_CHARACTERS
+    found = {name: os.environ[name][:most] for name in layout.VARIABLES if name in os.environ}
     content: Dict[str, Any] = {
         "pid": os.getpid(),
         "started_ticks": started_ticks(),

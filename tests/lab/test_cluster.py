@@ -216,10 +216,12 @@ def test_every_node_has_a_folder_and_every_rank_is_in_one(run: tuple[Path, list[
     found = {}
     for folder in node_folders(out):
         records = list(NodeReader(folder))
-        node = next(one for one in records if isinstance(one, Header)).node
+        header = next(one for one in records if isinstance(one, Header))
+        node = header.node
+        assert header.launcher["job"] == "lab-clean"  # both nodes', though they began apart
         assert folder.name.startswith(f"{node['hostname']}-{node['boot_id'][:8]}-")
         ranks = [
-            (one.attributes["rank"], one.attributes["variables"])
+            (one.attributes["rank"], one.attributes)
             for one in records
             if isinstance(one, Event)
             and one.kind == "process-registered"
@@ -227,11 +229,10 @@ def test_every_node_has_a_folder_and_every_rank_is_in_one(run: tuple[Path, list[
         ]
         assert node["hostname"] not in found
         found[node["hostname"]] = (node["boot_id"], sorted(rank for rank, _ in ranks))
-        for _, variables in ranks:
-            assert variables["WORLD_SIZE"] == "4"
-            assert variables["LOCAL_WORLD_SIZE"] == "2"
-            assert variables["TORCHELASTIC_RUN_ID"] == "lab-clean"
-            assert variables["TORCHELASTIC_RESTART_COUNT"] == "0"
+        for rank, attributes in ranks:
+            place = ("world_size", "node_local_rank", "node_number", "restart")
+            assert [attributes[name] for name in place] == [4, rank % 2, rank // 2, 0]
+            assert attributes["variables"]["TORCHELASTIC_RUN_ID"] == "lab-clean"
     assert found == {
         one.node.name: (one.node.boot_id, [rank["rank"] for rank in one.ranks]) for one in said
     }
