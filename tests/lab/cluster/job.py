@@ -75,12 +75,12 @@ def train(
         if one.exit_code:
             raise RuntimeError(f"{one.node.name} exited with {one.exit_code}: {one.stderr[-2000:]}")
     for node in nodes:
-        _wait_for_recorder(node)
+        wait_for_recorder(node)
     return said
 
 
-def _wait_for_recorder(node: Node) -> None:
-    """A recorder takes its run directory away when it has written its last frame."""
+def wait_for_recorder(node: Node) -> None:
+    """Wait until a node's recorder is done: then it takes its run directory away."""
     end = time.monotonic() + _RECORDER_ENDS_WITHIN_S
     while any((node.root / "dev/shm").glob("clusterprof-*")):
         if time.monotonic() > end:
