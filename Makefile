@@ -4,10 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev torch test check lint types contracts golden docs docs-check host bench clean
+.PHONY: help demo dev torch test check lint types contracts golden docs docs-check host bench
+.PHONY: blame-check lab-cluster test-launchers clean
 
 help: ## print the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/clusterprof: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; set PYTHON=python3.x" >&2; exit 2; }
@@ -59,6 +60,14 @@ host: $(VENV)/dev ## capture this machine's /proc and /sys as a fixture: make ho
 
 bench: $(VENV)/torch ## speed and cost, as ratios in one run
 	$(BIN)/python -m bench
+
+lab-cluster: $(VENV)/torch ## real faults on 2-3 nodes made of namespaces (root): recordings beside the truth
+	$(BIN)/python -m tests.lab.cluster
+blame-check: $(VENV)/dev ## who was at fault in 403 synthetic jobs; the bound of clocks in 10,000 trials
+	$(BIN)/python -m bench blame_truth clock_bound
+
+test-launchers: $(VENV)/dev ## mpirun, mpiexec, srun and flux as far as they are installed; says how to get the rest
+	$(BIN)/python -m pytest -rs tests/lab/test_launchers.py
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

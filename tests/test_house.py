@@ -67,12 +67,21 @@ def test_every_cause_is_registered_under_its_file_name_and_has_a_whole_page() ->
 
     ids = [detector.cause.id for detector in DETECTORS]
     assert len(set(ids)) == len(ids)
-    files = modules_of(clusterprof.detectors, {"base", "registry", "pages"})
+    files = modules_of(clusterprof.detectors, {"base", "registry", "pages", "peers"})
     assert {name.replace("_", "-") for name in files} == set(ids)
     for name in files:
         page = importlib.import_module(f"clusterprof.detectors.{name}").__doc__ or ""
         assert re.findall(r"^## .*$", page, re.MULTILINE) == PAGE_SECTIONS, name
         assert all(part.strip() for part in re.split(r"^## .*$", page, flags=re.MULTILINE)), name
+
+
+def test_every_cause_between_ranks_has_a_whole_page() -> None:
+    from clusterprof.detectors.pages import page
+    from clusterprof.detectors.peers import PEER_CAUSES
+
+    for cause in PEER_CAUSES:
+        sections = re.findall(r"^## .*$", page(cause.id), re.MULTILINE)
+        assert sections == PAGE_SECTIONS, cause.id
 
 
 def test_every_output_is_registered_under_its_word() -> None:

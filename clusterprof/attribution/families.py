@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from clusterprof.attribution.partial import SHARE
+from clusterprof.detectors.peers import PEER_CAUSES
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.findings import Cause
 from clusterprof.timeline.model import Feeding, Float, Int, Lost, Rank
@@ -34,8 +35,16 @@ FAMILIES: dict[str, Cause] = {
     "checkpoint": Cause("checkpoint", "checkpoint", "Training stands still for a checkpoint", ""),
     "startup": Cause("startup", "startup", "The job is starting up", ""),
     "device": Cause("device", "device", "The GPU is slowed", "Check clocks and power of the node"),
+    "network": Cause("network", "network", "Ranks wait for the network", "Look at its links"),
+    "synchronization": Cause(
+        "synchronization", "synchronization", "Ranks wait for each other", "Record on every node"
+    ),
 }
-CAUSES: dict[str, Cause] = {**FAMILIES, **{one.cause.id: one.cause for one in DETECTORS}}
+CAUSES: dict[str, Cause] = {
+    **FAMILIES,
+    **{cause.id: cause for cause in PEER_CAUSES},
+    **{one.cause.id: one.cause for one in DETECTORS},
+}
 
 # A loader that is ahead rests between batches; one that the device waits for never does.
 AT_WORK_RATIO = 0.9

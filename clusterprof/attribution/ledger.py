@@ -11,13 +11,14 @@ what is left over goes one by one to the largest remainders, so that children ad
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from clusterprof.attribution.confidence import FAMILY_PRIOR, NAMED_FROM, confidence
 from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.local import BLOCKED
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import RankState
+from clusterprof.attribution.spent import RankOperations
 from clusterprof.findings import UNATTRIBUTED, RankLedger
 from clusterprof.timeline.model import SOURCE_HOST_SPANS
 
@@ -54,6 +55,14 @@ class RankBooks:
     has_peers: bool
     marked: bool
     emulated: bool
+    identity: Mapping[str, str]
+    """Launcher variables that were found."""
+    operations: RankOperations | None = None
+    """Its operations with other ranks, until they have been charged."""
+    caused: Mapping[str, int] = field(default_factory=dict)
+    """Cause id -> ns that ranks, itself among them, stood still in operations because of it."""
+    felt: Mapping[str, int] = field(default_factory=dict)
+    """Cause id -> ns of the ledger in which it stood still in operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +76,12 @@ class RankName:
     marked: bool
     emulated: bool
     has_peers: bool
+    identity: Mapping[str, str] = field(default_factory=dict)
 
 
-def keep_books(name: RankName, state: RankState, partial: Partial) -> RankBooks:
+def keep_books(
+    name: RankName, state: RankState, partial: Partial, operations: RankOperations | None = None
+) -> RankBooks:
     """Turn the sums of one rank into its ledger; the law at the top holds by construction."""
     totals = partial.totals
     window_ns = (state.last_ns or 0) - (state.first_ns or 0)
@@ -82,8 +94,6 @@ def keep_books(name: RankName, state: RankState, partial: Partial) -> RankBooks:
     coverage = 1 - unmeasured_ns / window_ns if window_ns > 0 else 0.0
     lost_ns = totals.get("lost", 0)
     buckets, reasons = named(partial, lost_ns, coverage)
-    unattributed_ns = sum(ns for _, ns in reasons)
-    lines = [(bucket.id, bucket.lost_ns) for bucket in buckets]
     ledger = RankLedger(
         node=name.node,
         rank=name.rank,
@@ -96,12 +106,47 @@ def keep_books(name: RankName, state: RankState, partial: Partial) -> RankBooks:
         in_step_ns=in_step_ns,
         productive_ns=in_step_ns - lost_ns,
         lost_ns=lost_ns,
-        buckets=(*lines, (UNATTRIBUTED, unattributed_ns)),
+        buckets=_lines(buckets, reasons),
         outside_buckets=_outside(state, outside_ns),
         steps=sum(partial.steps.values()),
         coverage_ratio=coverage,
     )
-    return RankBooks(ledger, buckets, reasons, partial, name.has_peers, name.marked, name.emulated)
+    return RankBooks(
+        ledger,
+        buckets,
+        reasons,
+        partial,
+        name.has_peers,
+        name.marked,
+        name.emulated,
+        name.identity,
+        operations,
+    )
+
+
+def charged(
+    books: RankBooks, partial: Partial, felt: Mapping[str, int], caused: Mapping[str, int]
+) -> RankBooks:
+    """Return the books with time in operations moved to its causes; no sum above them changes."""
+    ledger = books.ledger
+    buckets, reasons = named(partial, ledger.lost_ns, ledger.coverage_ratio)
+    return replace(
+        books,
+        ledger=replace(ledger, buckets=_lines(buckets, reasons)),
+        buckets=buckets,
+        reasons=reasons,
+        partial=partial,
+        operations=None,
+        caused=caused,
+        felt=felt,
+    )
+
+
+def _lines(
+    buckets: tuple[Bucket, ...], reasons: tuple[tuple[str, int], ...]
+) -> tuple[tuple[str, int], ...]:
+    lines = [(bucket.id, bucket.lost_ns) for bucket in buckets]
+    return (*lines, (UNATTRIBUTED, sum(ns for _, ns in reasons)))
 
 
 def named(

@@ -22,13 +22,14 @@ from clusterprof.attribution.families import cooccurring
 from clusterprof.attribution.lost import Account
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import Region
+from clusterprof.attribution.spent import Spending
+from clusterprof.attribution.totals import completed
 from clusterprof.detectors.base import Claims, Detector
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.findings import Evidence
-from clusterprof.probe import layout
 from clusterprof.timeline.feeding import feed
-from clusterprof.timeline.intervals import clip, total, union
 from clusterprof.timeline.model import (
+    PHASE_COLLECTIVE,
     PHASE_DATA_WAIT,
     PHASE_EVAL,
     PHASE_GAP,
@@ -58,6 +59,7 @@ PRECEDENCE = (
     "launch-bound",
 )
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
+PEERS = "peers"  # in an operation with other ranks: who was late is told by all of them
 HAND_OVER = "hand-over"  # the batch was ready and on its way to the main process
 _SOURCES = (SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS)
 _NAMES = "names of signals"  # in `Chunk.shared`
@@ -65,18 +67,25 @@ _EVIDENCE_SCALE = 1000  # evidence is kept to a thousandth of its unit
 
 
 def settle(
-    rank: Rank, region: Region, lost: Lost, account: Account, limits: Mapping[str, Any]
+    rank: Rank,
+    region: Region,
+    lost: Lost,
+    account: Account,
+    limits: Mapping[str, Any],
+    spending: Spending,
 ) -> Partial:
     """Return what a settled stretch adds: its time, its steps, and its lost time by cause.
 
-    `limits` holds a bound limits object per cause id.
+    `limits` holds a bound limits object per cause id; `spending` is told what the time went to.
     """
     feeding = fed(rank, lost)
     if rank.marked:
-        return _add(_by_detectors(rank, lost, feeding, limits), rank, region, lost, account)
+        part, shares = _by_detectors(rank, lost, feeding, limits)
+        spending.add(rank, region, lost, shares)
+        return completed(part, rank, region, lost, account)
     claimed, rest = cooccurring(lost, feeding, rank)
     part = Partial(claimed=claimed, unexplained={NO_SIGNAL: rest} if rest else {})
-    return _add(part, rank, region, lost, account)
+    return completed(part, rank, region, lost, account)
 
 
 def fed(rank: Rank, lost: Lost) -> Feeding:
@@ -113,7 +122,9 @@ def missing_of(seen: frozenset[str], detector: Detector) -> tuple[str, ...]:
     return tuple(need for need in detector.needs if need not in seen)
 
 
-def _by_detectors(rank: Rank, lost: Lost, feeding: Feeding, limits: Mapping[str, Any]) -> Partial:
+def _by_detectors(
+    rank: Rank, lost: Lost, feeding: Feeding, limits: Mapping[str, Any]
+) -> tuple[Partial, dict[str, Int]]:
     claims: dict[str, Claims] = {}
     missing: dict[tuple[str, str], int] = {}
     seen = seen_of(rank)
@@ -134,7 +145,7 @@ def _by_detectors(rank: Rank, lost: Lost, feeding: Feeding, limits: Mapping[str,
         asked={id_: 1 for id_ in claims},
         missing=missing,
     )
-    return _with_evidence(part, claims)
+    return _with_evidence(part, claims), shares
 
 
 def taken(claims: Mapping[str, NDArray[np.float64]], n: int) -> tuple[dict[str, Int], Int]:
@@ -185,7 +196,12 @@ def _unexplained(lost: Lost, left: Int, feeding: Feeding) -> dict[str, int]:
     moving = np.rint(np.where(seen, feeding.delivery, 0.0) * SHARE).astype(np.int64)
     moving = np.minimum(moving, left)
     amount = lost.lost_ns * (left - moving)
-    by_phase = {EVAL: lost.phase == PHASE_EVAL, GAP: lost.phase == PHASE_GAP, BLOCKED: seen}
+    by_phase = {
+        EVAL: lost.phase == PHASE_EVAL,
+        GAP: lost.phase == PHASE_GAP,
+        PEERS: lost.phase == PHASE_COLLECTIVE,
+        BLOCKED: seen,
+    }
     out = {reason: int(amount[rows].sum()) for reason, rows in by_phase.items()}
     out[NO_SIGNAL] = int(amount.sum()) - sum(out.values())
     out[HAND_OVER] = int((lost.lost_ns * moving).sum())
@@ -226,59 +242,3 @@ def evidence_of(part: Partial, cause_id: str) -> tuple[Evidence, ...]:
             weight = part.weights.get(key, 1)
             out.append(Evidence(name, value / weight / _EVIDENCE_SCALE, unit, note))
     return tuple(out)
-
-
-def _add(part: Partial, rank: Rank, region: Region, lost: Lost, account: Account) -> Partial:
-    """Complete a partial with the time and the steps of its region."""
-    length = region.end_ns - region.start_ns
-    first_lost = int(lost.lost_ns[lost.step == 0].sum())
-    totals = {
-        "in_step": length - account.unmeasured_ns,
-        "unmeasured": account.unmeasured_ns,
-        "measured": account.measured_ns,
-        "busy": account.measured_ns - account.idle_ns,
-        "lost": int(lost.lost_ns.sum()),
-        "host_lost": int(lost.lost_ns[lost.source == SOURCE_HOST_SPANS].sum()),
-        "first_step_lost": first_lost,
-        "stream_pieces": account.stream_pieces,
-    }
-    steps = rank.main.spans.get(layout.STEP)
-    lengths: dict[int, int] = {}
-    if steps is not None:
-        ended = (steps.end_ns > region.start_ns) & (steps.end_ns <= region.end_ns)
-        start, end = distinct(steps.start_ns[ended], steps.end_ns[ended])
-        lengths = _counted(three_digits(end - start))
-        first = steps.a == 0
-        if first.any():
-            warm_up = union((steps.start_ns[first], steps.end_ns[first]))
-            totals["first_step"] = total(clip(warm_up, region.start_ns, region.end_ns))
-    waits = rank.main.spans.get(layout.DATA_WAIT)
-    if waits is not None:
-        inside = clip(union((waits.start_ns, waits.end_ns)), region.start_ns, region.end_ns)
-        totals["wait"] = total(inside)
-    return replace(part, totals=totals, steps=lengths)
-
-
-def _counted(values: Int) -> dict[int, int]:
-    """How often each value occurs, in rising order."""
-    ordered = np.sort(values)
-    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: ordered.size])
-    counts = np.diff(np.append(first, ordered.size))
-    return dict(zip(ordered[first].tolist(), counts.tolist()))
-
-
-def distinct(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:
-    """Return spans, sorted by start, without those that stand there twice."""
-    keep = np.ones(start_ns.size, np.bool_)
-    keep[1:] = (start_ns[1:] != start_ns[:-1]) | (end_ns[1:] != end_ns[:-1])
-    return start_ns[keep], end_ns[keep]
-
-
-def three_digits(ns: Int) -> Int:
-    """Round to three significant digits, so that a histogram of steps stays small.
-
-    132_456_789 -> 132_000_000
-    """
-    digits = np.floor(np.log10(np.maximum(ns, 1))).astype(np.int64)
-    scale = 10 ** np.maximum(digits - 2, 0)
-    return (ns + scale // 2) // scale * scale

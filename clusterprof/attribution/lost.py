@@ -23,6 +23,7 @@ from clusterprof.probe import layout
 from clusterprof.timeline.intervals import EMPTY
 from clusterprof.timeline.model import (
     PHASE_CHECKPOINT,
+    PHASE_COLLECTIVE,
     PHASE_DATA_WAIT,
     PHASE_GC,
     PHASE_H2D,
@@ -37,7 +38,14 @@ from clusterprof.timeline.model import (
 )
 
 # Without a device these waits of the host count in full, as an upper bound.
-_HOST_PHASES = (PHASE_STARTUP, PHASE_CHECKPOINT, PHASE_H2D, PHASE_DATA_WAIT, PHASE_GC)
+_HOST_PHASES = (
+    PHASE_STARTUP,
+    PHASE_CHECKPOINT,
+    PHASE_H2D,
+    PHASE_DATA_WAIT,
+    PHASE_GC,
+    PHASE_COLLECTIVE,
+)
 
 
 @dataclass(frozen=True, slots=True)

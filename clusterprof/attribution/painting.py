@@ -4,7 +4,8 @@ Each elementary interval (nothing begins or ends inside it) gets exactly one pha
 matches in the precedence of the taxonomy; a wait for data beats garbage collection unless the main
 process loads its data itself, for then collection is what it is waiting for:
 
-    start-up > checkpoint > evaluation > copy > wait for a worker > gc > own loading > step > none
+    start-up > checkpoint > evaluation > copy > wait for a worker > gc > own loading > collective >
+    step > none
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from clusterprof.probe import layout
 from clusterprof.timeline.intervals import EMPTY, Intervals, Pair, union
 from clusterprof.timeline.model import (
     PHASE_CHECKPOINT,
+    PHASE_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
     PHASE_EVAL,
@@ -32,6 +34,7 @@ from clusterprof.timeline.model import (
 # In rising precedence: what comes later is painted over what came before.
 _LAYERS: tuple[tuple[int, int], ...] = (
     (layout.STEP, PHASE_COMPUTE),
+    (layout.COLLECTIVE, PHASE_COLLECTIVE),
     (layout.DATA_WAIT, PHASE_DATA_WAIT),
     (layout.GC, PHASE_GC),
     (-layout.DATA_WAIT, PHASE_DATA_WAIT),  # waits for a worker, painted over gc
@@ -48,6 +51,7 @@ FILL_ORDER = (
     PHASE_H2D,
     PHASE_DATA_WAIT,
     PHASE_GC,
+    PHASE_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_NONE,
 )
@@ -147,6 +151,10 @@ def _layer(rank: Rank, bit: int) -> Intervals:
     table = rank.main.spans.get(abs(kind))
     if table is None:
         return EMPTY
+    if kind == layout.COLLECTIVE:
+        form = table.d >> layout.FORM_SHIFT & layout.FORM_MASK
+        waits = form != layout.ISSUE  # a host that issues one goes on
+        return union((table.start_ns[waits], table.end_ns[waits]))
     if kind > 0:
         return union((table.start_ns, table.end_ns))
     waited = table.b != 0

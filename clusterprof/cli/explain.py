@@ -27,9 +27,10 @@ def explain(
     ] = None,
 ) -> None:
     """Print the page of a cause, or list all causes."""
+    from clusterprof.detectors.peers import PEER_CAUSES
     from clusterprof.detectors.registry import DETECTORS
 
-    causes = [detector.cause for detector in DETECTORS]
+    causes = [*(detector.cause for detector in DETECTORS), *PEER_CAUSES]
     if cause is None:
         common.write_result(_listed(causes) + _listed([UNATTRIBUTED]), None)
     elif cause in {known.id for known in causes}:

@@ -9,11 +9,15 @@ import textwrap
 from dataclasses import fields
 
 from clusterprof.detectors.base import Detector
+from clusterprof.detectors.peers import PEER_CAUSES, peer_page
 from clusterprof.detectors.registry import DETECTORS
 
 
 def page(cause_id: str) -> str:
     """Return the page of one cause as Markdown; raises KeyError for an id that is none."""
+    for cause in PEER_CAUSES:
+        if cause.id == cause_id:
+            return peer_page(cause)
     detector = {one.cause.id: one for one in DETECTORS}[cause_id]
     title, _, body = _docstring(detector).partition("\n")
     return f"# {cause_id}: {title.rstrip('.')}\n{body.rstrip()}\n\n{_limits(detector)}"

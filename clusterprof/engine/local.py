@@ -13,6 +13,7 @@ from typing import Any
 
 from clusterprof.engine.limits import bound
 from clusterprof.engine.node import analyse_node
+from clusterprof.engine.peers import across_ranks
 from clusterprof.engine.report import build_report
 from clusterprof.findings import Report
 from clusterprof.trace.reader import node_folders
@@ -43,4 +44,4 @@ def analyze(
             nodes = pool.map(partial(analyse_node, limits=bound_limits), folders, chunksize=1)
     else:
         nodes = [analyse_node(folder, bound_limits) for folder in folders]
-    return build_report(str(path), nodes)
+    return build_report(str(path), across_ranks(nodes))

@@ -34,6 +34,7 @@ def metrics_of(books: Sequence[RankBooks], nodes: Sequence[NodeFacts]) -> tuple[
         _ratio("productive.ratio", in_step_ns - lost_ns, in_step_ns, least),
         _au(whole, in_step_ns, lost_ns, least),
         *_stalls(books, whole, buckets, in_step_ns, most),
+        *_peers(books, buckets, in_step_ns, most),
         _ratio("unattributed.ratio", buckets.get(UNATTRIBUTED, 0), in_step_ns, most),
         _waits(books, whole, in_step_ns),
         _coverage(books),
@@ -100,6 +101,20 @@ def _stalls(
             for id_ in of_family
             if id_ != family
         ]
+    return out
+
+
+def _peers(
+    books: Sequence[RankBooks], buckets: Mapping[str, int], in_step_ns: int, bound: Bound
+) -> list[Metric]:
+    """What only ranks together tell; unknown where no operation between them was seen."""
+    seen = any(one.felt or one.caused for one in books)
+    why = "no operation between ranks was recorded" if in_step_ns > 0 else _NO_STEPS
+    out = []
+    for family in ("network", "synchronization"):
+        part = sum(ns for id_, ns in buckets.items() if _family(id_) == family)
+        value = part / in_step_ns if seen and in_step_ns > 0 else None
+        out.append(_metric(f"stall.{family}_ratio", value, why, bound))
     return out
 
 

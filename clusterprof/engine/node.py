@@ -14,10 +14,11 @@ from typing import Any
 from clusterprof.attribution.carry import glue, tail
 from clusterprof.attribution.device import sample_times
 from clusterprof.attribution.ledger import RankBooks, RankName, keep_books
-from clusterprof.attribution.local import settle
+from clusterprof.attribution.local import PRECEDENCE, settle
 from clusterprof.attribution.lost import lost_pieces
 from clusterprof.attribution.partial import EMPTY, Partial, merge
 from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
+from clusterprof.attribution.spent import Spending
 from clusterprof.findings import NodeFacts
 from clusterprof.signals import SELF_CPU
 from clusterprof.timeline.buffers import REACH_NS
@@ -50,6 +51,7 @@ class _Open:
     """Stretches that count only if another step ends after them."""
     rank: Rank
     """As last seen."""
+    spending: Spending
 
 
 def analyse_node(
@@ -137,11 +139,12 @@ def _advance(one: _Open | None, rank: Rank, limits: Mapping[str, Any]) -> _Open:
     if not sample_times(rank).size:  # known by name and never sampled is not measured
         rank = replace(rank, device="")
     if one is None:
-        return _settled(_Open(RankState(), EMPTY, EMPTY, rank), rank, limits, last=False)
+        one = _Open(RankState(), EMPTY, EMPTY, rank, Spending(PRECEDENCE))
+        return _settled(one, rank, limits, last=False)
     if rank.marked and not one.rank.marked:
         # The first span: what was guessed of the time before is dropped, it was start-up.
         state = RankState(first_ns=one.state.first_ns, last_ns=one.state.last_ns)
-        one = _Open(state, EMPTY, EMPTY, rank)
+        one = _Open(state, EMPTY, EMPTY, rank, Spending(PRECEDENCE))
     # A chunk in which a rank says nothing does not make it a rank without a probe or a device.
     rank = replace(
         rank,
@@ -157,12 +160,12 @@ def _settled(one: _Open, rank: Rank, limits: Mapping[str, Any], last: bool) -> _
     found, state = lost_pieces(rank, one.state, last)
     partial, pending = one.partial, one.pending
     for region, lost, account in found:
-        new = settle(rank, region, lost, account, limits)
+        new = settle(rank, region, lost, account, limits, one.spending)
         if region.tentative:
             pending = merge(pending, new)
         else:
             partial, pending = merge(partial, pending, new), EMPTY
-    return _Open(state, partial, pending, rank)
+    return _Open(state, partial, pending, rank, one.spending)
 
 
 def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
@@ -179,8 +182,9 @@ def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
         marked=rank.marked,
         emulated=rank.emulated,
         has_peers=_world_size(variables) > 1,
+        identity=variables,
     )
-    return keep_books(name, one.state, one.partial)
+    return keep_books(name, one.state, one.partial, one.spending.operations())
 
 
 def _world_size(variables: Mapping[str, Any]) -> int:

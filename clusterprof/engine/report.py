@@ -68,12 +68,14 @@ def _findings(books: Sequence[RankBooks], in_step_ns: int) -> list[Finding]:
     for one in books:
         for bucket in one.buckets:
             by_id.setdefault(bucket.id, []).append((one, bucket))
-    found = [_finding(id_, lines, in_step_ns) for id_, lines in by_id.items()]
+    found = [_finding(id_, lines, books, in_step_ns) for id_, lines in by_id.items()]
     large = [one for one in found if one.lost_ns > 0 and one.share_ratio >= FINDING_AT_LEAST_RATIO]
     return sorted(large, key=lambda one: (-one.lost_ns, one.cause.id))
 
 
-def _finding(id_: str, lines: list[tuple[RankBooks, Bucket]], in_step_ns: int) -> Finding:
+def _finding(
+    id_: str, lines: list[tuple[RankBooks, Bucket]], books: Sequence[RankBooks], in_step_ns: int
+) -> Finding:
     lost_ns = sum(bucket.lost_ns for _, bucket in lines)
     grades: dict[str, int] = _added(bucket.by_grade.items() for _, bucket in lines)
     sure = sum(bucket.confidence_ratio * bucket.lost_ns for _, bucket in lines)
@@ -83,7 +85,6 @@ def _finding(id_: str, lines: list[tuple[RankBooks, Bucket]], in_step_ns: int) -
     leaves = sorted({leaf for _, bucket in lines for leaf in bucket.leaves})
     told = [one.partial for one, _ in lines]
     whole = merge(*(Partial(evidence=one.evidence, weights=one.weights) for one in told))
-    ordered = sorted(lines, key=lambda line: (-line[1].lost_ns, _identity(line[0].ledger)))
     return Finding(
         cause=CAUSES[id_],
         lost_ns=lost_ns,
@@ -93,9 +94,24 @@ def _finding(id_: str, lines: list[tuple[RankBooks, Bucket]], in_step_ns: int) -
         grade=main_grade(grades),
         upper_bound=upper_bound,
         outside_steps=False,
-        culprits=tuple(_culprit(one, b.leaves) for one, b in ordered if b.lost_ns > 0),
+        culprits=_culprits(id_, leaves, books),
         evidence=_evidence(whole, leaves),
     )
+
+
+def _culprits(id_: str, leaves: Sequence[str], books: Sequence[RankBooks]) -> tuple[Culprit, ...]:
+    """Whose cause it was, largest first: a rank's own loss, and that of those who waited for it.
+
+    What a rank lost waiting for others is not its own doing. A transfer is nobody's.
+    """
+    found = []
+    for one in books:
+        own_ns = dict(one.ledger.buckets).get(id_, 0)
+        others_ns = sum(one.caused.get(leaf, 0) - one.felt.get(leaf, 0) for leaf in leaves)
+        if own_ns + others_ns > 0:
+            found.append((own_ns + others_ns, one))
+    found.sort(key=lambda pair: (-pair[0], _identity(pair[1].ledger)))
+    return tuple(_culprit(one, tuple(leaves)) for _, one in found)
 
 
 def _identity(ledger: RankLedger) -> tuple[str, int, int]:

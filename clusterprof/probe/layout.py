@@ -38,6 +38,7 @@ COMPILE = 13
 LOADER_START = 14
 HOOK_NOTE = 15
 WORKER_START = 16
+EXPOSED_COLLECTIVE = 17
 FIRST_USER_KIND = 64
 
 KIND_NAMES = {
@@ -57,46 +58,126 @@ KIND_NAMES = {
     LOADER_START: "loader_start",
     HOOK_NOTE: "hook_note",
     WORKER_START: "worker_start",
+    EXPOSED_COLLECTIVE: "exposed_collective",
 }
 
-# Launcher variables that a registration keeps (docs/design.md, section 3).
+# Field d of a collective span (docs/design.md, section 12): the operation, its form, the peer.
+ALL_REDUCE = 1
+ALL_GATHER = 2
+REDUCE_SCATTER = 3
+BROADCAST = 4
+REDUCE = 5
+GATHER = 6
+SCATTER = 7
+ALL_TO_ALL = 8
+BARRIER = 9
+SEND = 10
+RECV = 11
+GRADIENTS = 12
+OTHER_OPERATION = 15
+OPERATION_MASK = 0xFF
+
+BLOCKING = 0
+ISSUE = 1
+WAIT = 2
+FORM_SHIFT = 8
+FORM_MASK = 0xF
+
+PEER_SHIFT = 16
+PEER_MASK = 0xFFFFFFFF
+
+# Launcher variables that a registration keeps (docs/design.md, section 3). No tokens, no paths.
 VARIABLES = (
+    # torchrun, accelerate, DeepSpeed, Kubeflow (PET_* are torchrun's options)
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
     "NODE_RANK",
+    "CROSS_RANK",
+    "CROSS_SIZE",
+    "LOCAL_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "PET_RDZV_ID",
+    "PET_NODE_RANK",
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    # Slurm
+    "SLURM_CLUSTER_NAME",
     "SLURM_JOB_ID",
+    "SLURM_JOB_NAME",
+    "SLURM_JOB_PARTITION",
+    "SLURM_JOB_ACCOUNT",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_RESTART_COUNT",
     "SLURM_STEP_ID",
     "SLURM_PROCID",
     "SLURM_LOCALID",
     "SLURM_NODEID",
     "SLURM_NTASKS",
+    "SLURMD_NODENAME",
+    # MPI: Open MPI, MVAPICH, MPICH and Intel (PMI), PMIx
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_SIZE",
     "PMI_RANK",
+    "PMI_LOCAL_RANK",
     "PMI_SIZE",
+    "PMI_JOBID",
+    "PMIX_RANK",
+    "PMIX_NAMESPACE",
     "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    # PBS with PALS, Flux, LSF with jsrun
+    "PBS_JOBID",
+    "PALS_APID",
     "PALS_RANKID",
     "PALS_LOCAL_RANKID",
+    "PALS_NODEID",
+    "FLUX_JOB_ID",
+    "FLUX_JOB_SIZE",
+    "FLUX_JOB_NNODES",
     "FLUX_TASK_RANK",
     "FLUX_TASK_LOCAL_ID",
-    "FLUX_JOB_ID",
-    "PBS_JOBID",
     "LSB_JOBID",
+    "JSM_NAMESPACE_RANK",
+    "JSM_NAMESPACE_LOCAL_RANK",
+    "JSM_NAMESPACE_SIZE",
+    # Kubernetes, Ray, JAX
     "JOB_COMPLETION_INDEX",
+    "JOBSET_NAME",
+    "JOBSET_RESTART_ATTEMPT",
+    "K8S_NODE_NAME",
+    "RAY_JOB_ID",
+    "RAY_RAYLET_PID",
+    "JAX_PROCESS_ID",
+    "JAX_NUM_PROCESSES",
+    "JAX_COORDINATOR_ADDRESS",
+    # Devices
     "CUDA_VISIBLE_DEVICES",
     "CLUSTERPROF_EMULATED",
 )
+VALUE_CHARACTERS = 256  # of a variable; the rest is cut off
 NODE_LOCAL_RANK_VARIABLES = (
     "LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
+    "PMI_LOCAL_RANK",
     "PALS_LOCAL_RANKID",
     "FLUX_TASK_LOCAL_ID",
+    "JSM_NAMESPACE_LOCAL_RANK",
     "SLURM_LOCALID",
 )

@@ -6,7 +6,7 @@ name and renamed, so that a reader never meets half of one.
 
 import json
 import os
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence
 
 from . import layout
 
@@ -54,7 +54,8 @@ def register(problem: str = "") -> None:
     _problem = problem or _problem
     if ring.helper:
         return
-    found = {name: os.environ[name] for name in layout.VARIABLES if name in os.environ}
+    most = layout.VALUE_CHARACTERS
+    found = {name: os.environ[name][:most] for name in layout.VARIABLES if name in os.environ}
     content: Dict[str, Any] = {
         "pid": os.getpid(),
         "started_ticks": started_ticks(),
@@ -67,6 +68,19 @@ def register(problem: str = "") -> None:
         content["problem"] = _problem
     try:
         _write("register", str(os.getpid()), content)
+    except OSError:
+        pass
+
+
+def announce_group(group: int, ranks: Sequence[int]) -> None:
+    """Tell the recorder which global ranks make up a group of the job; best effort as above."""
+    from . import ring
+
+    if ring.helper:
+        return
+    pid = os.getpid()
+    try:
+        _write("groups", "%d.%d" % (pid, group), {"pid": pid, "group": group, "ranks": ranks})
     except OSError:
         pass
 

@@ -12,7 +12,7 @@ KNOWN: Dict[str, Tuple[int, int, int]] = {
     "h2d": (layout.H2D, -1, 0),
     "forward": (layout.FORWARD, 0, 0),
     "backward": (layout.BACKWARD, 0, 0),
-    "collective": (layout.COLLECTIVE, 0, 0),
+    "collective": (layout.COLLECTIVE, 0, -1),  # of a group that is not known, without a number
     "eval": (layout.EVAL, 0, 0),
     "compile": (layout.COMPILE, 0, 0),
 }

@@ -9,38 +9,93 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from clusterprof.linux.roots import Roots
-from clusterprof.probe.layout import NODE_LOCAL_RANK_VARIABLES, VARIABLES
+from clusterprof.probe.layout import NODE_LOCAL_RANK_VARIABLES, VALUE_CHARACTERS, VARIABLES
 
 LAUNCHER_VARIABLES = VARIABLES
-_RANK_VARIABLES = (
-    "RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "PMI_RANK",
-    "PALS_RANKID",
-    "FLUX_TASK_RANK",
-    "SLURM_PROCID",  # after every RANK-like one: under `srun torchrun` it numbers nodes
+# Where a rank stands, and next to it the size of the world that it counts in: the innermost
+# launcher first, since a job inherits the variables of those around it.
+_RANKS_AND_WORLDS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PALS_RANKID", "PMI_SIZE"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),  # under `srun torchrun` it numbers nodes
+    ("JOB_COMPLETION_INDEX", ""),  # numbers pods
+)
+# Resource managers number machines, launchers their own groups of workers.
+_NODE_VARIABLES = (
+    "SLURM_NODEID",
+    "PALS_NODEID",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "PET_NODE_RANK",
+    "CROSS_RANK",
     "JOB_COMPLETION_INDEX",
 )
-_JOB_VARIABLES = ("SLURM_JOB_ID", "FLUX_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+# One value on all nodes of a job; the innermost first. A rendezvous nobody named is called "none".
+_JOB_VARIABLES = (
+    "TORCHELASTIC_RUN_ID",
+    "PET_RDZV_ID",
+    "RAY_JOB_ID",
+    "FLUX_JOB_ID",
+    "SLURM_JOB_ID",
+    "PBS_JOBID",
+    "LSB_JOBID",
+    "JOBSET_NAME",
+    "PMIX_NAMESPACE",
+    "PMI_JOBID",
+)
+# A job that its manager starts anew keeps its id: the count tells the recordings apart.
+_RESTARTS_OF_THE_JOB = {
+    "SLURM_JOB_ID": "SLURM_RESTART_COUNT",
+    "JOBSET_NAME": "JOBSET_RESTART_ATTEMPT",
+}
 # One parent per node and launch: without a job id it is what the ranks of a node have in common.
-_PARENTED_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PALS_RANKID")
-_VALUE_CHARACTERS = 256
+_PARENTED_RANKS = (
+    "RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "PALS_RANKID",
+)
+_TORCH_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
+_RUN_ID_OPTIONS = ("--rdzv-id", "--rdzv_id")
 _JOB_CHARACTERS = 64
 
 
 def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the launcher variables found, each cut to 256 characters."""
     return {
-        name: environ[name][:_VALUE_CHARACTERS] for name in LAUNCHER_VARIABLES if name in environ
+        name: environ[name][:VALUE_CHARACTERS] for name in LAUNCHER_VARIABLES if name in environ
+    }
+
+
+def resolved(variables: Mapping[str, str]) -> dict[str, int | None]:
+    """Return what the variables of a process say of its place in the job; None = they do not.
+
+    `rank` and `world_size` (of the same launcher), `node_local_rank`, `node_number`, and `restart`:
+    how often torchrun had restarted the workers within the job.
+    """
+    rank, world_size = _rank_and_world(variables)
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "node_local_rank": node_local_rank(variables),
+        "node_number": _first_integer(variables, _NODE_VARIABLES),
+        "restart": _first_integer(variables, ("TORCHELASTIC_RESTART_COUNT",)),
     }
 
 
 def global_rank(variables: Mapping[str, str]) -> int | None:
     """Return the rank of the process in its job, None when no launcher gave one."""
-    return _first_integer(variables, _RANK_VARIABLES)
+    return _rank_and_world(variables)[0]
 
 
 def node_local_rank(variables: Mapping[str, str]) -> int | None:
@@ -51,18 +106,34 @@ def node_local_rank(variables: Mapping[str, str]) -> int | None:
 def launcher_job(environ: Mapping[str, str], parent_pid: int) -> str | None:
     """Return the job's name if a launcher gave the processes of this node something in common.
 
-    torchrun's own run id is "none" unless somebody chose one; then, as under MPI without a
+    Torchrun's own run id is "none" unless somebody chose one; then, as under MPI without a
     resource manager, the ranks of a node share their parent process.
     """
-    run_id = environ.get("TORCHELASTIC_RUN_ID", "")
-    if run_id and run_id != "none":
-        return _safe(run_id)
     for name in _JOB_VARIABLES:
-        if environ.get(name):
-            step = environ.get("SLURM_STEP_ID", "") if name == "SLURM_JOB_ID" else ""
-            return _safe(f"{environ[name]}.{step}" if step else environ[name])
+        value = environ.get(name, "")
+        if value and value != "none":
+            return _safe(_with_step_and_restart(name, environ))
+    index, host = environ.get("JOB_COMPLETION_INDEX", ""), environ.get("HOSTNAME", "")
+    if index and host.endswith(f"-{index}"):  # a pod of an Indexed Job: <job>-<index>
+        return _safe(host[: -len(index) - 1])
     if any(name in environ for name in _PARENTED_RANKS):
         return f"launch-{parent_pid}"
+    return None
+
+
+def command_job(command: Sequence[str]) -> str | None:
+    """Return the run id on the command line of torchrun or accelerate, None when it has none.
+
+    `record -- torchrun` begins before there are workers with variables, and every node's does so
+    on its own: the run id is all that their command lines have in common.
+    """
+    if not any(os.path.basename(word) in _TORCH_LAUNCHERS for word in command):
+        return None
+    for word, following in zip(command, [*command[1:], ""]):
+        name, equals, value = word.partition("=")
+        value = value if equals else following
+        if name in _RUN_ID_OPTIONS and value and value != "none":
+            return _safe(value)
     return None
 
 
@@ -122,6 +193,22 @@ def stat_fields(proc: str, pid: int) -> list[bytes] | None:
     # The name in parentheses may hold spaces and parentheses; the last one ends it.
     fields = text[text.rfind(b")") + 2 :].split()
     return fields if len(fields) >= 20 else None
+
+
+def _with_step_and_restart(name: str, environ: Mapping[str, str]) -> str:
+    job = environ[name]
+    step = environ.get("SLURM_STEP_ID", "") if name == "SLURM_JOB_ID" else ""
+    restart = environ.get(_RESTARTS_OF_THE_JOB.get(name, ""), "")
+    job = f"{job}.{step}" if step else job
+    return f"{job}-restart{restart}" if restart.strip("0") else job
+
+
+def _rank_and_world(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
+    for rank_name, world_name in _RANKS_AND_WORLDS:
+        rank = _first_integer(variables, (rank_name,))
+        if rank is not None:
+            return rank, _first_integer(variables, (world_name,))
+    return None, None
 
 
 def _first_integer(variables: Mapping[str, str], names: tuple[str, ...]) -> int | None:

@@ -47,7 +47,7 @@ def install_probe(run_dir: Path, *, gpu_events: bool, strict: bool) -> None:
         return
     temporary = run_dir / f"probe.{os.getpid()}.tmp"
     try:
-        for folder in ("rings", "register", "devices"):
+        for folder in ("rings", "register", "groups", "devices"):
             (run_dir / folder).mkdir(mode=0o700, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         ignore = shutil.ignore_patterns("__pycache__", "sitecustomize.py")

@@ -70,7 +70,8 @@ def launch(wish: Launch, environ: Mapping[str, str], say: Callable[[str], None])
     anything, and `CannotStart` only under `inject="strict"`.
     """
     program = resolve(wish.command[0], environ)
-    job = identity.launcher_job(environ, os.getppid()) or identity.own_job()
+    job = identity.launcher_job(environ, os.getppid()) or identity.command_job(wish.command)
+    job = job or identity.own_job()
     environment = dict(environ)
     try:
         run_dir = run_dir_path(choose_base(environ), identity.boot8(Roots()), job)

@@ -15,8 +15,7 @@ from typing import Any
 from clusterprof.recorder.announcements import Announcements
 from clusterprof.recorder.identity import (
     LAUNCHER_VARIABLES,
-    global_rank,
-    node_local_rank,
+    resolved,
     started_ticks,
 )
 from clusterprof.recorder.pidfd import Exits, wait_status
@@ -164,7 +163,7 @@ def checked(registration: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the attributes of a registration that may enter a recording, None if it is not one.
 
     Variables are kept only if they are launcher variables; other attributes only if they are
-    short scalars; the rank is resolved here, so that every reader agrees on it.
+    short scalars; rank, world and node are resolved here, so that every reader agrees on them.
     """
     pid, ticks = registration.get("pid"), registration.get("started_ticks")
     if not _is_count(pid) or not _is_count(ticks):
@@ -175,18 +174,15 @@ def checked(registration: Mapping[str, Any]) -> dict[str, Any] | None:
         for name in LAUNCHER_VARIABLES
         if isinstance(found, dict) and isinstance(found.get(name), str)
     }
-    attributes: dict[str, Any] = {
-        "role": "command",
-        "device": "",
-        "node_local_rank": node_local_rank(variables),
-    }
+    place = resolved(variables)
+    attributes: dict[str, Any] = {"role": "command", "device": "", **place}
     for name, value in list(registration.items())[:_ATTRIBUTES_AT_MOST]:
         if isinstance(value, str):
             attributes[name[:64]] = value[:_TEXT_CHARACTERS]
         elif isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**62):
             attributes[name[:64]] = value
     attributes["variables"] = variables
-    attributes["rank"] = global_rank(variables)
+    attributes["rank"] = place["rank"]
     return attributes
 
 

@@ -18,7 +18,7 @@ from clusterprof.errors import CannotStart
 
 _SHARED_MEMORY = "/dev/shm"
 RUN_DIR_PREFIX = "clusterprof-"
-FOLDERS = ("register", "rings", "devices")
+FOLDERS = ("register", "rings", "groups", "devices")
 FILE_BYTES_AT_MOST = 4096
 
 
@@ -71,7 +71,7 @@ def write_private(path: Path, content: bytes) -> None:
     os.rename(temporary, path)
 
 
-def read_small_json(path: str) -> dict[str, Any] | None:
+def read_small_json(path: str, bytes_at_most: int = FILE_BYTES_AT_MOST) -> dict[str, Any] | None:
     """Return the JSON object in a small private file of ours, None for anything else.
 
     The file was written by a process of the job: size, owner, kind and content are all checked.
@@ -83,9 +83,9 @@ def read_small_json(path: str) -> dict[str, Any] | None:
     try:
         info = os.fstat(descriptor)
         private = stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid()
-        if not private or info.st_size > FILE_BYTES_AT_MOST:
+        if not private or info.st_size > bytes_at_most:
             return None
-        content = os.read(descriptor, FILE_BYTES_AT_MOST + 1)
+        content = os.read(descriptor, bytes_at_most + 1)
     except OSError:
         return None
     finally:

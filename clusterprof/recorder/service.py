@@ -13,6 +13,7 @@ from clusterprof.recorder import identity, inventory, neighbour
 from clusterprof.recorder.budget import Budget
 from clusterprof.recorder.clock import SystemClock
 from clusterprof.recorder.election import leave, sweep
+from clusterprof.recorder.groups import Groups
 from clusterprof.recorder.loop import Pace, record
 from clusterprof.recorder.order import Order, Started, Unseen
 from clusterprof.recorder.plan import DEFAULT_HZ
@@ -68,7 +69,7 @@ class Service:
         ending = _Ending(order, self._registry, begin.monotonic_ns, asked)
         budget = Budget(order.plan.hz, clock.now_ns(), clock.cpu_ns())
         tick_ns = min(_TICK_NS, round(1e9 / order.plan.hz))
-        sources = (self._registry, self._rings)
+        sources = (self._registry, self._rings, Groups(order.run_dir))
         collect_ns = begin.monotonic_ns + _COLLECT_NS
         for batch in record(self._slots, sources, clock, self._pace, budget, tick_ns, ending.check):
             writer.append(*batch)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from clusterprof.probe.layout import (
     BACKWARD,
-    COLLECTIVE,
     DATA_WAIT,
     EXPOSED,
     FETCH,
@@ -39,7 +38,7 @@ LASTING = (LOADER_START, WORKER_START, HOOK_NOTE)
 LAST_ONE = (FETCH, DATA_WAIT, STEP, OPTIMIZER)  # say what a process is, however long ago
 TRAINING = (DATA_WAIT, STEP, OPTIMIZER, EXPOSED, LOADER_START)  # a process with these trains
 # Of these and of a user's own kinds a training process needs no more than when it was seen.
-_UNREAD = (FORWARD, BACKWARD, COLLECTIVE, OPTIMIZER)
+_UNREAD = (FORWARD, BACKWARD, OPTIMIZER)
 FETCH_NAME = KIND_NAMES[FETCH]
 _KIND, _END = SPAN_FIELDS.index("kind"), SPAN_FIELDS.index("end_ns")
 _SEQUENCE = len(SPAN_FIELDS)

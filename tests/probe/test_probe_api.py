@@ -79,7 +79,7 @@ def test_names_of_phases_mean_their_kinds(run_dir: Path) -> None:
         (5, -1, 0),
         (9, 0, 0),
         (10, 0, 0),
-        (11, 0, 0),
+        (11, 0, -1),
         (12, 0, 0),
         (13, 0, 0),
     ]

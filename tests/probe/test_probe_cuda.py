@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 import pytest
-from probing import DATA_WAIT, EXPOSED, H2D, Ring, install, recorded
+from probing import DATA_WAIT, EXPOSED, EXPOSED_COLLECTIVE, H2D, Ring, install, recorded
 
 FAKE = """
 import sys, time, types
@@ -20,7 +20,7 @@ time.monotonic_ns = lambda: clock[0]
 
 class Stream:
     def __init__(self, device):
-        self.device_index, self.end = device, 0
+        self.device_index, self.end, self.cuda_stream = device, 0, 0
     def work(self, ns):
         self.end = max(clock[0], self.end) + ns
 
@@ -200,6 +200,33 @@ events.look()
 assert Event.made == 2 * events.PENDING, Event.made
 """
     assert len(exposed(tmp_path, code).of(EXPOSED)) == 64
+
+
+def test_a_collective_is_measured_on_the_default_stream_and_leaves_room(tmp_path: Path) -> None:
+    code = """
+def collective(ns, number):
+    mark = events.before_wait(events.COLLECTIVES, default_stream=True)
+    start = clock[0]
+    cuda.current_stream().work(ns)  # the stream waits for the others, the host does not
+    clock[0] += 5
+    events.after_wait(mark, number, start, clock[0], probe.load().layout.EXPOSED_COLLECTIVE)
+clock[0] = 1_000
+collective(7_000, 1)                      # the device stood still from 1,000 to 8,000
+cuda.current_stream().cuda_stream = 99    # a stream of a framework's own
+collective(7_000, 2)
+cuda.current_stream().cuda_stream = 0
+for number in range(3, 100): collective(100, number)
+assert len(events._pending) == events.COLLECTIVES, len(events._pending)
+wait(10)                                  # a data wait still finds room
+clock[0] = 1_000_000
+events.look()
+"""
+    ring = exposed(tmp_path, code)
+    measured = ring.of(EXPOSED_COLLECTIVE)
+    assert (measured[0].start_ns, measured[0].end_ns) == (1_000, 1_005)
+    assert [(e.a, e.b) for e in measured[:2]] == [(1, 7_000), (3, 100)]
+    assert len(measured) == 32
+    assert len(ring.of(EXPOSED)) == 1
 
 
 def test_gpu_events_can_be_switched_off(tmp_path: Path) -> None:

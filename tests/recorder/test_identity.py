@@ -10,42 +10,129 @@ import pytest
 from clusterprof.linux.roots import Roots
 from clusterprof.recorder import identity
 
-TORCHRUN = {"RANK": "11", "LOCAL_RANK": "3", "WORLD_SIZE": "16", "GROUP_RANK": "1"}
-SRUN = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
-OPENMPI = {"OMPI_COMM_WORLD_RANK": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}
-HYDRA = {"PMI_RANK": "4", "MPI_LOCALRANKID": "0"}
-PALS = {"PALS_RANKID": "9", "PALS_LOCAL_RANKID": "1", "PBS_JOBID": "12.server"}
-FLUX = {"FLUX_TASK_RANK": "8", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_ID": "ƒAbc"}
-INDEXED_JOB = {"JOB_COMPLETION_INDEX": "2"}
+TORCHRUN = {
+    "RANK": "11", "LOCAL_RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8",
+    "GROUP_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "none",
+}  # fmt: skip
+SRUN = {
+    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2", "SLURM_PROCID": "5", "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1", "SLURM_NTASKS": "8",
+}  # fmt: skip
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_SIZE": "8",
+}  # fmt: skip
+HYDRA = {"PMI_RANK": "4", "PMI_SIZE": "8", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "4"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_SIZE": "4",
+}  # fmt: skip
+PALS = {
+    "PALS_APID": "a-1", "PALS_RANKID": "9", "PALS_LOCAL_RANKID": "1", "PALS_NODEID": "2",
+    "PMI_SIZE": "12", "PBS_JOBID": "12.server",
+}  # fmt: skip
+FLUX = {
+    "FLUX_JOB_ID": "ƒAbc", "FLUX_TASK_RANK": "8", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "16",
+    "FLUX_JOB_NNODES": "2",
+}  # fmt: skip
+JSRUN = {
+    "LSB_JOBID": "5", "JSM_NAMESPACE_RANK": "7", "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_SIZE": "12",
+}  # fmt: skip
+INDEXED_JOB = {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "train-2"}
+TRAINER_POD = {"PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "8"}
+RAY_TRAIN = {
+    "RAY_JOB_ID": "02000000", "RAY_RAYLET_PID": "99", "RANK": "3", "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1",
+}  # fmt: skip
+DEEPSPEED = {
+    "RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "CROSS_RANK": "1", "CROSS_SIZE": "2",
+    "LOCAL_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "29500",
+}  # fmt: skip
+JAX = {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "4", "JAX_COORDINATOR_ADDRESS": "a:1"}
+
+# What a process finds -> rank, world, rank on its node, number of its node, restart; its job.
+NOTHING = (None, None, None, None, None)
+PLACES = {
+    "nothing": ({}, NOTHING, None),
+    "torchrun": ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "exp-1"}, (11, 16, 3, 1, 0), "exp-1"),
+    "torchrun, unnamed": (TORCHRUN, (11, 16, 3, 1, 0), "launch-42"),
+    "torchrun, second try": (
+        {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"}, (11, 16, 3, 1, 1), "launch-42",
+    ),
+    "srun": (SRUN, (5, 8, 1, 1, None), "77.2"),
+    "sbatch": ({"SLURM_JOB_ID": "77"}, NOTHING, "77"),
+    "srun, requeued once": (
+        {**SRUN, "SLURM_RESTART_COUNT": "1"}, (5, 8, 1, 1, None), "77.2-restart1",
+    ),
+    "srun, never requeued": ({**SRUN, "SLURM_RESTART_COUNT": "0"}, (5, 8, 1, 1, None), "77.2"),
+    # srun starts one torchrun per node: Slurm's rank is the node, RANK is the rank.
+    "srun torchrun": ({**SRUN, **TORCHRUN}, (11, 16, 3, 1, 0), "77.2"),
+    "mpirun": (OPENMPI, (6, 8, 2, None, None), "launch-42"),
+    "mpirun with PMIx": (
+        {**OPENMPI, "PMIX_RANK": "6", "PMIX_NAMESPACE": "prterun-a-7@1"}, (6, 8, 2, None, None),
+        "prterun-a-7_1",
+    ),
+    "mpirun in Slurm": ({**SRUN, **OPENMPI}, (6, 8, 2, 1, None), "77.2"),
+    "MPICH": (HYDRA, (4, 8, 0, None, None), "launch-42"),
+    "MVAPICH": (MVAPICH, (3, 4, 1, None, None), "launch-42"),
+    "PALS": (PALS, (9, 12, 1, 2, None), "12.server"),
+    "PALS with PMI": (
+        {**PALS, "PMI_RANK": "9", "PMI_LOCAL_RANK": "1"}, (9, 12, 1, 2, None), "12.server",
+    ),
+    "Flux": (FLUX, (8, 16, 0, None, None), "_Abc"),
+    "Flux in Slurm": ({**SRUN, **FLUX}, (8, 16, 0, 1, None), "_Abc"),
+    "jsrun": (JSRUN, (7, 12, 1, None, None), "5"),
+    "Indexed Job": (INDEXED_JOB, (2, None, None, 2, None), "train"),
+    "Indexed Job, host named otherwise": (
+        {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "node12"}, (2, None, None, 2, None), None,
+    ),
+    "JobSet, started anew": (
+        {**INDEXED_JOB, "JOBSET_NAME": "js", "JOBSET_RESTART_ATTEMPT": "2"},
+        (2, None, None, 2, None), "js-restart2",
+    ),
+    "torchrun in an Indexed Job": ({**INDEXED_JOB, **TORCHRUN}, (11, 16, 3, 1, 0), "train"),
+    "Kubeflow, before torchrun": (TRAINER_POD, (None, None, None, 1, None), None),
+    "Kubeflow, with a run id": (
+        {**TRAINER_POD, "PET_RDZV_ID": "tj"}, (None, None, None, 1, None), "tj",
+    ),
+    "Ray Train": (RAY_TRAIN, (3, 4, 1, 1, None), "02000000"),
+    "Ray Train in Slurm": ({**SRUN, **RAY_TRAIN}, (3, 4, 1, 1, None), "02000000"),
+    "DeepSpeed": (DEEPSPEED, (9, 16, 1, 1, None), "launch-42"),
+    "JAX": (JAX, (1, 4, None, None, None), None),
+    "an empty rank": ({"RANK": "", "OMPI_COMM_WORLD_RANK": "1"},
+                      (1, None, None, None, None), "launch-42"),
+    "a negative rank": ({"RANK": "-1"}, NOTHING, "launch-42"),
+    "a digit that is none": ({"RANK": "³"}, NOTHING, "launch-42"),
+    "a job that is a path": ({"SLURM_JOB_ID": "../../etc"}, NOTHING, "_.._etc"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_process_knows_its_place_and_its_job(name: str) -> None:
+    environ, place, job = PLACES[name]
+    variables = identity.launcher_variables(environ)
+    names = ("rank", "world_size", "node_local_rank", "node_number", "restart")
+    assert identity.resolved(variables) == dict(zip(names, place, strict=True))
+    assert identity.launcher_job(environ, 42) == job
+    assert identity.global_rank(variables) == place[0]
+    assert identity.node_local_rank(variables) == place[2]
+    assert variables == {k: v for k, v in environ.items() if k != "HOSTNAME"}  # all are kept
 
 
 @pytest.mark.parametrize(
-    ("environ", "rank", "local", "job"),
+    ("command", "job"),
     [
-        ({}, None, None, None),
-        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "exp-1"}, 11, 3, "exp-1"),
-        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, 11, 3, "launch-42"),
-        (SRUN, 5, 1, "77.2"),
-        ({"SLURM_JOB_ID": "77"}, None, None, "77"),
-        # srun starts one torchrun per node: Slurm's rank is the node, RANK is the rank
-        ({**SRUN, **TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, 11, 3, "77.2"),
-        (OPENMPI, 6, 2, "launch-42"),
-        (HYDRA, 4, 0, "launch-42"),
-        (PALS, 9, 1, "12.server"),
-        (FLUX, 8, 0, "_Abc"),
-        (INDEXED_JOB, 2, None, None),
-        ({"RANK": "", "OMPI_COMM_WORLD_RANK": "1"}, 1, None, "launch-42"),
-        ({"RANK": "-1"}, None, None, "launch-42"),
-        ({"RANK": "³"}, None, None, "launch-42"),
-        ({"SLURM_JOB_ID": "../../etc"}, None, None, "_.._etc"),
+        ("torchrun --nnodes 2 --rdzv-id exp-1 train.py", "exp-1"),
+        ("/opt/venv/bin/torchrun --rdzv_id=exp/2 train.py", "exp_2"),
+        ("python -m torch.distributed.run --rdzv-id=3 train.py", "3"),
+        ("accelerate launch --rdzv_id 4 train.py", "4"),
+        ("torchrun --rdzv-id none train.py", None),
+        ("torchrun --rdzv-id", None),
+        ("torchrun --standalone train.py", None),
+        ("python train.py --rdzv-id 5", None),
     ],
 )
-def test_rank_and_job(
-    environ: dict[str, str], rank: int | None, local: int | None, job: str | None
-) -> None:
-    assert identity.global_rank(environ) == rank
-    assert identity.node_local_rank(environ) == local
-    assert identity.launcher_job(environ, 42) == job
+def test_the_run_id_on_a_command_line_names_the_job(command: str, job: str | None) -> None:
+    assert identity.command_job(command.split()) == job
 
 
 def test_only_launcher_variables_are_kept_and_none_is_long() -> None:

@@ -48,14 +48,14 @@ def generated_files() -> list[Path]:
 
 def cause_pages() -> dict[str, str]:
     from clusterprof.detectors.pages import page
+    from clusterprof.detectors.peers import PEER_CAUSES
     from clusterprof.detectors.registry import DETECTORS
 
     pages = {}
     index = [
         MARK + "# Causes\n\nWhat the GPU waited for, in the order in which causes are asked.\n"
     ]
-    for detector in DETECTORS:
-        cause = detector.cause
+    for cause in (*(detector.cause for detector in DETECTORS), *PEER_CAUSES):
         pages[f"docs/causes/{cause.id}.md"] = MARK + page(cause.id)
         index.append(f"* [{cause.id}]({cause.id}.md): {cause.title}.")
     pages["docs/causes/README.md"] = "\n".join(index) + "\n"

@@ -10,4 +10,6 @@ HOOKS = (
     ("torch", "optimizer"),
     ("torch.serialization", "checkpoint"),
     ("torch.distributed.checkpoint.state_dict_saver", "checkpoint"),
+    ("torch.distributed.distributed_c10d", "distributed"),
+    ("torch.nn.parallel.distributed", "ddp"),
 )

@@ -16,11 +16,12 @@ from .. import layout, registration, ring
 from . import h2d
 
 PENDING = 64  # waits whose events the device has not reached yet; beyond that none are measured
+COLLECTIVES = PENDING // 2  # of them at most collectives: data waits always find room
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 _seen = False
 _pool: Dict[int, List[Tuple[Any, Any]]] = {}  # by device: an event belongs to one for ever
-_pending: Deque[Tuple[int, Tuple[Any, Any], int, int, int]] = deque()
+_pending: Deque[Tuple[int, Tuple[Any, Any], int, int, int, int]] = deque()
 
 Mark = Optional[Tuple[int, Tuple[Any, Any]]]
 
@@ -42,16 +43,22 @@ def look() -> None:
         _collect()
 
 
-def before_wait() -> Mark:
-    """Record the first event of a wait, or return None when it cannot be measured."""
+def before_wait(at_most: int = PENDING, default_stream: bool = False) -> Mark:
+    """Record the first event of a wait, or return None when it cannot be measured.
+
+    at_most: how many waits may be pending. default_stream: measure on no other; a collective that
+    a framework enqueues on a stream of its own holds up nothing there but itself.
+    """
     cuda = _ready()
     # A query or an event would break the graph that is being captured.
     if cuda is None or not _wanted() or cuda.is_current_stream_capturing():
         return None
     _collect()
-    if len(_pending) >= PENDING:
+    if len(_pending) >= at_most:
         return None
     stream = cuda.current_stream()
+    if default_stream and stream.cuda_stream:
+        return None
     device = stream.device_index
     free = _pool.setdefault(device, [])
     events = free.pop() if free else (_event(cuda), _event(cuda))
@@ -59,7 +66,9 @@ def before_wait() -> Mark:
     return device, events
 
 
-def after_wait(mark: Mark, sequence: int, start_ns: int, end_ns: int) -> None:
+def after_wait(
+    mark: Mark, sequence: int, start_ns: int, end_ns: int, kind: int = layout.EXPOSED
+) -> None:
     """Record the second event, on the stream that the job now uses."""
     if mark is None:
         return
@@ -70,14 +79,14 @@ def after_wait(mark: Mark, sequence: int, start_ns: int, end_ns: int) -> None:
         _pool[device].append(events)
         return
     events[1].record(stream)
-    _pending.append((device, events, sequence, start_ns, end_ns))
+    _pending.append((device, events, sequence, start_ns, end_ns, kind))
 
 
 def _collect() -> None:
     while _pending and _pending[0][1][1].query():
-        device, events, sequence, start_ns, end_ns = _pending.popleft()
+        device, events, sequence, start_ns, end_ns, kind = _pending.popleft()
         exposed_ns = round(events[0].elapsed_time(events[1]) * 1e6)
-        ring.emit(layout.EXPOSED, start_ns, end_ns, sequence, max(0, exposed_ns))
+        ring.emit(kind, start_ns, end_ns, sequence, max(0, exposed_ns))
         _pool[device].append(events)
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Optional
 
 from .. import failed, layout, ring, steps
-from . import cuda
+from . import cuda, seam
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 _began_ns: Dict[int, int] = {}
@@ -20,8 +20,8 @@ def install(module: ModuleType) -> bool:
     optimizers: Any = sys.modules["torch.optim.optimizer"]
     if getattr(optimizers, "_is_clusterprof_hooked", False):
         return True
-    compiler = getattr(module, "compiler", None)
-    is_compiling = getattr(compiler, "is_compiling", None) or (lambda: False)
+    seam.torch_is_there(module)
+    is_compiling = seam.is_compiling
 
     # torch.compile traces through these hooks when a step is compiled: the first line is all it
     # then sees, and takes for a constant.

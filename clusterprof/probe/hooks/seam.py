@@ -10,17 +10,37 @@ from .. import failed, without_our_frame
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 
 
+def _never() -> bool:
+    return False
+
+
+is_compiling: Callable[[], bool] = _never
+"""torch.compiler.is_compiling, once torch is there as a whole (before that nothing is compiled).
+
+torch.compile takes the answer for a constant: what asks this first is traced as if it were not
+there. Look it up as `seam.is_compiling` at each call.
+"""
+
+
+def torch_is_there(torch: Any) -> None:
+    """Ask torch itself from now on."""
+    global is_compiling
+    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", is_compiling)
+
+
 def wrap(
     owner: Any,
     name: str,
     after: Callable[..., None],
     before: Callable[..., Any] = lambda *arguments, **keywords: None,
+    traced: bool = False,
 ) -> bool:
     """Replace `owner.name` so that each call that returns is followed by `after`.
 
     before(*arguments) -> token, called ahead of the original; after(token, start_ns, end_ns,
     result, *arguments) once it returned. A call that raises is not recorded. An error in `before`
-    or `after` switches the probe off. Wrapping twice makes no difference.
+    or `after` switches the probe off. Wrapping twice makes no difference. `traced`:
+    torch.compile may meet the function, and shall find what it finds without us.
     """
     original = getattr(owner, name)
     if getattr(original, "_is_clusterprof", False):
@@ -28,6 +48,8 @@ def wrap(
 
     @functools.wraps(original)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
+        if traced and is_compiling():
+            return original(*arguments, **keywords)
         token = None
         start = 0
         try:

@@ -1,0 +1,109 @@
+"""Rules of thumb, and of others, that name the rank at fault: what blame is measured against.
+
+Each takes a job (`tests/synthetic/jobs.py`) as a perfect recorder would have seen it, common clock
+included, and returns one rank. They get everything they ask for; none of them knows the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from synthetic.jobs import WORK, Job
+
+from clusterprof.attribution.blame_rows import is_pair
+
+
+def slowest_compute(job: Job) -> int:
+    """The rank whose compute time, added up over the whole job, is the longest."""
+    return int(np.argmax(_spent(job)[:, WORK]))
+
+
+def last_arriver(job: Job) -> int:
+    """The rank that most often came last to an operation, by a common clock."""
+    ops = job.ops
+    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
+    order = np.lexsort((-ops.arrive_ns, op))
+    return int(np.argmax(np.bincount(ops.rank[order[ops.first[:-1]]], minlength=job.ranks)))
+
+
+def longest_waiter(job: Job) -> int:
+    """The rank that stood longest in operations: it is slow to get through them, it seems."""
+    return int(np.argmax(np.bincount(job.ops.rank, weights=job.ops.blocked_ns)))
+
+
+def per_stage_mean(job: Job) -> int:
+    """Means of each stage per rank; the rank furthest above the mean of all, over all stages."""
+    mean = stages(job).mean(axis=0)
+    above = mean - mean.mean(axis=0)
+    return int(np.unravel_index(np.argmax(above), above.shape)[0])
+
+
+def per_stage_max(job: Job) -> int:
+    """In each step and stage the slowest rank is charged what it is above the mean; the sum."""
+    table = stages(job)
+    above = table - table.mean(axis=1, keepdims=True)
+    who = np.argmax(table, axis=1)
+    amount = np.take_along_axis(above, who[:, None, :], axis=1)[:, 0, :]
+    return int(np.argmax(np.bincount(who.ravel(), weights=amount.ravel(), minlength=job.ranks)))
+
+
+def stage_frontier(job: Job) -> int:
+    """StageFrontier's increments, as its abstract defines them, with one barrier per step.
+
+    d[r, k] is how long rank r was in stage k of a step, in order; F_k = max over r of the sum of
+    d[r, j] for j <= k. The increments F_k - F_(k-1) add up to the step; the rank that attains F_k
+    is charged the increment, as far as it exceeds the median rank's stage: a stage that takes all
+    ranks the same is nobody's.
+    """
+    table = stages(job)
+    reach = np.cumsum(table, axis=2)
+    frontier = reach.max(axis=1)
+    increments = np.diff(frontier, axis=1, prepend=0)
+    late = np.maximum(increments - np.median(table, axis=1), 0)
+    who = np.argmax(reach, axis=1)
+    return int(np.argmax(np.bincount(who.ravel(), weights=late.ravel(), minlength=job.ranks)))
+
+
+RULES: dict[str, Callable[[Job], int]] = {
+    "slowest total compute": slowest_compute,
+    "last arriver": last_arriver,
+    "longest waiter": longest_waiter,
+    "per-stage mean": per_stage_mean,
+    "per-stage max": per_stage_max,
+    "stage frontier": stage_frontier,
+}
+
+
+def stages(job: Job) -> np.ndarray:
+    """Return [steps, ranks, stages] in ns: each category, then waiting in operations of the step.
+
+    A step ends with an operation of the widest team of a rank; that operation itself is left out.
+    """
+    ops = job.ops
+    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
+    size = np.where(is_pair(ops.operation), 0, np.diff(ops.first))
+    team = np.unique(ops.team, return_inverse=True)[1]
+    wide = np.zeros(team.max() + 1, np.int64)
+    np.maximum.at(wide, team, size)
+    widest = np.zeros(job.ranks, np.int64)
+    np.maximum.at(widest, ops.rank, wide[team[op]])
+    ends = wide[team[op]] == widest[ops.rank]
+    order = np.lexsort((ops.leave_ns, ops.rank))
+    spent, blocked, ends = job.spent[order], ops.blocked_ns[order], ends[order]
+    per_rank = int(ends.sum()) // job.ranks
+    waited = np.cumsum(blocked) - blocked
+    sums = np.concatenate([spent, waited[:, None]], axis=1)[ends]
+    sums = sums.reshape(job.ranks, per_rank, -1).astype(np.float64)
+    # The waits of the operation that ends a step belong to no stage of the next one.
+    own = blocked[ends].reshape(job.ranks, per_rank)
+    table = np.diff(sums, axis=1)
+    table[:, :, -1] -= own[:, :-1]
+    return np.ascontiguousarray(table.transpose(1, 0, 2))
+
+
+def _spent(job: Job) -> np.ndarray:
+    """What each rank had spent in all when it came to its last operation."""
+    out = np.zeros((job.ranks, job.spent.shape[1]), np.int64)
+    np.maximum.at(out, job.ops.rank, job.spent)
+    return out

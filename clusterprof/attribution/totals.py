@@ -1,0 +1,70 @@
+"""What a settled stretch holds besides its causes: its time, its waits, its steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from clusterprof.attribution.lost import Account
+from clusterprof.attribution.partial import Partial
+from clusterprof.attribution.regions import Region
+from clusterprof.probe import layout
+from clusterprof.timeline.intervals import clip, total, union
+from clusterprof.timeline.model import SOURCE_HOST_SPANS, Int, Lost, Rank
+
+
+def completed(part: Partial, rank: Rank, region: Region, lost: Lost, account: Account) -> Partial:
+    """Return a partial with the time and the steps of its region added."""
+    length = region.end_ns - region.start_ns
+    first_lost = int(lost.lost_ns[lost.step == 0].sum())
+    totals = {
+        "in_step": length - account.unmeasured_ns,
+        "unmeasured": account.unmeasured_ns,
+        "measured": account.measured_ns,
+        "busy": account.measured_ns - account.idle_ns,
+        "lost": int(lost.lost_ns.sum()),
+        "host_lost": int(lost.lost_ns[lost.source == SOURCE_HOST_SPANS].sum()),
+        "first_step_lost": first_lost,
+        "stream_pieces": account.stream_pieces,
+    }
+    steps = rank.main.spans.get(layout.STEP)
+    lengths: dict[int, int] = {}
+    if steps is not None:
+        ended = (steps.end_ns > region.start_ns) & (steps.end_ns <= region.end_ns)
+        start, end = distinct(steps.start_ns[ended], steps.end_ns[ended])
+        lengths = _counted(three_digits(end - start))
+        first = steps.a == 0
+        if first.any():
+            warm_up = union((steps.start_ns[first], steps.end_ns[first]))
+            totals["first_step"] = total(clip(warm_up, region.start_ns, region.end_ns))
+    waits = rank.main.spans.get(layout.DATA_WAIT)
+    if waits is not None:
+        inside = clip(union((waits.start_ns, waits.end_ns)), region.start_ns, region.end_ns)
+        totals["wait"] = total(inside)
+    return replace(part, totals=totals, steps=lengths)
+
+
+def _counted(values: Int) -> dict[int, int]:
+    """How often each value occurs, in rising order."""
+    ordered = np.sort(values)
+    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: ordered.size])
+    counts = np.diff(np.append(first, ordered.size))
+    return dict(zip(ordered[first].tolist(), counts.tolist()))
+
+
+def distinct(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:
+    """Return spans, sorted by start, without those that stand there twice."""
+    keep = np.ones(start_ns.size, np.bool_)
+    keep[1:] = (start_ns[1:] != start_ns[:-1]) | (end_ns[1:] != end_ns[:-1])
+    return start_ns[keep], end_ns[keep]
+
+
+def three_digits(ns: Int) -> Int:
+    """Round to three significant digits, so that a histogram of steps stays small.
+
+    132_456_789 -> 132_000_000
+    """
+    digits = np.floor(np.log10(np.maximum(ns, 1))).astype(np.int64)
+    scale = 10 ** np.maximum(digits - 2, 0)
+    return (ns + scale // 2) // scale * scale

@@ -1,0 +1,138 @@
+"""Causes that only the ranks of a job together tell, and their pages.
+
+No detector claims them: `attribution/blame.py` charges the time in operations with other ranks once
+all recordings lie side by side.
+"""
+
+from __future__ import annotations
+
+from clusterprof.findings import Cause
+
+_LAST_ARRIVER = """
+All ranks leave an operation together, so the time from leaving one to arriving at the next tells
+who came last and by how much, without a common clock. What the last rank had spent more of since
+both last left an operation together is why it was late: a cause of its own (storage, cpu, …), for
+which the waiting ranks are then charged under that cause; or waiting for a third rank, which is
+followed; or work."""
+
+_PAGES: dict[Cause, str] = {
+    Cause(
+        "net-transfer",
+        "network",
+        "All ranks had come, and the data were still on their way",
+        "Overlap communication with computation, send less, or use a faster link",
+    ): """
+## What it sees
+
+Time in operations between ranks (all-reduce, broadcast, send and receive, …) after the last rank
+had arrived.
+
+## Why the GPU waits
+
+The operation ends when the data have crossed the slowest link between its members.
+
+## How it decides
+
+The transfer of an operation is the shortest time that any member spent in it, which each measures
+on its own clock; what a member spent beyond that it waited for a peer.
+
+## What to do
+
+Overlap communication with the backward pass (larger models hide more), send less (gradient
+accumulation, compression, lower precision), check that traffic takes the fast network, or use a
+faster link.
+
+## Where it is blind
+
+It does not yet say which part is owed to the link's rate and which to congestion or a wrong path.
+A transfer that overlaps with waiting counts as waiting.
+""",
+    Cause(
+        "sync-imbalance",
+        "synchronization",
+        "One rank has more work than the others, step after step",
+        "Balance the work over the ranks: batch sizes, sequence lengths, shards, stages",
+    ): f"""
+## What it sees
+
+Time in which ranks waited in an operation for one that was still working, as it does in every step.
+
+## Why the GPU waits
+
+Synchronous training runs at the speed of the rank with the most work.
+
+## How it decides
+{_LAST_ARRIVER} Work beyond that of the waiting rank is imbalance as far as the same rank usually
+has more of it.
+
+## What to do
+
+Balance what a step holds: tokens instead of samples, sorted or packed sequences, equal shards, the
+layers of pipeline stages.
+
+## Where it is blind
+
+A rank that is slower in every step because its device or node is slower looks the same; compare
+clocks and throttling.
+""",
+    Cause(
+        "sync-slow-compute",
+        "synchronization",
+        "One rank computes longer than the others",
+        "Compare clocks, throttling and neighbours of that rank's node and device",
+    ): f"""
+## What it sees
+
+Time in which ranks waited in an operation for one that was working for longer than it usually does.
+
+## Why the GPU waits
+
+Synchronous training runs at the speed of the rank that comes last.
+
+## How it decides
+{_LAST_ARRIVER} Work beyond what the late rank usually has more than the waiting one is slow
+computation.
+
+## What to do
+
+Look at that rank's device (clocks, throttling, errors) and node (neighbours, NUMA, thermal), and at
+what differs in its input.
+
+## Where it is blind
+
+Host work inside a step that no span marks counts as work. A steady difference is called imbalance.
+""",
+    Cause(
+        "sync-unknown-peer",
+        "synchronization",
+        "A rank waits for one that was not recorded",
+        "Record on every node of the job",
+    ): """
+## What it sees
+
+Time in operations of which not all members were recorded.
+
+## Why the GPU waits
+
+Perhaps for the missing rank, perhaps for the network: the recordings at hand cannot tell.
+
+## How it decides
+
+The group of an operation is announced by its members; one whose recording is missing, or did not
+reach that far, makes the operation incomplete.
+
+## What to do
+
+Record on every node, and bring all recordings together: `clusterprof analyze RUN/`.
+
+## Where it is blind
+
+A member that never announced its group and was never seen is not missed.
+""",
+}
+PEER_CAUSES: tuple[Cause, ...] = tuple(_PAGES)
+
+
+def peer_page(cause: Cause) -> str:
+    """Return the page of one of these causes as Markdown."""
+    return f"# {cause.id}: {cause.title}\n{_PAGES[cause].rstrip()}\n"

@@ -1,0 +1,108 @@
+"""From spans on clocks that disagree to books: match, align, blame; also without some ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from synthetic.clocks import watches
+from synthetic.jobs import MS, Fault, Job
+from synthetic.scenarios import LAYOUTS, data_parallel, nodes_and_world
+from synthetic.score import booked
+
+from clusterprof.attribution.blame_books import Books
+from clusterprof.timeline.clocks import align
+from clusterprof.timeline.collectives import Arrivals, match
+from clusterprof.timeline.operations import RECV, SEND
+
+RANKS, NODE = 16, 8
+
+
+def arrivals(job: Job, arrive: np.ndarray, leave: np.ndarray, when: np.ndarray) -> Arrivals:
+    """The spans of a job, numbered as its ranks would have numbered them."""
+    ops = job.ops
+    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
+    number, seen = np.empty(op.size, np.int64), {}
+    for i, team in enumerate(ops.team.tolist()):
+        seen[team] = seen.get(team, -1) + 1
+        number[op == i] = seen[team]
+    # The lower rank of a pair sends, the other receives.
+    pair = ops.operation[op] == SEND
+    kind = np.where(pair & (np.arange(op.size) != ops.first[op]), RECV, ops.operation[op])
+    other = ops.rank[
+        np.where(kind == RECV, np.arange(op.size) - 1, np.arange(op.size) + 1) % op.size
+    ]
+    flat = np.zeros(op.size, np.int64)
+    rows = np.random.default_rng(1).permutation(op.size)
+    return Arrivals(
+        ops.rank, ops.rank, flat, arrive, leave, leave - arrive, when, ops.team[op] + 1, number,
+        flat - 1, kind, np.where(pair, other, -1), np.arange(op.size),
+    ).take(rows)  # fmt: skip
+
+
+def on_their_clocks(job: Job) -> tuple[Job, Arrivals]:
+    """Read every time off the clock of its node; order by the clocks as they can be aligned."""
+    ops = job.ops
+    node = ops.rank // NODE
+    clocks = watches(RANKS // NODE, np.random.default_rng(3))
+    arrive, leave = clocks.shown(node, ops.arrive_ns), clocks.shown(node, ops.leave_ns)
+    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
+    aligned = align(op, node, leave, RANKS // NODE)
+    when = np.empty_like(leave)
+    for one in range(RANKS // NODE):
+        when[node == one] = aligned.common(one, leave[node == one])
+    shown = replace(ops, arrive_ns=arrive, leave_ns=leave, blocked_ns=leave - arrive)
+    return replace(job, ops=shown), arrivals(job, arrive, leave, when)
+
+
+def test_matched_and_aligned_spans_give_the_books_of_a_perfect_recorder() -> None:
+    for layout in sorted(LAYOUTS):
+        job = LAYOUTS[layout](RANKS, (Fault(5, 1),), (9 * MS,), 12, MS, 4)
+        job, spans = on_their_clocks(job)
+        found = match(spans)
+        assert found.unmatched == {}
+        assert found.operations.complete.all()
+        again = booked(replace(job, ops=found.operations, spent=job.spent[found.operations.source]))
+        np.testing.assert_array_equal(again.felt_ns, booked(job).felt_ns)
+        np.testing.assert_array_equal(again.caused_ns, booked(job).caused_ns)
+        assert again.culprits(None if layout != "pipeline" else np.arange(RANKS) % 4)[0][0] == 5
+
+
+def found_in(books: Books) -> set[tuple[int, str]]:
+    return {(int(who), books.causes[cause]) for who, cause in zip(*np.nonzero(books.caused_ns))}
+
+
+def without(job: Job, rank: int) -> Books:
+    """Blame a job of which one rank was not recorded, though its group was announced."""
+    spans = arrivals(job, job.ops.arrive_ns, job.ops.leave_ns, job.ops.leave_ns)
+    spans = spans.take(spans.rank != rank)
+    groups = {
+        (0, int(team) + 1): np.unique(
+            job.ops.rank[np.repeat(job.ops.team, np.diff(job.ops.first)) == team]
+        )
+        for team in np.unique(job.ops.team)
+    }
+    found = match(spans, groups)
+    return booked(replace(job, ops=found.operations, spent=job.spent[found.operations.source]))
+
+
+def test_when_the_rank_at_fault_was_not_recorded_nobody_takes_its_place() -> None:
+    for make in (data_parallel, nodes_and_world):
+        job = make(RANKS, (Fault(5, 1),), (30 * MS,), seed=2)
+        books = without(job, 5)
+        unknown = int(books.felt_ns[:, books.causes.index("sync-unknown-peer")].sum())
+        assert unknown > 0.4 * job.truth.waited_ns
+        inside = [rank for rank, ns in books.culprits() if ns > 0]
+        assert inside == []
+        assert {cause for (_, cause) in found_in(books)} <= {
+            "net-transfer",
+            "sync-unknown-peer",
+            "unattributed",
+        }
+        network = books.felt_ns[:, books.causes.index("net-transfer")].sum()
+        assert int(network) <= job.truth.transferred_ns
+
+
+def test_when_a_victim_was_not_recorded_the_rank_at_fault_is_still_named() -> None:
+    job = data_parallel(RANKS, (Fault(5, 1),), (30 * MS,), jitter_ns=MS, seed=2)
+    assert without(job, 9).culprits()[0][0] == 5

@@ -1,0 +1,149 @@
+"""What goes wrong on a cluster, on purpose; the truth is left to the stopwatches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .cable import Link
+from .node import Node
+
+DATA_BYTES = 64 << 20
+SLOW_DISK_BYTES_PER_SECOND = 16_000_000
+_THROTTLE = Path("/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device")
+_WHERE = "/dev/shm/data"
+_READS = ("--reads=2", "--read-bytes=262144")  # 4 MiB in a batch
+_MANY_READS = ("--reads=60", "--read-bytes=262144")
+_DECODES = "--decode-loops=100000"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One job: how many nodes, what is wrong with which, and what the script is asked for."""
+
+    name: str
+    what: str
+    nodes: int = 2
+    links: Mapping[int, Link] = field(default_factory=dict)
+    slow_disk: int | None = None
+    hogs: int | None = None
+    options: Sequence[str] = ()
+    """Of every node's script."""
+    own_options: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """Of one node's script."""
+
+
+# A link is passed once up and once down: two links of a delay give a one-way delay of both.
+SCENARIOS = (
+    Scenario("clean", "nothing is wrong"),
+    Scenario(
+        "slow-disk",
+        f"node 1 reads from a disk with {SLOW_DISK_BYTES_PER_SECOND / 1e6:.0f} MB/s",
+        slow_disk=1,
+    ),
+    Scenario(
+        "cpu-hogs",
+        "three endless loops on node 1's CPU, all decode",
+        hogs=1,
+        options=(_DECODES,),
+    ),
+    Scenario(
+        "slow-rank",
+        "node 1 computes 1.5 times as long",
+        own_options={1: ("--compute-ms=180",)},
+    ),
+    Scenario(
+        "slow-link",
+        "node 1's link carries 300 Mbit/s",
+        links={1: Link(rate_bits_per_second=300_000_000)},
+        options=("--model-mb=12",),
+    ),
+    Scenario("latency", "12 ms one way to node 1", links={1: Link(delay_s=0.012)}),
+    Scenario(
+        "loss",
+        "node 1's link loses 0.4 % of the frames",
+        links={1: Link(delay_s=0.0005, loss_ratio=0.004)},
+        options=("--model-mb=12",),
+    ),
+    Scenario(
+        "chain",
+        "rank 0 decodes for long, rank 1 waits for what it sends, rank 2 for rank 1",
+        nodes=3,
+        options=("--chain",),
+        own_options={0: ("--decode-loops=400000",)},
+    ),
+)
+
+
+def command_options(scenario: Scenario, index: int, steps: int, data: str) -> list[str]:
+    """Return the options of the script on one node."""
+    common = [f"--steps={steps}", "--compute-ms=120", f"--data={data}", *_READS]
+    return [*common, *scenario.options, *scenario.own_options.get(index, ())]
+
+
+def make_records(path: Path) -> Path:
+    """Write a file of random records to disk; return its path."""
+    with path.open("wb") as file:
+        for _ in range(DATA_BYTES >> 20):
+            file.write(os.urandom(1 << 20))
+        os.fsync(file.fileno())
+    return path
+
+
+@contextmanager
+def slow_disk(node: Node, records: Path) -> Iterator[tuple[str, Sequence[str]]]:
+    """Give a node a slow disk with the records; return their path there and options to add.
+
+    A loop device with a file system of the node's own, throttled for the whole machine (nobody
+    else reads it). Where that may not be done: the machine's disk and very many more reads.
+    """
+    if not os.access(_THROTTLE, os.W_OK):
+        yield str(records), _MANY_READS
+        return
+    image = records.with_suffix(".ext4")
+    with image.open("wb") as file:
+        file.truncate(DATA_BYTES + (32 << 20))
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
+    attach = ["losetup", "--find", "--show", "--direct-io=on", str(image)]
+    loop = subprocess.run(attach, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        node.run("mkdir", "-p", _WHERE)
+        node.run("mount", loop, _WHERE)
+    finally:
+        # In use, it is only marked: it goes when the node's mount goes, and that with the node.
+        subprocess.run(["losetup", "--detach", loop], check=True)
+    node.run("cp", str(records), f"{_WHERE}/records")
+    node.run("sync", "-f", _WHERE)
+    device = os.stat(loop).st_rdev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    # A rule outlives everything but its own undoing, so a process of its own sees to that.
+    undo = ["sh", "-c", f"cat >/dev/null; echo {number} 0 >{_THROTTLE}"]
+    guard = subprocess.Popen(undo, stdin=subprocess.PIPE)
+    try:
+        _THROTTLE.write_text(f"{number} {SLOW_DISK_BYTES_PER_SECOND}")
+        yield f"{_WHERE}/records", ()
+    finally:
+        assert guard.stdin is not None
+        guard.stdin.close()
+        guard.wait()
+
+
+@contextmanager
+def hogs(node: Node, count: int = 3) -> Iterator[None]:
+    """Keep a node's CPU busy with endless loops."""
+    loop = (sys.executable, "-I", "-c", "while True: pass")
+    # A session each: the scheduler may share the CPU out to sessions before it does to processes.
+    busy = [node.start(*loop, start_new_session=True) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for one in busy:
+            # Ours is nsenter; the loop itself is its child in the node.
+            for child in Path(f"/proc/{one.pid}/task/{one.pid}/children").read_text().split():
+                os.kill(int(child), 9)
+            one.wait()

@@ -1,0 +1,38 @@
+"""torchrun starts failed workers anew: one recording, in which the tries are told apart."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from recorder.recording_runs import environment, events_of, record
+
+pytestmark = pytest.mark.torch
+
+SCRIPT = """
+import os, sys
+import clusterprof
+with clusterprof.span("try"):
+    pass
+sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0")
+"""
+
+
+def test_the_tries_of_a_restarted_rank_are_told_apart(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--max-restarts=1")
+    root = str(Path(__file__).parents[2])  # the script finds the package as an installed one
+    done = record(
+        tmp_path / "run", sys.executable, *torchrun, "--nproc-per-node=1", str(script),
+        env=environment(PYTHONPATH=root),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    tries = {
+        one.attributes["pid"]: (one.attributes["rank"], one.attributes["restart"])
+        for one in events_of(tmp_path / "run", "process-registered")
+        if one.attributes["rank"] is not None
+    }
+    assert sorted(tries.values()) == [(0, 0), (0, 1)]

@@ -1,0 +1,73 @@
+"""Announcements of process groups: what enters a recording, and what does not."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterprof.recorder.groups import Groups, checked
+from clusterprof.recorder.rundir import ensure_run_dir
+from clusterprof.trace.schema import Event
+
+NOW_NS = 5_000_000_000
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    ensure_run_dir(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def announce(run_dir: Path, name: str, content: Any) -> None:
+    temporary = run_dir / "groups" / ".new"
+    temporary.write_text(json.dumps(content))
+    temporary.chmod(0o600)
+    os.rename(temporary, run_dir / "groups" / name)
+
+
+def test_an_announcement_becomes_one_event(run_dir: Path) -> None:
+    groups = Groups(run_dir)
+    assert groups.take(NOW_NS) == []
+    first = {"pid": 7, "group": 2**63 - 1, "ranks": [0, 3]}
+    announce(run_dir, f"7.{2**63 - 1}.json", first)
+    groups.look(NOW_NS)
+    assert groups.take(NOW_NS) == [Event(NOW_NS, "group-announced", first)]
+    assert groups.take(NOW_NS + 1) == []
+    last = {"pid": 8, "group": 0, "ranks": list(range(16_384))}
+    announce(run_dir, "8.0.json", last)
+    assert groups.finish(NOW_NS + 2) == [Event(NOW_NS + 2, "group-announced", last)]
+    assert groups.finish(NOW_NS + 3) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"pid": 7, "group": 5},
+        {"pid": 7, "group": 5, "ranks": []},
+        {"pid": 7, "group": 5, "ranks": "0,1"},
+        {"pid": 7, "group": 5, "ranks": [0, -1]},
+        {"pid": 7, "group": 5, "ranks": [0, True]},
+        {"pid": 7, "group": 5, "ranks": [0, 2**63]},
+        {"pid": "7", "group": 5, "ranks": [0]},
+        {"pid": 7, "group": -5, "ranks": [0]},
+    ],
+)
+def test_what_announces_no_group_is_left_out(run_dir: Path, content: dict[str, Any]) -> None:
+    assert checked(content) is None
+    announce(run_dir, "7.5.json", content)
+    assert Groups(run_dir).finish(NOW_NS) == []
+
+
+def test_an_announcement_under_another_name_is_left_out(run_dir: Path) -> None:
+    announce(run_dir, "8.5.json", {"pid": 7, "group": 5, "ranks": [0]})
+    announce(run_dir, "7.6.json", {"pid": 7, "group": 5, "ranks": [0]})
+    assert Groups(run_dir).finish(NOW_NS) == []
+
+
+def test_a_run_directory_without_the_folder_has_no_groups(tmp_path: Path) -> None:
+    assert Groups(tmp_path).finish(NOW_NS) == []

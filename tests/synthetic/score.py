@@ -1,0 +1,53 @@
+"""Put jobs through blame and see whether it names who was at fault."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from synthetic.jobs import CATEGORIES, Job
+from synthetic.scenarios import any_fault
+
+from clusterprof.attribution.blame import settle_waits
+from clusterprof.attribution.blame_books import Books, roles
+
+
+def booked(job: Job, cuts: tuple[int, ...] = ()) -> Books:
+    """Blame a job in blocks that begin at the given operations."""
+    books, carry = Books(job.ranks, CATEGORIES), None
+    edges = [0, *sorted(cuts), job.ops.team.size]
+    for begin, end in itertools.pairwise(edges):
+        ops = job.ops.cut(begin, end)
+        spent = job.spent[job.ops.first[begin] : job.ops.first[end]]
+        blamed, carry = settle_waits(ops, spent, spent, job.ranks, carry)
+        books.add(ops, blamed)
+    return books
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one job was judged."""
+
+    right: bool
+    """The rank at fault caused most."""
+    leaf: bool
+    """Its largest cause is the fault's; work may be called either way."""
+    error: float
+    """|caused - truth| of that rank, as a share of all waits."""
+
+
+def judged(layout: str, ranks: int, seed: int, steps: int = 20) -> Verdict:
+    """Judge one job with one fault, and a decoy in every other."""
+    job = any_fault(layout, ranks, seed, steps, decoy=seed % 2 == 1)
+    books = booked(job)
+    assert int(books.felt_ns.sum()) == int(books.caused_ns.sum()) == int(job.ops.blocked_ns.sum())
+    fault = job.faults[0]
+    found = books.culprits(roles(job.ops, job.ranks))
+    causes = books.caused_ns[fault.rank]
+    name = books.causes[int(np.argmax(causes))]
+    wanted = CATEGORIES[fault.category]
+    leaf = name == wanted or (wanted == "work" and name.startswith("sync-"))
+    truth = job.culprits()[fault.rank]
+    error = abs(int(causes.sum()) - truth) / max(job.truth.waited_ns, 1)
+    return Verdict(bool(found) and found[0][0] == fault.rank, leaf, error)

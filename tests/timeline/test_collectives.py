@@ -1,0 +1,160 @@
+"""Spans of ranks become operations, and what cannot be matched is counted with its reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clusterprof.timeline.collectives import Arrivals, Matched, match, together, whole_spans
+from clusterprof.timeline.operations import RECV, SEND
+
+ALL_REDUCE, BARRIER = 1, 9
+RANDOM = np.random.default_rng(7)
+LEAVES = np.cumsum(RANDOM.integers(50, 500, 40)) * 1_000
+
+
+def spans_of(
+    rank: int,
+    leave_ns: np.ndarray = LEAVES,
+    sequence: np.ndarray | None = None,
+    group: int = 77,
+    job: int = 0,
+    operation: int = ALL_REDUCE,
+    peer: int = -1,
+    global_rank: int | None = None,
+    ahead_ns: int = 0,
+) -> Arrivals:
+    n = leave_ns.size
+    sequence = np.arange(n) if sequence is None else sequence
+    full = np.full
+    return Arrivals(
+        full(n, rank), full(n, rank if global_rank is None else global_rank), full(n, job),
+        leave_ns - 20 + ahead_ns, leave_ns + ahead_ns, full(n, 20), leave_ns, full(n, group),
+        sequence, full(n, 64), full(n, operation), full(n, peer), np.arange(n) + 1000 * rank,
+    )  # fmt: skip
+
+
+def sizes(found: Matched) -> list[int]:
+    return np.diff(found.operations.first).tolist()
+
+
+def test_the_same_number_of_the_same_group_is_one_operation() -> None:
+    found = match(together(*(spans_of(rank, ahead_ns=rank * 10**9) for rank in (2, 0, 1))))
+    assert sizes(found) == [3] * 40
+    assert found.operations.rank.tolist() == [0, 1, 2] * 40
+    assert found.operations.complete.all()
+    assert found.operations.source[:3].tolist() == [0, 1000, 2000]
+    assert found.unmatched == {}
+
+
+def test_equal_numbers_of_another_job_or_group_are_other_operations() -> None:
+    found = match(together(spans_of(0), spans_of(1, job=1), spans_of(2, group=78), spans_of(3)))
+    assert sorted(sizes(found)) == [1] * 80 + [2] * 40
+    assert np.unique(found.operations.team).size == 3
+
+
+def test_a_member_that_was_announced_and_not_seen_leaves_operations_incomplete() -> None:
+    spans = together(spans_of(0), spans_of(1))
+    found = match(spans, {(0, 77): np.array([0, 1, 2])})
+    assert sizes(found) == [2] * 40
+    assert not found.operations.complete.any()
+
+
+def test_a_truncated_recording_takes_part_in_what_it_saw() -> None:
+    late = spans_of(1, LEAVES[10:], np.arange(10, 40))
+    found = match(together(spans_of(0), late))
+    assert sizes(found) == [1] * 10 + [2] * 30
+    assert found.operations.complete.tolist() == [False] * 10 + [True] * 30
+
+
+def test_after_a_restart_numbers_begin_again() -> None:
+    again = np.concatenate([np.arange(20), np.arange(20)])
+    found = match(together(*(spans_of(rank, sequence=again) for rank in range(3))))
+    assert sizes(found) == [3] * 40
+    assert found.unmatched == {}
+
+
+def test_a_rank_that_began_again_less_often_than_the_others_is_left_out() -> None:
+    # Ranks 0 and 1 saw both lives, rank 2 only the second: its 0 … 19 are not their first 20.
+    again = np.concatenate([np.arange(20), np.arange(20)])
+    both = [spans_of(rank, sequence=again) for rank in range(2)]
+    found = match(together(*both, spans_of(2, LEAVES[20:], np.arange(20))))
+    assert found.unmatched == {"restart-unclear": 20}
+    assert sizes(found) == [2] * 40
+
+
+@pytest.mark.parametrize("lag", [-2, -1, 1])
+def test_a_rank_whose_numbers_are_off_is_left_out(lag: int) -> None:
+    off = spans_of(2, LEAVES[5:30], np.arange(5, 30) + lag)
+    found = match(together(spans_of(0), spans_of(1), off))
+    assert found.unmatched == {"sequence-skew": 25}
+    assert sizes(found) == [2] * 40
+
+
+def test_jitter_and_late_leavers_are_no_skew() -> None:
+    late = LEAVES + RANDOM.integers(0, 20_000, LEAVES.size)
+    late[7] += 25_000
+    found = match(together(spans_of(0), spans_of(1), spans_of(2, late)))
+    assert found.unmatched == {}
+
+
+def test_spans_that_say_too_little_are_counted() -> None:
+    found = match(
+        together(
+            spans_of(0), spans_of(1), spans_of(2, group=0), spans_of(0, operation=SEND),
+            spans_of(1, LEAVES[:3]), spans_of(2, LEAVES[:5], operation=BARRIER),
+        )
+    )  # fmt: skip
+    assert found.unmatched == {
+        "group-unknown": 40, "peer-unknown": 40, "seen-twice": 3, "another-operation": 5,
+    }  # fmt: skip
+
+
+def test_sends_and_receives_are_matched_by_direction() -> None:
+    there = spans_of(0, operation=SEND, peer=1), spans_of(1, operation=RECV, peer=0)
+    back = (
+        spans_of(1, LEAVES + 7, operation=SEND, peer=0),
+        spans_of(0, LEAVES + 7, operation=RECV, peer=1),
+    )
+    found = match(together(*there, *back))
+    assert sizes(found) == [2] * 80
+    assert found.operations.complete.all()
+    assert np.unique(found.operations.team).size == 1  # one pair, both ways
+
+
+def test_an_operation_waits_for_a_member_that_may_still_come() -> None:
+    spans = together(spans_of(0), spans_of(1, LEAVES[:25]))
+    first = match(spans, final=False)
+    assert sizes(first) == [2] * 25
+    assert first.held.rank.tolist() == [0] * 15
+    rest = match(together(first.held, spans_of(1, LEAVES[25:], np.arange(25, 40))), final=False)
+    assert sizes(rest) == [2] * 15
+    assert rest.held.rank.size == 0
+
+
+def test_an_operation_that_a_member_has_passed_is_not_waited_for() -> None:
+    gap = np.delete(np.arange(40), 12)
+    found = match(together(spans_of(0), spans_of(1, LEAVES[gap], gap)), final=False)
+    assert sizes(found) == [2] * 12 + [1] + [2] * 27
+
+
+def test_an_asynchronous_operation_is_reached_at_its_issue_and_left_at_the_end_of_its_wait() -> (
+    None
+):
+    #  issue 10-12, wait 50-80 · blocking 90-95 · an issue without a wait · a wait without an issue
+    start, end = np.array([10, 50, 90, 100, 110]), np.array([12, 80, 95, 101, 120])
+    a, b = np.full(5, 77), np.array([0, 0, 1, 2, 3])
+    form = np.array([1, 2, 0, 1, 2])
+    found = whole_spans(start, end, a, b, np.full(5, 64), form << 8 | 1 | 4 << 16)
+    assert found["arrive_ns"].tolist() == [90, 10]
+    assert found["leave_ns"].tolist() == [95, 80]
+    assert found["blocked_ns"].tolist() == [5, 30]
+    assert found["peer"].tolist() == [3, 3]
+    assert found["unmatched"].tolist() == [3, 4]
+
+
+def test_a_span_that_ends_before_it_begins_is_left_out() -> None:
+    wrong = spans_of(2)
+    wrong.leave_ns[3] -= 50  # it came 20 before
+    found = match(together(spans_of(0), spans_of(1), wrong))
+    assert found.unmatched == {"backwards": 1}
