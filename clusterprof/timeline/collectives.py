@@ -89,7 +89,8 @@ def whole_spans(start_ns: Int, end_ns: Int, a: Int, b: Int, c: Int, d: Int) -> d
     """Turn the spans of one process into arrivals and leaves; issues find their waits.
 
     Returns columns `arrive_ns, leave_ns, blocked_ns, group, sequence, bytes, operation, peer,
-    source, leaver` (the last two: rows of the spans that arrive and leave); `unmatched` in the same mapping holds rows whose other half was not seen.
+    source, leaver` (the last two: rows of the spans that arrive and leave); `unmatched` in the same
+    mapping holds rows whose other half was not seen.
     """
     form = (d >> 8) & 15
     order = np.lexsort((start_ns, form, b, a))
