@@ -22,7 +22,7 @@ pytest.importorskip("torch", reason="torch is not installed (pip install torch==
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
-STEPS = {"reads": "64", "burn": "32"}
+STEPS = {"reads": "48", "burn": "32"}
 
 
 @pytest.fixture(scope="module")
