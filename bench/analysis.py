@@ -27,6 +27,7 @@ SECONDS = int(sys.argv[1]) if len(sys.argv) > 1 else 3600
 RANKS = 8
 STEPS = 20  # a second
 HZ = 10
+GROUP = 7
 SECOND = 1_000_000_000
 STEP_NS = SECOND // STEPS
 TARGET_CPU_S, TARGET_BYTES = 1.5, 100 << 20
@@ -164,6 +165,8 @@ def _rows(second: int, rank: int, worker: bool) -> list[tuple[int, ...]]:
             continue
         for kind, low, high in STEP_SPANS:
             ab = (step, 200 + rank, 1, step == 0) if kind == layout.DATA_WAIT else (step, 0, 0, 0)
+            if kind == layout.COLLECTIVE:  # 60 a second, of one group: more than blame will keep
+                ab = (GROUP, 3 * step + (low > 25) + (low > 30), 1 << 20, layout.ALL_REDUCE)
             rows.append((at + low * 1_000_000, at + high * 1_000_000 - 1, kind, *map(int, ab)))
     return rows
 

@@ -153,7 +153,8 @@ def _layer(rank: Rank, bit: int) -> Intervals:
         return EMPTY
     if kind == layout.COLLECTIVE:
         form = table.d >> layout.FORM_SHIFT & layout.FORM_MASK
-        waits = form != layout.ISSUE  # a host that issues one goes on
+        # A host that issues one goes on; one of an unknown group can be laid beside no other rank.
+        waits = (form != layout.ISSUE) & (table.a != 0)
         return union((table.start_ns[waits], table.end_ns[waits]))
     if kind > 0:
         return union((table.start_ns, table.end_ns))

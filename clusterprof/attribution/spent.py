@@ -22,6 +22,8 @@ from clusterprof.probe import layout
 from clusterprof.timeline.model import PHASE_COLLECTIVE, Float, Int, Lost, Rank, SpanTable
 
 OTHER = "unexplained"
+MOST_OPERATIONS = 20_000
+"""Of one rank: their sums are in memory until all ranks have been read, a third of a kB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class RankOperations:
     at_arrive: Int
     """int64[n, K]: spent by then, by category, in ns."""
     at_leave: Int
+    whole: bool = True
+    """False when there were more than `MOST_OPERATIONS`, and none was kept."""
 
 
 class Spending:
@@ -45,9 +49,12 @@ class Spending:
         self._sums = np.zeros(len(self.categories))
         self._parts: list[RankOperations] = []
         self._tentative: list[RankOperations] = []
+        self._count = 0
 
     def add(self, rank: Rank, region: Region, lost: Lost, shares: Mapping[str, Int]) -> None:
         """Take a settled stretch; `shares` are those of its lost pieces, in 1/SHARE."""
+        if self._count > MOST_OPERATIONS:
+            return
         spans = _ended_in(rank.main.spans.get(layout.COLLECTIVE), region)
         inside = lost.phase == PHASE_COLLECTIVE
         amounts = self._amounts(lost, inside, shares)
@@ -60,18 +67,25 @@ class Spending:
         if not region.tentative:
             self._parts += self._tentative
             self._tentative = []
+        self._count += 0 if spans is None else len(spans.start_ns)
+        if self._count > MOST_OPERATIONS:
+            self._parts, self._tentative = [], []
         self._sums = self._until(sums, region, np.array([region.end_ns]))[0].astype(np.float64)
 
     def operations(self) -> RankOperations | None:
         """Return all operations inside steps so far; None when there were none."""
+        if self._count > MOST_OPERATIONS:
+            none = np.zeros(0, np.int64)
+            return RankOperations(SpanTable(*[none] * 7), none, none, none, whole=False)
         if not self._parts:
             return None
         tables = [part.spans for part in self._parts]
         columns = (np.concatenate([getattr(t, n) for t in tables]) for n in SpanTable.__slots__)
-        rest = ("blocked_ns", "at_arrive", "at_leave")
         return RankOperations(
             SpanTable(*columns),
-            *(np.concatenate([getattr(p, n) for p in self._parts]) for n in rest),
+            np.concatenate([part.blocked_ns for part in self._parts]),
+            np.concatenate([part.at_arrive for part in self._parts]),
+            np.concatenate([part.at_leave for part in self._parts]),
         )
 
     def _amounts(self, lost: Lost, inside: np.ndarray, shares: Mapping[str, Int]) -> Float:
@@ -116,10 +130,11 @@ class _Sums:
 
 
 def _ended_in(table: SpanTable | None, region: Region) -> SpanTable | None:
-    """The spans that ended in a stretch, in the order in which they did."""
+    """The spans of known groups that ended in a stretch, in the order in which they did."""
     if table is None:
         return None
-    rows = np.flatnonzero((table.end_ns > region.start_ns) & (table.end_ns <= region.end_ns))
+    ended = (table.end_ns > region.start_ns) & (table.end_ns <= region.end_ns)
+    rows = np.flatnonzero(ended & (table.a != 0))
     if not rows.size:
         return None
     rows = rows[np.argsort(table.end_ns[rows], kind="stable")]

@@ -4,6 +4,7 @@
                             job, group, number     who came last, and why
 
 Every rank's ledger keeps its sums: what was "peers" becomes the causes for which it waited there.
+Where a rank had too many operations to be kept in memory, all of it stays "peers".
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ def across_ranks(nodes: Sequence[NodeResult]) -> tuple[NodeResult, ...]:
     found = [(at, *pair) for at, pair in enumerate(books) if pair[1].operations is not None]
     if not found:
         return tuple(nodes)
+    if not all(one.operations.whole for _, _, one in found if one.operations is not None):
+        return tuple(nodes)  # beside some ranks alone the others would be called unknown
     arrivals, come, go = _arrivals(found)
     ops = match(arrivals, _members(found)).operations
     summed = Books(len(books), (*PRECEDENCE, OTHER, WORK))

@@ -277,7 +277,7 @@ _REASONS = {
     "blocked-unknown": "the loading thread was blocked on something unseen (sleep, lock, socket)",
     "hand-over": "the batch was ready, and on its way from the worker to the main process",
     "evaluation": "the job evaluated its model",
-    "peers": "in operations with other ranks that could not be laid beside theirs",
+    "peers": "in operations with other ranks, too many or too few of them to be laid side by side",
     "peers-unknown": "waiting for a rank that was late for a reason unseen",
     "gap": "samples are missing",
     "low-confidence": "the evidence was too weak for a cause",

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from clusterprof.probe.layout import (
     BACKWARD,
+    COLLECTIVE,
     DATA_WAIT,
     EXPOSED,
     FETCH,
@@ -37,10 +38,12 @@ REACH_NS = 2_000_000_000
 LASTING = (LOADER_START, WORKER_START, HOOK_NOTE)
 LAST_ONE = (FETCH, DATA_WAIT, STEP, OPTIMIZER)  # say what a process is, however long ago
 TRAINING = (DATA_WAIT, STEP, OPTIMIZER, EXPOSED, LOADER_START)  # a process with these trains
-# Of these and of a user's own kinds a training process needs no more than when it was seen.
-_UNREAD = (FORWARD, BACKWARD, OPTIMIZER)
+# Of these and of a user's own kinds a training process needs no more than when it was seen; of
+# collective operations those of a group that is known, which can be laid beside other ranks'.
+_UNREAD = (FORWARD, BACKWARD, OPTIMIZER, COLLECTIVE)
 FETCH_NAME = KIND_NAMES[FETCH]
 _KIND, _END = SPAN_FIELDS.index("kind"), SPAN_FIELDS.index("end_ns")
+_GROUP = SPAN_FIELDS.index("a")  # of a collective operation
 _SEQUENCE = len(SPAN_FIELDS)
 _MOST = 128  # kinds there can be; a foreign or impossible span counts as this one and goes
 _TABLE_ORDER = [*map(SPAN_FIELDS.index, ("start_ns", "end_ns", "a", "b", "c", "d")), _SEQUENCE]
@@ -253,7 +256,9 @@ def _thinned(
         own = order[first:past]
         if process in trains and (kind in _UNREAD or kind >= FIRST_USER_KIND):
             edges = {int(table[0, own].argmin()), int(table[_END, own].argmax()), size - 1}
-            own = own[sorted(edges)]
+            keep = np.zeros(size, np.bool_) if kind != COLLECTIVE else table[_GROUP, own] != 0
+            keep[list(edges)] = True
+            own = own[keep]
         rows.append(own)
     bounds = np.concatenate([[0], np.cumsum([own.size for own in rows])]).astype(np.int64)
     return np.concatenate([order[:0], *rows]), bounds
