@@ -22,7 +22,7 @@ from clusterprof.probe import layout
 from clusterprof.timeline.model import PHASE_COLLECTIVE, Float, Int, Lost, Rank, SpanTable
 
 OTHER = "unexplained"
-MOST_OPERATIONS = 20_000
+MOST_OPERATIONS = 12_000
 """Of one rank: their sums are in memory until all ranks have been read, a third of a kB each."""
 
 
