@@ -109,7 +109,7 @@ def _peers(
 ) -> list[Metric]:
     """What only ranks together tell; unknown where no operation between them was seen."""
     seen = any(one.felt or one.caused for one in books)
-    why = "no operation between ranks was recorded" if in_step_ns > 0 else _NO_STEPS
+    why = "no operations of ranks could be laid side by side" if in_step_ns > 0 else _NO_STEPS
     out = []
     for family in ("network", "synchronization"):
         part = sum(ns for id_, ns in buckets.items() if _family(id_) == family)
