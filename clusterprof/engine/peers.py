@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
-from clusterprof.attribution.blame import UNKNOWN, settle_waits
+from clusterprof.attribution.blame import UNKNOWN, Blamed, settle_waits
 from clusterprof.attribution.blame_books import Books
 from clusterprof.attribution.ledger import RankBooks, charged
 from clusterprof.attribution.local import PEERS, PRECEDENCE
@@ -24,6 +25,7 @@ from clusterprof.attribution.spent import OTHER, WORK, RankOperations
 from clusterprof.engine.node import NodeResult
 from clusterprof.timeline.collectives import Arrivals, match, together, whole_spans
 from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
+from clusterprof.timeline.operations import Operations
 
 PEERS_UNKNOWN = "peers-unknown"
 GROUP_ANNOUNCED = "group-announced"
@@ -38,22 +40,45 @@ _JOB_VARIABLES = (
 _RESTART_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
-def across_ranks(nodes: Sequence[NodeResult]) -> tuple[NodeResult, ...]:
-    """Return the nodes with the time in operations charged in the books of their ranks."""
+class Watcher(Protocol):
+    """Something that adds up what blame says, block after block."""
+
+    def add(self, ops: Operations, blamed: Blamed) -> None:
+        """Take a block of operations and what each wait in it was charged to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Across:
+    """All nodes of a recording, and what only their ranks together tell."""
+
+    nodes: tuple[NodeResult, ...]
+    """With the time in operations charged in the books of their ranks."""
+    unmatched: Mapping[str, int] = field(default_factory=dict)
+    """Reason (`timeline.collectives`) -> spans of operations that were left out."""
+
+
+def across_ranks(nodes: Sequence[NodeResult]) -> Across:
+    """Lay the operations of all ranks side by side and charge the time in them."""
     books = [(node, one) for node in nodes for one in node.books]
     found = [(at, *pair) for at, pair in enumerate(books) if pair[1].operations is not None]
     if not found:
-        return tuple(nodes)
+        return Across(tuple(nodes))
     if not all(one.operations.whole for _, _, one in found if one.operations is not None):
-        return tuple(nodes)  # beside some ranks alone the others would be called unknown
+        return Across(tuple(nodes))  # beside some ranks alone the others would be called unknown
     arrivals, come, go = _arrivals(found)
-    ops = match(arrivals, _members(found)).operations
+    matched = match(arrivals, _members(found))
+    ops = matched.operations
     summed = Books(len(books), (*PRECEDENCE, OTHER, WORK))
+    watchers: tuple[Watcher, ...] = (summed,)
     blamed, _ = settle_waits(ops, come[ops.source], go[ops.source], len(books))
-    summed.add(ops, blamed)
+    for watcher in watchers:
+        watcher.add(ops, blamed)
     new = {at: _charged(one, at, summed) for at, _, one in found}
     left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
-    return tuple(replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes)
+    charged_nodes = tuple(
+        replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
+    )
+    return Across(charged_nodes, matched.unmatched)
 
 
 def _arrivals(found: Sequence[tuple[int, NodeResult, RankBooks]]) -> tuple[Arrivals, Int, Int]:

@@ -13,6 +13,7 @@ from clusterprof.attribution.partial import Partial, merge
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.engine.metrics import metrics_of
 from clusterprof.engine.node import NodeResult
+from clusterprof.engine.peers import Across
 from clusterprof.findings import Blind, Culprit, Evidence, Finding, RankLedger, Report
 
 # Less than this part of the time inside steps is in the ledger and no finding.
@@ -22,8 +23,9 @@ _STARTUP_CONFIDENCE = 0.95  # seen from the probe's first mark; from the device'
 _STARTUP_CONFIDENCE_UNMARKED = 0.75
 
 
-def build_report(title: str, nodes: Sequence[NodeResult]) -> Report:
+def build_report(title: str, across: Across) -> Report:
     """Merge the results of all nodes, in the order given."""
+    nodes = across.nodes
     books = tuple(one for node in nodes for one in node.books)
     ledgers = tuple(one.ledger for one in books)
     in_step_ns = sum(one.in_step_ns for one in ledgers)
