@@ -18,9 +18,9 @@ from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.local import BLOCKED
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import RankState
-from clusterprof.attribution.spent import RankOperations
 from clusterprof.findings import UNATTRIBUTED, RankLedger
 from clusterprof.timeline.model import SOURCE_HOST_SPANS
+from clusterprof.timeline.operation_rows import RankOperations
 
 LOW_CONFIDENCE = "low-confidence"
 STARTUP, AFTER_STEPS, NO_STEPS = "startup", "after-steps", "no-steps"

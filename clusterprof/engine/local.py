@@ -15,6 +15,7 @@ from clusterprof.engine.limits import bound
 from clusterprof.engine.node import analyse_node
 from clusterprof.engine.peers import across_ranks
 from clusterprof.engine.report import build_report
+from clusterprof.engine.spill import spilled
 from clusterprof.findings import Report
 from clusterprof.trace.reader import node_folders
 
@@ -36,12 +37,15 @@ def analyze(
     """
     bound_limits = bound(limits)
     folders = node_folders(path)
-    if jobs > 1 and len(folders) > 1:
-        from multiprocessing import get_context  # one process has no use for it
+    with spilled(folders) as place:
+        one = partial(analyse_node, limits=bound_limits, place=place)
+        if jobs > 1 and len(folders) > 1:
+            from multiprocessing import get_context  # one process has no use for it
 
-        with get_context("spawn").Pool(min(jobs, len(folders))) as pool:
-            # `map` keeps the order of the folders: the report does not depend on who was quicker.
-            nodes = pool.map(partial(analyse_node, limits=bound_limits), folders, chunksize=1)
-    else:
-        nodes = [analyse_node(folder, bound_limits) for folder in folders]
-    return build_report(str(path), across_ranks(nodes))
+            with get_context("spawn").Pool(min(jobs, len(folders))) as pool:
+                # `map` keeps the order of the folders: the report depends not on who was quicker.
+                nodes = pool.map(one, folders, chunksize=1)
+        else:
+            nodes = [one(folder) for folder in folders]
+        across = across_ranks(nodes, place)
+    return build_report(str(path), across)

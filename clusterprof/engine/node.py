@@ -19,11 +19,13 @@ from clusterprof.attribution.lost import lost_pieces
 from clusterprof.attribution.partial import EMPTY, Partial, merge
 from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
 from clusterprof.attribution.spent import Spending
+from clusterprof.engine.spill import IN_MEMORY, Place, Shelf
 from clusterprof.findings import NodeFacts
 from clusterprof.signals import SELF_CPU
 from clusterprof.timeline.buffers import REACH_NS
 from clusterprof.timeline.load import CHUNK_NS, NodeLoad, NodeLoaded
 from clusterprof.timeline.model import Chunk, Rank
+from clusterprof.timeline.operation_rows import Store
 from clusterprof.timeline.ranks import ranks_of
 
 Key = tuple[int, int]  # pid, started_ticks
@@ -55,12 +57,19 @@ class _Open:
 
 
 def analyse_node(
-    folder: Path, limits: Mapping[str, Any], chunk_ns: int | None = None
+    folder: Path,
+    limits: Mapping[str, Any],
+    chunk_ns: int | None = None,
+    place: Place = IN_MEMORY,
 ) -> NodeResult:
-    """Read one node's folder and return the books of its ranks. `limits`: bound, by cause id."""
+    """Read one node's folder and return the books of its ranks. `limits`: bound, by cause id.
+
+    `place` is where the operations of its ranks are kept until those of all nodes are there.
+    """
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
     meter = _Meter()
-    books = books_of(meter.watch(load.chunks()), limits)
+    with Shelf(place) as shelf:
+        books = books_of(meter.watch(load.chunks()), limits, shelf)
     loaded = load.facts()
     duration_ns = loaded.last_ns - loaded.first_ns
     facts = NodeFacts(
@@ -75,7 +84,9 @@ def analyse_node(
     return NodeResult(facts, books, loaded)
 
 
-def books_of(chunks: Iterable[Chunk], limits: Mapping[str, Any]) -> tuple[RankBooks, ...]:
+def books_of(
+    chunks: Iterable[Chunk], limits: Mapping[str, Any], store: Store
+) -> tuple[RankBooks, ...]:
     """Return the books of every rank in a stream of chunks of one node."""
     ranks: dict[Key, _Open] = {}
     done: dict[Key, RankBooks] = {}
@@ -92,7 +103,7 @@ def books_of(chunks: Iterable[Chunk], limits: Mapping[str, Any]) -> tuple[RankBo
                 found[key] = replace(one.rank, chunk=glued, main=main, workers=())
         for key, rank in found.items():
             if key not in done:
-                ranks[key] = _advance(ranks.get(key), rank, limits)
+                ranks[key] = _advance(ranks.get(key), rank, limits, store)
         needed_ns = _needed_from(ranks, chunk)
         # What the next chunk brings along by itself need not be kept.
         kept = tail(glued, needed_ns) if needed_ns < chunk.end_ns - _BROUGHT_NS else None
@@ -135,16 +146,16 @@ def _needed_from(ranks: Mapping[Key, _Open], chunk: Chunk) -> int:
     return max(min(times), oldest)
 
 
-def _advance(one: _Open | None, rank: Rank, limits: Mapping[str, Any]) -> _Open:
+def _advance(one: _Open | None, rank: Rank, limits: Mapping[str, Any], store: Store) -> _Open:
     if not sample_times(rank).size:  # known by name and never sampled is not measured
         rank = replace(rank, device="")
     if one is None:
-        one = _Open(RankState(), EMPTY, EMPTY, rank, Spending(PRECEDENCE))
+        one = _Open(RankState(), EMPTY, EMPTY, rank, Spending(PRECEDENCE, store))
         return _settled(one, rank, limits, last=False)
     if rank.marked and not one.rank.marked:
         # The first span: what was guessed of the time before is dropped, it was start-up.
         state = RankState(first_ns=one.state.first_ns, last_ns=one.state.last_ns)
-        one = _Open(state, EMPTY, EMPTY, rank, Spending(PRECEDENCE))
+        one = _Open(state, EMPTY, EMPTY, rank, Spending(PRECEDENCE, store))
     # A chunk in which a rank says nothing does not make it a rank without a probe or a device.
     rank = replace(
         rank,

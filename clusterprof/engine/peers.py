@@ -4,7 +4,7 @@
                             job, group, number     who came last, and why
 
 Every rank's ledger keeps its sums: what was "peers" becomes the causes for which it waited there.
-Where a rank had too many operations to be kept in memory, all of it stays "peers".
+Operations are read from where the analysis of each node has put them, and blamed block by block.
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ from typing import Protocol
 
 import numpy as np
 
-from clusterprof.attribution.blame import UNKNOWN, Blamed, settle_waits
+from clusterprof.attribution.blame import UNKNOWN, WORK, Blamed, causes, settle_waits
 from clusterprof.attribution.blame_books import Books
 from clusterprof.attribution.ledger import RankBooks, charged
 from clusterprof.attribution.local import PEERS, PRECEDENCE
 from clusterprof.attribution.partial import SHARE, Partial, merge
-from clusterprof.attribution.spent import OTHER, WORK, RankOperations
+from clusterprof.attribution.spent import OTHER
 from clusterprof.engine.node import NodeResult
-from clusterprof.timeline.collectives import Arrivals, match, together, whole_spans
+from clusterprof.engine.spill import IN_MEMORY, Place, Reader
+from clusterprof.timeline.collectives_directory import Person
+from clusterprof.timeline.collectives_stream import Stream
 from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
+from clusterprof.timeline.operation_rows import RankOperations
 from clusterprof.timeline.operations import Operations
 
 PEERS_UNKNOWN = "peers-unknown"
 GROUP_ANNOUNCED = "group-announced"
+CATEGORIES = (*PRECEDENCE, OTHER, WORK)
+BLOCK_ROWS = 32_000
+"""Rows that blame takes at once: what it works on stays in the caches of the CPU."""
 _GRADE = "B"  # durations of marked spans; no counter says the same
 _JOB_VARIABLES = (
     "SLURM_JOB_ID",
@@ -55,65 +61,65 @@ class Across:
     """With the time in operations charged in the books of their ranks."""
     unmatched: Mapping[str, int] = field(default_factory=dict)
     """Reason (`timeline.collectives`) -> spans of operations that were left out."""
+    not_compared: str = ""
+    """Why operations of ranks were not laid side by side at all; "" when they were."""
 
 
-def across_ranks(nodes: Sequence[NodeResult]) -> Across:
-    """Lay the operations of all ranks side by side and charge the time in them."""
+def across_ranks(nodes: Sequence[NodeResult], place: Place = IN_MEMORY) -> Across:
+    """Lay the operations of all ranks side by side and charge the time in them.
+
+    `place` is where the analysis of the nodes has put them. When they cannot be read back, all time
+    in them stays "peers": beside some ranks alone the others would be called unknown.
+    """
     books = [(node, one) for node in nodes for one in node.books]
     found = [(at, *pair) for at, pair in enumerate(books) if pair[1].operations is not None]
     if not found:
         return Across(tuple(nodes))
-    if not all(one.operations.whole for _, _, one in found if one.operations is not None):
-        return Across(tuple(nodes))  # beside some ranks alone the others would be called unknown
-    arrivals, come, go = _arrivals(found)
-    matched = match(arrivals, _members(found))
-    ops = matched.operations
-    summed = Books(len(books), (*PRECEDENCE, OTHER, WORK))
+    lost = [one.operations.why_lost for _, _, one in found if one.operations is not None]
+    if any(lost):
+        return Across(tuple(nodes), not_compared=max(lost))
+    summed = Books(len(books), CATEGORIES)
     watchers: tuple[Watcher, ...] = (summed,)
-    blamed, _ = settle_waits(ops, come[ops.source], go[ops.source], len(books))
-    for watcher in watchers:
-        watcher.add(ops, blamed)
+    try:
+        with Reader(place) as reader:
+            unmatched = _watched(found, len(books), reader, watchers)
+    except OSError as error:
+        return Across(tuple(nodes), not_compared=str(error))
     new = {at: _charged(one, at, summed) for at, _, one in found}
     left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
     )
-    return Across(charged_nodes, matched.unmatched)
+    return Across(charged_nodes, unmatched)
 
 
-def _arrivals(found: Sequence[tuple[int, NodeResult, RankBooks]]) -> tuple[Arrivals, Int, Int]:
-    """All operations of all ranks, and what each rank had spent when it came and left."""
-    parts, come, go = [], [], []
-    past = 0
-    for at, node, one in found:
-        operations: RankOperations = one.operations  # type: ignore[assignment]
-        spans = operations.spans
-        whole = whole_spans(spans.start_ns, spans.end_ns, spans.a, spans.b, spans.c, spans.d)
-        source = whole["source"]
-        leaves = whole["leaver"]
-        ahead_ns = _wall_ahead_ns(node)
-        n = len(source)
-        parts.append(
-            Arrivals(
-                rank=np.full(n, at),
-                global_rank=np.full(n, at if one.ledger.rank is None else one.ledger.rank),
-                job=np.full(n, _job(one.identity)),
-                arrive_ns=whole["arrive_ns"],
-                leave_ns=whole["leave_ns"],
-                blocked_ns=operations.blocked_ns[leaves],
-                when_ns=whole["leave_ns"] + ahead_ns,
-                group=whole["group"],
-                sequence=whole["sequence"],
-                bytes=whole["bytes"],
-                operation=whole["operation"],
-                peer=whole["peer"],
-                source=past + np.arange(n),
-            )
-        )
-        come.append(operations.at_arrive[source])
-        go.append(operations.at_leave[leaves])
-        past += n
-    return together(*parts), np.concatenate(come), np.concatenate(go)
+def _watched(
+    found: Sequence[tuple[int, NodeResult, RankBooks]],
+    ranks: int,
+    reader: Reader,
+    watchers: Sequence[Watcher],
+) -> Mapping[str, int]:
+    """Read operations block by block, blame them, tell the watchers; return what did not match."""
+    people = [_person(at, node, one) for at, node, one in found]
+    spent = sorted({int(c) for one in people for b in one.operations.blocks for c in b.come})
+    # Of most categories nothing was ever spent; work, the last one, is always asked for.
+    columns = [*(c for c in spent if c != len(CATEGORIES) - 1), len(CATEGORIES) - 1]
+    few, every = causes([CATEGORIES[c] for c in columns]), causes(CATEGORIES)
+    number = np.array([every.index(name) for name in few])
+    stream = Stream(people, _members(found), columns, reader.get)
+    carry = None
+    for ops, come, go in stream.stretches(BLOCK_ROWS):
+        blamed, carry = settle_waits(ops, come, go, ranks, carry)
+        blamed = replace(blamed, cause=number[blamed.cause])
+        for watcher in watchers:
+            watcher.add(ops, blamed)
+    return stream.unmatched
+
+
+def _person(at: int, node: NodeResult, one: RankBooks) -> Person:
+    operations: RankOperations = one.operations  # type: ignore[assignment]
+    name = at if one.ledger.rank is None else one.ledger.rank
+    return Person(at, name, _job(one.identity), _wall_ahead_ns(node), operations)
 
 
 def _members(

@@ -48,7 +48,7 @@ def build_report(title: str, across: Across) -> Report:
         unattributed_reasons=_largest_first(reasons),
         outside_buckets=_largest_first(outside),
         metrics=metrics_of(books, [node.facts for node in nodes]),
-        blinds=_blinds(nodes, books),
+        blinds=(*_not_compared(across), *_blinds(nodes, books)),
         notes=_notes(books),
     )
 
@@ -179,6 +179,16 @@ def _blinds(nodes: Sequence[NodeResult], books: Sequence[RankBooks]) -> tuple[Bl
             found.setdefault((what, gap.message), Blind(what, gap.kind, gap.message, gap.remedy))
     blinds = sorted(found.values(), key=lambda b: (b.kind != "lost", b.what, b.message))
     return (*blinds, *_abstained(books))
+
+
+def _not_compared(across: Across) -> tuple[Blind, ...]:
+    if not across.not_compared:
+        return ()
+    message = f"operations could not be laid side by side: {across.not_compared}"
+    remedy = (
+        "set TMPDIR to a folder with room for a quarter of the recordings' size, and analyse again"
+    )
+    return (Blind("waits between ranks", "failed", message, remedy),)
 
 
 def _lost_records(node: NodeResult) -> list[Blind]:

@@ -12,51 +12,6 @@ LAGS = (-3, -2, -1, 1, 2, 3)
 BETTER = 4  # a shifted row of numbers must fit that many times better
 
 
-def first_of(op: Int, rank: Int, t_ns: Int) -> NDArray[np.bool_]:
-    """True for the first row of each rank in each operation."""
-    order = np.lexsort((t_ns, rank, op))
-    keep = np.ones(op.size, np.bool_)
-    keep[1:] = (op[order][1:] != op[order][:-1]) | (rank[order][1:] != rank[order][:-1])
-    out = np.empty_like(keep)
-    out[order] = keep
-    return out
-
-
-def restarts(
-    rank: Int, channel: Int, sequence: Int, arrive_ns: Int
-) -> tuple[Int, NDArray[np.bool_]]:
-    """Return how often a rank had begun again, and whether that agrees with most of its group.
-
-    A number that is not higher than the one before it is a beginning. A rank whose recording lacks
-    the first beginning counts one less than the others: its numbers mean other operations.
-    """
-    order = np.lexsort((arrive_ns, rank, channel))
-    number, who, where = sequence[order], rank[order], channel[order]
-    same = np.zeros(order.size, np.bool_)
-    same[1:] = (who[1:] == who[:-1]) & (where[1:] == where[:-1])
-    again = np.zeros(order.size, np.bool_)
-    # The same number at the same place is the same span seen twice, not a beginning.
-    again[1:] = same[1:] & (number[1:] < number[:-1])
-    total = np.cumsum(again)
-    start = np.flatnonzero(~same)
-    of_start = np.cumsum(~same) - 1
-    epoch = total - total[start][of_start] if order.size else total
-    if not again.any():
-        return np.zeros(order.size, np.int64), np.ones(order.size, np.bool_)
-    most = np.maximum.reduceat(epoch, start)
-    _, group = np.unique(where[start], return_inverse=True)
-    # The commonest count of each group; of equally common ones the higher.
-    codes, count = np.unique(group * (most.max() + 1) + most, return_counts=True)
-    usual = np.zeros(group.max() + 1, np.int64)
-    by_count = np.lexsort((codes, count))
-    usual[codes[by_count] // (most.max() + 1)] = codes[by_count] % (most.max() + 1)
-    out = np.empty(order.size, np.int64)
-    clear = np.empty(order.size, np.bool_)
-    out[order] = epoch
-    clear[order] = (most == usual[group])[of_start]
-    return out, clear
-
-
 def off_by_some(
     rank: Int, team: Int, sequence: Int, op: Int, leave_ns: Int, asked: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:

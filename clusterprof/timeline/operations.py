@@ -10,6 +10,16 @@ from numpy.typing import NDArray
 from clusterprof.timeline.model import Int
 
 SEND, RECV = 10, 11
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mixed(*columns: Int) -> Int:
+    """Return one label for each combination of values (64 bits of a mixing function)."""
+    out = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        out = (out ^ column.astype(np.uint64)) * _ODD
+        out ^= out >> np.uint64(32)
+    return (out >> np.uint64(1)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

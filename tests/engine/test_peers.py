@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +9,13 @@ import pytest
 from recordings import MAIN, SECOND, WORKER, Script, write
 from test_analysis import check_books, metrics
 
-from clusterprof.attribution import spent
-from clusterprof.attribution.local import PRECEDENCE
 from clusterprof.engine.limits import bound
 from clusterprof.engine.local import analyze
 from clusterprof.engine.node import analyse_node
+from clusterprof.engine.peers import CATEGORIES
 from clusterprof.findings import Report
 from clusterprof.probe import layout
+from clusterprof.timeline.operation_rows import HEAD_ROWS, read_block
 
 GROUP = 7
 STEPS = 60
@@ -136,29 +135,19 @@ def test_a_life_before_a_restart_is_not_waited_for(tmp_path: Path) -> None:
     assert seconds_of(report, 0) == {"sync-unknown-peer": 18.0}
 
 
-def test_too_many_operations_stay_unattributed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spent, "MOST_OPERATIONS", STEPS - 1)
-    report = recorded(job((0.0, 0.3), (0.2, 0.3)), tmp_path)
-    # 0.3 s of each step of rank 0, 0.1 s of rank 1
-    assert seconds_of(report, 0) == {"unattributed": 18.0}
-    assert report.unattributed_reasons == (("peers", 24 * SECOND),)
-
-
 def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path) -> None:
     folder = write(job((0.0, 0.3), (0.2, 0.3))[1], tmp_path / "node-1")
     whole, cut = (analyse_node(folder, bound({}), chunk_ns=ns) for ns in (10**12, 7 * SECOND))
-    [one], [other] = whole.books, cut.books
-    assert one.operations is not None and other.operations is not None
-    assert len(one.operations.spans.start_ns) == STEPS
-    for name in ("blocked_ns", "at_arrive", "at_leave"):
-        assert np.abs(getattr(one.operations, name) - getattr(other.operations, name)).max() <= 2
-    for field in dataclasses.fields(one.operations.spans):
-        columns = (getattr(each.operations.spans, field.name) for each in (one, other))
-        assert np.array_equal(*columns)
+    tables = []
+    for [one] in (whole.books, cut.books):
+        [block] = one.operations.blocks
+        table = np.zeros((HEAD_ROWS + 2 * len(CATEGORIES), STEPS), np.int64)
+        read_block(block.place, block, np.arange(len(CATEGORIES)), table)
+        tables.append(table)
+    assert np.abs(tables[0] - tables[1]).max() <= 2
+    assert np.array_equal(tables[0][[0, 1, 3, 4, 5, 6]], tables[1][[0, 1, 3, 4, 5, 6]])
     # by the end of step 10 rank 1 had waited 10 * 0.2 s for data and worked 10 * 0.3 s
     expected = dict(zip(("storage-local", "cpu-preprocess"), (1.0, 1.0)), work=3.0)
-    row = one.operations.at_leave[9] / SECOND
-    found = dict(zip((*PRECEDENCE, "unexplained", "work"), row.tolist()))
+    row = tables[0][HEAD_ROWS + len(CATEGORIES) :, 9] / SECOND
+    found = dict(zip(CATEGORIES, row.tolist()))
     assert {name: s for name, s in found.items() if s > 1e-6} == pytest.approx(expected)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clusterprof.timeline.collectives import Arrivals, Matched, match, together, whole_spans
+from clusterprof.timeline.collectives import Arrivals, Matched, match, together
+from clusterprof.timeline.operation_rows import halves
 from clusterprof.timeline.operations import RECV, SEND
 
 ALL_REDUCE, BARRIER = 1, 9
@@ -122,22 +123,6 @@ def test_sends_and_receives_are_matched_by_direction() -> None:
     assert np.unique(found.operations.team).size == 1  # one pair, both ways
 
 
-def test_an_operation_waits_for_a_member_that_may_still_come() -> None:
-    spans = together(spans_of(0), spans_of(1, LEAVES[:25]))
-    first = match(spans, final=False)
-    assert sizes(first) == [2] * 25
-    assert first.held.rank.tolist() == [0] * 15
-    rest = match(together(first.held, spans_of(1, LEAVES[25:], np.arange(25, 40))), final=False)
-    assert sizes(rest) == [2] * 15
-    assert rest.held.rank.size == 0
-
-
-def test_an_operation_that_a_member_has_passed_is_not_waited_for() -> None:
-    gap = np.delete(np.arange(40), 12)
-    found = match(together(spans_of(0), spans_of(1, LEAVES[gap], gap)), final=False)
-    assert sizes(found) == [2] * 12 + [1] + [2] * 27
-
-
 def test_an_asynchronous_operation_is_reached_at_its_issue_and_left_at_the_end_of_its_wait() -> (
     None
 ):
@@ -145,12 +130,9 @@ def test_an_asynchronous_operation_is_reached_at_its_issue_and_left_at_the_end_o
     start, end = np.array([10, 50, 90, 100, 110]), np.array([12, 80, 95, 101, 120])
     a, b = np.full(5, 77), np.array([0, 0, 1, 2, 3])
     form = np.array([1, 2, 0, 1, 2])
-    found = whole_spans(start, end, a, b, np.full(5, 64), form << 8 | 1 | 4 << 16)
-    assert found["arrive_ns"].tolist() == [90, 10]
-    assert found["leave_ns"].tolist() == [95, 80]
-    assert found["blocked_ns"].tolist() == [5, 30]
-    assert found["peer"].tolist() == [3, 3]
-    assert found["unmatched"].tolist() == [3, 4]
+    spans = np.stack([start, end, a, b, np.full(5, 64), form << 8 | 1 | 4 << 16, end - start])
+    begin, leave = halves(spans)
+    assert (begin.tolist(), leave.tolist()) == ([0, 2], [1, 2])
 
 
 def test_a_span_that_ends_before_it_begins_is_left_out() -> None:
