@@ -131,13 +131,17 @@ def settle_waits(
     ledger = _charged(look, habits, ops, waiting, awaited, carry)
     charges = ledger.all()
     keep = kept(look)
-    after = Carry(keep, _kept_charges(look, keep, charges), carry.operations + ops.team.size)
-    new = charges.row >= fresh
+    after = Carry(
+        look.rows.take(keep), _kept_charges(keep, rows.op.size, charges),
+        carry.operations + ops.team.size,
+    )  # fmt: skip
+    new = slice(int(np.searchsorted(charges.row, fresh)), None)
     width = at_arrive.shape[1] - 1 + len(OWN)
+    culprit = charges.key[new] // width
     blamed = Blamed(
         charges.row[new] - fresh,
-        charges.key[new] // width - 1,
-        charges.key[new] % width,
+        culprit - 1,
+        charges.key[new] - culprit * width,
         charges.ns[new],
         look.rows.transfer_ns[fresh:],
         np.where(np.diff(ops.first) > 1, ops.rank[last], NOBODY),
@@ -164,58 +168,64 @@ def _charged(
     stay = rows.leave_ns[awaited] - rows.arrive_ns[awaited]
     wait = rows.wait_ns[waiting] + rows.transfer_ns[waiting] - stay
     pairs = blame_excess.Pairs(waiting, awaited, *last_together(look, waiting, awaited))
-    shares = _shares(look, habits, pairs, wait)
-    rest = wait - np.bincount(shares.row, weights=shares.ns, minlength=wait.size).astype(np.int64)
-    over = np.flatnonzero(rest)
+    table, name, handed_ns = _shares(look, habits, pairs, wait)
+    row, column = np.nonzero(table)
+    key = name[column]
     # Who sends does not wait for the receiver: what nothing explains was on its way.
-    sends = is_pair(ops.operation)[rows.op[waiting[over]] - carry.operations]
-    sends &= pairs.mine[over] >= 0
-    name = np.where(sends, _number(width, TRANSFER), _number(width, UNKNOWN))
-    handed_on = shares.key == HANDED
-    own = Charges(*(column[~handed_on] for column in shares))
-    own = _joined(own, Charges(over, name, rest[over]))
-    culprit = rows.rank[awaited[own.row]]
+    if (pair := is_pair(ops.operation)).any():
+        over = np.flatnonzero(key == _number(width, UNKNOWN))
+        sends = pair[rows.op[waiting[row[over]]] - carry.operations] & (pairs.mine[row[over]] >= 0)
+        key[over[sends]] = _number(width, TRANSFER)
+    culprit = rows.rank[awaited]
     # Nothing left together, and it may itself have waited elsewhere: nobody can be named.
-    blind = (pairs.mine < 0) & (look.before[awaited] >= 0)
-    culprit[(own.key == _number(width, TRANSFER)) | blind[own.row]] = NOBODY
-    own = Charges(waiting[own.row], (culprit + 1) * width + own.key, own.ns)
+    culprit[(pairs.mine < 0) & (look.before[awaited] >= 0)] = NOBODY
+    culprit = culprit[row]
+    culprit[key == _number(width, TRANSFER)] = NOBODY
+    own = Charges(waiting[row], (culprit + 1) * width + key, table[row, column])
     unseen_ns = rows.wait_ns[look.fresh :].copy()
     unseen_ns[waiting - look.fresh] -= wait
     alone = np.flatnonzero(unseen_ns)
     peer = np.full(alone.size, _number(width, UNKNOWN_PEER))
     own = _joined(carry.charges, own, Charges(look.fresh + alone, peer, unseen_ns[alone]))
     ledger = blame_chains.Ledger(own, rows.op.size)
-    some = shares.row[handed_on]
-    handed = blame_chains.Handed(
-        waiting[some], shares.ns[handed_on], awaited[some], pairs.theirs[some]
-    )
+    some = np.flatnonzero(handed_ns)
+    handed = blame_chains.Handed(waiting[some], handed_ns[some], awaited[some], pairs.theirs[some])
     blame_chains.hand_on(look, handed, ledger, _number(width, UNKNOWN))
     return ledger
 
 
 def _shares(
     look: Lookup, habits: blame_excess.Habits, pairs: blame_excess.Pairs, wait: Int
-) -> Charges:
-    """Share waits by what the awaited had more of: (number of the pair, cause or `HANDED`, ns)."""
-    compared = np.flatnonzero(pairs.mine >= 0)
-    known = pairs.take(compared)
-    more = blame_excess.excess(look, known)
-    table = blame_excess.shared(wait[compared], more)
+) -> tuple[Int, Int, Int]:
+    """Share waits by what the awaited had more of.
+
+    Returns int64[n, m] shares, the cause of each column, and what is handed on of each wait.
+    """
+    more = blame_excess.excess(look, pairs)
     width = look.rows.at_arrive.shape[1] - 1 + len(OWN)
     work = more.shape[1] - 3
-    cause = np.arange(more.shape[1])
-    cause[work:] = _number(width, SLOW_COMPUTE), _number(width, TRANSFER), HANDED
-    row, column = np.nonzero(table)
-    ns = table[row, column]
-    at = np.flatnonzero(column == work)
-    extra = more[row[at], work]
-    due = np.minimum(blame_excess.expected_work(look, habits, known.take(row[at])), extra)
-    usual = np.rint(ns[at] * (due / extra)).astype(np.int64)
-    ns[at] -= usual
-    name = np.full(at.size, _number(width, IMBALANCE))
-    out = _joined(Charges(row, cause[column], ns), Charges(row[at], name, usual))
-    some = out.ns > 0
-    return Charges(compared[out.row[some]], out.key[some], out.ns[some])
+    name = np.arange(more.shape[1])
+    name[work:] = _number(width, SLOW_COMPUTE), _number(width, TRANSFER), HANDED
+    some = np.flatnonzero(more.any(axis=0))
+    more, name = more[:, some], name[some]
+    shares = blame_excess.shared(wait, more)
+    table = np.empty((wait.size, some.size + 2), np.int64)
+    table[:, :-2] = shares
+    table[:, -2] = 0  # of work what was expected
+    np.subtract(wait, shares.sum(axis=1), out=table[:, -1])  # what nothing explains
+    handed_ns = np.zeros(wait.size, np.int64)
+    for column in np.flatnonzero(some >= work).tolist():
+        if some[column] == work:
+            at = np.flatnonzero(table[:, column])
+            extra = more[at, column]
+            due = np.minimum(blame_excess.expected_work(look, habits, pairs.take(at)), extra)
+            usual = np.rint(table[at, column] * (due / extra)).astype(np.int64)
+            table[at, column] -= usual
+            table[at, -2] = usual
+        elif name[column] == HANDED:
+            handed_ns = table[:, column].copy()
+            table[:, column] = 0
+    return table, np.append(name, [_number(width, IMBALANCE), _number(width, UNKNOWN)]), handed_ns
 
 
 def _joined(*parts: Charges) -> Charges:
@@ -226,13 +236,13 @@ def _joined(*parts: Charges) -> Charges:
     return Charges(row[order], key[order], ns[order])
 
 
-def _kept_charges(look: Lookup, keep: Rows, charges: Charges) -> Charges:
+def _kept_charges(keep: Int, rows: int, charges: Charges) -> Charges:
     """Number the charges of the kept rows as these will be numbered."""
-    op_rank = keep.op * look.ranks + keep.rank
-    number = np.full(look.rows.op.size, -1, np.int64)
-    number[np.searchsorted(look.key, op_rank)] = np.arange(op_rank.size)
+    number = np.full(rows, -1, np.int64)
+    number[keep] = np.arange(keep.size)
     row = number[charges.row]
-    return Charges(*(column[row >= 0] for column in (row, charges.key, charges.ns)))
+    some = np.flatnonzero(row >= 0)
+    return Charges(row[some], charges.key[some], charges.ns[some])
 
 
 def _gain(ops: Operations, shortest: Int, last: Int) -> tuple[Int, Int]:

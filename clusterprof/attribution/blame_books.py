@@ -8,7 +8,7 @@ import numpy as np
 
 from clusterprof.attribution.blame import IMBALANCE, NOBODY, SLOW_COMPUTE, TRANSFER, Blamed, causes
 from clusterprof.attribution.blame_rows import is_pair
-from clusterprof.timeline.model import Int
+from clusterprof.timeline.model import Float, Int
 from clusterprof.timeline.operations import Operations
 
 
@@ -33,16 +33,16 @@ class Books:
         """Add a block."""
         rank, row = ops.rank, blamed.row
         self.felt_ns += _summed(rank[row], blamed.cause, blamed.ns, self.felt_ns.shape)
-        moved = np.full(rank.size, self.causes.index(TRANSFER))
-        self.felt_ns += _summed(rank, moved, blamed.transfer_ns, self.felt_ns.shape)
         self.caused_ns += _summed(blamed.culprit, blamed.cause, blamed.ns, self.caused_ns.shape)
-        nobody = np.full(rank.size, NOBODY)
-        self.caused_ns += _summed(nobody, moved, blamed.transfer_ns, self.caused_ns.shape)
-        wait = (ops.blocked_ns - blamed.transfer_ns)[row]
-        op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))[row]
-        gain = np.minimum(blamed.recoverable_ns[op], wait)
-        gain = np.where(blamed.culprit < 0, 0, gain)
-        gain = np.rint(blamed.ns * (gain / np.maximum(wait, 1))).astype(np.int64)
+        moved = self.causes.index(TRANSFER)
+        moved_ns = np.bincount(rank, weights=blamed.transfer_ns, minlength=len(self.felt_ns))
+        self.felt_ns[:, moved] += moved_ns.astype(np.int64)
+        self.caused_ns[NOBODY, moved] += int(blamed.transfer_ns.sum())
+        wait = ops.blocked_ns - blamed.transfer_ns
+        gain = np.minimum(np.repeat(blamed.recoverable_ns, np.diff(ops.first)), wait)
+        part = (gain / np.maximum(wait, 1))[row]
+        part[blamed.culprit < 0] = 0.0
+        gain = np.rint(blamed.ns * part)
         self.recoverable_ns += _summed(blamed.culprit, blamed.cause, gain, self.caused_ns.shape)
         known = blamed.last >= 0
         np.add.at(self.last, blamed.last[known], 1)
@@ -83,7 +83,7 @@ def roles(ops: Operations, ranks: int) -> Int:
     return out
 
 
-def _summed(who: Int, cause: Int, ns: Int, shape: tuple[int, ...]) -> Int:
+def _summed(who: Int, cause: Int, ns: Int | Float, shape: tuple[int, ...]) -> Int:
     """Sum into a table; row -1 is the last. Floats are exact up to 2**53 ns (104 days) a cell."""
     cell = np.where(who < 0, shape[0] - 1, who) * shape[1] + cause
     sums = np.bincount(cell, weights=ns, minlength=shape[0] * shape[1])

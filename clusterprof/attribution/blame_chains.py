@@ -43,8 +43,9 @@ class Ledger:
 
     def __init__(self, charges: Charges, rows: int) -> None:
         self._parts = [charges]
-        self._end = np.searchsorted(charges.row, np.arange(rows), side="right")
-        self._from = np.searchsorted(charges.row, np.arange(rows))
+        count = np.bincount(charges.row, minlength=rows)
+        self._end = np.cumsum(count)
+        self._from = self._end - count
         self._handed_from = np.zeros(rows, np.int64)
         self._handed_end = np.zeros(rows, np.int64)
         self._key, self._ns = charges.key, charges.ns
@@ -72,6 +73,8 @@ class Ledger:
 
     def all(self) -> Charges:
         """Return everything, sorted by row."""
+        if len(self._parts) == 1:
+            return self._parts[0]
         row, key, ns = (np.concatenate(columns) for columns in zip(*self._parts))
         order = np.argsort(row, kind="stable")
         return Charges(row[order], key[order], ns[order])

@@ -49,32 +49,50 @@ class Pairs(NamedTuple):
 
 def with_habits(look: Lookup) -> tuple[Lookup, Habits]:
     """Count how much work each rank usually brings to each of its teams."""
-    rows = look.rows
-    order = look.by_team
-    last = look.previous[order]
-    follows = last >= 0
-    work = np.maximum(rows.at_arrive[order, -1] - rows.at_leave[last, -1], 0)
-    work[~follows] = 0
-    start = np.flatnonzero(~follows)[np.cumsum(~follows) - 1]
-    old = order < look.fresh
-    base_n = np.where(old[start], rows.windows[order][start], 0)
-    base_ns = np.where(old[start], rows.habit_ns[order][start], 0)
-    n = base_n + np.arange(order.size) - start
-    counted = follows & (n <= HABIT)
-    work = np.where(counted, work, 0)
-    sums = np.cumsum(work)
-    sums = base_ns + sums - sums[start]
-    columns = np.empty((4, n.size), np.int64)
-    columns[:, order] = np.minimum(n, HABIT), sums, np.clip(n - 1, 0, HABIT), sums - work
-    windows, habit, windows_before, habit_before = columns
+    rows, order = look.rows, look.by_team
+    follows = look.previous[order] >= 0
+    heads = np.flatnonzero(~follows)
+    length = np.diff(np.append(heads, order.size))
+    head = order[heads]
+    old = head < look.fresh
+    base_n = np.where(old, rows.windows[head], 0)
+    base_ns = np.where(old, rows.habit_ns[head], 0)
+    habit = np.empty_like(order)
+    habit[order] = np.repeat(base_ns, length)
+    windows, habit_before = np.full(order.size, HABIT), habit
+    windows_before = windows
+    young = np.flatnonzero(base_n < HABIT)
+    if young.size:  # else all is known already
+        columns = _counted(look, heads[young], length[young], base_n[young], base_ns[young])
+        windows, windows_before, habit_before = windows.copy(), windows.copy(), habit.copy()
+        some, windows[columns[0]], habit[columns[0]], *before = columns
+        windows_before[some], habit_before[some] = before
     rows = replace(rows, windows=windows, habit_ns=habit)
     return replace(look, rows=rows), Habits(windows_before, habit_before)
+
+
+def _counted(look: Lookup, heads: Int, length: Int, base_n: Int, base_ns: Int) -> tuple[Int, ...]:
+    """Return rows, stretches and work with each row, stretches and work before it."""
+    rows = look.rows
+    start = np.repeat(np.cumsum(length) - length, length)
+    n = np.arange(start.size) - start
+    order = look.by_team[np.repeat(heads, length) + n]
+    counted = n > 0
+    n += np.repeat(base_n, length)
+    counted &= n <= HABIT
+    last = look.previous[order]
+    work = np.maximum(rows.at_arrive[order, -1] - rows.at_leave[last, -1], 0)
+    work[~counted] = 0
+    sums = np.cumsum(work)
+    sums += np.repeat(base_ns, length) - sums[start]
+    return order, np.minimum(n, HABIT), sums, np.clip(n - 1, 0, HABIT), sums - work
 
 
 def excess(look: Lookup, pairs: Pairs) -> Int:
     """Return int64[n, K + 2]: what the awaited rank had more of since both left together.
 
-    The last two columns are transfers of other operations and waits in them.
+    The last two columns are transfers of other operations and waits in them. Where the two left
+    none together (`mine` is -1) there is nothing to compare, and all is 0.
     """
     rows = look.rows
     waiting, awaited, mine, theirs = pairs
@@ -85,13 +103,16 @@ def excess(look: Lookup, pairs: Pairs) -> Int:
     out = np.empty((waiting.size, spent.shape[1] + 2), np.int64)
     np.maximum(spent, 0, out=out[:, :-2])
     out[:, -2:] = 0
+    out[mine < 0] = 0
     end = look.by_rank[look.before[awaited]]
-    if np.array_equal(end, theirs):  # nobody was in another operation since
+    some = np.flatnonzero((end != theirs) & (mine >= 0))  # was in another operation since
+    if not some.size:
         return out
-    my_end = look.by_rank[look.before[waiting]]
+    end, theirs, mine = end[some], theirs[some], mine[some]
+    my_end = look.by_rank[look.before[waiting[some]]]
     for column, sums in ((-2, rows.transferred_ns), (-1, rows.waited_ns)):
         more = (sums[end] - sums[theirs]) - (sums[my_end] - sums[mine])
-        np.maximum(more, 0, out=out[:, column])
+        out[some, column] = np.maximum(more, 0)
     return out
 
 
@@ -100,28 +121,31 @@ def shared(wait_ns: Int, excess_ns: Int) -> Int:
 
     Whole nanoseconds by largest remainder; of equal remainders the column to the left is served.
     """
+    out = excess_ns.copy()
     total = excess_ns.sum(axis=1)
-    scarce = total <= wait_ns
-    scale = np.where(scarce, 1.0, wait_ns / np.maximum(total, 1))
-    exact = excess_ns * scale[:, None]
-    whole = np.floor(exact).astype(np.int64)
-    exact -= whole
-    rows = np.flatnonzero(~scarce)
-    left = wait_ns[rows] - whole[rows].sum(axis=1)
+    rows = np.flatnonzero(total > wait_ns)
+    if not rows.size:
+        return out
+    wait_ns, excess_ns = wait_ns[rows], excess_ns[rows]
+    exact = excess_ns * (wait_ns / total[rows])[:, None]
+    whole = exact.astype(np.int64)
+    left = wait_ns - whole.sum(axis=1)
     # A product may round up to the next whole number: then one nanosecond too much was given.
-    for row in rows[left < 0]:
-        whole[row, np.argmax(whole[row])] += wait_ns[row] - whole[row].sum()
-    rows, left = rows[left > 0], left[left > 0]
-    rest = exact[rows]
-    rest[excess_ns[rows] == 0] = -2.0
-    while rows.size:
+    for row in np.flatnonzero(left < 0):
+        whole[row, np.argmax(whole[row])] += left[row]
+    some = np.flatnonzero(left > 0)
+    rest = exact[some] - whole[some]
+    rest[excess_ns[some] == 0] = -2.0
+    left = left[some]
+    while some.size:
         best = np.argmax(rest, axis=1)
-        whole[rows, best] += 1
-        rest[np.arange(rows.size), best] -= 1.0
+        whole[some, best] += 1
+        rest[np.arange(some.size), best] -= 1.0
         left = left - 1
         more = left > 0
-        rows, left, rest = rows[more], left[more], rest[more]
-    return whole
+        some, left, rest = some[more], left[more], rest[more]
+    out[rows] = whole
+    return out
 
 
 def expected_work(look: Lookup, habits: Habits, pairs: Pairs) -> Int:

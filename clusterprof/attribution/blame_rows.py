@@ -67,8 +67,6 @@ class Lookup:
     rows: Rows
     fresh: int
     """Rows before this one are of earlier blocks."""
-    key: Int
-    """op * ranks + rank, ascending."""
     ranks: int
     by_rank: Int
     """Rows sorted by rank, then by when it left."""
@@ -80,12 +78,35 @@ class Lookup:
     """Rows sorted by team, then by rank, then by operation."""
     previous: Int
     """Row of the rank's operation before in the same team; -1 = none, or forgotten."""
+    first: Int
+    """First row of each operation there is here, and the end; operations are meant by their place
+    in this list from here on."""
+    of_row: Int
+    """Operation of each row."""
+    team: Int
+    """Team of each operation: 0 … teams - 1."""
 
-    def row_of(self, op: Int, rank: Int) -> Int:
+    def row_of(self, operation: Int, rank: Int) -> Int:
         """Return the row of a rank in an operation, -1 where it took no part or is forgotten."""
-        wanted = op * self.ranks + rank
-        at = np.minimum(np.searchsorted(self.key, wanted), self.key.size - 1)
-        return np.where((op >= 0) & (self.key[at] == wanted), at, -1)
+        at = np.maximum(operation, 0)
+        low, end = self.first[at], self.first[at + 1]
+        # Mostly the same ranks take part in all operations; then the place is that of the rank.
+        found = np.full(operation.size, -1, np.int64)
+        row = np.minimum(low + rank, end - 1)
+        good = (self.rows.rank[row] == rank) & (operation >= 0)
+        found[good] = row[good]
+        rest = np.flatnonzero(~good & (operation >= 0))
+        if rest.size:
+            low, end, wanted = low[rest], end[rest], rank[rest]
+            last = end - 1
+            while (open_ := low < end).any():
+                middle = (low + end) >> 1
+                less = self.rows.rank[np.minimum(middle, last)] < wanted
+                low = np.where(open_ & less, middle + 1, low)
+                end = np.where(open_ & ~less, middle, end)
+            there = (low <= last) & (self.rows.rank[np.minimum(low, last)] == wanted)
+            found[rest[there]] = low[there]
+        return found
 
 
 def shortest_stay(ops: Operations) -> Int:
@@ -132,70 +153,112 @@ def joined(
 
 def looked_up(rows: Rows, fresh: int, ranks: int) -> Lookup:
     """Sort the rows of a block every way that is needed, and carry the sums of each rank on."""
-    by_rank = np.lexsort((rows.op, rows.leave_ns, rows.rank))
-    place = np.empty_like(by_rank)
-    place[by_rank] = np.arange(by_rank.size)
-    rank = rows.rank[by_rank]
-    opens = np.ones(rank.size, np.bool_)
+    n = rows.op.size
+    starts = np.ones(n, np.bool_)
+    starts[1:] = rows.op[1:] != rows.op[:-1]
+    heads = np.flatnonzero(starts)
+    of_row = np.cumsum(starts) - 1
+    team = np.unique(rows.team[heads], return_inverse=True)[1]
+    by_op = in_groups(rows.rank, ranks)
+    by_rank = by_op
+    rank, leave = rows.rank[by_rank], rows.leave_ns[by_rank]
+    opens = np.ones(n, np.bool_)
     opens[1:] = rank[1:] != rank[:-1]
-    start = np.flatnonzero(opens)[np.cumsum(opens) - 1]
-    old = by_rank < fresh
-    rows = replace(
-        rows,
-        waited_ns=_carried(rows.wait_ns, rows.waited_ns, by_rank, start, old),
-        transferred_ns=_carried(rows.transfer_ns, rows.transferred_ns, by_rank, start, old),
-        ordinal=_carried(np.ones_like(rows.op), rows.ordinal, by_rank, start, old),
-    )
-    arrive, leave = rows.arrive_ns[by_rank], rows.leave_ns[by_rank]
-    before = np.arange(rank.size) - 1
-    late = np.flatnonzero(before >= start)
-    while (late := late[leave[before[late]] > arrive[late]]).size:  # asynchronous: still under way
-        before[late] -= 1
-        late = late[before[late] >= start[late]]
-    before[before < start] = -1
+    if (leave[1:] < leave[:-1])[~opens[1:]].any():  # asynchronous: left in another order
+        by_rank = np.lexsort((rows.op, rows.leave_ns, rows.rank))
+        leave = rows.leave_ns[by_rank]
+    place = np.empty_like(by_rank)
+    place[by_rank] = np.arange(n)
+    rows = _summed_up(rows, by_rank, opens, fresh)
+    before = _left_before(rows.arrive_ns[by_rank], leave, opens)
     found = np.empty_like(before)
     found[by_rank] = before
-    key = rows.op * ranks + rows.rank
-    return Lookup(rows, fresh, key, ranks, by_rank, place, found, *_by_team(rows))
+    by_team = by_op[in_groups(team[of_row[by_op]], int(team.max(initial=0)) + 1)]
+    previous = _previous(rows, by_team, team[of_row[by_team]])
+    return Lookup(
+        rows, fresh, ranks, by_rank, place, found, by_team, previous,
+        np.append(heads, n), of_row, team,
+    )  # fmt: skip
 
 
-def _by_team(rows: Rows) -> tuple[Int, Int]:
-    order = np.lexsort((rows.op, rows.rank, rows.team))
-    now, last = order[1:], order[:-1]
-    same = (rows.rank[now] == rows.rank[last]) & (rows.team[now] == rows.team[last])
-    same &= rows.ordinal[now] - rows.ordinal[last] <= LOOK_BACK
-    previous = np.full(order.size, -1, np.int64)
+def in_groups(number: Int, most: int) -> Int:
+    """Return the order that sorts by a number below `most`, and leaves the rest as it was."""
+    # Short numbers are sorted in one pass.
+    order: Int = np.argsort(number.astype(np.int16) if most < 1 << 15 else number, kind="stable")
+    return order
+
+
+def _previous(rows: Rows, by_team: Int, team: Int) -> Int:
+    now, last = by_team[1:], by_team[:-1]
+    rank, ordinal = rows.rank[by_team], rows.ordinal[by_team]
+    same = (rank[1:] == rank[:-1]) & (team[1:] == team[:-1])
+    same &= ordinal[1:] - ordinal[:-1] <= LOOK_BACK
+    previous = np.full(by_team.size, -1, np.int64)
     previous[now[same]] = last[same]
-    return order, previous
+    return previous
 
 
-def _carried(value: Int, so_far: Int, order: Int, start: Int, old: NDArray[np.bool_]) -> Int:
+def _left_before(arrive: Int, leave: Int, opens: NDArray[np.bool_]) -> Int:
+    """Return for each place the last one of its rank that was left when it arrived; -1 = none."""
+    before = np.arange(arrive.size) - 1
+    before[opens] = -1
+    late = np.flatnonzero(arrive[1:] < leave[:-1]) + 1
+    late = late[~opens[late]]
+    if late.size:  # asynchronous: still under way
+        start = np.flatnonzero(opens)[np.cumsum(opens) - 1]
+        while late.size:
+            before[late] -= 1
+            late = late[before[late] >= start[late]]
+            late = late[leave[before[late]] > arrive[late]]
+        before[before < start] = -1
+    return before
+
+
+def _summed_up(rows: Rows, by_rank: Int, opens: NDArray[np.bool_], fresh: int) -> Rows:
     """Sum per rank, going on from what the rows of earlier blocks say already."""
-    sums = np.cumsum(value[order])
-    sums = sums - sums[start] + value[order][start]
+    heads = np.flatnonzero(opens)
+    length = np.diff(np.append(heads, by_rank.size))
     # A rank whose first row here is an old one goes on from that row's sum.
-    base = np.where(old[start], so_far[order][start] - value[order][start], 0)
-    out = np.empty_like(sums)
-    out[order] = sums + base
-    return out
+    head = by_rank[heads]
+    old = head < fresh
+
+    def carried(value: Int, so_far: Int) -> Int:
+        mine = value[by_rank]
+        sums = np.cumsum(mine)
+        begin = np.where(old, so_far[head], mine[heads])
+        sums += np.repeat(begin - sums[heads], length)
+        out = np.empty_like(sums)
+        out[by_rank] = sums
+        return out
+
+    ordinal = np.empty_like(by_rank)
+    begin = np.where(old, rows.ordinal[head], 1)
+    ordinal[by_rank] = np.arange(by_rank.size) + np.repeat(begin - heads, length)
+    return replace(
+        rows,
+        waited_ns=carried(rows.wait_ns, rows.waited_ns),
+        transferred_ns=carried(rows.transfer_ns, rows.transferred_ns),
+        ordinal=ordinal,
+    )
 
 
-def kept(look: Lookup) -> Rows:
+def kept(look: Lookup) -> Int:
     """Return the rows that later blocks may ask for."""
-    rows = look.rows
-    team = np.lexsort((rows.op, rows.team, rows.rank))
-    same = np.zeros(team.size, np.bool_)
+    rows, order = look.rows, look.by_team
     back = STEPS_BACK + 1
-    rank, label = rows.rank[team], rows.team[team]
+    rank, label = rows.rank[order], look.team[look.of_row[order]]
+    same = np.zeros(order.size, np.bool_)
     same[:-back] = (rank[:-back] == rank[back:]) & (label[:-back] == label[back:])
     last = np.zeros(look.ranks, np.int64)
-    np.maximum.at(last, rows.rank, rows.ordinal)
+    opens = np.flatnonzero(np.append(np.diff(rows.rank[look.by_rank]) != 0, True))
+    ends = look.by_rank[opens]
+    last[rows.rank[ends]] = rows.ordinal[ends]
     oldest = last.copy()
-    tail = team[~same]  # the last few of each team
+    tail = order[~same]  # the last few of each team
     np.minimum.at(oldest, rows.rank[tail], rows.ordinal[tail])
     # One more: its sums are where the next block begins.
     oldest = np.maximum(oldest, last - LOOK_BACK) - 1
-    return rows.take(rows.ordinal >= oldest[rows.rank])
+    return np.flatnonzero(rows.ordinal >= oldest[rows.rank])
 
 
 def unseen(ops: Operations) -> NDArray[np.bool_]:

@@ -6,6 +6,8 @@ before that was paid for there.
 
     world     |----1----|                     |----5----|
     team A          |--2--|        |--4--|                   ranks 0 and 1: before 4 comes 2, not 1
+
+All that wait in one operation wait for the same rank: its side is looked up once for all of them.
 """
 
 from __future__ import annotations
@@ -21,33 +23,21 @@ class Teams:
     """The operations of each team in order, and the teams of each rank."""
 
     def __init__(self, look: Lookup) -> None:
-        rows = look.rows
-        starts = np.ones(rows.op.size, np.bool_)
-        starts[1:] = rows.op[1:] != rows.op[:-1]
-        first = np.flatnonzero(starts)
-        self.op = rows.op[first]
-        self._index = np.cumsum(starts) - 1
-        labels, team = np.unique(rows.team[first], return_inverse=True)
-        self._order = np.argsort(team, kind="stable")
-        self._team = team
-        self._ordered_team = team[self._order]
-        self._base = int(self.op[0]) if self.op.size else 0
-        self._span = int(self.op[-1]) - self._base + 2 if self.op.size else 1
-        self._keys = self._ordered_team * self._span + self.op[self._order] - self._base
-        self._several(look, labels.size)
-
-    def _several(self, look: Lookup, teams: int) -> None:
-        pair = np.unique(look.rows.rank * np.int64(teams) + self._team[self._index])
-        rank = pair // teams
-        self._member = pair
-        self._teams = teams
-        self._of_rank = pair % teams
-        self._from = np.searchsorted(rank, np.arange(look.ranks + 1))
+        self._look = look
+        count = look.team.size
+        self._order = np.argsort(look.team, kind="stable")
+        self._ordered = look.team[self._order]
+        self._span = count + 1
+        self._keys = self._ordered * np.int64(self._span) + self._order
+        self._teams = int(look.team.max(initial=-1)) + 1
+        # Rows stand by team, then rank: one of each pair of them.
+        rank, team = look.rows.rank[look.by_team], look.team[look.of_row[look.by_team]]
+        new = np.ones(rank.size, np.bool_)
+        new[1:] = (rank[1:] != rank[:-1]) | (team[1:] != team[:-1])
+        self._member = np.sort(rank[new] * np.int64(self._teams) + team[new])
+        self._of_rank = self._member % self._teams
+        self._from = np.searchsorted(self._member // self._teams, np.arange(look.ranks + 1))
         self.most = int(np.diff(self._from).max(initial=0))
-
-    def of_row(self, row: Int) -> Int:
-        """Return the team of each row."""
-        return self._team[self._index[row]]
 
     def nth_of(self, rank: Int, n: int) -> Int:
         """Return the n-th team of each rank, -1 when it has fewer."""
@@ -61,78 +51,101 @@ class Teams:
         at = np.minimum(np.searchsorted(self._member, wanted), self._member.size - 1)
         return self._member[at] == wanted
 
-    def before(self, team: Int, op: Int) -> Int:
+    def before(self, team: Int, operation: Int) -> Int:
         """Return the last operation of a team before another operation, -1 when there is none."""
-        at = np.searchsorted(self._keys, team * self._span + op - self._base) - 1
-        found = (at >= 0) & (self._ordered_team[at] == team)
-        return np.where(found, self.op[self._order[at]], -1)
+        at = np.searchsorted(self._keys, team * np.int64(self._span) + operation) - 1
+        found = (at >= 0) & (self._ordered[at] == team)
+        return np.where(found, self._order[at], -1)
 
 
 def last_together(look: Lookup, waiting: Int, awaited: Int) -> tuple[Int, Int]:
     """Return for pairs of rows of one operation the rows of the operation they last left together.
 
-    `waiting` are rows of those who waited, `awaited` of those they waited for; -1 when none is
-    known. Both must have left it before they arrived, not more than `LOOK_BACK` operations ago.
+    `waiting` are rows of those who waited, ascending, `awaited` of those they waited for, the same
+    for all of an operation; -1 when none is known. Both must have left it before they arrived, not
+    more than `LOOK_BACK` operations ago.
     """
+    if not waiting.size:
+        return waiting, waiting
+    opens = np.ones(waiting.size, np.bool_)
+    opens[1:] = awaited[1:] != awaited[:-1]
+    heads = np.flatnonzero(opens)
+    size = np.diff(np.append(heads, waiting.size))
+    them = awaited[heads]
     # Mostly both took part in the last operation of their team.
-    mine, theirs = look.previous[waiting], look.previous[awaited]
-    good = (mine >= 0) & (theirs >= 0) & (look.rows.op[mine] == look.rows.op[theirs])
-    good &= _left(look, mine, waiting) & _left(look, theirs, awaited)
+    mine, last = look.previous[waiting], look.previous[them]
+    ready = (last >= 0) & _left(look, last, them)
+    good = np.repeat(np.where(ready, look.of_row[last], -2), size) == look.of_row[mine]
+    good &= (mine >= 0) & _left(look, mine, waiting)
+    theirs = np.repeat(last, size)
     some = np.flatnonzero(~good)
-    if not some.size and not _several_teams(look):
-        return mine, theirs
     teams = Teams(look)
-    team = teams.of_row(waiting[some])
-    mine[some], theirs[some] = _left_by_both(look, teams, team, waiting[some], awaited[some])
-    if teams.most < 2:
-        return mine, theirs
-    rank, other = look.rows.rank[waiting], look.rows.rank[awaited]
-    own = teams.of_row(waiting)
-    for n in range(teams.most):
-        team = teams.nth_of(other, n)
-        some = np.flatnonzero((team >= 0) & (team != own))
-        some = some[teams.has(team[some], rank[some])]
-        if not some.size:
-            continue
-        a, b = _left_by_both(look, teams, team[some], waiting[some], awaited[some])
-        left = np.where(theirs[some] >= 0, look.place[theirs[some]], -1)
-        later = (b >= 0) & (look.place[np.maximum(b, 0)] > left)
-        mine[some[later]], theirs[some[later]] = a[later], b[later]
+    if some.size:
+        team = look.team[look.of_row[waiting[some]]]
+        mine[some], theirs[some] = _left_by_both(look, teams, team, waiting[some], awaited[some])
+    if teams.most > 1:
+        _other_teams(look, teams, (waiting, awaited, heads, size), mine, theirs)
     return mine, theirs
 
 
-def _several_teams(look: Lookup) -> bool:
-    """True when a rank is in more than one team."""
-    rank, team = look.rows.rank[look.by_team], look.rows.team[look.by_team]
-    opens = np.ones(rank.size, np.bool_)
-    opens[1:] = (rank[1:] != rank[:-1]) | (team[1:] != team[:-1])
-    return bool(np.bincount(rank[opens]).max(initial=0) > 1)
+def _other_teams(
+    look: Lookup, teams: Teams, pairs: tuple[Int, Int, Int, Int], mine: Int, theirs: Int
+) -> None:
+    """Put in what was left together in another team, where that was later."""
+    waiting, awaited, heads, size = pairs
+    them = awaited[heads]
+    at, rank = look.of_row[them], look.rows.rank[them]
+    own = look.team[at]
+    left = np.where(theirs >= 0, look.place[theirs], -1)
+    earliest = np.minimum.reduceat(left, heads)
+    for n in range(teams.most):
+        team = teams.nth_of(rank, n)
+        ask = np.flatnonzero((team >= 0) & (team != own))
+        # What the awaited rank left in that team last, if it is later for anybody who waits.
+        latest = teams.before(team[ask], at[ask])
+        row = look.row_of(latest, rank[ask])
+        unsure = (latest >= 0) & ((row < 0) | ~_left(look, row, them[ask]))
+        ask = ask[unsure | ((row >= 0) & (look.place[row] > earliest[ask]))]
+        if not ask.size:
+            continue
+        some = np.arange(int(size[ask].sum()))
+        some += np.repeat(heads[ask] - (np.cumsum(size[ask]) - size[ask]), size[ask])
+        team = np.repeat(team[ask], size[ask])
+        member = teams.has(team, look.rows.rank[waiting[some]])
+        some, team = some[member], team[member]
+        if not some.size:
+            continue
+        a, b = _left_by_both(look, teams, team, waiting[some], awaited[some])
+        later = (b >= 0) & (look.place[b] > left[some])
+        mine[some[later]], theirs[some[later]] = a[later], b[later]
+        left[some[later]] = look.place[b[later]]
 
 
 def _left_by_both(
     look: Lookup, teams: Teams, team: Int, waiting: Int, awaited: Int
 ) -> tuple[Int, Int]:
-    rows = look.rows
+    rank = look.rows.rank
     mine = np.full(waiting.size, -1, np.int64)
     theirs = mine.copy()
     open_ = np.arange(waiting.size)
-    op = rows.op[waiting]
+    operation = look.of_row[waiting]
     for _ in range(STEPS_BACK):
-        op = teams.before(team[open_], op)
-        a = look.row_of(op, rows.rank[waiting[open_]])
-        b = look.row_of(op, rows.rank[awaited[open_]])
+        operation = teams.before(team[open_], operation)
+        a = look.row_of(operation, rank[waiting[open_]])
+        b = look.row_of(operation, rank[awaited[open_]])
         good = _left(look, a, waiting[open_]) & _left(look, b, awaited[open_])
         mine[open_[good]], theirs[open_[good]] = a[good], b[good]
-        more = ~good & (op >= 0)
+        more = ~good & (operation >= 0)
         if not more.any():
             break
-        open_, op = open_[more], op[more]
+        open_, operation = open_[more], operation[more]
     return mine, theirs
 
 
 def _left(look: Lookup, earlier: Int, row: Int) -> NDArray[np.bool_]:
     """True where the earlier row was left before its rank arrived at the later one."""
     rows = look.rows
-    at = np.maximum(earlier, 0)
-    recent = rows.ordinal[row] - rows.ordinal[at] <= LOOK_BACK
-    return (earlier >= 0) & (rows.leave_ns[at] <= rows.arrive_ns[row]) & recent
+    left: NDArray[np.bool_] = rows.leave_ns[earlier] <= rows.arrive_ns[row]
+    left &= rows.ordinal[row] - rows.ordinal[earlier] <= LOOK_BACK
+    left &= earlier >= 0
+    return left
