@@ -43,8 +43,6 @@ IMBALANCE, SLOW_COMPUTE = "sync-imbalance", "sync-slow-compute"
 TRANSFER, UNKNOWN_PEER, UNKNOWN = "net-transfer", "sync-unknown-peer", "unattributed"
 OWN = (IMBALANCE, SLOW_COMPUTE, TRANSFER, UNKNOWN_PEER, UNKNOWN)
 """The causes that blame adds to the categories, in this order; the first two stand for work."""
-HANDED = -1
-"""Stands for a cause where a share is handed on to those who are charged for earlier waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,24 +162,23 @@ def _charged(
 ) -> blame_chains.Ledger:
     """Charge every wait of the block; the ledger holds those of earlier blocks too."""
     rows = look.rows
-    width = rows.at_arrive.shape[1] - 1 + len(OWN)
+    width = len(rows.at_arrive) - 1 + len(OWN)
     stay = rows.leave_ns[awaited] - rows.arrive_ns[awaited]
     wait = rows.wait_ns[waiting] + rows.transfer_ns[waiting] - stay
     pairs = blame_excess.Pairs(waiting, awaited, *last_together(look, waiting, awaited))
-    table, name, handed_ns = _shares(look, habits, pairs, wait)
-    row, column = np.nonzero(table)
-    key = name[column]
+    handed_ns, shares = _shares(look, habits, pairs, wait)
+    row, cause, ns = _by_row(shares, wait.size)
     # Who sends does not wait for the receiver: what nothing explains was on its way.
     if (pair := is_pair(ops.operation)).any():
-        over = np.flatnonzero(key == _number(width, UNKNOWN))
+        over = np.flatnonzero(cause == _number(width, UNKNOWN))
         sends = pair[rows.op[waiting[row[over]]] - carry.operations] & (pairs.mine[row[over]] >= 0)
-        key[over[sends]] = _number(width, TRANSFER)
+        cause[over[sends]] = _number(width, TRANSFER)
     culprit = rows.rank[awaited]
     # Nothing left together, and it may itself have waited elsewhere: nobody can be named.
     culprit[(pairs.mine < 0) & (look.before[awaited] >= 0)] = NOBODY
-    culprit = culprit[row]
-    culprit[key == _number(width, TRANSFER)] = NOBODY
-    own = Charges(waiting[row], (culprit + 1) * width + key, table[row, column])
+    key = ((culprit + 1) * width)[row]
+    key[cause == _number(width, TRANSFER)] = 0  # nobody's
+    own = Charges(waiting[row], key + cause, ns)
     unseen_ns = rows.wait_ns[look.fresh :].copy()
     unseen_ns[waiting - look.fresh] -= wait
     alone = np.flatnonzero(unseen_ns)
@@ -190,42 +187,55 @@ def _charged(
     ledger = blame_chains.Ledger(own, rows.op.size)
     some = np.flatnonzero(handed_ns)
     handed = blame_chains.Handed(waiting[some], handed_ns[some], awaited[some], pairs.theirs[some])
-    blame_chains.hand_on(look, handed, ledger, _number(width, UNKNOWN))
+    blame_chains.hand_on(
+        look, handed, ledger, _number(width, UNKNOWN), (look.ranks + 1) * width
+    )
     return ledger
 
 
 def _shares(
     look: Lookup, habits: blame_excess.Habits, pairs: blame_excess.Pairs, wait: Int
-) -> tuple[Int, Int, Int]:
-    """Share waits by what the awaited had more of.
-
-    Returns int64[n, m] shares, the cause of each column, and what is handed on of each wait.
-    """
-    more = blame_excess.excess(look, pairs)
-    width = look.rows.at_arrive.shape[1] - 1 + len(OWN)
-    work = more.shape[1] - 3
-    name = np.arange(more.shape[1])
-    name[work:] = _number(width, SLOW_COMPUTE), _number(width, TRANSFER), HANDED
-    some = np.flatnonzero(more.any(axis=0))
-    more, name = more[:, some], name[some]
+) -> tuple[Int, list[tuple[int, Int]]]:
+    """Share waits by what the awaited had more of: what is handed on, and (cause, ns) of each."""
+    which, more = blame_excess.excess(look, pairs)
     shares = blame_excess.shared(wait, more)
-    table = np.empty((wait.size, some.size + 2), np.int64)
-    table[:, :-2] = shares
-    table[:, -2] = 0  # of work what was expected
-    np.subtract(wait, shares.sum(axis=1), out=table[:, -1])  # what nothing explains
+    work = len(look.rows.at_arrive) - 1
+    width = work + len(OWN)
+    rest = wait - shares.sum(axis=0)  # what nothing explains
     handed_ns = np.zeros(wait.size, np.int64)
-    for column in np.flatnonzero(some >= work).tolist():
-        if some[column] == work:
-            at = np.flatnonzero(table[:, column])
-            extra = more[at, column]
+    out: list[tuple[int, Int]] = []
+    for column, share, extra in zip(which.tolist(), shares, more):
+        if column < work:
+            out.append((column, share))
+        elif column == work:
+            at = np.flatnonzero(share)
+            extra = extra[at]
             due = np.minimum(blame_excess.expected_work(look, habits, pairs.take(at)), extra)
-            usual = np.rint(table[at, column] * (due / extra)).astype(np.int64)
-            table[at, column] -= usual
-            table[at, -2] = usual
-        elif name[column] == HANDED:
-            handed_ns = table[:, column].copy()
-            table[:, column] = 0
-    return table, np.append(name, [_number(width, IMBALANCE), _number(width, UNKNOWN)]), handed_ns
+            usual = np.zeros(wait.size, np.int64)
+            usual[at] = np.rint(share[at] * (due / extra))
+            out += [
+                (_number(width, SLOW_COMPUTE), share - usual), (_number(width, IMBALANCE), usual)
+            ]  # fmt: skip
+        elif column == work + 1:
+            out.append((_number(width, TRANSFER), share))
+        else:
+            handed_ns = share
+    return handed_ns, [*out, (_number(width, UNKNOWN), rest)]
+
+
+def _by_row(shares: list[tuple[int, Int]], rows: int) -> tuple[Int, Int, Int]:
+    """Return (row, name, ns) of all that is not 0, by row."""
+    there = [np.flatnonzero(ns) for _, ns in shares]
+    size = np.zeros(rows, np.int64)
+    for some in there:
+        size[some] += 1
+    place = size.cumsum() - size
+    names, amounts = np.empty((2, int(size.sum())), np.int64)
+    for (name, ns), some in zip(shares, there):
+        at = place[some]
+        names[at], amounts[at] = name, ns[some]
+        place[some] += 1
+    return np.repeat(np.arange(rows), size), names, amounts
 
 
 def _joined(*parts: Charges) -> Charges:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clusterprof.attribution.blame_excess import ranges
 from clusterprof.attribution.blame_rows import Lookup
 from clusterprof.timeline.model import Int
 
@@ -43,33 +44,35 @@ class Ledger:
 
     def __init__(self, charges: Charges, rows: int) -> None:
         self._parts = [charges]
-        count = np.bincount(charges.row, minlength=rows)
-        self._end = np.cumsum(count)
-        self._from = self._end - count
-        self._handed_from = np.zeros(rows, np.int64)
-        self._handed_end = np.zeros(rows, np.int64)
-        self._key, self._ns = charges.key, charges.ns
-        self._size = charges.row.size
+        self._rows = rows
+        self._key, self._ns, self._size = charges.key, charges.ns, charges.row.size
+        self._begin = self._end = np.zeros(0, np.int64)
 
-    def add(self, charges: Charges) -> None:
-        """Add entries of rows that had none handed on so far; sorted by row."""
+    def open(self) -> None:
+        """Get ready to be asked and added to."""
+        # Twice as many as rows: the second half stands for what is handed on.
+        count = np.bincount(self._parts[0].row, minlength=2 * self._rows)
+        self._end = np.cumsum(count)
+        self._begin = self._end - count
+
+    def add(self, charges: Charges, rows: Int, count: Int) -> None:
+        """Add entries of `rows`, which had none handed on so far; sorted by row, `count` of each."""
         self._parts.append(charges)
         need = self._size + charges.row.size
         if need > self._key.size:
             self._key = _grown(self._key, self._size, 2 * need)
             self._ns = _grown(self._ns, self._size, 2 * need)
         self._key[self._size : need], self._ns[self._size : need] = charges.key, charges.ns
-        rows, first, count = np.unique(charges.row, return_index=True, return_counts=True)
-        self._handed_from[rows] = self._size + first
-        self._handed_end[rows] = self._size + first + count
+        rows = rows + self._rows
+        self._end[rows] = end = self._size + count.cumsum()
+        self._begin[rows] = end - count
         self._size = need
 
     def of(self, rows: Int) -> tuple[Int, Int, Int]:
         """Return (index into rows, key, ns) of all their entries."""
-        own, at = ranges(self._from[rows], self._end[rows])
-        more, at_more = ranges(self._handed_from[rows], self._handed_end[rows])
-        at = np.concatenate([at, at_more])
-        return np.concatenate([own, more]), self._key[at], self._ns[at]
+        both = np.concatenate([rows, rows + self._rows])
+        which, at = ranges(self._begin[both], self._end[both])
+        return np.where(which < rows.size, which, which - rows.size), self._key[at], self._ns[at]
 
     def all(self) -> Charges:
         """Return everything, sorted by row."""
@@ -86,24 +89,46 @@ def _grown(values: Int, used: int, size: int) -> Int:
     return out
 
 
-def ranges(begin: Int, end: Int) -> tuple[Int, Int]:
-    """Return for many ranges (number of the range, each index in it).
+def hand_on(look: Lookup, handed: Handed, ledger: Ledger, nobody: int, keys: int) -> None:
+    """Charge the handed shares, batch by batch.
 
-    0-2 and 5-6 -> ([0, 0, 1], [0, 1, 5])
+    `nobody` is the key for what nobody is charged; all keys are below `keys`.
     """
-    count = np.maximum(end - begin, 0)
-    which = np.repeat(np.arange(count.size), count)
-    before = np.cumsum(count) - count
-    return which, np.arange(which.size) - before[which] + begin[which]
-
-
-def hand_on(look: Lookup, handed: Handed, ledger: Ledger, nobody: int) -> None:
-    """Charge the handed shares, batch by batch; `nobody` is the key for what nobody is charged."""
     if not handed.row.size:
         return
+    ledger.open()
+    windows = _windows(look, handed)
     for begin, end in _batches(look, handed):
-        part = Handed(*(column[begin:end] for column in handed))
-        ledger.add(_one_batch(look, part, ledger, nobody))
+        _one_batch(ledger, handed, windows, (begin, end), nobody, keys)
+
+
+class _Windows(NamedTuple):
+    """Which earlier rows of the awaited rank shares are handed on to.
+
+    Members of one operation mostly ask for the same stretch of the same rank.
+    """
+
+    of_share: Int
+    """Number of each share's stretch, ascending by operation."""
+    first: Int
+    """Where the rows of each stretch begin, and the end."""
+    row: Int
+    """Rows with a wait."""
+    number: Int
+    """Stretch of each of them."""
+
+
+def _windows(look: Lookup, handed: Handed) -> _Windows:
+    base = look.by_rank.size + 1
+    code = handed.awaited * base + look.place[handed.since]
+    codes, of_share = np.unique(code, return_inverse=True)
+    begin = codes % base + 1
+    number, place = ranges(begin, look.before[codes // base] + 1)
+    row = look.by_rank[place]
+    waited = np.flatnonzero(look.rows.wait_ns[row] > 0)
+    number, row = number[waited], row[waited]
+    first = np.searchsorted(number, np.arange(codes.size + 1))
+    return _Windows(of_share, first, row, number)
 
 
 def _batches(look: Lookup, handed: Handed) -> list[tuple[int, int]]:
@@ -129,59 +154,77 @@ def _batches(look: Lookup, handed: Handed) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
-def _one_batch(look: Lookup, handed: Handed, ledger: Ledger, nobody: int) -> Charges:
+def _one_batch(
+    ledger: Ledger,
+    handed: Handed,
+    windows: _Windows,
+    part: tuple[int, int],
+    nobody: int,
+    keys: int,
+) -> None:
     """Share each handed amount among the charges of the awaited rank's waits since."""
-    begin = look.place[handed.since] + 1
-    end = look.before[handed.awaited] + 1
-    # Members of one operation mostly ask for the same stretch of the same rank.
-    code = begin * (look.by_rank.size + 1) + end
-    codes, window = np.unique(code, return_inverse=True)
-    of_window, place = ranges(codes // (look.by_rank.size + 1), codes % (look.by_rank.size + 1))
-    rows = look.by_rank[place]
-    waited = look.rows.wait_ns[rows] > 0
-    of_window, rows = of_window[waited], rows[waited]
-    which, key, ns = ledger.of(rows)
-    of_entry, key, ns = _summed(of_window[which], key, ns)
-    first = np.searchsorted(of_entry, np.arange(codes.size + 1))
-    share, entry = ranges(first[window], first[window + 1])
-    total = np.bincount(of_entry, weights=ns, minlength=codes.size)[window[share]]
-    exact = handed.ns[share] * (ns[entry] / total)
-    whole = np.floor(exact).astype(np.int64)
-    whole += _remainders(share, exact - whole, handed.ns, whole)
-    some = whole > 0
-    out = Charges(handed.row[share[some]], key[entry[some]], whole[some])
-    empty = np.flatnonzero(first[window] == first[window + 1])
-    if not empty.size:
-        return out
-    lost = Charges(handed.row[empty], np.full(empty.size, nobody), handed.ns[empty])
-    both = [np.concatenate(pair) for pair in zip(out, lost)]
-    order = np.argsort(both[0], kind="stable")
-    return Charges(*(column[order] for column in both))
+    begin, end = part
+    wanted, of_share = handed.ns[begin:end], windows.of_share[begin:end]
+    low, high = int(of_share.min()), int(of_share.max()) + 1
+    some = slice(int(windows.first[low]), int(windows.first[high]))
+    which, key, ns = ledger.of(windows.row[some])
+    window, key, ns = _summed((windows.number[some] - low)[which], key, ns, keys)
+    count = np.bincount(window, minlength=high - low)
+    ratio = ns / np.bincount(window, weights=ns, minlength=high - low)[window]
+    first = count.cumsum() - count
+    mine = of_share - low
+    first, count = first[mine], count[mine]
+    share, entry = ranges(first, first + count)
+    exact = wanted[share] * ratio[entry]
+    whole = exact.astype(np.int64)
+    given = np.bincount(share, weights=whole, minlength=wanted.size).astype(np.int64)
+    short = (given != wanted) & (count > 0)
+    if short.any():
+        ask = np.flatnonzero(short[share])
+        rest = exact[ask] - whole[ask]
+        whole[ask] += _remainders(share[ask], rest, wanted - given, count)
+    key = key[entry]
+    if not count.all():
+        empty = np.flatnonzero(count == 0)
+        share = np.concatenate([share, empty])
+        key = np.concatenate([key, np.full(empty.size, nobody)])
+        whole = np.concatenate([whole, wanted[empty]])
+        order = np.argsort(share, kind="stable")
+        share, key, whole = share[order], key[order], whole[order]
+    if not whole.all():
+        some_ns = np.flatnonzero(whole)
+        share, key, whole = share[some_ns], key[some_ns], whole[some_ns]
+    rows = handed.row[begin:end]
+    count = np.bincount(share, minlength=rows.size)
+    ledger.add(Charges(rows[share], key, whole), rows, count)
 
 
-def _summed(group: Int, key: Int, ns: Int) -> tuple[Int, Int, Int]:
+def _summed(group: Int, key: Int, ns: Int, keys: int) -> tuple[Int, Int, Int]:
     """Add up what stands there several times; sorted by group and key."""
     if not group.size:
         return group, key, ns
-    order = np.lexsort((key, group))
-    group, key, ns = group[order], key[order], ns[order]
-    opens = np.ones(group.size, np.bool_)
-    opens[1:] = (group[1:] != group[:-1]) | (key[1:] != key[:-1])
+    code = group * keys + key
+    order = code.argsort(kind="stable")
+    code = code[order]
+    opens = np.ones(code.size, np.bool_)
+    np.not_equal(code[1:], code[:-1], out=opens[1:])
     at = np.flatnonzero(opens)
-    return group[at], key[at], np.add.reduceat(ns, at)
+    code = code[at]
+    group = code // keys
+    return group, code - group * keys, np.add.reduceat(ns[order], at)
 
 
-def _remainders(share: Int, rest: np.ndarray, wanted: Int, whole: Int) -> Int:
-    """Return what each entry gets on top so that the entries of each share add up to it."""
-    given = np.bincount(share, weights=whole, minlength=wanted.size).astype(np.int64)
-    missing = wanted - given
+def _remainders(share: Int, rest: np.ndarray, missing: Int, count: Int) -> Int:
+    """Return what each entry gets on top so that the entries of each share add up to it.
+
+    `share` is ascending; `missing` and `count`, the number of entries, are those of each share.
+    """
     order = np.lexsort((-rest, share))
     ranked = share[order]
-    first = np.searchsorted(ranked, ranked)
-    number = np.arange(ranked.size) - first
-    count = np.bincount(share, minlength=wanted.size)
-    more = np.zeros(share.size, np.int64)
+    opens = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
+    number = np.arange(ranked.size) - np.repeat(opens, np.diff(np.append(opens, ranked.size)))
     lacking = missing[ranked]
+    more = np.zeros(share.size, np.int64)
     # Floats may be off by more than one; the first of the largest remainders takes that too.
     extra = np.where(
         number == 0, np.sign(lacking) * np.maximum(np.abs(lacking) - count[ranked], 0), 0

@@ -81,78 +81,106 @@ def _counted(look: Lookup, heads: Int, length: Int, base_n: Int, base_ns: Int) -
     n += np.repeat(base_n, length)
     counted &= n <= HABIT
     last = look.previous[order]
-    work = np.maximum(rows.at_arrive[order, -1] - rows.at_leave[last, -1], 0)
+    work = np.maximum(rows.at_arrive[-1, order] - rows.at_leave[-1, last], 0)
     work[~counted] = 0
     sums = np.cumsum(work)
     sums += np.repeat(base_ns, length) - sums[start]
     return order, np.minimum(n, HABIT), sums, np.clip(n - 1, 0, HABIT), sums - work
 
 
-def excess(look: Lookup, pairs: Pairs) -> Int:
-    """Return int64[n, K + 2]: what the awaited rank had more of since both left together.
+def excess(look: Lookup, pairs: Pairs) -> tuple[Int, Int]:
+    """Return what the awaited rank had more of since both left together: which, int64[m, n] of it.
 
-    The last two columns are transfers of other operations and waits in them. Where the two left
-    none together (`mine` is -1) there is nothing to compare, and all is 0.
+    Which: 0 … K - 1 the categories, K transfers of other operations, K + 1 waits in them; those of
+    which nobody had more are left out. Where the two left none together (`mine` is -1) there is
+    nothing to compare, and all is 0.
     """
     rows = look.rows
     waiting, awaited, mine, theirs = pairs
-    spent = rows.at_arrive[awaited]
-    spent -= rows.at_leave[theirs]
-    spent -= rows.at_arrive[waiting]
-    spent += rows.at_leave[mine]
-    out = np.empty((waiting.size, spent.shape[1] + 2), np.int64)
-    np.maximum(spent, 0, out=out[:, :-2])
-    out[:, -2:] = 0
-    out[mine < 0] = 0
-    end = look.by_rank[look.before[awaited]]
-    some = np.flatnonzero((end != theirs) & (mine >= 0))  # was in another operation since
-    if not some.size:
-        return out
-    end, theirs, mine = end[some], theirs[some], mine[some]
-    my_end = look.by_rank[look.before[waiting[some]]]
-    for column, sums in ((-2, rows.transferred_ns), (-1, rows.waited_ns)):
-        more = (sums[end] - sums[theirs]) - (sums[my_end] - sums[mine])
-        out[some, column] = np.maximum(more, 0)
-    return out
+    n, categories = waiting.size, len(rows.at_arrive)
+    opens = np.ones(n, np.bool_)
+    opens[1:] = (awaited[1:] != awaited[:-1]) | (theirs[1:] != theirs[:-1])
+    heads = np.flatnonzero(opens)
+    size = np.diff(np.append(heads, n))
+    them, since = awaited[heads], theirs[heads]
+    spent = rows.at_arrive[:, them] - rows.at_leave[:, since]
+    spent[:, since < 0] = 0
+    blind = mine < 0 if (since < 0).any() else None
+    which, out = [], []
+    for column in np.flatnonzero((spent > 0).any(axis=1)).tolist():
+        more: Int = np.repeat(spent[column], size)
+        more -= rows.at_arrive[column][waiting]
+        more += rows.at_leave[column][mine]
+        np.maximum(more, 0, out=more)
+        if blind is not None:
+            more[blind] = 0
+        which.append(column)
+        out.append(more)
+    end = look.by_rank[look.before[them]]
+    some = np.flatnonzero((end != since) & (since >= 0))  # was in another operation since
+    if some.size:
+        at, row = ranges(heads[some], heads[some] + size[some])
+        my_end, mine = look.by_rank[look.before[waiting[row]]], mine[row]
+        for column, sums in ((0, rows.transferred_ns), (1, rows.waited_ns)):
+            theirs_ns = sums[end[some]] - sums[since[some]]
+            if theirs_ns.any():
+                more = np.zeros(n, np.int64)
+                more[row] = np.maximum(theirs_ns[at] - (sums[my_end] - sums[mine]), 0)
+                which.append(categories + column)
+                out.append(more)
+    return np.array(which, np.int64), np.array(out, np.int64).reshape(len(out), n)
 
 
 def shared(wait_ns: Int, excess_ns: Int) -> Int:
-    """Share each wait among the columns of excess, to the nanosecond; what they lack stays over.
+    """Share each wait among the rows of excess, to the nanosecond; what they lack stays over.
 
-    Whole nanoseconds by largest remainder; of equal remainders the column to the left is served.
+    Whole nanoseconds by largest remainder; of equal remainders the upper row is served.
     """
+    if len(excess_ns) < 2:
+        return np.minimum(excess_ns, wait_ns)
     out = excess_ns.copy()
-    total = excess_ns.sum(axis=1)
+    total = excess_ns.sum(axis=0)
     rows = np.flatnonzero(total > wait_ns)
     if not rows.size:
         return out
-    wait_ns, excess_ns = wait_ns[rows], excess_ns[rows]
-    exact = excess_ns * (wait_ns / total[rows])[:, None]
+    wait_ns, excess_ns = wait_ns[rows], excess_ns[:, rows]
+    exact = excess_ns * (wait_ns / total[rows])
     whole = exact.astype(np.int64)
-    left = wait_ns - whole.sum(axis=1)
+    left = wait_ns - whole.sum(axis=0)
     # A product may round up to the next whole number: then one nanosecond too much was given.
-    for row in np.flatnonzero(left < 0):
-        whole[row, np.argmax(whole[row])] += left[row]
+    for row in np.flatnonzero(left < 0).tolist():
+        whole[np.argmax(whole[:, row]), row] += left[row]
     some = np.flatnonzero(left > 0)
-    rest = exact[some] - whole[some]
-    rest[excess_ns[some] == 0] = -2.0
+    rest = (exact - whole)[:, some]
+    rest[excess_ns[:, some] == 0] = -2.0
     left = left[some]
     while some.size:
-        best = np.argmax(rest, axis=1)
-        whole[some, best] += 1
-        rest[np.arange(some.size), best] -= 1.0
+        best = np.argmax(rest, axis=0)
+        whole[best, some] += 1
+        rest[best, np.arange(some.size)] -= 1.0
         left = left - 1
         more = left > 0
-        some, left, rest = some[more], left[more], rest[more]
-    out[rows] = whole
+        some, left, rest = some[more], left[more], rest[:, more]
+    out[:, rows] = whole
     return out
+
+
+def ranges(begin: Int, end: Int) -> tuple[Int, Int]:
+    """Return for many ranges (number of the range, each index in it).
+
+    0-2 and 5-6 -> ([0, 0, 1], [0, 1, 5])
+    """
+    count = np.maximum(end - begin, 0)
+    until = count.cumsum()
+    which = np.arange(count.size).repeat(count)
+    return which, np.arange(which.size) + (begin - until + count)[which]
 
 
 def expected_work(look: Lookup, habits: Habits, pairs: Pairs) -> Int:
     """Return how much more work the awaited rank was expected to have, from its habit."""
     rows = look.rows
     waiting, awaited, mine, _ = pairs
-    own = np.maximum(rows.at_arrive[waiting, -1] - rows.at_leave[mine, -1], 0)
+    own = np.maximum(rows.at_arrive[-1, waiting] - rows.at_leave[-1, mine], 0)
     usual = habits.work_ns[awaited] / np.maximum(habits.windows[awaited], 1)
     other = habits.work_ns[waiting] / np.maximum(habits.windows[waiting], 1)
     more = np.where(other > 0, own * (usual / np.maximum(other, 1) - 1), usual)

@@ -36,7 +36,7 @@ class Rows:
     transfer_ns: Int
     """The rest of the time blocked."""
     at_arrive: Int
-    """int64[n, K]: what the rank had spent, by category, when it arrived, since its beginning."""
+    """int64[K, n]: what the rank had spent, by category, when it arrived, since its beginning."""
     at_leave: Int
     waited_ns: Int
     """What the rank had waited in all, this operation included; `transferred_ns` alike."""
@@ -50,13 +50,13 @@ class Rows:
 
     def take(self, rows: Int | NDArray[np.bool_]) -> Rows:
         """Return some of the rows."""
-        return Rows(*(getattr(self, one.name)[rows] for one in fields(self)))
+        return Rows(*(getattr(self, one.name)[..., rows] for one in fields(self)))
 
 
 def no_rows(categories: int) -> Rows:
     """Return the rows before the first block."""
     none = np.zeros(0, np.int64)
-    wide = np.zeros((0, categories), np.int64)
+    wide = np.zeros((categories, 0), np.int64)
     return Rows(*(wide if one.name in ("at_arrive", "at_leave") else none for one in fields(Rows)))
 
 
@@ -136,18 +136,25 @@ def last_to_arrive(ops: Operations, shortest: Int, look: Lookup) -> Int:
 def joined(
     kept: Rows, ops: Operations, number: int, at_arrive: Int, at_leave: Int, shortest: Int
 ) -> Rows:
-    """Return the kept rows and, behind them, those of a block whose first operation is `number`."""
+    """Return the kept rows and, behind them, those of a block whose first operation is `number`.
+
+    `at_arrive` and `at_leave` are int64[n, K].
+    """
     op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
     none = np.zeros(op.size, np.int64)
     wait = np.maximum(ops.blocked_ns - np.where(unseen(ops), 0, shortest)[op], 0)
     new = Rows(
         op + number, ops.team[op], ops.rank, ops.arrive_ns, ops.leave_ns, wait,
-        ops.blocked_ns - wait, at_arrive, at_leave, none, none, none, none, none,
+        ops.blocked_ns - wait, np.ascontiguousarray(at_arrive.T), np.ascontiguousarray(at_leave.T),
+        none, none, none, none, none,
     )  # fmt: skip
     if not kept.op.size:
         return new
     return Rows(
-        *(np.concatenate([getattr(kept, f.name), getattr(new, f.name)]) for f in fields(Rows))
+        *(
+            np.concatenate([getattr(kept, f.name), getattr(new, f.name)], axis=-1)
+            for f in fields(Rows)
+        )
     )
 
 

@@ -162,7 +162,6 @@ class Stream:
             end = int(np.searchsorted(ops.first, ops.first[at] + most_rows, side="right")) - 1
             end = max(end, at + 1)
             part = ops.cut(at, end)
-            come = np.ascontiguousarray(table[HEAD_ROWS:middle, part.source].T)
-            go = np.ascontiguousarray(table[middle:, part.source].T)
-            yield Stretch(part, come, go)
+            come, go = table[HEAD_ROWS:middle, part.source], table[middle:, part.source]
+            yield Stretch(part, come.T, go.T)
             at = end
