@@ -187,9 +187,7 @@ def _charged(
     ledger = blame_chains.Ledger(own, rows.op.size)
     some = np.flatnonzero(handed_ns)
     handed = blame_chains.Handed(waiting[some], handed_ns[some], awaited[some], pairs.theirs[some])
-    blame_chains.hand_on(
-        look, handed, ledger, _number(width, UNKNOWN), (look.ranks + 1) * width
-    )
+    blame_chains.hand_on(look, handed, ledger, _number(width, UNKNOWN), (look.ranks + 1) * width)
     return ledger
 
 

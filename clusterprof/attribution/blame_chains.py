@@ -2,20 +2,21 @@
 
 The share of a wait that goes to an excess of *waiting in other operations* belongs to those whom
 the awaited rank's waits since then were charged to, in proportion. Those charges are known when
-operations are taken in the order of leaving; all whose waits depend on nothing in the same batch
-are handled together.
+batches are taken one after the other: first all that depend on nothing that is handed on itself,
+then those that depend on these, and so on.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 
 from clusterprof.attribution.blame_excess import ranges
 from clusterprof.attribution.blame_rows import Lookup
-from clusterprof.timeline.model import Int
+from clusterprof.timeline.model import Float, Int
+
+_TRUE = np.ones(1, np.bool_)
 
 
 class Charges(NamedTuple):
@@ -56,7 +57,7 @@ class Ledger:
         self._begin = self._end - count
 
     def add(self, charges: Charges, rows: Int, count: Int) -> None:
-        """Add entries of `rows`, which had none handed on so far; sorted by row, `count` of each."""
+        """Add entries of `rows`, which had none handed on so far, `count` of each; sorted."""
         self._parts.append(charges)
         need = self._size + charges.row.size
         if need > self._key.size:
@@ -98,8 +99,22 @@ def hand_on(look: Lookup, handed: Handed, ledger: Ledger, nobody: int, keys: int
         return
     ledger.open()
     windows = _windows(look, handed)
-    for begin, end in _batches(look, handed):
-        _one_batch(ledger, handed, windows, (begin, end), nobody, keys)
+    begin = look.place[handed.since] + 1
+    end = np.maximum(look.before[handed.awaited] + 1, begin)
+    place = look.place[handed.row] + 1
+    waiting = np.zeros(look.by_rank.size + 1, np.int64)
+    waiting[place] = 1
+    left = np.arange(handed.row.size)
+    while left.size:
+        before = np.cumsum(waiting)
+        ready = before[end[left]] == before[begin[left]]
+        if not ready.any():  # in a circle: asynchronous operations that were left in another order
+            op = look.rows.op[handed.row[left]]
+            ready = op == op.min()
+        now = left[ready]
+        _one_batch(ledger, handed, windows, now, nobody, keys)
+        waiting[place[now]] = 0
+        left = left[~ready]
 
 
 class _Windows(NamedTuple):
@@ -114,8 +129,6 @@ class _Windows(NamedTuple):
     """Where the rows of each stretch begin, and the end."""
     row: Int
     """Rows with a wait."""
-    number: Int
-    """Stretch of each of them."""
 
 
 def _windows(look: Lookup, handed: Handed) -> _Windows:
@@ -128,51 +141,25 @@ def _windows(look: Lookup, handed: Handed) -> _Windows:
     waited = np.flatnonzero(look.rows.wait_ns[row] > 0)
     number, row = number[waited], row[waited]
     first = np.searchsorted(number, np.arange(codes.size + 1))
-    return _Windows(of_share, first, row, number)
-
-
-def _batches(look: Lookup, handed: Handed) -> list[tuple[int, int]]:
-    """Cut the shares, in order of operations, so that none needs the charges of its own batch."""
-    by_rank = look.by_rank
-    depends = np.zeros(by_rank.size, np.int64)
-    depends[look.place[handed.row]] = 1
-    # For each place the last one at or before it whose charges are only known after a batch.
-    latest = np.maximum.accumulate(np.where(depends > 0, np.arange(by_rank.size), -1))
-    at = latest[look.before[handed.awaited]]
-    inside = at > look.place[handed.since]
-    needs = np.where(inside, look.rows.op[by_rank[np.maximum(at, 0)]], -1)
-    op = look.rows.op[handed.row]
-    opens = np.flatnonzero(np.concatenate([[True], op[1:] != op[:-1]]))
-    worst = np.maximum.reduceat(needs, opens).tolist()
-    numbers = op[opens].tolist()
-    cuts, current = [], numbers[0]
-    for place, (number, need) in enumerate(zip(numbers, worst)):
-        if need >= current:
-            cuts.append(int(opens[place]))
-            current = number
-    edges = [0, *cuts, op.size]
-    return list(itertools.pairwise(edges))
+    return _Windows(of_share, first, row)
 
 
 def _one_batch(
-    ledger: Ledger,
-    handed: Handed,
-    windows: _Windows,
-    part: tuple[int, int],
-    nobody: int,
-    keys: int,
+    ledger: Ledger, handed: Handed, windows: _Windows, now: Int, nobody: int, keys: int
 ) -> None:
-    """Share each handed amount among the charges of the awaited rank's waits since."""
-    begin, end = part
-    wanted, of_share = handed.ns[begin:end], windows.of_share[begin:end]
-    low, high = int(of_share.min()), int(of_share.max()) + 1
-    some = slice(int(windows.first[low]), int(windows.first[high]))
-    which, key, ns = ledger.of(windows.row[some])
-    window, key, ns = _summed((windows.number[some] - low)[which], key, ns, keys)
-    count = np.bincount(window, minlength=high - low)
-    ratio = ns / np.bincount(window, weights=ns, minlength=high - low)[window]
+    """Share some handed amounts among the charges of the awaited rank's waits since."""
+    wanted, of_share = handed.ns[now], windows.of_share[now]
+    used = np.zeros(windows.first.size - 1, np.bool_)
+    used[of_share] = True
+    stretch = np.flatnonzero(used)
+    number = np.cumsum(used) - 1
+    of_row, at = ranges(windows.first[stretch], windows.first[stretch + 1])
+    which, key, ns = ledger.of(windows.row[at])
+    window, key, ns = _summed(of_row[which], key, ns, keys)
+    count = np.bincount(window, minlength=stretch.size)
+    ratio = ns / np.bincount(window, weights=ns, minlength=stretch.size)[window]
     first = count.cumsum() - count
-    mine = of_share - low
+    mine = number[of_share]
     first, count = first[mine], count[mine]
     share, entry = ranges(first, first + count)
     exact = wanted[share] * ratio[entry]
@@ -182,7 +169,7 @@ def _one_batch(
     if short.any():
         ask = np.flatnonzero(short[share])
         rest = exact[ask] - whole[ask]
-        whole[ask] += _remainders(share[ask], rest, wanted - given, count)
+        whole[ask] += _remainders(share[ask], rest, wanted - given)
     key = key[entry]
     if not count.all():
         empty = np.flatnonzero(count == 0)
@@ -194,7 +181,7 @@ def _one_batch(
     if not whole.all():
         some_ns = np.flatnonzero(whole)
         share, key, whole = share[some_ns], key[some_ns], whole[some_ns]
-    rows = handed.row[begin:end]
+    rows = handed.row[now]
     count = np.bincount(share, minlength=rows.size)
     ledger.add(Charges(rows[share], key, whole), rows, count)
 
@@ -214,20 +201,24 @@ def _summed(group: Int, key: Int, ns: Int, keys: int) -> tuple[Int, Int, Int]:
     return group, code - group * keys, np.add.reduceat(ns[order], at)
 
 
-def _remainders(share: Int, rest: np.ndarray, missing: Int, count: Int) -> Int:
+def _remainders(share: Int, rest: Float, missing: Int) -> Int:
     """Return what each entry gets on top so that the entries of each share add up to it.
 
-    `share` is ascending; `missing` and `count`, the number of entries, are those of each share.
+    `share` is ascending, `missing` is by share; the largest `rest` is served first.
     """
-    order = np.lexsort((-rest, share))
-    ranked = share[order]
-    opens = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
-    number = np.arange(ranked.size) - np.repeat(opens, np.diff(np.append(opens, ranked.size)))
-    lacking = missing[ranked]
-    more = np.zeros(share.size, np.int64)
-    # Floats may be off by more than one; the first of the largest remainders takes that too.
-    extra = np.where(
-        number == 0, np.sign(lacking) * np.maximum(np.abs(lacking) - count[ranked], 0), 0
-    )
-    more[order] = np.where(number < np.abs(lacking), np.sign(lacking), 0) + extra
-    return more
+    out = np.zeros(share.size, np.int64)
+    place = np.arange(share.size)
+    while share.size:
+        opens = np.flatnonzero(np.concatenate([_TRUE, share[1:] != share[:-1]]))
+        size = np.diff(opens, append=share.size)
+        best = np.flatnonzero(rest == np.maximum.reduceat(rest, opens).repeat(size))
+        own = share[best]
+        best = best[np.concatenate([_TRUE, own[1:] != own[:-1]])]
+        own = share[best]
+        one = np.sign(missing[own])
+        out[place[best]] += one
+        rest[best] -= 2.0
+        missing[own] -= one
+        more = np.flatnonzero(missing[share])
+        share, rest, place = share[more], rest[more], place[more]
+    return out
