@@ -86,28 +86,6 @@ class Lookup:
     team: Int
     """Team of each operation: 0 … teams - 1."""
 
-    def row_of(self, operation: Int, rank: Int) -> Int:
-        """Return the row of a rank in an operation, -1 where it took no part or is forgotten."""
-        at = np.maximum(operation, 0)
-        low, end = self.first[at], self.first[at + 1]
-        # Mostly the same ranks take part in all operations; then the place is that of the rank.
-        found = np.full(operation.size, -1, np.int64)
-        row = np.minimum(low + rank, end - 1)
-        good = (self.rows.rank[row] == rank) & (operation >= 0)
-        found[good] = row[good]
-        rest = np.flatnonzero(~good & (operation >= 0))
-        if rest.size:
-            low, end, wanted = low[rest], end[rest], rank[rest]
-            last = end - 1
-            while (open_ := low < end).any():
-                middle = (low + end) >> 1
-                less = self.rows.rank[np.minimum(middle, last)] < wanted
-                low = np.where(open_ & less, middle + 1, low)
-                end = np.where(open_ & ~less, middle, end)
-            there = (low <= last) & (self.rows.rank[np.minimum(low, last)] == wanted)
-            found[rest[there]] = low[there]
-        return found
-
 
 def shortest_stay(ops: Operations) -> Int:
     """Return per operation how long the last to arrive stayed, on its own clock.

@@ -15,8 +15,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof.attribution.blame_excess import ranges
 from clusterprof.attribution.blame_rows import LOOK_BACK, STEPS_BACK, Lookup
 from clusterprof.timeline.model import Int
+
+_MOST_SEATS = 1 << 22  # of a table of all ranks in all teams; larger ones are searched
 
 
 class Teams:
@@ -29,14 +32,21 @@ class Teams:
         self._ordered = look.team[self._order]
         self._span = count + 1
         self._keys = self._ordered * np.int64(self._span) + self._order
-        self._teams = int(look.team.max(initial=-1)) + 1
+        teams = int(look.team.max(initial=-1)) + 1
         # Rows stand by team, then rank: one of each pair of them.
         rank, team = look.rows.rank[look.by_team], look.team[look.of_row[look.by_team]]
         new = np.ones(rank.size, np.bool_)
         new[1:] = (rank[1:] != rank[:-1]) | (team[1:] != team[:-1])
-        self._member = np.sort(rank[new] * np.int64(self._teams) + team[new])
-        self._of_rank = self._member % self._teams
-        self._from = np.searchsorted(self._member // self._teams, np.arange(look.ranks + 1))
+        rank, team = rank[new], team[new]
+        self._member = team * np.int64(look.ranks) + rank
+        seat = np.arange(rank.size) - np.searchsorted(team, np.arange(teams))[team]
+        self._seat = seat
+        self._table = None
+        if teams * look.ranks <= _MOST_SEATS:
+            self._table = np.full(teams * look.ranks, -1, np.int32)
+            self._table[self._member] = seat
+        self._of_rank = team[np.argsort(rank, kind="stable")]
+        self._from = np.append(0, np.cumsum(np.bincount(rank, minlength=look.ranks)))
         self.most = int(np.diff(self._from).max(initial=0))
 
     def nth_of(self, rank: Int, n: int) -> Int:
@@ -45,11 +55,37 @@ class Teams:
         there = at < self._from[rank + 1]
         return np.where(there, self._of_rank[np.minimum(at, self._of_rank.size - 1)], -1)
 
-    def has(self, team: Int, rank: Int) -> NDArray[np.bool_]:
-        """Return where a rank was seen in a team."""
-        wanted = rank * np.int64(self._teams) + team
+    def seat(self, team: Int, rank: Int) -> Int:
+        """Return which of those who were seen in a team a rank is, -1 when it was not."""
+        wanted = team * np.int64(self._look.ranks) + rank
+        if self._table is not None:
+            found: Int = self._table[wanted].astype(np.int64)
+            return found
         at = np.minimum(np.searchsorted(self._member, wanted), self._member.size - 1)
-        return self._member[at] == wanted
+        return np.where(self._member[at] == wanted, self._seat[at], -1)
+
+    def row_of(self, operation: Int, rank: Int) -> Int:
+        """Return the row of a rank in an operation, -1 where it took no part or is forgotten."""
+        look = self._look
+        ranks = look.rows.rank
+        at = np.maximum(operation, 0)
+        seat = self.seat(look.team[at], rank)
+        low, end = look.first[at], look.first[at + 1]
+        row = np.minimum(low + seat, end - 1)
+        good = (seat >= 0) & (ranks[row] == rank) & (operation >= 0)
+        found = np.where(good, row, -1)
+        rest = np.flatnonzero(~good & (seat >= 0) & (operation >= 0))
+        if rest.size:  # not all of the team took part
+            low, end, wanted = low[rest], end[rest], rank[rest]
+            last = end - 1
+            while (open_ := low < end).any():
+                middle = (low + end) >> 1
+                less = ranks[np.minimum(middle, last)] < wanted
+                low = np.where(open_ & less, middle + 1, low)
+                end = np.where(open_ & ~less, middle, end)
+            there = (low <= last) & (ranks[np.minimum(low, last)] == wanted)
+            found[rest[there]] = low[there]
+        return found
 
     def before(self, team: Int, operation: Int) -> Int:
         """Return the last operation of a team before another operation, -1 when there is none."""
@@ -81,8 +117,11 @@ def last_together(look: Lookup, waiting: Int, awaited: Int) -> tuple[Int, Int]:
     some = np.flatnonzero(~good)
     teams = Teams(look)
     if some.size:
-        team = look.team[look.of_row[waiting[some]]]
-        mine[some], theirs[some] = _left_by_both(look, teams, team, waiting[some], awaited[some])
+        at = look.of_row[waiting[some]]
+        team = look.team[at]
+        mine[some], theirs[some] = _left_by_both(
+            look, teams, (team, teams.before(team, at)), waiting[some], awaited[some]
+        )
     if teams.most > 1:
         _other_teams(look, teams, (waiting, awaited, heads, size), mine, theirs)
     return mine, theirs
@@ -103,42 +142,43 @@ def _other_teams(
         ask = np.flatnonzero((team >= 0) & (team != own))
         # What the awaited rank left in that team last, if it is later for anybody who waits.
         latest = teams.before(team[ask], at[ask])
-        row = look.row_of(latest, rank[ask])
+        row = teams.row_of(latest, rank[ask])
         unsure = (latest >= 0) & ((row < 0) | ~_left(look, row, them[ask]))
-        ask = ask[unsure | ((row >= 0) & (look.place[row] > earliest[ask]))]
+        some = np.flatnonzero(unsure | ((row >= 0) & (look.place[row] > earliest[ask])))
+        ask, latest = ask[some], latest[some]
         if not ask.size:
             continue
-        some = np.arange(int(size[ask].sum()))
-        some += np.repeat(heads[ask] - (np.cumsum(size[ask]) - size[ask]), size[ask])
-        team = np.repeat(team[ask], size[ask])
-        member = teams.has(team, look.rows.rank[waiting[some]])
-        some, team = some[member], team[member]
+        number, some = ranges(heads[ask], heads[ask] + size[ask])
+        team = team[ask][number]
+        member = np.flatnonzero(teams.seat(team, look.rows.rank[waiting[some]]) >= 0)
+        some, team, latest = some[member], team[member], latest[number[member]]
         if not some.size:
             continue
-        a, b = _left_by_both(look, teams, team, waiting[some], awaited[some])
+        a, b = _left_by_both(look, teams, (team, latest), waiting[some], awaited[some])
         later = (b >= 0) & (look.place[b] > left[some])
         mine[some[later]], theirs[some[later]] = a[later], b[later]
         left[some[later]] = look.place[b[later]]
 
 
 def _left_by_both(
-    look: Lookup, teams: Teams, team: Int, waiting: Int, awaited: Int
+    look: Lookup, teams: Teams, ask: tuple[Int, Int], waiting: Int, awaited: Int
 ) -> tuple[Int, Int]:
+    """Look for a row of each in operations of a team, from a given one backwards."""
+    team, operation = ask
     rank = look.rows.rank
     mine = np.full(waiting.size, -1, np.int64)
     theirs = mine.copy()
     open_ = np.arange(waiting.size)
-    operation = look.of_row[waiting]
     for _ in range(STEPS_BACK):
-        operation = teams.before(team[open_], operation)
-        a = look.row_of(operation, rank[waiting[open_]])
-        b = look.row_of(operation, rank[awaited[open_]])
+        a = teams.row_of(operation, rank[waiting[open_]])
+        b = teams.row_of(operation, rank[awaited[open_]])
         good = _left(look, a, waiting[open_]) & _left(look, b, awaited[open_])
         mine[open_[good]], theirs[open_[good]] = a[good], b[good]
         more = ~good & (operation >= 0)
         if not more.any():
             break
-        open_, operation = open_[more], operation[more]
+        open_ = open_[more]
+        operation = teams.before(team[open_], operation[more])
     return mine, theirs
 
 
