@@ -1,0 +1,31 @@
+"""The spans that the recorders of a synthetic job would have kept, numbered as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+from synthetic.jobs import Job
+
+from clusterprof.timeline.collectives import Arrivals
+from clusterprof.timeline.operations import RECV, SEND
+
+
+def arrivals(job: Job, arrive: np.ndarray, leave: np.ndarray, when: np.ndarray) -> Arrivals:
+    """The spans of a job, in any order; `source` is the row of `job.ops`."""
+    ops = job.ops
+    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
+    number, seen = np.empty(op.size, np.int64), {}
+    for i, team in enumerate(ops.team.tolist()):
+        seen[team] = seen.get(team, -1) + 1
+        number[op == i] = seen[team]
+    # The lower rank of a pair sends, the other receives.
+    pair = ops.operation[op] == SEND
+    kind = np.where(pair & (np.arange(op.size) != ops.first[op]), RECV, ops.operation[op])
+    other = ops.rank[
+        np.where(kind == RECV, np.arange(op.size) - 1, np.arange(op.size) + 1) % op.size
+    ]
+    flat = np.zeros(op.size, np.int64)
+    rows = np.random.default_rng(1).permutation(op.size)
+    return Arrivals(
+        ops.rank, ops.rank, flat, arrive, leave, leave - arrive, when, ops.team[op] + 1, number,
+        flat - 1, kind, np.where(pair, other, -1), np.arange(op.size),
+    ).take(rows)  # fmt: skip
