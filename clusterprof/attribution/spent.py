@@ -19,6 +19,7 @@ from clusterprof.attribution.blame import WORK
 from clusterprof.attribution.partial import SHARE
 from clusterprof.attribution.regions import Region
 from clusterprof.probe import layout
+from clusterprof.timeline.device_waits import device_waits, on_device
 from clusterprof.timeline.model import PHASE_COLLECTIVE, Float, Int, Lost, Rank, SpanTable
 
 OTHER = "unexplained"
@@ -55,7 +56,7 @@ class Spending:
         """Take a settled stretch; `shares` are those of its lost pieces, in 1/SHARE."""
         if self._count > MOST_OPERATIONS:
             return
-        spans = _ended_in(rank.main.spans.get(layout.COLLECTIVE), region)
+        spans = _ended_in(_operations_of(rank), region)
         inside = lost.phase == PHASE_COLLECTIVE
         amounts = self._amounts(lost, inside, shares)
         sums = _Sums(lost, amounts)
@@ -127,6 +128,12 @@ class _Sums:
         table: Float = self._before[row] + self._amounts[row] * part[:, None]
         table[~known] = 0.0
         return table
+
+
+def _operations_of(rank: Rank) -> SpanTable | None:
+    """The collective spans of a rank, where they were measured with the times of its device."""
+    table = rank.main.spans.get(layout.COLLECTIVE)
+    return None if table is None else on_device(table, device_waits(rank.main))
 
 
 def _ended_in(table: SpanTable | None, region: Region) -> SpanTable | None:

@@ -11,7 +11,7 @@ import sys
 from _thread import get_ident
 from time import monotonic_ns
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 from .. import failed, layout, ring, without_our_frame
 from . import calls, cuda, groups, messages, seam, works
@@ -52,7 +52,7 @@ def install(module: ModuleType) -> bool:
     c10d._world.default_pg, c10d._world.pg_group_ranks  # noqa: B018 - or we cannot tell groups apart
     for name, (operation, brought) in FUNCTIONS.items():
         original = getattr(c10d, name, None)
-        if original is not None:  # in this version
+        if original is not None and not hasattr(original, "_is_clusterprof"):
             _put(c10d, name, original, wrap(c10d, original, operation, brought))
     for name, operation in MESSAGES.items():
         original = getattr(c10d, name, None)
@@ -75,20 +75,10 @@ def _put(c10d: Any, name: str, original: Any, wrapper: Any) -> None:
 
 
 def wrap(c10d: Any, original: Any, operation: int, brought: int) -> Any:
-    """Wrap one collective function, whose arguments have the names of this version.
-
-    All in one function, with what it needs in its closure: after a wait the processor's caches are
-    cold, and every other function would cost a microsecond.
-    """
-    if getattr(original, "_is_clusterprof", False):
-        return original
-    names = calls.names_of(original)
-    group_at = names.index("group")
-    async_at = names.index("async_op") if "async_op" in names else NOWHERE
-    brought_name = names[brought] if brought >= 0 else ""
-    sent_by = names.index("src") if operation == layout.BROADCAST else NOWHERE
-    world, inside, by_object = c10d._world, calls.inside, groups.by_object
-    default = "_default_pg" if hasattr(world, "_default_pg") else "default_pg"
+    """Wrap one collective function, all in one function: after a wait the processor's caches are
+    cold, and each further function costs a microsecond."""
+    group_at, async_at, sent_by, brought_name = _places(original, operation, brought)
+    world, inside, by_object, find = c10d._world, calls.inside, groups.by_object, groups.find
     coalescing = getattr(world, "pg_coalesce_state", {})
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     collective, issued = layout.COLLECTIVE, operation | layout.ISSUE << layout.FORM_SHIFT
@@ -97,39 +87,31 @@ def wrap(c10d: Any, original: Any, operation: int, brought: int) -> Any:
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
         if seam.is_traced():
             return original(*arguments, **keywords)
-        start = 0
-        mark = None
-        group: Any
-        sent: Any
+        start, mark, group = 0, None, None
         try:
             thread = get_ident()
             if _probe.on and thread not in inside and not seam.compiler._is_compiling_flag:  # type: ignore[attr-defined]
                 given = len(arguments)
                 asked = arguments[group_at] if given > group_at else keywords.get("group")
                 if asked is None:
-                    asked = getattr(world, default)
+                    asked = world.default_pg
                 known = by_object.get(id(asked))
-                if known is not None and known[0]() is asked:
-                    group = known[1]
-                else:
-                    group = groups.find(c10d, asked)
-                if group is not None:
-                    size = 0
-                    if brought >= 0:
-                        sent = arguments[brought] if given > brought else keywords.get(brought_name)
-                        size = sent.nbytes if type(sent) is tensor else calls.bytes_of(sent)
-                    if sent_by != NOWHERE:
-                        size = _of_sender(size, group, sent_by, arguments, keywords)
-                    what = operation
-                    if coalescing or (
-                        arguments[async_at] if given > async_at else keywords.get("async_op")
-                    ):
-                        what = issued
-                    elif seam.cuda._initialized:
-                        mark = cuda.before_wait(cuda.COLLECTIVES, default_stream=True)
-                    b = next(group.operations)
-                    inside.add(thread)
-                    start = monotonic_ns()
+                group = known[1] if known and known[0]() is asked else find(c10d, asked)
+            if group is not None:
+                size, what = 0, operation
+                if brought >= 0:
+                    sent = arguments[brought] if given > brought else keywords.get(brought_name)
+                    size = sent.nbytes if type(sent) is tensor else calls.bytes_of(sent)  # type: ignore[union-attr]
+                if sent_by != NOWHERE:
+                    size = _of_sender(size, group, sent_by, arguments, keywords)
+                late = arguments[async_at] if given > async_at else keywords.get("async_op")
+                if late or coalescing:
+                    what = issued
+                elif seam.cuda._initialized:
+                    mark = cuda.before_wait(cuda.COLLECTIVES, default_stream=True)
+                b = next(group.operations)
+                inside.add(thread)
+                start = monotonic_ns()
         except BaseException as error:
             failed(error)
         try:
@@ -139,21 +121,38 @@ def wrap(c10d: Any, original: Any, operation: int, brought: int) -> Any:
                 inside.discard(thread)
             without_our_frame(error)
             raise
-        if start:
+        if start and group is not None:
             try:
                 end = monotonic_ns()
                 inside.discard(thread)
                 sequence = ring.emit(collective, start, end, group.number, b, size, what)
-                if mark is not None:
-                    cuda.after_wait(mark, sequence, start, end, layout.EXPOSED_COLLECTIVE)
-                elif what == issued and result is not None:
-                    works.remember(result, group.number, b, size, what)
+                if mark is not None or (what != operation and result is not None):
+                    _goes_on(group, b, size, what, result, mark, sequence, start, end)
             except BaseException as error:
                 failed(error)
         return result
 
     wrapper._is_clusterprof = True  # type: ignore[attr-defined]
     return wrapper
+
+
+def _places(original: Any, operation: int, brought: int) -> Tuple[int, int, int, str]:
+    """Return where group, async_op and src stand in this version, and what this rank brings."""
+    names = calls.names_of(original)
+    async_at = names.index("async_op") if "async_op" in names else NOWHERE
+    sent_by = names.index("src") if operation == layout.BROADCAST else NOWHERE
+    return names.index("group"), async_at, sent_by, names[brought] if brought >= 0 else ""
+
+
+def _goes_on(
+    group: groups.Group, b: int, size: int, what: int, result: Any,
+    mark: cuda.Mark, sequence: int, start: int, end: int,
+) -> None:  # fmt: skip
+    """See to what ends later: the device's part of a wait, or an operation that was only issued."""
+    if mark is not None:
+        cuda.after_wait(mark, sequence, start, end, layout.EXPOSED_COLLECTIVE)
+    else:
+        works.remember(result, group.number, b, size, what)
 
 
 def _of_sender(size: int, group: groups.Group, at: int, arguments: Any, keywords: Any) -> int:
