@@ -33,7 +33,7 @@ hooked = nothing
 if "_clusterprof_probe" in sys.modules:
     from _clusterprof_probe.hooks import distributed
     module = dist.distributed_c10d
-    hooked = distributed._wrap(nothing, distributed._reader(module, nothing, 1, 0))
+    hooked = distributed.wrap(module, nothing, 1, 0)
 
 def each(work, calls):
     began, used = now(), cpu()

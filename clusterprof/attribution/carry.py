@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from clusterprof.probe import layout
+from clusterprof.timeline.device_waits import still_needed
 from clusterprof.timeline.model import Chunk, Process, Series, SpanTable, ThreadTable
 
 # Marks of an instant that say something about all the time after it.
@@ -114,6 +115,7 @@ def _process_from(process: Process, from_ns: int) -> Process:
         kind: table if kind in _LASTING else _spans_from(table, from_ns)
         for kind, table in process.spans.items()
     }
+    spans |= _waits_from(process, from_ns)
     threads = {tid: _from_row(one, from_ns) for tid, one in process.threads.items()}
     io = None if process.io is None else _from_row(process.io, from_ns)
     return replace(process, spans=_some(spans), threads=threads, io=io)
@@ -124,8 +126,25 @@ def _some(spans: Mapping[int, SpanTable]) -> dict[int, SpanTable]:
 
 
 def _spans_from(table: SpanTable, from_ns: int) -> SpanTable:
-    keep = table.end_ns > from_ns
-    return table if keep.all() else _columns(table, lambda name: getattr(table, name)[keep])
+    return _rows(table, table.end_ns > from_ns)
+
+
+def _waits_from(process: Process, from_ns: int) -> dict[int, SpanTable]:
+    """Operations whose device may stand still for longer than their host, and how long it does."""
+    measured = process.spans.get(layout.EXPOSED_COLLECTIVE)
+    if measured is None:
+        return {}
+    measured = _rows(measured, still_needed(measured, from_ns))
+    spans = {layout.EXPOSED_COLLECTIVE: measured}
+    operations = process.spans.get(layout.COLLECTIVE)
+    if operations is not None:
+        keep = (operations.end_ns > from_ns) | np.isin(operations.sequence, measured.a)
+        spans[layout.COLLECTIVE] = _rows(operations, keep)
+    return spans
+
+
+def _rows(table: SpanTable, keep: Any) -> SpanTable:
+    return table if keep.all() else _columns(table, lambda name: getattr(table, name)[keep])  # type: ignore[no-any-return]
 
 
 def _from_row(table: Any, from_ns: int) -> Any:

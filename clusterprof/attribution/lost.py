@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof.attribution.device import Windows, busy_windows, within
+from clusterprof.attribution.exposed import exposed, is_measured
 from clusterprof.attribution.painting import FILL_ORDER, Painted, fill, paint, steps_of
-from clusterprof.attribution.regions import RankState, Region, regions, table_of
-from clusterprof.probe import layout
+from clusterprof.attribution.regions import RankState, Region, regions
 from clusterprof.timeline.intervals import EMPTY
 from clusterprof.timeline.model import (
     PHASE_CHECKPOINT,
@@ -88,14 +88,14 @@ def pieces(rank: Rank, region: Region) -> tuple[Lost, Account]:
 
 def _from_host(rank: Rank, painted: Painted) -> tuple[Lost, Account]:
     """Stream events where a wait has them, else the wait in full."""
-    exposed_ns, measured = _exposed(rank, painted)
-    in_full = np.isin(painted.phase, _HOST_PHASES) & ~measured
+    events = exposed(rank, painted)
+    in_full = np.isin(painted.phase, _HOST_PHASES) & ~events.measured
     length = painted.end_ns - painted.start_ns
     parts = [
-        (exposed_ns, SOURCE_STREAM_EVENTS),
+        (events.lost_ns, SOURCE_STREAM_EVENTS),
         (np.where(in_full, length, 0), SOURCE_HOST_SPANS),
     ]
-    return _lost(rank, painted, parts), Account(0, 0, 0, int(np.count_nonzero(measured)))
+    return _lost(rank, painted, parts), Account(0, 0, 0, int(np.count_nonzero(events.measured)))
 
 
 def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, Account]:
@@ -107,13 +107,13 @@ def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, A
     parts: list[tuple[Int, int]] = []
     rest, room, left = windows.idle_ns, length, length
     stream_pieces = 0
-    if table_of(rank, layout.EXPOSED) is not None:
-        exposed_ns, measured = _exposed(rank, painted)
-        known = np.bincount(window, weights=exposed_ns, minlength=windows.start_ns.size)
+    if is_measured(rank):
+        events = exposed(rank, painted)
+        known = np.bincount(window, weights=events.idle_ns, minlength=windows.start_ns.size)
         rest = np.maximum(windows.idle_ns - known, 0).astype(np.int64)
-        room, left = np.where(measured, 0, length), length - exposed_ns
-        stream_pieces = int(np.count_nonzero(measured))
-        parts.append((exposed_ns, SOURCE_STREAM_EVENTS))
+        room, left = np.where(events.measured, 0, length), length - events.lost_ns
+        stream_pieces = int(np.count_nonzero(events.measured))
+        parts.append((events.lost_ns, SOURCE_STREAM_EVENTS))
     idle = fill(window, phase, room, rest, FILL_ORDER)
     lost = _lost(rank, painted, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
     if np.any(windows.slowed_ns):
@@ -122,28 +122,6 @@ def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, A
     measured_ns = int(np.sum(windows.end_ns - windows.start_ns))
     unmeasured = region.end_ns - region.start_ns - measured_ns
     return lost, Account(unmeasured, measured_ns, int(windows.idle_ns.sum()), stream_pieces)
-
-
-def _exposed(rank: Rank, painted: Painted) -> tuple[Int, np.ndarray]:
-    """Exposed device time of each row, and whether the row lies in a wait that was measured.
-
-    A measured amount is spread evenly over its own wait, by rounded running sums, so that a row's
-    part does not depend on which other rows are looked at.
-    """
-    none = np.zeros(painted.start_ns.size, np.int64)
-    table = table_of(rank, layout.EXPOSED)
-    if table is None:
-        return none, none.astype(bool)
-    order = np.argsort(table.start_ns, kind="stable")
-    start, end, amount = table.start_ns[order], table.end_ns[order], table.b[order]
-    row = np.maximum(np.searchsorted(start, painted.start_ns, side="right") - 1, 0)
-    held = (painted.start_ns >= start[row]) & (painted.end_ns <= end[row])
-    length = np.maximum(end - start, 1)[row]
-    ratio = np.clip(amount[row], 0, length) / length
-    until = np.rint((painted.end_ns - start[row]) * ratio)
-    part = until - np.rint((painted.start_ns - start[row]) * ratio)
-    part = np.clip(part, 0, painted.end_ns - painted.start_ns)
-    return np.where(held, part, 0).astype(np.int64), held
 
 
 def _lost(rank: Rank, painted: Painted, parts: list[tuple[Int, int]]) -> Lost:

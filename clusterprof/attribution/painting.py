@@ -4,8 +4,11 @@ Each elementary interval (nothing begins or ends inside it) gets exactly one pha
 matches in the precedence of the taxonomy; a wait for data beats garbage collection unless the main
 process loads its data itself, for then collection is what it is waiting for:
 
-    start-up > checkpoint > evaluation > copy > wait for a worker > gc > own loading > collective >
-    step > none
+    device in a collective > start-up > checkpoint > evaluation > copy > wait for a worker > gc >
+    own loading > collective > step > none
+
+The first is not what the host does but what its device was seen to do meanwhile
+(`timeline.device_waits`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.probe import layout
+from clusterprof.timeline.device_waits import device_waits
 from clusterprof.timeline.intervals import EMPTY, Intervals, Pair, union
 from clusterprof.timeline.model import (
     PHASE_CHECKPOINT,
@@ -42,6 +46,7 @@ _LAYERS: tuple[tuple[int, int], ...] = (
     (layout.EVAL, PHASE_EVAL),
     (layout.CHECKPOINT, PHASE_CHECKPOINT),
     (layout.COMPILE, PHASE_STARTUP),
+    (layout.EXPOSED_COLLECTIVE, PHASE_COLLECTIVE),
 )
 # The order in which idle device time of a sample window is given to what the host did in it.
 FILL_ORDER = (
@@ -151,11 +156,17 @@ def _layer(rank: Rank, bit: int) -> Intervals:
     table = rank.main.spans.get(abs(kind))
     if table is None:
         return EMPTY
+    if kind == layout.EXPOSED_COLLECTIVE:
+        waits = device_waits(rank.main)
+        return EMPTY if waits is None else union((waits.start_ns, waits.end_ns))
     if kind == layout.COLLECTIVE:
         form = table.d >> layout.FORM_SHIFT & layout.FORM_MASK
         # A host that issues one goes on; one of an unknown group can be laid beside no other rank.
-        waits = (form != layout.ISSUE) & (table.a != 0)
-        return union((table.start_ns[waits], table.end_ns[waits]))
+        counts = (form != layout.ISSUE) & (table.a != 0)
+        measured = rank.main.spans.get(layout.EXPOSED_COLLECTIVE)
+        if measured is not None:
+            counts &= ~np.isin(table.sequence, measured.a)
+        return union((table.start_ns[counts], table.end_ns[counts]))
     if kind > 0:
         return union((table.start_ns, table.end_ns))
     waited = table.b != 0

@@ -21,6 +21,8 @@ from clusterprof.timeline.model import Rank, SpanTable
 
 # A stretch that is open for longer is settled without the end of the span that holds it open.
 OPEN_AT_MOST_NS = 300_000_000_000
+# By then a device has passed the events of a collective operation, or the job has come to a halt.
+MEASURE_LATE_NS = 30_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +131,25 @@ def _steps(rank: Rank, last: bool) -> tuple[int | None, int | None, int | None]:
     begun = [int(t.start_ns[0]) for t in (steps, waits) if t is not None]
     ended = [int(t.end_ns.max()) for t in ((steps, waits) if last else (steps,)) if t is not None]
     closed_ns = ended[0] if steps is not None else None
-    exposed = table_of(rank, layout.EXPOSED)
-    if closed_ns is not None and exposed is not None and steps is not None:
-        # The measure of a wait arrives some steps after it; until then the wait stays open.
-        measured = steps.end_ns[steps.end_ns <= int(exposed.end_ns.max())]
-        closed_ns = int(measured.max()) if measured.size else None
+    if closed_ns is not None and steps is not None:
+        closed_ns = _measured_until(rank, steps, closed_ns)
     return min(begun, default=None), max(ended, default=None), closed_ns
+
+
+def _measured_until(rank: Rank, steps: SpanTable, closed_ns: int) -> int | None:
+    """The measure of a wait arrives some steps after it; until then the wait stays open.
+
+    Measures arrive in the order of what they measure. Of operations with other ranks not every one
+    is measured, so nobody waits for the next for longer than it can take.
+    """
+    waits, peers = (table_of(rank, k) for k in (layout.EXPOSED, layout.EXPOSED_COLLECTIVE))
+    if waits is None and peers is None:
+        return closed_ns
+    until_ns = max(int(table.end_ns.max()) for table in (waits, peers) if table is not None)
+    if waits is None:
+        until_ns = max(until_ns, closed_ns - MEASURE_LATE_NS)
+    measured = steps.end_ns[steps.end_ns <= until_ns]
+    return int(measured.max()) if measured.size else None
 
 
 def table_of(rank: Rank, kind: int) -> SpanTable | None:

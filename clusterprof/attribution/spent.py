@@ -18,6 +18,7 @@ from clusterprof.attribution.blame import WORK
 from clusterprof.attribution.partial import SHARE
 from clusterprof.attribution.regions import Region
 from clusterprof.probe import layout
+from clusterprof.timeline.device_waits import device_waits, on_device
 from clusterprof.timeline.model import PHASE_COLLECTIVE, Float, Int, Lost, Rank, SpanTable
 from clusterprof.timeline.operation_rows import RankOperations, RankRows, Store
 
@@ -36,7 +37,7 @@ class Spending:
 
     def add(self, rank: Rank, region: Region, lost: Lost, shares: Mapping[str, Int]) -> None:
         """Take a settled stretch; `shares` are those of its lost pieces, in 1/SHARE."""
-        spans = _ended_in(rank.main.spans.get(layout.COLLECTIVE), region)
+        spans = _ended_in(_operations_of(rank), region)
         inside = lost.phase == PHASE_COLLECTIVE
         sums = _Sums(self._sums, region, lost, self._amounts(lost, inside, shares))
         if spans is not None:
@@ -111,6 +112,12 @@ def _running(ns: Float | Int) -> Float:
     out = np.zeros(ns.size + 1)
     np.cumsum(ns, out=out[1:])
     return out
+
+
+def _operations_of(rank: Rank) -> SpanTable | None:
+    """The collective spans of a rank, where they were measured with the times of its device."""
+    table = rank.main.spans.get(layout.COLLECTIVE)
+    return None if table is None else on_device(table, device_waits(rank.main))
 
 
 def _ended_in(table: SpanTable | None, region: Region) -> tuple[Int, ...] | None:

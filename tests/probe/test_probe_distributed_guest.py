@@ -43,7 +43,7 @@ dist.all_reduce(torch.ones(1))
 
 
 BROKEN = """
-from _clusterprof_probe.hooks import distributed, groups
+from _clusterprof_probe.hooks import calls, groups, seam, works
 def broken(*arguments, **keywords):
     raise SystemExit("ours")
 {where} = broken
@@ -54,12 +54,12 @@ work.wait()
 dist.all_reduce(t)
 print(t.tolist())
 import _clusterprof_probe
-print(_clusterprof_probe.on, distributed._inside)
+print(_clusterprof_probe.on, calls.inside)
 """
 
 
 @pytest.mark.parametrize(
-    "where", ["groups.find", "distributed._bytes", "distributed._ended", "distributed.ring.emit"]
+    "where", ["groups.find", "groups.Group.__init__", "works.remember", "works.ring.emit"]
 )
 def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(
     tmp_path: Path, where: str

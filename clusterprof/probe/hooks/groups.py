@@ -51,14 +51,15 @@ class Group:
 
 
 _by_number: Dict[int, Group] = {}
-_by_object: Dict[int, Tuple[Callable[[], Any], Group]] = {}
+by_object: Dict[int, Tuple[Callable[[], Any], Group]] = {}
+"""By id() of a process group: a weak reference that says whether it is still that one."""
 
 
 def find(c10d: Any, process_group: Any) -> Optional[Group]:
     """Return the group of a call (None: the default one); None when we are not in it."""
     if process_group is None:
         process_group = c10d._world.default_pg
-    known = _by_object.get(id(process_group))
+    known = by_object.get(id(process_group))
     if known is not None and known[0]() is process_group:
         return known[1]
     if not isinstance(process_group, c10d.ProcessGroup):
@@ -81,9 +82,9 @@ def _first_sight(c10d: Any, process_group: Any) -> Group:
     else:
         group = Group(0, (), UNKNOWN)
         group.operations = itertools.repeat(UNKNOWN)
-    if len(_by_object) >= _OBJECTS_AT_MOST:
+    if len(by_object) >= _OBJECTS_AT_MOST:
         _drop_dead()
-    _by_object[id(process_group)] = (weakref.ref(process_group), group)
+    by_object[id(process_group)] = (weakref.ref(process_group), group)
     return group
 
 
@@ -104,14 +105,14 @@ def _of(ranks: List[int], rank: int) -> Group:
 
 
 def _drop_dead() -> None:
-    for key, (reference, _) in list(_by_object.items()):
+    for key, (reference, _) in list(by_object.items()):
         if reference() is None:
-            _by_object.pop(key, None)
+            by_object.pop(key, None)
 
 
 def _forget() -> None:
     _by_number.clear()
-    _by_object.clear()
+    by_object.clear()
 
 
 ring.after_fork.append(_forget)

@@ -3,6 +3,7 @@
 import functools
 import sys
 from time import monotonic_ns
+from types import SimpleNamespace
 from typing import Any, Callable
 
 from .. import failed, without_our_frame
@@ -21,11 +22,26 @@ torch.compile takes the answer for a constant: what asks this first is traced as
 there. Look it up as `seam.is_compiling` at each call.
 """
 
+is_traced: Callable[[], bool] = _never
+"""The half of `is_compiling` that costs a third: is this being traced by torch.compile?"""
+
+compiler: Any = SimpleNamespace(_is_compiling_flag=False)
+"""Its `_is_compiling_flag` is the other half, for those who have asked `is_traced` before."""
+
+cuda: Any = SimpleNamespace(_initialized=True)
+"""Its `_initialized` False means that nothing of CUDA needs to be asked."""
+
 
 def torch_is_there(torch: Any) -> None:
     """Ask torch itself from now on."""
-    global is_compiling
-    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", is_compiling)
+    global is_compiling, is_traced, compiler, cuda
+    if hasattr(getattr(torch, "cuda", None), "_initialized"):
+        cuda = torch.cuda
+    found = getattr(torch, "compiler", None)
+    is_traced = is_compiling = getattr(found, "is_compiling", is_compiling)
+    if hasattr(found, "_is_compiling_flag"):
+        compiler = found
+        is_traced = getattr(found, "is_dynamo_compiling", is_compiling)
 
 
 def wrap(
