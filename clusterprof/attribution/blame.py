@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof.attribution import blame_chains, blame_excess
 from clusterprof.attribution.blame_chains import Charges
@@ -32,6 +33,7 @@ from clusterprof.attribution.blame_rows import (
     no_rows,
     shortest_stay,
 )
+from clusterprof.attribution.blame_skew import left_apart, nobody_last
 from clusterprof.attribution.blame_together import last_together
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
@@ -70,7 +72,8 @@ class Blamed:
     transfer_ns: Int
     """Per row of the block: time blocked that was no wait; nobody is charged for it."""
     last: Int
-    """Per operation: the rank that came last, `NOBODY` when only one was seen."""
+    """Per operation: the rank that came last; `NOBODY` when only one was seen, or ranks that left
+    the operation before apart explain who waited."""
     recoverable_ns: Int
     """Per operation: how much earlier it would have gone on had the last come with the second."""
     co_late: Int
@@ -128,7 +131,7 @@ def settle_waits(
     op = rows.op[fresh:] - carry.operations
     waiting = fresh + np.flatnonzero(ops.blocked_ns > shortest[op])
     awaited = fresh + last[op[waiting - fresh]]
-    ledger = _charged(look, habits, ops, waiting, awaited, carry)
+    ledger, unled = _charged(look, habits, ops, waiting, awaited, carry)
     charges = ledger.all()
     keep = kept(look)
     after = Carry(keep, _kept_charges(look, keep, charges), carry.operations + ops.team.size)
@@ -140,7 +143,7 @@ def settle_waits(
         charges.key[new] % width,
         charges.ns[new],
         look.rows.transfer_ns[fresh:],
-        np.where(np.diff(ops.first) > 1, ops.rank[last], NOBODY),
+        np.where((np.diff(ops.first) > 1) & ~unled, ops.rank[last], NOBODY),
         *_gain(ops, shortest, last),
     )
     return blamed, after
@@ -157,8 +160,11 @@ def _charged(
     waiting: Int,
     awaited: Int,
     carry: Carry,
-) -> blame_chains.Ledger:
-    """Charge every wait of the block; the ledger holds those of earlier blocks too."""
+) -> tuple[blame_chains.Ledger, NDArray[np.bool_]]:
+    """Charge every wait of the block; the ledger holds those of earlier blocks too.
+
+    Second: the operations to which nobody came last (`blame_skew`).
+    """
     rows = look.rows
     width = rows.at_arrive.shape[1] - 1 + len(OWN)
     stay = rows.leave_ns[awaited] - rows.arrive_ns[awaited]
@@ -170,6 +176,7 @@ def _charged(
     # Who sends does not wait for the receiver: what nothing explains was on its way.
     sends = is_pair(ops.operation)[rows.op[waiting[over]] - carry.operations]
     sends &= pairs.mine[over] >= 0
+    sends |= (apart := left_apart(rows, pairs, over, rest))
     name = np.where(sends, _number(width, TRANSFER), _number(width, UNKNOWN))
     handed_on = shares.key == HANDED
     own = Charges(*(column[~handed_on] for column in shares))
@@ -190,7 +197,10 @@ def _charged(
         waiting[some], shares.ns[handed_on], awaited[some], pairs.theirs[some]
     )
     blame_chains.hand_on(look, handed, ledger, _number(width, UNKNOWN))
-    return ledger
+    op = rows.op[waiting] - carry.operations
+    apart_ns = np.zeros_like(rest)
+    apart_ns[over[apart]] = rest[over[apart]]
+    return ledger, nobody_last(op, wait, apart_ns, ops.team.size)
 
 
 def _shares(

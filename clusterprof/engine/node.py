@@ -22,6 +22,7 @@ from clusterprof.attribution.spent import Spending
 from clusterprof.findings import NodeFacts
 from clusterprof.signals import SELF_CPU
 from clusterprof.timeline.buffers import REACH_NS
+from clusterprof.timeline.identity import place_of
 from clusterprof.timeline.load import CHUNK_NS, NodeLoad, NodeLoaded
 from clusterprof.timeline.model import Chunk, Rank
 from clusterprof.timeline.ranks import ranks_of
@@ -29,7 +30,6 @@ from clusterprof.timeline.ranks import ranks_of
 Key = tuple[int, int]  # pid, started_ticks
 # A chunk reaches back by REACH_NS; less two samples, which may lie across its edge.
 _BROUGHT_NS = REACH_NS - 200_000_000
-_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
     one = _settled(one, one.rank, limits, last=True)
     rank = one.rank
     node = rank.chunk.header.node
-    variables = dict(rank.main.registration.get("variables", {}))
+    place = place_of(rank.main.registration)
     name = RankName(
         node=node.get("display") or node.get("hostname", ""),
         rank=rank.rank,
@@ -181,18 +181,12 @@ def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
         device=rank.device,
         marked=rank.marked,
         emulated=rank.emulated,
-        has_peers=_world_size(variables) > 1,
-        identity=variables,
+        has_peers=(place.world_size or 1) > 1,
+        identity=dict(rank.main.registration.get("variables", {})),
+        place=place,
+        started_ticks=rank.main.started_ticks,
     )
     return keep_books(name, one.state, one.partial, one.spending.operations())
-
-
-def _world_size(variables: Mapping[str, Any]) -> int:
-    for variable in _WORLD_SIZES:
-        value = str(variables.get(variable, ""))
-        if value.isdigit():
-            return int(value)
-    return 1
 
 
 class _Meter:

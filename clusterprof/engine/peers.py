@@ -9,7 +9,6 @@ Where a rank had too many operations to be kept in memory, all of it stays "peer
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -22,7 +21,10 @@ from clusterprof.attribution.ledger import RankBooks, charged
 from clusterprof.attribution.local import PEERS, PRECEDENCE
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER, WORK, RankOperations
+from clusterprof.engine.aligned import Alignment, Sampler
+from clusterprof.engine.jobs import UNCLEAR, told_apart
 from clusterprof.engine.node import NodeResult
+from clusterprof.findings import Blind
 from clusterprof.timeline.collectives import Arrivals, match, together, whole_spans
 from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
 from clusterprof.timeline.operations import Operations
@@ -30,14 +32,6 @@ from clusterprof.timeline.operations import Operations
 PEERS_UNKNOWN = "peers-unknown"
 GROUP_ANNOUNCED = "group-announced"
 _GRADE = "B"  # durations of marked spans; no counter says the same
-_JOB_VARIABLES = (
-    "SLURM_JOB_ID",
-    "TORCHELASTIC_RUN_ID",
-    "FLUX_JOB_ID",
-    "PBS_JOBID",
-    "LSB_JOBID",
-)
-_RESTART_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 class Watcher(Protocol):
@@ -55,17 +49,40 @@ class Across:
     """With the time in operations charged in the books of their ranks."""
     unmatched: Mapping[str, int] = field(default_factory=dict)
     """Reason (`timeline.collectives`) -> spans of operations that were left out."""
+    clock_bound_ns: int | None = None
+    """How far the common time of two nodes may be off; None: `clock_reason` says why."""
+    clock_reason: str = ""
+    """What the bound does not hold for; "" when it holds for all nodes."""
+    notes: tuple[str, ...] = ()
+    """Sentences a reader must know."""
+    blinds: tuple[Blind, ...] = ()
+    """What was not recorded."""
 
 
 def across_ranks(nodes: Sequence[NodeResult]) -> Across:
     """Lay the operations of all ranks side by side and charge the time in them."""
+    told = told_apart(nodes)
+    across = _side_by_side(told.nodes)
+    return replace(
+        across, notes=(*told.notes, *across.notes), blinds=(*told.blinds, *across.blinds)
+    )
+
+
+def _side_by_side(nodes: Sequence[NodeResult]) -> Across:
     books = [(node, one) for node in nodes for one in node.books]
-    found = [(at, *pair) for at, pair in enumerate(books) if pair[1].operations is not None]
+    found = [
+        (at, *pair)
+        for at, pair in enumerate(books)
+        if pair[1].operations is not None and pair[1].job != UNCLEAR
+    ]
     if not found:
         return Across(tuple(nodes))
     if not all(one.operations.whole for _, _, one in found if one.operations is not None):
         return Across(tuple(nodes))  # beside some ranks alone the others would be called unknown
-    arrivals, come, go = _arrivals(found)
+    sampler = Sampler(nodes)
+    arrivals, come, go = _arrivals(found, sampler)
+    clock = sampler.alignment()
+    arrivals = replace(arrivals, when_ns=_on_one_clock(arrivals, nodes, books, clock))
     matched = match(arrivals, _members(found))
     ops = matched.operations
     summed = Books(len(books), (*PRECEDENCE, OTHER, WORK))
@@ -78,10 +95,27 @@ def across_ranks(nodes: Sequence[NodeResult]) -> Across:
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
     )
-    return Across(charged_nodes, matched.unmatched)
+    return Across(charged_nodes, matched.unmatched, clock.bound_ns, clock.reason, notes=clock.notes)
 
 
-def _arrivals(found: Sequence[tuple[int, NodeResult, RankBooks]]) -> tuple[Arrivals, Int, Int]:
+def _on_one_clock(
+    arrivals: Arrivals,
+    nodes: Sequence[NodeResult],
+    books: Sequence[tuple[NodeResult, RankBooks]],
+    clock: Alignment,
+) -> Int:
+    """Return when each rank left, on the common clock."""
+    number = {id(node): at for at, node in enumerate(nodes)}
+    node_of = np.array([number[id(node)] for node, _ in books])[arrivals.rank]
+    when_ns = arrivals.leave_ns.copy()
+    for one in np.unique(node_of):
+        when_ns[node_of == one] = clock.when_ns(one, arrivals.leave_ns[node_of == one])
+    return when_ns
+
+
+def _arrivals(
+    found: Sequence[tuple[int, NodeResult, RankBooks]], sampler: Sampler
+) -> tuple[Arrivals, Int, Int]:
     """All operations of all ranks, and what each rank had spent when it came and left."""
     parts, come, go = [], [], []
     past = 0
@@ -91,17 +125,17 @@ def _arrivals(found: Sequence[tuple[int, NodeResult, RankBooks]]) -> tuple[Arriv
         whole = whole_spans(spans.start_ns, spans.end_ns, spans.a, spans.b, spans.c, spans.d)
         source = whole["source"]
         leaves = whole["leaver"]
-        ahead_ns = _wall_ahead_ns(node)
+        sampler.add(node, one.job, whole)
         n = len(source)
         parts.append(
             Arrivals(
                 rank=np.full(n, at),
                 global_rank=np.full(n, at if one.ledger.rank is None else one.ledger.rank),
-                job=np.full(n, _job(one.identity)),
+                job=np.full(n, one.job),
                 arrive_ns=whole["arrive_ns"],
                 leave_ns=whole["leave_ns"],
                 blocked_ns=operations.blocked_ns[leaves],
-                when_ns=whole["leave_ns"] + ahead_ns,
+                when_ns=whole["leave_ns"],
                 group=whole["group"],
                 sequence=whole["sequence"],
                 bytes=whole["bytes"],
@@ -120,7 +154,7 @@ def _members(
     found: Sequence[tuple[int, NodeResult, RankBooks]],
 ) -> dict[tuple[int, int], Int]:
     """The global ranks of every group that was announced, by job and group."""
-    jobs = {(node.facts.key, one.ledger.pid): _job(one.identity) for _, node, one in found}
+    jobs = {(node.facts.key, one.ledger.pid): one.job for _, node, one in found}
     members: dict[tuple[int, int], Int] = {}
     for node in {node.facts.key: node for _, node, _ in found}.values():
         for event in node.loaded.events:
@@ -130,19 +164,6 @@ def _members(
                 if job is not None:
                     members[job, said["group"]] = np.array(said["ranks"], np.int64)
     return members
-
-
-def _wall_ahead_ns(node: NodeResult) -> int:
-    """How far the wall clock of a node was ahead of its own; good enough to order operations."""
-    started = node.loaded.header.started
-    return int(started.get("realtime_ns", 0)) - int(started.get("monotonic_ns", 0))
-
-
-def _job(identity: Mapping[str, str]) -> int:
-    """A number for the job a rank belongs to, or the life of it that a restart began."""
-    name = next((identity[key] for key in _JOB_VARIABLES if identity.get(key)), "")
-    lives = [identity.get(key, "0") for key in _RESTART_VARIABLES]
-    return zlib.crc32("\0".join(map(str, (name, *lives))).encode())
 
 
 def _charged(one: RankBooks, at: int, summed: Books) -> RankBooks:

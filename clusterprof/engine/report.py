@@ -48,8 +48,8 @@ def build_report(title: str, across: Across) -> Report:
         unattributed_reasons=_largest_first(reasons),
         outside_buckets=_largest_first(outside),
         metrics=metrics_of(books, [node.facts for node in nodes]),
-        blinds=_blinds(nodes, books),
-        notes=_notes(books),
+        blinds=(*_blinds(nodes, books), *across.blinds),
+        notes=(*_notes(books), *across.notes),
     )
 
 
