@@ -19,6 +19,7 @@ from clusterprof.attribution.lost import lost_pieces
 from clusterprof.attribution.partial import EMPTY, Partial, merge
 from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
 from clusterprof.attribution.spent import Spending
+from clusterprof.engine.endings import Ending, Endings
 from clusterprof.findings import NodeFacts
 from clusterprof.signals import SELF_CPU
 from clusterprof.timeline.buffers import REACH_NS
@@ -39,6 +40,7 @@ class NodeResult:
     facts: NodeFacts
     books: tuple[RankBooks, ...]
     loaded: NodeLoaded
+    endings: tuple[Ending, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ def analyse_node(
 ) -> NodeResult:
     """Read one node's folder and return the books of its ranks. `limits`: bound, by cause id."""
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
-    meter = _Meter()
-    books = books_of(meter.watch(load.chunks()), limits)
+    meter, endings = _Meter(), Endings()
+    books = books_of(endings.watch(meter.watch(load.chunks())), limits)
     loaded = load.facts()
     duration_ns = loaded.last_ns - loaded.first_ns
     facts = NodeFacts(
@@ -72,7 +74,7 @@ def analyse_node(
         dropped_spans=loaded.dropped_spans,
         recorder_cpu_ratio=meter.cpu_ratio(duration_ns),
     )
-    return NodeResult(facts, books, loaded)
+    return NodeResult(facts, books, loaded, endings.all())
 
 
 def books_of(chunks: Iterable[Chunk], limits: Mapping[str, Any]) -> tuple[RankBooks, ...]:

@@ -22,9 +22,10 @@ from clusterprof.attribution.local import PEERS, PRECEDENCE
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER, WORK, RankOperations
 from clusterprof.engine.aligned import Alignment, Sampler
+from clusterprof.engine.hang_report import hung
 from clusterprof.engine.jobs import UNCLEAR, told_apart
 from clusterprof.engine.node import NodeResult
-from clusterprof.findings import Blind
+from clusterprof.findings import Blind, Finding
 from clusterprof.timeline.collectives import Arrivals, match, together, whole_spans
 from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
 from clusterprof.timeline.operations import Operations
@@ -53,6 +54,8 @@ class Across:
     """How far the common time of two nodes may be off; None: `clock_reason` says why."""
     clock_reason: str = ""
     """What the bound does not hold for; "" when it holds for all nodes."""
+    findings: tuple[Finding, ...] = ()
+    """Of time outside the steps."""
     notes: tuple[str, ...] = ()
     """Sentences a reader must know."""
     blinds: tuple[Blind, ...] = ()
@@ -63,8 +66,13 @@ def across_ranks(nodes: Sequence[NodeResult]) -> Across:
     """Lay the operations of all ranks side by side and charge the time in them."""
     told = told_apart(nodes)
     across = _side_by_side(told.nodes)
+    still = hung(across.nodes)
     return replace(
-        across, notes=(*told.notes, *across.notes), blinds=(*told.blinds, *across.blinds)
+        across,
+        nodes=still.nodes,
+        notes=(*still.notes, *told.notes, *across.notes),
+        blinds=(*told.blinds, *across.blinds),
+        findings=still.findings,
     )
 
 

@@ -237,7 +237,8 @@ def test_a_recording_that_breaks_off_mid_step(tmp_path: Path) -> None:
 
 def test_nodes_are_told_apart_and_processes_change_nothing(tmp_path: Path) -> None:
     for rank in ("0", "1"):
-        write(dataclasses.replace(training(JOB), variables={"RANK": rank}), tmp_path / f"node-{rank}")
+        script = dataclasses.replace(training(JOB), variables={"RANK": rank})
+        write(script, tmp_path / f"node-{rank}")
     one = analyze(tmp_path)
     check_books(one)
     assert len(one.ranks) == len(one.nodes) == 2

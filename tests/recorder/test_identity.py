@@ -112,7 +112,8 @@ def test_a_process_knows_its_place_and_its_job(name: str) -> None:
     variables = identity.launcher_variables(environ)
     names = ("rank", "world_size", "node_local_rank", "node_number", "restart")
     made_up = job is None or job == "launch-42"
-    by_pod = "HOSTNAME" in environ and "JOBSET_NAME" not in environ  # which is no launcher's variable, and not kept
+    # A pod's host name is no launcher's variable, and not kept.
+    by_pod = "HOSTNAME" in environ and "JOBSET_NAME" not in environ
     assert identity.resolved(variables) == {
         **dict(zip(names, place, strict=True)),
         "job": None if made_up or by_pod else job,

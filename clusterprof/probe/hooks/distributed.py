@@ -156,7 +156,7 @@ def _reader(c10d: Any, original: Any, operation: int, brought: int) -> Begin:
         else:
             mark = cuda.before_wait(cuda.COLLECTIVES, default_stream=True)
         _inside.add(thread)
-        return thread, group, b, size, d, mark, monotonic_ns()
+        return thread, group, b, size, d, mark, ring.enter(group.number, b, size, d)
 
     return begin
 
@@ -169,7 +169,8 @@ def _monitored_barrier(c10d: Any) -> Begin:
             return None
         b = next(group.operations)
         _inside.add(thread)
-        return thread, group, b, 0, layout.BARRIER, None, monotonic_ns()
+        start = ring.enter(group.number, b, 0, layout.BARRIER)
+        return thread, group, b, 0, layout.BARRIER, None, start
 
     return begin
 
@@ -212,7 +213,7 @@ def _wrap_wait(original: Any) -> Any:
                     known = None
                 if known is not None:
                     mark = cuda.before_wait(cuda.COLLECTIVES, default_stream=True)
-                    start = monotonic_ns()
+                    start = ring.enter(*known[1:])
         except BaseException as error:
             failed(error)
         try:
