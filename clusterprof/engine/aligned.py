@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof.attribution.ledger import RankBooks
 from clusterprof.engine.node import NodeResult
 from clusterprof.engine.sightings import wall_ahead_ns
 from clusterprof.timeline.clocks import APART, Clocks, align
@@ -64,10 +65,12 @@ class Sampler:
         self._clock_of = _clocks_of(self._nodes)
         self._samples = [LeaveSample() for _ in range(max(self._clock_of, default=-1) + 1)]
 
-    def add(self, node: NodeResult, job: int, whole: Mapping[str, Int]) -> None:
-        """Take operations of one rank of a node (`collectives.whole_spans`)."""
+    def add(self, node: NodeResult, rank: RankBooks, whole: Mapping[str, Int]) -> None:
+        """Take operations of one rank of a node (`collectives.whole_spans`), any block."""
         if len(self._samples) > 1:
-            self._samples[self._clock_of[self._number[node.facts.key]]].add(job, whole)
+            host_waits = not rank.ledger.device or rank.emulated
+            sample = self._samples[self._clock_of[self._number[node.facts.key]]]
+            sample.add(rank.job, whole, host_waits)
 
     def alignment(self) -> Alignment:
         """Lay the clocks over each other."""
@@ -242,9 +245,9 @@ class _Told:
         wrong = [one for one in apart if impossible[one]]
         said = []
         if few:
-            said.append(f"too few operations shared with others: {self._names(few)}")
+            said.append(f"too few operations in which hosts wait together: {self._names(few)}")
         if wrong:
-            said.append(f"the host does not wait in its operations: {self._names(wrong)}")
+            said.append(f"left operations before others had come: {self._names(wrong)}")
         return "; ".join(said)
 
     def _names(self, clocks: Sequence[int], most: int = 4) -> str:

@@ -133,7 +133,7 @@ def _arrivals(
         whole = whole_spans(spans.start_ns, spans.end_ns, spans.a, spans.b, spans.c, spans.d)
         source = whole["source"]
         leaves = whole["leaver"]
-        sampler.add(node, one.job, whole)
+        sampler.add(node, one, whole)
         n = len(source)
         parts.append(
             Arrivals(

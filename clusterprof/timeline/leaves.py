@@ -19,6 +19,7 @@ MOST = 4096
 # all_reduce, all_gather, reduce_scatter, all_to_all, barrier, gradients: nobody leaves before all
 # have come. A broadcast's source does.
 _SYNCHRONISING = np.array([1, 2, 3, 8, 9, 12])
+_BARRIER = np.array([9])
 
 
 class LeaveSample:
@@ -33,9 +34,13 @@ class LeaveSample:
         self.leave_ns = np.zeros(0, np.int64)
         """Of the first rank."""
 
-    def add(self, job: int, whole: Mapping[str, Int]) -> None:
-        """Take operations of one rank as `collectives.whole_spans` returns them, any block."""
-        fits = np.isin(whole["operation"], _SYNCHRONISING) & (whole["source"] == whole["leaver"])
+    def add(self, job: int, whole: Mapping[str, Int], host_waits: bool = True) -> None:
+        """Take operations of one rank as `collectives.whole_spans` returns them, any block.
+
+        `host_waits`: False where a device waits instead of the host, in all but barriers.
+        """
+        kinds = _SYNCHRONISING if host_waits else _BARRIER
+        fits = np.isin(whole["operation"], kinds) & (whole["source"] == whole["leaver"])
         fits &= whole["group"] != 0
         group, sequence = whole["group"][fits], whole["sequence"][fits]
         key = mixed(np.full(group.size, job), group, sequence)
