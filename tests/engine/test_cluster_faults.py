@@ -354,7 +354,7 @@ def test_an_operation_that_ended_after_all_is_no_hang(tmp_path: Path) -> None:
     # The word was left after five seconds; the span came later.
     scripts = pair(steps=20)
     for script in scripts:
-        script.main_spans.append((layout.COLLECTIVE, 13.3, 30.0, GROUP, 20, 10, layout.BARRIER))
+        script.main_spans.append((layout.COLLECTIVE, 13.3, 20.0, GROUP, 20, 10, layout.BARRIER))
     word = under_way(19 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.BARRIER)
     report = hanging(tmp_path, [word], [word], scripts=scripts)
     assert [one for one in report.notes if "progress" in one or "at work" in one] == []

@@ -18,26 +18,23 @@ from clusterprof.findings import Report
 pytestmark = pytest.mark.torch
 
 SCRIPT = """
-import os, signal, sys
+import os, signal
 import torch, torch.distributed as dist
 import clusterprof
 dist.init_process_group("gloo")
-rank, how = dist.get_rank(), sys.argv[1]
+rank = dist.get_rank()
 for step in range(25):
     with clusterprof.span("data_wait"):
         pass
     if step == 20 and rank == 1:
         print("here", flush=True)
-        if how == "stops":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        while True:
-            pass
+        os.kill(os.getpid(), signal.SIGSTOP)
     dist.all_reduce(torch.ones(10))
     clusterprof.step()
 """
 
 
-def job_with(how: str, tmp_path: Path) -> Report:
+def stopped_job(tmp_path: Path) -> Report:
     pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
     script, out, name = tmp_path / "train.py", tmp_path / "run", own_job("hang")
     script.write_text(SCRIPT)
@@ -51,7 +48,7 @@ def job_with(how: str, tmp_path: Path) -> Report:
         env = environment(
             name, **place, MASTER_ADDR="127.0.0.1", PYTHONPATH=root, OMP_NUM_THREADS="1"
         )
-        command = [*RECORD, "-o", str(out), "--", sys.executable, str(script), how]
+        command = [*RECORD, "-o", str(out), "--", sys.executable, str(script)]
         ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE))
     try:
         assert ranks[1].stdout is not None
@@ -66,11 +63,8 @@ def job_with(how: str, tmp_path: Path) -> Report:
     return analyze(out)
 
 
-@pytest.mark.parametrize(
-    ("how", "state"), [("stops", "stopped by a signal"), ("loops", "running, on the CPU for")]
-)
-def test_the_rank_that_stopped_is_named(how: str, state: str, tmp_path: Path) -> None:
-    report = job_with(how, tmp_path)
+def test_the_rank_that_stopped_is_named(tmp_path: Path) -> None:
+    report = stopped_job(tmp_path)
     [hang] = [one for one in report.findings if one.cause.id == "fail-hang"]
     assert [culprit.rank for culprit in hang.culprits] == [1]
     # both stood still, from the 20th step on
@@ -81,4 +75,4 @@ def test_the_rank_that_stopped_is_named(how: str, state: str, tmp_path: Path) ->
     [note] = [one for one in report.notes if one.startswith("progress stopped")]
     assert note.startswith("progress stopped: rank 0 waited for 1")
     assert " s in all_reduce 20 for rank 1 on " in note
-    assert state in note
+    assert note.endswith(": stopped by a signal")
