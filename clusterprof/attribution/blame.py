@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof.attribution import blame_chains, blame_excess
 from clusterprof.attribution.blame_chains import Charges
@@ -32,6 +33,7 @@ from clusterprof.attribution.blame_rows import (
     no_rows,
     shortest_stay,
 )
+from clusterprof.attribution.blame_skew import left_apart, nobody_last
 from clusterprof.attribution.blame_together import last_together
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
@@ -68,7 +70,8 @@ class Blamed:
     transfer_ns: Int
     """Per row of the block: time blocked that was no wait; nobody is charged for it."""
     last: Int
-    """Per operation: the rank that came last, `NOBODY` when only one was seen."""
+    """Per operation: the rank that came last; `NOBODY` when only one was seen, or ranks that left
+    the operation before apart explain who waited."""
     recoverable_ns: Int
     """Per operation: how much earlier it would have gone on had the last come with the second."""
     co_late: Int
@@ -126,7 +129,7 @@ def settle_waits(
     op = rows.op[fresh:] - carry.operations
     waiting = fresh + np.flatnonzero(ops.blocked_ns > shortest[op])
     awaited = fresh + last[op[waiting - fresh]]
-    ledger = _charged(look, habits, ops, waiting, awaited, carry)
+    ledger, unled = _charged(look, habits, ops, waiting, awaited, carry)
     charges = ledger.all()
     keep = kept(look)
     after = Carry(
@@ -142,7 +145,7 @@ def settle_waits(
         charges.key[new] - culprit * width,
         charges.ns[new],
         look.rows.transfer_ns[fresh:],
-        np.where(np.diff(ops.first) > 1, ops.rank[last], NOBODY),
+        np.where((np.diff(ops.first) > 1) & ~unled, ops.rank[last], NOBODY),
         *_gain(ops, shortest, last),
     )
     return blamed, after
@@ -159,8 +162,11 @@ def _charged(
     waiting: Int,
     awaited: Int,
     carry: Carry,
-) -> blame_chains.Ledger:
-    """Charge every wait of the block; the ledger holds those of earlier blocks too."""
+) -> tuple[blame_chains.Ledger, NDArray[np.bool_]]:
+    """Charge every wait of the block; the ledger holds those of earlier blocks too.
+
+    Second: the operations to which nobody came last (`blame_skew`).
+    """
     rows = look.rows
     width = len(rows.at_arrive) - 1 + len(OWN)
     stay = rows.leave_ns[awaited] - rows.arrive_ns[awaited]
@@ -169,10 +175,13 @@ def _charged(
     handed_ns, shares = _shares(look, habits, pairs, wait)
     row, cause, ns = _by_row(shares, wait.size)
     # Who sends does not wait for the receiver: what nothing explains was on its way.
+    over = np.flatnonzero(cause == _number(width, UNKNOWN))
+    apart = left_apart(rows, pairs, row[over], ns[over])
+    moved = apart.copy()
     if (pair := is_pair(ops.operation)).any():
-        over = np.flatnonzero(cause == _number(width, UNKNOWN))
-        sends = pair[rows.op[waiting[row[over]]] - carry.operations] & (pairs.mine[row[over]] >= 0)
-        cause[over[sends]] = _number(width, TRANSFER)
+        sends = pair[rows.op[waiting[row[over]]] - carry.operations]
+        moved |= sends & (pairs.mine[row[over]] >= 0)
+    cause[over[moved]] = _number(width, TRANSFER)
     culprit = rows.rank[awaited]
     # Nothing left together, and it may itself have waited elsewhere: nobody can be named.
     culprit[(pairs.mine < 0) & (look.before[awaited] >= 0)] = NOBODY
@@ -188,7 +197,10 @@ def _charged(
     some = np.flatnonzero(handed_ns)
     handed = blame_chains.Handed(waiting[some], handed_ns[some], awaited[some], pairs.theirs[some])
     blame_chains.hand_on(look, handed, ledger, _number(width, UNKNOWN), (look.ranks + 1) * width)
-    return ledger
+    op = rows.op[waiting] - carry.operations
+    apart_ns = np.zeros_like(wait)
+    apart_ns[row[over[apart]]] = ns[over[apart]]
+    return ledger, nobody_last(op, wait, apart_ns, ops.team.size)
 
 
 def _shares(

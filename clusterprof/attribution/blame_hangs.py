@@ -7,7 +7,8 @@
 
 The roots are the ranks that others wait for and that wait in no operation themselves: a crash, an
 endless loop, a stuck read. Ranks that wait for each other in a circle took different operations in
-different order, and no root exists; the circle is said instead.
+different order, and no root exists; the circle is said instead. Where all members of an operation
+are in it and none leaves, it is the operation that hangs: the network, or a device.
 """
 
 from __future__ import annotations
@@ -41,32 +42,40 @@ class Hang:
     """What they waited together; a rank that waits for several roots counts for each."""
     recorded: bool
     """False when the root has no recording: what it did is not known."""
+    inside: bool = False
+    """True when the roots are all the members of one operation, which have all come to it."""
 
 
 def hangs(
     stuck: Sequence[Stuck], members: Mapping[int, Sequence[int]], recorded: frozenset[int]
 ) -> tuple[Hang, ...]:
     """Return who keeps whom, most waited for first. `members` are those of each team."""
-    waits_for = _waits_for(stuck, members)
+    waits_for, there = _waits_for(stuck, members)
     since = {one.rank: one.since_ns for one in stuck}
     reached = {rank: _reached(rank, waits_for) for rank in waits_for}
     found: dict[tuple[int, ...], set[int]] = {}
+    inside = {there[rank] for rank, others in waits_for.items() if not others}
     for rank, others in reached.items():
+        if there[rank] in inside:
+            found.setdefault(there[rank], set()).add(rank)
         for root in others:
             if root not in waits_for:
                 found.setdefault((root,), set()).add(rank)
+            elif there[root] in inside:
+                found.setdefault(there[root], set()).add(rank)
             elif root in reached[root]:
                 circle = tuple(sorted(o for o in reached[root] if root in reached.get(o, ())))
                 # A circle some of whose ranks also wait for somebody outside has its root there.
-                if not any(o not in waits_for for o in reached[root]):
+                if not any(o not in waits_for or there[o] in inside for o in reached[root]):
                     found.setdefault(circle, set()).add(rank)
     out = [
         Hang(
             roots,
-            len(roots) > 1,
+            len(roots) > 1 and roots not in inside,
             tuple(sorted(ranks, key=lambda rank: (-since[rank], rank))),
             sum(since[rank] for rank in ranks),
             all(root in recorded for root in roots),
+            roots in inside,
         )
         for roots, ranks in found.items()
     ]
@@ -75,13 +84,16 @@ def hangs(
 
 def _waits_for(
     stuck: Sequence[Stuck], members: Mapping[int, Sequence[int]]
-) -> dict[int, frozenset[int]]:
-    """For each stuck rank the members of its team that are not in the same operation."""
+) -> tuple[dict[int, frozenset[int]], dict[int, tuple[int, ...]]]:
+    """For each stuck rank: which members of its team are not in the same operation, and who is."""
     there: dict[tuple[int, int], set[int]] = {}
     for one in stuck:
         there.setdefault((one.team, one.number), set()).add(one.rank)
     absent = {key: frozenset(members.get(key[0], ())) - ranks for key, ranks in there.items()}
-    return {one.rank: absent[(one.team, one.number)] for one in stuck}
+    return (
+        {one.rank: absent[(one.team, one.number)] for one in stuck},
+        {one.rank: tuple(sorted(there[(one.team, one.number)])) for one in stuck},
+    )
 
 
 def _reached(rank: int, waits_for: Mapping[int, frozenset[int]]) -> set[int]:

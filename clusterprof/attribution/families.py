@@ -33,6 +33,9 @@ FAMILIES: dict[str, Cause] = {
     "h2d": Cause("h2d", "h2d", "Copies to the GPU hold the step up", "Record with the probe"),
     "launch": Cause("launch", "launch", "The host launches too slowly", "Record with the probe"),
     "checkpoint": Cause("checkpoint", "checkpoint", "Training stands still for a checkpoint", ""),
+    "fail": Cause(
+        "fail", "fail", "Training failed or stood still", "Look at the rank that is named"
+    ),
     "startup": Cause("startup", "startup", "The job is starting up", ""),
     "device": Cause("device", "device", "The GPU is slowed", "Check clocks and power of the node"),
     "network": Cause("network", "network", "Ranks wait for the network", "Look at its links"),

@@ -19,6 +19,7 @@ from clusterprof.attribution.local import BLOCKED
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import RankState
 from clusterprof.findings import UNATTRIBUTED, RankLedger
+from clusterprof.timeline.identity import NOBODY, Place
 from clusterprof.timeline.model import SOURCE_HOST_SPANS
 from clusterprof.timeline.operation_rows import RankOperations
 
@@ -57,6 +58,15 @@ class RankBooks:
     emulated: bool
     identity: Mapping[str, str]
     """Launcher variables that were found."""
+    place: Place = NOBODY
+    """Where it stands in its job."""
+    started_ticks: int = -1
+    """With the pid the process's identity on its machine."""
+    first_ns: int = 0
+    last_ns: int = 0
+    """First and last record of it, on its node's clock."""
+    job: int = 0
+    """Number of its job, or of the life of it that a restart began; -1 where that is unclear."""
     operations: RankOperations | None = None
     """Its operations with other ranks, until they have been charged."""
     caused: Mapping[str, int] = field(default_factory=dict)
@@ -77,6 +87,8 @@ class RankName:
     emulated: bool
     has_peers: bool
     identity: Mapping[str, str] = field(default_factory=dict)
+    place: Place = NOBODY
+    started_ticks: int = -1
 
 
 def keep_books(
@@ -120,7 +132,11 @@ def keep_books(
         name.marked,
         name.emulated,
         name.identity,
-        operations,
+        name.place,
+        name.started_ticks,
+        state.first_ns or 0,
+        state.last_ns or 0,
+        operations=operations,
     )
 
 

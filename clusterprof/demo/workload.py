@@ -18,20 +18,16 @@ def main(arguments: list[str]) -> int:
     world = len(scenario_named(arguments[0]).ranks)
     command = [sys.executable, "-m", "clusterprof.demo.rank", *arguments]
     ranks = [
-        subprocess.Popen(command, env=os.environ | _launcher_variables(rank, world))
+        subprocess.Popen(command, env=os.environ | _launcher_variables(rank))
         for rank in range(world)
     ]
     statuses = [rank.wait() for rank in ranks]
     return next((status for status in statuses if status != 0), 0)
 
 
-def _launcher_variables(rank: int, world: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(world),
-    }
+def _launcher_variables(rank: int) -> dict[str, str]:
+    # No WORLD_SIZE: each rank trains on its own, so what one of them loses is all there is to win.
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
 if __name__ == "__main__":

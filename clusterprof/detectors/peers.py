@@ -129,6 +129,41 @@ Record on every node, and bring all recordings together: `clusterprof analyze RU
 
 A member that never announced its group and was never seen is not missed.
 """,
+    Cause(
+        "fail-hang",
+        "fail",
+        "Progress stopped: ranks wait in an operation that does not end",
+        "Look at the rank that is waited for: its stack, its node, its log",
+    ): """
+## What it sees
+
+Operations with other ranks that began and had not ended when the recording did: the probe leaves
+word when one begins. Counted from 10 seconds on, and from twice the longest operation before.
+
+## Why the GPU waits
+
+All members must come to an operation before any may leave it. One that crashed, loops, is stopped
+or reads from a mount that does not answer holds all others, and nothing says so.
+
+## How it decides
+
+Each rank waits for the members that are not in the same operation; who waits for nobody is the
+root. It is named with what its main thread did in the last ten seconds (running, asleep, blocked,
+stopped) or how it ended. Ranks that took different operations in different order wait in a circle.
+Where all members had come it is the operation that hangs: the network, or a device. A root that
+still marked something in the last ten seconds was at work: then a note says so, and no finding.
+
+## What to do
+
+Look at the named rank: `py-spy dump --pid`, `dmesg` and the log of its node. A circle is a matter
+of the program: all ranks must take the same operations in the same order.
+
+## Where it is blind
+
+On CUDA the host leaves most operations before they end, and stands still elsewhere: what it was in
+is then not known. Of several threads in operations at once the last to begin one is known. A rank
+whose last operation is missing from a damaged recording seems not to have come.
+""",
 }
 PEER_CAUSES: tuple[Cause, ...] = tuple(_PAGES)
 

@@ -19,10 +19,12 @@ from clusterprof.attribution.lost import lost_pieces
 from clusterprof.attribution.partial import EMPTY, Partial, merge
 from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
 from clusterprof.attribution.spent import Spending
+from clusterprof.engine.endings import Ending, Endings
 from clusterprof.engine.spill import IN_MEMORY, Place, Shelf
 from clusterprof.findings import NodeFacts
 from clusterprof.signals import SELF_CPU
 from clusterprof.timeline.buffers import REACH_NS
+from clusterprof.timeline.identity import place_of
 from clusterprof.timeline.load import CHUNK_NS, NodeLoad, NodeLoaded
 from clusterprof.timeline.model import Chunk, Rank
 from clusterprof.timeline.operation_rows import Store
@@ -31,7 +33,6 @@ from clusterprof.timeline.ranks import ranks_of
 Key = tuple[int, int]  # pid, started_ticks
 # A chunk reaches back by REACH_NS; less two samples, which may lie across its edge.
 _BROUGHT_NS = REACH_NS - 200_000_000
-_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class NodeResult:
     facts: NodeFacts
     books: tuple[RankBooks, ...]
     loaded: NodeLoaded
+    endings: tuple[Ending, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,9 @@ def analyse_node(
     `place` is where the operations of its ranks are kept until those of all nodes are there.
     """
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
-    meter = _Meter()
+    meter, endings = _Meter(), Endings()
     with Shelf(place) as shelf:
-        books = books_of(meter.watch(load.chunks()), limits, shelf)
+        books = books_of(endings.watch(meter.watch(load.chunks())), limits, shelf)
     loaded = load.facts()
     duration_ns = loaded.last_ns - loaded.first_ns
     facts = NodeFacts(
@@ -81,7 +83,7 @@ def analyse_node(
         dropped_spans=loaded.dropped_spans,
         recorder_cpu_ratio=meter.cpu_ratio(duration_ns),
     )
-    return NodeResult(facts, books, loaded)
+    return NodeResult(facts, books, loaded, endings.all())
 
 
 def books_of(
@@ -184,7 +186,7 @@ def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
     one = _settled(one, one.rank, limits, last=True)
     rank = one.rank
     node = rank.chunk.header.node
-    variables = dict(rank.main.registration.get("variables", {}))
+    place = place_of(rank.main.registration)
     name = RankName(
         node=node.get("display") or node.get("hostname", ""),
         rank=rank.rank,
@@ -192,18 +194,12 @@ def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
         device=rank.device,
         marked=rank.marked,
         emulated=rank.emulated,
-        has_peers=_world_size(variables) > 1,
-        identity=variables,
+        has_peers=(place.world_size or 1) > 1,
+        identity=dict(rank.main.registration.get("variables", {})),
+        place=place,
+        started_ticks=rank.main.started_ticks,
     )
     return keep_books(name, one.state, one.partial, one.spending.operations())
-
-
-def _world_size(variables: Mapping[str, Any]) -> int:
-    for variable in _WORLD_SIZES:
-        value = str(variables.get(variable, ""))
-        if value.isdigit():
-            return int(value)
-    return 1
 
 
 class _Meter:

@@ -9,7 +9,6 @@ Operations are read from where the analysis of each node has put them, and blame
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -22,8 +21,12 @@ from clusterprof.attribution.ledger import RankBooks, charged
 from clusterprof.attribution.local import PEERS, PRECEDENCE
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER
+from clusterprof.engine.aligned import Alignment, aligned
+from clusterprof.engine.hang_report import hung
+from clusterprof.engine.jobs import UNCLEAR, told_apart
 from clusterprof.engine.node import NodeResult
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
+from clusterprof.findings import Blind, Finding
 from clusterprof.timeline.collectives_directory import Person
 from clusterprof.timeline.collectives_stream import Stream
 from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
@@ -36,14 +39,6 @@ CATEGORIES = (*PRECEDENCE, OTHER, WORK)
 BLOCK_ROWS = 32_000
 """Rows that blame takes at once: what it works on stays in the caches of the CPU."""
 _GRADE = "B"  # durations of marked spans; no counter says the same
-_JOB_VARIABLES = (
-    "SLURM_JOB_ID",
-    "TORCHELASTIC_RUN_ID",
-    "FLUX_JOB_ID",
-    "PBS_JOBID",
-    "LSB_JOBID",
-)
-_RESTART_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 class Watcher(Protocol):
@@ -63,6 +58,16 @@ class Across:
     """Reason (`timeline.collectives`) -> spans of operations that were left out."""
     not_compared: str = ""
     """Why operations of ranks were not laid side by side at all; "" when they were."""
+    clock_bound_ns: int | None = None
+    """How far the common time of two nodes may be off; None: `clock_reason` says why."""
+    clock_reason: str = ""
+    """What the bound does not hold for; "" when it holds for all nodes."""
+    findings: tuple[Finding, ...] = ()
+    """Of time outside the steps."""
+    notes: tuple[str, ...] = ()
+    """Sentences a reader must know."""
+    blinds: tuple[Blind, ...] = ()
+    """What was not recorded."""
 
 
 def across_ranks(nodes: Sequence[NodeResult], place: Place = IN_MEMORY) -> Across:
@@ -71,18 +76,37 @@ def across_ranks(nodes: Sequence[NodeResult], place: Place = IN_MEMORY) -> Acros
     `place` is where the analysis of the nodes has put them. When they cannot be read back, all time
     in them stays "peers": beside some ranks alone the others would be called unknown.
     """
+    told = told_apart(nodes)
+    across = _side_by_side(told.nodes, place)
+    still = hung(across.nodes)
+    return replace(
+        across,
+        nodes=still.nodes,
+        notes=(*still.notes, *told.notes, *across.notes),
+        blinds=(*told.blinds, *across.blinds),
+        findings=still.findings,
+    )
+
+
+def _side_by_side(nodes: Sequence[NodeResult], place: Place) -> Across:
     books = [(node, one) for node in nodes for one in node.books]
-    found = [(at, *pair) for at, pair in enumerate(books) if pair[1].operations is not None]
+    found = [
+        (at, *pair)
+        for at, pair in enumerate(books)
+        if pair[1].operations is not None and pair[1].job != UNCLEAR
+    ]
     if not found:
         return Across(tuple(nodes))
     lost = [one.operations.why_lost for _, _, one in found if one.operations is not None]
     if any(lost):
         return Across(tuple(nodes), not_compared=max(lost))
+    clock = aligned(nodes)
     summed = Books(len(books), CATEGORIES)
     watchers: tuple[Watcher, ...] = (summed,)
     try:
         with Reader(place) as reader:
-            unmatched = _watched(found, len(books), reader, watchers)
+            people = _people(found, nodes, clock)
+            unmatched = _watched(people, _members(found), len(books), reader, watchers)
     except OSError as error:
         return Across(tuple(nodes), not_compared=str(error))
     new = {at: _charged(one, at, summed) for at, _, one in found}
@@ -90,23 +114,30 @@ def across_ranks(nodes: Sequence[NodeResult], place: Place = IN_MEMORY) -> Acros
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
     )
-    return Across(charged_nodes, unmatched)
+    return Across(
+        charged_nodes,
+        unmatched,
+        clock_bound_ns=clock.bound_ns,
+        clock_reason=clock.reason,
+        notes=clock.notes,
+    )
 
 
 def _watched(
-    found: Sequence[tuple[int, NodeResult, RankBooks]],
+    people: Sequence[Person],
+    members: Mapping[tuple[int, int], Int],
     ranks: int,
     reader: Reader,
     watchers: Sequence[Watcher],
 ) -> Mapping[str, int]:
     """Read operations block by block, blame them, tell the watchers; return what did not match."""
-    people = [_person(at, node, one) for at, node, one in found]
-    spent = sorted({int(c) for one in people for b in one.operations.blocks for c in b.come})
+    blocks = (block for one in people for block in one.operations.blocks)
+    spent = sorted({int(c) for block in blocks for c in (*block.come, *block.go)})
     # Of most categories nothing was ever spent; work, the last one, is always asked for.
     columns = [*(c for c in spent if c != len(CATEGORIES) - 1), len(CATEGORIES) - 1]
     few, every = causes([CATEGORIES[c] for c in columns]), causes(CATEGORIES)
     number = np.array([every.index(name) for name in few])
-    stream = Stream(people, _members(found), columns, reader.get)
+    stream = Stream(people, members, columns, reader.get)
     carry = None
     for ops, come, go in stream.stretches(BLOCK_ROWS):
         blamed, carry = settle_waits(ops, come, go, ranks, carry)
@@ -116,17 +147,26 @@ def _watched(
     return stream.unmatched
 
 
-def _person(at: int, node: NodeResult, one: RankBooks) -> Person:
-    operations: RankOperations = one.operations  # type: ignore[assignment]
-    name = at if one.ledger.rank is None else one.ledger.rank
-    return Person(at, name, _job(one.identity), _wall_ahead_ns(node), operations)
+def _people(
+    found: Sequence[tuple[int, NodeResult, RankBooks]],
+    nodes: Sequence[NodeResult],
+    clock: Alignment,
+) -> list[Person]:
+    number = {id(node): at for at, node in enumerate(nodes)}
+    people = []
+    for at, node, one in found:
+        operations: RankOperations = one.operations  # type: ignore[assignment]
+        name = at if one.ledger.rank is None else one.ledger.rank
+        ahead = clock.ahead(number[id(node)], one.first_ns, one.last_ns)
+        people.append(Person(at, name, one.job, ahead, operations))
+    return people
 
 
 def _members(
     found: Sequence[tuple[int, NodeResult, RankBooks]],
 ) -> dict[tuple[int, int], Int]:
     """The global ranks of every group that was announced, by job and group."""
-    jobs = {(node.facts.key, one.ledger.pid): _job(one.identity) for _, node, one in found}
+    jobs = {(node.facts.key, one.ledger.pid): one.job for _, node, one in found}
     members: dict[tuple[int, int], Int] = {}
     for node in {node.facts.key: node for _, node, _ in found}.values():
         for event in node.loaded.events:
@@ -136,19 +176,6 @@ def _members(
                 if job is not None:
                     members[job, said["group"]] = np.array(said["ranks"], np.int64)
     return members
-
-
-def _wall_ahead_ns(node: NodeResult) -> int:
-    """How far the wall clock of a node was ahead of its own; good enough to order operations."""
-    started = node.loaded.header.started
-    return int(started.get("realtime_ns", 0)) - int(started.get("monotonic_ns", 0))
-
-
-def _job(identity: Mapping[str, str]) -> int:
-    """A number for the job a rank belongs to, or the life of it that a restart began."""
-    name = next((identity[key] for key in _JOB_VARIABLES if identity.get(key)), "")
-    lives = [identity.get(key, "0") for key in _RESTART_VARIABLES]
-    return zlib.crc32("\0".join(map(str, (name, *lives))).encode())
 
 
 def _charged(one: RankBooks, at: int, summed: Books) -> RankBooks:

@@ -43,13 +43,17 @@ def build_report(title: str, across: Across) -> Report:
         in_step_ns=in_step_ns,
         productive_ns=sum(one.productive_ns for one in ledgers),
         lost_ns=sum(one.lost_ns for one in ledgers),
-        findings=(*_findings(books, in_step_ns), *_outside_findings(books, window_ns)),
+        findings=(
+            *_findings(books, in_step_ns),
+            *across.findings,
+            *_outside_findings(books, window_ns),
+        ),
         unattributed_ns=sum(reasons.values()),
         unattributed_reasons=_largest_first(reasons),
         outside_buckets=_largest_first(outside),
         metrics=metrics_of(books, [node.facts for node in nodes]),
-        blinds=(*_not_compared(across), *_blinds(nodes, books)),
-        notes=_notes(books),
+        blinds=(*_not_compared(across), *_blinds(nodes, books), *across.blinds),
+        notes=(*_notes(books), *across.notes),
     )
 
 

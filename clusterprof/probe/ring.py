@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, List, Tuple
 from . import failed, importer, layout, registration
 
 Emit = Callable[..., int]
+Enter = Callable[[int, int, int, int], int]
 
 helper = False
 """True in a data loader's worker and in the children of a rank: they are no rank, and do not
@@ -46,20 +47,33 @@ def _emit_off(
     return 0
 
 
+def _enter_off(a: int, b: int, c: int, d: int) -> int:
+    return monotonic_ns()
+
+
 def _emit_first(
     kind: int, start_ns: int, end_ns: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0
 ) -> int:
     """Open the ring, then record; a thread that comes while another opens drops its record."""
+    return emit(kind, start_ns, end_ns, a, b, c, d) if _opened() else 0
+
+
+def _enter_first(a: int, b: int, c: int, d: int) -> int:
+    return enter(a, b, c, d) if _opened() else monotonic_ns()
+
+
+def _opened() -> bool:
+    """Open the ring; False when another thread is about to."""
     try:
         _may_open.pop()
     except IndexError:
-        return 0
+        return False
     try:
         _open()
     except BaseException as error:
         _may_open.append(True)  # if it was a signal's exception, the next record tries again
         failed(error)
-    return emit(kind, start_ns, end_ns, a, b, c, d)
+    return True
 
 
 emit: Emit = _emit_first
@@ -67,6 +81,13 @@ emit: Emit = _emit_first
 
 Look it up as `ring.emit` at each call: it is another function before the ring is open, after a
 fork and when the probe is off.
+"""
+
+enter: Enter = _enter_first
+"""enter(a, b, c, d) -> now: leave word that a collective operation begins, never raise.
+
+Its span comes when it ends; one that never does is known by this word. The next one overwrites it.
+Look it up as `ring.enter` at each call.
 """
 
 
@@ -97,6 +118,20 @@ def _make_emit(words: memoryview, capacity: int) -> Emit:
     return emit
 
 
+def _make_enter(words: memoryview) -> Enter:
+    pack, offset = layout.UNDER_WAY.pack_into, layout.UNDER_WAY_OFFSET
+
+    def enter(a: int, b: int, c: int, d: int) -> int:
+        now = monotonic_ns()
+        try:
+            pack(words, offset, now, a, b, c, d)
+        except BaseException as error:
+            failed(error)
+        return now
+
+    return enter
+
+
 def is_open() -> bool:
     """Return whether this process has a ring: hooks that alone are no reason to open one ask."""
     return _words is not None
@@ -104,8 +139,9 @@ def is_open() -> bool:
 
 def switch_off() -> None:
     """Record nothing from now on, and leave word in the ring that this was our own decision."""
-    global emit
+    global emit, enter
     emit = _emit_off
+    enter = _enter_off
     if _words is not None:
         _words[layout.SWITCHED_OFF_OFFSET // 8] = 1
 
@@ -133,7 +169,7 @@ def _write_name(words: memoryview, name: str, kind: int) -> None:
 
 def _open() -> None:
     """Make the ring of this process, announce it, and from now on write to it."""
-    global emit, _words
+    global emit, enter, _words
     problem = ""
     try:
         if sys.byteorder != "little":
@@ -154,8 +190,10 @@ def _open() -> None:
             os.close(fd)
         _words = words
         emit = _make_emit(words, _capacity)
+        enter = _make_enter(words)
     except (OSError, AttributeError, ValueError) as error:
         emit = _emit_off  # no memory to be had here: the job goes on, unmarked
+        enter = _enter_off
         problem = "no ring: %s" % error
     registration.register(problem)
     if _words is not None:
@@ -194,11 +232,12 @@ def _reserve(size: int, path: str) -> Tuple[int, str]:
 
 
 def _after_fork_in_child() -> None:
-    global emit, helper, _words, _capacity
+    global emit, enter, helper, _words, _capacity
     try:
         helper = helper or _words is not None
         if emit is not _emit_off:
             emit = _emit_first
+            enter = _enter_first
         _kept.append(_words)
         _words = None
         _capacity = layout.FORKED_CAPACITY

@@ -77,14 +77,16 @@ def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def resolved(variables: Mapping[str, str]) -> dict[str, int | None]:
+def resolved(variables: Mapping[str, str]) -> dict[str, int | str | None]:
     """Return what the variables of a process say of its place in the job; None = they do not.
 
-    `rank` and `world_size` (of the same launcher), `node_local_rank`, `node_number`, and `restart`:
-    how often torchrun had restarted the workers within the job.
+    `job`: its name, alike on all nodes; `rank` and `world_size` (of the same launcher),
+    `node_local_rank`, `node_number`, and `restart`: how often torchrun had restarted the workers
+    within the job.
     """
     rank, world_size = _rank_and_world(variables)
     return {
+        "job": named_job(variables),
         "rank": rank,
         "world_size": world_size,
         "node_local_rank": node_local_rank(variables),
@@ -103,11 +105,10 @@ def node_local_rank(variables: Mapping[str, str]) -> int | None:
     return _first_integer(variables, NODE_LOCAL_RANK_VARIABLES)
 
 
-def launcher_job(environ: Mapping[str, str], parent_pid: int) -> str | None:
-    """Return the job's name if a launcher gave the processes of this node something in common.
+def named_job(environ: Mapping[str, str]) -> str | None:
+    """Return the name by which all nodes of a job know it, None when it has none.
 
-    Torchrun's own run id is "none" unless somebody chose one; then, as under MPI without a
-    resource manager, the ranks of a node share their parent process.
+    Torchrun's own run id is "none" unless somebody chose one.
     """
     for name in _JOB_VARIABLES:
         value = environ.get(name, "")
@@ -116,6 +117,18 @@ def launcher_job(environ: Mapping[str, str], parent_pid: int) -> str | None:
     index, host = environ.get("JOB_COMPLETION_INDEX", ""), environ.get("HOSTNAME", "")
     if index and host.endswith(f"-{index}"):  # a pod of an Indexed Job: <job>-<index>
         return _safe(host[: -len(index) - 1])
+    return None
+
+
+def launcher_job(environ: Mapping[str, str], parent_pid: int) -> str | None:
+    """Return the job's name if a launcher gave the processes of this node something in common.
+
+    Without a name, as under MPI without a resource manager, the ranks of a node share their parent
+    process.
+    """
+    named = named_job(environ)
+    if named is not None:
+        return named
     if any(name in environ for name in _PARENTED_RANKS):
         return f"launch-{parent_pid}"
     return None
@@ -140,6 +153,11 @@ def command_job(command: Sequence[str]) -> str | None:
 def own_job() -> str:
     """Return a job name nobody else has: pid and monotonic time of this process."""
     return f"{os.getpid()}-{time.monotonic_ns()}"
+
+
+def is_name(job: str) -> bool:
+    """Return whether other nodes may know the job by this name: we did not make it up here."""
+    return bool(job) and not re.fullmatch(r"launch-\d+|\d+-\d{6,}", job)
 
 
 def boot_id(roots: Roots) -> str:

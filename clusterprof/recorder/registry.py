@@ -163,7 +163,7 @@ def checked(registration: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the attributes of a registration that may enter a recording, None if it is not one.
 
     Variables are kept only if they are launcher variables; other attributes only if they are
-    short scalars; rank, world and node are resolved here, so that every reader agrees on them.
+    short scalars; job, rank, world and node are resolved here, so that every reader agrees on them.
     """
     pid, ticks = registration.get("pid"), registration.get("started_ticks")
     if not _is_count(pid) or not _is_count(ticks):
@@ -182,7 +182,7 @@ def checked(registration: Mapping[str, Any]) -> dict[str, Any] | None:
         elif isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**62):
             attributes[name[:64]] = value
     attributes["variables"] = variables
-    attributes["rank"] = place["rank"]
+    attributes["rank"], attributes["job"] = place["rank"], place["job"]
     return attributes
 
 

@@ -26,6 +26,9 @@ RECORDS_AT_MOST = 8_000  # in one drain, of one process: 10,000 per second
 _KIND_AT_MOST = layout.FIRST_USER_KIND + layout.NAMES_CAPACITY - 1
 _AHEAD_AT_MOST_NS = 1_000_000_000  # an end later than now by more than this is no time at all
 _FIELDS = layout.RECORD_BYTES // 8
+_UNDER_WAY_BYTES = layout.UNDER_WAY.size
+UNDER_WAY_NS = 5_000_000_000
+"""After this time an operation that has not ended is worth a word."""
 _DROPPED_AT_MOST = 2**53
 
 
@@ -44,6 +47,8 @@ class Ring:
     dropped: int = 0
     ended: bool = False
     refused: str = ""
+    judged_ns: int = 0
+    """Beginning of the operation under way that was looked at last."""
 
     def look(self) -> None:
         """Note how far the writer is; what it had written at the look before may be taken."""
@@ -80,6 +85,27 @@ class Ring:
                 first += lost
         runs = list(self._runs(records, first, now_ns))
         return runs or self._leftover()
+
+    def under_way(self, now_ns: int, final: bool) -> dict[str, int] | None:
+        """Return what operation began a while ago and has not ended; each one once.
+
+        `final`: nothing comes any more, so one that has just begun counts too.
+        """
+        began = layout.UNDER_WAY.unpack(self._bytes(layout.UNDER_WAY_OFFSET, _UNDER_WAY_BYTES))
+        start_ns, group, number, size, operation = began
+        long_ns = 0 if final else UNDER_WAY_NS
+        if not 0 < start_ns <= now_ns - long_ns or start_ns == self.judged_ns:
+            return None
+        self.judged_ns = start_ns
+        newest = self._counter(layout.WRITTEN_OFFSET)
+        if 0 < newest < 2**62:
+            records = self._copy(max(1, newest - self.capacity + 1), newest)
+            if start_ns in records[1::_FIELDS]:
+                return None  # its span is there
+        return {
+            "pid": self.pid, "started_ticks": self.ticks, "start_ns": start_ns, "group": group,
+            "number": number, "bytes": size, "operation": operation,
+        }  # fmt: skip
 
     def close(self) -> None:
         """Give the ring up."""

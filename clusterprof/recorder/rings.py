@@ -41,7 +41,7 @@ class Rings:
         for ring in self._rings.values():
             ring.look()
 
-    def take(self, now_ns: int) -> list[Record]:
+    def take(self, now_ns: int, final: bool = False) -> list[Record]:
         """Return the spans that are complete, and what else is to be said of the rings."""
         ended = set()
         for pidfd, pid, ticks in self._exits.ended():
@@ -51,6 +51,9 @@ class Rings:
         for name, ring in list(self._rings.items()):
             ring.ended = (ring.pid, ring.ticks) in ended
             records.extend(ring.take(now_ns))
+            under_way = ring.under_way(now_ns, final or ring.ended)
+            if under_way is not None:
+                records.append(Event(now_ns, "operation-under-way", under_way))
             if ring.switched_off() and name not in self._switched_off:
                 self._switched_off.add(name)
                 records.append(Event(now_ns, "probe-switched-off", {"pid": ring.pid}))
@@ -66,7 +69,7 @@ class Rings:
         for ring in self._rings.values():
             ring.look()
             ring.look()
-        return self.take(now_ns)
+        return self.take(now_ns, final=True)
 
     def close(self) -> None:
         """Give up all rings; their processes may write on and never notice."""

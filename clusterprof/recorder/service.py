@@ -132,7 +132,11 @@ class Service:
             },
             host=inventory.host_inventory(order.roots),
             devices=devices,
-            launcher={"job": order.job, "variables": variables},
+            launcher={
+                "job": order.job,
+                "named": identity.is_name(order.job),
+                "variables": variables,
+            },
             versions=inventory.versions(),
             profile=dict(order.plan.profile),
             collectors=[

@@ -32,7 +32,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.timeline.collectives_directory import Person
+from clusterprof.timeline.collectives_directory import Ahead, Person
 from clusterprof.timeline.collectives_stream import Stream
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operation_rows import BLOCK_ROWS, RankRows
@@ -126,7 +126,9 @@ def _person(spans: Arrivals, block_rows: int) -> Person | None:
     found = rows.finish()
     first = {name: int(getattr(spans, name)[0]) for name in ("rank", "global_rank", "job")}
     ahead_ns = int(spans.when_ns[0] - spans.leave_ns[0])
-    return None if found is None else Person(**first, ahead_ns=ahead_ns, operations=found)
+    return (
+        None if found is None else Person(**first, ahead=Ahead(shift_ns=ahead_ns), operations=found)
+    )
 
 
 def joined(parts: list[Operations], sources: list[Int]) -> Operations:

@@ -18,6 +18,15 @@ from clusterprof.timeline.operations import SEND, mixed
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """A way from one clock onto another: a shift that grows evenly."""
+
+    since_ns: int = 0
+    shift_ns: int = 0
+    drift: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Person:
     """One process that has operations."""
 
@@ -26,7 +35,7 @@ class Person:
     global_rank: int
     """The number by which its job calls it."""
     job: int
-    ahead_ns: int
+    ahead: Ahead
     """What its clock must be put forward by to show roughly what all others do."""
     operations: RankOperations
 

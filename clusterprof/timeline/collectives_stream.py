@@ -92,8 +92,7 @@ class Stream:
         book, table = self._book, self._table
         who = np.repeat(np.arange(len(self._people)), self._held)
         rank = np.array([one.rank for one in self._people])[who]
-        ahead_ns = np.array([one.ahead_ns for one in self._people])
-        when_ns = table[ARRIVE] + table[STAY] + ahead_ns[who]
+        when_ns = _on_one_clock(table[ARRIVE] + table[STAY], self._held, self._people)
         coming = np.full(book.team.size, NEVER)
         good = book.channel >= 0
         np.minimum.at(coming, book.channel[good], self._unread[good])
@@ -165,3 +164,13 @@ class Stream:
             come, go = table[HEAD_ROWS:middle, part.source], table[middle:, part.source]
             yield Stretch(part, come.T, go.T)
             at = end
+
+
+def _on_one_clock(t_ns: Int, rows: Int, people: Sequence[Person]) -> Int:
+    """Put times forward; `rows` of them are of each person, one after the other."""
+    since_ns, shift_ns = np.array([(one.ahead.since_ns, one.ahead.shift_ns) for one in people]).T
+    drift = np.array([one.ahead.drift for one in people])
+    if not drift.any():
+        return t_ns + np.repeat(shift_ns, rows)
+    more = (t_ns - np.repeat(since_ns, rows)) * np.repeat(drift, rows)
+    return t_ns + np.repeat(shift_ns, rows) + more.astype(np.int64)

@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.probe.layout import BLOCKING, FORM_MASK, FORM_SHIFT, ISSUE, WAIT
+from clusterprof.probe.layout import BARRIER, BLOCKING, FORM_MASK, FORM_SHIFT, ISSUE, WAIT
+from clusterprof.timeline.leaves import Leaves, LeaveSample
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operation_channels import Channels
 from clusterprof.timeline.operations import RECV, SEND
@@ -69,6 +70,10 @@ class RankOperations:
     """int64[3, m]: channel, number and leaving time of some operations, alike on all ranks."""
     left_out: Mapping[str, int]
     """Reason (`timeline.collectives`) -> spans."""
+    leaves: Leaves
+    """A choice of the operations in which the rank stood, to align clocks by."""
+    barriers: Leaves
+    """The same of barriers alone: in these the host waits, whatever devices do."""
     why_lost: str = ""
     """Why there are no blocks although there were operations; "" when there are all."""
 
@@ -93,6 +98,7 @@ class RankRows:
         self._totals: list[Int] = []
         self._samples: list[Int] = []
         self._left_out: dict[str, int] = {}
+        self._leaves, self._barriers = LeaveSample(), LeaveSample((BARRIER,))
         self._why_lost = ""
 
     def add(self, spans: Int, come: Int, go: Int) -> None:
@@ -131,8 +137,9 @@ class RankRows:
         if self._why_lost:
             blocks, lowest = (), lowest[-1:]
         return RankOperations(
-            channels, counts, blocks, lowest, samples, dict(self._left_out), self._why_lost
-        )
+            channels, counts, blocks, lowest, samples, dict(self._left_out),
+            self._leaves.leaves(), self._barriers.leaves(), self._why_lost,
+        )  # fmt: skip
 
     def _leave_out(self, reason: str, count: int) -> None:
         if count:
@@ -197,6 +204,9 @@ class RankRows:
         self._lowest.append(lowest)
         self._totals.append(np.bincount(channel, minlength=lowest.size))
         kind = spans[HOW] & 255
+        stood = np.where(spans[HOW] >> FORM_SHIFT & FORM_MASK, 0, kind)  # 0 is no kind
+        for sample in (self._leaves, self._barriers):
+            sample.add(stood, spans[GROUP], spans[NUMBER], spans[START], spans[END])
         some = np.flatnonzero(sampled(spans[NUMBER]) & (kind != SEND) & (kind != RECV))
         if some.size:
             taken = (channel[some], spans[NUMBER, some], spans[END, some])

@@ -8,30 +8,13 @@ that own an accelerator, else the busiest of the command and its descendants. Th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from clusterprof.probe.layout import FETCH, FIRST_USER_KIND, WORKER_START
+from clusterprof.timeline.identity import place_of
 from clusterprof.timeline.model import Chunk, Process, Rank
 from clusterprof.timeline.spans import TRAINING
-
-_RANK_VARIABLES = (
-    "RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "PMI_RANK",
-    "PALS_RANKID",
-    "FLUX_TASK_RANK",
-    "SLURM_PROCID",
-    "JOB_COMPLETION_INDEX",
-)
-_LOCAL_VARIABLES = (
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "PALS_LOCAL_RANKID",
-    "FLUX_TASK_LOCAL_ID",
-    "SLURM_LOCALID",
-)
 
 
 def ranks_of(chunk: Chunk) -> tuple[Rank, ...]:
@@ -61,24 +44,7 @@ def ranks_of(chunk: Chunk) -> tuple[Rank, ...]:
 
 def rank_number(registration: Mapping[str, Any]) -> int | None:
     """Return the global rank a launcher gave to a process, None when it gave none."""
-    return _first_number(registration, "rank", _RANK_VARIABLES)
-
-
-def _local_rank(registration: Mapping[str, Any]) -> int | None:
-    return _first_number(registration, "node_local_rank", _LOCAL_VARIABLES)
-
-
-def _first_number(
-    registration: Mapping[str, Any], resolved: str, variables: Iterable[str]
-) -> int | None:
-    """The recorder's own answer, else the first variable that is a number."""
-    found = registration.get("variables") or {}
-    for value in (registration.get(resolved), *(found.get(name) for name in variables)):
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.strip().isdecimal():
-            return int(value)
-    return None
+    return place_of(registration).rank
 
 
 def _training(chunk: Chunk) -> list[Process]:
@@ -184,7 +150,7 @@ def _devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
         found[left[0].pid] = free[0]
     elif len(free) >= len(left) and len(mains) == len(left):
         for process in left:
-            number = _local_rank(process.registration)
+            number = place_of(process.registration).node_local_rank
             if number is not None and number < len(known):
                 found[process.pid] = known[number]
     return found

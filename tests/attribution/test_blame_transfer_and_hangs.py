@@ -83,3 +83,12 @@ def test_members_of_a_team_in_different_operations_wait_for_each_other() -> None
 def test_a_root_without_a_recording_is_said_to_be_unseen() -> None:
     (found,) = hangs([Stuck(0, 1, 5, 10)], {1: [0, 7]}, frozenset([0]))
     assert (found.roots, found.recorded) == ((7,), False)
+
+
+def test_an_operation_that_all_have_come_to_hangs_itself() -> None:
+    # Ranks 1 and 2 are in operation 4 of team 2, all of its members; rank 0 waits for rank 1.
+    stuck = [Stuck(0, 1, 5, 30), Stuck(1, 2, 4, 20), Stuck(2, 2, 4, 10)]
+    (found,) = hangs(stuck, {1: [0, 1], 2: [1, 2]}, frozenset(range(3)))
+    assert (found.roots, found.inside, found.circle) == ((1, 2), True, False)
+    assert found.waiting == (0, 1, 2)
+    assert found.waiting_ns == 60

@@ -111,8 +111,16 @@ def test_a_process_knows_its_place_and_its_job(name: str) -> None:
     environ, place, job = PLACES[name]
     variables = identity.launcher_variables(environ)
     names = ("rank", "world_size", "node_local_rank", "node_number", "restart")
-    assert identity.resolved(variables) == dict(zip(names, place, strict=True))
+    made_up = job is None or job == "launch-42"
+    # A pod's host name is no launcher's variable, and not kept.
+    by_pod = "HOSTNAME" in environ and "JOBSET_NAME" not in environ
+    assert identity.resolved(variables) == {
+        **dict(zip(names, place, strict=True)),
+        "job": None if made_up or by_pod else job,
+    }
     assert identity.launcher_job(environ, 42) == job
+    assert identity.named_job(environ) == (None if made_up else job)
+    assert job is None or identity.is_name(job) is not made_up
     assert identity.global_rank(variables) == place[0]
     assert identity.node_local_rank(variables) == place[2]
     assert variables == {k: v for k, v in environ.items() if k != "HOSTNAME"}  # all are kept
@@ -172,3 +180,10 @@ def test_the_node_key_names_host_boot_and_start(tmp_path: Path) -> None:
 def test_a_nodes_display_name_is_what_its_manager_calls_it() -> None:
     assert identity.display_name({"SLURMD_NODENAME": "gpu-17"}) == "gpu-17"
     assert identity.display_name({}) == os.uname().nodename
+
+
+def test_a_name_that_was_made_up_here_is_no_name() -> None:
+    assert not identity.is_name(identity.own_job())
+    assert not identity.is_name("launch-4711")
+    assert not identity.is_name("")
+    assert identity.is_name("4711")  # a resource manager's number

@@ -84,7 +84,7 @@ def test_how_a_process_ended_is_told(
     assert events[0].attributes == {
         "pid": process.pid, "started_ticks": content["started_ticks"], "role": "command",
         "variables": {}, "device": "", "node_local_rank": None, "rank": None,
-        "world_size": None, "node_number": None, "restart": None,
+        "world_size": None, "node_number": None, "restart": None, "job": None,
     }  # fmt: skip
     assert events[1].attributes == {
         "pid": process.pid, "started_ticks": content["started_ticks"],
@@ -195,7 +195,7 @@ def test_only_launcher_variables_and_short_scalars_are_kept() -> None:
     assert kept == {
         "pid": 5, "started_ticks": 6, "role": "python", "device": "", "node_local_rank": 1,
         "variables": {"RANK": "2", "LOCAL_RANK": "1"}, "rank": 2, "problem": "x" * 256,
-        "world_size": None, "node_number": None, "restart": None,
+        "world_size": None, "node_number": None, "restart": None, "job": None,
     }  # fmt: skip
 
 

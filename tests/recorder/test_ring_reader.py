@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ring_writer import NOW_NS, PID, TICKS, Writer, drained, sequences
 
 from clusterprof.probe import layout
+from clusterprof.recorder.ring import UNDER_WAY_NS
 
 
 @pytest.fixture(params=[True, False], ids=["sealed", "unsealed"])
@@ -180,3 +181,33 @@ def test_nothing_in_a_ring_makes_the_reader_fail(
     ring.take(NOW_NS)
     ring.close()
     writer.close()
+
+
+def test_an_operation_that_does_not_end_is_told_once(writer: Writer) -> None:
+    ring = writer.open()
+    assert ring.under_way(NOW_NS, final=False) is None  # none was ever begun
+    layout.UNDER_WAY.pack_into(writer.memory, layout.UNDER_WAY_OFFSET, 100, 7, 3, 40, 1)
+    writer.put(layout.COLLECTIVE, 90, 100)  # the one before
+    assert ring.under_way(100 + UNDER_WAY_NS - 1, final=False) is None
+    assert ring.under_way(100 + UNDER_WAY_NS, final=False) == {
+        "pid": PID, "started_ticks": TICKS, "start_ns": 100, "group": 7, "number": 3, "bytes": 40,
+        "operation": 1,
+    }  # fmt: skip
+    assert ring.under_way(100 + UNDER_WAY_NS, final=False) is None
+    assert ring.under_way(100 + UNDER_WAY_NS, final=True) is None
+    ring.close()
+
+
+def test_an_operation_whose_span_is_there_has_ended(writer: Writer) -> None:
+    ring = writer.open()
+    layout.UNDER_WAY.pack_into(writer.memory, layout.UNDER_WAY_OFFSET, 100, 7, 3, 40, 1)
+    for _ in range(writer.capacity - 1):
+        writer.put()
+    writer.put(layout.COLLECTIVE, 100, 200, a=7)
+    assert ring.under_way(100 + UNDER_WAY_NS, final=False) is None
+    layout.UNDER_WAY.pack_into(writer.memory, layout.UNDER_WAY_OFFSET, 300, 7, 4, 40, 1)
+    # In the end one that has just begun counts too.
+    assert ring.under_way(301, final=False) is None
+    found = ring.under_way(301, final=True)
+    assert found is not None and found["number"] == 4
+    ring.close()

@@ -18,7 +18,7 @@ from clusterprof.attribution.blame import settle_waits
 from clusterprof.attribution.blame_books import Books
 from clusterprof.timeline import collectives_stream, collectives_window
 from clusterprof.timeline.collectives import match
-from clusterprof.timeline.collectives_directory import Person
+from clusterprof.timeline.collectives_directory import Ahead, Person
 from clusterprof.timeline.collectives_stream import Stream
 from clusterprof.timeline.operation_rows import RankOperations, RankRows
 from clusterprof.timeline.packing import packed, unpacked
@@ -62,7 +62,7 @@ def streamed(job: Job, block_rows: int, most_rows: int, ahead_ns: Sequence[int] 
         rows.add(np.stack(table), spent, spent)
         found = rows.finish()
         if found is not None:
-            people.append(Person(rank, rank, 0, 0, found))
+            people.append(Person(rank, rank, 0, Ahead(), found))
     stream = Stream(people, {}, range(len(CATEGORIES)), store.get)
     books, carry = Books(job.ranks, CATEGORIES), None
     for part, come, go in stream.stretches(most_rows):

@@ -99,7 +99,8 @@ class _Pass:
                 return  # no gradients, or DDP has waited for them already
             model.newest = None
             self._mark = cuda.before_wait(cuda.COLLECTIVES)
-            self._start_ns = monotonic_ns()
+            # Its number is taken when it ends: until then it is the next of its group.
+            self._start_ns = ring.enter(self._group.number, UNKNOWN, model.bytes, layout.GRADIENTS)
             _queue(self._reduced)
         except BaseException as error:
             failed(error)
@@ -155,17 +156,20 @@ def _follow(ddp: Any, outputs: Any) -> None:
             tensor.grad_fn.register_prehook(newest.reached)
 
 
-def _sends(ddp: Any, *unused: Any, **named: Any) -> Tuple[Any, int, Any]:
+def _sends(ddp: Any, *unused: Any, **named: Any) -> Tuple[Any, int, Any, int]:
     group = groups.find(_c10d(), ddp.process_group)
-    number = next(group.operations) if group is not None else groups.UNKNOWN
-    return group, number, cuda.before_wait(cuda.COLLECTIVES, default_stream=True)
+    if group is None:
+        return None, UNKNOWN, None, 0
+    number = next(group.operations)
+    mark = cuda.before_wait(cuda.COLLECTIVES, default_stream=True)
+    return group, number, mark, ring.enter(group.number, number, UNKNOWN, layout.BROADCAST)
 
 
 def _sent(
-    token: Tuple[Any, int, Any], start: int, end: int, result: Any, ddp: Any,
+    token: Tuple[Any, int, Any, int], unused: int, end: int, result: Any, ddp: Any,
     tensors: Any, buffer_size: int, authoritative_rank: int = 0,
 ) -> None:  # fmt: skip
-    group, number, mark = token
+    group, number, mark, start = token
     if group is None:
         return
     size = sum([each.numel() * each.element_size() for each in tensors])

@@ -111,7 +111,7 @@ def wrap(c10d: Any, original: Any, operation: int, brought: int) -> Any:
                     mark = cuda.before_wait(cuda.COLLECTIVES, default_stream=True)
                 b = next(group.operations)
                 inside.add(thread)
-                start = monotonic_ns()
+                start = ring.enter(group.number, b, size, what)
         except BaseException as error:
             failed(error)
         try:
@@ -168,6 +168,7 @@ def _monitored_barrier(c10d: Any) -> calls.Begin:
             return None
         b = next(group.operations)
         calls.inside.add(thread)
-        return thread, group, b, 0, layout.BARRIER, None, monotonic_ns()
+        start = ring.enter(group.number, b, 0, layout.BARRIER)
+        return thread, group, b, 0, layout.BARRIER, None, start
 
     return begin

@@ -1,10 +1,9 @@
 """send, recv and their asynchronous forms: numbered by pair, not by group."""
 
 from _thread import get_ident
-from time import monotonic_ns
 from typing import Any, Optional
 
-from .. import layout
+from .. import layout, ring
 from . import calls, cuda, groups
 
 
@@ -40,7 +39,7 @@ def reader(c10d: Any, original: Any, operation: int) -> calls.Begin:
         else:
             mark = cuda.before_wait(cuda.COLLECTIVES, default_stream=True)
         calls.inside.add(thread)
-        return thread, group, b, size, d, mark, monotonic_ns()
+        return thread, group, b, size, d, mark, ring.enter(group.number, b, size, d)
 
     return begin
 

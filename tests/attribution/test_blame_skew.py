@@ -1,0 +1,90 @@
+"""Ranks that leave an operation at different times: nobody is blamed for the way the data take."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clusterprof.attribution.blame import NOBODY, WORK, settle_waits
+from clusterprof.attribution.blame_books import Books
+from clusterprof.timeline.operations import Operations
+
+MS = 1_000_000
+CATEGORIES = ("storage-local", WORK)
+STEPS = 40
+
+
+def booked(arrive_ms: np.ndarray, leave_ms: np.ndarray, spent_ms: np.ndarray) -> tuple:
+    """Blame steps x 2 times of two ranks; `spent_ms`: steps x 2 x 2, since the step before."""
+    n = len(arrive_ms)
+    ops = Operations(
+        first=np.arange(n + 1) * 2,
+        team=np.zeros(n, np.int64),
+        operation=np.ones(n, np.int64),
+        bytes=np.full(n, 1000),
+        complete=np.ones(n, np.bool_),
+        rank=np.tile([0, 1], n),
+        arrive_ns=arrive_ms.ravel() * MS,
+        leave_ns=leave_ms.ravel() * MS,
+        blocked_ns=(leave_ms - arrive_ms).ravel() * MS,
+        source=np.arange(2 * n),
+    )
+    spent = np.cumsum(spent_ms, axis=0).reshape(2 * n, 2) * MS
+    blamed, _ = settle_waits(ops, spent, spent, 2)
+    books = Books(2, CATEGORIES)
+    books.add(ops, blamed)
+    assert int(books.felt_ns.sum()) == int(books.caused_ns.sum()) == int(ops.blocked_ns.sum())
+    return books, blamed
+
+
+def one_way(more_work_ms: int = 0, delay_ms: int = 12, transfer_ms: int = 20) -> tuple:
+    """Both work 100 ms, rank 1 some more; what rank 0 sends reaches rank 1 `delay_ms` later.
+
+    Rank 0 goes on when rank 1 has come, rank 1 when what rank 0 sent has arrived.
+    """
+    t = [0, 0]
+    arrive, leave, spent = [], [], []
+    for _ in range(STEPS):
+        come = [t[0] + 100, t[1] + 100 + more_work_ms]
+        t = [max(come) + transfer_ms, max(come[0] + delay_ms, come[1]) + transfer_ms]
+        arrive.append(come)
+        leave.append(t)
+        spent.append([[0, 100], [0, 100 + more_work_ms]])
+    return booked(np.array(arrive), np.array(leave), np.array(spent))
+
+
+def caused_ms(books: Books, rank: int) -> dict[str, int]:
+    return {c: int(ns) // MS for c, ns in zip(books.causes, books.caused_ns[rank]) if ns}
+
+
+def test_a_delay_one_way_is_the_networks_and_nobody_comes_last() -> None:
+    # Rank 1 leaves 12 ms later every other time, and so comes 12 ms later to the next. The first
+    # step is judged by itself: nothing was left together before.
+    books, blamed = one_way()
+    assert caused_ms(books, 1) == {}
+    assert set(caused_ms(books, 0)) <= {"unattributed"}  # the first step
+    assert sum(caused_ms(books, 0).values()) <= 12
+    assert blamed.last[1:].tolist() == [NOBODY] * (STEPS - 1)
+    everything = int(books.felt_ns.sum()) // MS
+    assert caused_ms(books, NOBODY) == {
+        "net-transfer": everything - sum(caused_ms(books, 0).values())
+    }
+
+
+def test_who_works_longer_is_blamed_for_that_and_no_more() -> None:
+    # 30 ms more of work: rank 1 comes 30 ms later every time, and 12 ms of delay are hidden.
+    books, blamed = one_way(more_work_ms=30)
+    work = sum(ms for cause, ms in caused_ms(books, 1).items() if cause.startswith("sync-"))
+    assert work == 30 * (STEPS - 1)
+    assert blamed.last[1:].tolist() == [1] * (STEPS - 1)
+
+
+def test_leaving_apart_by_more_than_the_operations_lasted_is_nobodys_network() -> None:
+    # In step 20 rank 1 leaves 500 ms late, of operations that take 20 ms, and so comes late next.
+    arrive = np.array([[100, 100]] * STEPS) + 120 * np.arange(STEPS)[:, None]
+    leave = arrive + 20
+    arrive[21:] += 500
+    leave[21:] += 500
+    arrive[21, 0] -= 500
+    leave[20, 1] += 500
+    books, _ = booked(arrive, leave, np.array([[[0, 100], [0, 100]]] * STEPS))
+    assert caused_ms(books, 1) == {"unattributed": 500}

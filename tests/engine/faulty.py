@@ -1,0 +1,119 @@
+"""Recordings of several machines: clocks of their own, names, events, and what breaks."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from builders import header
+from recordings import MAIN, SECOND, Script, seconds
+
+from clusterprof.trace.schema import Clock, Columns, Event, Record, Rows, Spans
+from clusterprof.trace.writer import RecordingWriter
+
+HOUR = 3600 * SECOND
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a script runs; times of a script begin at `ahead_ns` of the machine's own clock."""
+
+    name: str
+    boot_id: str = ""
+    """"" = one of its own."""
+    ahead_ns: int = 0
+    wall_ns: int = 0
+    """What its wall clock shows then."""
+    job: str = ""
+    """Of the recorder, when all nodes know it by that name."""
+    started_ticks: int = 1
+
+
+def write_on(machine: Machine, script: Script, folder: Path, events: Sequence[Event] = ()) -> Path:
+    """Write the recording of a script on a machine; `events` in the script's own time."""
+    now = [machine.ahead_ns]
+
+    def clock() -> Clock:
+        return Clock(now[0], now[0], now[0] - machine.ahead_ns + machine.wall_ns)
+
+    plain = header()
+    node = {
+        "key": folder.name, "hostname": machine.name, "display": machine.name,
+        "boot_id": machine.boot_id or f"boot-of-{folder.name}", "kernel": "6",
+    }  # fmt: skip
+    started = {"monotonic_ns": now[0], "boottime_ns": now[0], "realtime_ns": machine.wall_ns}
+    launcher = {"job": machine.job, "named": bool(machine.job), "variables": {}}
+    head = replace(plain, node=node, started=started, launcher=launcher)
+    writer = RecordingWriter(folder, head, clock, keep_free_bytes=0)
+    for second, records in enumerate(seconds(script)):
+        now[0] = machine.ahead_ns + second * SECOND
+        new = [one for one in events if second * SECOND <= one.t_ns < (second + 1) * SECOND]
+        writer.append(*(_moved(one, machine) for one in [*records, *new]))
+    writer.close()
+    return folder
+
+
+def _moved(record: Record, machine: Machine) -> Record:
+    by = machine.ahead_ns
+
+    def later(column: Any) -> Any:
+        return array("q", [value + by for value in column])
+
+    if isinstance(record, Columns):
+        return replace(record, t_ns=later(record.t_ns))
+    if isinstance(record, Rows):
+        columns = [
+            later(column)
+            if name == "t_ns"
+            else array("q", [machine.started_ticks] * len(column))
+            if name == "started_ticks"
+            else column
+            for name, column in zip(record.names, record.columns)
+        ]
+        return replace(record, columns=columns)
+    if isinstance(record, Spans):
+        moved = {
+            name: later(column) if name in ("start_ns", "end_ns") else column
+            for name, column in record.columns.items()
+        }
+        return replace(record, columns=moved, started_ticks=machine.started_ticks)
+    assert isinstance(record, Event)
+    said = dict(record.attributes)
+    if "started_ticks" in said:
+        said["started_ticks"] = machine.started_ticks
+    if "start_ns" in said:
+        said["start_ns"] += by
+    return Event(record.t_ns + by, record.kind, said)
+
+
+def announced(group: int, ranks: Sequence[int], t_ns: int = SECOND) -> Event:
+    """Say who belongs to a group."""
+    return Event(t_ns, "group-announced", {"pid": MAIN, "group": group, "ranks": list(ranks)})
+
+
+def under_way(t_ns: int, start_ns: int, group: int, number: int, operation: int) -> Event:
+    """Leave word of an operation that began and has not ended."""
+    said = {
+        "pid": MAIN, "started_ticks": 1, "start_ns": start_ns, "group": group, "number": number,
+        "bytes": 1000, "operation": operation,
+    }  # fmt: skip
+    return Event(t_ns, "operation-under-way", said)
+
+
+def exited(t_ns: int, exit_code: int | None, signal: int | None) -> Event:
+    """Let the rank's process end."""
+    said = {
+        "pid": MAIN, "started_ticks": 1, "wait_status": None, "exit_code": exit_code,
+        "signal": signal,
+    }  # fmt: skip
+    return Event(t_ns, "process-exited", said)
+
+
+def cut_in_the_middle_of_a_frame(folder: Path, share: float) -> None:
+    """Leave only the beginning of what a recorder wrote."""
+    (segment,) = folder.glob("*.cpf")
+    data = segment.read_bytes()
+    segment.write_bytes(data[: round(share * len(data))])
