@@ -6,6 +6,7 @@ all recordings lie side by side.
 
 from __future__ import annotations
 
+from clusterprof.detectors import network
 from clusterprof.findings import Cause
 
 _LAST_ARRIVER = """
@@ -16,37 +17,7 @@ which the waiting ranks are then charged under that cause; or waiting for a thir
 followed; or work."""
 
 _PAGES: dict[Cause, str] = {
-    Cause(
-        "net-transfer",
-        "network",
-        "All ranks had come, and the data were still on their way",
-        "Overlap communication with computation, send less, or use a faster link",
-    ): """
-## What it sees
-
-Time in operations between ranks (all-reduce, broadcast, send and receive, …) after the last rank
-had arrived.
-
-## Why the GPU waits
-
-The operation ends when the data have crossed the slowest link between its members.
-
-## How it decides
-
-The transfer of an operation is the shortest time that any member spent in it, which each measures
-on its own clock; what a member spent beyond that it waited for a peer.
-
-## What to do
-
-Overlap communication with the backward pass (larger models hide more), send less (gradient
-accumulation, compression, lower precision), check that traffic takes the fast network, or use a
-faster link.
-
-## Where it is blind
-
-It does not yet say which part is owed to the link's rate and which to congestion or a wrong path.
-A transfer that overlaps with waiting counts as waiting.
-""",
+    **network.PAGES,
     Cause(
         "sync-imbalance",
         "synchronization",

@@ -44,4 +44,4 @@ def analyze(
             nodes = pool.map(partial(analyse_node, limits=bound_limits), folders, chunksize=1)
     else:
         nodes = [analyse_node(folder, bound_limits) for folder in folders]
-    return build_report(str(path), across_ranks(nodes))
+    return build_report(str(path), across_ranks(nodes, bound_limits))

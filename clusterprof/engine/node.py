@@ -7,7 +7,7 @@ depends on the longest step rather than on the length of the recording.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from clusterprof.signals import SELF_CPU
 from clusterprof.timeline.buffers import REACH_NS
 from clusterprof.timeline.load import CHUNK_NS, NodeLoad, NodeLoaded
 from clusterprof.timeline.model import Chunk, Rank
+from clusterprof.timeline.network import NetworkMeter, NodeNetwork
 from clusterprof.timeline.ranks import ranks_of
 
 Key = tuple[int, int]  # pid, started_ticks
@@ -39,6 +40,8 @@ class NodeResult:
     facts: NodeFacts
     books: tuple[RankBooks, ...]
     loaded: NodeLoaded
+    network: NodeNetwork = field(default_factory=NodeNetwork)
+    """Its counters in the time of operations between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,8 @@ def analyse_node(
 ) -> NodeResult:
     """Read one node's folder and return the books of its ranks. `limits`: bound, by cause id."""
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
-    meter = _Meter()
-    books = books_of(meter.watch(load.chunks()), limits)
+    meter, network = _Meter(), NetworkMeter()
+    books = books_of(meter.watch(network.watch(load.chunks())), limits)
     loaded = load.facts()
     duration_ns = loaded.last_ns - loaded.first_ns
     facts = NodeFacts(
@@ -72,7 +75,7 @@ def analyse_node(
         dropped_spans=loaded.dropped_spans,
         recorder_cpu_ratio=meter.cpu_ratio(duration_ns),
     )
-    return NodeResult(facts, books, loaded)
+    return NodeResult(facts, books, loaded, network.done())
 
 
 def books_of(chunks: Iterable[Chunk], limits: Mapping[str, Any]) -> tuple[RankBooks, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from clusterprof.attribution.ledger import RankBooks, charged
 from clusterprof.attribution.local import PEERS, PRECEDENCE
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER, WORK, RankOperations
+from clusterprof.engine.limits import bound
+from clusterprof.engine.network import NetworkTimes, NetworkTold
 from clusterprof.engine.node import NodeResult
 from clusterprof.timeline.collectives import Arrivals, match, together, whole_spans
 from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
@@ -55,10 +57,14 @@ class Across:
     """With the time in operations charged in the books of their ranks."""
     unmatched: Mapping[str, int] = field(default_factory=dict)
     """Reason (`timeline.collectives`) -> spans of operations that were left out."""
+    network: NetworkTold = field(default_factory=NetworkTold)
 
 
-def across_ranks(nodes: Sequence[NodeResult]) -> Across:
-    """Lay the operations of all ranks side by side and charge the time in them."""
+def across_ranks(nodes: Sequence[NodeResult], limits: Mapping[str, Any] | None = None) -> Across:
+    """Lay the operations of all ranks side by side and charge the time in them.
+
+    `limits` holds a bound limits object per cause id; None = the defaults.
+    """
     books = [(node, one) for node in nodes for one in node.books]
     found = [(at, *pair) for at, pair in enumerate(books) if pair[1].operations is not None]
     if not found:
@@ -69,16 +75,18 @@ def across_ranks(nodes: Sequence[NodeResult]) -> Across:
     matched = match(arrivals, _members(found))
     ops = matched.operations
     summed = Books(len(books), (*PRECEDENCE, OTHER, WORK))
-    watchers: tuple[Watcher, ...] = (summed,)
+    network = NetworkTimes(nodes, (*PRECEDENCE, OTHER, WORK), limits or bound({}))
+    watchers: tuple[Watcher, ...] = (summed, network)
     blamed, _ = settle_waits(ops, come[ops.source], go[ops.source], len(books))
     for watcher in watchers:
         watcher.add(ops, blamed)
-    new = {at: _charged(one, at, summed) for at, _, one in found}
+    told = network.told()
+    new = {at: _charged(one, at, summed, told) for at, _, one in found}
     left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
     )
-    return Across(charged_nodes, matched.unmatched)
+    return Across(charged_nodes, matched.unmatched, told)
 
 
 def _arrivals(found: Sequence[tuple[int, NodeResult, RankBooks]]) -> tuple[Arrivals, Int, Int]:
@@ -145,11 +153,12 @@ def _job(identity: Mapping[str, str]) -> int:
     return zlib.crc32("\0".join(map(str, (name, *lives))).encode())
 
 
-def _charged(one: RankBooks, at: int, summed: Books) -> RankBooks:
+def _charged(one: RankBooks, at: int, summed: Books, told: NetworkTold) -> RankBooks:
     felt = {c: int(ns) for c, ns in zip(summed.causes, summed.felt_ns[at]) if ns}
     caused = {c: int(ns) for c, ns in zip(summed.causes, summed.caused_ns[at]) if ns}
     source = SOURCE_DEVICE_SAMPLES if one.ledger.device else SOURCE_HOST_SPANS
     unseen = sum(felt.pop(name, 0) for name in (OTHER, UNKNOWN))
+    felt = told.felt(at, felt)
     moved = Partial(
         claimed={(cause, _GRADE, source): ns * SHARE for cause, ns in felt.items()},
         unexplained={
@@ -157,6 +166,6 @@ def _charged(one: RankBooks, at: int, summed: Books) -> RankBooks:
             **({PEERS_UNKNOWN: unseen * SHARE} if unseen else {}),
         },
     )
-    partial = merge(one.partial, moved)
+    partial = merge(one.partial, moved, told.asked[at])
     left = {reason: units for reason, units in partial.unexplained.items() if units}
     return charged(one, replace(partial, unexplained=left), felt, caused)

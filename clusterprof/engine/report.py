@@ -43,7 +43,10 @@ def build_report(title: str, across: Across) -> Report:
         in_step_ns=in_step_ns,
         productive_ns=sum(one.productive_ns for one in ledgers),
         lost_ns=sum(one.lost_ns for one in ledgers),
-        findings=(*_findings(books, in_step_ns), *_outside_findings(books, window_ns)),
+        findings=(
+            *across.network.worded(_findings(books, in_step_ns)),
+            *_outside_findings(books, window_ns),
+        ),
         unattributed_ns=sum(reasons.values()),
         unattributed_reasons=_largest_first(reasons),
         outside_buckets=_largest_first(outside),
