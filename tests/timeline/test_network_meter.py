@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from builders import header, ints
@@ -78,7 +80,7 @@ def test_the_cut_into_chunks_changes_nothing(cut: float) -> None:
     operations = [(5.5, 5.6), (8.2, 8.3), (16.5, 18.5), (39.5, 40.2), (55.0, 55.1)]
     whole = metered(chunk(0, 60, operations, of=of))
     parts, edges = [], [*np.arange(0, 60, cut), 60]
-    for begin, end in zip(edges, edges[1:]):
+    for begin, end in pairwise(edges):
         mine = [one for one in operations if begin < one[1] <= end]
         parts.append(chunk(begin, end, mine, of=of))
     assert metered(*parts) == whole
