@@ -35,6 +35,7 @@ MOST_CELLS = 4096
 # How many times its bytes each member moves over its link in a ring; n = members.
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GRADIENTS = 1, 2, 3, 8, 12
 _MOST_CLASS = 512  # of a duration: 2**64 ns
+_MERGED_AT = 1 << 16
 
 
 @dataclass(slots=True)
@@ -80,8 +81,10 @@ class Transfers:
         self._number: dict[tuple[frozenset[int], int, int, int, bool], int] = {}
         self._span: dict[int, int] = {}
         self._spans: dict[frozenset[int], int] = {}
+        none = np.zeros(0, np.int64)
         # Sorted: (cell, class, rank) in one number, how many operations, how long in all.
-        self._key, self._count, self._ns = (np.zeros(0, np.int64) for _ in range(3))
+        self._rows = none, none, none
+        self._new: list[tuple[Int, Int, Int]] = []
 
     def add(self, ops: Operations, blamed: Blamed) -> None:
         """Add a block; operations of which members are missing say nothing about the network."""
@@ -108,19 +111,17 @@ class Transfers:
         """The number of each operation's cell; -1 where it says nothing."""
         whole = ops.complete & (size > 1)
         span = np.full(size.size, -1, np.int64)
-        teams, first, of_op = np.unique(ops.team, return_index=True, return_inverse=True)
-        known = np.full(teams.size, -1, np.int64)
-        for number, (team, op) in enumerate(zip(teams.tolist(), first.tolist())):
-            if team not in self._span:
-                mine = np.flatnonzero(whole & (of_op == number))
-                if not mine.size:
-                    continue
-                op = int(mine[0])
+        usable = np.flatnonzero(whole)
+        teams, first, of_op = np.unique(ops.team[usable], return_index=True, return_inverse=True)
+        known = np.zeros(teams.size, np.int64)
+        for number, (team, op) in enumerate(zip(teams.tolist(), usable[first].tolist())):
+            found = self._span.get(team)
+            if found is None:
                 ranks = ops.rank[ops.first[op] : ops.first[op + 1]]
                 nodes = frozenset(self.node[ranks].tolist())
-                self._span[team] = self._spans.setdefault(nodes, len(self._spans))
-            known[number] = self._span[team]
-        span[whole] = known[of_op[whole]]
+                found = self._span[team] = self._spans.setdefault(nodes, len(self._spans))
+            known[number] = found
+        span[usable] = known[of_op]
         sizes = np.where(ops.bytes >= 0, classes(np.maximum(ops.bytes, 0)), -1)
         stay = ops.leave_ns - ops.arrive_ns
         over = np.maximum.reduceat(stay - ops.blocked_ns, ops.first[:-1]) > 0
@@ -131,12 +132,12 @@ class Transfers:
             code = code * (int(column.max()) + 2) + column + 1
         _, first, of_op = np.unique(code, return_index=True, return_inverse=True)
         sets = list(self._spans)
-        found = np.full(first.size, -1, np.int64)
+        cells = np.full(first.size, -1, np.int64)
         for number, op in enumerate(first.tolist()):
             if span[op] >= 0:
                 what = int(ops.operation[op]), int(size[op]), int(sizes[op]), bool(over[op])
-                found[number] = self._cell((sets[span[op]], *what))
-        return found[of_op]
+                cells[number] = self._cell((sets[span[op]], *what))
+        return cells[of_op]
 
     def _cell(self, key: tuple[frozenset[int], int, int, int, bool]) -> int:
         number = self._number.get(key, -1)
@@ -159,13 +160,14 @@ class Transfers:
             self.cells[number].bytes += total
 
     def _count_rows(self, code: Int, ns: Int) -> None:
-        key = np.concatenate([self._key, code])
-        self._key, of_row = np.unique(key, return_inverse=True)
-        count = np.concatenate([self._count, np.ones_like(code)])
-        total = np.concatenate([self._ns, ns])
-        self._count, self._ns = (np.zeros(self._key.size, np.int64) for _ in range(2))
-        np.add.at(self._count, of_row, count)
-        np.add.at(self._ns, of_row, total)
+        self._new.append(_summed(code, np.ones_like(code), ns))
+        if sum(key.size for key, _, _ in self._new) > self._rows[0].size + _MERGED_AT:
+            self._merge()
+
+    def _merge(self) -> None:
+        """Sorting what is there anew for every block would cost more than the blocks do."""
+        self._rows = _summed(*(np.concatenate(c) for c in zip(self._rows, *self._new)))
+        self._new = []
 
     def best_ns(self) -> list[float | None]:
         """Return per cell what is expected of its shape without a rate; None = too few."""
@@ -187,18 +189,28 @@ class Transfers:
         """
         out: dict[frozenset[int], Any] = {}
         ranks = max(self.node.size, 1)
-        cell = self._key // (_MOST_CLASS * ranks)
+        if self._new:
+            self._merge()
+        key, count, ns = self._rows
+        cell = key // (_MOST_CLASS * ranks)
         limit = np.full(len(self.cells) + 1, np.inf)
-        for number, ns in expected_ns.items():
-            limit[number] = ns
-        beyond = np.maximum(self._ns - self._count * limit[cell], 0.0)
+        for number, due_ns in expected_ns.items():
+            limit[number] = due_ns
+        beyond = np.maximum(ns - count * limit[cell], 0.0)
         for number, one in enumerate(self.cells):
             low, high = np.searchsorted(cell, (number, number + 1))
-            sums = np.bincount(
-                self._key[low:high] % ranks, weights=beyond[low:high], minlength=ranks
-            )
+            sums = np.bincount(key[low:high] % ranks, weights=beyond[low:high], minlength=ranks)
             out[one.nodes] = out.get(one.nodes, 0.0) + sums[: self.node.size]
         return {nodes: np.floor(sums).astype(np.int64) for nodes, sums in out.items()}
+
+
+def _summed(key: Int, count: Int, ns: Int) -> tuple[Int, Int, Int]:
+    """Add up what has the same key; sorted."""
+    keys, of_row = np.unique(key, return_inverse=True)
+    counts, sums = np.zeros(keys.size, np.int64), np.zeros(keys.size, np.int64)
+    np.add.at(counts, of_row, count)
+    np.add.at(sums, of_row, ns)
+    return keys, counts, sums
 
 
 def _best(durations: Mapping[int, int], part: float) -> float | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median_high
 from typing import Any
 
@@ -40,13 +40,13 @@ _SURE_RATIO = 1.05
 """Rates that differ by less are the same."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Share:
     """What went to one cause, and what speaks for it."""
 
     ns: Int
     """int64[ranks]."""
-    signs: list[Sign] = field(default_factory=list)
+    signs: tuple[Sign, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,10 @@ class _Splitter:
         self._transfers, self._links, self._limits = transfers, links, limits
         self._signs = {node: signs_of(one, limits) for node, one in links.items()}
         self._best = transfers.best_ns()
+        self._ranks = np.bincount(transfers.node)
         self._felt = transfers.beyond_ns(dict.fromkeys(range(len(transfers.cells)), 0.0))
-        self._shares: dict[str, Share] = {}
+        self._given: dict[str, Int] = {}
+        self._said: dict[str, dict[Sign, None]] = {}
 
     def split(self) -> Split:
         """Go over all sets of nodes."""
@@ -94,14 +96,15 @@ class _Splitter:
             open_ns -= self._faulty(nodes, now[nodes], beyond[nodes])
         known = self._transfers.beyond_ns(dict.fromkeys(expected, 0.0))
         whole = sum(int(ns.sum()) for ns in known.values())
-        gone = sum(int(share.ns.sum()) for share in self._shares.values())
+        gone = sum(int(ns.sum()) for ns in self._given.values())
         rated = sum(int(known[nodes].sum()) for nodes in sets if now[nodes])
         left_ns = max(0, whole - gone)
         open_ns = max(0, min(open_ns, left_ns))
-        used = {s for share in self._shares.values() for s in share.signs}
+        used = {sign for signs in self._said.values() for sign in signs}
         left = [s for node in sorted(self._signs) for s in self._signs[node] if s not in used]
         return Split(
-            self._shares, left_ns - open_ns, open_ns, 2 * rated > whole,
+            {cause: Share(ns, tuple(self._said[cause])) for cause, ns in self._given.items()},
+            left_ns - open_ns, open_ns, 2 * rated > whole,
             tuple(sorted(left, key=lambda sign: sign.kind)),
         )  # fmt: skip
 
@@ -138,7 +141,10 @@ class _Splitter:
         best, size = self._best[number], cell.moved_bytes
         if rate is None or size is None:
             return best
-        ns = size / rate * 1e9
+        # Teams with some of a node's ranks share its links with those of the others.
+        on_node = max(int(self._ranks[node]) for node in cell.nodes)
+        part = min(1.0, cell.members / len(cell.nodes) / on_node)
+        ns = size / (rate * part) * 1e9
         if size > self._limits[TRANSFER.id].small_at_most_bytes:
             return ns
         return None if best is None else max(ns, best)
@@ -171,9 +177,8 @@ class _Splitter:
     def _take(self, cause: str, ns: Int, signs: Sequence[Sign]) -> None:
         if not ns.any():
             return
-        share = self._shares.setdefault(cause, Share(np.zeros_like(ns)))
-        share.ns += ns
-        share.signs += [sign for sign in signs if sign not in share.signs]
+        self._given[cause] = self._given.get(cause, 0) + ns
+        self._said.setdefault(cause, {}).update(dict.fromkeys(signs))
 
     def _lossy(self, nodes: Nodes) -> bool:
         """True when what these nodes send goes as fast as its loss permits."""

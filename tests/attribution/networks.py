@@ -73,9 +73,15 @@ def links(
 
 
 def all_reduces(
-    durations_ns: Sequence[int], nodes: Sequence[int] = (0, 1), size: int = 100_000_000
+    durations_ns: Sequence[int],
+    nodes: Sequence[int] = (0, 1),
+    size: int = 100_000_000,
+    spare: Sequence[int] = (),
 ) -> Transfers:
-    """One rank on each of these nodes; each all-reduce takes so long after the last has come."""
+    """One rank on each of these nodes; each all-reduce takes so long after the last has come.
+
+    `spare`: nodes of further ranks, which take no part.
+    """
     ranks = len(nodes)
     world = World(ranks)
     for ns in durations_ns:
@@ -83,7 +89,7 @@ def all_reduces(
         world.meet(np.arange(ranks)[None, :], np.array([1]), ns)
     job = world.job()
     ops = replace(job.ops, bytes=np.full(len(durations_ns), size))
-    found = Transfers(np.array(nodes), causes(CATEGORIES).index("net-transfer"))
+    found = Transfers(np.array([*nodes, *spare]), causes(CATEGORIES).index("net-transfer"))
     found.add(ops, settle_waits(ops, job.spent, job.spent, ranks)[0])
     return found
 

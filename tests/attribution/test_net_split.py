@@ -182,6 +182,16 @@ def test_small_messages_are_expected_to_take_round_trips() -> None:
     assert given == {"net-link": (10 << 24) / MS}
 
 
+def test_teams_of_some_of_a_nodes_ranks_share_its_links() -> None:
+    # Four ranks on each node: a team of one of each has a quarter of the link, 40 ms for 100 MB;
+    # all eight together move 175 MB each over the whole of it, 17.5 ms.
+    some = all_reduces([50 * MS] * 40, (0, 1), spare=(0, 0, 0, 1, 1, 1))
+    known = {n: links(n, {**QUIET, **FAULTS}) for n in (0, 1)}
+    assert conserved(some, known)[0] == {"net-link": 40 * 10}
+    every = all_reduces([50 * MS] * 40, (0, 0, 0, 0, 1, 1, 1, 1))
+    assert conserved(every, known)[0] == {"net-link": 40 * 32.5}
+
+
 def test_a_node_that_took_no_part_is_not_asked() -> None:
     # Ranks 0 and 1 are on nodes 0 and 1; node 2 has all faults there are.
     transfers = all_reduces(TOOK, (0, 1))
