@@ -74,6 +74,38 @@ what differs in its input.
 Host work inside a step that no span marks counts as work. A steady difference is called imbalance.
 """,
     Cause(
+        "sync-bubble",
+        "synchronization",
+        "Stages wait for each other because of the pipeline's schedule",
+        "Use more micro-batches or an interleaved schedule, and give the last stage fewer layers",
+    ): """
+## What it sees
+
+Time in which a rank waited for a message of another that was working, though over many steps that
+rank worked for no longer than the waiting one.
+
+## Why the GPU waits
+
+A pipeline must be filled and drained in every step: the later stages have nothing to do at first,
+the earlier ones nothing at the end.
+
+## How it decides
+
+A wait for a message is charged to what the late rank had spent more of (as in `sync-imbalance`).
+Work can have kept another rank waiting, over a stretch of many steps, for no longer than its rank
+was busier than the other one; what is beyond is a bubble, and charged to no rank.
+
+## What to do
+
+More micro-batches make the bubble a smaller part of the step; interleaved schedules and those that
+split the backward pass make it shorter. A last stage that computes the loss too needs fewer layers.
+
+## Where it is blind
+
+Only waits for messages (send, receive) are asked. Ranks that take turns in being late by little
+look like a schedule.
+""",
+    Cause(
         "sync-unknown-peer",
         "synchronization",
         "A rank waits for one that was not recorded",

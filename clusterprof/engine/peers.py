@@ -18,6 +18,7 @@ import numpy as np
 
 from clusterprof.attribution.blame import UNKNOWN, Blamed, settle_waits
 from clusterprof.attribution.blame_books import Books
+from clusterprof.attribution.blame_bubbles import Bubbles
 from clusterprof.attribution.ledger import RankBooks, charged
 from clusterprof.attribution.local import PEERS, PRECEDENCE
 from clusterprof.attribution.partial import SHARE, Partial, merge
@@ -76,12 +77,14 @@ def across_ranks(nodes: Sequence[NodeResult], limits: Mapping[str, Any] | None =
     ops = matched.operations
     summed = Books(len(books), (*PRECEDENCE, OTHER, WORK))
     network = NetworkTimes(nodes, (*PRECEDENCE, OTHER, WORK), limits or bound({}))
-    watchers: tuple[Watcher, ...] = (summed, network)
+    bubbles = Bubbles(len(books), (*PRECEDENCE, OTHER, WORK))
+    watchers: tuple[Watcher, ...] = (summed, network, bubbles)
     blamed, _ = settle_waits(ops, come[ops.source], go[ops.source], len(books))
     for watcher in watchers:
         watcher.add(ops, blamed)
     told = network.told()
-    new = {at: _charged(one, at, summed, told) for at, _, one in found}
+    bubbles.done()
+    new = {at: _charged(one, at, summed, told, bubbles) for at, _, one in found}
     left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
@@ -153,12 +156,15 @@ def _job(identity: Mapping[str, str]) -> int:
     return zlib.crc32("\0".join(map(str, (name, *lives))).encode())
 
 
-def _charged(one: RankBooks, at: int, summed: Books, told: NetworkTold) -> RankBooks:
+def _charged(
+    one: RankBooks, at: int, summed: Books, told: NetworkTold, bubbles: Bubbles
+) -> RankBooks:
     felt = {c: int(ns) for c, ns in zip(summed.causes, summed.felt_ns[at]) if ns}
     caused = {c: int(ns) for c, ns in zip(summed.causes, summed.caused_ns[at]) if ns}
     source = SOURCE_DEVICE_SAMPLES if one.ledger.device else SOURCE_HOST_SPANS
     unseen = sum(felt.pop(name, 0) for name in (OTHER, UNKNOWN))
-    felt = told.felt(at, felt)
+    felt = bubbles.added(told.felt(at, felt), bubbles.felt(at))
+    caused = bubbles.added(caused, bubbles.caused(at))
     moved = Partial(
         claimed={(cause, _GRADE, source): ns * SHARE for cause, ns in felt.items()},
         unexplained={
