@@ -27,6 +27,8 @@ from clusterprof.timeline.series import differences
 PREFIXES = ("network.", "tcp.", "rdma.")
 HOLD_NS = 30_000_000_000
 """Readings are judged this long after them: an operation is only known once it has ended."""
+CLOSE_NS = 50_000_000
+"""Operations that follow each other more closely are one: no two readings lie between them."""
 _CLASSES_PER_OCTAVE = 8
 _SECOND_NS = 1e9
 _Key = tuple[str, str]
@@ -45,12 +47,14 @@ class Spread:
         """Add readings that are known."""
         if not values.size:
             return
-        self.least = min(self.least, float(values.min()))
-        self.most = max(self.most, float(values.max()))
+        least, most = float(values.min()), float(values.max())
+        self.least, self.most = min(self.least, least), max(self.most, most)
         self.count += values.size
-        octaves = np.log2(np.maximum(values, 1e-9))
-        number = np.ceil(octaves * _CLASSES_PER_OCTAVE - 1e-9).astype(np.int64)
-        for one, n in zip(*(c.tolist() for c in np.unique(number, return_counts=True))):
+        if least == most:  # a link's speed, a round trip that never changes
+            found = [(_class(np.array([least]))[0].item(), values.size)]
+        else:
+            found = list(zip(*(c.tolist() for c in np.unique(_class(values), return_counts=True))))
+        for one, n in found:
             self.classes[one] = self.classes.get(one, 0) + n
 
     def quantile(self, part: float) -> float:
@@ -64,6 +68,11 @@ class Spread:
         return math.nan
 
 
+def _class(values: Float) -> Int:
+    octaves = np.log2(np.maximum(values, 1e-9))
+    return np.ceil(octaves * _CLASSES_PER_OCTAVE - 1e-9).astype(np.int64)
+
+
 @dataclass(slots=True)
 class Count:
     """By how much a counter grew in the time of operations."""
@@ -72,7 +81,7 @@ class Count:
     covered_ns: int = 0
     """Length of the intervals between readings that counted."""
     per_second: Spread = field(default_factory=Spread)
-    """Of intervals: growth over length."""
+    """Of intervals, of counters of bytes: growth over length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +108,25 @@ class NodeNetwork:
         return found.total / found.covered_ns * _SECOND_NS
 
 
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """When some signals were read: of one collector all at the same times."""
+
+    known: int
+    """How many of them are to be judged."""
+    inside: NDArray[np.bool_]
+    """Where a rank was in an operation between two of these."""
+    length_ns: Int
+    """Of the intervals inside."""
+
+
 class NetworkMeter:
     """Adds up the readings of one node, chunk by chunk."""
 
     def __init__(self) -> None:
         self._counts: dict[_Key, Count] = {}
         self._levels: dict[_Key, Spread] = {}
-        self._open: dict[_Key, tuple[Int, Float, bool]] = {}
+        self._open: dict[_Key, tuple[Int, Float]] = {}
         self._begin = np.zeros(0, np.int64)
         self._end = np.zeros(0, np.int64)
 
@@ -118,17 +139,20 @@ class NetworkMeter:
     def add(self, chunk: Chunk) -> None:
         """Take the readings and operations of a chunk."""
         self._join_operations(chunk)
+        joined: dict[tuple[int, int], tuple[Int, NDArray[np.bool_]]] = {}
         for key, series in chunk.series.items():
-            if not key[0].startswith(PREFIXES):
+            if not key[0].startswith(PREFIXES) or not series.t_ns.size:
                 continue
-            t_ns, values = series.t_ns, series.values
             known = self._open.get(key)
-            if known is not None:
-                new = t_ns > known[0][-1]
-                t_ns = np.concatenate([known[0], t_ns[new]])
-                values = np.concatenate([known[1], values[new]])
-            if t_ns.size:
-                self._open[key] = t_ns, values, series.is_counter
+            if known is None:
+                self._open[key] = series.t_ns, series.values
+                continue
+            times = joined.get((id(known[0]), id(series.t_ns)))
+            if times is None:
+                new = series.t_ns > known[0][-1]
+                times = np.concatenate([known[0], series.t_ns[new]]), new
+                joined[id(known[0]), id(series.t_ns)] = times
+            self._open[key] = times[0], np.concatenate([known[1], series.values[times[1]]])
         self._settle(chunk.end_ns - HOLD_NS)
 
     def done(self) -> NodeNetwork:
@@ -138,52 +162,68 @@ class NetworkMeter:
 
     def _join_operations(self, chunk: Chunk) -> None:
         """Take the operations of a chunk in: disjoint stretches, in order of time."""
-        begin, end = [self._begin], [self._end]
+        found = [(self._begin, self._end)]
         for process in chunk.processes.values():
             spans = process.spans.get(COLLECTIVE)
-            if spans is not None:
-                begin.append(spans.start_ns)
-                end.append(spans.end_ns)
-        start, stop = np.concatenate(begin), np.concatenate(end)
+            if spans is not None and spans.start_ns.size:
+                found.append(_stretches(spans.start_ns, spans.end_ns))
+        start, stop = (np.concatenate(column) for column in zip(*found))
         order = np.argsort(start, kind="stable")
-        start, stop = start[order], np.maximum.accumulate(stop[order])
-        opens = np.ones(start.size, np.bool_)
-        opens[1:] = start[1:] > stop[:-1]
-        last = np.append(np.flatnonzero(opens)[1:], start.size)[: int(opens.sum())] - 1
-        self._begin, self._end = start[opens], stop[last]
+        self._begin, self._end = _stretches(start[order], stop[order])
 
     def _settle(self, until_ns: int | None) -> None:
         """Judge the readings up to a time; None = all."""
-        oldest = None
-        for key, (t_ns, values, is_counter) in self._open.items():
-            n = t_ns.size if until_ns is None else int(np.searchsorted(t_ns, until_ns, "right"))
-            if n > 1:
-                self._judge(key, t_ns[:n], values[:n], is_counter)
-                t_ns, values = t_ns[n - 1 :], values[n - 1 :]
-                self._open[key] = t_ns, values, is_counter
-            oldest = int(t_ns[0]) if oldest is None else min(oldest, int(t_ns[0]))
-        if until_ns is not None and oldest is not None:
-            keep = self._end > oldest
+        done: dict[int, tuple[_Times, Int]] = {}
+        for key, (t_ns, values) in self._open.items():
+            found = done.get(id(t_ns))
+            if found is None:
+                times = self._judged(t_ns, until_ns)
+                found = done[id(t_ns)] = times, t_ns[max(times.known - 1, 0) :]
+            times, left = found
+            if times.known > 1:
+                self._judge(key, times, values[: times.known])
+                self._open[key] = left, values[times.known - 1 :]
+        if until_ns is not None and done:
+            oldest = min(int(left[0]) for _, left in done.values())
+            keep = self._end > oldest - CLOSE_NS
             self._begin, self._end = self._begin[keep], self._end[keep]
 
-    def _judge(self, key: _Key, t_ns: Int, values: Float, is_counter: bool) -> None:
-        inside = self._in_operations(t_ns)
-        if is_counter:
-            growth, bad = differences(values)
-            inside &= ~bad
-            length = np.diff(t_ns)[inside]
-            count = self._counts.setdefault(key, Count())
-            count.total += float(growth[inside].sum())
-            count.covered_ns += int(length.sum())
-            count.per_second.add(growth[inside] * _SECOND_NS / np.maximum(length, 1))
-        else:
-            known = values[1:][inside]
-            self._levels.setdefault(key, Spread()).add(known[~np.isnan(known)])
-
-    def _in_operations(self, t_ns: Int) -> NDArray[np.bool_]:
-        """bool[n - 1]: where a rank was in an operation between two readings."""
+    def _judged(self, t_ns: Int, until_ns: int | None) -> _Times:
+        n = t_ns.size if until_ns is None else int(np.searchsorted(t_ns, until_ns, "right"))
+        t_ns = t_ns[:n]
         at = np.searchsorted(self._end, t_ns[:-1], side="right")
-        found = at < self._end.size
+        inside = at < self._end.size
         if self._end.size:
-            found &= self._begin[np.minimum(at, self._end.size - 1)] < t_ns[1:]
-        return found
+            inside &= self._begin[np.minimum(at, self._end.size - 1)] < t_ns[1:]
+        return _Times(n, inside, np.diff(t_ns)[inside])
+
+    def _judge(self, key: _Key, times: _Times, values: Float) -> None:
+        if not key[0].endswith("_total"):
+            known = values[1:][times.inside]
+            self._levels.setdefault(key, Spread()).add(known[~np.isnan(known)])
+            return
+        count = self._counts.setdefault(key, Count())
+        if values[0] == values[-1] and (values == values[0]).all():  # most faults never happen
+            count.covered_ns += int(times.length_ns.sum())
+            if key[0].endswith("_bytes_total"):
+                count.per_second.add(np.zeros(times.length_ns.size))
+            return
+        growth, bad = differences(values)
+        growth, length = growth[times.inside], times.length_ns
+        if bad.any():
+            good = ~bad[times.inside]
+            growth, length = growth[good], length[good]
+        count.total += float(growth.sum())
+        count.covered_ns += int(length.sum())
+        if key[0].endswith("_bytes_total"):
+            count.per_second.add(growth * _SECOND_NS / np.maximum(length, 1))
+
+
+def _stretches(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:
+    """Join intervals, sorted by start, that overlap or are closer than `CLOSE_NS`."""
+    end_ns = np.maximum.accumulate(end_ns)
+    opens = np.flatnonzero(start_ns[1:] > end_ns[:-1] + CLOSE_NS) + 1
+    first, last = np.append(0, opens), np.append(opens, start_ns.size) - 1
+    if not start_ns.size:
+        return start_ns, end_ns
+    return start_ns[first], end_ns[last]
