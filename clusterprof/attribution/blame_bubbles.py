@@ -7,9 +7,10 @@ Blame charges a wait for a message to the work of the rank it comes from. Of ran
 that is the schedule: over many steps one rank can have kept another waiting by its work for no
 longer than it was busier than that one. What is beyond is a bubble, and nobody's.
 
-Busy is all time between operations, so what else a rank was late for (a slow disk, …) is taken off
-as far as it was charged for that. Asked of `STRETCH` operations per rank at a time, whatever the
-blocks: a rank that was slow in one stretch and its neighbour in another do not cancel out.
+Busy is all time between operations, so what else a rank was late with its messages for (a slow
+disk, …) is taken off as far as it was charged for that. Asked of `STRETCH` operations per rank at
+a time, whatever the blocks: a rank that was slow in one stretch and its neighbour in another do not
+cancel out.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from clusterprof.timeline.operations import Operations
 
 BUBBLE = "sync-bubble"
 STRETCH = 64
+_MERGED_AT = 1 << 16
 
 
 class Bubbles:
@@ -96,19 +98,21 @@ class Bubbles:
             self._begin_ns[new] = self._latest_ns[new] = first[new]
         np.maximum.at(self._latest_ns, rank, ops.leave_ns[rows])
         np.add.at(self._blocked_ns, rank, ops.blocked_ns[rows])
-        row, culprit = blamed.row[entries], blamed.culprit[entries]
-        cause = blamed.cause[entries]
+        message = is_pair(ops.operation)[row_op[blamed.row[entries]]]
+        if not message.any():
+            return
+        row, culprit, cause, ns = (
+            column[entries][message]
+            for column in (blamed.row, blamed.culprit, blamed.cause, blamed.ns)
+        )
         some = (culprit >= 0) & (culprit != ops.rank[row]) & (cause != self._transfer)
         row, culprit, cause = row[some], culprit[some], cause[some]
-        message = is_pair(ops.operation)[row_op[row]]
-        # 0 imbalance, 1 slow compute (both of messages), 2 anything else
+        # 0 imbalance, 1 slow compute, 2 anything else
         kind = np.where(cause == self._work[0], 0, np.where(cause == self._work[1], 1, 2))
-        kind = np.where(message, kind, 2)
         key = (ops.rank[row] * self._ranks + culprit) * 3 + kind
-        keys, of_entry = np.unique(key, return_inverse=True)
-        sums = np.zeros(keys.size, np.int64)
-        np.add.at(sums, of_entry, blamed.ns[entries][some])
-        self._charged.append((keys, sums))
+        self._charged.append(_summed(key, ns[some]))
+        if sum(keys.size for keys, _ in self._charged) > 2 * self._charged[0][0].size + _MERGED_AT:
+            self._charged = [_summed(*(np.concatenate(c) for c in zip(*self._charged)))]
 
     def _settle(self) -> None:
         """Judge a stretch: what each rank was charged by another against who was busier."""
@@ -128,6 +132,14 @@ class Bubbles:
         for cause, part in zip(self._work, (first, bubble - first)):
             np.add.at(self.felt_ns[:, cause], rank, part)
             np.add.at(self.caused_ns[:, cause], culprit, part)
-        self._charged = self._charged[:1]
+        none = np.zeros(0, np.int64)
+        self._charged = [(none, none)]
         self._begin_ns = self._latest_ns.copy()
         self._blocked_ns[:] = 0
+
+
+def _summed(key: Int, ns: Int) -> tuple[Int, Int]:
+    keys, of_entry = np.unique(key, return_inverse=True)
+    sums = np.zeros(keys.size, np.int64)
+    np.add.at(sums, of_entry, ns)
+    return keys, sums

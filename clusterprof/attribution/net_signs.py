@@ -163,7 +163,7 @@ def _of_tcp(links: NodeLinks, limits: Mapping[str, Any]) -> Iterator[Sign]:
     rtt, least, unsent = round_trip(links)
     congestion = limits[CONGESTION.id]
     if rtt is not None and least and unsent is not None and not _fills_its_link(links, congestion):
-        far = rtt >= congestion.round_trip_at_least_ratio * least and rtt - least >= _MS
+        far = _queued(rtt, least, congestion.round_trip_at_least_ratio)
         if far and unsent >= congestion.queue_at_least_bytes:
             note = f"a round trip took, and {least / _MS:.1f} ms at the least"
             yield _sign(links, QUEUE, links.used[0], rtt, RTT, rtt, "ns", note)
@@ -171,6 +171,14 @@ def _of_tcp(links: NodeLinks, limits: Mapping[str, Any]) -> Iterator[Sign]:
     if ratio is not None and ratio >= limits[LINK.id].retransmits_at_least_ratio:
         note = "of the segments were sent again"
         yield _sign(links, LOSS, links.used[0], ratio, "tcp.retransmit_ratio", ratio, "ratio", note)
+
+
+def _queued(rtt: float, least: float, at_least_ratio: float) -> bool:
+    """True when round trips take so much longer than the shortest that packets stand in a queue.
+
+    A busy host answers some 0.1 ms later; that is no queue.
+    """
+    return rtt >= at_least_ratio * least and rtt - least >= _MS
 
 
 def round_trip(links: NodeLinks) -> tuple[float | None, float | None, float | None]:
@@ -209,7 +217,7 @@ def limited_by_loss(links: NodeLinks, bytes_per_second: float) -> bool:
     """
     ratio = retransmit_ratio(links)
     rtt, least, _ = round_trip(links)
-    if not ratio or not rtt or not least or rtt >= _WITHIN * least:
+    if not ratio or not rtt or not least or _queued(rtt, least, _WITHIN):
         return False
     permitted = _MATHIS * _MSS / (rtt / 1e9 * ratio**0.5)
     connections = links.level("tcp.job_connections") or 1.0

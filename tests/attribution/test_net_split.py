@@ -172,6 +172,11 @@ def test_tcp_that_goes_as_fast_as_its_loss_permits_is_held_up_by_the_loss() -> N
     # Round trips far above the shortest: a queue stands somewhere, the path is full.
     full = {**lossy, "tcp.job_min_rtt_ns eth0": 0.5 * MS}
     assert shared(full, full, took=[5000 * MS] * 40)[0] == {}
+    # Less than a millisecond more is how long a busy host takes to answer.
+    near = {**lossy, "tcp.job_rtt_ns eth0": 1 * MS, "tcp.job_min_rtt_ns eth0": 0.02 * MS}
+    assert shared(near, near, took=[5000 * MS] * 40)[0] == {
+        "net-link": pytest.approx(40 * (5000 - 0.02))
+    }
 
 
 def test_small_messages_are_expected_to_take_round_trips() -> None:
