@@ -97,7 +97,8 @@ def signs_of(links: NodeLinks, limits: Mapping[str, Any]) -> tuple[Sign, ...]:
 def receiver_limited(links: NodeLinks) -> float | None:
     """Return the part of sending time in which the receiver took no more; None when it is small.
 
-    Then the process at the other end was slow, not the network.
+    Then the process at the other end was slow, or its window small for the round trip: neither
+    loss nor queues held the data up.
     """
     busy = sum(links.network.total("tcp.job_busy_ns_total", d) or 0.0 for d in links.used)
     full = sum(links.network.total("tcp.job_rwnd_limited_ns_total", d) or 0.0 for d in links.used)

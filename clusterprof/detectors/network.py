@@ -151,7 +151,7 @@ of it is what these transfers need, and how much is beyond that for a reason tha
 What is at the network's own pace is no fault: overlap communication with the backward pass (larger
 models hide more), send less (gradient accumulation, compression, lower precision), or use a faster
 link. A long round trip costs every message: send fewer and larger ones (larger buckets), or bring
-the nodes closer together.
+the nodes closer together; where the receiver's window is full, raise `tcp_rmem`.
 
 ## Where it is blind
 
@@ -204,8 +204,8 @@ storage traffic to another network, or ask for nodes that are close to each othe
 
 ## Where it is blind
 
-Marks do not tell whose traffic it was. A queue in front of a slow receiver is left out where TCP
-says that the receiver took no more.
+Marks do not tell whose traffic it was. Queues and loss are not asked where TCP says that for half
+of the time the receiver took no more.
 """,
     PATH: f"""
 ## What it sees

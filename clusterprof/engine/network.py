@@ -168,7 +168,10 @@ def _transfer_evidence(
     for one in links.values():
         full = receiver_limited(one)
         if full is not None:
-            note = f"of the sending time the receiver took no more, the network did: {one.name}"
+            note = (
+                "of the sending time the receiver's window was full (its process is slow, or the"
+                f" window small for the round trip): {one.name}"
+            )
             out.append(Evidence("tcp.receiver_limited_ratio", full, "ratio", note))
             break
     trips = [(least, rtt, one.name) for one in links.values() for rtt, least, _ in [round_trip(one)]

@@ -125,6 +125,26 @@ def test_a_long_round_trip_is_said_of_the_transfers(tmp_path: Path) -> None:
     )
 
 
+def test_a_node_that_is_far_from_the_others_is_named(tmp_path: Path) -> None:
+    far = {**TRIPS, ("tcp.job_min_rtt_ns", "eth0"): 24 * MB, ("tcp.job_rtt_ns", "eth0"): 25 * MB}
+    report = over(tmp_path, {**nic(200 * MB), **TRIPS}, {**nic(200 * MB), **far})
+    [culprit] = finding(report, "net-transfer").culprits
+    assert (culprit.node, culprit.rank, culprit.resource) == ("node-1", None, "eth0")
+
+
+def test_a_full_window_of_the_receiver_is_said(tmp_path: Path) -> None:
+    full = {
+        ("tcp.job_connections", "eth0"): 2,
+        ("tcp.job_busy_ns_total", "eth0"): 500 * MB,
+        ("tcp.job_rwnd_limited_ns_total", "eth0"): 400 * MB,
+    }
+    report = over(tmp_path, nic(500 * MB), {**nic(500 * MB), **LOSSY, **full})
+    assert seconds_of(report, 0) == {"net-transfer": 6.0}
+    [item] = [e for e in finding(report, "net-transfer").evidence if "limited" in e.name]
+    assert (item.name, item.value) == ("tcp.receiver_limited_ratio", 0.8)
+    assert item.note.endswith("window small for the round trip): node-1")
+
+
 def test_a_wrong_interface_is_named_with_the_right_one(tmp_path: Path) -> None:
     # 0.1 s at 200 MB/s; 0.01 s over eth1, which is idle on both nodes.
     both = {**nic(200 * MB), **nic(2000 * MB, 0, "eth1")}
