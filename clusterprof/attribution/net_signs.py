@@ -210,8 +210,8 @@ def retransmit_ratio(links: NodeLinks) -> float | None:
     return again / sent
 
 
-def limited_by_loss(links: NodeLinks, bytes_per_second: float) -> bool:
-    """True when transfers went as fast as the loss permits, and no queue stood on the way.
+def limited_by_loss(links: NodeLinks, bytes_per_second: float) -> Sign | None:
+    """Return a sign when transfers went as fast as the loss permits, and no queue stood on the way.
 
     A connection with a loss of p and a round trip of T carries about 1.22 segments / (T * sqrt(p)),
     whatever the links could carry (Mathis et al., 1997).
@@ -219,10 +219,14 @@ def limited_by_loss(links: NodeLinks, bytes_per_second: float) -> bool:
     ratio = retransmit_ratio(links)
     rtt, least, _ = round_trip(links)
     if not ratio or not rtt or not least or _queued(rtt, least, _WITHIN):
-        return False
+        return None
     permitted = _MATHIS * _MSS / (rtt / 1e9 * ratio**0.5)
     connections = links.level("tcp.job_connections") or 1.0
-    return permitted / _WITHIN <= bytes_per_second <= _WITHIN * connections * permitted
+    if not permitted / _WITHIN <= bytes_per_second <= _WITHIN * connections * permitted:
+        return None
+    name, note = "tcp.loss_limit_bytes_per_second", "is what a connection carries at such a loss"
+    # Of no strength: it says how fast, not which node is worse.
+    return _sign(links, LOSS, links.used[0], 0.0, name, permitted, "bytes/s", note)
 
 
 def _of_paths(links: NodeLinks, limits: Any) -> Iterator[Sign]:

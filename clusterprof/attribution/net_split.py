@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from clusterprof.attribution.blame_transfer import Cell, Transfers
-from clusterprof.attribution.net_links import NodeLinks
+from clusterprof.attribution.net_links import RTT, NodeLinks
 from clusterprof.attribution.net_signs import (
     CAUSE_OF,
     FAULT,
     LOSS,
+    QUEUE,
     Sign,
     limited_by_loss,
     round_trip,
@@ -167,12 +168,24 @@ class _Splitter:
         kind = min(sign.kind for sign in signs)
         felt = self._felt[nodes]
         given = beyond
-        if kind == LOSS and now is None and self._lossy(nodes):
+        signs = [sign for sign in signs if sign.kind == kind]
+        if kind == LOSS and now is None and (slow := self._slow_by_loss(nodes)):
             given = np.maximum(beyond, self._beyond_round_trips(nodes))
-        if given.sum() < self._limits[TRANSFER.id].beyond_at_least_ratio * felt.sum():
+            signs += slow
+        limits = self._limits[TRANSFER.id]
+        least = limits.beyond_at_least_ratio
+        if now is None and given is beyond and self._unsure(kind, signs):
+            least = limits.unsure_at_least_ratio
+        if given.sum() < least * felt.sum():
             return 0
-        self._take(CAUSE_OF[kind], given, [sign for sign in signs if sign.kind == kind])
+        self._take(CAUSE_OF[kind], given, signs)
         return int(beyond.sum())
+
+    def _unsure(self, kind: int, signs: Sequence[Sign]) -> bool:
+        """True for signs that a path which is full all the time shows too."""
+        if kind == LOSS:
+            return all(round_trip(self._links[sign.node])[0] is None for sign in signs)
+        return kind == QUEUE and all(sign.evidence.name == RTT for sign in signs)
 
     def _take(self, cause: str, ns: Int, signs: Sequence[Sign]) -> None:
         if not ns.any():
@@ -180,15 +193,16 @@ class _Splitter:
         self._given[cause] = self._given.get(cause, 0) + ns
         self._said.setdefault(cause, {}).update(dict.fromkeys(signs))
 
-    def _lossy(self, nodes: Nodes) -> bool:
-        """True when what these nodes send goes as fast as its loss permits."""
+    def _slow_by_loss(self, nodes: Nodes) -> list[Sign]:
+        """Signs that what these nodes send goes as fast as its loss permits."""
         mine = [c for c in self._transfers.cells if c.nodes == nodes and c.moved_bytes is not None]
         sent = sum((cell.moved_bytes or 0.0) * cell.operations * cell.members for cell in mine)
         took = int(self._felt[nodes].sum())
         if not sent or not took:
-            return False
-        links = (self._links[node] for node in nodes if node in self._links)
-        return any(limited_by_loss(one, sent / took * 1e9) for one in links)
+            return []
+        links = (self._links[node] for node in sorted(nodes) if node in self._links)
+        found = (limited_by_loss(one, sent / took * 1e9) for one in links)
+        return [sign for sign in found if sign is not None]
 
     def _beyond_round_trips(self, nodes: Nodes) -> Int:
         """What is beyond the round trips of a ring, whatever the rate of its links."""

@@ -62,6 +62,9 @@ class TransferLimits:
     beyond_at_least_ratio: float = 0.1
     """Less than this part of the transfers of some nodes is how durations vary, and claimed by
     none."""
+    unsure_at_least_ratio: float = 0.5
+    """The same where the rate is not known and only round trips, or loss without these, speak for
+    a fault: a path that is full all the time shows them too, and there durations are alike."""
     small_at_most_bytes: int = 1 << 20
     """Messages up to this size take round trips rather than a rate; they are expected to take what
     the fastest tenth of them took, or longer."""

@@ -136,11 +136,28 @@ def test_the_speed_of_a_virtual_device_is_not_believed() -> None:
     given, found = shared(QUIET, QUIET, took=took, virtual=["eth0"])
     assert not found.by_rate and found.beyond_ns == 2 * 10 << 24
     lossy = {**QUIET, "tcp.retransmits_total ": 5000, "tcp.segments_sent_total ": 1e6}
-    given, _ = shared(QUIET, lossy, took=took, virtual=["eth0"])
+    trips = {
+        "tcp.job_connections eth0": 2, "tcp.job_rtt_ns eth0": MS, "tcp.job_min_rtt_ns eth0": MS
+    }  # fmt: skip
+    given, _ = shared(QUIET, {**lossy, **trips}, took=took, virtual=["eth0"])
     assert given == {"net-link": (10 << 24) / MS}
     # nor one that was exceeded
     assert links(0, nic(sent=1000 * GB)).bytes_per_second is None
     assert links(0, nic(sent=600 * GB)).bytes_per_second == 10 * GB
+
+
+def test_a_path_that_is_full_all_the_time_is_not_taken_for_a_fault() -> None:
+    # It has a queue, and loses what does not fit in. Without its rate only durations that differ
+    # tell: here a fifth is beyond the fastest tenth, there more than half.
+    alike, apart = [1 << 24] * 30 + [1 << 25] * 10, [1 << 24] * 20 + [1 << 26] * 20
+    lossy = {**QUIET, "tcp.retransmits_total ": 5000, "tcp.segments_sent_total ": 1e6}
+    for readings, cause in (({**QUIET, **QUEUED}, "net-congestion"), (lossy, "net-link")):
+        assert shared(QUIET, readings, took=alike, virtual=["eth0"])[0] == {}
+        given, _ = shared(QUIET, readings, took=apart, virtual=["eth0"])
+        assert given == {cause: (20 * 3 << 24) / MS}
+    marked = {**QUIET, **QUEUED, "network.ecn_marked_total eth0": 6000}
+    given, _ = shared(QUIET, marked, took=alike, virtual=["eth0"])
+    assert given == {"net-congestion": (10 << 24) / MS}
 
 
 def test_what_varies_by_less_than_a_tenth_is_given_to_nobody() -> None:
@@ -167,6 +184,10 @@ def test_tcp_that_goes_as_fast_as_its_loss_permits_is_held_up_by_the_loss() -> N
     given, found = shared(lossy, lossy, took=[5000 * MS] * 40)
     assert given == {"net-link": 40 * (5000 - 1.5)}
     assert (found.expected_ns, found.beyond_ns) == (2 * 60 * MS, 0)
+    names = [sign.evidence.name for sign in found.shares["net-link"].signs]
+    assert names == ["tcp.retransmit_ratio"] * 2 + ["tcp.loss_limit_bytes_per_second"] * 2
+    permitted = found.shares["net-link"].signs[-1].evidence.value
+    assert permitted == pytest.approx(13.966e6, rel=0.001)
     # A hundred times as fast as the loss of each of two connections permits: it is not the limit.
     assert shared(lossy, lossy, took=[50 * MS] * 40)[0] == {}
     # Round trips far above the shortest: a queue stands somewhere, the path is full.
