@@ -102,12 +102,11 @@ def analyse_with(path: Path, profile: Profile, jobs: int) -> Report:
     """Analyse a recording with the limits and facts of a profile."""
     import dataclasses
 
-    from clusterprof.detectors.registry import DETECTORS
+    from clusterprof.engine.limits import known_limits
     from clusterprof.engine.local import analyze
     from clusterprof.profiles import bind_limits
 
-    known = {detector.cause.id: detector.Limits for detector in DETECTORS}
-    bound = bind_limits(profile, known)
+    bound = bind_limits(profile, known_limits())
     limits = {cause: dataclasses.asdict(bound[cause]) for cause in profile.section("limits")}
     return analyze(path, jobs=jobs, limits=limits, facts=profile.section("facts"))
 

@@ -9,6 +9,7 @@ import textwrap
 from dataclasses import fields
 
 from clusterprof.detectors.base import Detector
+from clusterprof.detectors.network import LIMITS
 from clusterprof.detectors.peers import PEER_CAUSES, peer_page
 from clusterprof.detectors.registry import DETECTORS
 
@@ -17,26 +18,28 @@ def page(cause_id: str) -> str:
     """Return the page of one cause as Markdown; raises KeyError for an id that is none."""
     for cause in PEER_CAUSES:
         if cause.id == cause_id:
-            return peer_page(cause)
+            limits = LIMITS.get(cause_id)
+            return peer_page(cause) + (f"\n{_limits(cause_id, limits)}" if limits else "")
     detector = {one.cause.id: one for one in DETECTORS}[cause_id]
     title, _, body = _docstring(detector).partition("\n")
-    return f"# {cause_id}: {title.rstrip('.')}\n{body.rstrip()}\n\n{_limits(detector)}"
+    table = _limits(cause_id, detector.Limits)
+    return f"# {cause_id}: {title.rstrip('.')}\n{body.rstrip()}\n\n{table}"
 
 
 def _docstring(detector: Detector) -> str:
     return inspect.cleandoc(sys.modules[type(detector).__module__].__doc__ or "")
 
 
-def _limits(detector: Detector) -> str:
+def _limits(cause_id: str, limits: type) -> str:
     """The table of limits a profile may change, with what is written under each."""
     lines = [
-        f"A profile changes limits under `limits: {{{detector.cause.id}: {{…}}}}`.",
+        f"A profile changes limits under `limits: {{{cause_id}: {{…}}}}`.",
         "",
         "| limit | default | meaning |",
         "|---|---|---|",
     ]
-    meanings = _meanings(detector.Limits)
-    for one in fields(detector.Limits):
+    meanings = _meanings(limits)
+    for one in fields(limits):
         default = 0 if one.default == 0 else one.default
         lines.append(f"| `{one.name}` | {default} | {meanings.get(one.name, '')} |")
     return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ all recordings lie side by side.
 
 from __future__ import annotations
 
+from clusterprof.detectors import network
 from clusterprof.findings import Cause
 
 _LAST_ARRIVER = """
@@ -16,37 +17,7 @@ which the waiting ranks are then charged under that cause; or waiting for a thir
 followed; or work."""
 
 _PAGES: dict[Cause, str] = {
-    Cause(
-        "net-transfer",
-        "network",
-        "All ranks had come, and the data were still on their way",
-        "Overlap communication with computation, send less, or use a faster link",
-    ): """
-## What it sees
-
-Time in operations between ranks (all-reduce, broadcast, send and receive, …) after the last rank
-had arrived.
-
-## Why the GPU waits
-
-The operation ends when the data have crossed the slowest link between its members.
-
-## How it decides
-
-The transfer of an operation is the shortest time that any member spent in it, which each measures
-on its own clock; what a member spent beyond that it waited for a peer.
-
-## What to do
-
-Overlap communication with the backward pass (larger models hide more), send less (gradient
-accumulation, compression, lower precision), check that traffic takes the fast network, or use a
-faster link.
-
-## Where it is blind
-
-It does not yet say which part is owed to the link's rate and which to congestion or a wrong path.
-A transfer that overlaps with waiting counts as waiting.
-""",
+    **network.PAGES,
     Cause(
         "sync-imbalance",
         "synchronization",
@@ -101,6 +72,38 @@ what differs in its input.
 ## Where it is blind
 
 Host work inside a step that no span marks counts as work. A steady difference is called imbalance.
+""",
+    Cause(
+        "sync-bubble",
+        "synchronization",
+        "Stages wait for each other because of the pipeline's schedule",
+        "Use more micro-batches or an interleaved schedule, and give the last stage fewer layers",
+    ): """
+## What it sees
+
+Time in which a rank waited for a message of another that was working, though over many steps that
+rank worked for no longer than the waiting one.
+
+## Why the GPU waits
+
+A pipeline must be filled and drained in every step: the later stages have nothing to do at first,
+the earlier ones nothing at the end.
+
+## How it decides
+
+A wait for a message is charged to what the late rank had spent more of (as in `sync-imbalance`).
+Work can have kept another rank waiting, over a stretch of many steps, for no longer than its rank
+was busier than the other one; what is beyond is a bubble, and charged to no rank.
+
+## What to do
+
+More micro-batches make the bubble a smaller part of the step; interleaved schedules and those that
+split the backward pass make it shorter. A last stage that computes the loss too needs fewer layers.
+
+## Where it is blind
+
+Only waits for messages (send, receive) are asked. Ranks that take turns in being late by little
+look like a schedule.
 """,
     Cause(
         "sync-unknown-peer",

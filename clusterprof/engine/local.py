@@ -47,5 +47,5 @@ def analyze(
                 nodes = pool.map(one, folders, chunksize=1)
         else:
             nodes = [one(folder) for folder in folders]
-        across = across_ranks(nodes, place)
+        across = across_ranks(nodes, place, bound_limits)
     return build_report(str(path), across)

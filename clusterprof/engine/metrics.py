@@ -8,6 +8,7 @@ from typing import Literal
 from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.attribution.partial import Partial, merge
+from clusterprof.detectors.network import LIMITS as NETWORK_LIMITS
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.findings import UNATTRIBUTED, Metric, NodeFacts
 from clusterprof.units import unit_of
@@ -34,7 +35,7 @@ def metrics_of(books: Sequence[RankBooks], nodes: Sequence[NodeFacts]) -> tuple[
         _ratio("productive.ratio", in_step_ns - lost_ns, in_step_ns, least),
         _au(whole, in_step_ns, lost_ns, least),
         *_stalls(books, whole, buckets, in_step_ns, most),
-        *_peers(books, buckets, in_step_ns, most),
+        *_peers(books, whole, buckets, in_step_ns, most),
         _ratio("unattributed.ratio", buckets.get(UNATTRIBUTED, 0), in_step_ns, most),
         _waits(books, whole, in_step_ns),
         _coverage(books),
@@ -105,7 +106,11 @@ def _stalls(
 
 
 def _peers(
-    books: Sequence[RankBooks], buckets: Mapping[str, int], in_step_ns: int, bound: Bound
+    books: Sequence[RankBooks],
+    whole: Partial,
+    buckets: Mapping[str, int],
+    in_step_ns: int,
+    bound: Bound,
 ) -> list[Metric]:
     """What only ranks together tell; unknown where no operation between them was seen."""
     seen = any(one.felt or one.caused for one in books)
@@ -115,6 +120,12 @@ def _peers(
         part = sum(ns for id_, ns in buckets.items() if _family(id_) == family)
         value = part / in_step_ns if seen and in_step_ns > 0 else None
         out.append(_metric(f"stall.{family}_ratio", value, why, bound))
+    for id_ in NETWORK_LIMITS:
+        if seen and in_step_ns > 0:
+            vague = buckets.get("network", 0) > 0
+            out.append(_leaf(id_, whole, buckets, in_step_ns, bound, vague))
+        else:
+            out.append(_metric(f"stall.{id_}_ratio", None, why))
     return out
 
 

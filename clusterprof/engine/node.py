@@ -7,7 +7,7 @@ depends on the longest step rather than on the length of the recording.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from clusterprof.timeline.buffers import REACH_NS
 from clusterprof.timeline.identity import place_of
 from clusterprof.timeline.load import CHUNK_NS, NodeLoad, NodeLoaded
 from clusterprof.timeline.model import Chunk, Rank
+from clusterprof.timeline.network import NetworkMeter, NodeNetwork
 from clusterprof.timeline.operation_rows import Store
 from clusterprof.timeline.ranks import ranks_of
 
@@ -43,6 +44,8 @@ class NodeResult:
     books: tuple[RankBooks, ...]
     loaded: NodeLoaded
     endings: tuple[Ending, ...] = ()
+    network: NodeNetwork = field(default_factory=NodeNetwork)
+    """Its counters in the time of operations between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +72,10 @@ def analyse_node(
     `place` is where the operations of its ranks are kept until those of all nodes are there.
     """
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
-    meter, endings = _Meter(), Endings()
+    meter, endings, network = _Meter(), Endings(), NetworkMeter()
+    chunks = endings.watch(meter.watch(network.watch(load.chunks())))
     with Shelf(place) as shelf:
-        books = books_of(endings.watch(meter.watch(load.chunks())), limits, shelf)
+        books = books_of(chunks, limits, shelf)
     loaded = load.facts()
     duration_ns = loaded.last_ns - loaded.first_ns
     facts = NodeFacts(
@@ -83,7 +87,7 @@ def analyse_node(
         dropped_spans=loaded.dropped_spans,
         recorder_cpu_ratio=meter.cpu_ratio(duration_ns),
     )
-    return NodeResult(facts, books, loaded, endings.all())
+    return NodeResult(facts, books, loaded, endings.all(), network.done())
 
 
 def books_of(

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from clusterprof.attribution.blame import UNKNOWN, WORK, Blamed, causes, settle_waits
 from clusterprof.attribution.blame_books import Books
+from clusterprof.attribution.blame_bubbles import Bubbles
 from clusterprof.attribution.ledger import RankBooks, charged
 from clusterprof.attribution.local import PEERS, PRECEDENCE
 from clusterprof.attribution.partial import SHARE, Partial, merge
@@ -24,6 +25,8 @@ from clusterprof.attribution.spent import OTHER
 from clusterprof.engine.aligned import Alignment, aligned
 from clusterprof.engine.hang_report import hung
 from clusterprof.engine.jobs import UNCLEAR, told_apart
+from clusterprof.engine.limits import bound
+from clusterprof.engine.network import NetworkTimes, NetworkTold
 from clusterprof.engine.node import NodeResult
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
 from clusterprof.findings import Blind, Finding
@@ -68,16 +71,20 @@ class Across:
     """Sentences a reader must know."""
     blinds: tuple[Blind, ...] = ()
     """What was not recorded."""
+    network: NetworkTold = field(default_factory=NetworkTold)
 
 
-def across_ranks(nodes: Sequence[NodeResult], place: Place = IN_MEMORY) -> Across:
+def across_ranks(
+    nodes: Sequence[NodeResult], place: Place = IN_MEMORY, limits: Mapping[str, Any] | None = None
+) -> Across:
     """Lay the operations of all ranks side by side and charge the time in them.
 
     `place` is where the analysis of the nodes has put them. When they cannot be read back, all time
-    in them stays "peers": beside some ranks alone the others would be called unknown.
+    in them stays "peers": beside some ranks alone the others would be called unknown. `limits`
+    holds a bound limits object per cause id; None = the defaults.
     """
     told = told_apart(nodes)
-    across = _side_by_side(told.nodes, place)
+    across = _side_by_side(told.nodes, place, limits or bound({}))
     still = hung(across.nodes)
     return replace(
         across,
@@ -88,7 +95,7 @@ def across_ranks(nodes: Sequence[NodeResult], place: Place = IN_MEMORY) -> Acros
     )
 
 
-def _side_by_side(nodes: Sequence[NodeResult], place: Place) -> Across:
+def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str, Any]) -> Across:
     books = [(node, one) for node in nodes for one in node.books]
     found = [
         (at, *pair)
@@ -101,15 +108,18 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place) -> Across:
     if any(lost):
         return Across(tuple(nodes), not_compared=max(lost))
     clock = aligned(nodes)
-    summed = Books(len(books), CATEGORIES)
-    watchers: tuple[Watcher, ...] = (summed,)
+    summed, bubbles = Books(len(books), CATEGORIES), Bubbles(len(books), CATEGORIES)
+    network = NetworkTimes(nodes, CATEGORIES, limits)
+    watchers: tuple[Watcher, ...] = (summed, network, bubbles)
     try:
         with Reader(place) as reader:
             people = _people(found, nodes, clock)
             unmatched = _watched(people, _members(found), len(books), reader, watchers)
     except OSError as error:
         return Across(tuple(nodes), not_compared=str(error))
-    new = {at: _charged(one, at, summed) for at, _, one in found}
+    told = network.told()
+    bubbles.done()
+    new = {at: _charged(one, at, summed, told, bubbles) for at, _, one in found}
     left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
@@ -120,6 +130,7 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place) -> Across:
         clock_bound_ns=clock.bound_ns,
         clock_reason=clock.reason,
         notes=clock.notes,
+        network=told,
     )
 
 
@@ -178,11 +189,15 @@ def _members(
     return members
 
 
-def _charged(one: RankBooks, at: int, summed: Books) -> RankBooks:
+def _charged(
+    one: RankBooks, at: int, summed: Books, told: NetworkTold, bubbles: Bubbles
+) -> RankBooks:
     felt = {c: int(ns) for c, ns in zip(summed.causes, summed.felt_ns[at]) if ns}
     caused = {c: int(ns) for c, ns in zip(summed.causes, summed.caused_ns[at]) if ns}
     source = SOURCE_DEVICE_SAMPLES if one.ledger.device else SOURCE_HOST_SPANS
     unseen = sum(felt.pop(name, 0) for name in (OTHER, UNKNOWN))
+    felt = bubbles.added(told.felt(at, felt), bubbles.felt(at))
+    caused = bubbles.added(caused, bubbles.caused(at))
     moved = Partial(
         claimed={(cause, _GRADE, source): ns * SHARE for cause, ns in felt.items()},
         unexplained={
@@ -190,6 +205,6 @@ def _charged(one: RankBooks, at: int, summed: Books) -> RankBooks:
             **({PEERS_UNKNOWN: unseen * SHARE} if unseen else {}),
         },
     )
-    partial = merge(one.partial, moved)
+    partial = merge(one.partial, moved, told.asked[at])
     left = {reason: units for reason, units in partial.unexplained.items() if units}
     return charged(one, replace(partial, unexplained=left), felt, caused)

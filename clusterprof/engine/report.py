@@ -44,7 +44,7 @@ def build_report(title: str, across: Across) -> Report:
         productive_ns=sum(one.productive_ns for one in ledgers),
         lost_ns=sum(one.lost_ns for one in ledgers),
         findings=(
-            *_findings(books, in_step_ns),
+            *across.network.worded(_findings(books, in_step_ns)),
             *across.findings,
             *_outside_findings(books, window_ns),
         ),

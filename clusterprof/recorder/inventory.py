@@ -28,6 +28,7 @@ _PSEUDO = frozenset((
 _MOUNTS_AT_MOST = 256
 _DISKS_AT_MOST = 256
 _SECTOR_BYTES = 512
+_VIRTUAL_BUSES = ("virtio", "vmbus", "xen")
 
 
 def node_identity(roots: Roots, start: ClockRecord, environ: Mapping[str, str]) -> dict[str, str]:
@@ -103,7 +104,21 @@ def _nics(folder: Path) -> Iterator[dict[str, Any]]:
         state = _text(nic / "operstate").strip()
         if state:
             entry["state"] = state
+        entry["physical"] = _physical(nic)
         yield entry
+
+
+def _physical(nic: Path) -> bool:
+    """True for a NIC on a real bus and what is laid over one (bond, VLAN); others make speeds up.
+
+    https://docs.kernel.org/ABI/testing/sysfs-class-net: `device`, `lower_<name>`.
+    """
+    for one in (nic, *nic.glob("lower_*")):
+        bus = os.path.basename(os.path.realpath(one / "device/subsystem"))
+        driver = os.path.basename(os.path.realpath(one / "device/driver"))
+        if (one / "device").exists() and bus not in _VIRTUAL_BUSES and driver != "vmxnet3":
+            return True
+    return False
 
 
 def _mounts(roots: Roots) -> list[dict[str, str]]:

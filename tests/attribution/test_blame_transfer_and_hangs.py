@@ -5,22 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from synthetic.jobs import MS, World
+import pytest
+from synthetic.jobs import CATEGORIES, MS, World
 
-from clusterprof.attribution.blame import settle_waits
+from clusterprof.attribution import blame_transfer
+from clusterprof.attribution.blame import causes, settle_waits
 from clusterprof.attribution.blame_hangs import Stuck, hangs
 from clusterprof.attribution.blame_transfer import Transfers, classes, upper_edge
 
-ALL_REDUCE = 1
+ALL_REDUCE, GRADIENTS = 1, 12
+TRANSFER = causes(CATEGORIES).index("net-transfer")
+TWO_NODES = np.array([0, 0, 1, 1])
 
 
-def transfers_of(durations_ns: list[int], cut: int, size: int = 8_000_000) -> Transfers:
+def transfers_of(
+    durations_ns: list[int], cut: int, size: int = 8_000_000, kind: int = ALL_REDUCE
+) -> Transfers:
     world = World(4)
     for ns in durations_ns:
         world.spend(MS)
-        world.meet(np.arange(4)[None, :], np.array([1]), ns)
+        world.meet(np.arange(4)[None, :], np.array([1]), ns, kind)
     job = world.job()
-    out, carry = Transfers(4), None
+    out, carry = Transfers(TWO_NODES, TRANSFER), None
     for begin, end in ((0, cut), (cut, len(durations_ns))):
         ops = replace(job.ops, bytes=np.full(len(durations_ns), size)).cut(begin, end)
         spent = job.spent[4 * begin : 4 * end]
@@ -29,23 +35,67 @@ def transfers_of(durations_ns: list[int], cut: int, size: int = 8_000_000) -> Tr
     return out
 
 
+def beyond(found: Transfers) -> list[int]:
+    """By rank, what was beyond without a rate."""
+    known = {n: ns for n, ns in enumerate(found.best_ns()) if ns is not None}
+    [(nodes, ns)] = found.beyond_ns(known).items()
+    assert nodes == {0, 1}
+    return ns.tolist()
+
+
 def test_the_fastest_tenth_is_expected_and_the_rest_is_excess() -> None:
     # 30 transfers of 2^20 ns (an edge of a class) and 10 of four times that: 10 x 3 x 2^20 more.
     durations = [1 << 20] * 30 + [1 << 22] * 10
     found = transfers_of(durations, 17)
-    assert found.expected_ns((ALL_REDUCE, 8_000_000, 4)) == 1 << 20
-    assert found.excess_ns().tolist() == [30 << 20] * 4
-    assert transfers_of(durations, 40).excess_ns().tolist() == [30 << 20] * 4
+    assert found.best_ns() == [1 << 20]
+    assert beyond(found) == [30 << 20] * 4
+    assert beyond(transfers_of(durations, 40)) == [30 << 20] * 4
+    assert found.felt_ns.tolist() == [70 << 20] * 4
+
+
+def test_of_operations_that_overlap_with_computation_the_middle_is_expected() -> None:
+    # The tenth of 2^10 ns is what computation hid best; 12 of 2^22 ns are 2^22 - 2^20 too long.
+    durations = [1 << 10] * 4 + [1 << 20] * 24 + [1 << 22] * 12
+    found = transfers_of(durations, 20, kind=GRADIENTS)
+    assert found.best_ns() == [1 << 20]
+    assert beyond(found) == [12 * 3 << 20] * 4
 
 
 def test_a_known_rate_says_what_is_expected() -> None:
     # A ring all-reduce of 8 MB over 4 members moves 2 x 3/4 x 8 MB = 12 MB: 1 ms at 12 GB/s.
     found = transfers_of([3 * MS] * 5, 2)
-    assert found.excess_ns(12e9).tolist() == [5 * 2 * MS] * 4
+    [cell] = found.cells
+    assert (cell.nodes, cell.members, cell.operations) == ({0, 1}, 4, 5)
+    assert cell.moved_bytes == 12e6
+    assert found.beyond_ns({0: 12e6 / 12e9 * 1e9})[frozenset({0, 1})].tolist() == [5 * 2 * MS] * 4
 
 
 def test_of_few_operations_nothing_is_expected() -> None:
-    assert transfers_of([MS] * 4 + [9 * MS], 2).excess_ns().tolist() == [0] * 4
+    found = transfers_of([MS] * 4 + [9 * MS], 2)
+    assert found.best_ns() == [None]
+    assert beyond(found) == [0] * 4
+
+
+def test_operations_of_a_node_are_not_compared_with_those_over_the_network() -> None:
+    # Pairs of ranks on one node and over two: the same bytes, ten times as long.
+    world = World(4)
+    for _ in range(30):
+        world.meet(np.array([[0, 1], [2, 3]]), np.array([1, 2]), 1 << 20)
+        world.meet(np.array([[0, 2], [1, 3]]), np.array([3, 4]), 10 << 20)
+    job = world.job()
+    found = Transfers(TWO_NODES, TRANSFER)
+    found.add(job.ops, settle_waits(job.ops, job.spent, job.spent, 4)[0])
+    best = {tuple(cell.nodes): ns for cell, ns in zip(found.cells, found.best_ns())}
+    assert best == {(0,): 1 << 20, (1,): 1 << 20, (0, 1): pytest.approx(10 << 20, rel=0.1)}
+    sums = found.beyond_ns(dict.fromkeys(range(len(found.cells)), 0.0))
+    assert sum(ns.sum() for ns in sums.values()) == found.felt_ns.sum() == 30 * 4 * 11 << 20
+
+
+def test_too_many_kinds_of_operations_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blame_transfer, "MOST_CELLS", 0)
+    found = transfers_of([MS] * 30, 7)
+    assert not found.cells and not found.beyond_ns({})
+    assert found.felt_ns.tolist() == [30 * MS] * 4
 
 
 def test_every_duration_lies_in_its_class() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from clusterprof.detectors.network import LIMITS
 from clusterprof.detectors.pages import page
+from clusterprof.detectors.peers import PEER_CAUSES
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.signals import BY_NAME
 
@@ -37,10 +39,20 @@ def test_a_page_has_its_five_sections_in_order_and_its_limits(detector) -> None:
         assert row[2].endswith(".")
 
 
-@pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: d.cause.id)
-def test_the_page_on_disk_is_current(detector) -> None:
-    path = CAUSES / f"{detector.cause.id}.md"
-    assert path.read_text(encoding="utf-8") == MARK + page(detector.cause.id)
+@pytest.mark.parametrize("cause_id", LIMITS)
+def test_a_page_about_the_network_has_its_limits_too(cause_id: str) -> None:
+    text = page(cause_id)
+    for one in fields(LIMITS[cause_id]):
+        row = re.search(rf"^\| `{one.name}` \| (\S+) \| (.+) \|$", text, re.MULTILINE)
+        assert row and float(row[1]) == one.default and row[2].endswith("."), one.name
+
+
+@pytest.mark.parametrize(
+    "cause_id", [*(d.cause.id for d in DETECTORS), *(cause.id for cause in PEER_CAUSES)]
+)
+def test_the_page_on_disk_is_current(cause_id: str) -> None:
+    path = CAUSES / f"{cause_id}.md"
+    assert path.read_text(encoding="utf-8") == MARK + page(cause_id)
 
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: d.cause.id)

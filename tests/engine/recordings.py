@@ -39,6 +39,7 @@ _THREAD_COLUMNS = (
 )
 _RUNS = ("R", 0)
 _LETTERS = {"U": _RUNS, "K": _RUNS, "R": _RUNS, "D": ("D", 1), "S": ("S", 2), "I": ("S", 3)}
+_RECEIVED = "network.receive_bytes_total"
 WCHAN = ("0", "folio_wait_bit_common", "hrtimer_nanosleep", "do_poll.constprop.0")
 
 
@@ -60,6 +61,8 @@ class Script:
     sampled: bool = True
     """False = no thread was sampled."""
     variables: dict[str, str] = field(default_factory=lambda: {"RANK": "0"})
+    network: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(signal, device) -> growth of a counter per second, or the value of a gauge."""
 
 
 def write(script: Script, folder: Path) -> Path:
@@ -80,7 +83,9 @@ def write(script: Script, folder: Path) -> Path:
 def _header(script: Script, key: str) -> Header:
     devices = [] if script.busy is None else [{"id": "emulated-0", "emulated": True, "pid": MAIN}]
     plain = header()
-    return replace(plain, node={**plain.node, "key": key}, devices=devices)
+    node = {**plain.node, "key": key, "display": key}
+    nics = [{"name": d, "physical": True} for n, d in script.network if n == _RECEIVED]
+    return replace(plain, node=node, devices=devices, host={**plain.host, "nics": nics})
 
 
 def seconds(script: Script) -> Iterator[list[Record]]:
@@ -95,6 +100,8 @@ def seconds(script: Script) -> Iterator[list[Record]]:
             records.append(Event(0, "process-registered", _registration(script)))
         if script.busy is not None and times:
             records.append(_device(script, times))
+        if script.network and times:
+            records.append(_network(script, times[0]))
         if times and script.sampled:
             records.append(_threads(rows, times))
             records.append(_processes(times[0]))
@@ -129,6 +136,22 @@ def _device(script: Script, times: Sequence[int]) -> Columns:
         array("q", times),
         values,
         [mask if any(mask) else None],
+    )
+
+
+def _network(script: Script, t_ns: int) -> Columns:
+    """One reading a second."""
+    values = [
+        round(value * t_ns / SECOND) if name.endswith("_total") else round(value)
+        for (name, _), value in script.network.items()
+    ]
+    return Columns(
+        "network",
+        [name for name, _ in script.network],
+        [device for _, device in script.network],
+        array("q", [t_ns]),
+        [array("q", [value]) for value in values],
+        [None] * len(values),
     )
 
 

@@ -1,0 +1,116 @@
+"""Network counters of nodes, and jobs over them, made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from synthetic.jobs import CATEGORIES, MS, World
+
+from clusterprof.attribution.blame import causes, settle_waits
+from clusterprof.attribution.blame_transfer import Transfers
+from clusterprof.attribution.net_links import NodeLinks, links_of
+from clusterprof.attribution.net_split import Split, split
+from clusterprof.engine.limits import bound
+from clusterprof.timeline.network import Count, NodeNetwork, Spread
+
+SECOND = 1_000_000_000
+LIMITS = bound({})
+GB = 10**9
+RDMA_UP = 4.0
+
+
+def spread(*values: float) -> Spread:
+    out = Spread()
+    out.add(np.array(values, float))
+    return out
+
+
+def network(readings: Mapping[str, float], seconds: float = 60) -> NodeNetwork:
+    """Readings over a minute: "<signal> <device>" -> growth of a counter, or a constant gauge."""
+    counts, levels = {}, {}
+    for key, value in readings.items():
+        name, _, device = key.partition(" ")
+        if name.endswith("_total"):
+            rate = spread(*[value / seconds] * 60)
+            counts[name, device] = Count(value, round(seconds * SECOND), rate)
+        else:
+            levels[name, device] = spread(*[value] * 60)
+    return NodeNetwork(counts, levels)
+
+
+def nic(name: str = "eth0", sent: float = 10 * GB, speed: float | None = 10 * GB) -> dict:
+    """A NIC that sent so many bytes in a minute, at a rate per second that is known or not."""
+    out = {
+        f"network.transmit_bytes_total {name}": sent,
+        f"network.receive_bytes_total {name}": sent / 2,
+    }
+    return out if speed is None else {**out, f"network.link_bytes_per_second {name}": speed}
+
+
+def hca(name: str = "mlx5_0/1", sent: float = 10 * GB, speed: float = 25 * GB) -> dict:
+    """An RDMA port that is up."""
+    return {
+        f"rdma.transmit_bytes_total {name}": sent,
+        f"rdma.receive_bytes_total {name}": sent,
+        f"rdma.link_bytes_per_second {name}": speed,
+        f"rdma.state {name}": RDMA_UP,
+    }
+
+
+def links(
+    number: int,
+    readings: Mapping[str, float],
+    job: tuple[float, float | None] = (10 * GB, 10 * GB),
+    virtual: Sequence[str] = (),
+) -> NodeLinks:
+    """The links of node `number`, whose NICs are physical but for those named."""
+    found = network(readings)
+    names = found.devices("network.transmit_bytes_total")
+    nics = [{"name": one, "physical": one not in virtual} for one in names]
+    return links_of(number, f"node{number}", found, nics, job, LIMITS)
+
+
+def all_reduces(
+    durations_ns: Sequence[int],
+    nodes: Sequence[int] = (0, 1),
+    size: int = 100_000_000,
+    spare: Sequence[int] = (),
+) -> Transfers:
+    """One rank on each of these nodes; each all-reduce takes so long after the last has come.
+
+    `spare`: nodes of further ranks, which take no part.
+    """
+    ranks = len(nodes)
+    world = World(ranks)
+    for ns in durations_ns:
+        world.spend(MS)
+        world.meet(np.arange(ranks)[None, :], np.array([1]), ns)
+    job = world.job()
+    ops = replace(job.ops, bytes=np.full(len(durations_ns), size))
+    found = Transfers(np.array([*nodes, *spare]), causes(CATEGORIES).index("net-transfer"))
+    found.add(ops, settle_waits(ops, job.spent, job.spent, ranks)[0])
+    return found
+
+
+TOOK = [30 * MS] * 40
+
+
+def shared(*of_nodes: dict, took: list[int] = TOOK, **more: object) -> tuple[dict, Split]:
+    """Milliseconds of the first rank by cause, and the split; all ranks have the same."""
+    transfers = all_reduces(took, range(len(of_nodes)))
+    known = {n: links(n, one, **more) for n, one in enumerate(of_nodes)}  # type: ignore[arg-type]
+    return conserved(transfers, known)
+
+
+def conserved(transfers: Transfers, known: dict[int, NodeLinks]) -> tuple[dict, Split]:
+    """Milliseconds of the first rank by cause; fails when a rank's parts do not add up."""
+    found = split(transfers, known, LIMITS)
+    given = {cause: share.ns for cause, share in found.shares.items()}
+    for rank, felt in enumerate(transfers.felt_ns.tolist()):
+        parts = [int(ns[rank]) for ns in given.values()]
+        assert all(ns >= 0 for ns in parts) and sum(parts) <= felt
+    left = int(transfers.felt_ns.sum()) - sum(int(ns.sum()) for ns in given.values())
+    assert 0 <= found.expected_ns + found.beyond_ns <= left
+    return {cause: int(ns[0]) / MS for cause, ns in given.items()}, found

@@ -1,0 +1,95 @@
+"""What a node's network counters say of the time of operations, by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from builders import header, ints
+
+from clusterprof.probe import layout
+from clusterprof.timeline.model import Chunk, Process, Series, SpanTable
+from clusterprof.timeline.network import NetworkMeter, NodeNetwork, Spread
+
+SECOND = 1_000_000_000
+BYTES, SPEED = ("network.transmit_bytes_total", "eth0"), ("network.link_bytes_per_second", "eth0")
+
+
+def chunk(
+    begin: float, end: float, operations: list[tuple[float, float]], **readings: object
+) -> Chunk:
+    """A chunk with one rank; a reading once a second, those outside [begin - 2, end] left out."""
+    start, stop = ints([a for a, _ in operations]), ints([b for _, b in operations])
+    none = np.zeros(start.size, np.int64)
+    spans = {layout.COLLECTIVE: SpanTable(start, stop, none, none, none, none, none)}
+    rank = Process(7, 1, 1, "python", {}, spans, {}, None)
+    series = {}
+    for (name, device), values in readings["of"].items():  # type: ignore[attr-defined]
+        t_ns = np.arange(len(values)) * SECOND
+        some = (t_ns >= (begin - 2) * SECOND) & (t_ns <= end * SECOND)
+        series[name, device] = Series(
+            t_ns[some], np.array(values, float)[some], name.endswith("_total")
+        )
+    span = round(begin * SECOND), round(end * SECOND)
+    return Chunk(header(), *span, begin == 0, False, series, {7: rank}, (), (), ())
+
+
+def metered(*chunks: Chunk) -> NodeNetwork:
+    meter = NetworkMeter()
+    assert list(meter.watch(chunks)) == list(chunks)
+    return meter.done()
+
+
+def test_only_what_grew_beside_operations_counts() -> None:
+    # The example of the module: 30 between 1 s and 2 s, 10 after it, nothing of the first 50.
+    of = {BYTES: [0, 50, 80, 90], SPEED: [7, 8, 9, 9]}
+    found = metered(chunk(0, 10, [(1.2, 1.6), (2.9, 2.95)], of=of))
+    count = found.counts[BYTES]
+    assert (count.total, count.covered_ns) == (40, 2 * SECOND)
+    assert found.total(*BYTES) == 40 and found.per_second(*BYTES) == 20
+    assert (count.per_second.least, count.per_second.most) == (10, 30)
+    # the gauge was read as 9 at the end of both intervals
+    assert (found.levels[SPEED].count, found.levels[SPEED].quantile(0.5)) == (2, 9)
+    assert found.devices("network.transmit_bytes_total") == ["eth0"]
+
+
+def test_without_operations_nothing_is_known() -> None:
+    found = metered(chunk(0, 10, [], of={BYTES: [0, 50, 80], SPEED: [7, 7, 7]}))
+    assert found.counts[BYTES].covered_ns == 0
+    assert found.per_second(*BYTES) is None
+    assert found.levels[SPEED].count == 0
+    assert found.total("tcp.retransmits_total", "") is None
+
+
+def test_a_missing_reading_and_a_step_back_are_left_out() -> None:
+    of = {BYTES: [0, 10, float("nan"), 40, 50, 5, 6]}
+    found = metered(chunk(0, 10, [(0, 10)], of=of))
+    assert (found.total(*BYTES), found.counts[BYTES].covered_ns) == (10 + 10 + 1, 3 * SECOND)
+
+
+def test_signals_of_other_things_are_left_alone() -> None:
+    found = metered(chunk(0, 10, [(0, 10)], of={("disk.reads_total", "vda"): [0, 1, 2]}))
+    assert not found.counts and not found.levels
+
+
+@pytest.mark.parametrize("cut", [3.0, 17.0, 40.0])
+def test_the_cut_into_chunks_changes_nothing(cut: float) -> None:
+    random = np.random.default_rng(1)
+    of = {BYTES: np.cumsum(random.integers(0, 1000, 61)).tolist(), SPEED: list(range(61))}
+    operations = [(5.5, 5.6), (8.2, 8.3), (16.5, 18.5), (39.5, 40.2), (55.0, 55.1)]
+    whole = metered(chunk(0, 60, operations, of=of))
+    parts, edges = [], [*np.arange(0, 60, cut), 60]
+    for begin, end in pairwise(edges):
+        mine = [one for one in operations if begin < one[1] <= end]
+        parts.append(chunk(begin, end, mine, of=of))
+    assert metered(*parts) == whole
+
+
+def test_a_quantile_is_at_most_nine_percent_too_large_and_never_beyond_what_was_read() -> None:
+    spread = Spread()
+    spread.add(np.array([1.0, 2.0, 4.0, 5.0]))
+    assert spread.quantile(0.5) == 2.0
+    assert 4.0 <= spread.quantile(0.75) <= 4.0 * 2 ** (1 / 8)
+    assert spread.quantile(1.0) == 5.0
+    assert np.isnan(Spread().quantile(0.5))
