@@ -104,7 +104,7 @@ def _after(number: str, first: str) -> str:
 
 
 def _unfolded(part: str, text: str) -> list[str]:
-    """Return the names of one part; several brackets are all combinations, the last moving first."""
+    """Return the names of one part: of several brackets all combinations, the last moving first."""
     names = [""]
     for piece in re.split(r"(\[[^\[\]]*\])", part):
         if piece.startswith("["):

@@ -19,15 +19,15 @@ import numpy as np
 from clusterprof.attribution.blame import UNKNOWN, Blamed, settle_waits
 from clusterprof.attribution.blame_books import Books
 from clusterprof.attribution.ledger import RankBooks, charged
-from clusterprof.attribution.local import PEERS, PRECEDENCE
+from clusterprof.attribution.local import PEERS, PEERS_UNKNOWN, PRECEDENCE
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER, WORK, RankOperations
 from clusterprof.engine.node import NodeResult
+from clusterprof.engine.witness import Witness
 from clusterprof.timeline.collectives import Arrivals, match, together, whole_spans
 from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
 from clusterprof.timeline.operations import Operations
 
-PEERS_UNKNOWN = "peers-unknown"
 GROUP_ANNOUNCED = "group-announced"
 _GRADE = "B"  # durations of marked spans; no counter says the same
 _JOB_VARIABLES = (
@@ -55,6 +55,12 @@ class Across:
     """With the time in operations charged in the books of their ranks."""
     unmatched: Mapping[str, int] = field(default_factory=dict)
     """Reason (`timeline.collectives`) -> spans of operations that were left out."""
+    witness: Witness | None = None
+    """What was noted while blame passed; None where operations were not laid side by side."""
+    clock_bound_ns: int | None = None
+    """The clocks of the nodes were aligned to within this; None when they were not."""
+    clock_why: str = ""
+    """Why they were not."""
 
 
 def across_ranks(nodes: Sequence[NodeResult]) -> Across:
@@ -69,7 +75,8 @@ def across_ranks(nodes: Sequence[NodeResult]) -> Across:
     matched = match(arrivals, _members(found))
     ops = matched.operations
     summed = Books(len(books), (*PRECEDENCE, OTHER, WORK))
-    watchers: tuple[Watcher, ...] = (summed,)
+    witness = Witness(books, summed)
+    watchers: tuple[Watcher, ...] = (summed, witness)
     blamed, _ = settle_waits(ops, come[ops.source], go[ops.source], len(books))
     for watcher in watchers:
         watcher.add(ops, blamed)
@@ -78,7 +85,7 @@ def across_ranks(nodes: Sequence[NodeResult]) -> Across:
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
     )
-    return Across(charged_nodes, matched.unmatched)
+    return Across(charged_nodes, matched.unmatched, witness)
 
 
 def _arrivals(found: Sequence[tuple[int, NodeResult, RankBooks]]) -> tuple[Arrivals, Int, Int]:

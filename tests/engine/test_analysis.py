@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import pytest
@@ -237,8 +236,8 @@ def test_a_recording_that_breaks_off_mid_step(tmp_path: Path) -> None:
 
 
 def test_nodes_are_told_apart_and_processes_change_nothing(tmp_path: Path) -> None:
-    write(training(JOB), tmp_path / "node-1")
-    shutil.copytree(tmp_path / "node-1", tmp_path / "node-2")
+    for name in ("node-1", "node-2"):
+        write(training(JOB), tmp_path / name)
     one = analyze(tmp_path)
     check_books(one)
     assert len(one.ranks) == len(one.nodes) == 2
