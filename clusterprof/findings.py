@@ -59,8 +59,9 @@ class Culprit:
     """The disk, mount, NIC or worker behind it ("vda", "/data", "worker 1 (pid 4711)")."""
     own_ns: int | None = None
     """Device time of the cause that it lost itself; None when it is not known."""
-    others_ns: int = 0
-    """Device time that ranks stood still waiting for it, because of the cause."""
+    others_ns: int | None = None
+    """Device time that ranks stood still waiting for it, because of the cause; None when ranks were
+    not compared."""
     victims: int | None = None
     """How many others waited for it, at least a tenth of what the one did that waited longest."""
     recoverable_ns: int | None = None

@@ -7,6 +7,7 @@ for others is theirs. A transfer is nobody's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from clusterprof.attribution.confidence import main_grade
 from clusterprof.attribution.families import CAUSES
@@ -105,11 +106,10 @@ def _culprits(
         own_ns, others_ns = doing.own.get(id_, 0), doing.others.get(id_, 0)
         if own_ns + others_ns <= 0:
             continue
-        culprit = _culprit(one, leaves)
+        culprit = replace(_culprit(one, leaves), own_ns=own_ns)
         if witness is not None:
-            culprit = Culprit(
-                *(culprit.node, culprit.rank, culprit.device, culprit.resource),
-                own_ns=own_ns,
+            culprit = replace(
+                culprit,
                 others_ns=others_ns,
                 victims=witness.victims(at) if others_ns else 0,
                 recoverable_ns=witness.recoverable_ns(at, leaves, own_ns),
@@ -137,7 +137,7 @@ def _culprit(books: RankBooks, leaves: Sequence[str]) -> Culprit:
 def _persistence(
     culprits: Sequence[Culprit], leaves: Sequence[str], witness: Witness | None, lost_ns: int
 ) -> Persistence | None:
-    waited_ns = sum(culprit.others_ns for culprit in culprits)
+    waited_ns = sum(culprit.others_ns or 0 for culprit in culprits)
     if witness is None or waited_ns < _WAITED_RATIO * lost_ns:
         return None
     return witness.persistence(leaves)
