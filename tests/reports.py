@@ -176,5 +176,6 @@ ALL = {
     "upper-bound": upper_bound,
     "damaged-emulated": damaged,
     "nothing": nothing,
+    "two-nodes": lambda: cluster(2, 2),
     "cluster": cluster,
 }

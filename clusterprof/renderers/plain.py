@@ -16,7 +16,7 @@ from clusterprof.renderers.matrix import matrix_of
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
 
-_MOST_CULPRITS = 8  # whose amounts are told
+_MOST_CULPRITS = 3  # whose amounts are told
 _MOST_ROWS, _MOST_CAUSES = 16, 5  # of the ranks by cause
 _OF_MANY = 8  # ranks in the ledger when there are more than it can hold
 _ALONE = 16  # up to so many nodes have a line of their own
@@ -137,7 +137,8 @@ def _recording(report: Report) -> Iterator[str]:
 def _matrix(report: Report) -> Iterator[str]:
     found = matrix_of(report, _MOST_ROWS, _MOST_CAUSES)
     for at, line in enumerate(found.lines if found else ()):
-        name = f"rank {line.label} of {safe_text(line.node)}"
+        many = "rank" if line.ranks == 1 else "ranks"
+        name = f"{many} {line.label} of {safe_text(line.node)}"
         if found and found.rest and at == len(found.lines) - 1:
             name = found.rest
         for word, ns in (("felt", line.felt), ("caused", line.caused)):

@@ -72,12 +72,17 @@ def _caused(group: Sequence[Culprit], finding: Finding, in_step_ns: int) -> str:
     others_ns = sum(one.others_ns or 0 for one in group)
     gain_ns = sum(one.recoverable_ns or 0 for one in group)
     at_most = "at most " if finding.upper_bound else ""
-    parts = [f"{human(own_ns, 'ns')} {'its' if len(group) == 1 else 'their'} own"] if own_ns else []
-    if others_ns:
-        victims = group[0].victims if len(group) == 1 else None
-        who = "others that" if victims is None else f"{victims:,} that"
-        parts.append(f"{human(others_ns, 'ns')} of {who} waited")
-    text = f"{_group(group)}: {at_most}{human(own_ns + others_ns, 'ns')}, {' and '.join(parts)}"
+    victims = group[0].victims if len(group) == 1 else None
+    many = "" if victims is None else f"{victims:,} "
+    waited = (
+        f"{human(others_ns, 'ns')} of {many}{'other' if victims == 1 else 'others'} that waited"
+    )
+    own = f"{human(own_ns, 'ns')} {'its' if len(group) == 1 else 'their'} own"
+    if own_ns and others_ns:
+        told = f"{human(own_ns + others_ns, 'ns')}, {own} and {waited}"
+    else:
+        told = own if own_ns else waited
+    text = f"{_group(group)}: {at_most}{told}"
     if not gain_ns or not in_step_ns:
         return text
     fixing = "fixing it alone wins" if len(group) == 1 else "fixing them wins at least"

@@ -22,10 +22,12 @@ OUTPUTS: dict[str, Renderer] = {
     "report.json": Json(),
     "report.md": Markdown(),
 }
+# 128 ranks are 8,500 lines; "two-nodes" has one of everything that they have
+LEFT_OUT = {("cluster", "report.json")}
+WANTED = [(name, output) for name in ALL for output in OUTPUTS if (name, output) not in LEFT_OUT]
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("name", "output"), WANTED)
 def test_the_whole_output_is_as_accepted(name: str, output: str) -> None:
     file = GOLDEN / f"{name}.{output}"
     text = OUTPUTS[output].render(ALL[name]())
@@ -35,5 +37,5 @@ def test_the_whole_output_is_as_accepted(name: str, output: str) -> None:
 
 
 def test_no_golden_file_is_left_over() -> None:
-    wanted = {f"{name}.{output}" for name in ALL for output in OUTPUTS}
+    wanted = {f"{name}.{output}" for name, output in WANTED}
     assert {file.name for file in GOLDEN.iterdir()} == wanted
