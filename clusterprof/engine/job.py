@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from clusterprof.attribution.ledger import RankBooks
-from clusterprof.findings import Blind, JobFacts, NodeFacts
+from clusterprof.engine.node import NodeResult
+from clusterprof.findings import Blind, JobFacts
 from clusterprof.hostlists import fold_numbers
 
 _WORLD_SIZES = (
@@ -40,15 +41,15 @@ def world_size_of(identity: Mapping[str, str]) -> int | None:
 
 
 def job_facts(
-    nodes: Sequence[NodeFacts],
-    books: Sequence[RankBooks],
+    nodes: Sequence[NodeResult],
     clock_bound_ns: int | None = None,
     clock_why: str = "",
 ) -> JobFacts:
     """Return what stands in the header beside the sums."""
+    books = [one for node in nodes for one in node.books]
     window_ns = sum(one.ledger.window_ns for one in books)
     seen_ns = window_ns - sum(one.ledger.unmeasured_ns for one in books)
-    devices = {(one.ledger.node, one.ledger.device) for one in books if one.ledger.device}
+    devices = {_device(node, one) for node in nodes for one in node.books if one.ledger.device}
     sizes = [_world_size(some) for some in _by_job(books).values()]
     known = [size for size in sizes if size is not None]
     return JobFacts(
@@ -58,6 +59,12 @@ def job_facts(
         clock_bound_ns=clock_bound_ns,
         clock_why="" if len(nodes) < 2 or clock_bound_ns is not None else clock_why or _NOT_YET,
     )
+
+
+def _device(node: NodeResult, one: RankBooks) -> tuple[str, str]:
+    """Return what tells devices apart: a UUID anywhere, another id on its node."""
+    device = one.ledger.device
+    return ("" if device.startswith(("GPU-", "MIG-")) else node.facts.key), device
 
 
 def missing_ranks(books: Sequence[RankBooks]) -> list[Blind]:

@@ -163,11 +163,12 @@ def _coverage(books: Sequence[RankBooks]) -> Metric:
 
 def _steps(whole: Partial) -> list[Metric]:
     count = sum(whole.steps.values())
-    p50, p95 = (quantile(whole.steps, share) for share in (0.5, 0.95))
+    p50, p95, p99 = (quantile(whole.steps, share) for share in (0.5, 0.95, 0.99))
     return [
         _metric("step.count", float(count)),
         _metric("step.p50_ns", p50, _NO_STEPS),
         _metric("step.p95_ns", p95, _NO_STEPS),
+        _metric("step.p99_ns", p99, _NO_STEPS),
     ]
 
 

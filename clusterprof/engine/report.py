@@ -49,7 +49,7 @@ def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -
         metrics=metrics_of(books, facts),
         blinds=blinds_of(nodes, books, across.unmatched, left_out),
         notes=(*_notes(books), *_copies(left_out)),
-        job=job_facts(facts, books, across.clock_bound_ns, across.clock_why),
+        job=job_facts(nodes, across.clock_bound_ns, across.clock_why),
         tail=_tail(across, books),
         nobody=() if witness is None else _largest_first(nobodys(witness.nobodys(), books)),
     )

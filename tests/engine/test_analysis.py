@@ -26,6 +26,10 @@ def check_books(report: Report) -> None:
     for name in ("window_ns", "unmeasured_ns", "outside_ns", "in_step_ns", "productive_ns",
                  "lost_ns"):  # fmt: skip
         assert getattr(report, name) == sum(getattr(ledger, name) for ledger in report.ranks)
+    if any(ledger.caused for ledger in report.ranks):
+        caused = sum(ns for ledger in report.ranks for _, ns in ledger.caused)
+        assert report.lost_ns == caused + sum(ns for _, ns in report.nobody)
+        assert min(ns for ledger in report.ranks for _, ns in ledger.caused) >= 0
     unattributed = sum(dict(ledger.buckets)["unattributed"] for ledger in report.ranks)
     assert report.unattributed_ns == unattributed
     assert report.unattributed_ns == sum(ns for _, ns in report.unattributed_reasons)
