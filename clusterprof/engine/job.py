@@ -20,7 +20,7 @@ _WORLD_SIZES = (
     "SLURM_NTASKS",
 )
 _JOBS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "FLUX_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-_NOT_YET = "operations of ranks on different nodes were not seen"
+_NOT_ASKED = "durations alone were compared"
 _REMEDY = "record on every node of the job, and give the folders of all: analyze host1/ host2/"
 
 
@@ -57,7 +57,7 @@ def job_facts(
         gpus=len(devices),
         coverage_ratio=seen_ns / window_ns if window_ns > 0 else None,
         clock_bound_ns=clock_bound_ns,
-        clock_why="" if len(nodes) < 2 or clock_bound_ns is not None else clock_why or _NOT_YET,
+        clock_why="" if len(nodes) < 2 or clock_bound_ns is not None else clock_why or _NOT_ASKED,
     )
 
 

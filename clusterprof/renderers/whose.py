@@ -55,7 +55,8 @@ def blame(finding: Finding) -> str:
         waited = f", for which {first.victims:,} other {many} waited"
     chiefs = chief_culprits(finding)
     if len(chiefs) > 1:
-        waited = ""
+        how = finding.persistence
+        waited = " in turn" if how is not None and how.kind == "wandering" else ""
     return f"caused by {', '.join(_group(group) for group in _groups(chiefs, 2))}{waited}"
 
 

@@ -59,6 +59,13 @@ def test_the_verdict_of_a_transfer_blames_nobody() -> None:
     assert "2.17 of 20.0 emulated GPU-minutes" in emulated
 
 
+def test_the_verdict_says_when_culprits_take_turns() -> None:
+    report = cluster(2, 2)
+    imbalance = replace(report.findings[2], lost_ns=130 * S, share_ratio=130 / 1200)
+    said = words.verdict(replace(report, findings=(imbalance,)))
+    assert said.endswith("(10.8 %), caused by gpu-a1 ranks 0-1, gpu-a2 ranks 2-3 in turn.")
+
+
 def test_a_small_part_keeps_its_own_unit() -> None:
     assert words.gpu_time(20 * S, "GPU-hours") == "20.0 GPU-seconds"
     assert words.gpu_time(90 * S, "GPU-hours") == "0.03 GPU-hours"
