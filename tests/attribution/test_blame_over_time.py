@@ -177,6 +177,16 @@ def test_victims_are_those_that_waited_at_least_a_tenth_as_long() -> None:
     assert victims.of(3) == 6
 
 
+def test_who_was_waited_for_through_another_wins_nothing_there() -> None:
+    # rank 5 came last because it had waited for rank 3 elsewhere, where rank 3 came last
+    victims = Victims(8, CAUSES)
+    ops, blamed = run(8, [[(3, 100 * MS)]] * 10, gain_ns=60 * MS)
+    through = np.full(10, 5)
+    victims.add(ops, Blamed(*(through if c is blamed.last else c for c in columns_of(blamed))))
+    assert victims.of(3) == 7
+    assert not victims.own_gain_ns.any()
+
+
 def columns_of(blamed: Blamed) -> list[np.ndarray]:
     return [getattr(blamed, name) for name in Blamed.__slots__]
 
