@@ -65,7 +65,7 @@ class Culprit:
     victims: int | None = None
     """How many others waited for it, at least a tenth of what the one did that waited longest."""
     recoverable_ns: int | None = None
-    """Device time of all ranks won back when this culprit alone comes with the second last."""
+    """Device time of all ranks won back when this culprit alone is in time."""
 
 
 @dataclass(frozen=True, slots=True)

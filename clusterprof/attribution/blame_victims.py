@@ -1,4 +1,4 @@
-"""How many waited for a rank, and what it would win itself if it came with the second last."""
+"""How many waited for a rank."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ _WORTH_RATIO = 0.1
 
 
 class Victims:
-    """Sums for each pair of ranks, and for each culprit and cause."""
+    """How long each rank waited for each other, whatever the cause."""
 
-    def __init__(self, ranks: int, causes: int) -> None:
+    def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._waited_ns = np.zeros(ranks * ranks if ranks <= MOST_RANKS else 0)
-        self.own_gain_ns = np.zeros((ranks, causes))
-        """[culprit, cause]: how much earlier it would itself have gone on."""
 
     def add(self, ops: Operations, blamed: Blamed) -> None:
         """Add a block."""
@@ -29,12 +27,6 @@ class Victims:
         row, culprit, ns = blamed.row[known], blamed.culprit[known], blamed.ns[known]
         if self._waited_ns.size:
             np.add.at(self._waited_ns, culprit * self._ranks + ops.rank[row], ns.astype(float))
-        op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))[row]
-        waited = np.bincount(op, weights=ns, minlength=ops.team.size)
-        # Who was waited for through others came last elsewhere, and wins there.
-        itself = culprit == blamed.last[op]
-        gain = (ns * blamed.recoverable_ns[op] / np.maximum(waited[op], 1))[itself]
-        np.add.at(self.own_gain_ns, (culprit[itself], blamed.cause[known][itself]), gain)
 
     def of(self, culprit: int) -> int | None:
         """Return how many others waited at least a tenth as long for it as the one that waited

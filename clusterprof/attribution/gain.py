@@ -9,8 +9,8 @@ attributed time is a lower bound of the gain, and that is what is said:
     lost 70                 attributed to reading 42; without reading the wait is 10: gain 60 >= 42
 
 It cannot be said when no device was measured (the loss itself is only "at most"). Where ranks wait
-for each other the next late rank takes the time over: a culprit wins what lies between the second
-last and itself (`blame_books`); a cause that held all ranks up wins what all lost alike too:
+for each other the next late rank takes the time over: a culprit wins what lies between the next
+late one and itself (`blame_gains`); a cause that held all ranks up wins what all lost alike too:
 
     rank 0   |-- storage 20 --|== work ==|                        arrives at 120
     rank 1   |-- storage 20 --|== work ==|                        arrives at 120

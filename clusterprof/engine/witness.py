@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from clusterprof.attribution.blame import NOBODY, Blamed
 from clusterprof.attribution.blame_books import Books
+from clusterprof.attribution.blame_gains import Gains
 from clusterprof.attribution.blame_stretches import Stretches
 from clusterprof.attribution.blame_tail import FEWEST_STEPS, SlowSteps
 from clusterprof.attribution.blame_victims import Victims
@@ -16,6 +18,7 @@ from clusterprof.engine.job import job_of
 from clusterprof.engine.metrics import quantile
 from clusterprof.engine.node import NodeResult
 from clusterprof.findings import Persistence, Tail
+from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
 
 _NOT_ENOUGH = f"fewer than {FEWEST_STEPS} steps were seen"
@@ -33,13 +36,15 @@ class Witness:
         keys = [node.facts.key for node, _ in books]
         causes = len(summed.causes)
         self._stretches = Stretches(causes, begin_ns, [keys.index(key) for key in keys])
-        self._victims = Victims(len(books), causes)
+        self._victims = Victims(len(books))
+        self._gains = Gains(_job_sizes(self._ranks), causes)
         self._slow = _slow_steps(self._ranks)
 
     def add(self, ops: Operations, blamed: Blamed) -> None:
         """Add a block."""
         self._stretches.add(ops, blamed)
         self._victims.add(ops, blamed)
+        self._gains.add(ops, blamed)
         for slow in self._slow:
             slow.add(ops, blamed)
 
@@ -52,14 +57,9 @@ class Witness:
         return self._victims.of(at)
 
     def recoverable_ns(self, at: int, leaves: Collection[str], own_ns: int) -> int:
-        """Return what all ranks win when one culprit comes with the second last.
-
-        `own_ns` is what it lost to these causes itself: of that it wins as much as it comes sooner.
-        """
-        numbers = self._numbers(leaves)
-        others_ns = int(self._summed.recoverable_ns[at, numbers].sum())
-        sooner_ns = int(self._victims.own_gain_ns[at, numbers].sum())
-        return others_ns + min(own_ns, sooner_ns)
+        """Return what all ranks win when one culprit, that lost `own_ns` itself, is in time."""
+        steps = self._ranks[at].ledger.steps
+        return self._gains.of(at, self._numbers(leaves), own_ns, steps)
 
     def nobodys(self) -> dict[str, int]:
         """Return cause -> ns in operations that is nobody's doing."""
@@ -90,6 +90,13 @@ class Witness:
 
     def _numbers(self, leaves: Collection[str]) -> list[int]:
         return [self._summed.causes.index(leaf) for leaf in leaves if leaf in self._summed.causes]
+
+
+def _job_sizes(ranks: Sequence[RankBooks]) -> Int:
+    """Return for each rank how many of its job were recorded."""
+    jobs = [job_of(one.identity) for one in ranks]
+    counts = Counter(jobs)
+    return np.array([counts[job] for job in jobs], np.int64)
 
 
 def _slow_steps(ranks: Sequence[RankBooks]) -> list[SlowSteps]:
