@@ -57,6 +57,51 @@ class Culprit:
     """The accelerator of that rank; "" when none was measured."""
     resource: str = ""
     """The disk, mount, NIC or worker behind it ("vda", "/data", "worker 1 (pid 4711)")."""
+    own_ns: int | None = None
+    """Device time of the cause that it lost itself; None when it is not known."""
+    others_ns: int | None = None
+    """Device time that ranks stood still waiting for it, because of the cause; None when ranks were
+    not compared."""
+    victims: int | None = None
+    """How many others waited for it, at least a tenth of what the one did that waited longest."""
+    recoverable_ns: int | None = None
+    """Device time of all ranks won back when this culprit alone is in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Persistence:
+    """How the ranks that others waited for change over the run (docs/design.md, section 12)."""
+
+    kind: Literal["steady", "transient", "wandering"]
+    """The same culprits all the time; one stretch of the run only; culprits that change."""
+    from_ns: int
+    """Run time at which the stretches that hold most of the waiting begin, and end."""
+    to_ns: int
+    stretches: int
+    """How many stretches of the run hold nine tenths of the waiting."""
+    seen: int
+    """How many stretches of the run had operations."""
+    culprits: int
+    """How many ranks came first in at least one of `stretches`."""
+    most: int
+    """In how many of `stretches` the chief culprits had their part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The slow steps of a job, and who set them."""
+
+    steps: int
+    """Steps of the rank whose steps were looked at."""
+    slow: int
+    """How many of them were looked at: the slowest hundredth, and at least the slowest few."""
+    p50_ns: int | None
+    """Step time over all ranks that half of the steps do not exceed."""
+    p99_ns: int | None
+    set_by: tuple[tuple[str, int | None, int], ...] = ()
+    """(node, rank, slow steps it set by coming last), most first."""
+    why_missing: str = ""
+    """Reason when it cannot be told who set them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +128,8 @@ class Finding:
     """Largest first."""
     evidence: tuple[Evidence, ...] = ()
     """Two or three numbers a reader can check."""
+    persistence: Persistence | None = None
+    """None when hardly anybody waited because of it, or the run was too short to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +181,8 @@ class RankLedger:
     """Steps seen."""
     coverage_ratio: float
     """Share of the window for which the needed samples exist."""
+    caused: tuple[tuple[str, int], ...] = ()
+    """(cause id, ns): what it lost by itself, and what ranks lost waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +222,22 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What was recorded of the job."""
+
+    world_size: int | None
+    """Ranks it has by its own account; None when it gave none."""
+    gpus: int
+    """Accelerators that were measured."""
+    coverage_ratio: float | None
+    """Share of the ranks' time for which the needed samples exist; None without ranks."""
+    clock_bound_ns: int | None = None
+    """The clocks of its nodes were aligned to within this; None when they were not."""
+    clock_why: str = ""
+    """Why they were not; "" on one node, where one clock is enough."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What an analysis found: everything an output or a verdict is made from."""
 
@@ -201,4 +266,10 @@ class Report:
     blinds: tuple[Blind, ...]
     notes: tuple[str, ...] = field(default=())
     """Sentences a reader must know ("lost time is an upper bound: …")."""
+    job: JobFacts | None = None
+    tail: Tail | None = None
+    """None for a rank alone."""
+    nobody: tuple[tuple[str, int], ...] = ()
+    """(cause id, ns) that no rank caused (`RankLedger.caused`): with all that ranks caused, this is
+    `lost_ns`."""
     schema_version: int = 1

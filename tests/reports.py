@@ -6,6 +6,8 @@ lost = causes + unattributed, per rank and in all.
 
 from __future__ import annotations
 
+from cluster_report import cluster
+
 from clusterprof.findings import (
     Blind,
     Cause,
@@ -174,4 +176,6 @@ ALL = {
     "upper-bound": upper_bound,
     "damaged-emulated": damaged,
     "nothing": nothing,
+    "two-nodes": lambda: cluster(2, 2),
+    "cluster": cluster,
 }

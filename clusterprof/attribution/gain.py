@@ -8,12 +8,21 @@ attributed time is a lower bound of the gain, and that is what is said:
     production of a batch   60 read + 40 decode = 100, of which 30 hidden behind compute
     lost 70                 attributed to reading 42; without reading the wait is 10: gain 60 >= 42
 
-It cannot be said when no device was measured (the loss itself is only "at most"), and for ranks
-that wait for each other, where the next late rank takes the time over: that needs the pass across
-ranks.
+It cannot be said when no device was measured (the loss itself is only "at most"). Where ranks wait
+for each other the next late rank takes the time over: a culprit wins what lies between the next
+late one and itself (`blame_gains`); a cause that held all ranks up wins what all lost alike too:
+
+    rank 0   |-- storage 20 --|== work ==|                        arrives at 120
+    rank 1   |-- storage 20 --|== work ==|                        arrives at 120
+    rank 2   |-- storage 50 --------------|== work ==|            arrives at 150
+    rank 2 alone wins 3 * 30, all without storage 3 * 30 + 3 * 20
+
+Where operations were not laid side by side it cannot be said.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def recoverable_ns(attributed_ns: int, upper_bound: bool, has_peers: bool) -> int | None:
@@ -21,3 +30,11 @@ def recoverable_ns(attributed_ns: int, upper_bound: bool, has_peers: bool) -> in
     if upper_bound or has_peers:
         return None
     return attributed_ns
+
+
+def common_ns(own_ns: Sequence[int]) -> int:
+    """Return what all ranks lost alike by themselves, by the one that lost least.
+
+    Assumes that it came in the same steps; where it did not, they waited for each other instead.
+    """
+    return len(own_ns) * min(own_ns, default=0)

@@ -60,6 +60,7 @@ PRECEDENCE = (
 )
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
 PEERS = "peers"  # in an operation with other ranks: who was late is told by all of them
+PEERS_UNKNOWN = "peers-unknown"  # one was late, for a reason unseen
 HAND_OVER = "hand-over"  # the batch was ready and on its way to the main process
 _SOURCES = (SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS)
 _NAMES = "names of signals"  # in `Chunk.shared`

@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+SLOWEST = 64  # steps of a rank that are kept one by one
 SHARE = 1 << 20  # parts of a whole; lost_ns * SHARE of 300 s is 3e17, well inside int64
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Sums over settled stretches of one rank. Every field maps a key to an integer."""
+    """Sums over settled stretches of one rank. Every field maps a key to an integer, which adds up
+    when partials merge; of `slowest` the longest stay."""
 
     totals: Mapping[str, int] = field(default_factory=dict)
     """in_step, unmeasured, measured, busy, lost, wait, first_step, first_step_lost: in ns;
@@ -29,6 +31,8 @@ class Partial:
     """reason -> ns * SHARE."""
     steps: Mapping[int, int] = field(default_factory=dict)
     """Length of a step in ns, to three significant digits -> how many."""
+    slowest: Mapping[int, int] = field(default_factory=dict)
+    """Start -> length of the `SLOWEST` longest steps, in ns."""
     evidence: Mapping[tuple[str, str, str, str], int] = field(default_factory=dict)
     """(cause id, name, unit, note) -> sum of values, or of value * weight * 1000."""
     weights: Mapping[tuple[str, str, str, str], int] = field(default_factory=dict)
@@ -46,10 +50,21 @@ EMPTY = Partial()
 
 def merge(*partials: Partial) -> Partial:
     """Add partials up; associative and commutative, with `EMPTY` as its zero."""
-    return Partial(**{f.name: _added([getattr(p, f.name) for p in partials]) for f in _FIELDS})
+    sums = {name: _added([getattr(p, name) for p in partials]) for name in _SUMS}
+    return Partial(**sums, slowest=slowest(*(p.slowest for p in partials)))
 
 
-_FIELDS = fields(Partial)
+def slowest(*steps: Mapping[int, int]) -> dict[int, int]:
+    """Return the `SLOWEST` longest of steps (start -> length); of equal ones the earliest."""
+    longest: dict[int, int] = {}
+    for some in steps:
+        for start_ns, ns in some.items():
+            longest[start_ns] = max(ns, longest.get(start_ns, 0))
+    order = sorted(longest.items(), key=lambda step: (-step[1], step[0]))
+    return dict(order[:SLOWEST])
+
+
+_SUMS = tuple(one.name for one in fields(Partial) if one.name != "slowest")
 
 
 def _added(maps: list[Mapping[Any, int]]) -> dict[Any, int]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from clusterprof.attribution.lost import Account
-from clusterprof.attribution.partial import Partial
+from clusterprof.attribution.partial import SLOWEST, Partial
 from clusterprof.attribution.regions import Region
 from clusterprof.probe import layout
 from clusterprof.timeline.intervals import clip, total, union
@@ -30,10 +30,13 @@ def completed(part: Partial, rank: Rank, region: Region, lost: Lost, account: Ac
     }
     steps = rank.main.spans.get(layout.STEP)
     lengths: dict[int, int] = {}
+    long: dict[int, int] = {}
     if steps is not None:
         ended = (steps.end_ns > region.start_ns) & (steps.end_ns <= region.end_ns)
         start, end = distinct(steps.start_ns[ended], steps.end_ns[ended])
         lengths = _counted(three_digits(end - start))
+        most = np.argsort(start - end, kind="stable")[:SLOWEST]
+        long = dict(zip(start[most].tolist(), (end - start)[most].tolist()))
         first = steps.a == 0
         if first.any():
             warm_up = union((steps.start_ns[first], steps.end_ns[first]))
@@ -42,7 +45,7 @@ def completed(part: Partial, rank: Rank, region: Region, lost: Lost, account: Ac
     if waits is not None:
         inside = clip(union((waits.start_ns, waits.end_ns)), region.start_ns, region.end_ns)
         totals["wait"] = total(inside)
-    return replace(part, totals=totals, steps=lengths)
+    return replace(part, totals=totals, steps=lengths, slowest=long)
 
 
 def _counted(values: Int) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""`clusterprof analyze RUN`: where the device time went, and why what was lost was lost."""
+"""`clusterprof analyze RUN...`: where the device time went, and why what was lost was lost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from clusterprof.cli import common
 
 
 def analyze(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The recording, or one node's folder of it.")
-    ],
+    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help=common.RUN_HELP)],
     format_: Annotated[
         str, typer.Option("--format", help="terminal, plain, json or markdown.")
     ] = "terminal",

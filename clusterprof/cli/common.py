@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 FORMATS = ("terminal", "plain", "json", "markdown")
+RUN_HELP = "The recording, or nodes' folders of it kept apart: host1/ host2/"
 
 
 def print_error(message: str, remedy: str = "") -> None:
@@ -98,8 +99,8 @@ def renderer_for(format_: str, profile: Profile, width: int, no_color: bool) -> 
     return chosen(**options)
 
 
-def analyse_with(path: Path, profile: Profile, jobs: int) -> Report:
-    """Analyse a recording with the limits and facts of a profile."""
+def analyse_with(paths: Sequence[Path], profile: Profile, jobs: int) -> Report:
+    """Analyse a recording, in one place or several, with the limits and facts of a profile."""
     import dataclasses
 
     from clusterprof.engine.limits import known_limits
@@ -108,7 +109,7 @@ def analyse_with(path: Path, profile: Profile, jobs: int) -> Report:
 
     bound = bind_limits(profile, known_limits())
     limits = {cause: dataclasses.asdict(bound[cause]) for cause in profile.section("limits")}
-    return analyze(path, jobs=jobs, limits=limits, facts=profile.section("facts"))
+    return analyze(*paths, jobs=jobs, limits=limits, facts=profile.section("facts"))
 
 
 def insist_on_all(report: Report) -> None:

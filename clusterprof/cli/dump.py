@@ -1,4 +1,4 @@
-"""`clusterprof dump PATH`: any recording, damaged or growing, as JSON lines."""
+"""`clusterprof dump PATH...`: any recording, damaged or growing, as JSON lines."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from clusterprof.cli import common
 
 def dump(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A recording, a node's folder, or one file.")
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Recordings, nodes' folders, or files of them."),
     ],
 ) -> None:
     """Print what a recording holds, as JSON lines."""
     from clusterprof.trace.dump import dump as lines_of
 
-    for line in lines_of(path):
+    for line in lines_of(*path):
         common.write_line(line)

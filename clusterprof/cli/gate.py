@@ -1,4 +1,4 @@
-"""`clusterprof gate RUN`: pass (0), fail (3) or cannot tell (4) by rules."""
+"""`clusterprof gate RUN...`: pass (0), fail (3) or cannot tell (4) by rules."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 def gate(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The recording, or one node's folder of it.")
-    ],
+    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help=common.RUN_HELP)],
     assertions: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--assert", help="A rule, such as 'gpu.busy_ratio >= 70%'. Repeatable."),

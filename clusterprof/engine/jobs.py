@@ -19,6 +19,7 @@ from clusterprof.engine.sightings import Sighting, once_each, renamed, sightings
 from clusterprof.findings import Blind
 
 UNCLEAR = -1
+_REMEDY = "record on every node of the job, and give the folders of all: analyze host1/ host2/"
 TOUCH_NS = 1_000_000_000  # a process that follows another may seem to begin before that ends
 
 
@@ -219,5 +220,5 @@ def _blinds(jobs: Sequence[Job]) -> list[Blind]:
                 f"{len(job.missing)} of {job.world_size} ranks{of_job(job.name)} have no recording:"
                 f" {ranges(job.missing)}; waits for them are sync-unknown-peer"
             )
-            out.append(Blind("ranks", "absent", message, "record on every node of the job"))
+            out.append(Blind("ranks", "absent", message, _REMEDY))
     return out

@@ -174,16 +174,17 @@ def _coverage(books: Sequence[RankBooks]) -> Metric:
 
 def _steps(whole: Partial) -> list[Metric]:
     count = sum(whole.steps.values())
-    p50, p95 = (_quantile(whole.steps, share) for share in (0.5, 0.95))
+    p50, p95, p99 = (quantile(whole.steps, share) for share in (0.5, 0.95, 0.99))
     return [
         _metric("step.count", float(count)),
         _metric("step.p50_ns", p50, _NO_STEPS),
         _metric("step.p95_ns", p95, _NO_STEPS),
+        _metric("step.p99_ns", p99, _NO_STEPS),
     ]
 
 
-def _quantile(lengths: Mapping[int, int], share: float) -> float | None:
-    """The smallest length that at least this share of the steps does not exceed."""
+def quantile(lengths: Mapping[int, int], share: float) -> float | None:
+    """Return the smallest length that at least this share of the steps does not exceed."""
     count = sum(lengths.values())
     reached = 0
     for ns in sorted(lengths):

@@ -19,7 +19,7 @@ from clusterprof.attribution.blame import UNKNOWN, WORK, Blamed, causes, settle_
 from clusterprof.attribution.blame_books import Books
 from clusterprof.attribution.blame_bubbles import Bubbles
 from clusterprof.attribution.ledger import RankBooks, charged
-from clusterprof.attribution.local import PEERS, PRECEDENCE
+from clusterprof.attribution.local import PEERS, PEERS_UNKNOWN, PRECEDENCE
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER
 from clusterprof.engine.aligned import Alignment, aligned
@@ -29,6 +29,7 @@ from clusterprof.engine.limits import bound
 from clusterprof.engine.network import NetworkTimes, NetworkTold
 from clusterprof.engine.node import NodeResult
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
+from clusterprof.engine.witness import Witness
 from clusterprof.findings import Blind, Finding
 from clusterprof.timeline.collectives_directory import Person
 from clusterprof.timeline.collectives_stream import Stream
@@ -36,7 +37,6 @@ from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS,
 from clusterprof.timeline.operation_rows import RankOperations
 from clusterprof.timeline.operations import Operations
 
-PEERS_UNKNOWN = "peers-unknown"
 GROUP_ANNOUNCED = "group-announced"
 CATEGORIES = (*PRECEDENCE, OTHER, WORK)
 BLOCK_ROWS = 32_000
@@ -72,6 +72,8 @@ class Across:
     blinds: tuple[Blind, ...] = ()
     """What was not recorded."""
     network: NetworkTold = field(default_factory=NetworkTold)
+    witness: Witness | None = None
+    """What was noted while blame passed; None where operations were not laid side by side."""
 
 
 def across_ranks(
@@ -110,7 +112,8 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
     clock = aligned(nodes)
     summed, bubbles = Books(len(books), CATEGORIES), Bubbles(len(books), CATEGORIES)
     network = NetworkTimes(nodes, CATEGORIES, limits)
-    watchers: tuple[Watcher, ...] = (summed, network, bubbles)
+    witness = Witness(books, summed)
+    watchers: tuple[Watcher, ...] = (summed, network, bubbles, witness)
     try:
         with Reader(place) as reader:
             people = _people(found, nodes, clock)
@@ -131,6 +134,7 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         clock_reason=clock.reason,
         notes=clock.notes,
         network=told,
+        witness=witness,
     )
 
 

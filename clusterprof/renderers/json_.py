@@ -12,7 +12,17 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from clusterprof.findings import Evidence, Finding, Metric, NodeFacts, RankLedger, Report
+from clusterprof.findings import (
+    Evidence,
+    Finding,
+    Metric,
+    NodeFacts,
+    Persistence,
+    RankLedger,
+    Report,
+    Tail,
+)
+from clusterprof.hostlists import fold
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.renderers.words import summed
 
@@ -38,6 +48,7 @@ def document(report: Report) -> dict[str, Any]:
         "schema_version": report.schema_version,
         "title": _text(report.title),
         "emulated": report.emulated,
+        "job": _job(report),
         "ledger": {
             "window_ns": report.window_ns,
             "unmeasured_ns": report.unmeasured_ns,
@@ -51,9 +62,11 @@ def document(report: Report) -> dict[str, Any]:
                 {"reason": _text(reason), "ns": ns} for reason, ns in report.unattributed_reasons
             ],
             "outside_buckets": _buckets(report.outside_buckets),
+            "caused_by_nobody": _buckets(report.nobody),
         },
         "findings": [_finding(finding) for finding in report.findings],
         "ranks": [_rank(rank) for rank in report.ranks],
+        "tail": _tail(report.tail),
         "metrics": [_metric(metric) for metric in report.metrics],
         "not_seen": [
             {
@@ -89,10 +102,58 @@ def _finding(finding: Finding) -> dict[str, Any]:
                 "rank": culprit.rank,
                 "device": _text(culprit.device),
                 "resource": _text(culprit.resource),
+                "own_ns": culprit.own_ns,
+                "others_ns": culprit.others_ns,
+                "victims": culprit.victims,
+                "recoverable_ns": culprit.recoverable_ns,
             }
             for culprit in finding.culprits
         ],
+        "persistence": _persistence(finding.persistence),
         "evidence": [_evidence(item) for item in finding.evidence],
+    }
+
+
+def _job(report: Report) -> dict[str, Any] | None:
+    job = report.job
+    if job is None:
+        return None
+    return {
+        "hosts": _text(fold(_text(node.name) for node in report.nodes)),
+        "world_size": job.world_size,
+        "gpus": job.gpus,
+        "coverage_ratio": _number(job.coverage_ratio),
+        "clock_bound_ns": job.clock_bound_ns,
+        "clock_why": _text(job.clock_why),
+    }
+
+
+def _tail(tail: Tail | None) -> dict[str, Any] | None:
+    if tail is None:
+        return None
+    return {
+        "steps": tail.steps,
+        "slow_steps": tail.slow,
+        "p50_ns": tail.p50_ns,
+        "p99_ns": tail.p99_ns,
+        "set_by": [
+            {"node": _text(node), "rank": rank, "steps": steps} for node, rank, steps in tail.set_by
+        ],
+        "why_missing": _text(tail.why_missing),
+    }
+
+
+def _persistence(found: Persistence | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "kind": _text(found.kind),
+        "from_ns": found.from_ns,
+        "to_ns": found.to_ns,
+        "stretches": found.stretches,
+        "seen_stretches": found.seen,
+        "culprits": found.culprits,
+        "chief_stretches": found.most,
     }
 
 
@@ -122,6 +183,7 @@ def _rank(rank: RankLedger) -> dict[str, Any]:
         "lost_ns": rank.lost_ns,
         "buckets": _buckets(rank.buckets),
         "outside_buckets": _buckets(rank.outside_buckets),
+        "caused": _buckets(rank.caused),
     }
 
 

@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from clusterprof.findings import Report
-from clusterprof.renderers import words
+from clusterprof.renderers import header, unseen, whose, words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
+from clusterprof.renderers.matrix import amount, matrix_of
 from clusterprof.renderers.text_safety import markdown_text as md
 from clusterprof.units import human
+
+_MOST_CULPRITS = 3  # whose amounts are told, of so many findings
+_MOST_CAUSES = 5  # of the ranks by cause
 
 
 class Markdown:
@@ -41,7 +45,8 @@ class Markdown:
             words.chief_cause(report),
             words.outside(report),
             words.money(report, self._price, self._currency),
-            words.scope(report) + ".",
+            header.scope(report) + ".",
+            header.place(report),
         ):
             if sentence:
                 yield md(sentence, 600)
@@ -49,8 +54,25 @@ class Markdown:
             yield ""
             yield f"> **Warning** {md(warning, 600)}"
         yield from _causes(report)
+        yield from self._ranks(report)
         yield from _unknown(report)
         yield from self._ledger(report)
+
+    def _ranks(self, report: Report) -> Iterator[str]:
+        for told in whose.tail(report):
+            yield from ("", f"{md(told[:1].upper() + told[1:], 600)}.")
+        found = matrix_of(report, self._most_ranks, _MOST_CAUSES)
+        if found is None:
+            return
+        yield from ("", "Where each rank stood still, and what it caused:", "")
+        yield f"| rank | | {' | '.join(md(cause) for cause in found.causes)} | all |"
+        yield "|---|---|" + "---:|" * (len(found.causes) + 1)
+        for at, line in enumerate(found.lines):
+            name = f"{line.label}, {md(line.node)}"
+            if found.rest and at == len(found.lines) - 1:
+                name = f"… {found.rest}"
+            yield f"| {name} | felt | {' | '.join(map(amount, line.felt))} |"
+            yield f"| | caused | {' | '.join(map(amount, line.caused))} |"
 
     def _ledger(self, report: Report) -> Iterator[str]:
         columns = columns_of(report, self._most_ranks)
@@ -76,7 +98,7 @@ def _causes(report: Report) -> Iterator[str]:
             human(finding.share_ratio, "ratio"),
             words.certainty(finding),
             words.recoverable(finding, "cannot be said"),
-            md(words.culprits(finding, 3), 600),
+            md(whose.culprits(finding, 3), 600),
         )
         yield f"| {' | '.join(cells)} |"
     for cause, ns in words.small_causes(report):
@@ -85,6 +107,16 @@ def _causes(report: Report) -> Iterator[str]:
     part = words.share(report.unattributed_ns, report.in_step_ns)
     yield f"| **unattributed** | {human(report.unattributed_ns, 'ns')} | {part} | | | |"
     findings = words.in_step(report)
+    for finding in findings[:_MOST_CULPRITS]:
+        told = whose.caused(finding, _MOST_CULPRITS, report.in_step_ns)
+        if told:
+            how = whose.persistence(finding)
+            yield from (
+                "",
+                f"{md(finding.cause.id)}, {md(how, 200)}:" if how else md(finding.cause.id),
+            )
+            yield ""
+            yield from (f"- {md(line, 600)}" for line in told)
     if findings:
         evidence = "; ".join(words.evidence(item) for item in findings[0].evidence)
         yield from ("", f"**Do next:** {md(findings[0].cause.advice, 600)}")
@@ -95,11 +127,11 @@ def _causes(report: Report) -> Iterator[str]:
 def _unknown(report: Report) -> Iterator[str]:
     yield from ("", "**Unattributed**", "")
     for reason, ns in report.unattributed_reasons:
-        yield f"- {human(ns, 'ns')}: {md(words.reason(reason), 400)}"
+        yield f"- {human(ns, 'ns')}: {md(unseen.reason(reason), 400)}"
     if not report.unattributed_reasons:
         yield "- nothing"
     yield from ("", "**Not seen**", "")
-    for blind in words.blinds(report):
+    for blind in unseen.blinds(report):
         yield f"- {md(blind, 2000)}"
     if not report.blinds:
         yield "- nothing is known to be missing"

@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import words
+from clusterprof.renderers import header, unseen, whose, words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
+from clusterprof.renderers.matrix import matrix_of
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
 
+_MOST_CULPRITS = 3  # whose amounts are told
+_MOST_ROWS, _MOST_CAUSES = 16, 5  # of the ranks by cause
+_OF_MANY = 8  # ranks in the ledger when there are more than it can hold
+_ALONE = 16  # up to so many nodes have a line of their own
 _ASCII = {ord("µ"): "u", ord("°"): "degrees ", ord("…"): "...", ord("≤"): "at most "}
 
 
@@ -37,7 +42,9 @@ class Plain:
         return "\n".join(lines) + "\n"
 
     def _lines(self, report: Report) -> Iterator[str]:
-        yield f"Recording: {safe_text(report.title)}: {words.scope(report)}"
+        yield f"Recording: {safe_text(report.title)}: {header.scope(report)}"
+        if header.place(report):
+            yield f"Nodes: {header.place(report)}"
         yield f"Verdict: {words.verdict(report)}"
         for sentence in (
             words.chief_cause(report),
@@ -49,11 +56,14 @@ class Plain:
         for warning in words.warnings(report):
             yield f"Warning: {warning}"
         for number, finding in enumerate(report.findings, 1):
-            yield from _finding(number, finding)
+            yield from _finding(number, finding, report.in_step_ns)
         for cause, ns in words.small_causes(report):
             yield f"Too small to be a finding: {safe_text(cause)}: {human(ns, 'ns')}"
         yield from _unattributed(report)
         yield from _not_seen(report)
+        for line in whose.tail(report):
+            yield f"Slow steps: {line}"
+        yield from _matrix(report)
         yield from self._ledger(report)
         yield from _measures(report)
         yield from _recording(report)
@@ -61,7 +71,8 @@ class Plain:
             yield f"Note: {safe_text(note, 600)}"
 
     def _ledger(self, report: Report) -> Iterator[str]:
-        columns = columns_of(report, self._most_ranks)
+        most = self._most_ranks if len(report.ranks) <= self._most_ranks else _OF_MANY
+        columns = columns_of(report, most)
         rows = rows_of(columns)
         for index, column in enumerate(columns):
             rank, about = column.rank, ""
@@ -72,12 +83,12 @@ class Plain:
             yield f"Ledger of {column.heading}{about}, in seconds:"
             for row in rows:
                 yield f"  {'  ' * row.depth}{row.label}: {exact_seconds(row.ns[index])}"
-        hidden = len(report.ranks) - self._most_ranks
+        hidden = len(report.ranks) - most
         if hidden > 0:
             yield f"Ledger: {hidden:,} ranks that lost less are left out; --json has them all."
 
 
-def _finding(number: int, finding: Finding) -> Iterator[str]:
+def _finding(number: int, finding: Finding, in_step_ns: int) -> Iterator[str]:
     yield f"Cause {number}: {safe_text(finding.cause.id)}: {words.title(finding)}"
     whole = "the recorded time, outside steps" if finding.outside_steps else "the time inside steps"
     part = human(finding.share_ratio, "ratio")
@@ -85,7 +96,11 @@ def _finding(number: int, finding: Finding) -> Iterator[str]:
     yield f"  Certainty: {words.certainty(finding)}"
     yield f"  Fixing only this wins: {words.recoverable(finding, 'cannot be said')}"
     if finding.culprits:
-        yield f"  Whose: {words.culprits(finding, 16)}"
+        yield f"  Whose: {whose.culprits(finding, 4)}"
+    for line in whose.caused(finding, _MOST_CULPRITS, in_step_ns):
+        yield f"  Caused: {line}"
+    if finding.persistence is not None:
+        yield f"  When: {whose.persistence(finding)}"
     for item in finding.evidence:
         yield f"  Evidence: {words.evidence(item)}"
     yield f"  Advice: {safe_text(finding.cause.advice, 600)}"
@@ -95,12 +110,12 @@ def _unattributed(report: Report) -> Iterator[str]:
     part = words.share(report.unattributed_ns, report.lost_ns)
     yield f"Unattributed: {human(report.unattributed_ns, 'ns')}, {part} of the loss"
     for reason, ns in report.unattributed_reasons:
-        yield f"  Reason: {human(ns, 'ns')}: {words.reason(reason)}"
+        yield f"  Reason: {human(ns, 'ns')}: {unseen.reason(reason)}"
 
 
 def _not_seen(report: Report) -> Iterator[str]:
-    blinds = words.blinds(report)
-    yield f"Not seen: {words.blind_count(report) or 'nothing is known to be missing'}"
+    blinds = unseen.blinds(report)
+    yield f"Not seen: {unseen.blind_count(report) or 'nothing is known to be missing'}"
     yield from (f"  {blind}" for blind in blinds)
 
 
@@ -115,11 +130,19 @@ def _measures(report: Report) -> Iterator[str]:
 
 
 def _recording(report: Report) -> Iterator[str]:
-    for node in report.nodes:
-        cost = node.recorder_cpu_ratio
-        spent = "unknown" if cost is None else f"{100 * cost:.2f} % of one core"
-        yield (
-            f"Node: {safe_text(node.name)}: {human(node.duration_ns, 'ns')} recorded;"
-            f" recorder {spent}; unreadable {human(node.damaged_bytes, 'bytes')};"
-            f" dropped spans {node.dropped_spans:,}"
-        )
+    for line in header.recordings(report, _ALONE, " recorded"):
+        yield f"Node: {line}"
+
+
+def _matrix(report: Report) -> Iterator[str]:
+    found = matrix_of(report, _MOST_ROWS, _MOST_CAUSES)
+    for at, line in enumerate(found.lines if found else ()):
+        many = "rank" if line.ranks == 1 else "ranks"
+        name = f"{many} {line.label} of {safe_text(line.node)}"
+        if found and found.rest and at == len(found.lines) - 1:
+            name = found.rest
+        for word, ns in (("felt", line.felt), ("caused", line.caused)):
+            causes = zip(found.causes if found else (), ns)
+            parts = [f"{safe_text(cause, 60)} {human(one, 'ns')}" for cause, one in causes if one]
+            of_it = f", of it {', '.join(parts)}" if parts else ""
+            yield f"Ranks: {name}: {word} {human(ns[-1], 'ns')}{of_it}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import words
+from clusterprof.renderers import header, unseen, whose, words
 from clusterprof.renderers.paint import Paint
 from clusterprof.renderers.terminal_books import books
 from clusterprof.renderers.text_safety import columns, fit, safe_text, wrap
@@ -66,7 +66,7 @@ class Terminal:
         return head
 
     def _head_with(self, report: Report, shown: int, lines_each: int) -> list[str]:
-        lines = [*self._masthead(report), ""]
+        lines = [*self._masthead(report), *self._place(report), ""]
         lines += self._verdict(report)
         warnings = words.warnings(report)
         for warning in warnings:
@@ -79,12 +79,19 @@ class Terminal:
 
     def _masthead(self, report: Report) -> list[str]:
         left = f" clusterprof  {safe_text(report.title)}"
-        right = words.scope(report)
+        right = header.scope(report)
         if columns(left) + columns(right) + 3 <= self._width:
             gap = " " * (self._width - 1 - columns(left) - columns(right))
             return [self._paint("bold", left) + gap + self._paint("dim", right)]
         lines = [self._paint("bold", fit(left, self._width).rstrip())]
         return lines + [self._paint("dim", line) for line in self._text(right, 1)]
+
+    def _place(self, report: Report) -> list[str]:
+        """Name the nodes in at most two lines."""
+        lines = self._text(header.place(report), 1)
+        if len(lines) > 2:
+            lines = [lines[0], fit(f"{lines[1]} …", self._width)]
+        return [self._paint("dim", line) for line in lines]
 
     def _verdict(self, report: Report) -> list[str]:
         lines = [self._paint("bold", line) for line in self._text(words.verdict(report), 1)]
@@ -144,14 +151,15 @@ class Terminal:
             words.recoverable(finding, "unknown"),
         )
         lines = [self._paint("bold", row)]
-        who = words.culprits(finding, 2)
+        who = whose.culprits(finding, 2)
+        how = whose.persistence_in_short(finding)
         about = words.title(finding)
         if who and lines_each < 4:
             about = f"{who}: {about}"
         if lines_each >= 2:
             lines.append(self._one_line(about))
         if who and lines_each >= 4:
-            lines.append(self._one_line(f"whose: {who}"))
+            lines.append(self._one_line(f"whose: {who}{f', {how}' if how else ''}"))
         if lines_each >= 3 and finding.evidence:
             seen = self._seen(finding)
             lines.append(self._paint("dim", self._one_line(seen)))
@@ -185,12 +193,12 @@ class Terminal:
     def _pointer(self, report: Report) -> str:
         """The last line of the first screen: what is not on it."""
         findings = words.in_step(report)
-        blinds = words.blind_count(report)
-        unseen = f"Not seen: {blinds} {'thing' if blinds == 1 else 'things'}, listed below."
+        blinds = unseen.blind_count(report)
+        hidden = f"Not seen: {blinds} {'thing' if blinds == 1 else 'things'}, listed below."
         if not findings:
-            return self._paint("dim", unseen)
+            return self._paint("dim", hidden)
         more = f"More: clusterprof explain {safe_text(findings[0].cause.id, 60)}."
-        return self._paint("dim", fit(f"{unseen}  {more}", self._width - 2).rstrip())
+        return self._paint("dim", fit(f"{hidden}  {more}", self._width - 2).rstrip())
 
     def _one_line(self, text: str) -> str:
         return " " * 4 + fit(text, self._width - 4).rstrip()

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clusterprof.findings import RankLedger, Report
-from clusterprof.renderers import words
+from clusterprof.renderers import header, unseen, whose, words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of, worst_first
 from clusterprof.renderers.paint import Paint
+from clusterprof.renderers.terminal_matrix import matrix
 from clusterprof.renderers.text_safety import columns, fit, safe_text, wrap
 from clusterprof.units import human
 
 _AMOUNT = 18  # columns of one exact number: 999,999.999999999 and two blanks
 _LABEL = 25
+_MOST_CULPRITS = 3  # whose amounts are told
+_OF_MANY = 2  # ranks in the ledger when there are more than it can hold
+_ALONE = 4  # up to so many nodes have a line of their own
 
 
 def books(report: Report, width: int, paint: Paint, most_ranks: int) -> list[str]:
     """Return every section below the first screen."""
     sections = [
         ("CAUSES IN FULL", list(_causes(report, width, paint))),
+        ("RANKS BY CAUSE", list(matrix(report, width))),
         ("RANKS", list(_ranks(report, width, most_ranks))),
         ("LEDGER, in seconds, exact to the nanosecond", list(_ledger(report, width, most_ranks))),
+        ("SLOW STEPS", [line for text in whose.tail(report) for line in _item(text, width)]),
         ("UNATTRIBUTED", list(_unattributed(report, width))),
         ("NOT SEEN", list(_not_seen(report, width))),
         ("MEASURES", list(_measures(report, width))),
@@ -44,7 +50,10 @@ def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
         yield from _field("lost", size, width)
         yield from _field("sure", words.certainty(finding), width)
         yield from _field("wins", words.recoverable(finding, "cannot be said"), width)
-        yield from _field("whose", words.culprits(finding, 8), width)
+        yield from _field("whose", whose.culprits(finding, 3), width)
+        for line in whose.caused(finding, _MOST_CULPRITS, report.in_step_ns):
+            yield from _field("caused", line, width)
+        yield from _field("when", whose.persistence(finding), width)
         for item in finding.evidence:
             yield from _field("seen", words.evidence(item), width)
         yield from _field("do", safe_text(finding.cause.advice, 600), width)
@@ -59,34 +68,43 @@ def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
 def _ranks(report: Report, width: int, most_ranks: int) -> Iterator[str]:
     if not report.ranks:
         return
-    room = width - 8 - 8 - 11 - 11 - 8 - 18
+    several = len(report.ranks) > 1
+    time = 10 if several else 11
+    room = width - 8 - 8 - 2 * time - 8 - 18
     left = min(max((columns(safe_text(rank.node)) for rank in report.ranks), default=0) + 1, room)
     left = max(min(left, room - len("GPU-12345678 ")), 5)
+    if several:  # names of devices that are short leave room for those of nodes
+        device = max(columns(safe_text(rank.device)) for rank in report.ranks) + 1
+        names = max(columns(safe_text(rank.node)) for rank in report.ranks) + 1
+        left = max(min(names, room - min(device, 13)), 5)
     right = room - left
     yield (
-        f" {'rank':<8}{fit('node', left)}{fit('device', right)}{'steps':>8}{'in steps':>11}"
-        f"{'lost':>11}{'share':>8}  {'measured by':<15}"
+        f" {'rank':<8}{fit('node', left)}{fit('device', right)}{'steps':>8}{'in steps':>{time}}"
+        f"{'lost':>{time}}{'share':>8}  {'measured by':<15}"
     ).rstrip()
     for rank in worst_first(report.ranks)[:most_ranks]:
-        yield _rank(rank, left, right)
+        yield _rank(rank, left, right, time)
     hidden = len(report.ranks) - most_ranks
     if hidden > 0:
         yield f" … and {hidden:,} ranks that lost less: --json has them all"
 
 
-def _rank(rank: RankLedger, left: int, right: int) -> str:
+def _rank(rank: RankLedger, left: int, right: int, time: int) -> str:
     number = str(rank.pid if rank.rank is None else rank.rank)
     node = fit(safe_text(rank.node), left - 1)
     device = fit(safe_text(rank.device) or "none", right - 1)
     at_most = "≤" if rank.source == "host-spans" and rank.lost_ns else ""
     lost = at_most + human(rank.lost_ns, "ns")
+    part = words.share(rank.lost_ns, rank.in_step_ns)
     return (
-        f" {number:<8}{node} {device} {rank.steps:>8,}{human(rank.in_step_ns, 'ns'):>11}"
-        f"{lost:>11}{words.share(rank.lost_ns, rank.in_step_ns):>8}  {safe_text(rank.source, 15)}"
+        f" {number:<8}{node} {device} {rank.steps:>8,}{human(rank.in_step_ns, 'ns'):>{time}}"
+        f"{lost:>{time}}{part:>8}  {safe_text(rank.source, 15)}"
     )
 
 
 def _ledger(report: Report, width: int, most_ranks: int) -> Iterator[str]:
+    if len(report.ranks) > most_ranks:
+        most_ranks = min(most_ranks, _OF_MANY)  # each looks like the next
     everything = columns_of(report, most_ranks)
     rows = rows_of(everything)
     per_block = max((width - 1 - _LABEL) // _AMOUNT, 1)
@@ -114,13 +132,13 @@ def _unattributed(report: Report, width: int) -> Iterator[str]:
     amount = human(report.unattributed_ns, "ns")
     yield f" {amount}, {part} of the loss, without sufficient evidence:"
     for reason, ns in report.unattributed_reasons:
-        yield from _item(f"{human(ns, 'ns')}: {words.reason(reason)}", width)
+        yield from _item(f"{human(ns, 'ns')}: {unseen.reason(reason)}", width)
 
 
 def _not_seen(report: Report, width: int) -> Iterator[str]:
     if not report.blinds:
         yield " Nothing is known to be missing."
-    for blind in words.blinds(report):
+    for blind in unseen.blinds(report):
         yield from _item(blind, width)
 
 
@@ -138,15 +156,8 @@ def _measures(report: Report, width: int) -> Iterator[str]:
 
 
 def _recording(report: Report, width: int) -> Iterator[str]:
-    for node in report.nodes:
-        cost = node.recorder_cpu_ratio
-        spent = "unknown" if cost is None else f"{100 * cost:.2f} % of one core"
-        yield from _item(
-            f"{safe_text(node.name)}: {human(node.duration_ns, 'ns')};"
-            f" recorder {spent}; unreadable {human(node.damaged_bytes, 'bytes')};"
-            f" dropped spans {node.dropped_spans:,}",
-            width,
-        )
+    for line in header.recordings(report, _ALONE):
+        yield from _item(line, width)
 
 
 def _field(label: str, text: str, width: int) -> Iterator[str]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from clusterprof.findings import (
     UNATTRIBUTED,
-    Blind,
-    Culprit,
     Evidence,
     Finding,
     RankLedger,
     Report,
 )
+from clusterprof.renderers import whose
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
 
@@ -25,7 +24,7 @@ _WORTH_SAYING_RATIO = 0.05
 _SMALLEST_COST = 0.01  # of any currency: less would read "0.00"
 _UNMEASURED_RATIO = 0.01  # less is in the ledger, and no cause for alarm
 _MOST_IMBALANCES = 3
-_MOST_NAMES = 12
+_SMALLEST_LIKE = 0.01  # of a unit that does not suit
 
 LEGEND = (
     "sure: how certain the cause is, not how large. A marker and counter agree, B one direct"
@@ -33,13 +32,14 @@ LEGEND = (
 )
 
 
-def gpu_time(ns: int) -> str:
-    """Write device time in GPU-seconds, -minutes or -hours, whichever suits."""
+def gpu_time(ns: int, like: str = "") -> str:
+    """Write device time in GPU-seconds, -minutes or -hours, whichever suits, or `like` another."""
     seconds = ns / 1e9
     for unit, size, from_seconds in (("hours", 3600, 5400), ("minutes", 60, 90), ("seconds", 1, 0)):
-        if seconds >= from_seconds:
-            value = seconds / size
-            digits = 0 if value >= 100 else 1 if value >= 10 or unit != "seconds" else 2
+        value = seconds / size
+        if seconds >= from_seconds or (like == f"GPU-{unit}" and value >= _SMALLEST_LIKE):
+            few = unit == "seconds" or like
+            digits = 0 if value >= 100 else 1 if value >= 10 or not few else 2
             return f"{value:,.{digits}f} GPU-{unit}"
     raise AssertionError("unreachable: device time is never negative")
 
@@ -73,34 +73,70 @@ def small_causes(report: Report) -> list[tuple[str, int]]:
 
 
 def verdict(report: Report) -> str:
-    """Say in one or two sentences how much was lost."""
-    gpu = "emulated GPU time" if report.emulated else "GPU time"
+    """Say in one sentence what cost most, whose it was and how much; of one rank what it lost."""
     if not report.ranks:
-        return f"No training process was recorded: nothing can be said about {gpu}."
+        return f"No training process was recorded: nothing can be said about {_gpu(report)}."
     if report.in_step_ns == 0:
         seen = "its" if len(report.ranks) == 1 else "their"
-        return f"No steps were seen: what the job did with {seen} {gpu} cannot be judged."
-    lost, whole = gpu_time(report.lost_ns), gpu_time(report.in_step_ns)
-    if lost.split()[1] == whole.split()[1]:
-        lost = lost.split()[0]
-    ratio = share(report.lost_ns, report.in_step_ns)
-    at_most = "At most " if bounded(report) else ""
-    return f"{at_most}{ratio} of {gpu} inside steps was lost: {lost} of {whole}."
+        return f"No steps were seen: what the job did with {seen} {_gpu(report)} cannot be judged."
+    if not _leads_with_cause(report):
+        return _total(report)
+    first = in_step(report)[0]
+    part, whole = _part_of(first.lost_ns, report.in_step_ns, report)
+    at_most = "at most " if first.upper_bound else ""
+    ratio = share(first.lost_ns, report.in_step_ns)
+    name = safe_text(first.cause.id, 60)
+    return f"{name} cost most: {at_most}{part} of {whole} ({ratio}), {whose.blame(first)}."
 
 
 def chief_cause(report: Report) -> str:
-    """Name the first cause, or say that there is none worth naming."""
-    findings = in_step(report)
+    """Say what stands beside the verdict: the first cause, or the total, or that there is none."""
     if not report.ranks or report.in_step_ns == 0:
         return ""
+    if _leads_with_cause(report):
+        return f"In all {_total(report, begin=False)}"
     if report.lost_ns <= _HARDLY_RATIO * report.in_step_ns:
         return "Nothing to mend here: the accelerators were kept busy."
+    findings = in_step(report)
     if not findings or findings[0].lost_ns < report.unattributed_ns:
         return "Most of the loss is without sufficient evidence: see Unattributed and Not seen."
     first = findings[0]
     part = share(first.lost_ns, report.lost_ns)
-    where = f", first on {_culprit(first.culprits[0])}" if first.culprits else ""
+    where = f", first on {whose.culprit(first.culprits[0])}" if first.culprits else ""
     return f"Chiefly {safe_text(first.cause.id, 60)}: {part} of the loss{where}."
+
+
+def _leads_with_cause(report: Report) -> bool:
+    """True when one cause of several ranks' loss is worth the first sentence."""
+    findings = in_step(report)
+    return (
+        len(report.ranks) > 1
+        and report.lost_ns > _HARDLY_RATIO * report.in_step_ns
+        and bool(findings)
+        and findings[0].lost_ns >= report.unattributed_ns
+    )
+
+
+def _total(report: Report, begin: bool = True) -> str:
+    part, whole = _part_of(report.lost_ns, report.in_step_ns, None)
+    ratio = share(report.lost_ns, report.in_step_ns)
+    at_most = "at most " if bounded(report) else ""
+    at_most = at_most.capitalize() if begin else at_most
+    return f"{at_most}{ratio} of {_gpu(report)} inside steps was lost: {part} of {whole}."
+
+
+def _gpu(report: Report) -> str:
+    return "emulated GPU time" if report.emulated else "GPU time"
+
+
+def _part_of(part_ns: int, whole_ns: int, several: Report | None) -> tuple[str, str]:
+    """Write two amounts of device time; the unit once when it is the same."""
+    whole = gpu_time(whole_ns)
+    part = gpu_time(part_ns, whole.split()[1] if several else "")
+    if part.split()[1] == whole.split()[1]:
+        part = part.split()[0]
+    emulated = several is not None and several.emulated
+    return part, whole.replace(" GPU", " emulated GPU") if emulated else whole
 
 
 def money(report: Report, price_per_hour: float | None, currency: str) -> str:
@@ -163,6 +199,9 @@ def imbalances(report: Report) -> list[str]:
         ("unattributed", report.unattributed_ns, sum(ns for _, ns in report.unattributed_reasons)),
         ("ranks", report.lost_ns, sum(rank.lost_ns for rank in report.ranks)),
     ]
+    if any(rank.caused for rank in report.ranks):
+        caused = sum(ns for rank in report.ranks for _, ns in rank.caused)
+        sums.append(("caused", report.lost_ns, caused + sum(ns for _, ns in report.nobody)))
     sums += [
         (f"{safe_text(f.cause.id, 60)} of ranks", f.lost_ns, buckets.get(f.cause.id, 0))
         for f in in_step(report)
@@ -177,20 +216,6 @@ def imbalances(report: Report) -> list[str]:
             (f"outside of {name}", rank.outside_ns, sum(ns for _, ns in rank.outside_buckets)),
         ]
     return [f"{name} {a:,} ns is not {b:,} ns" for name, a, b in sums if a != b]
-
-
-def scope(report: Report) -> str:
-    """Say what was recorded: nodes, ranks, steps, time."""
-    steps = max((rank.steps for rank in report.ranks), default=0)
-    longest = max((node.duration_ns for node in report.nodes), default=0)
-    return ", ".join(
-        (
-            _count(len(report.nodes), "node"),
-            _count(len(report.ranks), "rank"),
-            _count(steps, "step"),
-            f"{human(longest, 'ns')} recorded",
-        )
-    )
 
 
 def in_step(report: Report) -> list[Finding]:
@@ -217,82 +242,12 @@ def recoverable(finding: Finding, unknown: str) -> str:
     return human(finding.recoverable_ns, "ns")
 
 
-def culprits(finding: Finding, most: int) -> str:
-    """Name whose cause it was, the first `most` of them."""
-    named = [_culprit(culprit) for culprit in finding.culprits[:most]]
-    more = len(finding.culprits) - most
-    return ", ".join(named) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _culprit(culprit: Culprit) -> str:
-    rank = "" if culprit.rank is None else f" rank {culprit.rank}"
-    resource = f" ({safe_text(culprit.resource, 60)})" if culprit.resource else ""
-    return f"{safe_text(culprit.node, 60)}{rank}{resource}"
-
-
 def evidence(item: Evidence, with_note: bool = True) -> str:
     """Write one number a reader can check, and what it says."""
     note = f" ({safe_text(item.note)})" if item.note and with_note else ""
     return f"{safe_text(item.name, 60)} {human(item.value, item.unit)}{note}"
 
 
-def blinds(report: Report) -> list[str]:
-    """Say what could not be seen and what would let us see it; one line per reason.
-
-    What this machine simply has not (no quota, no NFS) shares the last line: it hides nothing.
-    """
-    by_reason: dict[tuple[str, str, str], list[str]] = {}
-    for item in report.blinds:
-        if not _is_not_there(item):
-            reason = (item.kind, item.message, item.remedy)
-            by_reason.setdefault(reason, []).append(safe_text(item.what, 80))
-    lines = [_blind(names, *reason) for reason, names in by_reason.items()]
-    not_there = [
-        f"{safe_text(item.what, 80)} ({safe_text(item.message, 200)})"
-        for item in report.blinds
-        if _is_not_there(item)
-    ]
-    return [*lines, f"Not there: {'; '.join(not_there)}."] if not_there else lines
-
-
-def blind_count(report: Report) -> int:
-    """Count what could not be seen, without what is not there."""
-    return len(blinds(report)) - any(_is_not_there(item) for item in report.blinds)
-
-
-def _is_not_there(item: Blind) -> bool:
-    return item.kind == "absent" and not item.remedy
-
-
-def _blind(names: list[str], kind: str, message: str, remedy: str) -> str:
-    what = ", ".join(names[:_MOST_NAMES])
-    if len(names) > _MOST_NAMES:
-        what += f" and {len(names) - _MOST_NAMES:,} more"
-    then = f" Remedy: {safe_text(remedy, 400)}." if remedy else ""
-    return f"{what}, {safe_text(kind, 20)}: {safe_text(message, 400).rstrip('.')}.{then}"
-
-
-_REASONS = {
-    "no-signal": "no sign of what the host did",
-    "blocked-unknown": "the loading thread was blocked on something unseen (sleep, lock, socket)",
-    "hand-over": "the batch was ready, and on its way from the worker to the main process",
-    "evaluation": "the job evaluated its model",
-    "peers": "in operations with other ranks, too many or too few of them to be laid side by side",
-    "peers-unknown": "waiting for a rank that was late for a reason unseen",
-    "gap": "samples are missing",
-    "low-confidence": "the evidence was too weak for a cause",
-}
-
-
-def reason(code: str) -> str:
-    """Word the reason why lost time has no cause."""
-    return _REASONS.get(code) or safe_text(code, 400)
-
-
 def rank_name(rank: RankLedger) -> str:
     """Name a rank in a heading: its number, else its process."""
     return f"pid {rank.pid}" if rank.rank is None else f"rank {rank.rank}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -20,12 +20,12 @@ from clusterprof.trace.reader import NodeReader, node_folders
 from clusterprof.trace.schema import Columns, Record
 
 
-def dump(path: Path) -> Iterator[str]:
-    """Yield a JSON text per record of a recording, a node or a segment, then a summary.
+def dump(*paths: Path) -> Iterator[str]:
+    """Yield a JSON text per record of recordings, nodes or segments, then a summary.
 
     Raises NoRecording at once when there is nothing to read, and nothing later.
     """
-    return _lines(node_folders(path))
+    return _lines(tuple(folder for path in paths for folder in node_folders(path)))
 
 
 def _lines(folders: tuple[Path, ...]) -> Iterator[str]:

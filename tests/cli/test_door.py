@@ -220,7 +220,7 @@ def test_head_gets_its_line_and_we_exit_with_1() -> None:
     """More than a pipe holds (64 KiB), so that the writer meets the closed end for certain."""
     code = (
         "import sys, clusterprof.cli.dump, clusterprof.trace.dump as dump\n"
-        "dump.dump = lambda path: ('x' * 100 for _ in range(10_000))\n"
+        "dump.dump = lambda *paths: ('x' * 100 for _ in range(10_000))\n"
         "from clusterprof.cli.app import main\n"
         "sys.exit(main(['dump', 'x']))\n"
     )
@@ -239,7 +239,7 @@ def test_head_gets_its_line_and_we_exit_with_1() -> None:
 def test_an_interrupt_exits_with_130() -> None:
     code = (
         "import time, clusterprof.trace.dump as dump\n"
-        "def slow(path):\n"
+        "def slow(*paths):\n"
         "    yield 'begun'\n"
         "    time.sleep(60)\n"
         "dump.dump = slow\n"
@@ -282,7 +282,7 @@ def test_the_recording_half_never_loads_the_analysis() -> None:
 def test_a_crash_shows_where_and_no_secrets() -> None:
     code = (
         "import clusterprof.trace.dump as dump\n"
-        "def crash(path):\n"
+        "def crash(*paths):\n"
         "    token = 'se' + 'cret'\n"
         "    raise RuntimeError('a bug')\n"
         "dump.dump = crash\n"

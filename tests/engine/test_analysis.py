@@ -26,6 +26,10 @@ def check_books(report: Report) -> None:
     for name in ("window_ns", "unmeasured_ns", "outside_ns", "in_step_ns", "productive_ns",
                  "lost_ns"):  # fmt: skip
         assert getattr(report, name) == sum(getattr(ledger, name) for ledger in report.ranks)
+    if any(ledger.caused for ledger in report.ranks):
+        caused = sum(ns for ledger in report.ranks for _, ns in ledger.caused)
+        assert report.lost_ns == caused + sum(ns for _, ns in report.nobody)
+        assert min(ns for ledger in report.ranks for _, ns in ledger.caused) >= 0
     unattributed = sum(dict(ledger.buckets)["unattributed"] for ledger in report.ranks)
     assert report.unattributed_ns == unattributed
     assert report.unattributed_ns == sum(ns for _, ns in report.unattributed_reasons)
@@ -236,7 +240,7 @@ def test_a_recording_that_breaks_off_mid_step(tmp_path: Path) -> None:
 
 
 def test_nodes_are_told_apart_and_processes_change_nothing(tmp_path: Path) -> None:
-    for rank in ("0", "1"):
+    for rank in ("1", "2"):
         script = dataclasses.replace(training(JOB), variables={"RANK": rank})
         write(script, tmp_path / f"node-{rank}")
     one = analyze(tmp_path)

@@ -57,11 +57,13 @@ def check(ledger: Ledger) -> int:
 @pytest.mark.parametrize("name", ALL)
 def test_printed_digits_sum_up(name: str) -> None:
     report = ALL[name]()
-    columns = 1 if len(report.ranks) == 1 else 1 + len(report.ranks)
     sums = 4 if report.outside_buckets else 3  # observed, outside, in steps, lost
-    for renderer, parse in (
-        (Terminal(), from_terminal), (Plain(), from_plain), (Markdown(), from_markdown),
+    # of more ranks than they can hold the outputs show few
+    for renderer, parse, of_many in (
+        (Terminal(), from_terminal, 2), (Plain(), from_plain, 8), (Markdown(), from_markdown, 8),
     ):  # fmt: skip
+        shown = len(report.ranks) if len(report.ranks) <= 8 else of_many
+        columns = 1 if shown == 1 else 1 + shown
         assert check(parse(renderer.render(report))) == columns * sums, renderer.name
 
 

@@ -22,10 +22,12 @@ OUTPUTS: dict[str, Renderer] = {
     "report.json": Json(),
     "report.md": Markdown(),
 }
+# 128 ranks are 8,500 lines; "two-nodes" has one of everything that they have
+LEFT_OUT = {("cluster", "report.json")}
+WANTED = [(name, output) for name in ALL for output in OUTPUTS if (name, output) not in LEFT_OUT]
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("name", "output"), WANTED)
 def test_the_whole_output_is_as_accepted(name: str, output: str) -> None:
     file = GOLDEN / f"{name}.{output}"
     text = OUTPUTS[output].render(ALL[name]())
@@ -35,5 +37,13 @@ def test_the_whole_output_is_as_accepted(name: str, output: str) -> None:
 
 
 def test_no_golden_file_is_left_over() -> None:
-    wanted = {f"{name}.{output}" for name in ALL for output in OUTPUTS}
+    wanted = {f"{name}.{output}" for name, output in WANTED}
     assert {file.name for file in GOLDEN.iterdir()} == wanted
+
+
+def test_the_readme_shows_what_is_printed() -> None:
+    readme = (GOLDEN.parent.parent / "README.md").read_text(encoding="utf-8")
+    shown = readme.split("```text\n")[1].split("```")[0].splitlines()
+    assert shown[0].startswith(" 16 nodes, 128 of 136 ranks")
+    printed = (GOLDEN / "cluster.terminal.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in shown if line != " …" and line not in printed] == []

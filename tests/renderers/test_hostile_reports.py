@@ -9,6 +9,7 @@ import unicodedata
 from typing import Any
 
 import pytest
+from cluster_report import cluster
 from hostile import HOSTILE
 from reports import storage_verdict
 
@@ -45,7 +46,17 @@ def poisoned(value: Any, poison: str) -> Any:
 
 
 def report_of(poison: str) -> Report:
-    report: Report = poisoned(storage_verdict(), poison)
+    """A report of one node, with what only several nodes have."""
+    some, one = cluster(2, 2), storage_verdict()
+    both = dataclasses.replace(
+        one,
+        job=some.job,
+        tail=some.tail,
+        nodes=(*one.nodes, *some.nodes),
+        findings=(*one.findings, *some.findings),
+        ranks=(*one.ranks, *some.ranks),
+    )
+    report: Report = poisoned(both, poison)
     return report
 
 

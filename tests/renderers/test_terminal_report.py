@@ -53,8 +53,10 @@ def test_the_first_screen_holds_verdict_causes_and_next_step(name: str) -> None:
         assert warning in text.replace("! ", "")
     if words.in_step(report):
         assert "DO NEXT" in text and report.findings[0].cause.advice in text
-        for finding in words.in_step(report):
+        for finding in words.in_step(report)[:2]:
             assert finding.cause.id in text
+        more = len(words.in_step(report)) - 2
+        assert more <= 0 or f"{more} more cause" in text
 
 
 @pytest.mark.parametrize("number", [4, 9, 40])

@@ -1,0 +1,92 @@
+"""Felt and caused, rank by rank: two views of the same lost nanoseconds.
+
+felt by a rank        where its device stood still: the buckets of its ledger
+caused by a rank      what it lost by itself + what all ranks lost standing still for it
+
+sum of felt  =  sum of caused  +  what is nobody's (transfers, ranks that were not recorded)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from clusterprof.attribution.blame import UNKNOWN
+from clusterprof.attribution.ledger import RankBooks
+from clusterprof.attribution.local import PEERS_UNKNOWN
+from clusterprof.attribution.spent import OTHER
+from clusterprof.findings import UNATTRIBUTED
+
+Amounts = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What one rank caused, by id of cause, in ns."""
+
+    own: Amounts
+    """What it lost by itself: of its ledger what it did not lose waiting for others."""
+    others: Amounts
+    """What ranks lost in operations waiting for it."""
+
+    @property
+    def both(self) -> dict[str, int]:
+        """Return own and others together, the largest first."""
+        sums = {id_: self.own.get(id_, 0) + self.others.get(id_, 0) for id_ in self._ids()}
+        return dict(sorted(((k, v) for k, v in sums.items() if v), key=lambda p: (-p[1], p[0])))
+
+    def _ids(self) -> list[str]:
+        return list(dict.fromkeys((*self.own, *self.others)))
+
+
+def doings_of(books: Sequence[RankBooks]) -> list[Doing]:
+    """Return for each rank what it caused."""
+    names = _names(books)
+    return [Doing(_own(one), renamed(one.caused, names)) for one in books]
+
+
+def nobodys(books: Sequence[RankBooks]) -> dict[str, int]:
+    """Return what was felt in operations and nobody caused, as the ledgers name it."""
+    names = _names(books)
+    out: dict[str, int] = {}
+    for one in books:
+        for id_, ns in renamed(one.felt, names).items():
+            out[id_] = out.get(id_, 0) + ns
+        out[UNATTRIBUTED] = out.get(UNATTRIBUTED, 0) + dict(one.reasons).get(PEERS_UNKNOWN, 0)
+        for id_, ns in renamed(one.caused, names).items():
+            out[id_] = out.get(id_, 0) - ns
+    return {id_: ns for id_, ns in out.items() if ns}
+
+
+def renamed(amounts: Amounts, names: Mapping[str, str]) -> dict[str, int]:
+    """Add causes up under the ids by which they are reported."""
+    out: dict[str, int] = {}
+    for cause, ns in amounts.items():
+        id_ = names.get(cause, UNATTRIBUTED)
+        out[id_] = out.get(id_, 0) + ns
+    return out
+
+
+def _names(books: Sequence[RankBooks]) -> dict[str, str]:
+    """Return cause -> the id under which most ranks' time of it is reported; one id for each."""
+    sizes: dict[str, dict[str, int]] = {}
+    for one in books:
+        for bucket in one.buckets:
+            for leaf in bucket.leaves:
+                of_leaf = sizes.setdefault(leaf, {})
+                of_leaf[bucket.id] = of_leaf.get(bucket.id, 0) + bucket.lost_ns
+    names = {leaf: max(sorted(of), key=lambda id_: of[id_]) for leaf, of in sizes.items()}
+    return {cause: id_ for cause, id_ in names.items() if cause not in (OTHER, UNKNOWN)}
+
+
+def _own(one: RankBooks) -> dict[str, int]:
+    own = {
+        bucket.id: bucket.lost_ns - sum(one.felt.get(leaf, 0) for leaf in bucket.leaves)
+        for bucket in one.buckets
+    }
+    named = {leaf for bucket in one.buckets for leaf in bucket.leaves}
+    # waited for without a cause, or for one that was too unsure to be named
+    felt = sum(ns for leaf, ns in one.felt.items() if leaf not in named)
+    felt += dict(one.reasons).get(PEERS_UNKNOWN, 0)
+    own[UNATTRIBUTED] = sum(ns for _, ns in one.reasons) - felt
+    return {id_: ns for id_, ns in own.items() if ns}

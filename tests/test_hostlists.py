@@ -1,0 +1,77 @@
+"""Host lists: hand-made ones compared whole, and the reader as the inverse of the writer."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from clusterprof.hostlists import fold, fold_numbers, unfold
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([], ""),
+        (["node7"], "node7"),
+        (["login"], "login"),
+        ([f"node{n:03d}" for n in range(1, 129)], "node[001-128]"),
+        (["gpu-a3", "gpu-a1", "gpu-a7", "gpu-a2", "gpu-a1"], "gpu-a[1-3,7]"),
+        (["node9", "node10", "node11"], "node[9-11]"),
+        (["node09", "node10", "node11"], "node[09-11]"),
+        (["n099", "n100"], "n[099-100]"),
+        (["n1", "n01", "n2", "n02"], "n[01,1,02,2]"),
+        (["n98", "n099", "n100"], "n[98,099-100]"),
+        (["a1", "b1", "a2", "login", "b3"], "a[1-2],b[1,3],login"),
+        (["n1.x.example", "n2.x.example", "n3.y.example"], "n[1-2].x.example,n3.y.example"),
+        (["10.0.0.9", "10.0.0.10", "10.0.0.11"], "10.0.0.[9-11]"),
+        # the number in which most differ: the rack of the first, the node of the second
+        (["gpu1-ib0", "gpu2-ib0", "gpu3-ib0"], "gpu[1-3]-ib0"),
+        ([f"r{r}n{n}" for r in (1, 2) for n in (1, 2, 3)], "r1n[1-3],r2n[1-3]"),
+        (["0", "1", "5"], "[0-1,5]"),
+        (["login", "login1", "login2"], "login,login[1-2]"),
+        (["a[1-2]", "b c", "d,e", "n1", "n2"], "a[1-2],b c,d,e,n[1-2]"),
+    ],
+)
+def test_lists_by_hand(names: list[str], text: str) -> None:
+    assert fold(names) == text
+
+
+def test_numbers() -> None:
+    assert fold_numbers([12, 0, 1, 2, 2, 13]) == "0-2,12-13"
+    assert fold_numbers([]) == ""
+
+
+def test_what_slurm_writes_is_read() -> None:
+    assert unfold("rack[1-2]node[08-10],login") == [
+        "rack1node08", "rack1node09", "rack1node10",
+        "rack2node08", "rack2node09", "rack2node10", "login",
+    ]  # fmt: skip
+
+
+def names_of(chance: random.Random) -> list[str]:
+    """Names as clusters have them, and some that nobody would give."""
+    stems = chance.sample(["node", "gpu-a", "login", "r1-n", "", "10.0.0.", "x9y", "é"], 3)
+    ends = chance.choice([[""], ["", ".a.example"], ["-ib0", "-ib1"], ["", "b", "0"]])
+    width = chance.choice([0, 0, 2, 3, 5])
+    highest = chance.choice([3, 12, 120, 100_000])
+    numbers = [str(chance.randrange(highest)).zfill(width) for _ in range(chance.randrange(40))]
+    return [chance.choice(stems) + n + chance.choice(ends) for n in numbers] + ["login"]
+
+
+def test_reading_is_the_inverse_of_writing() -> None:
+    for seed in range(3000):
+        names = names_of(random.Random(seed))
+        text = fold(names)
+        assert sorted(unfold(text)) == sorted(set(names)), text
+        assert fold(unfold(text)) == text
+        assert fold(reversed(names)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["a,", ",a", "a,,b", "a[1", "a]", "a[]", "a[2-1]", "a[1-]", "a[x]", "a[1-9999999]",
+             "a[1-9999][1-9999]", "a[[1]]"],
+)  # fmt: skip
+def test_what_is_no_list_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="host"):
+        unfold(text)
