@@ -185,7 +185,7 @@ def scope(report: Report) -> str:
     longest = max((node.duration_ns for node in report.nodes), default=0)
     return ", ".join(
         (
-            _count(len(report.nodes), "node"),
+            _count(len({(one.name, one.boot_id or one.key) for one in report.nodes}), "node"),
             _count(len(report.ranks), "rank"),
             _count(steps, "step"),
             f"{human(longest, 'ns')} recorded",
