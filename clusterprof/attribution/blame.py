@@ -133,6 +133,7 @@ def settle_waits(
     awaited = fresh + last[op[waiting - fresh]]
     ledger, unled = _charged(look, habits, ops, waiting, awaited, carry)
     charges = ledger.all()
+    gain_ns, co_late = _gain(ops, shortest, last)
     keep = kept(look)
     after = Carry(keep, _kept_charges(look, keep, charges), carry.operations + ops.team.size)
     new = charges.row >= fresh
@@ -144,7 +145,8 @@ def settle_waits(
         charges.ns[new],
         look.rows.transfer_ns[fresh:],
         np.where((np.diff(ops.first) > 1) & ~unled, ops.rank[last], NOBODY),
-        *_gain(ops, shortest, last),
+        np.where(unled, 0, gain_ns),
+        np.where(unled, 0, co_late),
     )
     return blamed, after
 

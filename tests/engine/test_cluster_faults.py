@@ -14,6 +14,7 @@ from faulty import (
     by_rank,
     cut_in_the_middle_of_a_frame,
     pair,
+    read,
     with_variables,
     without,
     write_on,
@@ -21,6 +22,7 @@ from faulty import (
 from recordings import SECOND
 from test_peers import GROUP, STEPS, job, seconds_of
 
+from clusterprof.engine.peers import across_ranks
 from clusterprof.probe import layout
 
 
@@ -191,3 +193,17 @@ def test_a_container_and_its_machine_see_the_same_rank_once(tmp_path: Path) -> N
     write_on(Machine("pod", "boot-1"), replace(scripts[1]), tmp_path / "pod")
     report = analysed(tmp_path)
     assert sorted(one.rank for one in report.ranks) == [0, 1]
+
+
+def test_a_device_that_two_ranks_share_is_said(tmp_path: Path) -> None:
+    nodes = []
+    for number, script in enumerate(pair()):
+        write_on(Machine(f"pod-{number}", "one machine"), script, tmp_path / f"n{number}")
+    for node in read(tmp_path):
+        [books] = node.books
+        shared = replace(books, ledger=replace(books.ledger, device="GPU-1f2e"))
+        nodes.append(replace(node, books=(shared,)))
+    assert across_ranks(nodes).notes == (
+        "GPU-1f2e was used by several processes at once (pod-0 pid 100, pod-1 pid 100): it counts"
+        " for each",
+    )
