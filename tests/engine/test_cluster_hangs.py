@@ -19,6 +19,7 @@ from test_peers import GROUP
 
 from clusterprof.findings import Report
 from clusterprof.probe import layout
+from clusterprof.renderers.words import warnings
 
 
 def hanging(tmp_path: Path, *events: list, scripts: list[Script] | None = None) -> Report:
@@ -49,6 +50,7 @@ def test_a_rank_that_never_came_is_named_with_who_waited(tmp_path: Path) -> None
         "progress stopped: rank 0 waited for 27 s in all_reduce 20 for rank 1 on"
     )
     assert note.endswith("asleep in do_poll.constprop.0")
+    assert warnings(report)[0] == note  # on the first screen
 
 
 def test_a_rank_that_crashed_is_named_with_how_it_ended(tmp_path: Path) -> None:
