@@ -52,7 +52,7 @@ class Across:
     """Reason (`timeline.collectives`) -> spans of operations that were left out."""
     clock_bound_ns: int | None = None
     """How far the common time of two nodes may be off; None: `clock_reason` says why."""
-    clock_reason: str = ""
+    clock_reason: str = "no operations of ranks were laid side by side"
     """What the bound does not hold for; "" when it holds for all nodes."""
     findings: tuple[Finding, ...] = ()
     """Of time outside the steps."""

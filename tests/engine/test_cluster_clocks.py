@@ -18,7 +18,7 @@ from faulty import (
     read,
     write_on,
 )
-from recordings import SECOND
+from recordings import SECOND, training
 from test_peers import job
 
 from clusterprof.engine.aligned import Sampler
@@ -117,3 +117,14 @@ def test_a_rank_that_always_leaves_late_is_within_the_bound(late_ms: int, tmp_pa
     # Laid over each other by who left when, the clocks are off by `late`; both stay 0.1 s.
     assert across.clock_bound_ns is not None
     assert late * SECOND <= across.clock_bound_ns <= 0.2 * SECOND
+
+
+def test_one_node_and_no_operations_have_no_bound_and_say_why(tmp_path: Path) -> None:
+    write_on(Machine("node-0"), pair()[0], tmp_path / "one" / "n0")
+    across = laid_beside(tmp_path / "one")
+    assert (across.clock_bound_ns, across.clock_reason) == (None, "one node: one clock")
+    script = training([(0.1, 0.3)] * 20)
+    write_on(Machine("node-0"), script, tmp_path / "none" / "n0")
+    across = laid_beside(tmp_path / "none")
+    why = "no operations of ranks were laid side by side"
+    assert (across.clock_bound_ns, across.clock_reason) == (None, why)
