@@ -131,6 +131,7 @@ def settle_waits(
     awaited = fresh + last[op[waiting - fresh]]
     ledger, unled = _charged(look, habits, ops, waiting, awaited, carry)
     charges = ledger.all()
+    gain_ns, co_late = _gain(ops, shortest, last)
     keep = kept(look)
     after = Carry(
         look.rows.take(keep), _kept_charges(keep, rows.op.size, charges),
@@ -146,7 +147,8 @@ def settle_waits(
         charges.ns[new],
         look.rows.transfer_ns[fresh:],
         np.where((np.diff(ops.first) > 1) & ~unled, ops.rank[last], NOBODY),
-        *_gain(ops, shortest, last),
+        np.where(unled, 0, gain_ns),
+        np.where(unled, 0, co_late),
     )
     return blamed, after
 

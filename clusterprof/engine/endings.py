@@ -29,6 +29,16 @@ class UnderWay:
     """Kind, form and peer (docs/design.md, section 12)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """An operation that the host of a rank left; where a device waits, it may go on there."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    operation: int
+
+
 @dataclass(slots=True)
 class Ending:
     """The end of one rank's process, on its node's clock."""
@@ -42,8 +52,8 @@ class Ending:
     """End of its last span; 0 = it had none."""
     longest_ns: int = 0
     """Of its operations that ended."""
-    reached: dict[int, int] = field(default_factory=dict)
-    """By group: the number of the last operation that it left."""
+    reached: dict[int, Left] = field(default_factory=dict)
+    """By group: the last operation that its host left."""
     last_began_ns: int = 0
     """When the last operation that it left had begun."""
     began: UnderWay | None = None
@@ -97,8 +107,10 @@ class Endings:
                 one.longest_ns = max(one.longest_ns, int((table.end_ns - table.start_ns).max()))
                 one.last_began_ns = max(one.last_began_ns, int(table.start_ns.max()))
                 for group in np.unique(table.a).tolist():
-                    rows = table.a == group
-                    one.reached[group] = int(table.b[rows][np.argmax(table.end_ns[rows])])
+                    rows = np.flatnonzero(table.a == group)
+                    row = rows[np.argmax(table.end_ns[rows])]
+                    columns = table.b, table.start_ns, table.end_ns, table.d
+                    one.reached[group] = Left(*(int(column[row]) for column in columns))
         one.seen_ns = max(one.seen_ns, one.spoke_ns)
         thread = process.threads.get(process.pid)
         if thread is None or not thread.t_ns.size:

@@ -72,7 +72,7 @@ def standstill(nodes: Sequence[NodeResult]) -> Standstill:
     stuck: list[Stuck] = []
     operations: dict[int, UnderWay] = {}
     for person, one in recorded.items():
-        under_way = one.ending.under_way
+        under_way = one.ending.under_way or people.left_behind(person, one)
         if under_way is None:
             continue
         team = people.team(person, under_way, one.ending)
@@ -85,17 +85,15 @@ def standstill(nodes: Sequence[NodeResult]) -> Standstill:
     found = [
         one
         for one in hangs(stuck, people.members, seen)
-        if any(_long(recorded[known[number]]) for number in one.waiting)
+        if any(_long(recorded[known[number]], operations[number]) for number in one.waiting)
     ]
     idle = tuple(one for one in found if not _at_work(one, known, recorded))
     busy = tuple(one for one in found if one not in idle)
     return Standstill(known, recorded, idle, busy, operations)
 
 
-def _long(one: Recorded) -> bool:
-    under_way = one.ending.under_way
-    shortest_ns = max(HANG_NS, _LONGER * one.ending.longest_ns)
-    return under_way is not None and one.waited_ns(under_way) >= shortest_ns
+def _long(one: Recorded, under_way: UnderWay) -> bool:
+    return one.waited_ns(under_way) >= max(HANG_NS, _LONGER * one.ending.longest_ns)
 
 
 def _at_work(hang: Hang, people: Sequence[Person], recorded: Mapping[Person, Recorded]) -> bool:
@@ -153,6 +151,7 @@ class _People:
         announced: Mapping[tuple[int, int], tuple[int, ...]],
     ) -> None:
         self.known: dict[Person, int] = {}
+        self._recorded = recorded
         self.members: dict[int, list[int]] = {}
         self._teams: dict[tuple[int, ...], int] = {}
         self._groups = {key: set(ranks) for key, ranks in announced.items()}
@@ -167,6 +166,26 @@ class _People:
         """Return the number of a rank."""
         return self.known.setdefault(person, len(self.known))
 
+    def left_behind(self, person: Person, one: Recorded) -> UnderWay | None:
+        """Return the last operation of a silent rank, if a member has not come so far.
+
+        The host of a rank with a device leaves before the operation ends, and then stands still
+        wherever it needs the result.
+        """
+        if one.silent_ns < HANG_NS:
+            return None
+        for group, left in sorted(one.ending.reached.items(), key=lambda i: -i[1].end_ns):
+            if left.operation & layout.OPERATION_MASK in _PAIR or left.number < 0:
+                continue
+            for rank in self._groups.get((person[0], group), ()):
+                other = self._recorded.get((person[0], rank))
+                if other is not None and group in other.ending.reached:
+                    began = other.ending.under_way
+                    there = began is not None and began.group == group
+                    if other.ending.reached[group].number + there < left.number:
+                        return UnderWay(left.start_ns, group, left.number, left.operation)
+        return None
+
     def team(self, person: Person, began: UnderWay, ending: Ending) -> tuple[int, int] | None:
         """Return the team a rank waits in and the number of the operation; None = not known."""
         job, rank = person
@@ -178,7 +197,9 @@ class _People:
             giver, taker = (rank, peer) if sends else (peer, rank)
             return self._team((job, began.group, giver, taker), (giver, taker)), began.number
         ranks = self._groups.get((job, began.group), {rank})
-        number = began.number if began.number >= 0 else ending.reached.get(began.group, -1) + 1
+        number = began.number
+        if number < 0 and began.group in ending.reached:
+            number = ending.reached[began.group].number + 1
         return self._team((job, began.group), sorted(ranks)), number
 
     def _team(self, key: tuple[int, ...], ranks: Sequence[int]) -> int:

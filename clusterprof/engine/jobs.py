@@ -15,12 +15,18 @@ from dataclasses import dataclass, field, replace
 
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.engine.node import NodeResult
-from clusterprof.engine.sightings import Sighting, once_each, renamed, sightings
+from clusterprof.engine.sightings import (
+    TOUCH_NS,
+    Sighting,
+    once_each,
+    renamed,
+    shared_devices,
+    sightings,
+)
 from clusterprof.findings import Blind
 
 UNCLEAR = -1
 _REMEDY = "record on every node of the job, and give the folders of all: analyze host1/ host2/"
-TOUCH_NS = 1_000_000_000  # a process that follows another may seem to begin before that ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ def told_apart(nodes: Sequence[NodeResult]) -> Told:
     """Number the jobs of all ranks (`RankBooks.job`), and leave out what was recorded twice."""
     nodes = renamed(nodes)
     seen, notes = once_each(sightings(nodes))
+    notes += shared_devices(seen)
     by_name: dict[tuple[str, int | None, int], list[Sighting]] = {}
     for one in seen:
         by_name.setdefault((one.job, one.place.world_size, one.place.restart), []).append(one)

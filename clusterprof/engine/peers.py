@@ -63,7 +63,7 @@ class Across:
     """Why operations of ranks were not laid side by side at all; "" when they were."""
     clock_bound_ns: int | None = None
     """How far the common time of two nodes may be off; None: `clock_reason` says why."""
-    clock_reason: str = ""
+    clock_reason: str = "no operations of ranks were laid side by side"
     """What the bound does not hold for; "" when it holds for all nodes."""
     findings: tuple[Finding, ...] = ()
     """Of time outside the steps."""

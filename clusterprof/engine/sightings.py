@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.engine.node import NodeResult
 from clusterprof.timeline.identity import Place
+
+TOUCH_NS = 1_000_000_000
+"""A process that follows another may seem to begin that much before the other ends."""
+_UNIQUE = ("GPU-", "MIG-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,8 @@ class Sighting:
     """First and last record, by the wall clock that its node had at the start."""
     last_ns: int
     in_step_ns: int
+    device: str
+    """Of all machines: its UUID, else its machine and number; "" when none was measured."""
 
 
 def sightings(nodes: Sequence[NodeResult]) -> list[Sighting]:
@@ -58,9 +65,33 @@ def sightings(nodes: Sequence[NodeResult]) -> list[Sighting]:
                     first_ns=one.first_ns + ahead_ns,
                     last_ns=one.last_ns + ahead_ns,
                     in_step_ns=one.ledger.in_step_ns,
+                    device=_device(node, one.ledger.device),
                 )
             )
     return out
+
+
+def _device(node: NodeResult, name: str) -> str:
+    if not name or name.startswith(_UNIQUE):
+        return name
+    return f"{name} of {node.facts.key}"
+
+
+def shared_devices(seen: Iterable[Sighting]) -> list[str]:
+    """Say which devices several processes used at the same time: their time counts for each."""
+    by_device: dict[str, list[Sighting]] = {}
+    for one in seen:
+        if one.device:
+            by_device.setdefault(one.device, []).append(one)
+    notes = []
+    for device, ones in sorted(by_device.items()):
+        ones = sorted(ones, key=lambda one: one.first_ns)
+        if any(b.first_ns + TOUCH_NS < a.last_ns for a, b in pairwise(ones)):
+            who = ", ".join(f"{one.node} pid {one.pid}" for one in ones)
+            notes.append(
+                f"{device} was used by several processes at once ({who}): it counts for each"
+            )
+    return notes
 
 
 def wall_ahead_ns(node: NodeResult) -> int:

@@ -14,7 +14,7 @@ def scope(report: Report) -> str:
     """Say what was recorded: nodes, ranks, accelerators, steps, time and coverage."""
     steps = max((rank.steps for rank in report.ranks), default=0)
     longest = max((node.duration_ns for node in report.nodes), default=0)
-    parts = [count(len(report.nodes), "node"), _ranks(report)]
+    parts = [count(_machines(report), "node"), _ranks(report)]
     if report.job is not None and report.job.gpus:
         parts.append(count(report.job.gpus, "GPU"))
     parts += [count(steps, "step"), f"{human(longest, 'ns')} recorded"]
@@ -46,6 +46,11 @@ def clocks(report: Report) -> str:
 def count(number: int, noun: str) -> str:
     """Write a number with its noun: "1 node", "2 nodes"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _machines(report: Report) -> int:
+    """How many there are: a machine may have been recorded more than once."""
+    return len({(one.name, one.boot_id or one.key) for one in report.nodes})
 
 
 def _ranks(report: Report) -> str:

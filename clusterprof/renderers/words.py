@@ -163,7 +163,7 @@ def outside(report: Report) -> str:
 
 def warnings(report: Report) -> list[str]:
     """Return what a reader must know before believing any number, loudest first."""
-    lines: list[str] = []
+    lines = [safe_text(note, 400) for note in report.notes if note.startswith("progress stopped")]
     if report.emulated:
         lines.append("EMULATED ACCELERATORS: no GPU was measured; device times are an emulator's.")
     unmeasured = [rank for rank in report.ranks if rank.source == "host-spans" and rank.lost_ns]

@@ -15,8 +15,9 @@ The bound is wide on purpose: the middle eight tenths of what single operations 
 (leaving late is one-sided, a median of many may be late by as much as that), the bend between
 knots, the drift where no line could be drawn, and the bounds of those through whom a node was
 aligned. A node that always leaves later than the others, by the same amount, looks like an offset:
-no method that sees only when operations end can tell. Blame does not need this clock: `durations`
-carry it (docs/design.md, section 12). It orders what happened on different nodes, for people.
+no method that sees only when operations end can tell (`engine/aligned` bounds it by when ranks
+came). Blame does not need this clock: durations carry it (docs/design.md, section 12). It orders
+what happened on different nodes.
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ def test_a_delay_one_way_is_the_networks_and_nobody_comes_last() -> None:
     assert set(caused_ms(books, 0)) <= {"unattributed"}  # the first step
     assert sum(caused_ms(books, 0).values()) <= 12
     assert blamed.last[1:].tolist() == [NOBODY] * (STEPS - 1)
+    assert blamed.recoverable_ns[1:].tolist() == [0] * (STEPS - 1)
     everything = int(books.felt_ns.sum()) // MS
     assert caused_ms(books, NOBODY) == {
         "net-transfer": everything - sum(caused_ms(books, 0).values())

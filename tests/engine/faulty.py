@@ -10,7 +10,15 @@ from typing import Any
 
 from builders import header
 from recordings import MAIN, SECOND, Script, seconds
+from test_analysis import check_books
+from test_peers import STEPS, job, seconds_of
 
+from clusterprof.engine.limits import bound
+from clusterprof.engine.local import analyze
+from clusterprof.engine.node import NodeResult, analyse_node
+from clusterprof.engine.peers import Across, across_ranks
+from clusterprof.findings import Report
+from clusterprof.trace.reader import node_folders
 from clusterprof.trace.schema import Clock, Columns, Event, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
 
@@ -117,3 +125,41 @@ def cut_in_the_middle_of_a_frame(folder: Path, share: float) -> None:
     (segment,) = folder.glob("*.cpf")
     data = segment.read_bytes()
     segment.write_bytes(data[: round(share * len(data))])
+
+
+# What `job((0.0, 0.3), (0.2, 0.3))` says of rank 0 when both are recorded (test_peers).
+BLAMED = {"net-transfer": 6.0, "storage-local": 5.9, "cpu-preprocess": 5.9, "unattributed": 0.2}
+
+
+def pair(steps: int = STEPS) -> list[Script]:
+    return job((0.0, 0.3), (0.2, 0.3), steps=steps)
+
+
+def with_variables(script: Script, **variables: str) -> Script:
+    script.variables = {**script.variables, **variables}
+    return script
+
+
+def without(script: Script, *names: str) -> Script:
+    script.variables = {k: v for k, v in script.variables.items() if k not in names}
+    return script
+
+
+def analysed(folder: Path) -> Report:
+    report = analyze(folder)
+    check_books(report)
+    return report
+
+
+def read(folder: Path) -> list[NodeResult]:
+    return [analyse_node(one, bound({})) for one in node_folders(folder)]
+
+
+def laid_beside(folder: Path) -> Across:
+    return across_ranks(read(folder))
+
+
+def by_rank(report: Report, rank: int) -> list[dict[str, float]]:
+    """What each process that was this rank lost, in the order of the recordings."""
+    rows = [row for row, one in enumerate(report.ranks) if one.rank == rank]
+    return [seconds_of(report, row) for row in rows]

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 from recorder.recording_runs import environment, events_of, record
 
+from clusterprof.engine.local import analyze
+
 pytestmark = pytest.mark.torch
 
 SCRIPT = """
-import os, sys
+import os, sys, time
 import clusterprof
-with clusterprof.span("try"):
-    pass
+for part in range(2):
+    with clusterprof.span("try"):
+        time.sleep(1)
 sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0")
 """
 
@@ -36,3 +39,8 @@ def test_the_tries_of_a_restarted_rank_are_told_apart(tmp_path: Path) -> None:
         if one.attributes["rank"] is not None
     }
     assert sorted(tries.values()) == [(0, 0), (0, 1)]
+    report = analyze(tmp_path / "run")
+    assert [one.rank for one in report.ranks] == [0, 0]  # each life has a line of its own
+    [note] = [one for one in report.notes if "anew" in one]
+    assert note.startswith("the ranks of job ")
+    assert note.endswith(" began anew once; each life has lines of its own")

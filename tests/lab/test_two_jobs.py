@@ -1,0 +1,63 @@
+"""Two jobs at once on one machine, recorded into one folder: the report keeps them apart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from recorder.recording_runs import PYTHON, RECORD, environment, own_job, wait_until
+
+from clusterprof.errors import NoRecording
+from clusterprof.trace.reader import NodeReader, node_folders
+
+SCRIPT = """
+import time
+import clusterprof
+for number in range(10):
+    with clusterprof.span("data_wait"):
+        time.sleep(0.1)
+    clusterprof.step()
+"""
+ROOT = str(Path(__file__).parents[2])  # the script finds the package as an installed one
+
+
+def ended(out: Path) -> int:
+    """How many recorders have said that they stopped."""
+    try:
+        folders = node_folders(out)
+    except NoRecording:
+        return 0
+    return sum(
+        any(getattr(one, "kind", "") == "recorder-stopped" for one in NodeReader(folder))
+        for folder in folders
+    )
+
+
+def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(SCRIPT)
+    names = sorted(own_job(name) for name in ("first", "second"))
+    jobs = []
+    for name in names:
+        env = environment(name, RANK="0", WORLD_SIZE="2", PYTHONPATH=ROOT)
+        command = [*RECORD, "-o", str(out), "--", sys.executable, str(script)]
+        jobs.append(subprocess.Popen(command, env=env))
+    assert [job.wait(timeout=60) for job in jobs] == [0, 0]
+    wait_until(lambda: ended(out) == 2)
+    done = subprocess.run(
+        [PYTHON, "-m", "clusterprof", "analyze", str(out), "--json"],
+        capture_output=True, text=True, timeout=60, check=True, env=environment(PYTHONPATH=ROOT),
+    )  # fmt: skip
+    report = json.loads(done.stdout)
+    assert [(one["rank"], one["steps"]) for one in report["ranks"]] == [(0, 10), (0, 10)]
+    missing = [one["message"] for one in report["not_seen"] if one["what"] == "ranks"]
+    assert missing == [
+        f"1 of 2 ranks of job {name} have no recording: 1; waits for them are sync-unknown-peer"
+        for name in names
+    ]
+    assert (
+        f"recordings of 2 jobs lie here: {names[0]} (ranks 0); {names[1]} (ranks 0); ranks of"
+        " different jobs are never laid side by side"
+    ) in report["notes"]
