@@ -17,7 +17,7 @@ from clusterprof.attribution.ledger import (
 )
 from clusterprof.attribution.local import BLOCKED, NO_SIGNAL, PRECEDENCE, taken
 from clusterprof.attribution.painting import FILL_ORDER, fill
-from clusterprof.attribution.partial import EMPTY, SHARE, Partial, merge
+from clusterprof.attribution.partial import EMPTY, SHARE, SLOWEST, Partial, merge
 from clusterprof.attribution.regions import RankState
 from clusterprof.attribution.totals import three_digits
 from clusterprof.detectors.registry import DETECTORS
@@ -165,3 +165,13 @@ def test_every_cause_has_its_place_in_the_precedence() -> None:
 def test_steps_are_kept_to_three_digits() -> None:
     lengths = np.array([0, 999, 1_000, 1_004, 132_456_789, 999_500])
     assert three_digits(lengths).tolist() == [0, 999, 1_000, 1_000, 132_000_000, 1_000_000]
+
+
+def test_the_slowest_steps_stay_however_partials_are_merged() -> None:
+    # a hundred steps, of which the one that begins at second n takes n ns; 36 to 99 are the slowest
+    parts = [Partial(slowest={at: at for at in range(first, 100, 3)}) for first in range(3)]
+    a, b, c = parts
+    whole = merge(a, b, c).slowest
+    assert SLOWEST == 64
+    assert whole == {at: at for at in range(36, 100)}
+    assert merge(merge(c, a), b).slowest == merge(a, merge(b, c)).slowest == whole
