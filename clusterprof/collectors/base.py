@@ -49,8 +49,8 @@ class Collector(Protocol):
         """Open the source and return its columns: (signal, device) in the order of `sample()`."""
         ...
 
-    def sample(self) -> Sequence[Value]:
-        """Return one value per column, or in its place why there is none."""
+    def sample(self) -> Sequence[Value] | None:
+        """Return one value per column, or in its place why there is none; None = nothing new."""
         ...
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import clusterprof
 from clusterprof.linux.mountinfo import parse_mountinfo
 from clusterprof.linux.roots import Roots
-from clusterprof.recorder import identity
+from clusterprof.recorder import identity, links
 from clusterprof.trace.schema import SCHEMA_VERSION
 from clusterprof.trace.schema import Clock as ClockRecord
 
@@ -42,11 +42,12 @@ def node_identity(roots: Roots, start: ClockRecord, environ: Mapping[str, str]) 
 
 
 def host_inventory(roots: Roots) -> dict[str, Any]:
-    """Return the header's `host`: cpus, memory_bytes, disks, nics, mounts."""
+    """Return the header's `host`: cpus, memory_bytes, disks, nics, hcas, mounts."""
     host: dict[str, Any] = {
         "cpus": _cpus(roots),
         "disks": list(_disks(roots.sys / "class/block"))[:_DISKS_AT_MOST],
-        "nics": list(_nics(roots.sys / "class/net")),
+        "nics": links.nics(roots.sys, roots.proc),
+        "hcas": links.hcas(roots.sys),
         "mounts": _mounts(roots),
     }
     for line in _text(roots.proc / "meminfo").splitlines():
@@ -91,18 +92,6 @@ def _disks(folder: Path) -> Iterator[dict[str, Any]]:
         rotational = _number(disk / "queue/rotational")
         if rotational is not None:
             entry["rotational"] = bool(rotational)
-        yield entry
-
-
-def _nics(folder: Path) -> Iterator[dict[str, Any]]:
-    for nic in _entries(folder):
-        entry: dict[str, Any] = {"name": nic.name}
-        megabits = _number(nic / "speed")
-        if megabits is not None and megabits > 0:  # -1 = unknown to the driver
-            entry["link_bytes_per_second"] = megabits * 125_000
-        state = _text(nic / "operstate").strip()
-        if state:
-            entry["state"] = state
         yield entry
 
 

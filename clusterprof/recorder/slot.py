@@ -83,6 +83,8 @@ class Slot:
         while self.status == "available":
             try:
                 sample = self.collector.sample()
+                if sample is None:  # nothing new since the last tick, and no fault
+                    return
                 self._batch.add(self._taken_ns(now_ns) if self._says_when else now_ns, sample)
             except Unavailable as reason:
                 self._whole_gap(now_ns, reason)
