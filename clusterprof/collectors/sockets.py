@@ -26,6 +26,7 @@ from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux.addresses import local_addresses
 from clusterprof.linux.job_sockets import Found, JobSockets
 from clusterprof.linux.sock_diag import ESTABLISHED, Connections, Told
+from clusterprof.linux.tcp_info import UNKNOWN
 from clusterprof.signals import Signal
 
 COUNTERS: tuple[tuple[Signal, str], ...] = (
@@ -67,21 +68,29 @@ class SocketsCollector:
     isolated: ClassVar[bool] = False
     interval_ns: ClassVar[int] = 1_000_000_000
 
-    def __init__(self, context: Context, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        context: Context,
+        clock: Callable[[], int] = time.monotonic_ns,
+        connect: Callable[[], Connections] = Connections,
+        addresses: Callable[[], dict[bytes, str]] = local_addresses,
+    ) -> None:
         self._context = context
         self._clock = clock
+        self._connect = connect
         self._kernel: Connections | None = None
-        self._finder = JobSockets(context.roots, local_addresses)
+        self._finder = JobSockets(context.roots, addresses)
         self._known: dict[int, Found] = {}
         self._read: dict[int, _Read] = {}
         self._nics: dict[str, _Nic] = {}  # outlives open(): its totals only grow
         self._homes: dict[int, bool] = {}  # process -> is it in our network namespace
         self._turn = 0
+        self._said = False  # that some processes are elsewhere
         self._events: list[tuple[str, dict[str, Any]]] = []
 
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Open the kernel's list and return the columns of the interfaces seen so far."""
-        self._kernel = self._kernel or Connections()
+        self._kernel = self._kernel or self._connect()
         self._columns = tuple(self._nics)
         kinds = [*GAUGES, *(signal for signal, _ in COUNTERS)]
         return [(signal, nic) for nic in self._columns for signal in kinds]
@@ -89,7 +98,7 @@ class SocketsCollector:
     def sample(self) -> Sequence[Value]:
         """Look for connections, ask those that are known, and add up by interface."""
         if self._kernel is None:
-            self._kernel = Connections()
+            self._kernel = self._connect()
         try:
             pids = self._processes()
             self._finder.look(self._kernel, pids, self._known, self._clock)
@@ -142,7 +151,8 @@ class SocketsCollector:
             home = os.readlink(f"{proc}/{pid}/ns/net") == os.readlink(f"{proc}/self/ns/net")
         except OSError:
             return True  # may not be told: its connections are found or they are not
-        if not home:
+        if not home and not self._said:
+            self._said = True
             self._events.append(("connections-unseen", {"pid": pid, "why": _ELSEWHERE.message}))
         return home
 
@@ -153,9 +163,11 @@ class SocketsCollector:
             known = (known[begin:] + known[:begin])[:_AT_A_TICK]
             self._turn = begin + _AT_A_TICK
         for (inode, found), told in zip(known, kernel.ask([found.listed for _, found in known])):
-            if told is not None:
+            lives = told is not None and told.state == ESTABLISHED
+            # One that waits after its end (TIME_WAIT) has forgotten what it counted.
+            if told is not None and (lives or told.info != UNKNOWN):
                 self._take(inode, found, told)
-            if told is None or told.state != ESTABLISHED:
+            if not lives:
                 del self._known[inode]
                 self._read.pop(inode, None)
 
