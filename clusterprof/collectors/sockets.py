@@ -9,7 +9,7 @@ Counters add up what each connection counted since it was first seen (since its 
 is younger than the recording) and keep what closed ones had; what a connection did after its last
 sample is lost with it. Round-trip times are medians over the connections that got data through
 since the last sample, or over all when none did. Listing the machine's connections is done every
-3 s and in pieces; at most 128 connections of the job are asked in a tick, then it is the others'
+3 s, less often where it takes long, and in pieces; at most 128 connections of the job are asked in a tick, then it is the others'
 turn. The kernel may load its module `tcp_diag` for the first list.
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from clusterprof import signals
@@ -51,6 +52,7 @@ GAUGES: tuple[Signal, ...] = (
 _AT_A_TICK = 128
 _PROCESSES_AT_MOST = 512
 _WRAP = {"retransmits": 1 << 32, "ecn_marked": 1 << 32}
+_COUNTED = attrgetter(*(field for _, field in COUNTERS))
 _ACKED = [field for _, field in COUNTERS].index("acked_bytes")
 _NOT_TOLD = Unavailable("absent", "this kernel does not tell it of a connection", "")
 _NOT_MEASURED = Unavailable("absent", "no connection of the job has measured it", "")
@@ -172,15 +174,18 @@ class SocketsCollector:
                 self._read.pop(inode, None)
 
     def _take(self, inode: int, found: Found, told: Told) -> None:
-        nic = self._nics.setdefault(found.nic, _Nic())
+        nic = self._nics.get(found.nic)
+        if nic is None:
+            nic = self._nics[found.nic] = _Nic()
         read = self._read.get(inode)
         if read is None or read.id != found.listed.id:
             read = self._read[inode] = _Read(found)
         read.told = told
-        now = [getattr(told.info, field) for _, field in COUNTERS]
+        now = _COUNTED(told.info)
         before = read.counters if read.counters is not None else now if found.was_there else _ZERO
         read.moved = now[_ACKED] is None or now[_ACKED] != before[_ACKED]
-        nic.add(now, before)
+        if now != before or None in now:
+            nic.add(now, before)
         read.counters = now
 
 

@@ -16,7 +16,8 @@ from clusterprof.linux.roots import Roots
 from clusterprof.linux.sock_diag import Connections, Listed
 
 _LIST_NS = 3_000_000_000  # between the end of one list and the next
-_LIST_SHARE = 300  # … and at least this many times what it took
+_LIST_SHARE = 5000  # … or this many times what it took …
+_LIST_NS_AT_MOST = 30_000_000_000  # … but no more than this
 _PIECES = 2  # of the list a call, some 260 connections each
 _LINKS = 256  # descriptors a call
 _AGAIN_NS = 60_000_000_000  # then strangers are looked at again: a socket can be handed over
@@ -82,15 +83,19 @@ class JobSockets:
                 return
             self._begin(kernel, began_ns)
         for _ in range(_PIECES):
-            found, last = kernel.more()
+            found, last = kernel.more(self._strangers, self._seen)
             for listed in found:
-                self._sort(listed, known)
+                before = known.get(listed.inode)
+                new = before is None or before.listed.id != listed.id
+                if new and len(self._pending) < _MOST:
+                    self._pending[listed.inode] = listed
             if last:
                 self._end()
                 break
         self._spent_ns += clock() - began_ns
         if not self._listing:
-            self._due_ns = began_ns + max(_LIST_NS, _LIST_SHARE * self._spent_ns)
+            rest_ns = min(_LIST_SHARE * self._spent_ns, _LIST_NS_AT_MOST)
+            self._due_ns = began_ns + max(_LIST_NS, rest_ns)
         self._go_on(known, began_ns)
 
     def restart(self) -> None:
@@ -106,17 +111,6 @@ class JobSockets:
         self._spent_ns = 0
         self._seen = set()
         self._pending = {}
-
-    def _sort(self, listed: Listed, known: dict[int, Found]) -> None:
-        inode = listed.inode
-        before = known.get(inode)
-        if before is not None and before.listed.id == listed.id:
-            return
-        if len(self._seen) < _MOST:
-            if inode in self._strangers and before is None:
-                self._seen.add(inode)
-            else:
-                self._pending[inode] = listed
 
     def _end(self) -> None:
         self._listing = False

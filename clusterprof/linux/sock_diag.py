@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
 from clusterprof.errors import Unavailable
@@ -41,8 +41,13 @@ _ESTABLISHED_ONLY = 1 << ESTABLISHED
 _INFO = 2  # INET_DIAG_INFO; in a request the bit before its number
 _LIST = struct.Struct("=BBBB48sII")  # struct inet_diag_req
 _ONE = struct.Struct("=BBBBI48s")  # struct inet_diag_req_v2
-_ENTRY = struct.Struct("=IH10xBB2x48s16xI")  # header and inet_diag_msg of one answer
-_MESSAGE = struct.Struct("=BBBB48sIIIII")
+_HEAD = struct.Struct("=IH")  # length and type
+_ENTRY = struct.Struct("=16xB3x48s20x")  # family and identity, of header and inet_diag_msg
+_INODE = struct.Struct("=84xI")
+_MESSAGE = struct.Struct("=16xxB54xII")  # state and both queues, of header and inet_diag_msg
+_MESSAGE_END = 88
+_HEAD_OF_ATTRIBUTE = struct.Struct("=H2x")
+_INFO_TYPE = struct.pack("=H", _INFO)
 _AT_A_TIME = 32  # questions in one call: their answers fit the socket's buffer
 _CLOSED = {errno.ENOENT, errno.ESTALE}
 _BYTECODE = 1
@@ -50,13 +55,26 @@ _JUMP, _SOURCE_IS = 1, 7
 _HOST = struct.Struct("=BBHi")
 
 
-class Listed(NamedTuple):
+class Listed:
     """One established connection of the list."""
 
-    inode: int
-    family: int
-    id: bytes
-    """struct inet_diag_sockid, cookie included: names this connection and no later one."""
+    __slots__ = ("_question", "family", "id", "inode")
+
+    def __init__(self, inode: int, family: int, identity: bytes) -> None:
+        self.inode = inode
+        self.family = family
+        self.id = identity
+        """struct inet_diag_sockid, cookie included: names this connection and no later one."""
+        self._question = b""
+
+    @property
+    def question(self) -> bytes:
+        """The message that asks the kernel for it, the same each time."""
+        if not self._question:
+            body = _ONE.pack(self.family, _TCP, 1 << _INFO - 1, 0, _ESTABLISHED_ONLY, self.id)
+            size = HEADER.size + len(body)
+            self._question = HEADER.pack(size, _BY_FAMILY, REQUEST, 1, 0) + body
+        return self._question
 
     @property
     def local(self) -> bytes:
@@ -90,27 +108,35 @@ class Connections:
         except Unavailable:
             self._list.close()
             raise
+        self._info_at = self._info_size = 0
 
     def start(self) -> None:
         """Ask for the list of established connections, loopback left out."""
         body = _LIST.pack(_AF_INET, 0, 0, 0, bytes(48), _ESTABLISHED_ONLY, 0)
         self._list.ask(_TCPDIAG_GETSOCK, DUMP, body + attribute(_BYTECODE, _NOT_LOOPBACK))
 
-    def more(self) -> tuple[list[Listed], bool]:
-        """Return the next piece of the list, some 260 connections, and whether it was the last."""
+    def more(self, strangers: Set[int], seen: set[int]) -> tuple[list[Listed], bool]:
+        """Return the next piece of the list, some 260 connections, and whether it was the last.
+
+        `strangers`, by inode, are left out and added to `seen`.
+        """
         data = self._list.receive()
         found: list[Listed] = []
-        start, end, unpack, size = 0, len(data), _ENTRY.unpack_from, _ENTRY.size
+        start, end, size = 0, len(data), _ENTRY.size
+        head, number, entry = _HEAD.unpack_from, _INODE.unpack_from, _ENTRY.unpack_from
         while start + HEADER.size <= end:
-            length, kind = struct.unpack_from("=IH", data, start)
+            length, kind = head(data, start)
             if kind == DONE:
                 return found, True
             if kind == ERROR:
                 raise self._list.refused(data, start)
             if length < size or start + size > end:
                 break
-            _, _, family, _, name, inode = unpack(data, start)
-            found.append(Listed(inode, family, name))
+            (inode,) = number(data, start)
+            if inode in strangers:
+                seen.add(inode)
+            else:
+                found.append(Listed(inode, *entry(data, start)))
             start += (length + 3) & ~3
         return found, False
 
@@ -118,7 +144,7 @@ class Connections:
         """Yield what there is to say of each connection now; None = it is closed."""
         for first in range(0, len(connections), _AT_A_TIME):
             batch = connections[first : first + _AT_A_TIME]
-            self._one.send(b"".join(_question(n, known) for n, known in enumerate(batch)))
+            self._one.send(b"".join([known.question for known in batch]))
             for _ in batch:
                 yield self._answer()
 
@@ -135,22 +161,30 @@ class Connections:
             if error_number(data, 0) in _CLOSED:
                 return None
             raise self._one.refused(data, 0)
-        return parse_told(data)
+        # The kernel lays all answers out alike, so it is looked for once.
+        at, size = self._info_at, len(data)
+        if size != self._info_size or not at or data[at - 2 : at] != _INFO_TYPE:
+            self._info_at = at = find_info(data)
+            self._info_size = size
+        return parse_told(data, at)
 
 
-def parse_told(data: bytes) -> Told:
-    """Return what one answer says, header included."""
-    fields = _MESSAGE.unpack_from(data, HEADER.size)
-    info = UNKNOWN
-    for kind, start, end in attributes(data, HEADER.size + _MESSAGE.size, len(data)):
+def parse_told(data: bytes, at: int = 0) -> Told:
+    """Return what one answer says, header included; `at`: where `find_info` finds its details."""
+    state, unread, unsent = _MESSAGE.unpack_from(data)
+    start = at or find_info(data)
+    if start:
+        end = start + _HEAD_OF_ATTRIBUTE.unpack_from(data, start - 4)[0] - 4
+        return Told(state, unread, unsent, parse_tcp_info(data, start, end))
+    return Told(state, unread, unsent, UNKNOWN)
+
+
+def find_info(data: bytes) -> int:
+    """Return where the struct tcp_info of an answer begins, 0 = it has none."""
+    for kind, start, _ in attributes(data, _MESSAGE_END, len(data)):
         if kind == _INFO:
-            info = parse_tcp_info(data, start, end)
-    return Told(fields[1], fields[6], fields[7], info)
-
-
-def _question(number: int, known: Listed) -> bytes:
-    body = _ONE.pack(known.family, _TCP, 1 << _INFO - 1, 0, _ESTABLISHED_ONLY, known.id)
-    return HEADER.pack(HEADER.size + len(body), _BY_FAMILY, REQUEST, number, 0) + body
+            return start
+    return 0
 
 
 def _none_from(family: int, prefix_bits: int, address: bytes, behind: int) -> bytes:

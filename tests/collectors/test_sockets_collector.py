@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,11 @@ class Kernel:
         entries = [listed for listed, answer in self.all.values() if answer.state == 1]
         self.pieces = iter([entries[n : n + 2] for n in range(0, len(entries), 2)])
 
-    def more(self) -> tuple[list[Listed], bool]:
+    def more(self, strangers: Set[int], seen: set[int]) -> tuple[list[Listed], bool]:
         piece = next(self.pieces, None)
-        return (piece or [], piece is None)
+        found = [listed for listed in piece or [] if listed.inode not in strangers]
+        seen |= {listed.inode for listed in piece or []} & strangers
+        return (found, piece is None)
 
     def ask(self, connections: Sequence[Listed]) -> Iterator[Told | None]:
         for listed in connections:
@@ -64,7 +66,7 @@ class Kernel:
                 raise self.fails
             self.asked.append(listed.inode)
             known, answer = self.all.get(listed.inode, (None, None))
-            yield answer if known == listed else None
+            yield answer if known is not None and known.id == listed.id else None
 
     def close(self) -> None:
         self.opened -= 1

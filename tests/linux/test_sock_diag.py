@@ -47,7 +47,7 @@ def listed(kernel: Connections) -> dict[int, Listed]:
     found: dict[int, Listed] = {}
     last = False
     while not last:
-        piece, last = kernel.more()
+        piece, last = kernel.more(frozenset(), set())
         found.update({entry.inode: entry for entry in piece})
     return found
 
@@ -121,13 +121,22 @@ def test_a_closed_connection_is_told_apart_from_one_that_lives(kernel: Connectio
 def test_a_long_list_comes_in_pieces(kernel: Connections) -> None:
     pairs = [pair(own_address()) for _ in range(400)]
     kernel.start()
-    sizes = []
+    sizes, known = [], set()
     last = False
     while not last:
-        piece, last = kernel.more()
+        piece, last = kernel.more(frozenset(), set())
         sizes.append(len(piece))
+        known |= {entry.inode for entry in piece}
     assert sum(sizes) >= 800
     assert max(sizes) < 400
+    kernel.start()
+    strangers, seen, left = frozenset(sorted(known)[:500]), set[int](), 0
+    last = False
+    while not last:
+        piece, last = kernel.more(strangers, seen)
+        left += len(piece)
+    assert seen == strangers
+    assert left >= 300
     for endpoints in pairs:
         for endpoint in endpoints:
             endpoint.close()
