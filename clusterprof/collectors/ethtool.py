@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
-from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.linux.aside import Aside
 from clusterprof.linux.ethtool import Statistics, cards
 from clusterprof.signals import Signal
@@ -158,12 +158,12 @@ class EthtoolCollector:
             raise Unavailable("absent", message, "")
         return [(column.signal, column.device) for column in columns]
 
-    def sample(self) -> Sequence[Value] | None:
-        """Return what has been read since the last call; None when nothing has."""
+    def sample(self) -> Sequence[Value]:
+        """Return what has been read since the last call; raises NothingNew when nothing has."""
         taken = self._first or self._aside.take()
         self._first = None
         if taken is None:
-            return None
+            raise NothingNew
         self.sampled_ns, values = taken
         return values
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
-from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.linux import infiniband as ib
 from clusterprof.linux.aside import Aside
 from clusterprof.linux.infiniband import Link, Port, ports
@@ -85,12 +85,12 @@ class RdmaCollector:
         kinds = [*(signal for signal, _ in _COUNTERS), *_LINK]
         return [(signal, port.name) for port in self._ports for signal in kinds]
 
-    def sample(self) -> Sequence[Value] | None:
-        """Return what has been read since the last call; None when nothing has."""
+    def sample(self) -> Sequence[Value]:
+        """Return what has been read since the last call; raises NothingNew when nothing has."""
         taken = self._first or self._aside.take()
         self._first = None
         if taken is None:
-            return None
+            raise NothingNew
         self.sampled_ns, values = taken
         return values
 

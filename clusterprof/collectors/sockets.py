@@ -8,9 +8,11 @@ is theirs when one of them has it open (`/proc/<pid>/fd`). No address is recorde
 Counters add up what each connection counted since it was first seen (since its beginning, when it
 is younger than the recording) and keep what closed ones had; what a connection did after its last
 sample is lost with it. Round-trip times are medians over the connections that got data through
-since the last sample, or over all when none did. Listing the machine's connections is done every
-3 s, less often where it takes long, and in pieces; at most 128 connections of the job are asked in a tick, then it is the others'
-turn. The kernel may load its module `tcp_diag` for the first list.
+since the last sample, or over all when none did.
+
+Listing the machine's connections is done every 3 s, less often where it takes long, and in pieces;
+at most 128 connections of the job are asked in a tick, then it is the others' turn. The kernel may
+load its module `tcp_diag` for the first list.
 """
 
 from __future__ import annotations

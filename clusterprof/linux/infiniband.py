@@ -144,7 +144,7 @@ class Port:
         self._folder = str(roots.sys / "class/infiniband" / device / "ports" / number)
         self._descriptors = descriptors
         # Counters of a device with one port may lie with the device.
-        places = [f"{self._folder}/counters", f"{self._folder}/hw_counters"]
+        places = [f"{self._folder}/{kind}" for kind in ("counters", "hw_counters")]
         places.append(str(roots.sys / "class/infiniband" / device / "hw_counters"))
         self._paths: dict[str, str] = {}
         for place in places:

@@ -101,7 +101,7 @@ def _look(name: str, collector: Any) -> Look:
         if hasattr(collector, "strings"):
             found = f"{len(columns)} values of every row"
             return Look(name, "available", found, "", "", "")
-        return _values(name, columns, list(sample or ()))
+        return _values(name, columns, list(sample))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise

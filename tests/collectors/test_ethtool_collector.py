@@ -10,7 +10,7 @@ import pytest
 
 from clusterprof.collectors.base import Context, Value
 from clusterprof.collectors.ethtool import EthtoolCollector, columns_of
-from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.linux.ethtool import Statistics, cards
 from clusterprof.linux.roots import Roots
 
@@ -140,11 +140,15 @@ class Rig:
     def next(self) -> dict[tuple[str, str], Value]:
         self.now_ns += MS
         end = time.monotonic() + PATIENCE
-        while (sample := self.collector.sample()) is None:
-            assert time.monotonic() < end
-            time.sleep(0.001)
-        keys = [(signal.name, device) for signal, device in self.columns]
-        return dict(zip(keys, sample, strict=True))
+        while time.monotonic() < end:
+            try:
+                sample = self.collector.sample()
+            except NothingNew:
+                time.sleep(0.001)
+                continue
+            keys = [(signal.name, device) for signal, device in self.columns]
+            return dict(zip(keys, sample, strict=True))
+        raise AssertionError("nothing was read")
 
     def fresh(self) -> dict[tuple[str, str], Value]:
         self.next()

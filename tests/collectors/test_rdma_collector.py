@@ -8,7 +8,7 @@ import pytest
 
 from clusterprof.collectors.base import Context, Value
 from clusterprof.collectors.rdma import RdmaCollector
-from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.linux.roots import Roots
 
 PATIENCE = 20.0
@@ -46,11 +46,13 @@ class Rig:
         self.now_ns += 1_000_000  # a reading takes nanoseconds of this clock: it may rest over
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
-            values = self.collector.sample()
-            if values is not None:
-                keys = [(signal.name, device) for signal, device in self.columns]
-                return dict(zip(keys, values, strict=True))
-            time.sleep(0.001)
+            try:
+                values = self.collector.sample()
+            except NothingNew:
+                time.sleep(0.001)
+                continue
+            keys = [(signal.name, device) for signal, device in self.columns]
+            return dict(zip(keys, values, strict=True))
         raise AssertionError("nothing was read")
 
     def fresh(self) -> dict[tuple[str, str], Value]:
@@ -204,8 +206,7 @@ def test_files_are_given_back(host, open_files) -> None:
     rig.fresh()
     held = open_files() - before
     assert 0 < held <= 128 + 1
-    while rig.collector.sample() is None:
-        time.sleep(0.001)
+    rig.readings()
     rig.collector._aside._worker.answered.wait(PATIENCE)
     rig.collector.close()
     assert open_files() == before
