@@ -19,6 +19,7 @@ DEADLINE_NS = 2_000_000_000
 _REST_TIMES = 200
 _FIRST_WAIT_SECONDS = 0.5
 _LATER_WAIT_SECONDS = 0.2  # opened anew, within the recorder's loop
+_STACK_BYTES = 1 << 20  # the recorder's address space is bounded; 8 MiB is usual
 Reading = TypeVar("Reading")
 SILENT = Unavailable(
     "failed", "the driver does not answer", "look at the kernel's log; others are unaffected"
@@ -100,7 +101,12 @@ class _Worker(Generic[Reading]):
         self.answered.set()
         self.answer: tuple[int, Reading | Exception] | None = None
         self.asked_ns = self.due_ns = 0
-        threading.Thread(target=self._run, daemon=True, name="aside").start()
+        thread = threading.Thread(target=self._run, daemon=True, name="aside")
+        usual_bytes = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual_bytes)
 
     @property
     def hangs(self) -> bool:

@@ -22,6 +22,7 @@ from array import array
 from collections.abc import Sequence
 
 from clusterprof.errors import Unavailable, unavailable_from_os_error
+from clusterprof.linux.netlink import ROUTE
 from clusterprof.linux.roots import Roots
 
 CARDS_AT_MOST = 32
@@ -51,7 +52,10 @@ class Statistics:
     """Asks drivers for their statistics; raises `Unavailable` where they have none."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        # Any socket will do; one of this family leads nowhere but to the kernel.
+        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
+        self._socket = socket.socket(socket.AF_NETLINK, kind, ROUTE)
+        self._socket.bind((0, 0))
         self._buffer = array("Q")
 
     def count(self, nic: str) -> int:

@@ -39,6 +39,7 @@ class Netlink:
         try:
             kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
             self._socket = socket.socket(socket.AF_NETLINK, kind, protocol)
+            self._socket.bind((0, 0))  # from here on /proc/net/netlink tells whose it is
         except OSError as error:
             raise self.reason(error) from None
 
