@@ -91,9 +91,13 @@ def job(address: str, count: int) -> subprocess.Popen[str]:
 def measure(pid: int, ours: int) -> list[float]:
     """Return the cost of each sample once all connections are known."""
     now = [0]
+
+    def clock() -> int:
+        return now[0] + time.monotonic_ns()
+
     outward = Outward(local_addresses())
     collector: Any = SocketsCollector(
-        Context(Roots(), None, lambda: [pid]), lambda: now[0], addresses=lambda: outward
+        Context(Roots(), None, lambda: [pid]), clock, addresses=lambda: outward
     )
     collector.open()
     costs = []
