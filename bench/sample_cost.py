@@ -37,7 +37,8 @@ from clusterprof.linux.roots import Roots
 TURNS = 15
 SAMPLES = 50
 SETTLE_S = 6
-LEFT_OUT = {"gpu_nvidia", "gpu_emulated"}  # no kernel files; docs/gpu-notes.md has their cost
+# No kernel files (docs/gpu-notes.md has their cost), and what a thread reads now and then.
+LEFT_OUT = {"gpu_nvidia", "gpu_emulated", "ethtool", "rdma"}
 PER_PROCESS = ("stat", "io", "schedstat", "wchan")
 KERNEL_FILES = ("/proc/", "/sys/")
 

@@ -62,6 +62,10 @@ class DevicesChanged(Exception):  # a signal to the loop, not a fault
     """A collector's set of devices is no longer the one it opened; the recorder opens it anew."""
 
 
+class NothingNew(Exception):  # a signal to the loop, not a fault
+    """A collector has read nothing since it was asked last; the recorder writes nothing."""
+
+
 class Unavailable(Exception):  # a value as much as an exception
     """A value that could not be read, why, and what would make it readable.
 

@@ -39,7 +39,7 @@ def host_copy() -> Iterator[Callable[[str], Roots]]:
 
         def roots(name: str) -> Roots:
             target = Path(folder) / name
-            shutil.copytree(HOSTS / name, target)
+            shutil.copytree(HOSTS / name, target, symlinks=True)
             return Roots(target / "proc", target / "sys")
 
         yield roots
@@ -61,3 +61,9 @@ def as_nobody() -> Callable[[], AbstractContextManager[None]]:
             os.seteuid(0)
 
     return context
+
+
+@pytest.fixture
+def open_files() -> Callable[[], int]:
+    """Return how many files this process has open."""
+    return lambda: len(os.listdir("/proc/self/fd"))

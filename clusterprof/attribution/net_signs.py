@@ -221,7 +221,7 @@ def limited_by_loss(links: NodeLinks, bytes_per_second: float) -> Sign | None:
     if not ratio or not rtt or not least or _queued(rtt, least, _WITHIN):
         return None
     permitted = _MATHIS * _MSS / (rtt / 1e9 * ratio**0.5)
-    connections = links.level("tcp.job_connections") or 1.0
+    connections = links.level("tcp.job_connections_count") or 1.0
     if not permitted / _WITHIN <= bytes_per_second <= _WITHIN * connections * permitted:
         return None
     name, note = "tcp.loss_limit_bytes_per_second", "is what a connection carries at such a loss"

@@ -3,7 +3,8 @@
 The recorder, not the collector, handles failure, time and storage. `open()` may raise
 `Unavailable` (the collector is left out and the reason recorded); a single value that cannot be
 read is an `Unavailable` *in its place*, never a zero, never a hole; `sample()` may raise
-`Unavailable` (nothing of this tick) or `DevicesChanged` (open me again).
+`Unavailable` (nothing of this tick), `NothingNew` (not read since the last one) or
+`DevicesChanged` (open me again).
 """
 
 from __future__ import annotations

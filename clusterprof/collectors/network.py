@@ -1,8 +1,9 @@
 """What goes over the network interfaces, and what TCP had to send again.
 
-Columns: the six `network.*` signals of every interface that is up or has carried traffic, the
-loopback left out; then the three `tcp.*` of our network namespace. The link speed is read when the
-collector opens: it takes the network stack's lock, and an interface that comes up opens it anew.
+Columns: bytes, drops, errors, link speed and changes of the carrier of every interface that is up
+or has carried traffic, the loopback left out; then the three `tcp.*` of our network namespace. The
+link speed is read when the collector opens: it takes the network stack's lock, and an interface
+that comes up opens it anew.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import ClassVar
 from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, Unavailable
-from clusterprof.linux.held import HeldFile, hold
+from clusterprof.linux.held import HeldFile, MissingFile, hold
 from clusterprof.linux.netdev import (
     HEADER_LINES,
     LONGEST_RECORD,
@@ -31,6 +32,7 @@ _NIC: tuple[Signal, ...] = (
     signals.NET_TRANSMIT_DROPS,
     signals.NET_ERRORS,
     signals.NET_LINK_SPEED,
+    signals.NET_CARRIER_CHANGES,
 )
 _TCP: tuple[Signal, ...] = (
     signals.TCP_SEGMENTS,
@@ -59,7 +61,8 @@ class NetworkCollector:
         self._parse_snmp, self._parse_netstat = SnmpParser(), NetstatParser()
         lines = self._dev.read().split(b"\n")
         self._count = len(lines)
-        self._nics: list[tuple[int, str, int | Unavailable]] = []  # line, name, link speed
+        # line, name, link speed, carrier_changes
+        self._nics: list[tuple[int, str, int | Unavailable, HeldFile | MissingFile]] = []
         self._asleep: list[tuple[int, bytes]] = []  # interfaces left out: line number, line
         for number, line in enumerate(lines[HEADER_LINES:], HEADER_LINES):
             if not line:
@@ -68,10 +71,12 @@ class NetworkCollector:
             if nic == "lo":
                 continue
             if is_up(self._roots, nic) or traffic.receive_bytes + traffic.transmit_bytes > 0:
-                self._nics.append((number, nic, link_bytes_per_second(self._roots, nic)))
+                changes = hold(self._roots.sys / "class/net" / nic / "carrier_changes")
+                speed = link_bytes_per_second(self._roots, nic)
+                self._nics.append((number, nic, speed, changes))
             else:
                 self._asleep.append((number, line))
-        columns = [(signal, nic) for _, nic, _ in self._nics for signal in _NIC]
+        columns = [(signal, nic) for _, nic, _, _ in self._nics for signal in _NIC]
         return columns + [(signal, "") for signal in _TCP]
 
     def sample(self) -> Sequence[Value]:
@@ -83,17 +88,18 @@ class NetworkCollector:
             if lines[number] != line:
                 raise DevicesChanged
         values: list[Value] = []
-        for number, nic, speed in self._nics:
+        for number, nic, speed, changes in self._nics:
             name, traffic = parse_interface(lines[number])
             if name != nic:
                 raise DevicesChanged
             values += traffic
             values.append(speed)
+            values.append(_number(changes))
         return values + self._sample_tcp()
 
     def close(self) -> None:
         """Close all files."""
-        for held in (self._dev, self._snmp, self._netstat):
+        for held in (self._dev, self._snmp, self._netstat, *(nic[3] for nic in self._nics)):
             held.close()
 
     def _sample_tcp(self) -> list[Value]:
@@ -110,3 +116,10 @@ class NetworkCollector:
         except Unavailable as reason:
             values.append(reason)
         return values
+
+
+def _number(held: HeldFile | MissingFile) -> Value:
+    try:
+        return int(held.read())
+    except Unavailable as reason:
+        return reason

@@ -6,6 +6,7 @@ from clusterprof.collectors.cgroup import CgroupCollector
 from clusterprof.collectors.cores import CoresCollector
 from clusterprof.collectors.cpu import CpuCollector
 from clusterprof.collectors.disk import DiskCollector
+from clusterprof.collectors.ethtool import EthtoolCollector
 from clusterprof.collectors.gpu_emulated import GpuEmulatedCollector
 from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
 from clusterprof.collectors.memory import MemoryCollector
@@ -13,6 +14,8 @@ from clusterprof.collectors.mounts import MountsCollector
 from clusterprof.collectors.network import NetworkCollector
 from clusterprof.collectors.pressure import PressureCollector
 from clusterprof.collectors.processes import ProcessesCollector
+from clusterprof.collectors.rdma import RdmaCollector
+from clusterprof.collectors.sockets import SocketsCollector
 from clusterprof.collectors.threads import ThreadsCollector
 
 COLLECTORS: tuple[type, ...] = (
@@ -26,6 +29,9 @@ COLLECTORS: tuple[type, ...] = (
     DiskCollector,
     MountsCollector,
     NetworkCollector,
+    EthtoolCollector,
+    RdmaCollector,
+    SocketsCollector,  # after threads, whose processes it takes
     GpuNvidiaCollector,
     GpuEmulatedCollector,
 )

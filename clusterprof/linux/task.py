@@ -174,6 +174,10 @@ class Readings:
         """Drop the line of a process that has ended."""
         self._stats.pop(pid, None)
 
+    def pids(self) -> list[int]:
+        """Return the processes of the job's tree that somebody reads."""
+        return list(self._stats)
+
 
 class TaskFile:
     """One kernel file of one task, opened once if the bound allows."""

@@ -14,7 +14,7 @@ from typing import Any
 import clusterprof
 from clusterprof.linux.mountinfo import parse_mountinfo
 from clusterprof.linux.roots import Roots
-from clusterprof.recorder import identity
+from clusterprof.recorder import identity, links
 from clusterprof.trace.schema import SCHEMA_VERSION
 from clusterprof.trace.schema import Clock as ClockRecord
 
@@ -28,7 +28,6 @@ _PSEUDO = frozenset((
 _MOUNTS_AT_MOST = 256
 _DISKS_AT_MOST = 256
 _SECTOR_BYTES = 512
-_VIRTUAL_BUSES = ("virtio", "vmbus", "xen")
 
 
 def node_identity(roots: Roots, start: ClockRecord, environ: Mapping[str, str]) -> dict[str, str]:
@@ -43,11 +42,12 @@ def node_identity(roots: Roots, start: ClockRecord, environ: Mapping[str, str]) 
 
 
 def host_inventory(roots: Roots) -> dict[str, Any]:
-    """Return the header's `host`: cpus, memory_bytes, disks, nics, mounts."""
+    """Return the header's `host`: cpus, memory_bytes, disks, nics, hcas, mounts."""
     host: dict[str, Any] = {
         "cpus": _cpus(roots),
         "disks": list(_disks(roots.sys / "class/block"))[:_DISKS_AT_MOST],
-        "nics": list(_nics(roots.sys / "class/net")),
+        "nics": links.nics(roots.sys, roots.proc),
+        "hcas": links.hcas(roots.sys),
         "mounts": _mounts(roots),
     }
     for line in _text(roots.proc / "meminfo").splitlines():
@@ -93,32 +93,6 @@ def _disks(folder: Path) -> Iterator[dict[str, Any]]:
         if rotational is not None:
             entry["rotational"] = bool(rotational)
         yield entry
-
-
-def _nics(folder: Path) -> Iterator[dict[str, Any]]:
-    for nic in _entries(folder):
-        entry: dict[str, Any] = {"name": nic.name}
-        megabits = _number(nic / "speed")
-        if megabits is not None and megabits > 0:  # -1 = unknown to the driver
-            entry["link_bytes_per_second"] = megabits * 125_000
-        state = _text(nic / "operstate").strip()
-        if state:
-            entry["state"] = state
-        entry["physical"] = _physical(nic)
-        yield entry
-
-
-def _physical(nic: Path) -> bool:
-    """True for a NIC on a real bus and what is laid over one (bond, VLAN); others make speeds up.
-
-    https://docs.kernel.org/ABI/testing/sysfs-class-net: `device`, `lower_<name>`.
-    """
-    for one in (nic, *nic.glob("lower_*")):
-        bus = os.path.basename(os.path.realpath(one / "device/subsystem"))
-        driver = os.path.basename(os.path.realpath(one / "device/driver"))
-        if (one / "device").exists() and bus not in _VIRTUAL_BUSES and driver != "vmxnet3":
-            return True
-    return False
 
 
 def _mounts(roots: Roots) -> list[dict[str, str]]:

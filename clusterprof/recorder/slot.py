@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.recorder.batch import Table, Ticks
 from clusterprof.signals import Signal
 from clusterprof.trace.schema import Columns, Event, Gap, Record, Rows
@@ -84,6 +84,8 @@ class Slot:
             try:
                 sample = self.collector.sample()
                 self._batch.add(self._taken_ns(now_ns) if self._says_when else now_ns, sample)
+            except NothingNew:
+                return
             except Unavailable as reason:
                 self._whole_gap(now_ns, reason)
                 return

@@ -55,7 +55,7 @@ def hca(name: str = "mlx5_0/1", sent: float = 10 * GB, speed: float = 25 * GB) -
         f"rdma.transmit_bytes_total {name}": sent,
         f"rdma.receive_bytes_total {name}": sent,
         f"rdma.link_bytes_per_second {name}": speed,
-        f"rdma.state {name}": RDMA_UP,
+        f"rdma.state_count {name}": RDMA_UP,
     }
 
 

@@ -57,7 +57,7 @@ def test_rdma_that_is_there_and_unused_is_a_wrong_path() -> None:
     given, found = shared(both, both)
     assert given == {"net-path": 800}
     assert found.shares["net-path"].signs[0].device == "mlx5_0/1"
-    down = {**both, "rdma.state mlx5_0/1": 1.0}
+    down = {**both, "rdma.state_count mlx5_0/1": 1.0}
     assert shared(down, down)[0] == {}
 
 

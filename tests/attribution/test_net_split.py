@@ -85,14 +85,14 @@ def test_loss_alone_is_a_bad_link_and_with_a_queue_congestion() -> None:
 
 def test_the_jobs_own_retransmissions_count_where_they_are_known() -> None:
     others = {"tcp.retransmits_total ": 5000, "tcp.segments_sent_total ": 1e6}
-    own = {"tcp.job_connections eth0": 2, "tcp.job_retransmits_total eth0": 100}
+    own = {"tcp.job_connections_count eth0": 2, "tcp.job_retransmits_total eth0": 100}
     assert retransmit_ratio(links(0, {**QUIET, **others})) == 0.005
     assert retransmit_ratio(links(0, {**QUIET, **others, **own})) == 0.0001
     assert shared(QUIET, {**QUIET, **others, **own})[0] == {}
 
 
 QUEUED = {
-    "tcp.job_connections eth0": 2,
+    "tcp.job_connections_count eth0": 2,
     "tcp.job_rtt_ns eth0": 4 * MS,
     "tcp.job_min_rtt_ns eth0": 1 * MS,
     "tcp.job_unsent_bytes eth0": 1 << 20,
@@ -137,7 +137,8 @@ def test_the_speed_of_a_virtual_device_is_not_believed() -> None:
     assert not found.by_rate and found.beyond_ns == 2 * 10 << 24
     lossy = {**QUIET, "tcp.retransmits_total ": 5000, "tcp.segments_sent_total ": 1e6}
     trips = {
-        "tcp.job_connections eth0": 2, "tcp.job_rtt_ns eth0": MS, "tcp.job_min_rtt_ns eth0": MS
+        "tcp.job_connections_count eth0": 2, "tcp.job_rtt_ns eth0": MS,
+        "tcp.job_min_rtt_ns eth0": MS,
     }  # fmt: skip
     given, _ = shared(QUIET, {**lossy, **trips}, took=took, virtual=["eth0"])
     assert given == {"net-link": (10 << 24) / MS}
@@ -177,7 +178,7 @@ def test_tcp_that_goes_as_fast_as_its_loss_permits_is_held_up_by_the_loss() -> N
     # all-reduces moved 100 MB in 5 s, 20 MB/s, all alike: nothing is beyond the fastest tenth, and
     # all but the round trip of 1.5 ms is the loss's.
     lossy = {
-        **nic(speed=None), "tcp.job_connections eth0": 2, "tcp.job_rtt_ns eth0": 2 * MS,
+        **nic(speed=None), "tcp.job_connections_count eth0": 2, "tcp.job_rtt_ns eth0": 2 * MS,
         "tcp.job_min_rtt_ns eth0": 1.5 * MS, "tcp.job_retransmits_total eth0": 4000,
         "tcp.segments_sent_total ": 1e6,
     }  # fmt: skip

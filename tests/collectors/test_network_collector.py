@@ -13,6 +13,7 @@ NAMES = [
     "transmit_drops_total",
     "errors_total",
     "link_bytes_per_second",
+    "carrier_changes_total",
 ]
 TCP = [
     ("tcp.segments_sent_total", "", 54_915_039 + 227),  # first time + again
@@ -28,8 +29,8 @@ def nic(name: str, *values: object) -> list[tuple[str, str, object]]:
 def test_two_nics_with_their_speed(host) -> None:
     assert Opened(NetworkCollector, host("h100-node")).readings() == [
         # errors 2 + 1 both ways; 100 Gb/s = 12.5 GB/s
-        *nic("ens1f0", 874_354_587_000, 563_352_563_000, 7, 3, 3, 12_500_000_000),
-        *nic("ens2f0", 5_000, 4_000, 0, 0, 0, 3_125_000_000),
+        *nic("ens1f0", 874_354_587_000, 563_352_563_000, 7, 3, 3, 12_500_000_000, 2),
+        *nic("ens2f0", 5_000, 4_000, 0, 0, 0, 3_125_000_000, 4),
         *TCP,
     ]
 
@@ -40,8 +41,8 @@ def test_a_nic_that_never_came_up_is_left_out_and_one_that_went_down_has_no_spee
         "absent", f"{roots.sys}/class/net/eth2/speed: the driver does not say the speed of eth2", ""
     )
     assert Opened(NetworkCollector, roots).readings() == [
-        *nic("eth0", 7_000_000, 3_000_000, 2, 8, 5, 1_250_000_000),
-        *nic("eth2", 2_000, 1_000, 0, 0, 0, no_speed),
+        *nic("eth0", 7_000_000, 3_000_000, 2, 8, 5, 1_250_000_000, 2),
+        *nic("eth2", 2_000, 1_000, 0, 0, 0, no_speed, 5),
         *TCP,
     ]
 
@@ -53,10 +54,13 @@ def test_a_container_without_sys_keeps_the_interfaces_with_traffic(host) -> None
         f"{roots.sys}/class/net/eth0/speed: no such file or directory",
         "mount sysfs at /sys",
     )
+    changes = Unavailable(
+        "absent", f"{roots.sys}/class/net/eth0/carrier_changes: no such file or directory", ""
+    )
     snmp = Unavailable("absent", f"{roots.proc}/net/snmp: no such file or directory", "")
     netstat = Unavailable("absent", f"{roots.proc}/net/netstat: no such file or directory", "")
     assert Opened(NetworkCollector, roots).readings() == [
-        *nic("eth0", 648, 438, 0, 0, 0, speed),
+        *nic("eth0", 648, 438, 0, 0, 0, speed, changes),
         ("tcp.segments_sent_total", "", snmp),
         ("tcp.retransmits_total", "", snmp),
         ("tcp.timeouts_total", "", netstat),
@@ -64,8 +68,12 @@ def test_a_container_without_sys_keeps_the_interfaces_with_traffic(host) -> None
 
 
 def test_an_old_kernel(host) -> None:
-    assert Opened(NetworkCollector, host("no-psi")).readings() == [
-        *nic("eth0", 10_000_000_000, 20_000_000_000, 3, 10, 2 + 9, 1_250_000_000),
+    roots = host("no-psi")
+    changes = Unavailable(  # since Linux 3.15
+        "absent", f"{roots.sys}/class/net/eth0/carrier_changes: no such file or directory", ""
+    )
+    assert Opened(NetworkCollector, roots).readings() == [
+        *nic("eth0", 10_000_000_000, 20_000_000_000, 3, 10, 2 + 9, 1_250_000_000, changes),
         *TCP[:2],
         ("tcp.timeouts_total", "", Unavailable("absent", "this kernel does not count it", "")),
     ]
@@ -81,6 +89,7 @@ def test_a_captured_machine_whose_driver_does_not_say_its_speed(host) -> None:
     assert readings[:5] == nic("eth0", f[0], f[8], f[3], f[11], f[2] + f[10])
     assert [(name, device) for name, device, _ in readings[5:]] == [
         ("network.link_bytes_per_second", "eth0"),
+        ("network.carrier_changes_total", "eth0"),
         *((name, device) for name, device, _ in TCP),
     ]
     names, values = (

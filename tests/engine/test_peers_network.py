@@ -21,7 +21,7 @@ from clusterprof.probe import layout
 MB = 1_000_000
 LOSSY = {("tcp.retransmits_total", ""): 10, ("tcp.segments_sent_total", ""): 1000}
 TRIPS = {
-    ("tcp.job_connections", "eth0"): 2,
+    ("tcp.job_connections_count", "eth0"): 2,
     ("tcp.job_rtt_ns", "eth0"): 13 * MB,
     ("tcp.job_min_rtt_ns", "eth0"): 12 * MB,
 }
@@ -134,7 +134,7 @@ def test_a_node_that_is_far_from_the_others_is_named(tmp_path: Path) -> None:
 
 def test_a_full_window_of_the_receiver_is_said(tmp_path: Path) -> None:
     full = {
-        ("tcp.job_connections", "eth0"): 2,
+        ("tcp.job_connections_count", "eth0"): 2,
         ("tcp.job_busy_ns_total", "eth0"): 500 * MB,
         ("tcp.job_rwnd_limited_ns_total", "eth0"): 400 * MB,
     }

@@ -17,7 +17,7 @@ from lab.cluster.node import Node, why_not_here
 from lab.cluster.truth import truth
 
 from clusterprof.trace.reader import NodeReader, node_folders
-from clusterprof.trace.schema import Event, Header
+from clusterprof.trace.schema import Columns, Event, Header
 
 _REASON = why_not_here()
 pytestmark = pytest.mark.skipif(bool(_REASON), reason=f"no nodes on this machine: {_REASON}")
@@ -237,6 +237,22 @@ def test_every_node_has_a_folder_and_every_rank_is_in_one(run: tuple[Path, list[
         one.node.name: (one.node.boot_id, [rank["rank"] for rank in one.ranks]) for one in said
     }
     assert sorted(rank for _, ranks in found.values() for rank in ranks) == [0, 1, 2, 3]
+
+
+@pytest.mark.torch
+def test_what_the_job_sent_over_its_link_is_in_the_recording(run: tuple[Path, list[Said]]) -> None:
+    out, _ = run
+    for folder in node_folders(out):
+        last: dict[tuple[str, str], float] = {}
+        for one in NodeReader(folder):
+            if isinstance(one, Columns) and one.collector == "sockets":
+                for signal, nic, values in zip(one.signals, one.devices, one.values):
+                    last[signal.removeprefix("tcp.job_"), nic] = values[-1]
+        # Four ranks in a ring over six steps: each sends 3/2 of the gradients a step, and of every
+        # two ranks of a node one sends to the other node.
+        sent, received = last["acked_bytes_total", "eth0"], last["received_bytes_total", "eth0"]
+        assert min(sent, received) >= 6 * 1_000_000
+        assert {nic for _, nic in last} == {"eth0"}  # nothing of what stays in the node
 
 
 @pytest.mark.torch

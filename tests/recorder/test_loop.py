@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from recording_fakes import BOOT_AHEAD_NS, EPOCH_NS, SECOND_NS, Counting, FakeClock, Scripted, Table
 
-from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.recorder.budget import Budget
 from clusterprof.recorder.loop import Pace, record
 from clusterprof.recorder.slot import Slot
@@ -177,6 +177,14 @@ def test_a_tick_without_any_sample_is_a_gap_of_the_whole_collector() -> None:
         columns([T0 + 3 * TICK_NS], [4], [4]),
         *ending(T0 + 5 * TICK_NS),
     ]
+
+
+def test_a_tick_with_nothing_new_is_neither_a_sample_nor_a_gap() -> None:
+    why = Unavailable("failed", "gone for now")
+    records = run(Scripted([[1, 1], NothingNew(), why, NothingNew(), why]), seconds=0.45)
+    gap = Gap(T0 + 2 * TICK_NS, "scripted", "", "", "failed", "gone for now", "")
+    # The reason still holds when nothing came between, so it is not told twice.
+    assert records == [columns([T0], [1], [1]), gap, *ending(T0 + 5 * TICK_NS)]
 
 
 def test_changed_devices_are_opened_anew_and_columns_follow() -> None:

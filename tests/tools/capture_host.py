@@ -31,6 +31,7 @@ ALLOWED = (
     "sys/devices/system/node/node[0-9]*/numastat",
     "sys/class/net/*/operstate",
     "sys/class/net/*/speed",
+    "sys/class/net/*/carrier_changes",
 )
 CGROUP_FILES = (
     "cpu.stat",

@@ -1,0 +1,121 @@
+"""What goes over InfiniBand and RoCE ports, what had to be sent again, and who asked for less.
+
+Columns: the `rdma.*` signals of every port in /sys/class/infiniband, named "<device>/<port>";
+one that the driver does not count carries that reason. Drivers name their own counters
+differently: those of mlx5, bnxt_re, irdma, efa and ionic are known, and the counters of the
+InfiniBand specification, which hfi1 and mlx4 keep too.
+
+Some of these have 32, 16 or 8 bits and stop at their end: such a value is unknown from there on,
+not a rate of zero. Pause frames of a RoCE port are counted by its network interface: see
+`ethtool`. Reading asks the card's firmware, so a thread reads, and a value carries the time at
+which it was read; state and speed are read every 10 s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from clusterprof import signals
+from clusterprof.collectors.base import Context, Value
+from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
+from clusterprof.linux import infiniband as ib
+from clusterprof.linux.aside import Aside
+from clusterprof.linux.infiniband import Link, Port, ports
+from clusterprof.linux.task import Descriptors
+from clusterprof.signals import Signal
+
+_COUNTERS: tuple[tuple[Signal, tuple[ib.Source, ...]], ...] = (
+    (signals.RDMA_RECEIVE, (ib.RECEIVED_WORDS, ib.RECEIVED)),
+    (signals.RDMA_TRANSMIT, (ib.SENT_WORDS, ib.SENT)),
+    (signals.RDMA_TRANSMIT_WAIT, (ib.XMIT_WAIT,)),
+    (signals.RDMA_CNP, (ib.CNP_RECEIVED,)),
+    (signals.RDMA_CNP_SENT, (ib.CNP_SENT,)),
+    (signals.RDMA_ECN_MARKED, (ib.ECN_MARKED,)),
+    (signals.RDMA_OUT_OF_SEQUENCE, (ib.OUT_OF_SEQUENCE,)),
+    (signals.RDMA_RETRANSMITS, (ib.RETRANSMITS,)),
+    (signals.RDMA_DISCARDS, (ib.DISCARDS,)),
+    (signals.RDMA_LINK_DOWNED, (ib.LINK_DOWNED,)),
+    (signals.RDMA_SYMBOL_ERRORS, (ib.SYMBOL_ERRORS,)),
+)
+_LINK: tuple[Signal, ...] = (
+    signals.RDMA_STATE,
+    signals.RDMA_LINK_SPEED,
+    signals.RDMA_LINK_WIDTH,
+)
+_LINK_NS = 10_000_000_000
+_DESCRIPTORS = 128  # beyond them files are opened for each reading
+
+
+class RdmaCollector:
+    """Traffic, congestion, errors and link of every InfiniBand and RoCE port."""
+
+    name: ClassVar[str] = "rdma"
+    isolated: ClassVar[bool] = False
+    interval_ns: ClassVar[int] = 1_000_000_000
+
+    def __init__(
+        self, context: Context, clock: Callable[[], int] = time.monotonic_ns, **waits: Any
+    ) -> None:
+        self._roots = context.roots
+        self._clock = clock
+        self.sampled_ns = 0
+        """When the values that `sample()` returned were read."""
+        self._aside = Aside(self._read, clock, **waits)
+        self._ports: list[Port] = []
+        self._names: list[tuple[str, str]] = []
+        self._links: list[Link] = []
+        self._link_ns = 0
+        self._first: tuple[int, list[Value]] | None = None
+
+    def open(self) -> Sequence[tuple[Signal, str]]:
+        """Find the ports, read them once, and say what can be read of each."""
+        self._names = ports(self._roots)
+        if not self._names:
+            raise Unavailable("absent", "there is no RDMA device", "")
+        descriptors = Descriptors(_DESCRIPTORS)
+        self._ports = [Port(self._roots, *name, descriptors) for name in self._names]
+        self._links = []
+        try:
+            self._first = self._aside.first()
+        except BaseException:
+            self.close()
+            raise
+        kinds = [*(signal for signal, _ in _COUNTERS), *_LINK]
+        return [(signal, port.name) for port in self._ports for signal in kinds]
+
+    def sample(self) -> Sequence[Value]:
+        """Return what has been read since the last call; raises NothingNew when nothing has."""
+        taken = self._first or self._aside.take()
+        self._first = None
+        if taken is None:
+            raise NothingNew
+        self.sampled_ns, values = taken
+        return values
+
+    def close(self) -> None:
+        """Close all files; a reading that is under way keeps its own."""
+        self._aside.close()
+        if not self._aside.hangs:
+            for port in self._ports:
+                port.close()
+        self._ports = []
+
+    def _read(self) -> list[Value]:
+        """Read every port, in the thread."""
+        try:
+            names = ports(self._roots)
+        except Unavailable:
+            names = []
+        if names != self._names:
+            raise DevicesChanged
+        held = self._ports
+        now_ns = self._clock()
+        if not self._links or now_ns - self._link_ns >= _LINK_NS:
+            self._links, self._link_ns = [port.link() for port in held], now_ns
+        values: list[Value] = []
+        for port, link in zip(held, self._links):
+            values += [port.value(*sources) for _, sources in _COUNTERS]
+            values += link
+        return values
