@@ -165,7 +165,7 @@ def _rows(second: int, rank: int, worker: bool) -> list[tuple[int, ...]]:
             continue
         for kind, low, high in STEP_SPANS:
             ab = (step, 200 + rank, 1, step == 0) if kind == layout.DATA_WAIT else (step, 0, 0, 0)
-            if kind == layout.COLLECTIVE:  # 60 a second, of one group: more than blame will keep
+            if kind == layout.COLLECTIVE:  # 60 a second, of one group
                 ab = (GROUP, 3 * step + (low > 25) + (low > 30), 1 << 20, layout.ALL_REDUCE)
             rows.append((at + low * 1_000_000, at + high * 1_000_000 - 1, kind, *map(int, ab)))
     return rows

@@ -1,7 +1,8 @@
 """How many spans a second does blame settle, and how much memory does it keep between blocks?
 
 Jobs of 128 ranks as `tests/synthetic` builds them, in blocks: one team (no chains), nodes and world
-(a chain per step), a pipeline (chains through chains). Beside it the matching of the same spans.
+(a chain per step), a pipeline (chains through chains). Beside it reading and matching the same
+spans, from where the analysis of the nodes keeps them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from synthetic.scenarios import LAYOUTS
 
 from clusterprof.attribution.blame import settle_waits
 from clusterprof.attribution.blame_books import Books
-from clusterprof.timeline.collectives import Arrivals, match
+from clusterprof.timeline.collectives import Arrivals, in_memory, people_of
+from clusterprof.timeline.collectives_directory import Person
+from clusterprof.timeline.collectives_stream import Stream
 
 RANKS = 128
 BLOCK = 32_000
@@ -63,6 +66,14 @@ def arrivals(job: Job) -> Arrivals:
     )  # fmt: skip
 
 
+def matched(people: list[Person]) -> None:
+    """Read the rows of all ranks and match them, block by block."""
+    rows = sum(
+        one.operations.rank.size for one in Stream(people, {}, (0,), in_memory).stretches(BLOCK)
+    )
+    assert rows == sum(int(one.operations.counts.sum()) for one in people)
+
+
 def cpu_s(do: object, rounds: int = 3) -> float:
     """Least CPU time of a few rounds: the machine is shared."""
     best = float("inf")
@@ -80,8 +91,8 @@ def main() -> None:
         spans = job.ops.rank.size
         kept = settled(job)
         rate = spans / cpu_s(lambda job=job: settled(job)) / 1e6
-        seen = arrivals(job)
-        matching = spans / cpu_s(lambda seen=seen: match(seen), 1) / 1e6
+        people = people_of(arrivals(job))
+        matching = spans / cpu_s(lambda people=people: matched(people)) / 1e6
         tracemalloc.start()
         settled(job)
         peak = tracemalloc.get_traced_memory()[1] / 2**20

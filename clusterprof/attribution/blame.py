@@ -32,6 +32,7 @@ from clusterprof.attribution.blame_rows import (
     looked_up,
     no_rows,
     shortest_stay,
+    unseen,
 )
 from clusterprof.attribution.blame_skew import left_apart, nobody_last
 from clusterprof.attribution.blame_together import last_together
@@ -126,10 +127,11 @@ def settle_waits(
     fresh = carry.rows.op.size
     look, habits = blame_excess.with_habits(looked_up(rows, fresh, ranks))
     last = last_to_arrive(ops, shortest, look)
-    op = rows.op[fresh:] - carry.operations
-    waiting = fresh + np.flatnonzero(ops.blocked_ns > shortest[op])
-    awaited = fresh + last[op[waiting - fresh]]
-    ledger, unled = _charged(look, habits, ops, waiting, awaited, carry)
+    size = np.diff(ops.first)
+    wait = ops.blocked_ns - np.repeat(shortest, size)
+    some = np.flatnonzero(wait > 0)
+    awaited = fresh + np.repeat(last, size)[some]
+    ledger, unled = _charged(look, habits, ops, (fresh + some, awaited, wait[some]), carry)
     charges = ledger.all()
     gain_ns, co_late = _gain(ops, shortest, last)
     keep = kept(look)
@@ -161,18 +163,17 @@ def _charged(
     look: Lookup,
     habits: blame_excess.Habits,
     ops: Operations,
-    waiting: Int,
-    awaited: Int,
+    waits: tuple[Int, Int, Int],
     carry: Carry,
 ) -> tuple[blame_chains.Ledger, NDArray[np.bool_]]:
     """Charge every wait of the block; the ledger holds those of earlier blocks too.
 
-    Second: the operations to which nobody came last (`blame_skew`).
+    `waits`: rows of those who waited, of those they waited for, and how long. Second comes back
+    which operations nobody came last to (`blame_skew`).
     """
+    waiting, awaited, wait = waits
     rows = look.rows
     width = len(rows.at_arrive) - 1 + len(OWN)
-    stay = rows.leave_ns[awaited] - rows.arrive_ns[awaited]
-    wait = rows.wait_ns[waiting] + rows.transfer_ns[waiting] - stay
     pairs = blame_excess.Pairs(waiting, awaited, *last_together(look, waiting, awaited))
     handed_ns, shares = _shares(look, habits, pairs, wait)
     row, cause, ns = _by_row(shares, wait.size)
@@ -190,11 +191,14 @@ def _charged(
     key = ((culprit + 1) * width)[row]
     key[cause == _number(width, TRANSFER)] = 0  # nobody's
     own = Charges(waiting[row], key + cause, ns)
-    unseen_ns = rows.wait_ns[look.fresh :].copy()
-    unseen_ns[waiting - look.fresh] -= wait
-    alone = np.flatnonzero(unseen_ns)
-    peer = np.full(alone.size, _number(width, UNKNOWN_PEER))
-    own = _joined(carry.charges, own, Charges(look.fresh + alone, peer, unseen_ns[alone]))
+    parts = [carry.charges, own]
+    if unseen(ops).any():  # what is not the wait for a seen member
+        unseen_ns = rows.wait_ns[look.fresh :].copy()
+        unseen_ns[waiting - look.fresh] -= wait
+        alone = np.flatnonzero(unseen_ns)
+        peer = np.full(alone.size, _number(width, UNKNOWN_PEER))
+        parts.append(Charges(look.fresh + alone, peer, unseen_ns[alone]))
+    own = _joined(*parts)
     ledger = blame_chains.Ledger(own, rows.op.size)
     some = np.flatnonzero(handed_ns)
     handed = blame_chains.Handed(waiting[some], handed_ns[some], awaited[some], pairs.theirs[some])

@@ -31,7 +31,7 @@ class Spending:
     def __init__(self, causes: tuple[str, ...], store: Store) -> None:
         """Take the causes there may be; the categories are these, `OTHER` and work."""
         self.categories = (*causes, OTHER, WORK)
-        self._sums = np.zeros(len(self.categories))
+        self._sums = np.zeros(len(self.categories), np.int64)
         self._rows = RankRows(store)
         self._tentative: list[tuple[Int, Int, Int]] = []
 
@@ -75,24 +75,19 @@ class _Sums:
     """Running sums over the pieces of a stretch, which are sorted and disjoint."""
 
     def __init__(
-        self, before: Float, region: Region, lost: Lost, amounts: Mapping[int, Float]
+        self, before: Int, region: Region, lost: Lost, amounts: Mapping[int, Float]
     ) -> None:
         self._before, self._region, self._lost = before, region, lost
         self._parts = {column: (ns, _running(ns)) for column, ns in amounts.items()}
         self._all = (lost.lost_ns, _running(lost.lost_ns))
 
     def until(self, t_ns: Int) -> Int:
-        """Return int64[K, m]: what had been spent at each time, by category."""
-        return np.rint(self._until(t_ns)).astype(np.int64)
+        """Return int64[K, m]: what had been spent at each time, by category.
 
-    def in_all(self) -> Float:
-        """Return float64[K]: what had been spent at the end of the stretch."""
-        out: Float = np.rint(self._until(np.array([self._region.end_ns]))[:, 0])
-        return out
-
-    def _until(self, t_ns: Int) -> Float:
-        """All pieces before each time, and its part of the one it is in."""
-        table = np.repeat(self._before[:, None], t_ns.size, axis=1)
+        All pieces before each time, and its part of the one it is in.
+        """
+        table = np.empty((self._before.size, t_ns.size), np.int64)
+        table[:] = self._before[:, None]
         table[-1] += t_ns - self._region.start_ns
         start, end = self._lost.start_ns, self._lost.end_ns
         if not start.size:
@@ -102,10 +97,15 @@ class _Sums:
         part = np.minimum((t_ns - start[at]) / np.maximum(end[at] - start[at], 1), 1.0)
         part[row < 0] = 0.0  # before the first piece
         for column, (ns, sums) in self._parts.items():
-            table[column] += sums[at] + ns[at] * part
+            table[column] += np.rint(sums[at] + ns[at] * part).astype(np.int64)
         lost_ns, sums = self._all
-        table[-1] -= sums[at] + lost_ns[at] * part  # what was not lost is work
+        # What was not lost is work.
+        table[-1] -= np.rint(sums[at] + lost_ns[at] * part).astype(np.int64)
         return table
+
+    def in_all(self) -> Int:
+        """Return int64[K]: what had been spent at the end of the stretch."""
+        return self.until(np.array([self._region.end_ns]))[:, 0]
 
 
 def _running(ns: Float | Int) -> Float:

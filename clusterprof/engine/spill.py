@@ -29,13 +29,13 @@ class Place:
 
     address: str = ""
     """Path of the file; "" = in memory."""
-    in_memory_bytes: int = MOST_IN_MEMORY_BYTES
+    in_memory_bytes: int = 1 << 40
     """Of one node, while there is no file or when it takes nothing more."""
     why: str = ""
     """Why there is no file although there should be one."""
 
 
-IN_MEMORY = Place(in_memory_bytes=1 << 40)
+IN_MEMORY = Place()
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def spilled(folders: Sequence[Path]) -> Iterator[Place]:
         try:
             place = _file(stack)
         except OSError as error:
-            place = Place(why=str(error))
+            place = Place("", MOST_IN_MEMORY_BYTES, str(error))
         yield place
 
 
@@ -57,8 +57,10 @@ def _file(stack: ExitStack) -> Place:
     stack.enter_context(nameless)
     address = f"/proc/{os.getpid()}/fd/{nameless.fileno()}"
     if os.path.exists(address):
-        return Place(address)
-    return Place(stack.enter_context(tempfile.NamedTemporaryFile(prefix="clusterprof-")).name)
+        return Place(address, MOST_IN_MEMORY_BYTES)
+    named = tempfile.NamedTemporaryFile(prefix="clusterprof-")  # noqa: SIM115
+    stack.enter_context(named)
+    return Place(named.name, MOST_IN_MEMORY_BYTES)
 
 
 def _bytes_of(folders: Sequence[Path]) -> int:

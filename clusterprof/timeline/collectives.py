@@ -102,15 +102,23 @@ def match(
     `members` holds the global ranks of each (job, group) that was announced; where it is missing
     the members are those who were seen.
     """
-    people = [
-        _person(spans.take(np.flatnonzero(spans.rank == rank)), block_rows)
-        for rank in np.unique(spans.rank).tolist()
-    ]
-    people = [one for one in people if one is not None]
-    stream = Stream(people, members or {}, (0,), lambda place, _: bytes(place))  # type: ignore[arg-type]
+    stream = Stream(people_of(spans, block_rows), members or {}, (0,), in_memory)
     parts = list(stream.stretches(1 << 62))
     ops = joined([part.operations for part in parts], [part.at_arrive[:, 0] for part in parts])
     return Matched(ops, stream.unmatched)
+
+
+def people_of(spans: Arrivals, block_rows: int = BLOCK_ROWS) -> list[Person]:
+    """Return spans as rows of each rank; of what it had spent they hold `source`."""
+    parts = (spans.take(np.flatnonzero(spans.rank == rank)) for rank in np.unique(spans.rank))
+    people = [_person(part, block_rows) for part in parts]
+    return [one for one in people if one is not None]
+
+
+def in_memory(place: int | bytes, length: int) -> bytes:
+    """Give back data that was kept in memory."""
+    assert isinstance(place, bytes) and len(place) == length
+    return place
 
 
 def _person(spans: Arrivals, block_rows: int) -> Person | None:

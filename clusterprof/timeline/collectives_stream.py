@@ -17,6 +17,7 @@ from clusterprof.timeline.collectives_window import settle
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operation_rows import (
     ARRIVE,
+    BLOCK_ROWS,
     CHANNEL,
     HEAD_ROWS,
     NEVER,
@@ -97,7 +98,7 @@ class Stream:
         good = book.channel >= 0
         np.minimum.at(coming, book.channel[good], self._unread[good])
         found = settle(table, rank, when_ns, book, coming)
-        most = max(WAITING_MOST_ROWS, WAITING_MOST_BLOCKS * int(self._blocks.size) * 2048)
+        most = max(WAITING_MOST_ROWS, WAITING_MOST_BLOCKS * self._blocks.size * BLOCK_ROWS)
         if np.count_nonzero(found.waiting) > most:
             found = settle(table, rank, when_ns, book, np.full(coming.size, NEVER))
             channel = book.channel[table[CHANNEL]]

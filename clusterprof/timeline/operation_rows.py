@@ -29,7 +29,7 @@ START, END, GROUP, NUMBER, SIZE, HOW, STOOD = range(SPAN_ROWS)
 HEAD_ROWS = 7
 ARRIVE, STAY, BLOCKED, SEQUENCE, BYTES, KIND, CHANNEL = range(HEAD_ROWS)
 """Rows of a block; then what had been spent on arriving, and how much more on leaving."""
-SAMPLE_RUN = 64
+SAMPLE_EVERY, SAMPLE_RUN = 4096, 32
 
 
 class Store(Protocol):
@@ -79,9 +79,9 @@ class RankOperations:
 
 
 def sampled(number: Int) -> NDArray[np.bool_]:
-    """True for the first numbers, and those that follow a power of two."""
+    """True for the first of every 4,096 numbers, and the first after each power of two."""
     top = np.left_shift(1, np.frexp(np.maximum(number, 1).astype(np.float64))[1] - 1)
-    return (number < SAMPLE_RUN) | (number - top < SAMPLE_RUN)
+    return (number % SAMPLE_EVERY < SAMPLE_RUN) | (number - top < SAMPLE_RUN)
 
 
 class RankRows:

@@ -17,7 +17,7 @@ from synthetic.spans import arrivals
 from clusterprof.attribution.blame import settle_waits
 from clusterprof.attribution.blame_books import Books
 from clusterprof.timeline import collectives_stream, collectives_window
-from clusterprof.timeline.collectives import match
+from clusterprof.timeline.collectives import Arrivals, match, together
 from clusterprof.timeline.collectives_directory import Ahead, Person
 from clusterprof.timeline.collectives_stream import Stream
 from clusterprof.timeline.operation_rows import RankOperations, RankRows
@@ -229,3 +229,30 @@ def test_steps_of_a_table_are_packed_as_narrow_as_they_fit() -> None:
     jitter = steady + np.random.default_rng(0).integers(0, 30_000, 1000)
     assert len(packed(np.stack([steady, steady % 7 * 0]))) == 16 + 2 * 24
     assert len(packed(np.stack([steady, jitter]))) == 16 + 2 * 24 + 2 * 999
+
+
+@pytest.mark.parametrize("begin", [0, 9_000, 1_000_000])
+def test_a_skew_is_found_by_samples_wherever_a_recording_begins(begin: int) -> None:
+    # All leave at the same times; rank 2 is one number behind.
+    number = np.arange(begin, begin + 9_000)
+    leave = np.cumsum(np.random.default_rng(1).integers(50, 500, 9_000)) * 1_000
+    parts = []
+    for rank, lag in ((0, 0), (1, 0), (2, -1)):
+        flat = np.full(9_000, rank)
+        parts.append(
+            Arrivals(
+                flat, flat, flat * 0, leave - 20, leave, flat * 0 + 20, leave, flat * 0 + 77,
+                number + lag, flat, flat * 0 + 1, flat * 0 - 1, np.arange(9_000),
+            )
+        )  # fmt: skip
+    found = match(together(*parts))
+    nameless = {} if begin else {"number-unknown": 1}  # number -1
+    assert found.unmatched == {"sequence-skew": 9_000 - len(nameless), **nameless}
+    assert np.diff(found.operations.first).tolist() == [2] * 9_000
+
+
+def test_a_rank_of_which_only_halves_were_seen_has_no_operations() -> None:
+    found, store = whole((10, 20, 7, 0, 2 << 8 | 1), (30, 40, 7, 1, 2 << 8 | 1))
+    stream = Stream([Person(0, 0, 0, Ahead(), found)], {}, (0,), store.get)
+    assert list(stream.stretches(100)) == []
+    assert stream.unmatched == {"issue-not-seen": 2}
