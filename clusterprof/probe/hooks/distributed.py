@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Optional, Tuple
 
 from .. import failed, layout, ring, without_our_frame
-from . import calls, cuda, groups, messages, seam, works
+from . import calls, coalesced, cuda, groups, messages, seam, works
 
 # function of distributed_c10d: (operation, the position of what this rank brings or -1)
 FUNCTIONS = {
@@ -64,6 +64,9 @@ def install(module: ModuleType) -> bool:
     original = group_class.monitored_barrier
     group_class.monitored_barrier = calls.wrap(original, _monitored_barrier(c10d))
     c10d.Work.wait = works.wrap_wait(c10d.Work.wait)
+    manager = c10d._coalescing_manager
+    if not hasattr(manager, "_is_clusterprof"):
+        _put(c10d, "_coalescing_manager", manager, coalesced.wrap_manager(c10d, manager))
     return True
 
 
@@ -104,11 +107,13 @@ def wrap(c10d: Any, original: Any, operation: int, brought: int) -> Any:
                     size = sent.nbytes if type(sent) is tensor else calls.bytes_of(sent)  # type: ignore[union-attr]
                 if sent_by != NOWHERE:
                     size = _of_sender(size, group, sent_by, arguments, keywords)
-                late = arguments[async_at] if given > async_at else keywords.get("async_op")
-                if late or coalescing:
+                if coalescing and coalesced.takes(operation, size, group):
+                    group = None
+                elif arguments[async_at] if given > async_at else keywords.get("async_op"):
                     what = issued
                 elif seam.cuda._initialized:
                     mark = cuda.before_wait(cuda.COLLECTIVES, default_stream=True)
+            if group is not None:
                 b = next(group.operations)
                 inside.add(thread)
                 start = monotonic_ns()
