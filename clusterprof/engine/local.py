@@ -6,11 +6,13 @@ report = analyze(Path("clusterprof-20260101-120000"))
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from clusterprof.engine.dumps import dumps_of, notes_of
 from clusterprof.engine.limits import bound
 from clusterprof.engine.node import analyse_node
 from clusterprof.engine.peers import across_ranks
@@ -44,4 +46,5 @@ def analyze(
             nodes = pool.map(partial(analyse_node, limits=bound_limits), folders, chunksize=1)
     else:
         nodes = [analyse_node(folder, bound_limits) for folder in folders]
-    return build_report(str(path), across_ranks(nodes))
+    report = build_report(str(path), across_ranks(nodes))
+    return replace(report, notes=(*report.notes, *notes_of(*dumps_of(folders))))
