@@ -37,19 +37,20 @@ def notes_of(dumps: Sequence[Dump], unread: Sequence[str]) -> tuple[str, ...]:
     notes = []
     if dumps:
         stuck = sorted({one.rank for one in stuck_of(dumps)})
-        state = f"ranks {_ranges(stuck)} stood in an operation" if stuck else "none was stuck"
+        state = f"{_ranges(stuck)} stood in an operation" if stuck else "none was stuck"
         ranks = _ranges([dump.rank for dump in dumps])
-        notes.append(f"NCCL flight recorder of ranks {ranks}: {state} when it was written")
+        notes.append(f"NCCL flight recorder of {ranks}: {state} when it was written")
     notes += [f"a flight recorder dump could not be read: {why}" for why in unread]
     return tuple(notes)
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Return sorted numbers as people write them: 0-3, 5."""
+    """Return sorted ranks as people write them: `rank 5`, `ranks 0-3, 5`."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

@@ -137,6 +137,9 @@ def test_the_report_says_what_was_found(tmp_path: Path) -> None:
         "NCCL flight recorder of ranks 0-2: ranks 0-1 stood in an operation when it was written"
     )
     assert second.startswith("a flight recorder dump could not be read: trace_5: ")
+    assert notes_of(dumps[2:], []) == (
+        "NCCL flight recorder of rank 2: none was stuck when it was written",
+    )
     assert notes_of([], []) == ()
 
 
