@@ -7,11 +7,13 @@ report = analyze(Path("host1"), Path("host2"))         # brought together from n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from clusterprof.engine.dumps import dumps_of, notes_of
 from clusterprof.engine.limits import bound
 from clusterprof.engine.node import analyse_node
 from clusterprof.engine.peers import across_ranks
@@ -53,4 +55,5 @@ def analyze(
             nodes = [one(folder) for folder in folders]
         across = across_ranks(nodes, place, bound_limits)
     title = fold(map(str, (path, *more))) if more else str(path)
-    return build_report(title, across, sources.left_out)
+    report = build_report(title, across, sources.left_out)
+    return replace(report, notes=(*report.notes, *notes_of(*dumps_of(folders))))

@@ -12,6 +12,7 @@ from clusterprof.errors import CannotStart
 from clusterprof.recorder import identity, inventory, neighbour
 from clusterprof.recorder.budget import Budget
 from clusterprof.recorder.clock import SystemClock
+from clusterprof.recorder.dumps import Dumps
 from clusterprof.recorder.election import leave, sweep
 from clusterprof.recorder.groups import Groups
 from clusterprof.recorder.loop import Pace, record
@@ -69,7 +70,8 @@ class Service:
         ending = _Ending(order, self._registry, begin.monotonic_ns, asked)
         budget = Budget(order.plan.hz, clock.now_ns(), clock.cpu_ns())
         tick_ns = min(_TICK_NS, round(1e9 / order.plan.hz))
-        sources = (self._registry, self._rings, Groups(order.run_dir))
+        dumps = Dumps(order.run_dir, folder, str(order.roots.proc))
+        sources = (self._registry, self._rings, Groups(order.run_dir), dumps)
         collect_ns = begin.monotonic_ns + _COLLECT_NS
         for batch in record(self._slots, sources, clock, self._pace, budget, tick_ns, ending.check):
             writer.append(*batch)

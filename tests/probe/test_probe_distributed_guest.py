@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 from probing import install
-from ranks import ALL_REDUCE, BARRIER, BLOCKING, BROADCAST, launch, operations
+from ranks import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
+    BLOCKING,
+    BROADCAST,
+    ISSUE,
+    WAIT,
+    launch,
+    operations,
+)
 
 pytest.importorskip("torch", reason="needs PyTorch: pip install 'clusterprof[torch]'")
 pytestmark = pytest.mark.torch
@@ -59,7 +69,7 @@ print(_clusterprof_probe.on, calls.inside)
 
 
 @pytest.mark.parametrize(
-    "where", ["groups.find", "groups.Group.__init__", "works.remember", "works.ring.emit"]
+    "where", ["groups.number_of", "groups.Group.__init__", "works.remember", "works.ring.emit"]
 )
 def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(
     tmp_path: Path, where: str
@@ -102,6 +112,14 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
     without = launch(COMPILED, tmp_path, None, size=1)
     assert without.returncodes == [0], without.stderr
     assert (with_probe.returncodes, with_probe.stdout) == ([0], without.stdout)
-    # What is not compiled into a graph runs as it is written, and is seen.
-    found = [o.what for o in operations(with_probe.rings[0])]
-    assert found[:2] == [BARRIER, BROADCAST]
+    # What is not compiled into a graph runs as it is written, and is seen; so is a graph that is
+    # run operator by operator, as this back end does.
+    found = [(o.what, o.form) for o in operations(with_probe.rings[0])]
+    assert found[:6] == [
+        (ALL_REDUCE, ISSUE),
+        (ALL_REDUCE, WAIT),
+        (ALL_GATHER, ISSUE),
+        (ALL_GATHER, WAIT),
+        (BARRIER, BLOCKING),
+        (BROADCAST, BLOCKING),
+    ]

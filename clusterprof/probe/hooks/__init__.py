@@ -12,4 +12,5 @@ HOOKS = (
     ("torch.distributed.checkpoint.state_dict_saver", "checkpoint"),
     ("torch.distributed.distributed_c10d", "distributed"),
     ("torch.nn.parallel.distributed", "ddp"),
+    ("torch.distributed._functional_collectives", "functional"),
 )

@@ -61,7 +61,10 @@ def _ended(call: Call, end: int, result: Any) -> None:
     if d >> layout.FORM_SHIFT & layout.FORM_MASK == layout.BLOCKING:
         if mark is not None:
             cuda.after_wait(mark, sequence, start, end, layout.EXPOSED_COLLECTIVE)
-    elif result is not None:
+        return
+    if thread in works.gathering:
+        works.gathering[thread].append((group.number, b, size, d))
+    if result is not None:
         works.remember(result, group.number, b, size, d)
 
 

@@ -131,6 +131,8 @@ def install(module: ModuleType) -> bool:
     sys.modules["torch"]._C._current_graph_task_id  # noqa: B018 - a version that has it
     seam.wrap(kind, "forward", forwarded, traced=True)
     seam.wrap(kind, "_distributed_broadcast_coalesced", _sent, _sends, traced=True)
+    if hasattr(kind, "_match_all_reduce_for_bwd_pass"):  # in this version
+        seam.wrap(kind, "_match_all_reduce_for_bwd_pass", _matched)
     return True
 
 
@@ -177,6 +179,15 @@ def _sent(
     what = layout.BROADCAST
     sequence = ring.emit(layout.COLLECTIVE, start, end, group.number, number, brought, what)
     cuda.after_wait(mark, sequence, start, end, layout.EXPOSED_COLLECTIVE)
+
+
+def _matched(token: None, start: int, end: int, result: Any, ddp: Any) -> None:
+    """A rank that has no more batches (`join`) reduces zeros with the gradients of the others."""
+    group = groups.find(_c10d(), ddp.process_group)
+    if group is not None:
+        size = sum([e.numel() * e.element_size() for e in ddp.parameters() if e.requires_grad])
+        number = next(group.operations)
+        ring.emit(layout.COLLECTIVE, start, end, group.number, number, size, layout.GRADIENTS)
 
 
 def _c10d() -> Any:

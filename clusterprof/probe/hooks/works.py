@@ -8,25 +8,28 @@ import functools
 import sys
 import weakref
 from time import monotonic_ns
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from .. import failed, layout, ring, without_our_frame
 from . import cuda, seam
 
 WORKS_AT_MOST = 512  # operations under way whose wait we would recognise
 
+_WAITS = layout.WAIT - layout.ISSUE << layout.FORM_SHIFT
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
-Known = Tuple[Callable[[], Any], int, int, int, int]  # the work, a, b, c, d
+Span = Tuple[int, int, int, int]  # a, b, c, d
+Known = Tuple[Callable[[], Any], int, int, int, int, Sequence[Span]]  # the work, a, b, c, d, more
 _works: Dict[int, Known] = {}  # by id(), oldest first
+gathering: Dict[int, List[Span]] = {}
+"""By thread: what was issued since its coalescing manager opened; one work may stand for all."""
 
 
-def remember(work: Any, group: int, b: int, size: int, d: int) -> None:
-    """Recognise the wait for this work: the operation that was issued as `d`."""
+def remember(work: Any, group: int, b: int, size: int, d: int, also: Sequence[Span] = ()) -> None:
+    """Recognise the wait for this work: of the operation issued as `d`, and of others with it."""
     if len(_works) >= WORKS_AT_MOST:
         for key in list(_works)[: WORKS_AT_MOST // 4]:  # nobody waits for these any more
             _works.pop(key, None)
-    waits = d + (layout.WAIT - layout.ISSUE << layout.FORM_SHIFT)
-    _works[id(work)] = (weakref.ref(work), group, b, size, waits)
+    _works[id(work)] = (weakref.ref(work), group, b, size, d + _WAITS, also)
 
 
 def wrap_wait(original: Any) -> Any:
@@ -63,7 +66,9 @@ def wrap_wait(original: Any) -> Any:
         try:
             if start and known is not None:
                 end = monotonic_ns()
-                sequence = ring.emit(layout.COLLECTIVE, start, end, *known[1:])
+                sequence = ring.emit(layout.COLLECTIVE, start, end, *known[1:5])
+                for a, b, size, d in known[5]:
+                    ring.emit(layout.COLLECTIVE, start, end, a, b, size, d + _WAITS)
                 if mark is not None:
                     cuda.after_wait(mark, sequence, start, end, layout.EXPOSED_COLLECTIVE)
         except BaseException as error:
