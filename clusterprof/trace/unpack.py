@@ -89,21 +89,30 @@ class Planes:
         """Begin again with the first block."""
         self.raw_at = self.packed_at = 0
 
-    def some(self, lanes: int, code: int, first: int, size: int) -> list[int]:
-        """Return `size` of the next lanes, and pass over all of them."""
-        out = bytearray(packing.LANE_BYTES * size)
+    def some(self, lanes: int, code: int, which: range) -> list[int]:
+        """Return some of the next lanes, and pass over all of them."""
+        if not lanes or not which:
+            self.pass_over(lanes, code)
+            return [0] * len(which)
+        out = bytearray(packing.LANE_BYTES * len(which))
         plane = b""
-        for k, stored in _stored(code)[2] if lanes else ():
+        for k, stored in _stored(code)[2]:
             if stored == packing.PLANE_PACKED:
-                at = self.packed_at + first
-                plane = self.packed[at : at + size]
-                self.packed_at += lanes
+                at = self.packed_at
+                plane = self.packed[at + which.start : at + which.stop : which.step]
+                self.packed_at = at + lanes
             elif stored == packing.PLANE_RAW:
-                at = self.raw_at + first
-                plane = self.raw[at : at + size]
-                self.raw_at += lanes
+                at = self.raw_at
+                plane = self.raw[at + which.start : at + which.stop : which.step]
+                self.raw_at = at + lanes
             out[k :: packing.LANE_BYTES] = plane
         return memoryview(out).cast("Q").tolist()
+
+    def pass_over(self, lanes: int, code: int) -> None:
+        """Leave out the next lanes."""
+        raw, packed, _ = _stored(code)
+        self.raw_at += raw * lanes
+        self.packed_at += packed * lanes
 
 
 class Lanes:
@@ -199,18 +208,18 @@ def ends_of(
     """
     source.rewind()
     for block in blocks[:index]:
-        source.some(block.columns * block.lag, block.firsts, 0, 0)
-        source.some(block.columns * (block.rows - block.lag), block.planes, 0, 0)
+        source.pass_over(block.columns * block.lag, block.firsts)
+        source.pass_over(block.columns * (block.rows - block.lag), block.planes)
     block = blocks[index]
     lag, left = block.lag, block.rows - block.lag
-    firsts = source.some(block.columns * lag, block.firsts, column * lag, lag)
-    rest = source.some(block.columns * left, block.planes, column * left, left)
+    first = column * lag
+    firsts = source.some(block.columns * lag, block.firsts, range(first, first + lag))
+    last = (block.rows - 1) % lag if lag else 0  # which of the first values the last one began as
+    own = range(column * left + last, (column + 1) * left, lag or 1)
+    rest = source.some(block.columns * left, block.planes, own)
     if block.zigzag:
         rest = [value >> 1 ^ -(value & 1) for value in rest]
-    if not lag:
-        return rest[0], rest[-1]
-    last = (block.rows - 1) % lag
-    return firsts[0], firsts[last] + sum(rest[last::lag])
+    return (firsts[0], firsts[last] + sum(rest)) if lag else (rest[0], rest[-1])
 
 
 def _undone(
