@@ -57,7 +57,7 @@ def busy_windows(rank: Rank) -> Windows | None:
     start, end = t_ns[:-1], t_ns[1:]
     grown = np.rint(idle_so_far[1:] - idle_so_far[:-1])
     idle = np.minimum(np.maximum(grown, 0), end - start).astype(np.int64)
-    good = busy_ns[1:] - busy_ns[:-1] >= 0  # NaN (no reading) and a counter that went back: no measure
+    good = busy_ns[1:] - busy_ns[:-1] >= 0  # neither NaN (no reading) nor a counter that went back
     if not good.all():
         start, end, idle = start[good], end[good], idle[good]
     return Windows(start, end, idle, _slowed(rank, start, end - start - idle))

@@ -62,9 +62,7 @@ NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unkno
 PEERS = "peers"  # in an operation with other ranks: who was late is told by all of them
 HAND_OVER = "hand-over"  # the batch was ready and on its way to the main process
 _SOURCES = (SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS)
-_SHARES = tuple(
-    one.name for one in fields(Feeding) if one.name not in ("identified", "worker_pid")
-)
+_SHARES = tuple(one.name for one in fields(Feeding) if one.name not in ("identified", "worker_pid"))
 _NAMES = "names of signals"  # in `Chunk.shared`
 _EVIDENCE_SCALE = 1000  # evidence is kept to a thousandth of its unit
 
