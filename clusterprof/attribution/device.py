@@ -54,10 +54,12 @@ def busy_windows(rank: Rank) -> Windows | None:
     if t_ns.size < 2:
         return None
     idle_so_far = _only_growing(t_ns, t_ns - t_ns[0] - (busy_ns - busy_ns[0]))
-    length = np.diff(t_ns)
-    idle = np.clip(np.rint(np.diff(idle_so_far)), 0, length).astype(np.int64)
-    good = np.diff(busy_ns) >= 0  # NaN (no reading) and a counter that went back are no measure
-    start, end, idle = t_ns[:-1][good], t_ns[1:][good], idle[good]
+    start, end = t_ns[:-1], t_ns[1:]
+    grown = np.rint(idle_so_far[1:] - idle_so_far[:-1])
+    idle = np.minimum(np.maximum(grown, 0), end - start).astype(np.int64)
+    good = busy_ns[1:] - busy_ns[:-1] >= 0  # neither NaN (no reading) nor a counter that went back
+    if not good.all():
+        start, end, idle = start[good], end[good], idle[good]
     return Windows(start, end, idle, _slowed(rank, start, end - start - idle))
 
 
@@ -110,7 +112,7 @@ def _summed(ratio: Series) -> Float:
 
 def _only_growing(t_ns: Int, idle_so_far: Float) -> Float:
     """Least value within the next `LATE_NS` of each row."""
-    if not np.any(np.diff(idle_so_far) < 0):
+    if not (idle_so_far[1:] < idle_so_far[:-1]).any():
         return idle_so_far
     horizon = np.searchsorted(t_ns, t_ns + LATE_NS, side="right")
     out = idle_so_far.copy()

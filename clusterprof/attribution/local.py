@@ -63,6 +63,7 @@ PEERS = "peers"  # in an operation with other ranks: who was late is told by all
 PEERS_UNKNOWN = "peers-unknown"  # one was late, for a reason unseen
 HAND_OVER = "hand-over"  # the batch was ready and on its way to the main process
 _SOURCES = (SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS)
+_SHARES = tuple(one.name for one in fields(Feeding) if one.name not in ("identified", "worker_pid"))
 _NAMES = "names of signals"  # in `Chunk.shared`
 _EVIDENCE_SCALE = 1000  # evidence is kept to a thousandth of its unit
 
@@ -92,17 +93,16 @@ def settle(
 def fed(rank: Rank, lost: Lost) -> Feeding:
     """Return what the critical thread did in each piece; only waits are asked when marked."""
     n = lost.start_ns.size
-    rows = np.flatnonzero(lost.phase == PHASE_DATA_WAIT) if rank.marked else np.arange(n)
+    rows = (lost.phase == PHASE_DATA_WAIT).nonzero()[0] if rank.marked else np.arange(n)
     if rows.size == n > 0:
         return feed(rank, lost.start_ns, lost.end_ns)
-    out: dict[str, Any] = {
-        one.name: np.zeros(n) for one in fields(Feeding) if one.name not in ("identified",)
-    }
-    out["unknown"] = np.ones(n)
+    asked = feed(rank, lost.start_ns[rows], lost.end_ns[rows]) if rows.size else None
+    shares = np.zeros((len(_SHARES), n))  # columns lie together
+    out: dict[str, Any] = dict(zip(_SHARES, shares))
+    out["unknown"][:] = 1.0
     out["worker_pid"] = np.zeros(n, np.int64)
     out["identified"] = np.zeros(n, np.bool_)
-    if rows.size:
-        asked = feed(rank, lost.start_ns[rows], lost.end_ns[rows])
+    if asked is not None:
         for name, column in out.items():
             column[rows] = getattr(asked, name)
     return Feeding(**out)
@@ -120,7 +120,7 @@ def seen_of(rank: Rank) -> frozenset[str]:
 
 def missing_of(seen: frozenset[str], detector: Detector) -> tuple[str, ...]:
     """Return what a detector needs and was not seen."""
-    return tuple(need for need in detector.needs if need not in seen)
+    return tuple([need for need in detector.needs if need not in seen])
 
 
 def _by_detectors(
@@ -132,7 +132,8 @@ def _by_detectors(
     for detector in DETECTORS:
         id_ = detector.cause.id
         absent = missing_of(seen, detector)
-        missing.update({(id_, need): 1 for need in absent})
+        if absent:
+            missing.update({(id_, need): 1 for need in absent})
         found = None if absent else detector.claim(rank, lost, feeding, limits[id_])
         if found is not None:
             claims[id_] = found
@@ -154,11 +155,11 @@ def taken(claims: Mapping[str, NDArray[np.float64]], n: int) -> tuple[dict[str, 
 
     Shares are whole numbers of `SHARE`; per row they and the rest add up to `SHARE` exactly.
     """
-    left = np.full(n, SHARE, np.int64)
+    left, none = np.full(n, SHARE, np.int64), np.zeros(n, np.int64)
     shares: dict[str, Int] = {}
     for id_ in sorted(claims, key=_rank_of):
         if not claims[id_].any():
-            shares[id_] = np.zeros(n, np.int64)
+            shares[id_] = none
             continue
         # A number beats NaN in `fmax`: an unknown share claims nothing.
         wanted = np.rint(np.minimum(np.fmax(claims[id_], 0.0), 1.0) * SHARE).astype(np.int64)
@@ -177,13 +178,14 @@ def _claimed(
     """Add up per cause, grade and source; a share whose thread was inferred is graded C."""
     out: dict[tuple[str, str, int], int] = {}
     sources = [source for source in _SOURCES if (lost.source == source).any()]
+    doubts = bool(weak.any())
     for id_, share in shares.items():
         if not share.any():
             continue
         amount = lost.lost_ns * share
         for source in sources:
             rows = amount if len(sources) == 1 else np.where(lost.source == source, amount, 0)
-            doubtful = int(rows[weak].sum())
+            doubtful = int(rows[weak].sum()) if doubts else 0
             of_grade = {grade: 0 for grade in (claims[id_].grade, max("C", claims[id_].grade))}
             of_grade[claims[id_].grade] += int(rows.sum()) - doubtful
             of_grade[max("C", claims[id_].grade)] += doubtful

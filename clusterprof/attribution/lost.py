@@ -102,7 +102,7 @@ def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, A
     painted = paint(rank, region.start_ns, region.end_ns, (windows.start_ns, windows.end_ns))
     inside = painted.measured
     if not inside.all():
-        painted = painted.rows(np.flatnonzero(inside))
+        painted = painted.rows(inside.nonzero()[0])
     window, phase, length = painted.window, painted.phase, painted.end_ns - painted.start_ns
     parts: list[tuple[Int, int]] = []
     rest, room, left = windows.idle_ns, length, length
@@ -116,22 +116,22 @@ def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, A
         parts.append((events.lost_ns, SOURCE_STREAM_EVENTS))
     idle = fill(window, phase, room, rest, FILL_ORDER)
     lost = _lost(rank, painted, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
-    if np.any(windows.slowed_ns):
+    if windows.slowed_ns.any():
         slow = fill(window, phase, left - idle, windows.slowed_ns, FILL_ORDER[::-1])
         lost = _with_slowed(rank, lost, painted, slow)
-    measured_ns = int(np.sum(windows.end_ns - windows.start_ns))
+    measured_ns = int((windows.end_ns - windows.start_ns).sum())
     unmeasured = region.end_ns - region.start_ns - measured_ns
     return lost, Account(unmeasured, measured_ns, int(windows.idle_ns.sum()), stream_pieces)
 
 
 def _lost(rank: Rank, painted: Painted, parts: list[tuple[Int, int]]) -> Lost:
     """Rows with a loss; of two parts of one row the first that is not zero counts."""
-    amount = np.zeros(painted.start_ns.size, np.int64)
-    for part, _ in parts:
+    amount = parts[0][0] if parts else np.zeros(painted.start_ns.size, np.int64)
+    for part, _ in parts[1:]:
         amount = np.where(amount == 0, part, amount)
-    some = np.flatnonzero(amount > 0)
-    source = np.zeros(some.size, np.int64)
-    for part, code in reversed(parts):
+    (some,) = (amount > 0).nonzero()
+    source = np.full(some.size, parts[0][1] if len(parts) == 1 else 0, np.int64)
+    for part, code in reversed(parts) if len(parts) > 1 else ():
         source[part[some] > 0] = code
     kept = painted.rows(some)
     steps = steps_of(rank, kept.start_ns, kept.begun)

@@ -133,7 +133,8 @@ def _swept(start_ns: int, end_ns: int, sets: list[tuple[Int, Int, int, int]]) ->
     """
     sides = [side for start, end, _, _ in sets for side in (start, end)]
     edges = np.concatenate([[start_ns], *sides, [end_ns]])
-    np.clip(edges, start_ns, end_ns, out=edges)
+    np.maximum(edges, start_ns, out=edges)
+    np.minimum(edges, end_ns, out=edges)
     edges -= start_ns
     edges <<= _NAME_BITS
     past = 1
@@ -142,11 +143,12 @@ def _swept(start_ns: int, end_ns: int, sets: list[tuple[Int, Int, int, int]]) ->
         edges[first:past] += name
     edges.sort()
     adds = np.array([0, *(amount for *_, begin, end in sets for amount in (begin, end))], np.int64)
-    state = np.cumsum(adds[edges & (1 << _NAME_BITS) - 1])
+    state = adds[edges & (1 << _NAME_BITS) - 1].cumsum()
     edges >>= _NAME_BITS
-    last = np.flatnonzero(edges[1:] != edges[:-1])  # of those at one instant
-    bounds = np.append(edges[last], end_ns - start_ns)
-    bounds += start_ns
+    (last,) = (edges[1:] != edges[:-1]).nonzero()  # of those at one instant
+    bounds = np.empty(last.size + 1, np.int64)
+    np.add(edges[last], start_ns, out=bounds[:-1])
+    bounds[-1] = end_ns
     return bounds, state[last]
 
 
@@ -166,6 +168,8 @@ def _layer(rank: Rank, bit: int) -> Intervals:
         measured = rank.main.spans.get(layout.EXPOSED_COLLECTIVE)
         if measured is not None:
             counts &= ~np.isin(table.sequence, measured.a)
+        if counts.all():
+            return union((table.start_ns, table.end_ns))
         return union((table.start_ns[counts], table.end_ns[counts]))
     if kind > 0:
         return union((table.start_ns, table.end_ns))
@@ -195,23 +199,25 @@ def fill(window: Int, phase: Int, capacity_ns: Int, amount_ns: Int, order: tuple
     """
     out = np.zeros(window.size, np.int64)
     left = amount_ns.astype(np.float64)
-    present = np.bincount(phase, minlength=max(order) + 1)
+    present = np.bincount(phase, minlength=max(order) + 1).tolist()
+    has_room = capacity_ns > 0
     for code in (code for code in order if present[code]):
         if not left.any():
             break
-        rows = np.flatnonzero((phase == code) & (capacity_ns > 0))
+        (rows,) = ((phase == code) & has_room).nonzero()
         if not rows.size:
             continue
         group, room = window[rows], capacity_ns[rows].astype(np.float64)
         room_of = np.bincount(group, weights=room, minlength=left.size)
         taken = np.minimum(left, room_of)
         left -= taken
-        with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = np.where(room_of > 0, taken / room_of, 0.0)[group]
-        until = np.cumsum(room)
-        first = np.concatenate([[True], group[1:] != group[:-1]])
-        base = np.maximum.accumulate(np.where(first, until - room, 0.0))
+        ratio = taken[group] / room_of[group]
+        until = room.cumsum()
+        before = until - room
+        base = np.zeros(rows.size)
+        base[1:] = np.where(group[1:] != group[:-1], before[1:], 0.0)
+        base = np.maximum.accumulate(base)
         # Differences of rounded running sums are integers that add up to the rounded whole.
-        part = np.rint((until - base) * ratio) - np.rint((until - room - base) * ratio)
-        out[rows] = np.minimum(part, room).astype(np.int64)
+        part = np.rint((until - base) * ratio) - np.rint((before - base) * ratio)
+        out[rows] = np.minimum(part, room)
     return out

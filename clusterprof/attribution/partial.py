@@ -69,7 +69,8 @@ _SUMS = tuple(one.name for one in fields(Partial) if one.name != "slowest")
 
 def _added(maps: list[Mapping[Any, int]]) -> dict[Any, int]:
     total = dict(maps[0]) if maps else {}
+    known = total.get
     for one in maps[1:]:  # the first is the sum so far: long, and copied in one go
         for key, value in one.items():
-            total[key] = total.get(key, 0) + value
+            total[key] = known(key, 0) + value
     return total

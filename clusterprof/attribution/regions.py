@@ -95,7 +95,7 @@ def _settled_until(rank: Rank, closed_ns: int | None, ended_ns: int | None, last
 
 def _sample_at_or_before(rank: Rank, t_ns: int) -> int:
     times = sample_times(rank)
-    row = int(np.searchsorted(times, t_ns, side="right")) - 1
+    row = int(times.searchsorted(t_ns, "right")) - 1
     return int(times[row]) if row >= 0 else t_ns
 
 

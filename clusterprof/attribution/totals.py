@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -48,19 +49,21 @@ def completed(part: Partial, rank: Rank, region: Region, lost: Lost, account: Ac
     return replace(part, totals=totals, steps=lengths, slowest=long)
 
 
+_SCALES = np.array([1, 1, *(10**n for n in range(17))])  # by the digits before the last
+
+
 def _counted(values: Int) -> dict[int, int]:
     """How often each value occurs, in rising order."""
     ordered = np.sort(values)
-    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: ordered.size])
-    counts = np.diff(np.append(first, ordered.size))
-    return dict(zip(ordered[first].tolist(), counts.tolist()))
+    edges = [0, *((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist(), ordered.size]
+    return {int(ordered[low]): high - low for low, high in pairwise(edges) if high > low}
 
 
 def distinct(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:
     """Return spans, sorted by start, without those that stand there twice."""
     keep = np.ones(start_ns.size, np.bool_)
     keep[1:] = (start_ns[1:] != start_ns[:-1]) | (end_ns[1:] != end_ns[:-1])
-    return start_ns[keep], end_ns[keep]
+    return (start_ns, end_ns) if keep.all() else (start_ns[keep], end_ns[keep])
 
 
 def three_digits(ns: Int) -> Int:
@@ -68,6 +71,6 @@ def three_digits(ns: Int) -> Int:
 
     132_456_789 -> 132_000_000
     """
-    digits = np.floor(np.log10(np.maximum(ns, 1))).astype(np.int64)
-    scale = 10 ** np.maximum(digits - 2, 0)
+    digits = np.log10(np.maximum(ns, 1)).astype(np.int64)
+    scale = _SCALES[digits]
     return (ns + scale // 2) // scale * scale

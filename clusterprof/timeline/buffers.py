@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from clusterprof.timeline.model import Float, Int, Series
 from clusterprof.timeline.spans import REACH_NS
-from clusterprof.trace.blockcolumns import BlockColumns, restored
-from clusterprof.trace.schema import Columns, Rows
+from clusterprof.trace.blockcolumns import BlockColumns, joined
+from clusterprof.trace.schema import Column, Columns, Rows
 
 Key = tuple[str, str]
 Frame = TypeVar("Frame")
-_FLOAT = np.dtype(np.float64)
 
 
 class ColumnBuffer:
@@ -48,7 +47,7 @@ class ColumnBuffer:
         frames = self._frames
         if not frames:
             return {}
-        t_ns = np.concatenate([frame.t_ns for frame in frames])
+        t_ns, columns = _joined(frames)
         order = np.argsort(t_ns, kind="stable") if np.any(t_ns[1:] < t_ns[:-1]) else None
         t_ns = t_ns if order is None else t_ns[order]
         low = max(int(np.searchsorted(t_ns, start_ns - REACH_NS, side="right")) - 1, 0)
@@ -62,7 +61,7 @@ class ColumnBuffer:
             if mask is not None
         }
         found = {}
-        for index, (key, values) in enumerate(zip(self.keys, _joined(frames))):
+        for index, (key, values) in enumerate(zip(self.keys, columns)):
             if index in masked:
                 values[np.concatenate([_mask(frame, index) for frame in frames])] = np.nan
             values = values if order is None else values[order]
@@ -71,38 +70,27 @@ class ColumnBuffer:
         return found
 
 
-def _joined(frames: Sequence[Columns]) -> Iterable[Float]:
-    """Each column of all frames together, float64[n]."""
-    stretches = []
-    for _, run in groupby(frames, lambda frame: id(getattr(frame.values, "places", None))):
-        values = [frame.values for frame in run]
-        folded = [one for one in values if isinstance(one, BlockColumns)]
+def _joined(frames: Sequence[Columns]) -> tuple[Int, list[Float]]:
+    """The times and each column of all frames together, int64[n] and float64[n]."""
+    stretches: list[tuple[Int, list[Float]]] = []
+    for folded, run in groupby(frames, lambda frame: isinstance(frame.values, BlockColumns)):
+        some = list(run)
         if folded:
-            stretches.append(_joined_blocks(folded))
-        else:
-            stretches.append(
-                [np.concatenate(c, dtype=np.float64, casting="unsafe") for c in zip(*values)]
+            (t_ns,) = joined([one.t_ns.columns for one in some], np.int64)
+            values: list[Any] = [one.values for one in some]
+            stretches.append((t_ns, joined(values, np.float64)))
+            continue
+        columns = zip(*(one.values for one in some))
+        stretches.append(
+            (
+                np.concatenate([one.t_ns for one in some]),
+                [np.concatenate(c, dtype=np.float64, casting="unsafe") for c in columns],
             )
+        )
     if len(stretches) == 1:
         return stretches[0]
-    return [np.concatenate(parts) for parts in zip(*stretches)]
-
-
-def _joined_blocks(
-    values: Sequence[BlockColumns], dtype: np.dtype[Any] = _FLOAT
-) -> list[NDArray[Any]]:
-    """The same for frames that look alike: columns that lie together are joined together."""
-    places = values[0].places
-    order = sorted(range(len(places)), key=places.__getitem__)
-    out: list[NDArray[Any]] = [np.zeros(0)] * len(places)
-    for (code, block), run in groupby(order, lambda index: places[index][:2]):
-        some = list(run)
-        low, high = places[some[0]][2], places[some[-1]][2] + 1
-        together = np.concatenate([one.arrays[block][low:high] for one in values], axis=1)
-        column = restored(code, together).astype(dtype, copy=False)
-        for index in some:
-            out[index] = column[places[index][2] - low]
-    return out
+    t_ns = np.concatenate([t_ns for t_ns, _ in stretches])
+    return t_ns, [np.concatenate(parts) for parts in zip(*(columns for _, columns in stretches))]
 
 
 def _still_needed(frames: list[Frame], last_ns: list[int], end_ns: int) -> list[Frame]:
@@ -148,24 +136,28 @@ class RowBuffer:
         return table if keep.all() else {name: column[keep] for name, column in table.items()}
 
 
-def times_of(rows: Rows) -> Int:
-    """Return when each row was sampled; empty when the table does not say."""
+def times_of(rows: Rows) -> Column:
+    """Return when each row was sampled, first and last at least; empty when it does not say."""
     if "t_ns" not in rows.names:
-        return np.zeros(0, np.int64)
-    return rows.columns[rows.names.index("t_ns")]  # type: ignore[no-any-return]
+        return ()
+    index = rows.names.index("t_ns")
+    if isinstance(rows.columns, BlockColumns):
+        return rows.columns.folded(index)
+    return rows.columns[index]
 
 
 def _shape(rows: Rows) -> tuple[Any, ...]:
     """What frames have in common whose columns can be joined together."""
-    return tuple(rows.names), id(getattr(rows.columns, "places", None))
+    return tuple(rows.names), isinstance(rows.columns, BlockColumns)
 
 
 def _rows_joined(frames: Sequence[Rows], names: Sequence[str]) -> dict[str, Int]:
     """The named columns of frames that look alike; -1 throughout where they lack one."""
     place = {name: index for index, name in enumerate(frames[0].names)}
-    folded = [one.columns for one in frames if isinstance(one.columns, BlockColumns)]
-    if folded:
-        columns = _joined_blocks(folded, np.dtype(np.int64))
+    columns: Sequence[Int]
+    if isinstance(frames[0].columns, BlockColumns):
+        folded: list[Any] = [one.columns for one in frames]
+        columns = joined(folded, np.int64)
     else:
         columns = [
             np.concatenate(c).astype(np.int64) for c in zip(*(one.columns for one in frames))

@@ -25,7 +25,7 @@ from clusterprof.timeline import feeding_shares as kinds
 from clusterprof.timeline.feeding_blocked import Surroundings, surroundings
 from clusterprof.timeline.feeding_samples import busiest, sampled
 from clusterprof.timeline.feeding_unmeasured import filled
-from clusterprof.timeline.feeding_waits import began_ns, fetches_of, ready_ns, waits_of
+from clusterprof.timeline.feeding_waits import began_ns, distinct, fetches_of, ready_ns, waits_of
 from clusterprof.timeline.model import Feeding, Float, Int, Process, Rank, SpanTable
 
 Fetches = dict[int, tuple[SpanTable, Float]]
@@ -47,11 +47,11 @@ def feed(rank: Rank, start_ns: Int, end_ns: Int) -> Feeding:
     table_ns = kinds.empty(len(start))
     fetches = _split_fetches(rank, around)
     owner = waits.pid[parts.interval]
-    for pid in sorted(set(owner.tolist())):
-        rows = np.flatnonzero(owner == pid)
+    for pid in distinct(owner):
+        (rows,) = (owner == pid).nonzero()
         of = parts.interval[rows]
         part_ns = _part(
-            rank, int(pid), fetches, around,
+            rank, pid, fetches, around,
             (parts.start_ns[rows], parts.end_ns[rows]), (waits.start_ns[of], waits.end_ns[of]),
         )  # fmt: skip
         kinds.add_rows(table_ns, parts.piece[rows], part_ns)
@@ -117,13 +117,13 @@ def _worker_loading(
 ) -> Float:
     start, end = part
     table = kinds.empty(len(start))
-    begin = np.clip(began_ns(process), start, end)
+    begin = np.minimum(np.maximum(began_ns(process), start), end)
     table[:, kinds.NO_WORKER] = begin - start
     if fetched is None:
         return table + sampled(process, begin, end, around) * (end - begin)[:, None]
     spans, split = fetched
     ready, certain = ready_ns(spans, *wait)
-    until = np.clip(ready, begin, end)
+    until = np.minimum(np.maximum(ready, begin), end)
     table[:, kinds.DELIVERY] = np.where(certain, end - until, 0)
     covered = _add_fetches(table, spans, split, (begin, until))
     # Between two fetches the worker had nothing to do. When the fetch that ended the wait is not

@@ -56,7 +56,7 @@ def add(table: Float, rows: Int, column: int, amount: Float | Int) -> None:
 
 def add_rows(table: Float, rows: Int, amounts: Float) -> None:
     """Add float64[m, 10] to the m named rows; a row named twice gets both."""
-    if len(rows) == len(table) and np.array_equal(rows, np.arange(len(rows))):
+    if len(rows) == len(table) and (rows == np.arange(len(rows))).all():
         table += amounts
         return
     for column in range(table.shape[1]):

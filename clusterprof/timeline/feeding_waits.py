@@ -37,7 +37,8 @@ def waits_of(rank: Rank) -> Waits:
         none = np.zeros(0, np.int64)
         return Waits(none, none, none, none.astype(np.bool_))
     reach = np.maximum.accumulate(spans.end_ns)
-    start = np.maximum(spans.start_ns, np.append(spans.start_ns[0], reach[:-1]))
+    start = spans.start_ns.copy()
+    np.maximum(start[1:], reach[:-1], out=start[1:])
     some = spans.end_ns > start  # a wait inside another one is the outer one's
     end, owner = spans.end_ns, spans.b
     if not some.all():
@@ -48,9 +49,17 @@ def waits_of(rank: Rank) -> Waits:
     if guess.any():
         pid[guess] = _last_to_finish(feeders, end[guess])
     identified = ~guess | (len(feeders) == 1)
-    for unseen in set(pid.tolist()) - rank.chunk.processes.keys():
-        identified &= pid != unseen
+    for one in distinct(pid):
+        if one not in rank.chunk.processes:
+            identified &= pid != one
     return Waits(start, end, pid, identified)
+
+
+def distinct(pids: Int) -> list[int]:
+    """Return the different values in rising order."""
+    if pids.size and (pids == pids[0]).all():  # most ranks have one worker, or none
+        return [int(pids[0])]
+    return np.unique(pids).tolist()  # type: ignore[no-any-return]
 
 
 def _last_to_finish(feeders: list[Process], end_ns: Int) -> Int:
@@ -70,7 +79,7 @@ def fetches_of(process: Process) -> SpanTable | None:
     spans = process.spans.get(FETCH)
     if spans is None or not len(spans.start_ns):
         return None
-    if np.all(spans.start_ns[1:] >= spans.end_ns[:-1]):
+    if (spans.start_ns[1:] >= spans.end_ns[:-1]).all():
         return spans
     reach = np.maximum.accumulate(spans.end_ns)
     kept = np.append(True, spans.start_ns[1:] >= reach[:-1])

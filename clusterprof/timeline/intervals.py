@@ -57,7 +57,7 @@ def union(*sets: Pair) -> Intervals:
     start, end = _joined(sets)
     if not start.size:
         return EMPTY
-    if np.all(start[1:] > end[:-1]):
+    if (start[1:] > end[:-1]).all():
         return Intervals(start, end)
     if np.any(start[1:] < start[:-1]):
         order = np.argsort(start, kind="stable")
@@ -93,12 +93,20 @@ def overlaps(pieces: Pair, intervals: Pair) -> Overlaps:
     """
     piece_start, piece_end = pieces
     start, end = intervals
-    low = np.searchsorted(end, piece_start, side="right")
-    high = np.searchsorted(start, piece_end, side="left")
-    count = np.where(piece_end > piece_start, np.maximum(high - low, 0), 0)
-    piece = np.repeat(np.arange(count.size, dtype=np.int64), count)
-    before = np.cumsum(count) - count
-    interval = np.arange(piece.size, dtype=np.int64) - before[piece] + low[piece]
+    low = end.searchsorted(piece_start, "right")
+    high = start.searchsorted(piece_end, "left")
+    count = np.maximum(high - low, 0)
+    count[piece_end <= piece_start] = 0
+    if count.size and count.min() == count.max() == 1:  # pieces cut at the edges of the set
+        return Overlaps(
+            np.arange(count.size, dtype=np.int64),
+            low,
+            np.maximum(piece_start, start[low]),
+            np.minimum(piece_end, end[low]),
+        )
+    piece = np.arange(count.size, dtype=np.int64).repeat(count)
+    interval = np.arange(piece.size, dtype=np.int64)
+    interval += (low - (count.cumsum() - count))[piece]
     return Overlaps(
         piece,
         interval,
@@ -146,12 +154,12 @@ def clip(intervals: Pair, start_ns: int, end_ns: int) -> Intervals:
     start = np.maximum(intervals[0], start_ns)
     end = np.minimum(intervals[1], end_ns)
     some = end > start
-    return Intervals(start[some], end[some])
+    return Intervals(start, end) if some.all() else Intervals(start[some], end[some])
 
 
 def total(intervals: Pair) -> int:
     """Return the length of a set in ns."""
-    return int(np.sum(intervals[1]) - np.sum(intervals[0]))
+    return int(intervals[1].sum() - intervals[0].sum())
 
 
 def overlap_ns(pieces: Pair, intervals: Pair) -> Int:

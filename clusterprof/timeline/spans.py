@@ -90,8 +90,11 @@ class SpanBuffer:
         """Take one frame; a process id that was given anew starts afresh."""
         self._frames.append(spans)
         parts: Sequence[Any] = spans.parts if isinstance(spans, PackedSpans) else (spans,)
+        ticks, numbers = self._ticks, self._number
         for part in parts:
-            number = self._owner(part.pid, part.started_ticks)
+            if ticks.get(part.pid) != part.started_ticks:
+                self._begin(part.pid, part.started_ticks)
+            number = numbers[part.pid]
             self._owners.append(number)
             self._sizes.append(part.rows if part is not spans else _count(spans))
             self._firsts.append(part.first_sequence)
@@ -99,13 +102,11 @@ class SpanBuffer:
                 kinds = {kind for kind, name in part.names.items() if name == FETCH_NAME}
                 self._named[number] = self._named.get(number, set()) | kinds
 
-    def _owner(self, pid: int, started_ticks: int) -> int:
-        if self._ticks.get(pid) != started_ticks:
-            self._drop(pid)
-            self._ticks[pid] = started_ticks
-            self._number[pid] = self._next
-            self._next += 1
-        return self._number[pid]
+    def _begin(self, pid: int, started_ticks: int) -> None:
+        self._drop(pid)
+        self._ticks[pid] = started_ticks
+        self._number[pid] = self._next
+        self._next += 1
 
     def _drop(self, pid: int) -> None:
         self._named.pop(self._number.pop(pid, -1), None)

@@ -1,37 +1,92 @@
-"""Where the columns of a record lie in the blocks of its frame, found once per shape of frame.
+"""Columns as they stand in the blocks of a frame, to be unfolded together with those of others.
 
-Frames of one collector look alike second after second; what is where is worked out for the first
-and remembered. A record's columns stay rows of a block until somebody asks for one, so that a
-chunk can join the blocks of a minute rather than a hundred times sixty columns.
+A frame holds a second, a chunk of analysis a minute of frames that look alike: their blocks are
+unfolded and joined with a handful of calls. Whoever asks for a column on its own gets it too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.trace import columns as packing
 from clusterprof.trace import frame
-from clusterprof.trace.frame import FrameError
+from clusterprof.trace.blockplans import Place, Plan
+from clusterprof.trace.unpack import Planes, ends_of, unpack_blocks
 
-_MOST_PLANS = 256
-Place = tuple[str, int, int]
-"""How a column is stored (STORED_TYPES), its block (-1: it has no rows) and its row there."""
+Run = tuple[str, int, int, Sequence[int]]
+"""Columns that lie together: how they are stored, their block, the first row there, and which
+columns they are, in that order."""
+
+
+class FoldedFrame:
+    """The blocks of one frame; its records share it."""
+
+    __slots__ = ("_arrays", "_at", "blocks", "plan", "planes")
+
+    def __init__(self, plan: Plan, planes: Planes, blocks: Sequence[frame.Block]) -> None:
+        self.plan = plan
+        self.blocks = blocks
+        self.planes: Planes | None = planes
+        """None once it has been unfolded."""
+        self._arrays: list[NDArray[Any]] = []
+        self._at = 0
+
+    def put(self, arrays: list[NDArray[Any]], at: int) -> None:
+        """Take what was unfolded together: blocks as (columns, frames, rows), and its own place."""
+        self._arrays, self._at, self.planes = arrays, at, None
+
+    def unfolded(self) -> tuple[list[NDArray[Any]], int]:
+        """Return the blocks as (columns, frames, rows), and which of the frames this is."""
+        if self.planes is not None:
+            unfold_together([self])
+        return self._arrays, self._at
+
+    def one(self, place: Place) -> NDArray[Any]:
+        """Return a column as it was recorded."""
+        code, block, row = place
+        if block < 0:
+            return np.empty(0, "<f8" if code in "md" else "<i8")
+        arrays, at = self.unfolded()
+        return restored(code, arrays[block][row, at])
+
+    def ends(self, place: Place) -> tuple[int, int]:
+        """Return the first and the last value of a column of whole numbers."""
+        code, index, row = place
+        if self.planes is None or code in "md":
+            column = self.one(place)
+            return int(column[0]), int(column[-1])
+        factor = frame.FACTORS[code]
+        first, last = ends_of(self.planes, self.blocks, index, row)
+        return _wrapped(first * factor), _wrapped(last * factor)
+
+
+def unfold_together(frames: Iterable[FoldedFrame]) -> None:
+    """Unfold what is still folded of some frames; those that look alike with the same calls."""
+    alike: dict[int, dict[int, FoldedFrame]] = {}
+    for one in frames:
+        if one.planes is not None:
+            alike.setdefault(id(one.plan), {})[id(one)] = one
+    for group in alike.values():
+        some = list(group.values())
+        arrays = unpack_blocks([(one.planes, one.blocks) for one in some if one.planes])
+        for at, one in enumerate(some):
+            one.put(arrays, at)
 
 
 class BlockColumns(Sequence[NDArray[Any]]):
     """The columns of one record; each is made when it is asked for."""
 
-    __slots__ = ("arrays", "places")
+    __slots__ = ("frame", "places", "rows")
 
-    def __init__(self, places: tuple[Place, ...], arrays: Sequence[NDArray[Any]]) -> None:
+    def __init__(self, places: tuple[Place, ...], rows: int, of: FoldedFrame) -> None:
         self.places = places
         """The same object for records that look alike."""
-        self.arrays = arrays
+        self.rows = rows
+        self.frame = of
 
     def __len__(self) -> int:
         return len(self.places)
@@ -42,19 +97,88 @@ class BlockColumns(Sequence[NDArray[Any]]):
     def __getitem__(self, index: slice) -> list[NDArray[Any]]: ...
     def __getitem__(self, index: int | slice) -> NDArray[Any] | list[NDArray[Any]]:
         if isinstance(index, slice):
-            return [one_of(place, self.arrays) for place in self.places[index]]
-        return one_of(self.places[index], self.arrays)
+            return [self.frame.one(place) for place in self.places[index]]
+        return self.frame.one(self.places[index])
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
-        return iter([one_of(place, self.arrays) for place in self.places])
+        return iter([self.frame.one(place) for place in self.places])
+
+    def folded(self, index: int) -> FoldedColumn:
+        """Return a column of whole numbers that stays folded."""
+        return FoldedColumn(BlockColumns(self.places[index : index + 1], self.rows, self.frame))
 
 
-def one_of(place: Place, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return a column as it was recorded."""
-    code, block, row = place
-    if block < 0:
-        return np.empty(0, "<f8" if code in "md" else "<i8")
-    return restored(code, arrays[block][row])
+class FoldedColumn:
+    """One column of whole numbers; its first and last value are had without unfolding it."""
+
+    __slots__ = ("_ends", "columns")
+
+    def __init__(self, columns: BlockColumns) -> None:
+        self.columns = columns
+        """Itself, as the only column."""
+        self._ends: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return self.columns.rows
+
+    def __getitem__(self, index: int) -> int:
+        if index not in (0, -1):
+            return int(self.whole()[index])
+        if self._ends is None:
+            self._ends = self.columns.frame.ends(self.columns.places[0])
+        return self._ends[index]
+
+    def whole(self) -> NDArray[Any]:
+        """Return all of it."""
+        return self.columns[0]
+
+
+def joined(records: Sequence[BlockColumns], dtype: type[np.generic]) -> list[NDArray[Any]]:
+    """Return each column of records with equal columns, all records behind each other."""
+    unfold_together([one.frame for one in records])
+    place = [index for *_, some in _runs(records[0].places) for index in some]
+    row_of = dict(zip(place, range(len(place))))
+    out = np.empty((len(place), sum([one.rows for one in records])), dtype)
+    past = 0
+    for like, low, high in _stretches(records):
+        first, past = past, past + (high - low) * like.rows
+        arrays, _ = like.frame.unfolded()
+        for code, block, row, some in _runs(like.places):
+            values = arrays[block][row : row + len(some), low:high].reshape(len(some), -1)
+            rows = [row_of[index] for index in some]
+            together = rows[-1] - rows[0] == len(rows) - 1 and rows == sorted(rows)
+            where: Any = slice(rows[0], rows[-1] + 1) if together else rows
+            out[where, first:past] = restored(code, values)
+    return [out[row_of[index]] for index in range(len(place))]
+
+
+@lru_cache(maxsize=256)
+def _runs(places: tuple[Place, ...]) -> tuple[Run, ...]:
+    """Which columns lie together."""
+    order = sorted(range(len(places)), key=places.__getitem__)
+    found: list[tuple[str, int, int, list[int]]] = []
+    for index in order:
+        code, block, row = places[index]
+        last = found[-1] if found else None
+        if last is not None and last[:2] == (code, block) and last[2] + len(last[3]) == row:
+            last[3].append(index)
+        else:
+            found.append((code, block, row, [index]))
+    return tuple(found)
+
+
+def _stretches(records: Sequence[BlockColumns]) -> Iterator[tuple[BlockColumns, int, int]]:
+    """Records that stand behind each other where they were unfolded: (one of them, from, to)."""
+    like = records[0]
+    among, low = like.frame.unfolded()
+    high = low
+    for one in records:
+        arrays, at = one.frame.unfolded()
+        if not (one.places is like.places and arrays is among and at == high):
+            yield like, low, high
+            like, among, low = one, arrays, at
+        high = at + 1
+    yield like, low, high
 
 
 def restored(code: str, stored: NDArray[Any]) -> NDArray[Any]:
@@ -65,100 +189,6 @@ def restored(code: str, stored: NDArray[Any]) -> NDArray[Any]:
     return stored if factor == 1 else stored * np.int64(factor)
 
 
-class PlanBook:
-    """Remembers what is where in the frames of a recording, whose layouts never change."""
-
-    def __init__(self) -> None:
-        self._plans: dict[Any, list[tuple[Place, tuple[Place, ...]]]] = {}
-        self._same: dict[tuple[Place, ...], tuple[Place, ...]] = {}
-
-    def places(
-        self, kind: int, header: frame.ColumnsHeader, layouts: Sequence[Any]
-    ) -> list[tuple[Place, tuple[Place, ...]]]:
-        """Return per part where its times (not for tables) and its columns are."""
-        parts, blocks = header.parts, header.blocks
-        key = (
-            kind,
-            tuple([(part.layout, part.rows) for part in parts]),
-            tuple([(block.kind, block.columns, block.rows) for block in blocks]),
-        )
-        found = self._plans.get(key)
-        if found is None:
-            plan = _of_tables if kind == frame.KIND_ROWS else _of_samples
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-                self._same.clear()
-            found = [
-                (t_ns, self._same.setdefault(columns, columns))
-                for t_ns, columns in plan(header, layouts)
-            ]
-            self._plans[key] = found
-        return found
-
-
-def _of_samples(
-    header: frame.ColumnsHeader, layouts: Sequence[Any]
-) -> list[tuple[Place, tuple[Place, ...]]]:
-    queues = _Queues(list(enumerate(header.blocks)))
-    t_ns = [queues.take("q", part.rows) for part in header.parts]
-    taken = queues.take_all(header.parts, layouts)
-    for layout, columns in zip(layouts, taken):
-        if not isinstance(layout, frame.ColumnsLayout):
-            raise FrameError("a columns frame refers to the layout of a table")
-        if not len(columns) == len(layout.signals) == len(layout.devices):
-            raise FrameError("signals, devices and types differ in number")
-    return list(zip(t_ns, taken))
-
-
-def _of_tables(
-    header: frame.ColumnsHeader, layouts: Sequence[Any]
-) -> list[tuple[Place, tuple[Place, ...]]]:
-    """Tables do not share blocks: each has its own period."""
-    found = []
-    pairs = iter(enumerate(header.blocks))
-    for part, layout in zip(header.parts, layouts):
-        if not isinstance(layout, frame.RowsLayout) or len(layout.names) != len(layout.types):
-            raise FrameError("a rows frame refers to a layout that is not a table's")
-        kinds = {code == "d" for code in layout.types}  # one block of each
-        queues = _Queues(list(islice(pairs, len(kinds) if part.rows else 0)))
-        (columns,) = queues.take_all([part], [layout])
-        found.append((("q", -1, 0), columns))
-    return found
-
-
-class _Queues:
-    """Hands out the columns of blocks in the order in which they were stored."""
-
-    def __init__(self, blocks: Sequence[tuple[int, frame.Block]]) -> None:
-        self._columns = {
-            (block.kind, block.rows): iter([(index, row) for row in range(block.columns)])
-            for index, block in blocks
-        }
-
-    def take(self, code: str, rows: int) -> Place:
-        """Return the next column that was stored in this way."""
-        if not rows:
-            return code, -1, 0
-        kind = packing.FLOAT if code == "d" else packing.INT
-        place = next(self._columns[kind, rows], None)
-        if place is None:
-            raise FrameError("fewer columns than the header promises")
-        return code, *place
-
-    def take_all(
-        self, parts: Sequence[frame.ColumnsPart], layouts: Sequence[Any]
-    ) -> list[tuple[Place, ...]]:
-        """Return the columns of each record in its own order."""
-        taken: list[list[Any]] = []
-        for layout in layouts:
-            if sorted(layout.order) != list(range(len(layout.types))):
-                raise FrameError("an order that leaves out a column")
-            if set(layout.types) - set(frame.STORED_TYPES):
-                raise FrameError("columns of an unknown type")
-            taken.append([None] * len(layout.types))
-        for code in frame.STORED_TYPES:
-            for part, layout, columns in zip(parts, layouts, taken):
-                for index in layout.order if code in layout.types else ():
-                    if layout.types[index] == code:
-                        columns[index] = self.take(code, part.rows)
-        return [tuple(columns) for columns in taken]
+def _wrapped(value: int) -> int:
+    """A number as an int64 has it."""
+    return (value + (1 << 63) & (1 << 64) - 1) - (1 << 63)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from clusterprof.trace import columns as packing
 from clusterprof.trace import frame
-from clusterprof.trace.blockcolumns import BlockColumns, PlanBook, one_of
+from clusterprof.trace.blockcolumns import BlockColumns, FoldedColumn, FoldedFrame
+from clusterprof.trace.blockplans import PlanBook
 from clusterprof.trace.frame import Frame, FrameError, UnknownFrameError
 from clusterprof.trace.schema import (
     SPAN_FIELDS,
@@ -30,7 +31,7 @@ from clusterprof.trace.schema import (
     Spans,
 )
 from clusterprof.trace.spanframes import PackedSpans, packed_spans
-from clusterprof.trace.unpack import Planes, opened, unpack_block, values_of
+from clusterprof.trace.unpack import Planes, opened, unpack_blocks, values_of
 
 _MAX_LAYOUTS = 4096
 _ROOM_BYTES = 512 << 20
@@ -96,7 +97,7 @@ class Decoder:
         folded = packed_spans(header, planes) if packed else None
         if folded is not None:
             return [folded]
-        return _spans(header, [unpack_block(planes, block) for block in header.blocks])
+        return _spans(header, [block[:, 0] for block in unpack_blocks([(planes, header.blocks)])])
 
     def _planes(self, got: Frame, header: frame.ColumnsHeader | frame.SpansHeader) -> Planes:
         """Open the body within what the frames so far may unfold to.
@@ -115,40 +116,34 @@ class Decoder:
     def _columns(self, got: Frame, packed: bool) -> list[Record | PackedSpans]:
         header = _read(_COLUMNS_HEADER, got.header)
         self._define(got.kind, header.layouts)
-        layouts = [self._layouts.get(part.layout) for part in header.parts]
+        layouts: list[Any] = [self._layouts.get(part.layout) for part in header.parts]
         if None in layouts:
             raise UnknownLayoutError(
                 "the names of the columns were defined in a frame that is lost"
             )
         planes = self._planes(got, header)
-        places = self._plans.places(got.kind, header, layouts)
-        arrays = [unpack_block(planes, block) for block in header.blocks]
-        if got.kind == frame.KIND_ROWS:
-            tables = [BlockColumns(runs, arrays) for _, runs in places]
-            return [
-                _table(layout, columns if packed else tuple(columns))
-                for layout, columns in zip(layouts, tables)
-            ]
+        plan = self._plans.plan(got.kind, header, layouts)
+        folded = FoldedFrame(plan, planes, header.blocks)
         records: list[Record | PackedSpans] = []
-        for part, layout, (t_ns, runs) in zip(header.parts, layouts, places):
-            values = BlockColumns(runs, arrays)
-            times = one_of(t_ns, arrays)
-            records.append(_samples(part, layout, times, values if packed else tuple(values)))
+        for part, layout, (t_ns, places) in zip(header.parts, layouts, plan.parts):
+            columns = BlockColumns(places, part.rows, folded)
+            values = columns if packed else tuple(columns)
+            if got.kind == frame.KIND_ROWS:
+                records.append(Rows(layout.table, layout.names, values, layout.strings))
+            else:
+                times = FoldedColumn(BlockColumns(t_ns, part.rows, folded))
+                records.append(_samples(part, layout, times if packed else times.whole(), values))
         return records
 
 
-def _samples(
-    part: frame.ColumnsPart, layout: Any, t_ns: NDArray[Any], values: Sequence[Any]
-) -> Columns:
-    masks: list[bytes | None] = [None] * len(values)
-    for index, mask in part.masks.items():
-        masks[index] = _unpack_mask(mask, part.rows)
-    return Columns(layout.collector, layout.signals, layout.devices, t_ns, values, tuple(masks))
-
-
-def _table(layout: Any, columns: Sequence[Any]) -> Rows:
-    strings: dict[str, Sequence[str]] = layout.strings
-    return Rows(layout.table, layout.names, columns, strings)
+def _samples(part: frame.ColumnsPart, layout: Any, t_ns: Any, values: Sequence[Any]) -> Columns:
+    masks: tuple[bytes | None, ...] = (None,) * len(values)
+    if part.masks:
+        some = list(masks)
+        for index, mask in part.masks.items():
+            some[index] = _unpack_mask(mask, part.rows)
+        masks = tuple(some)
+    return Columns(layout.collector, layout.signals, layout.devices, t_ns, values, masks)
 
 
 def _spans(header: frame.SpansHeader, arrays: Sequence[NDArray[Any]]) -> list[Record | PackedSpans]:

@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.trace import columns as packing
 from clusterprof.trace import frame
 from clusterprof.trace.schema import SPAN_FIELDS
-from clusterprof.trace.unpack import Planes
-from clusterprof.trace.unpack import unfold as undo_folding
+from clusterprof.trace.unpack import Lanes, Planes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,35 +70,23 @@ def unfold(frames: Sequence[PackedSpans], table: NDArray[np.int64]) -> None:
 
     Each row of the table must lie in memory without gaps.
     """
-    table[...] = 0
-    lanes = [row.view(np.uint8).reshape(-1, packing.LANE_BYTES) for row in table]
-    folded: list[list[tuple[int, int]]] = [[] for _ in table]
+    lanes = [Lanes() for _ in table]
+    constant: list[tuple[int, int, int, int]] = []
     past = 0
     for one in frames:
         first, past = past, past + one.rows
         one.planes.rewind()
         for row, value in one.constants:
+            lanes[row].skip(one.rows)
             if value:
-                table[row, first:past] = value
+                constant.append((row, first, past, value))
         for row, block in one.blocks:
-            one.planes.into(lanes[row][first:past], block.planes)
-            if block.zigzag:
-                folded[row].append((first, past))
-    for values, stretches in zip(table.view(np.uint64), folded):
-        for first, past in _joined(stretches):  # a frame is short, and few are not folded
-            undo_folding(values[first:past])
+            lanes[row].add(one.planes, one.rows, block.planes, block.zigzag)
+    for row, some in zip(table.view(np.uint64), lanes):
+        some.into(row)
+    for number, first, past, value in constant:
+        table[number, first:past] = value
     _edges(frames, table[0].view(np.uint64), table[1].view(np.uint64))
-
-
-def _joined(stretches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return (first, past) of rows, in order, as one where one begins where another ends."""
-    found: list[tuple[int, int]] = []
-    for first, past in stretches:
-        if found and found[-1][1] == first:
-            found[-1] = found[-1][0], past
-        else:
-            found.append((first, past))
-    return found
 
 
 def _edges(frames: Sequence[PackedSpans], gap: NDArray[Any], duration: NDArray[Any]) -> None:

@@ -104,7 +104,10 @@ class Batch:
         else:
             _open[thread] = self._outer
             works.gathering[thread] = self._outer.messages
-        return monotonic_ns()
+        if not self.operation:
+            return monotonic_ns()
+        # Its number is taken when it ends: until then it is the next of its group.
+        return ring.enter(self.group.number, groups.UNKNOWN, self.bytes, self.operation)
 
     def _ended(self, start: int, end: int) -> None:
         made = getattr(self._manager, "works", None) if self._late else None

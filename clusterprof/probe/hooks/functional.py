@@ -140,7 +140,7 @@ class _Issue(_Operator):
         b = next(group.operations)
         calls.inside.add(thread)
         d = self._operation | layout.ISSUE << layout.FORM_SHIFT
-        return thread, group, b, size, d, None, monotonic_ns()
+        return thread, group, b, size, d, None, ring.enter(group.number, b, size, d)
 
     def _issued(self, call: calls.Call, end: int, result: Any) -> None:
         thread, group, b, size, d, _, start = call
@@ -177,7 +177,7 @@ class _Wait(_Operator):
                     for place in known[0]:
                         _under_way.pop(place, None)
                     mark = cuda.before_wait(cuda.COLLECTIVES, default_stream=True)
-                    start = monotonic_ns()
+                    start = ring.enter(*known[1:])
         except BaseException as error:
             failed(error)
         try:

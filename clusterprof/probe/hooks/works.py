@@ -55,7 +55,7 @@ def wrap_wait(original: Any) -> Any:
                     known = None
                 if known is not None:
                     mark = cuda.before_wait(cuda.COLLECTIVES, default_stream=True)
-                    start = ring.enter(*known[1:])
+                    start = ring.enter(*known[1:5])
         except BaseException as error:
             failed(error)
         try:
