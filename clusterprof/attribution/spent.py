@@ -5,7 +5,7 @@
 
 Blame across ranks compares these sums between ranks (docs/design.md, section 12). They run from the
 first step on, stretch after stretch, and leave out the time in operations itself; what no cause
-claimed is `OTHER`, what was not lost is work.
+claimed is `OTHER`, what was not lost is work, less the time in which the main thread had no CPU.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import numpy as np
 from clusterprof.attribution.blame import WORK
 from clusterprof.attribution.partial import SHARE
 from clusterprof.attribution.regions import Region
+from clusterprof.attribution.spent_runnable import Runnable
 from clusterprof.probe import layout
 from clusterprof.timeline.model import PHASE_COLLECTIVE, Float, Int, Lost, Rank, SpanTable
 
 OTHER = "unexplained"
+CONTENTION = "cpu-contention"
+"""Work for which there was no CPU counts as this, though it is not lost to the rank itself."""
 MOST_OPERATIONS = 12_000
 """Of one rank: their sums are in memory until all ranks have been read, a third of a kB each."""
 
@@ -58,7 +61,7 @@ class Spending:
         spans = _ended_in(rank.main.spans.get(layout.COLLECTIVE), region)
         inside = lost.phase == PHASE_COLLECTIVE
         amounts = self._amounts(lost, inside, shares)
-        sums = _Sums(lost, amounts)
+        sums = _Sums(rank, region, lost, amounts)
         if spans is not None:
             blocked = _blocked(spans, region, lost, inside)
             come = self._until(sums, region, np.maximum(spans.start_ns, region.start_ns))
@@ -103,17 +106,24 @@ class Spending:
         """Return int64[m, K]: what was spent up to each time in the stretch."""
         table = sums.until(t_ns)
         table[:, -1] = (t_ns - region.start_ns) - table[:, -1]  # what was not lost is work
+        if CONTENTION in self.categories:
+            delayed = sums.runnable.until(t_ns, table[:, -1])
+            table[:, self.categories.index(CONTENTION)] += delayed
+            table[:, -1] -= delayed
         return np.rint(self._sums + table).astype(np.int64)
 
 
 class _Sums:
     """Running sums over pieces that are sorted and disjoint."""
 
-    def __init__(self, lost: Lost, amounts: Float) -> None:
+    def __init__(self, rank: Rank, region: Region, lost: Lost, amounts: Float) -> None:
         self._lost = lost
         self._amounts = amounts
         self._before = np.zeros((amounts.shape[0] + 1, amounts.shape[1]))
         np.cumsum(amounts, axis=0, out=self._before[1:])
+        self.runnable = Runnable(
+            rank, region, lambda t_ns: (t_ns - region.start_ns) - self.until(t_ns)[:, -1]
+        )
 
     def until(self, t_ns: Int) -> Float:
         """Return float64[m, K]: all pieces before each time, and its part of the one it is in."""
