@@ -126,6 +126,16 @@ def test_a_node_has_a_name_an_address_a_boot_and_processes_of_its_own(nodes: lis
     assert Path("/proc/sys/kernel/random/boot_id").read_text().strip() != nodes[0].boot_id
 
 
+def test_each_node_goes_before_all_else_on_the_machine_where_that_is_allowed(
+    nodes: list[Node],
+) -> None:
+    for node in nodes:
+        if node.cpu_group is None:
+            pytest.skip("no control group for the CPU may be made here")
+        assert f"/{node.cpu_group.name}\n" in node.run("cat", "/proc/self/cgroup")
+        assert node.cpu_group.name.endswith(f"-{node.name}")
+
+
 def test_a_rate_is_kept_and_the_queue_is_bounded(nodes: list[Node], cable: Cable) -> None:
     before = cable.counts()["ports"][1]["down"]
     cable.be(1, Link(rate_bits_per_second=100 * MEGABIT, queue_bytes=60_000))

@@ -100,7 +100,7 @@ class Node:
         outer = self._unshare.pid
         self.pid = int(Path(f"/proc/{outer}/task/{outer}/children").read_text().split()[0])
         self._running: list[subprocess.Popen[Any]] = []
-        self._group = _cpu_group(self.name)
+        self.cpu_group = _cpu_group(self.name)
 
     @property
     def root(self) -> Path:
@@ -111,7 +111,7 @@ class Node:
         """Return the command line that runs a command in this node, on its CPU."""
         enter = ["nsenter", f"--target={self.pid}", *_NAMESPACES, "--"]
         where = [f"--chdir={folder}"] if folder is not None else []
-        group = self._group
+        group = self.cpu_group
         join = ["sh", "-c", _JOIN, str(group / "cgroup.procs")] if group is not None else []
         return [*join, *enter, "taskset", "--cpu-list", str(self.cpu), "env", *where, *command]
 
@@ -147,7 +147,7 @@ class Node:
         self._unshare.stdout.close()
         for run in getattr(self, "_running", ()):
             run.wait()
-        group = getattr(self, "_group", None)
+        group = getattr(self, "cpu_group", None)
         if group is not None:
             with suppress(OSError):
                 group.rmdir()
