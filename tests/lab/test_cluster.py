@@ -188,17 +188,18 @@ def test_a_node_and_its_cable_do_not_outlive_the_process_that_made_them(program:
         "from lab.cluster.node import Node\n"
         "node = Node(0, ['gone']); cable = Cable(Path(sys.argv[1]), [node])\n"
         "node.start('sleep', '1000')\n"
-        "print(node.pid, cable._process.pid, flush=True); os.kill(os.getpid(), 9)\n"
+        "print(node.pid, cable._process.pid, node.cpu_group, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
     )
     tests = str(Path(__file__).parent.parent)
     done = subprocess.run(
         [sys.executable, "-c", code, str(program)],
         capture_output=True, text=True, timeout=30, env={**os.environ, "PYTHONPATH": tests},
     )  # fmt: skip
-    pids = done.stdout.split()
+    *pids, group = done.stdout.split()
     assert len(pids) == 2, done.stderr
     end = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}/environ").exists() and _lives(pid) for pid in pids):
+    while any(map(_lives, pids)) or Path(group).exists():
         assert time.monotonic() < end, "something was left behind"
         time.sleep(0.02)
 

@@ -27,6 +27,8 @@ _COMMANDS = ("unshare", "nsenter", "ip", "mount", "taskset", "env", "gcc")
 _CPU_GROUPS = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")  # version 1, version 2
 _SHARES = {"cpu.shares": 102_400, "cpu.weight": 10_000}  # a hundred times what others have
 _GROUP = "clusterprof-lab-"
+# A group outlives everything but its removal, so a process of its own sees to that.
+_REMOVE = 'cat >/dev/null; for i in 1 2 3 4 5 6 7 8 9; do rmdir "$0" && exit; sleep 0.2; done'
 _JOIN = 'echo 0 >"$0"; exec "$@"'
 
 
@@ -56,15 +58,12 @@ def _cpu_group(name: str) -> Path | None:
     What else runs on the machine would be a fault on every node. None where it may not be made.
     """
     for parent in _CPU_GROUPS:
-        for left in parent.glob(f"{_GROUP}*"):
-            if not Path(f"/proc/{left.name.removeprefix(_GROUP).split('-')[0]}").exists():
-                with suppress(OSError):
-                    left.rmdir()  # of a test that was killed
         for file, value in _SHARES.items():
             group = parent / f"{_GROUP}{os.getpid()}-{name}"
             with suppress(OSError):
                 group.mkdir(exist_ok=True)
-                (group / file).write_text(str(value))
+                with (group / file).open("r+") as shares:  # a plain folder has no such file
+                    shares.write(str(value))
                 return group
             with suppress(OSError):
                 group.rmdir()
@@ -101,6 +100,10 @@ class Node:
         self.pid = int(Path(f"/proc/{outer}/task/{outer}/children").read_text().split()[0])
         self._running: list[subprocess.Popen[Any]] = []
         self.cpu_group = _cpu_group(self.name)
+        self._guard: subprocess.Popen[Any] | None = None
+        if self.cpu_group is not None:
+            remove = ("sh", "-c", _REMOVE, str(self.cpu_group))
+            self._guard = subprocess.Popen(remove, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     @property
     def root(self) -> Path:
@@ -147,10 +150,11 @@ class Node:
         self._unshare.stdout.close()
         for run in getattr(self, "_running", ()):
             run.wait()
-        group = getattr(self, "cpu_group", None)
-        if group is not None:
-            with suppress(OSError):
-                group.rmdir()
+        guard = getattr(self, "_guard", None)
+        if guard is not None:
+            assert guard.stdin is not None
+            guard.stdin.close()
+            guard.wait()
 
     def __enter__(self) -> Node:
         return self
