@@ -166,14 +166,16 @@ def _charged(
     pairs = blame_excess.Pairs(waiting, awaited, *last_together(look, waiting, awaited))
     shares = _shares(look, habits, pairs, wait)
     rest = wait - np.bincount(shares.row, weights=shares.ns, minlength=wait.size).astype(np.int64)
-    over = np.flatnonzero(rest)
     # Who sends does not wait for the receiver: what nothing explains was on its way.
-    sends = is_pair(ops.operation)[rows.op[waiting[over]] - carry.operations]
-    sends &= pairs.mine[over] >= 0
-    name = np.where(sends, _number(width, TRANSFER), _number(width, UNKNOWN))
+    sends = is_pair(ops.operation)[rows.op[waiting] - carry.operations] & (pairs.mine >= 0)
+    on_its_way = np.where(sends, rest, np.minimum(rest, blame_excess.left_late(look, pairs, wait)))
+    rest -= on_its_way
+    over, moving = np.flatnonzero(rest), np.flatnonzero(on_its_way)
+    late = Charges(over, np.full(over.size, _number(width, UNKNOWN)), rest[over])
+    sent = Charges(moving, np.full(moving.size, _number(width, TRANSFER)), on_its_way[moving])
     handed_on = shares.key == HANDED
     own = Charges(*(column[~handed_on] for column in shares))
-    own = _joined(own, Charges(over, name, rest[over]))
+    own = _joined(own, late, sent)
     culprit = rows.rank[awaited[own.row]]
     # Nothing left together, and it may itself have waited elsewhere: nobody can be named.
     blind = (pairs.mine < 0) & (look.before[awaited] >= 0)

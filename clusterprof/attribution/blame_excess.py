@@ -71,6 +71,23 @@ def with_habits(look: Lookup) -> tuple[Lookup, Habits]:
     return replace(look, rows=rows), Habits(windows_before, habit_before)
 
 
+def left_late(look: Lookup, pairs: Pairs, wait: Int) -> Int:
+    """Return int64[n]: of each wait, what the awaited rank did not take longer on its own clock.
+
+    Ranks do not leave an operation quite together: its last bytes reach one of them later.
+
+        waiting   leave |== 100 ==| arrive                wait 30, and both took 100 since:
+        awaited           30 leave |== 100 ==| arrive     30 were the network's
+
+    0 where the two left no operation together.
+    """
+    rows = look.rows
+    waiting, awaited, mine, theirs = pairs
+    longer = rows.arrive_ns[awaited] - rows.leave_ns[theirs]
+    longer -= rows.arrive_ns[waiting] - rows.leave_ns[mine]
+    return np.where(mine >= 0, np.maximum(wait - np.maximum(longer, 0), 0), 0)
+
+
 def excess(look: Lookup, pairs: Pairs) -> Int:
     """Return int64[n, K + 2]: what the awaited rank had more of since both left together.
 
