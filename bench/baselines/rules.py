@@ -49,20 +49,25 @@ def per_stage_max(job: Job) -> int:
 
 
 def stage_frontier(job: Job) -> int:
-    """StageFrontier's increments, as its abstract defines them, with one barrier per step.
+    """StageFrontier's increments, with one barrier per step, charged to who attains them.
 
-    d[r, k] is how long rank r was in stage k of a step, in order; F_k = max over r of the sum of
-    d[r, j] for j <= k. The increments F_k - F_(k-1) add up to the step; the rank that attains F_k
-    is charged the increment, as far as it exceeds the median rank's stage: a stage that takes all
-    ranks the same is nobody's.
+    Only as far as they exceed the median rank's stage: a stage that takes all ranks the same is
+    nobody's.
     """
     table = stages(job)
-    reach = np.cumsum(table, axis=2)
-    frontier = reach.max(axis=1)
-    increments = np.diff(frontier, axis=1, prepend=0)
-    late = np.maximum(increments - np.median(table, axis=1), 0)
-    who = np.argmax(reach, axis=1)
+    late = np.maximum(increments(table) - np.median(table, axis=1), 0)
+    who = np.argmax(np.cumsum(table, axis=2), axis=1)
     return int(np.argmax(np.bincount(who.ravel(), weights=late.ravel(), minlength=job.ranks)))
+
+
+def increments(table: np.ndarray) -> np.ndarray:
+    """Return StageFrontier's increments [steps, stages], as its abstract defines them.
+
+    d[r, k] is how long rank r was in stage k of a step, in order; F_k = max over r of the sum of
+    d[r, j] for j <= k. The increments F_k - F_(k-1) add up to the step.
+    """
+    frontier = np.cumsum(table, axis=2).max(axis=1)
+    return np.diff(frontier, axis=1, prepend=0)
 
 
 RULES: dict[str, Callable[[Job], int]] = {

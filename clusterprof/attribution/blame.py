@@ -175,16 +175,13 @@ def _charged(
     rows = look.rows
     width = len(rows.at_arrive) - 1 + len(OWN)
     pairs = blame_excess.Pairs(waiting, awaited, *last_together(look, waiting, awaited))
-    handed_ns, shares = _shares(look, habits, pairs, wait)
+    handed_ns, apart_ns, shares = _shares(look, habits, pairs, wait)
     row, cause, ns = _by_row(shares, wait.size)
     # Who sends does not wait for the receiver: what nothing explains was on its way.
-    over = np.flatnonzero(cause == _number(width, UNKNOWN))
-    apart = left_apart(rows, pairs, row[over], ns[over])
-    moved = apart.copy()
     if (pair := is_pair(ops.operation)).any():
-        sends = pair[rows.op[waiting[row[over]]] - carry.operations]
-        moved |= sends & (pairs.mine[row[over]] >= 0)
-    cause[over[moved]] = _number(width, TRANSFER)
+        over = np.flatnonzero(cause == _number(width, UNKNOWN))
+        sends = pair[rows.op[waiting[row[over]]] - carry.operations] & (pairs.mine[row[over]] >= 0)
+        cause[over[sends]] = _number(width, TRANSFER)
     culprit = rows.rank[awaited]
     # Nothing left together, and it may itself have waited elsewhere: nobody can be named.
     culprit[(pairs.mine < 0) & (look.before[awaited] >= 0)] = NOBODY
@@ -204,15 +201,14 @@ def _charged(
     handed = blame_chains.Handed(waiting[some], handed_ns[some], awaited[some], pairs.theirs[some])
     blame_chains.hand_on(look, handed, ledger, _number(width, UNKNOWN), (look.ranks + 1) * width)
     op = rows.op[waiting] - carry.operations
-    apart_ns = np.zeros_like(wait)
-    apart_ns[row[over[apart]]] = ns[over[apart]]
     return ledger, nobody_last(op, wait, apart_ns, ops.team.size)
 
 
 def _shares(
     look: Lookup, habits: blame_excess.Habits, pairs: blame_excess.Pairs, wait: Int
-) -> tuple[Int, list[tuple[int, Int]]]:
-    """Share waits by what the awaited had more of: what is handed on, and (cause, ns) of each."""
+) -> tuple[Int, Int, list[tuple[int, Int]]]:
+    """Share waits by what the awaited had more of: what is handed on, what comes only of leaving
+    apart, and (cause, ns) of each share."""
     which, more = blame_excess.excess(look, pairs)
     shares = blame_excess.shared(wait, more)
     work = len(look.rows.at_arrive) - 1
@@ -236,7 +232,9 @@ def _shares(
             out.append((_number(width, TRANSFER), share))
         else:
             handed_ns = share
-    return handed_ns, [*out, (_number(width, UNKNOWN), rest)]
+    apart_ns = np.minimum(rest, left_apart(look.rows, pairs, wait))
+    out += [(_number(width, UNKNOWN), rest - apart_ns), (_number(width, TRANSFER), apart_ns)]
+    return handed_ns, apart_ns, out
 
 
 def _by_row(shares: list[tuple[int, Int]], rows: int) -> tuple[Int, Int, Int]:

@@ -3,10 +3,10 @@
     rank 0   leave |== work 100 ==| arrive |-- 12 --|      rank 0 "waits" 12 for rank 1, which
     rank 1         leave |== work 100 ==| arrive | leave   did nothing for longer than rank 0
 
-Behind a long way a rank may leave later than the others, in a ring or a tree by the way the data
-take. Everything between leaving and arriving is known, so what no excess explains of a wait is the
-difference in leaving. As far as the two operations lasted without waiting that is the network's,
-and nobody came last; beyond that something unseen held the rank up.
+Behind a long way, or where packets are lost, a rank may leave later than the others. Everything
+between leaving and arriving is on the rank's own clock: what the awaited rank did not take longer
+there, the network did, and nobody came last. (What holds a rank up inside an operation after all
+have come to it looks the same.)
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ from clusterprof.attribution.blame_rows import Rows
 from clusterprof.timeline.model import Int
 
 
-def left_apart(rows: Rows, pairs: Pairs, over: Int, rest_ns: Int) -> NDArray[np.bool_]:
-    """True where leaving apart may explain the rest of a wait: `rest_ns` of the pairs `over`."""
-    theirs = pairs.theirs[over]
-    allowed = rows.transfer_ns[pairs.awaited[over]] + np.where(
-        theirs >= 0, rows.transfer_ns[theirs], 0
-    )
-    return (pairs.mine[over] >= 0) & (rest_ns <= allowed)
+def left_apart(rows: Rows, pairs: Pairs, wait_ns: Int) -> Int:
+    """Return int64[n]: of each wait, what the awaited rank did not take longer on its own clock.
+
+        waiting   leave |== 100 ==| arrive                wait 30, and both took 100 since:
+        awaited           30 leave |== 100 ==| arrive     30 were the network's
+
+    0 where the two left no operation together.
+    """
+    waiting, awaited, mine, theirs = pairs
+    longer = rows.arrive_ns[awaited] - rows.leave_ns[theirs]
+    longer -= rows.arrive_ns[waiting] - rows.leave_ns[mine]
+    return np.where(mine >= 0, np.maximum(wait_ns - np.maximum(longer, 0), 0), 0)
 
 
 def nobody_last(op: Int, wait_ns: Int, apart_ns: Int, operations: int) -> NDArray[np.bool_]:

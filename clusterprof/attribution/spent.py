@@ -5,7 +5,7 @@
 
 Blame across ranks compares these sums between ranks (docs/design.md, section 12). They run from the
 first step on, stretch after stretch, and leave out the time in operations itself; what no cause
-claimed is `OTHER`, what was not lost is work.
+claimed is `OTHER`, what was not lost is work, less the time in which the main thread had no CPU.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import numpy as np
 from clusterprof.attribution.blame import WORK
 from clusterprof.attribution.partial import SHARE
 from clusterprof.attribution.regions import Region
+from clusterprof.attribution.spent_runnable import Runnable
 from clusterprof.probe import layout
 from clusterprof.timeline.device_waits import device_waits, on_device
 from clusterprof.timeline.model import PHASE_COLLECTIVE, Float, Int, Lost, Rank, SpanTable
 from clusterprof.timeline.operation_rows import RankOperations, RankRows, Store
 
 OTHER = "unexplained"
+CONTENTION = "cpu-contention"
+"""Work for which there was no CPU counts as this, though it is not lost to the rank itself."""
 
 
 class Spending:
@@ -31,6 +34,7 @@ class Spending:
     def __init__(self, causes: tuple[str, ...], store: Store) -> None:
         """Take the causes there may be; the categories are these, `OTHER` and work."""
         self.categories = (*causes, OTHER, WORK)
+        self._contention = causes.index(CONTENTION) if CONTENTION in causes else None
         self._sums = np.zeros(len(self.categories), np.int64)
         self._rows = RankRows(store)
         self._tentative: list[tuple[Int, Int, Int]] = []
@@ -39,7 +43,8 @@ class Spending:
         """Take a settled stretch; `shares` are those of its lost pieces, in 1/SHARE."""
         spans = _ended_in(_operations_of(rank), region)
         inside = lost.phase == PHASE_COLLECTIVE
-        sums = _Sums(self._sums, region, lost, self._amounts(lost, inside, shares))
+        amounts = self._amounts(lost, inside, shares)
+        sums = _Sums(self._sums, rank, region, lost, amounts, self._contention)
         if spans is not None:
             table = np.stack([*spans, _blocked(spans, region, lost, inside)])
             come = sums.until(np.maximum(spans[0], region.start_ns))
@@ -75,20 +80,39 @@ class _Sums:
     """Running sums over the pieces of a stretch, which are sorted and disjoint."""
 
     def __init__(
-        self, before: Int, region: Region, lost: Lost, amounts: Mapping[int, Float]
+        self,
+        before: Int,
+        rank: Rank,
+        region: Region,
+        lost: Lost,
+        amounts: Mapping[int, Float],
+        contention: int | None,
     ) -> None:
+        """`contention` is the category of work for which there was no CPU, None for none."""
         self._before, self._region, self._lost = before, region, lost
         self._parts = {column: (ns, _running(ns)) for column, ns in amounts.items()}
         self._all = (lost.lost_ns, _running(lost.lost_ns))
+        self._contention = contention
+        if contention is not None:
+            self._runnable = Runnable(rank, region, lambda t_ns: self._since(t_ns)[-1])
 
     def until(self, t_ns: Int) -> Int:
         """Return int64[K, m]: what had been spent at each time, by category.
 
         All pieces before each time, and its part of the one it is in.
         """
-        table = np.empty((self._before.size, t_ns.size), np.int64)
-        table[:] = self._before[:, None]
-        table[-1] += t_ns - self._region.start_ns
+        table = self._since(t_ns)
+        if self._contention is not None:
+            delayed = np.rint(self._runnable.until(t_ns, table[-1])).astype(np.int64)
+            table[self._contention] += delayed
+            table[-1] -= delayed
+        table += self._before[:, None]
+        return table
+
+    def _since(self, t_ns: Int) -> Int:
+        """The same since the beginning of the stretch, with all that was not lost as work."""
+        table = np.zeros((self._before.size, t_ns.size), np.int64)
+        table[-1] = t_ns - self._region.start_ns
         start, end = self._lost.start_ns, self._lost.end_ns
         if not start.size:
             return table

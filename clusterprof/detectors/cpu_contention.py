@@ -3,7 +3,8 @@
 ## What it sees
 
 Lost time in which the thread that the GPU depended on was ready to run and had no CPU: the worker
-that was making the awaited batch, or the main thread while it launches work.
+that was making the awaited batch, or the main thread while it launches work. Other ranks that wait
+for such a rank in an operation wait for the same.
 
 ## Why the GPU waits
 

@@ -11,7 +11,7 @@ import pytest
 from clusterprof.trace.dump import dump
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
-VERSIONS = sorted(path.name for path in RECORDINGS.iterdir() if path.is_dir())
+VERSIONS = sorted(path.name for path in RECORDINGS.glob("v*") if path.is_dir())
 
 
 def test_there_is_a_recording_of_every_schema() -> None:

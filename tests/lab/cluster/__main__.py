@@ -1,7 +1,9 @@
-"""`python -m tests.lab.cluster [--out DIR] [--steps N] [SCENARIO…]`: record real multi-node jobs.
+"""`python -m tests.lab.cluster [--judge] [--out DIR] [SCENARIO…]`: record real multi-node jobs.
 
-Every scenario leaves `DIR/<scenario>/recording` and `DIR/<scenario>/truth.json`, to lay an analysis
-beside: the truth is from the job's own stopwatches, not from the recording.
+Every scenario leaves `DIR/<scenario>/recording` and `DIR/<scenario>/truth.json`: the truth is from
+the job's own stopwatches, not from the recording. With `--judge` every scenario runs several times,
+in `DIR/<run>/<scenario>`, and the analysis is laid beside the truth; exit code 1 when one is wrong.
+`--kept DIR` judges what is there already. Rules of thumb see the same recordings.
 """
 
 from __future__ import annotations
@@ -11,14 +13,20 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from .cable import Cable, Link, build
 from .faults import SCENARIOS, Scenario, command_options, hogs, make_records, slow_disk
 from .job import train
+from .judge import HEADER, Run, analysed, judged, lines_of, summary
 from .node import Node, why_not_here
 from .truth import table, truth
+
+ROOT = Path(__file__).resolve().parents[3]
+KNOWN = {scenario.name: scenario for scenario in SCENARIOS}
 
 
 def run(scenario: Scenario, folder: Path, program: Path, records: Path, steps: int) -> None:
@@ -27,50 +35,102 @@ def run(scenario: Scenario, folder: Path, program: Path, records: Path, steps: i
     names = [f"node{index}" for index in range(scenario.nodes)]
     with ExitStack() as stack:
         nodes = [stack.enter_context(Node(index, names)) for index in range(scenario.nodes)]
-        cable = stack.enter_context(Cable(program, nodes))
+        cable = stack.enter_context(Cable(program, nodes, scenario.mtu_bytes))
         for node in nodes:
             cable.be(node.index, scenario.links.get(node.index, Link()))
-        options = [command_options(scenario, node.index, steps, str(records)) for node in nodes]
+        options = [command_options(scenario, steps, str(records)) for _ in nodes]
         if scenario.slow_disk is not None:
             slow = slow_disk(nodes[scenario.slow_disk], records)
             data, more = stack.enter_context(slow)
             options[scenario.slow_disk] += [f"--data={data}", *more]
         if scenario.hogs is not None:
             stack.enter_context(hogs(nodes[scenario.hogs]))
-        said = train(nodes, 1, options, folder / "recording", f"lab-{scenario.name}")
+        out = folder / "recording"
+        said = train(nodes, scenario.per_node, options, out, f"lab-{scenario.name}")
         counts = cable.counts()
     found = truth(sorted((one for node in said for one in node.ranks), key=lambda one: one["rank"]))
     document = {"scenario": scenario.name, "what": scenario.what, **found, "cable": counts}
     (folder / "truth.json").write_text(json.dumps(document, indent=1) + "\n")
-    print(table(found), flush=True)
+
+
+def judge(folder: Path) -> Run:
+    """Analyse one recorded scenario and lay it, and the rules of thumb, beside the truth."""
+    said = json.loads((folder / "truth.json").read_text())
+    found = judged(KNOWN[said["scenario"]], analysed(folder / "recording"), said)
+    sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
+    from baselines.recorded import recorded
+    from baselines.rules import RULES
+
+    seen = recorded(folder / "recording")
+    rules = {name: rule(seen.job) for name, rule in RULES.items()}
+    rules |= {"iowait > 5 %": seen.iowait_above(), "AU < 90 %": seen.au_below()}
+    return replace(found, rules=rules)
+
+
+def record(names: list[str], out: Path, options: argparse.Namespace) -> Iterator[Path]:
+    """Record scenarios one after the other; yield the folder of each."""
+    with tempfile.TemporaryDirectory() as folder:
+        program, records = build(Path(folder)), make_records(Path(folder) / "records.bin")
+        for number in range(1, options.runs + 1) if options.judge else [None]:
+            for name in names:
+                where = out / name if number is None else out / str(number) / name
+                run(KNOWN[name], where, program, records, options.steps)
+                yield where
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.cluster", description=__doc__)
+    parser.add_argument("scenario", nargs="*", help=f"of {', '.join(KNOWN)}; all without any")
+    parser.add_argument("--out", type=Path, help="a new folder for recordings and truths")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--judge", action="store_true", help="analyse, and compare")
+    parser.add_argument("--runs", type=int, default=3, help="of each scenario, to judge")
+    parser.add_argument("--kept", type=Path, help="judge the recordings below this folder")
+    options = parser.parse_args()
+    unknown = set(options.scenario) - set(KNOWN)
+    if unknown:
+        parser.error(f"there is no scenario {', '.join(sorted(unknown))}")
+    return options
 
 
 def main() -> int:
-    """Run the scenarios asked for, one after the other."""
-    parser = argparse.ArgumentParser(prog="python -m tests.lab.cluster", description=__doc__)
-    known = {scenario.name: scenario for scenario in SCENARIOS}
-    parser.add_argument("scenario", nargs="*", help=f"of {', '.join(known)}; all without any")
-    parser.add_argument("--out", type=Path, help="a new folder for recordings and truths")
-    parser.add_argument("--steps", type=int, default=40)
-    options = parser.parse_args()
-    unknown = set(options.scenario) - set(known)
-    if unknown:
-        parser.error(f"there is no scenario {', '.join(sorted(unknown))}")
+    """Run the scenarios asked for, one after the other, and judge them when asked to."""
+    options = parse()
+    names = options.scenario or list(KNOWN)
+    if options.kept is not None:
+        found = sorted(file.parent for file in options.kept.rglob("truth.json"))
+        return print_judged([one for one in found if one.name in names])
     reason = why_not_here()
     if reason:
         print(f"not run: {reason}", file=sys.stderr)
         return 4
     out = (options.out or Path(tempfile.mkdtemp(prefix="cluster-lab-"))).absolute()
     out.mkdir(parents=True, exist_ok=True)
-    print(f"recordings and truths in {out}; milliseconds per step")
-    with tempfile.TemporaryDirectory() as folder:
-        program, records = build(Path(folder)), make_records(Path(folder) / "records.bin")
-        for name in options.scenario or known:
-            began = time.monotonic()
-            print(f"\n{name}: {known[name].what}", flush=True)
-            run(known[name], out / name, program, records, options.steps)
-            print(f"  ({time.monotonic() - began:.0f} s)", flush=True)
+    print(f"recordings and truths in {out}")
+    if options.judge:
+        return print_judged(record(names, out, options))
+    began = time.monotonic()
+    for folder in record(names, out, options):
+        print(f"\n{folder.name}: {KNOWN[folder.name].what}; milliseconds per step")
+        print(table(json.loads((folder / "truth.json").read_text())))
+        print(f"  ({time.monotonic() - began:.0f} s)", flush=True)
+        began = time.monotonic()
     return 0
+
+
+def print_judged(folders: Iterator[Path] | list[Path]) -> int:
+    """Judge recordings as they come; return 1 when one was wrong."""
+    began = time.monotonic()
+    runs: list[Run] = []
+    print(HEADER, flush=True)
+    for folder in folders:
+        runs.append(judge(folder))
+        number = sum(run.scenario == runs[-1].scenario for run in runs)
+        print("\n".join(lines_of(number, runs[-1])), flush=True)
+    print("\n".join(summary(runs)))
+    print(f"{time.monotonic() - began:.0f} s")
+    return 0 if runs and all(one.right for one in runs) else 1
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def build(folder: Path) -> Path:
 class Cable:
     """Connects nodes; a context manager, and gone when this process is, however it ends."""
 
-    def __init__(self, program: Path, nodes: Sequence[Node]) -> None:
+    def __init__(self, program: Path, nodes: Sequence[Node], mtu_bytes: int = 1500) -> None:
         taps = [_tap(f"cable{os.getpid()}n{node.index}") for node in nodes]
         try:
             self._process = subprocess.Popen(
@@ -62,7 +62,7 @@ class Cable:
                 text=True,
             )
             for node in nodes:
-                _plug_in(f"cable{os.getpid()}n{node.index}", node)
+                _plug_in(f"cable{os.getpid()}n{node.index}", node, mtu_bytes)
         finally:
             for tap in taps:
                 os.close(tap)  # the cable holds them now: they vanish with it
@@ -113,9 +113,9 @@ def _tap(name: str) -> int:
     return tap
 
 
-def _plug_in(tap: str, node: Node) -> None:
+def _plug_in(tap: str, node: Node, mtu_bytes: int) -> None:
     move = ["ip", "link", "set", "dev", tap, "netns", str(node.pid), "name", "eth0"]
     subprocess.run(move, check=True)
     node.run("ip", "address", "add", f"{node.address}/24", "broadcast", f"{NETWORK}.255",
              "dev", "eth0")  # fmt: skip
-    node.run("ip", "link", "set", "dev", "eth0", "up")
+    node.run("ip", "link", "set", "dev", "eth0", "mtu", str(mtu_bytes), "up")

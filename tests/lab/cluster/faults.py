@@ -14,28 +14,50 @@ from .cable import Link
 from .node import Node
 
 DATA_BYTES = 64 << 20
-SLOW_DISK_BYTES_PER_SECOND = 16_000_000
+SLOW_DISK_BYTES_PER_SECOND = 8_000_000
 _THROTTLE = Path("/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device")
 _WHERE = "/dev/shm/data"
-_READS = ("--reads=2", "--read-bytes=262144")  # 4 MiB in a batch
-_MANY_READS = ("--reads=60", "--read-bytes=262144")
-_DECODES = "--decode-loops=100000"
+# Two ranks of a node read 5 MiB a step: for less than a step, from a slow disk for more.
+_READS = ("--reads=1", "--read-bytes=327680")
+_MANY_READS = ("--reads=60", "--read-bytes=327680")
+_JOB = ("--compute-ms=500", "--model-mb=1.2", *_READS)
+
+SYNCHRONIZATION = frozenset({"sync-slow-compute", "sync-imbalance"})
+NETWORK = frozenset({"net-transfer", "net-congestion", "net-link", "net-path"})
+STORAGE = frozenset({"storage-local"})
+CONTENTION = frozenset({"cpu-contention"})
+PREPROCESSING = frozenset({"cpu-preprocess"})
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One thing that an analysis must find."""
+
+    causes: frozenset[str]
+    """Any of these, which count together."""
+    nodes: frozenset[int] = frozenset()
+    """Whose ranks may be named; without any, `ranks` may."""
+    ranks: frozenset[int] = frozenset()
+    """Without any here or there, it is nobody's, or the link's between the nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One job: how many nodes, what is wrong with which, and what the script is asked for."""
+    """One job on two nodes: what is wrong with which, and what must be found."""
 
     name: str
     what: str
-    nodes: int = 2
+    expected: Sequence[Expected] = ()
+    """The largest first. None: no finding of `CLEAN_BELOW_RATIO` or more."""
     links: Mapping[int, Link] = field(default_factory=dict)
     slow_disk: int | None = None
     hogs: int | None = None
     options: Sequence[str] = ()
-    """Of every node's script."""
-    own_options: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """Of one node's script."""
+    """Of every node's script, beside the job's own."""
+    mtu_bytes: int = 9000
+    """Jumbo frames, as clusters have them: a sixth of the work for the cable."""
+    nodes: int = 2
+    per_node: int = 2
 
 
 # A link is passed once up and once down: two links of a delay give a one-way delay of both.
@@ -44,46 +66,60 @@ SCENARIOS = (
     Scenario(
         "slow-disk",
         f"node 1 reads from a disk with {SLOW_DISK_BYTES_PER_SECOND / 1e6:.0f} MB/s",
+        (Expected(STORAGE, nodes=frozenset({1})),),
         slow_disk=1,
     ),
     Scenario(
         "cpu-hogs",
         "three endless loops on node 1's CPU, all decode",
+        (Expected(CONTENTION, nodes=frozenset({1})),),
         hogs=1,
-        options=(_DECODES,),
+        options=("--decode-ms=140",),
     ),
     Scenario(
         "slow-rank",
-        "node 1 computes 1.5 times as long",
-        own_options={1: ("--compute-ms=180",)},
+        "rank 3 computes 1.5 times as long",
+        (Expected(SYNCHRONIZATION, ranks=frozenset({3})),),
+        options=("--own", "3", "compute_ms=750"),
     ),
     Scenario(
         "slow-link",
         "node 1's link carries 300 Mbit/s",
+        (Expected(NETWORK),),
         links={1: Link(rate_bits_per_second=300_000_000)},
-        options=("--model-mb=12",),
     ),
-    Scenario("latency", "12 ms one way to node 1", links={1: Link(delay_s=0.012)}),
+    Scenario(
+        "latency",
+        "12 ms one way to node 1",
+        (Expected(NETWORK),),
+        links={1: Link(delay_s=0.012)},
+    ),
     Scenario(
         "loss",
-        "node 1's link loses 0.4 % of the frames",
+        "node 1's link loses 0.4 % of the frames, of 1,500 bytes",
+        (Expected(NETWORK),),
         links={1: Link(delay_s=0.0005, loss_ratio=0.004)},
-        options=("--model-mb=12",),
+        mtu_bytes=1500,
+    ),
+    Scenario(
+        "disk-and-link",
+        "node 0 reads from a slow disk, node 1's link carries 300 Mbit/s",
+        (Expected(STORAGE, nodes=frozenset({0})), Expected(NETWORK)),
+        links={1: Link(rate_bits_per_second=300_000_000)},
+        slow_disk=0,
     ),
     Scenario(
         "chain",
-        "rank 0 decodes for long, rank 1 waits for what it sends, rank 2 for rank 1",
-        nodes=3,
-        options=("--chain",),
-        own_options={0: ("--decode-loops=400000",)},
+        "rank 0 decodes for long, rank 1 waits for what it sends, the others for rank 1",
+        (Expected(PREPROCESSING, ranks=frozenset({0})),),
+        options=("--chain", "--own", "0", "decode_ms=650"),
     ),
 )
 
 
-def command_options(scenario: Scenario, index: int, steps: int, data: str) -> list[str]:
-    """Return the options of the script on one node."""
-    common = [f"--steps={steps}", "--compute-ms=120", f"--data={data}", *_READS]
-    return [*common, *scenario.options, *scenario.own_options.get(index, ())]
+def command_options(scenario: Scenario, steps: int, data: str) -> list[str]:
+    """Return the options of the script, the same on every node."""
+    return [f"--steps={steps}", f"--data={data}", *_JOB, *scenario.options]
 
 
 def make_records(path: Path) -> Path:

@@ -1,58 +1,188 @@
-"""What a job's own stopwatches say: who waited, for whom, and what was the network's.
+"""What a job's own stopwatches say: which time was lost, to what, and whose fault it was.
 
 The nodes share CLOCK_MONOTONIC, so arrivals can be compared directly, which an analysis of a real
-cluster cannot do. A rank that came last did not do so by its own fault if it could go on last
-after the step before (latency): compare what each did in between.
+cluster cannot do. Per step every rank has a sum of what it spent since all ranks' common instant,
+by (cause, culprit); all of a rank's time since then is in it:
+
+    left later than others (the network) + loop + data wait + waits and transfers + compute
+
+Whoever comes last to an operation keeps each other member waiting for exactly the difference of
+these sums; what the last had more of shares the wait in proportion, under the same culprits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-_SUMS = ("total_ns", "data_wait_ns", "send_recv_ns", "compute_ns", "reduce_wait_ns", "delayed_ns")
+STORAGE, PREPROCESS, CONTENTION = "storage-local", "cpu-preprocess", "cpu-contention"
+WORK, TRANSFER, HAND_OVER = "work", "net-transfer", "hand-over"
+NOBODY, OWN = -1, -2
+SUMS = {
+    "data_wait_ns": "data",
+    "send_recv_ns": "send/recv",
+    "compute_ns": "compute",
+    "reduce_wait_ns": "reduce",
+    "delayed_ns": "delayed",
+    "waited_for_others_ns": "for others",
+    "transfer_ns": "transfer",
+    "kept_others_waiting_ns": "caused",
+}
+"""Of each rank, and how a table heads them."""
+Sums = dict[tuple[str, int], float]
+"""(cause, culprit) -> ns."""
 
 
 def truth(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return sums per rank, in ns: its own, the waits for a later rank, the waits it caused.
+    """Return sums per rank in ns, and all lost time as rows (cause, culprit, who felt it, ns).
 
-    In a step the rank whose last gradient came last kept every other waiting for the difference;
-    what all waited after that is the transfer.
+    `ranks`: what each printed, in order. The culprit of what was on its way is `NOBODY`.
     """
-    rows = [
-        {
-            "rank": one["rank"],
-            "host": one["host"],
-            **{name: one[name] for name in _SUMS},
-            "waited_for_others_ns": 0,
-            "kept_others_waiting_ns": 0,
-            "transfer_ns": 0,
-            "last_times": 0,
-        }
-        for one in ranks
+    felt: list[Sums] = [defaultdict(float) for _ in ranks]
+    rows = [_row(one) for one in ranks]
+    for step in range(ranks[0]["steps"]):
+        for row, one in zip(rows, _step(ranks, step, felt)):
+            for name, ns in one.items():
+                row[name] += ns
+    lost = [
+        (cause, culprit, rank, round(ns))
+        for rank, sums in enumerate(felt)
+        for (cause, culprit), ns in sorted(sums.items())
+        if round(ns)
     ]
-    arrivals = [one["arrived_us"] for one in ranks]
-    for step, arrived in enumerate(zip(*arrivals, strict=True)):
-        latest = max(arrived)
-        last = rows[arrived.index(latest)]
-        last["last_times"] += 1
-        for row, one, at in zip(rows, ranks, arrived):
-            row["waited_for_others_ns"] += (latest - at) * 1000
-            row["transfer_ns"] += (one["left_us"][step] - latest) * 1000
-            last["kept_others_waiting_ns"] += (latest - at) * 1000
-    return {"steps": ranks[0]["steps"], "ranks": rows}
+    return {"steps": ranks[0]["steps"], "ranks": rows, "lost": lost}
+
+
+def _row(one: dict[str, Any]) -> dict[str, Any]:
+    zeros = dict.fromkeys((*SUMS, "last_times"), 0)
+    return {"rank": one["rank"], "host": one["host"], "total_ns": one["total_ns"], **zeros}
+
+
+def _step(ranks: Sequence[dict[str, Any]], step: int, felt: list[Sums]) -> list[dict[str, int]]:
+    """Add one step's lost time to `felt`; return each rank's sums of the step."""
+    marks = [{name: at[step] for name, at in one["stamps"].items()} for one in ranks]
+    before = [one["stamps"]["left_ns"][step - 1] if step else one["began_ns"] for one in ranks]
+    rested = [one["stamps"]["left_delay_ns"][step - 1] if step else None for one in ranks]
+    common = min(before)
+    spent: list[Sums] = []
+    for rank, (one, mark) in enumerate(zip(ranks, marks)):
+        own: Sums = defaultdict(float)
+        own[TRANSFER, NOBODY] += before[rank] - common
+        delayed = mark["asked_delay_ns"] - (rested[rank] or mark["asked_delay_ns"])
+        _worked(own, mark["asked_ns"] - before[rank], delayed)
+        for cause, ns in _data_wait(mark, one["items"]).items():
+            own[cause, OWN] += ns
+            felt[rank][cause, rank] += ns
+        spent.append(own)
+    for giver in range(len(ranks) - 1 if ranks[0]["chain"] else 0):
+        taker = giver + 1
+        come = {giver: marks[giver]["received_ns"], taker: marks[taker]["got_ns"]}
+        go = {giver: marks[giver]["passed_ns"], taker: marks[taker]["received_ns"]}
+        _meet(come, go, spent, felt)
+    for own, mark in zip(spent, marks):
+        delayed = mark["arrived_delay_ns"] - mark["got_delay_ns"]
+        _worked(own, mark["arrived_ns"] - mark["passed_ns"], delayed)
+    come = {rank: mark["arrived_ns"] for rank, mark in enumerate(marks)}
+    _meet(come, {rank: mark["left_ns"] for rank, mark in enumerate(marks)}, spent, felt)
+    return _sums(marks, come)
+
+
+def _worked(own: Sums, ns: int, delayed: int) -> None:
+    """Working, and ready to: what the CPU gave to others is contention."""
+    delayed = min(delayed, ns)
+    own[CONTENTION, OWN] += delayed
+    own[WORK, OWN] += ns - delayed
+
+
+def _data_wait(mark: Mapping[str, int], items: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    """Share the wait for a batch out to what the worker did meanwhile."""
+    asked, got = mark["asked_ns"], mark["got_ns"]
+    out = dict.fromkeys((STORAGE, PREPROCESS, CONTENTION), 0.0)
+    for begun, read, made, *delays in zip(*items.values()):
+        for start, end, cause, delay in (
+            (begun, read, STORAGE, delays[0]),
+            (read, made, PREPROCESS, delays[1]),
+        ):
+            inside = min(end, got) - max(start, asked)
+            if inside > 0:
+                late = inside * min(delay / (end - start), 1.0)
+                out[CONTENTION] += late
+                out[cause] += inside - late
+    rest = max(got - asked - sum(out.values()), 0.0)
+    woken = min(mark["got_delay_ns"] - mark["asked_delay_ns"], rest)
+    out[CONTENTION] += woken
+    out[HAND_OVER] = rest - woken
+    return out
+
+
+def _meet(
+    come: Mapping[int, int], go: Mapping[int, int], spent: list[Sums], felt: list[Sums]
+) -> None:
+    """Charge an operation: waits for the last to arrive, then the transfer."""
+    latest = max(come.values())
+    last = next(rank for rank, at in come.items() if at == latest)
+    shares = {rank: _shares(rank, last, spent, latest - at) for rank, at in come.items()}
+    for rank, share in shares.items():
+        for key, ns in (*share, ((TRANSFER, NOBODY), go[rank] - max(latest, come[rank]))):
+            felt[rank][key] += ns
+            spent[rank][key] += ns
+
+
+def _shares(
+    rank: int, last: int, spent: list[Sums], wait: int
+) -> list[tuple[tuple[str, int], float]]:
+    """What the last had spent more of shares the wait in proportion."""
+    mine, theirs = spent[rank], spent[last]
+    more = {}
+    for (cause, culprit), ns in theirs.items():
+        usual = mine.get((cause, culprit), 0.0)
+        # What the last waited because of this rank is compared with what this rank itself spent.
+        usual += mine.get((cause, OWN), 0.0) if culprit == rank else 0.0
+        more[cause, last if culprit == OWN else culprit] = max(ns - usual, 0.0)
+    total = sum(more.values())
+    return [(key, wait * ns / total) for key, ns in more.items()] if wait else []
+
+
+def _sums(marks: Sequence[Mapping[str, int]], come: Mapping[int, int]) -> list[dict[str, int]]:
+    latest = max(come.values())
+    last = next(rank for rank, at in come.items() if at == latest)
+    return [
+        {
+            "data_wait_ns": mark["got_ns"] - mark["asked_ns"],
+            "send_recv_ns": mark["passed_ns"] - mark["got_ns"],
+            "compute_ns": mark["arrived_ns"] - mark["passed_ns"],
+            "reduce_wait_ns": mark["left_ns"] - mark["arrived_ns"],
+            "delayed_ns": mark["arrived_delay_ns"] - mark["got_delay_ns"],
+            "waited_for_others_ns": latest - mark["arrived_ns"],
+            "transfer_ns": mark["left_ns"] - latest,
+            "kept_others_waiting_ns": (rank == last) * sum(latest - at for at in come.values()),
+            "last_times": int(rank == last),
+        }
+        for rank, mark in enumerate(marks)
+    ]
+
+
+def shares(found: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """Return the share of the time in steps by cause and culprit, as an analysis should find it."""
+    in_step_ns = sum(row["total_ns"] for row in found["ranks"])
+    out: dict[str, dict[int, float]] = {}
+    for cause, culprit, _, ns in found["lost"]:
+        by = out.setdefault(cause, {})
+        by[culprit] = by.get(culprit, 0.0) + ns / in_step_ns
+    return out
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return the truth as a table, in milliseconds per step."""
+    """Return the truth as two tables, in milliseconds per step and in percent of all time."""
     steps = found["steps"]
-    names = [*_SUMS, "waited_for_others_ns", "transfer_ns", "kept_others_waiting_ns"]
-    titles = [
-        *("step", "data", "send/recv", "compute", "reduce", "delayed"),
-        *("for others", "transfer", "caused"),
-    ]
-    lines = ["  rank host   " + "".join(f"{title:>11}" for title in titles) + "   came last"]
+    titles = ("step", *SUMS.values())
+    lines = [f"  rank host   {''.join(f'{one:>11}' for one in titles)}   came last"]
     for row in found["ranks"]:
-        cells = "".join(f"{row[name] / steps / 1e6:>11.1f}" for name in names)
+        cells = "".join(f"{row[name] / steps / 1e6:>11.1f}" for name in ("total_ns", *SUMS))
         lines.append(f"  {row['rank']:<4} {row['host']:<6} {cells}{row['last_times']:>9} x")
+    for cause, by in sorted(shares(found).items(), key=lambda one: -sum(one[1].values())):
+        whose = sorted(by.items(), key=lambda one: -one[1])
+        names = (f"{'nobody' if who < 0 else f'rank {who}'} {ns:.1%}" for who, ns in whose)
+        lines.append(f"  {cause:<15} {sum(by.values()):>6.1%}   {', '.join(names)}")
     return "\n".join(lines)

@@ -1,16 +1,17 @@
 """An ordinary DistributedDataParallel script over gloo that has never heard of a profiler.
 
-It keeps stopwatches of its own and prints one JSON line per rank: sums of the loop's time, of the
-wait for batches, of the work up to the last gradient of its own, of the wait in backward() after
-it, and of sending and receiving; how long it was ready to run while others had its CPU, as the
-kernel counts it; and when, step by step, it had its last gradient and could go on
-(CLOCK_MONOTONIC). The accelerator's work is emulated by sleep, so that it stays exact on a busy
-machine. With `--chain` each rank needs what the rank before it has read (a pipeline's first half).
+It keeps stopwatches of its own and prints one JSON line per rank: sums, and step by step when it
+asked for a batch, had it, had received and sent (`--chain`), had its last gradient and could go on
+(CLOCK_MONOTONIC, in ns); how long it had been ready to run while others had its CPU, as the kernel
+counts it; and the same of its loading, item by item. The accelerator's work is emulated by sleep,
+so that it stays exact on a busy machine. With `--chain` each rank needs what the rank before it has
+read (a pipeline's first half). `--own RANK NAME=VALUE` is an option of one rank.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import mmap
 import os
@@ -25,6 +26,9 @@ from torch.utils.data import DataLoader, Dataset
 
 BLOCKS = 4
 ITEMS_PER_BATCH = 8
+ITEM = ("begun_ns", "read_ns", "made_ns", "read_delay_ns", "decode_delay_ns")
+STAMPS = ("asked_ns", "got_ns", "received_ns", "passed_ns", "arrived_ns", "left_ns")
+DELAYS = ("asked_delay_ns", "got_delay_ns", "arrived_delay_ns", "left_delay_ns")
 now_ns = time.monotonic_ns
 
 
@@ -33,6 +37,8 @@ class Records(Dataset):
 
     def __init__(self, options: argparse.Namespace, features: int) -> None:
         self.options, self.features, self.fd = options, features, -1
+        memory = mmap.mmap(-1, len(self) * len(ITEM) * 8)  # shared with the workers
+        self.watch = torch.frombuffer(memory, dtype=torch.int64).view(-1, len(ITEM))
 
     def __len__(self) -> int:
         return self.options.steps * ITEMS_PER_BATCH
@@ -44,12 +50,17 @@ class Records(Dataset):
             self.records = os.lseek(self.fd, 0, os.SEEK_END) // options.read_bytes
             self.buffers = [mmap.mmap(-1, options.read_bytes)]
         choose = random.Random(index)
+        begun_ns, delay_ns = now_ns(), run_delay_ns()
         for _ in range(options.reads if options.data else 0):
             os.preadv(self.fd, self.buffers, choose.randrange(self.records) * options.read_bytes)
-        total = 0
-        for i in range(options.decode_loops):
-            total += i * i % 7
-        return torch.full((self.features,), 0.01 * (index % 7 + total % 5))
+        read_ns, read_delay_ns = now_ns(), run_delay_ns()
+        end_ns = time.thread_time_ns() + round(options.decode_ms * 1e6 / ITEMS_PER_BATCH)
+        while time.thread_time_ns() < end_ns:  # of a CPU of its own, however busy the machine is
+            sum(i * i % 7 for i in range(200))
+        made_ns, made_delay_ns = now_ns(), run_delay_ns()
+        delays_ns = (read_delay_ns - delay_ns, made_delay_ns - read_delay_ns)
+        self.watch[index] = torch.tensor((begun_ns, read_ns, made_ns, *delays_ns))
+        return torch.full((self.features,), 0.01 * (index % 7))
 
 
 class Device(torch.autograd.Function):
@@ -91,12 +102,21 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", default="", help="a file to read from")
     parser.add_argument("--reads", type=int, default=2, help="reads per item")
     parser.add_argument("--read-bytes", type=int, default=1 << 20)
-    parser.add_argument("--decode-loops", type=int, default=1000)
-    parser.add_argument("--compute-ms", type=float, default=60)
-    parser.add_argument("--model-mb", type=float, default=4)
+    parser.add_argument("--decode-ms", type=float, default=1.0, help="of a CPU, per batch")
+    parser.add_argument("--compute-ms", type=float, default=60.0)
+    parser.add_argument("--model-mb", type=float, default=4.0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--chain", action="store_true")
+    parser.add_argument("--own", nargs=2, action="append", default=[], help="RANK NAME=VALUE")
     return parser.parse_args()
+
+
+def of_rank(options: argparse.Namespace, rank: int) -> argparse.Namespace:
+    for whose, word in options.own:
+        if int(whose) == rank:
+            name, value = word.split("=")
+            setattr(options, name, type(getattr(options, name))(value))
+    return options
 
 
 def train(options: argparse.Namespace, rank: int, world: int) -> dict:
@@ -104,48 +124,43 @@ def train(options: argparse.Namespace, rank: int, world: int) -> dict:
     model = Model(features, options.compute_ms / 1000)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    last_gradient_ns = 0
+    arrived = (0, 0)
 
     def mark(_) -> None:
-        nonlocal last_gradient_ns
-        last_gradient_ns = now_ns()
+        nonlocal arrived
+        arrived = now_ns(), run_delay_ns()
 
     for parameter in model.parameters():
         parameter.register_hook(mark)
-    loader = DataLoader(Records(options, features), ITEMS_PER_BATCH, num_workers=options.workers)
-    sums = dict.fromkeys(("data_wait_ns", "send_recv_ns", "compute_ns", "reduce_wait_ns"), 0)
-    stamps: dict = {"arrived_us": [], "left_us": [], "data_wait_us": []}
+    records = Records(options, features)
+    loader = DataLoader(records, ITEMS_PER_BATCH, num_workers=options.workers)
+    stamps: dict = {name: [] for name in (*STAMPS, *DELAYS)}
     batches = iter(loader)
     dist.barrier()
-    began_ns, delay_ns = now_ns(), run_delay_ns()
+    began_ns = now_ns()
     for _ in range(options.steps):
-        asked_ns = now_ns()
+        asked_ns, asked_delay_ns = now_ns(), run_delay_ns()
         x = next(batches)
-        got_ns = now_ns()
+        got_ns, got_delay_ns = now_ns(), run_delay_ns()
         if options.chain and rank > 0:
             dist.recv(x, rank - 1)
+        received_ns = now_ns()
         if options.chain and rank + 1 < world:
             dist.send(x, rank + 1)
         passed_ns = now_ns()
         loss = ddp(x).square().mean()
         loss.backward()
-        left_ns = now_ns()
+        left_ns, left_delay_ns = now_ns(), run_delay_ns()
         optimizer.step()
         optimizer.zero_grad()
-        marks = (asked_ns, got_ns, passed_ns, last_gradient_ns, left_ns)
-        for name, start_ns, end_ns in zip(sums, marks, marks[1:]):
-            sums[name] += end_ns - start_ns
-        stamps["arrived_us"].append(last_gradient_ns // 1000)
-        stamps["left_us"].append(left_ns // 1000)
-        stamps["data_wait_us"].append((got_ns - asked_ns) // 1000)
-    total_ns, delay_ns = now_ns() - began_ns, run_delay_ns() - delay_ns
-    return {
-        "loss": float(loss.detach()),
-        "total_ns": total_ns,
-        "delayed_ns": delay_ns,
-        **sums,
-        **stamps,
-    }
+        times = (asked_ns, got_ns, received_ns, passed_ns, arrived[0], left_ns)
+        delays = (asked_delay_ns, got_delay_ns, arrived[1], left_delay_ns)
+        for name, value in zip(stamps, (*times, *delays)):
+            stamps[name].append(value)
+    total_ns = now_ns() - began_ns
+    items = dict(zip(ITEM, records.watch.T.tolist()))
+    return {"loss": float(loss.detach()), "began_ns": began_ns, "total_ns": total_ns,
+            "stamps": stamps, "items": items}  # fmt: skip
 
 
 def main() -> None:
@@ -154,8 +169,12 @@ def main() -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    said = {"rank": rank, "world": world, "host": socket.gethostname(), "steps": options.steps}
-    print(json.dumps({**said, **train(options, rank, world)}), flush=True)
+    said = {"rank": rank, "world": world, "host": socket.gethostname(), "steps": options.steps,
+            "chain": options.chain}  # fmt: skip
+    line = json.dumps({**said, **train(of_rank(options, rank), rank, world)})
+    with open(__file__) as turn:  # a pipe keeps only short lines of several writers apart
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        print(line, flush=True)
     dist.destroy_process_group()
 
 

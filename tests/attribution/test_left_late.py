@@ -1,0 +1,59 @@
+"""Two ranks leave an operation apart: what one comes late by then is the network's, not its own.
+
+rank 0   leave |== work 100 ==| arrive ------- 50 ------ | leave
+rank 1              30 leave |== work 100 ==| arrive 20  | leave
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clusterprof.attribution.blame import settle_waits
+from clusterprof.attribution.blame_books import Books
+from clusterprof.timeline.operations import Operations
+
+CATEGORIES = ("storage-local", "work")
+ALL_REDUCE = 1
+
+
+def felt_and_caused(
+    come: tuple[int, int], spent: tuple[tuple[int, int], tuple[int, int]], gone: tuple[int, int]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Rank 0 leaves a first operation at 0, rank 1 at 30; then both come to one more and leave it.
+
+    `spent`: of each rank since, by category. Returns what rank 0 felt there, what rank 1 caused.
+    """
+    arrive, leave = np.array([-10, -10, *come]), np.array([0, 30, *gone])
+    ops = Operations(
+        np.array([0, 2, 4]), np.array([1, 1]), np.full(2, ALL_REDUCE), np.full(2, -1),
+        np.ones(2, np.bool_), np.array([0, 1, 0, 1]), arrive, leave, leave - arrive, np.arange(4),
+    )  # fmt: skip
+    at = np.array([(0, 0), (0, 0), *spent])
+    blamed, _ = settle_waits(ops, at, at, 2)
+    books = Books(2, CATEGORIES)
+    books.add(ops, blamed)
+    assert books.felt_ns.sum() == books.caused_ns.sum() == ops.blocked_ns.sum()
+    felt = dict(zip(books.causes, books.felt_ns[0].tolist()))
+    felt["net-transfer"] -= 10  # of the first operation
+    caused = dict(zip(books.causes, books.caused_ns[1].tolist()))
+    return {c: ns for c, ns in felt.items() if ns}, {c: ns for c, ns in caused.items() if ns}
+
+
+def test_coming_late_because_of_leaving_late_is_transfer() -> None:
+    felt, caused = felt_and_caused((100, 130), ((0, 100), (0, 100)), (150, 150))
+    assert felt == {"net-transfer": 50}  # 30 until rank 1 came, 20 after it
+    assert caused == {}
+
+
+def test_what_a_rank_itself_took_longer_stays_its_own() -> None:
+    # Rank 1 comes another 15 later: 10 of them reading, 5 that nothing explains.
+    felt, caused = felt_and_caused((100, 145), ((0, 100), (10, 100)), (165, 165))
+    assert felt == {"storage-local": 10, "unattributed": 5, "net-transfer": 30 + 20}
+    assert caused == {"storage-local": 10, "unattributed": 5}
+
+
+@pytest.mark.parametrize("gone", [(150, 150), (170, 150)])
+def test_leaving_later_than_the_last_is_transfer_too(gone: tuple[int, int]) -> None:
+    felt, caused = felt_and_caused((100, 130), ((0, 100), (0, 100)), gone)
+    assert (felt, caused) == ({"net-transfer": gone[0] - 100}, {})

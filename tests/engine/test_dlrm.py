@@ -1,0 +1,81 @@
+"""Eight ranks of a recommendation model: waiting and transfer told apart, and rank 7 named.
+
+What happens in each step stands in tests/recordings/dlrm-8rank/make.py. By hand, in microseconds
+of each of the 40 steps (seven ranks wait for the late one, which itself collects or copies):
+
+    rank 7 collects        8 x 7,600    the first time the seven cannot tell why: nothing to compare
+    rank 5, rank 4 copy    8 x   500, 8 x 200
+    transfer               8 x   300, 300, 100, 100
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from clusterprof.engine.local import analyze
+from clusterprof.findings import Report
+from clusterprof.trace.dump import dump
+
+FOLDER = Path(__file__).parent.parent / "recordings" / "dlrm-8rank"
+US, STEPS, RANKS = 1_000, 40, 8
+GC_US = (STEPS - 1) * RANKS * 7_600 + 7_600  # in the first step only rank 7 itself
+H2D_US = STEPS * RANKS * (500 + 200)
+TRANSFER_US = STEPS * RANKS * (300 + 300 + 100 + 100)
+UNKNOWN_US = 7 * 7_600
+LOST_US = GC_US + H2D_US + TRANSFER_US + UNKNOWN_US
+IN_STEP_US = STEPS * RANKS * 15_000
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return analyze(FOLDER)
+
+
+def test_the_sums_are_those_by_hand(report: Report) -> None:
+    assert LOST_US == 2_912_000  # 40 x (60,800 + 5,600 + 6,400)
+    assert (report.in_step_ns, report.productive_ns, report.lost_ns) == (
+        IN_STEP_US * US, (IN_STEP_US - LOST_US) * US, LOST_US * US,
+    )  # fmt: skip
+    assert (report.outside_buckets, report.unmeasured_ns) == ((("startup", RANKS * 10**9),), 0)
+    assert report.window_ns == IN_STEP_US * US + RANKS * 10**9
+    assert report.unattributed_reasons == (("peers-unknown", UNKNOWN_US * US),)
+
+
+def test_the_findings_name_rank_7_then_the_network_then_ranks_5_and_4(report: Report) -> None:
+    found = [
+        (one.cause.id, one.lost_ns, [(c.node, c.rank) for c in one.culprits])
+        for one in report.findings
+        if not one.outside_steps
+    ]
+    assert found == [
+        ("cpu-gc", GC_US * US, [("gpu-b", 7)]),
+        ("net-transfer", TRANSFER_US * US, []),
+        ("h2d-copy", H2D_US * US, [("gpu-b", 5), ("gpu-b", 4)]),
+    ]
+    assert [round(one.share_ratio, 4) for one in report.findings[:3]] == [0.4956, 0.0533, 0.0467]
+    assert all(one.upper_bound for one in report.findings[:3])  # no device was measured
+
+
+def test_every_rank_lost_the_same_and_to_the_same(report: Report) -> None:
+    """The reason why no graph of utilisation shows who it was."""
+    for rank, one in enumerate(report.ranks):
+        first_us = 0 if rank == 7 else 7_600
+        buckets = {
+            "cpu-gc": STEPS * 7_600 - first_us,
+            "net-transfer": STEPS * 800,
+            "h2d-copy": STEPS * 700,
+            "unattributed": first_us,
+        }
+        assert {id_: ns for id_, ns in one.buckets if ns} == {
+            id_: us * US for id_, us in buckets.items() if us
+        }
+        assert (one.rank, one.node, one.steps) == (rank, "gpu-a" if rank < 4 else "gpu-b", STEPS)
+        assert (one.in_step_ns, one.lost_ns) == (600_000 * US, 364_000 * US)
+
+
+def test_the_recording_is_what_its_builder_makes(tmp_path: Path) -> None:
+    runpy.run_path(str(FOLDER / "make.py"))["main"](tmp_path)
+    assert list(dump(tmp_path)) == list(dump(FOLDER))

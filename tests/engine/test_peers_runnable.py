@@ -1,0 +1,58 @@
+"""A rank that comes late because its main thread had no CPU keeps others waiting for a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recordings import SECOND, Script, write
+from test_peers import STEPS, job, recorded, seconds_of
+
+from clusterprof.attribution.local import PRECEDENCE
+from clusterprof.attribution.spent import OTHER, WORK
+from clusterprof.engine.limits import bound
+from clusterprof.engine.node import analyse_node
+
+
+def starved(runnable: str) -> list[Script]:
+    """Two ranks; the second works 0.5 s instead of 0.3, and part of that it only wants to."""
+    first, second = job((0.0, 0.3), (0.0, 0.5))
+    second.main = second.main.replace("U0.5", runnable)
+    return [first, second]
+
+
+def test_work_without_a_cpu_is_contention_of_the_late_rank(tmp_path: Path) -> None:
+    # Why rank 1 was late in the first step cannot be told: nothing was left together before.
+    report = recorded(starved("U0.3 R0.2"), tmp_path)
+    assert seconds_of(report, 0) == {
+        "net-transfer": 6.0, "cpu-contention": 11.8, "unattributed": 0.2,
+    }  # fmt: skip
+    assert seconds_of(report, 1) == {"net-transfer": 6.0}  # its own device lost nothing that we saw
+    [found] = [one for one in report.findings if one.cause.id == "cpu-contention"]
+    assert [culprit.rank for culprit in found.culprits] == [1]
+
+
+def test_only_the_part_without_a_cpu_is(tmp_path: Path) -> None:
+    # 0.1 of the 0.2 that rank 1 had more of
+    found = seconds_of(recorded(starved("U0.4 R0.1"), tmp_path), 0)
+    assert found["cpu-contention"] == 5.9
+    assert round(found["sync-imbalance"] + found["sync-slow-compute"], 3) == 5.9
+
+
+def test_what_every_scheduler_costs_is_none(tmp_path: Path) -> None:
+    # 1 ms of every 100
+    found = seconds_of(recorded(starved(" ".join(["U0.099 R0.001"] * 5)), tmp_path), 0)
+    assert "cpu-contention" not in found
+
+
+@pytest.mark.parametrize("chunk_s", [3, 7, 20])
+def test_the_cut_into_chunks_changes_nothing(tmp_path: Path, chunk_s: int) -> None:
+    folder = write(starved("U0.3 R0.2")[1], tmp_path / "node-1")
+    whole = analyse_node(folder, bound({})).books[0].operations
+    cut = analyse_node(folder, bound({}), chunk_s * SECOND).books[0].operations
+    assert whole is not None and cut is not None
+    assert np.abs(cut.at_arrive - whole.at_arrive).max() <= 2  # ns, of rounding stretch by stretch
+    names = (*PRECEDENCE, OTHER, WORK)
+    spent = dict(zip(names, (whole.at_arrive[-1] / SECOND).round(3).tolist()))
+    assert (spent["cpu-contention"], spent[WORK]) == (round(0.2 * STEPS, 3), round(0.3 * STEPS, 3))

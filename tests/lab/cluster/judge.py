@@ -1,0 +1,195 @@
+"""Lay analyses of recorded scenarios beside the stopwatches, and count who blames a victim.
+
+An analysis is right when what was to be found comes first, with the right culprit, and its share of
+the time in steps is within `OFF_AT_MOST_RATIO` of the stopwatches' share. A clean run is right when
+it has no finding of `CLEAN_BELOW_RATIO` or more.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .faults import SYNCHRONIZATION, Expected, Scenario
+from .truth import WORK, shares
+
+OFF_AT_MOST_RATIO = 0.03
+CLEAN_BELOW_RATIO = 0.03
+NAMED_FROM_RATIO = 0.03
+"""Whoever is named for a finding of that much must have caused something."""
+CAUSED_AT_LEAST_RATIO = 0.01
+Shares = Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that was to be found in one run."""
+
+    found: str
+    """The finding in that place."""
+    whose: str
+    share_ratio: float
+    truth_ratio: float
+    wrong: tuple[str, ...]
+    """Why it is not right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One recording, judged."""
+
+    scenario: str
+    lines: tuple[Line, ...]
+    inversions: tuple[str, ...]
+    """Who was named and had caused nothing."""
+    guilty: frozenset[int]
+    """Ranks that may be named; none where it is nobody's fault."""
+    rules: Mapping[str, int] = field(default_factory=dict)
+    """Rule of thumb -> rank it names, -1 for none."""
+
+    @property
+    def right(self) -> bool:
+        """True when nothing is wrong."""
+        return not self.inversions and not any(line.wrong for line in self.lines)
+
+
+def analysed(recording: Path) -> list[dict[str, Any]]:
+    """Return the findings inside steps, largest first, as the command line gives them."""
+    command = [sys.executable, "-m", "clusterprof", "analyze", str(recording), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{recording}: {done.stderr.strip()}")
+    return [one for one in json.loads(done.stdout)["findings"] if not one["outside_steps"]]
+
+
+def judged(scenario: Scenario, findings: Sequence[dict[str, Any]], said: dict[str, Any]) -> Run:
+    """Judge the findings of one run; `said` is what `truth` returned."""
+    true = _by_cause(said)
+    host = {row["rank"]: row["host"] for row in said["ranks"]}
+    inversions = [
+        f"{one['cause']}: {_name(one)}"
+        for one in findings
+        if one["share_ratio"] >= NAMED_FROM_RATIO and _named(one) is not None
+        and _caused(true, _named(one)) < CAUSED_AT_LEAST_RATIO
+    ]  # fmt: skip
+    if not scenario.expected:
+        lines = [_clean(findings, true)]
+    else:
+        lines = [
+            _line(place, expected, findings, true, _guilty(expected, host))
+            for place, expected in enumerate(scenario.expected)
+        ]
+    guilty = frozenset().union(*(_guilty(one, host) for one in scenario.expected))
+    return Run(scenario.name, tuple(lines), tuple(inversions), guilty)
+
+
+def _by_cause(said: dict[str, Any]) -> Shares:
+    """The truth under the names an analysis has: work that others wait for is synchronization."""
+    out = dict(shares(said))
+    work = out.pop(WORK, {})
+    return {**out, **dict.fromkeys(SYNCHRONIZATION, work)}
+
+
+def _sum(true: Shares, causes: frozenset[str]) -> float:
+    kept = causes - (SYNCHRONIZATION - {min(SYNCHRONIZATION)})  # both names stand for one amount
+    return sum(sum(true.get(cause, {}).values()) for cause in kept)
+
+
+def _caused(true: Shares, rank: int) -> float:
+    names = true.keys() - (SYNCHRONIZATION - {min(SYNCHRONIZATION)})
+    return sum(true[cause].get(rank, 0.0) for cause in names)
+
+
+def _guilty(expected: Expected, host: Mapping[int, str]) -> frozenset[int]:
+    names = {f"node{node}" for node in expected.nodes}
+    return expected.ranks | {rank for rank, name in host.items() if name in names}
+
+
+def _named(finding: dict[str, Any]) -> Any:
+    return finding["culprits"][0]["rank"] if finding["culprits"] else None
+
+
+def _name(finding: dict[str, Any] | None) -> str:
+    if finding is None or not finding["culprits"]:
+        return "nobody"
+    first = finding["culprits"][0]
+    rank = "" if first["rank"] is None else f" rank {first['rank']}"
+    return f"{first['node']}{rank}"
+
+
+def _clean(findings: Sequence[dict[str, Any]], true: Shares) -> Line:
+    first = findings[0] if findings else None
+    share = first["share_ratio"] if first else 0.0
+    wrong = (f"{CLEAN_BELOW_RATIO:.0%} or more",) if share >= CLEAN_BELOW_RATIO else ()
+    said = true.get(first["cause"], {}) if first else {}
+    most = sum(said.values())
+    if wrong and most >= CLEAN_BELOW_RATIO:
+        wrong = (f"{wrong[0]}; so say the stopwatches: the machine was not clean",)
+    return Line(first["cause"] if first else "nothing", _name(first), share, most, wrong)
+
+
+def _line(
+    place: int,
+    expected: Expected,
+    findings: Sequence[dict[str, Any]],
+    true: Shares,
+    guilty: frozenset[int],
+) -> Line:
+    """What was found of one expected thing; the first must come first, others must be there."""
+    mine = [one for one in findings if one["cause"] in expected.causes]
+    share, wanted = sum(one["share_ratio"] for one in mine), _sum(true, expected.causes)
+    first = mine[0] if mine else None
+    wrong = []
+    if not place and findings and findings[0]["cause"] not in expected.causes:
+        wrong.append(f"first is {findings[0]['cause']} {findings[0]['share_ratio']:.1%}")
+    if first is None:
+        wrong.append("not found")
+    elif guilty and _named(first) not in guilty:
+        wrong.append("not the culprit")
+    if abs(share - wanted) > OFF_AT_MOST_RATIO:
+        wrong.append("share")
+    name = first["cause"] if first else "/".join(sorted(expected.causes))
+    return Line(name, _name(first), share, wanted, tuple(wrong))
+
+
+def lines_of(number: int, run: Run) -> list[str]:
+    """Return the rows of a run in the table."""
+    out = []
+    for line in run.lines:
+        verdict = f"FAIL: {', '.join(line.wrong)}" if line.wrong else "ok"
+        off = 100 * (line.share_ratio - line.truth_ratio)
+        out.append(
+            f"{number:>3}  {run.scenario:<14} {line.found:<18} {line.whose:<14}"
+            f"{line.share_ratio:>7.1%} {line.truth_ratio:>7.1%} {off:>+6.1f}  {verdict}"
+        )
+    out += [f"     INVERSION: a victim was named: {one}" for one in run.inversions]
+    return out
+
+
+HEADER = (
+    f"run  {'scenario':<14} {'first finding':<18} {'whose':<14}"
+    f"{'share':>7} {'truth':>7} {'points':>6}  verdict"
+)
+
+
+def summary(runs: Sequence[Run]) -> list[str]:
+    """Return totals, and how rules of thumb did on the same recordings."""
+    right, inverted = sum(run.right for run in runs), sum(bool(run.inversions) for run in runs)
+    lines = [f"{right} of {len(runs)} runs right, {inverted} with a victim blamed"]
+    faulty = [run for run in runs if run.guilty]
+    nobodys = [run for run in runs if not run.guilty]
+    ours = sum(not any("culprit" in w for line in run.lines for w in line.wrong) for run in faulty)
+    blamed = sum(any(line.whose != "nobody" for line in run.lines) for run in nobodys)
+    lines.append(f"{'who is to blame':<26}{'right':>12}{'blamed though nobody was':>28}")
+    scores = {"clusterprof": (ours, blamed)}
+    for name in dict.fromkeys(name for run in runs for name in run.rules):
+        hits = sum(run.rules[name] in run.guilty for run in faulty)
+        scores[name] = hits, sum(run.rules[name] >= 0 for run in nobodys)
+    for name, (hits, wrongly) in scores.items():
+        lines.append(f"{name:<26}{hits:>6} of {len(faulty):>2}{wrongly:>22} of {len(nobodys):>2}")
+    return lines
