@@ -83,7 +83,7 @@ def write(script: Script, folder: Path) -> Path:
 def _header(script: Script, key: str) -> Header:
     devices = [] if script.busy is None else [{"id": "emulated-0", "emulated": True, "pid": MAIN}]
     plain = header()
-    node = {**plain.node, "key": key, "display": key}
+    node = {**plain.node, "key": key, "display": key, "boot_id": f"boot of {key}"}
     nics = [{"name": d, "physical": True} for n, d in script.network if n == _RECEIVED]
     return replace(plain, node=node, devices=devices, host={**plain.host, "nics": nics})
 

@@ -9,10 +9,11 @@ import pytest
 from recordings import SECOND, Script, write
 from test_peers import STEPS, job, recorded, seconds_of
 
-from clusterprof.attribution.local import PRECEDENCE
-from clusterprof.attribution.spent import OTHER, WORK
+from clusterprof.attribution.spent import WORK
 from clusterprof.engine.limits import bound
 from clusterprof.engine.node import analyse_node
+from clusterprof.engine.peers import CATEGORIES
+from clusterprof.timeline.operation_rows import HEAD_ROWS, read_block
 
 
 def starved(runnable: str) -> list[Script]:
@@ -46,13 +47,24 @@ def test_what_every_scheduler_costs_is_none(tmp_path: Path) -> None:
     assert "cpu-contention" not in found
 
 
+def spent_on_coming(folder: Path, chunk_ns: int | None = None) -> np.ndarray:
+    """What the rank had spent when it came to each operation: int64[categories, operations]."""
+    found = analyse_node(folder, bound({}), chunk_ns).books[0].operations
+    assert found is not None
+    middle = HEAD_ROWS + len(CATEGORIES)
+    parts = []
+    for block in found.blocks:
+        table = np.empty((HEAD_ROWS + 2 * len(CATEGORIES), block.rows), np.int64)
+        assert isinstance(block.place, bytes)
+        read_block(block.place, block, np.arange(len(CATEGORIES)), table)
+        parts.append(table[HEAD_ROWS:middle])
+    return np.concatenate(parts, axis=1)
+
+
 @pytest.mark.parametrize("chunk_s", [3, 7, 20])
 def test_the_cut_into_chunks_changes_nothing(tmp_path: Path, chunk_s: int) -> None:
     folder = write(starved("U0.3 R0.2")[1], tmp_path / "node-1")
-    whole = analyse_node(folder, bound({})).books[0].operations
-    cut = analyse_node(folder, bound({}), chunk_s * SECOND).books[0].operations
-    assert whole is not None and cut is not None
-    assert np.abs(cut.at_arrive - whole.at_arrive).max() <= 2  # ns, of rounding stretch by stretch
-    names = (*PRECEDENCE, OTHER, WORK)
-    spent = dict(zip(names, (whole.at_arrive[-1] / SECOND).round(3).tolist()))
+    whole, cut = spent_on_coming(folder), spent_on_coming(folder, chunk_s * SECOND)
+    assert np.abs(cut - whole).max() <= 2  # ns, of rounding stretch by stretch
+    spent = dict(zip(CATEGORIES, (whole[:, -1] / SECOND).round(3).tolist()))
     assert (spent["cpu-contention"], spent[WORK]) == (round(0.2 * STEPS, 3), round(0.3 * STEPS, 3))

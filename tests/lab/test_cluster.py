@@ -23,7 +23,6 @@ _REASON = why_not_here()
 pytestmark = pytest.mark.skipif(bool(_REASON), reason=f"no nodes on this machine: {_REASON}")
 
 NAMES = ("alpha", "beta")
-CLEAN = Link()
 MEGABIT = 1_000_000
 STEPS = ("--steps=6", "--compute-ms=30", "--model-mb=1")
 
@@ -59,8 +58,7 @@ while True:
 PING = """
 import socket, sys, time
 ping = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-ping.settimeout(5)
-trips = []
+ping.settimeout(5); trips = []
 for _ in range(int(sys.argv[2])):
     began = time.monotonic()
     ping.sendto(b"x", (sys.argv[1], 5001))
@@ -97,7 +95,7 @@ def laid(program: Path, nodes: list[Node]) -> Iterator[Cable]:
 def cable(laid: Cable) -> Iterator[Cable]:
     yield laid
     for port in (0, 1):
-        laid.be(port, CLEAN)
+        laid.be(port, Link())
 
 
 def started(node: Node, code: str) -> subprocess.Popen[str]:
@@ -126,9 +124,7 @@ def test_a_node_has_a_name_an_address_a_boot_and_processes_of_its_own(nodes: lis
     assert Path("/proc/sys/kernel/random/boot_id").read_text().strip() != nodes[0].boot_id
 
 
-def test_each_node_goes_before_all_else_on_the_machine_where_that_is_allowed(
-    nodes: list[Node],
-) -> None:
+def test_each_node_goes_before_all_else_where_that_is_allowed(nodes: list[Node]) -> None:
     for node in nodes:
         if node.cpu_group is None:
             pytest.skip("no control group for the CPU may be made here")
@@ -244,9 +240,8 @@ def test_every_node_has_a_folder_and_every_rank_is_in_one(run: tuple[Path, list[
             place = ("world_size", "node_local_rank", "node_number", "restart")
             assert [attributes[name] for name in place] == [4, rank % 2, rank // 2, 0]
             assert attributes["variables"]["TORCHELASTIC_RUN_ID"] == "lab-clean"
-    assert found == {
-        one.node.name: (one.node.boot_id, [rank["rank"] for rank in one.ranks]) for one in said
-    }
+    ranks = {one.node.name: [rank["rank"] for rank in one.ranks] for one in said}
+    assert found == {one.node.name: (one.node.boot_id, ranks[one.node.name]) for one in said}
     assert sorted(rank for _, ranks in found.values() for rank in ranks) == [0, 1, 2, 3]
 
 
@@ -259,10 +254,8 @@ def test_what_the_job_sent_over_its_link_is_in_the_recording(run: tuple[Path, li
             if isinstance(one, Columns) and one.collector == "sockets":
                 for signal, nic, values in zip(one.signals, one.devices, one.values):
                     last[signal.removeprefix("tcp.job_"), nic] = values[-1]
-        # Four ranks in a ring over six steps: each sends 3/2 of the gradients a step, and of every
-        # two ranks of a node one sends to the other node.
-        sent, received = last["acked_bytes_total", "eth0"], last["received_bytes_total", "eth0"]
-        assert min(sent, received) >= 6 * 1_000_000
+        # Four ranks in a ring, six steps: one of each node sends 3/2 of the gradients a step away.
+        assert min(last[f"{way}_bytes_total", "eth0"] for way in ("acked", "received")) >= 6_000_000
         assert {nic for _, nic in last} == {"eth0"}  # nothing of what stays in the node
 
 
