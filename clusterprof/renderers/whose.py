@@ -86,9 +86,11 @@ def _caused(group: Sequence[Culprit], finding: Finding, in_step_ns: int) -> str:
     text = f"{_group(group)}: {at_most}{told}"
     if not gain_ns or not in_step_ns:
         return text
-    fixing = "fixing it alone wins" if len(group) == 1 else "fixing them wins at least"
     amount = f"{human(gain_ns, 'ns')}, {human(gain_ns / in_step_ns, 'ratio')}"
-    return f"{text}; {fixing} {at_most}{amount}"
+    if len(group) == 1:
+        return f"{text}; fixing it alone wins {at_most}{amount}"
+    # Of several the sum is too little, of an upper bound too much: of both it is neither.
+    return f"{text}; fixing them {'may win' if at_most else 'wins at least'} {amount}"
 
 
 def persistence_in_short(finding: Finding) -> str:
