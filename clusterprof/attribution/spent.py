@@ -10,7 +10,7 @@ claimed is `OTHER`, what was not lost is work, less the time in which the main t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -166,9 +166,27 @@ def _blocked(spans: tuple[Int, ...], region: Region, lost: Lost, inside: np.ndar
     reach = np.maximum.accumulate(np.where(waits, end, region.start_ns))
     begin = np.maximum(start, np.append(region.start_ns, reach[:-1]))
     end = np.where(waits, end, begin)
-    own = np.flatnonzero(inside)
-    before = np.concatenate([[0], np.cumsum(lost.lost_ns[own])])
-    # Pieces end where spans do: every piece lies in a span as a whole or not at all.
-    low = np.searchsorted(lost.start_ns[own], begin, side="left")
-    high = np.searchsorted(lost.start_ns[own], end, side="left")
-    return np.where(high > low, before[np.maximum(high, low)] - before[low], 0).astype(np.int64)
+    # Spans that touch share a piece: of each piece counts what lies in the span.
+    until = _lost_until(lost, np.flatnonzero(inside))
+    return np.maximum(until(end) - until(begin), 0)
+
+
+def _lost_until(lost: Lost, rows: Int) -> Callable[[Int], Int]:
+    """Return what gives the time lost in some pieces, which do not overlap, before a time."""
+    start, length, ns = (
+        lost.start_ns[rows],
+        lost.end_ns[rows] - lost.start_ns[rows],
+        lost.lost_ns[rows],
+    )
+    before = np.concatenate([[0], np.cumsum(ns)])
+
+    def until(t_ns: Int) -> Int:
+        row = np.searchsorted(start, t_ns, side="right") - 1
+        if not start.size:
+            return np.zeros(t_ns.size, np.int64)
+        at = np.maximum(row, 0)
+        part = np.clip((t_ns - start[at]) / np.maximum(length[at], 1), 0.0, 1.0)
+        found = before[at] + np.floor(ns[at] * part).astype(np.int64)
+        return np.where(row < 0, 0, found)
+
+    return until

@@ -151,3 +151,20 @@ def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path) -> None:
     row = tables[0][HEAD_ROWS + len(CATEGORIES) :, 9] / SECOND
     found = dict(zip(CATEGORIES, row.tolist()))
     assert {name: s for name, s in found.items() if s > 1e-6} == pytest.approx(expected)
+
+
+def test_operations_that_touch_each_share_what_was_waited(tmp_path: Path) -> None:
+    # The all-reduce of each step becomes two, of which the second begins as the first ends.
+    scripts = job((0.0, 0.3), (0.0, 0.3))
+    for script in scripts:
+        whole = [span for span in script.main_spans if span[0] == layout.COLLECTIVE]
+        for kind, come, leave, group, number, *rest in whole:
+            script.main_spans.remove((kind, come, leave, group, number, *rest))
+            middle = round(come + TRANSFER_S / 2, 6)
+            script.main_spans += [
+                (kind, come, middle, group, 2 * number, *rest),
+                (kind, middle, leave, group, 2 * number + 1, *rest),
+            ]
+    report = recorded(scripts, tmp_path)
+    assert [seconds_of(report, rank) for rank in (0, 1)] == [{"net-transfer": 6.0}] * 2
+    assert [blind for blind in report.blinds if blind.what == "operations between ranks"] == []
