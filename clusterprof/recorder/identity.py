@@ -184,10 +184,13 @@ def display_name(environ: Mapping[str, str]) -> str:
 
 
 def node_key(roots: Roots, realtime_ns: int) -> str:
-    """Return the name of this node's folder: host name, boot and start of the recorder (UTC)."""
+    """Return the name of this node's folder: host name, boot, start of the recorder (UTC) and pid.
+
+    Recorders of two jobs may start on one node in the same millisecond.
+    """
     seconds, rest = divmod(realtime_ns, 1_000_000_000)
     start = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
-    return f"{_safe(hostname())}-{boot8(roots)}-{start}.{rest // 1_000_000:03d}"
+    return f"{_safe(hostname())}-{boot8(roots)}-{start}.{rest // 1_000_000:03d}-{os.getpid()}"
 
 
 def started_ticks(proc: str, pid: int) -> int | None:
