@@ -14,6 +14,7 @@ from typing import Any
 import clusterprof
 from clusterprof.linux.mountinfo import parse_mountinfo
 from clusterprof.linux.roots import Roots
+from clusterprof.linux.tree import entries, number, text
 from clusterprof.recorder import identity, links
 from clusterprof.trace.schema import SCHEMA_VERSION
 from clusterprof.trace.schema import Clock as ClockRecord
@@ -50,7 +51,7 @@ def host_inventory(roots: Roots) -> dict[str, Any]:
         "hcas": links.hcas(roots.sys),
         "mounts": _mounts(roots),
     }
-    for line in _text(roots.proc / "meminfo").splitlines():
+    for line in text(roots.proc / "meminfo").splitlines():
         if line.startswith("MemTotal:"):
             host["memory_bytes"] = int(line.split()[1]) * 1024
     return host
@@ -67,7 +68,7 @@ def versions() -> dict[str, str]:
 
 def _cpus(roots: Roots) -> dict[str, Any]:
     model, count = "", 0
-    for line in _text(roots.proc / "cpuinfo").splitlines():
+    for line in text(roots.proc / "cpuinfo").splitlines():
         if line.startswith("processor"):
             count += 1
         elif line.startswith("model name") and not model:
@@ -79,17 +80,17 @@ def _cpus(roots: Roots) -> dict[str, Any]:
 
 
 def _disks(folder: Path) -> Iterator[dict[str, Any]]:
-    for disk in _entries(folder):
-        size = _number(disk / "size")
+    for disk in entries(folder):
+        size = number(disk / "size")
         if not size:
             continue  # an unused loop or ram device
         entry: dict[str, Any] = {"name": disk.name, "size_bytes": size * _SECTOR_BYTES}
-        device = _text(disk / "dev").strip()
+        device = text(disk / "dev")
         if device:
             entry["device"] = device
         if (disk / "partition").exists():
             entry["partition_of"] = os.path.basename(os.path.dirname(os.path.realpath(disk)))
-        rotational = _number(disk / "queue/rotational")
+        rotational = number(disk / "queue/rotational")
         if rotational is not None:
             entry["rotational"] = bool(rotational)
         yield entry
@@ -111,24 +112,3 @@ def _mounts(roots: Roots) -> list[dict[str, str]]:
         for mount in parse_mountinfo(data)
         if mount.type not in _PSEUDO
     ][:_MOUNTS_AT_MOST]
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except (OSError, ValueError):
-        return ""
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(_text(path))
-    except ValueError:
-        return None

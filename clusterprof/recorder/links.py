@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from clusterprof.linux.tree import entries, number, text
+
 NICS_AT_MOST = 128
 HCAS_AT_MOST = 64
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -29,15 +31,15 @@ def nics(sys: Path, proc: Path) -> list[dict[str, Any]]:
     """
     folder = sys / "class/net"
     default = _default_routes(proc)
-    entries = []
-    found = [nic for nic in _entries(folder) if nic.is_dir()]  # bonding_masters is a file
+    out = []
+    found = [nic for nic in entries(folder) if nic.is_dir()]  # bonding_masters is a file
     found.sort(key=lambda nic: not (nic / "device").exists())
     for nic in found[:NICS_AT_MOST]:
         entry = _nic(nic)
         if nic.name in default:
             entry["default_route"] = True
-        entries.append(entry)
-    return entries
+        out.append(entry)
+    return out
 
 
 def hcas(sys: Path) -> list[dict[str, Any]]:
@@ -46,18 +48,18 @@ def hcas(sys: Path) -> list[dict[str, Any]]:
     name, driver, pci, numa_node, netdevs (the network interfaces of the same card), and `ports`
     with port, link_layer and netdev.
     """
-    return [_hca(hca) for hca in _entries(sys / "class/infiniband")][:HCAS_AT_MOST]
+    return [_hca(hca) for hca in entries(sys / "class/infiniband")][:HCAS_AT_MOST]
 
 
 def _nic(nic: Path) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": nic.name}
-    megabits = _number(nic / "speed")
+    megabits = number(nic / "speed")
     if megabits is not None and megabits > 0:  # -1 = unknown to the driver
         entry["link_bytes_per_second"] = megabits * 125_000
-    state = _text(nic / "operstate")
+    state = text(nic / "operstate")
     if state:
         entry["state"] = state
-    mtu = _number(nic / "mtu")
+    mtu = number(nic / "mtu")
     if mtu is not None:
         entry["mtu"] = mtu
     kind = _kind(nic)
@@ -67,7 +69,7 @@ def _nic(nic: Path) -> dict[str, Any]:
     entry.update(_device(nic / "device"))
     if (nic / "master").is_symlink():
         entry["master"] = os.path.basename(os.readlink(nic / "master"))
-    lower = sorted(e.name[len(_LOWER) :] for e in _entries(nic) if e.name.startswith(_LOWER))
+    lower = sorted(e.name[len(_LOWER) :] for e in entries(nic) if e.name.startswith(_LOWER))
     if lower:
         entry["lower"] = lower[:NICS_AT_MOST]
     return entry
@@ -88,7 +90,7 @@ def _physical(nic: Path, deep: int = 3) -> bool:
 
 
 def _kind(nic: Path) -> str:
-    for line in _text(nic / "uevent").splitlines():
+    for line in text(nic / "uevent").splitlines():
         if line.startswith("DEVTYPE="):
             return line[len("DEVTYPE=") :]
     return "tun" if (nic / "tun_flags").exists() else ""
@@ -96,7 +98,7 @@ def _kind(nic: Path) -> str:
 
 def _hca(hca: Path) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": hca.name, **_device(hca / "device")}
-    netdevs = [nic.name for nic in _entries(hca / "device/net")]
+    netdevs = [nic.name for nic in entries(hca / "device/net")]
     if netdevs:
         entry["netdevs"] = netdevs
     entry["ports"] = list(_ports(hca / "ports"))
@@ -104,13 +106,13 @@ def _hca(hca: Path) -> dict[str, Any]:
 
 
 def _ports(folder: Path) -> Iterator[dict[str, Any]]:
-    for port in _entries(folder):
+    for port in entries(folder):
         entry: dict[str, Any] = {"port": port.name}
-        layer = _text(port / "link_layer")
+        layer = text(port / "link_layer")
         if layer:
             entry["link_layer"] = layer
         # The interface of the first global identifier: the port's own.
-        netdev = _text(port / "gid_attrs/ndevs/0")
+        netdev = text(port / "gid_attrs/ndevs/0")
         if netdev:
             entry["netdev"] = netdev
         yield entry
@@ -128,9 +130,9 @@ def _device(device: Path) -> dict[str, Any]:
     parts = [part for part in os.path.realpath(device).split("/") if _PCI.fullmatch(part)]
     if parts:
         entry["pci"] = parts[-1]
-    node = _number(device / "numa_node")
+    node = number(device / "numa_node")
     if node is None:
-        node = _number(Path(os.path.realpath(device)).parent / "numa_node")
+        node = number(Path(os.path.realpath(device)).parent / "numa_node")
     if node is not None and node >= 0:  # -1 = the machine does not say
         entry["numa_node"] = node
     return entry
@@ -139,33 +141,12 @@ def _device(device: Path) -> dict[str, Any]:
 def _default_routes(proc: Path) -> set[str]:
     """Return the interfaces of IPv4 and IPv6 default routes."""
     found = set()
-    for line in _text(proc / "net/route").splitlines()[1:]:
+    for line in text(proc / "net/route").splitlines()[1:]:
         words = line.split()
         if len(words) > 7 and words[1] == "00000000" and words[7] == "00000000":
             found.add(words[0])
-    for line in _text(proc / "net/ipv6_route").splitlines():
+    for line in text(proc / "net/ipv6_route").splitlines():
         words = line.split()
         if len(words) == 10 and words[0] == "0" * 32 and words[1] == "00":
             found.add(words[9])
     return found - {"lo"}
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except (OSError, ValueError):
-        return ""
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(_text(path))
-    except ValueError:
-        return None
