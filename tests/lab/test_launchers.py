@@ -82,7 +82,17 @@ def test_one_recorder_sees_every_rank_once(name: str, tmp_path: Path) -> None:
         assert header.launcher["job"] == header.launcher["variables"]["PMIX_NAMESPACE"]
 
 
-def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path) -> None:
+# One task per node, which starts the ranks of its node as torchrun does.
+PER_NODE = """
+for local in 0 1; do
+    RANK=$((2 * SLURM_NODEID + local)) LOCAL_RANK=$local WORLD_SIZE=4 "$0" "$1" &
+done
+wait
+"""
+
+
+@pytest.mark.parametrize("tasks", [4, 2], ids=["per rank", "per node"])
+def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path, tasks: int) -> None:
     """A Slurm of our own over two nodes made of namespaces."""
     reason = why_not_slurm() or why_not_here()
     if reason:
@@ -96,12 +106,15 @@ def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path) -> Non
         Cable(build(tmp_path), [first, second]),
         slurm([first, second], tmp_path) as own,
     ):
+        command = [sys.executable, str(script)]
+        if tasks == 2:
+            command = ["sh", "-c", PER_NODE, *command]
         done = first.start(
-            str(program("srun")), "-N2", "-n4", *RECORD, "-o", str(out), "--", sys.executable,
-            str(script), folder=tmp_path, env=environment(PYTHONPATH=root, **own),
+            str(program("srun")), "-N2", f"-n{tasks}", *RECORD, "-o", str(out), "--", *command,
+            folder=tmp_path, env=environment(PYTHONPATH=root, **own),
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        assert done.communicate(timeout=60)[0] == "done\n" * 4
+        assert done.communicate(timeout=60)[0].count("done") == 4  # lines may mix
         for node in (first, second):
             wait_for_recorder(node)
     found = {}
