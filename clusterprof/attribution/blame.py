@@ -86,29 +86,6 @@ def causes(categories: Sequence[str]) -> tuple[str, ...]:
     return (*categories[:-1], *OWN)
 
 
-def spent_until(ops: Operations, since_leaving: Int, base: Int | None = None) -> tuple[Int, Int]:
-    """Turn durations since each rank's previous operation into sums at arriving and at leaving.
-
-    For blocking operations, in which nothing is spent. `since_leaving` is n x K; `base` holds per
-    rank what it had spent before this block, and is moved on in place.
-    """
-    order = np.lexsort((ops.leave_ns, ops.rank))
-    rank = ops.rank[order]
-    opens = np.ones(rank.size, np.bool_)
-    opens[1:] = rank[1:] != rank[:-1]
-    values = np.rint(since_leaving[order]).astype(np.int64)
-    sums = np.cumsum(values, axis=0)
-    start = np.flatnonzero(opens)
-    sums -= np.repeat(sums[start] - values[start], np.diff([*start, rank.size]), axis=0)
-    if base is not None:
-        sums += base[rank]
-        ends = np.append(start[1:], rank.size)[: start.size] - 1
-        base[rank[ends]] = sums[ends]
-    out = np.empty_like(sums)
-    out[order] = sums
-    return out, out
-
-
 def settle_waits(
     ops: Operations, at_arrive: Int, at_leave: Int, ranks: int, carry: Carry | None = None
 ) -> tuple[Blamed, Carry]:
