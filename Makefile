@@ -17,8 +17,8 @@ $(BIN)/clusterprof: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
-$(VENV)/dev: $(BIN)/clusterprof pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev
+$(VENV)/dev: $(BIN)/clusterprof pyproject.toml lab/pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev -e lab
 	@touch $@
 
 $(VENV)/torch: $(VENV)/dev
@@ -37,8 +37,8 @@ check: $(VENV)/torch lint types contracts docs-check ## what CI runs: lint, type
 	$(BIN)/python -m pytest tests
 
 lint: $(VENV)/dev ## format and lint
-	$(BIN)/ruff format --check clusterprof tests bench
-	$(BIN)/ruff check clusterprof tests bench
+	$(BIN)/ruff format --check clusterprof tests bench lab
+	$(BIN)/ruff check clusterprof tests bench lab
 
 types: $(VENV)/dev ## static types
 	$(BIN)/mypy clusterprof

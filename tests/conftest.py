@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,6 +15,9 @@ import pytest
 from clusterprof.linux.roots import Roots
 
 HOSTS = Path(__file__).parent / "hosts"
+LAB = Path(__file__).resolve().parents[1] / "lab"
+if str(LAB) not in sys.path:
+    sys.path.insert(0, str(LAB))  # its package need not be installed to be tested
 NOBODY = 65534
 
 

@@ -40,7 +40,7 @@ def modules_of(package: object, leave_out: set[str]) -> set[str]:
     return names - leave_out
 
 
-@pytest.mark.parametrize("path", python_files("clusterprof", "tests", "bench"), ids=str)
+@pytest.mark.parametrize("path", python_files("clusterprof", "tests", "bench", "lab"), ids=str)
 def test_no_file_and_no_function_is_long(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= LONGEST_FILE

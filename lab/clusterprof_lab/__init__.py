@@ -1,0 +1,1 @@
+"""Jobs with known faults, real and synthetic, and the score of those who explain them."""

@@ -1,0 +1,51 @@
+"""The causes a truth may name, each with its top-level group: the taxonomy the corpus is scored in.
+
+It is of the corpus, not of any tool: a cause here need not be one that `clusterprof` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+UNATTRIBUTED = "unattributed"
+
+FAMILIES = (
+    "storage", "cpu", "network", "synchronization", "h2d", "launch", "checkpoint", "startup",
+    "device", "eval", "fail", "unallocated", UNATTRIBUTED,
+)  # fmt: skip
+
+FAMILY_OF: Mapping[str, str] = {
+    "storage-local": "storage",
+    "storage-remote": "storage",
+    "storage-client-queue": "storage",
+    "storage-metadata": "storage",
+    "storage-object": "storage",
+    "storage-cold-cache": "storage",
+    "cpu-preprocess": "cpu",
+    "cpu-contention": "cpu",
+    "cpu-throttled": "cpu",
+    "cpu-loader-config": "cpu",
+    "cpu-memory": "cpu",
+    "cpu-gc": "cpu",
+    "cpu-gil": "cpu",
+    "h2d-copy": "h2d",
+    "h2d-sync": "h2d",
+    "launch-bound": "launch",
+    "launch-alloc": "launch",
+    "launch-recompile": "launch",
+    "net-transfer": "network",
+    "net-congestion": "network",
+    "net-link": "network",
+    "net-path": "network",
+    "sync-imbalance": "synchronization",
+    "sync-slow-compute": "synchronization",
+    "sync-bubble": "synchronization",
+    "sync-unknown-peer": "synchronization",
+    "checkpoint": "checkpoint",
+    "startup": "startup",
+    "device-throttled": "device",
+    "eval-host": "eval",
+    "fail-restart": "fail",
+    "fail-hang": "fail",
+}
+"""Leaf -> family, in kebab case; sections P1 to P11 of the taxonomy."""

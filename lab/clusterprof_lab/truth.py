@@ -1,0 +1,135 @@
+"""What was true of one run: `truth.json` beside its `recording/`.
+
+    FOLDER/recording/    as `clusterprof record` leaves it
+    FOLDER/truth.json    this
+
+Times are integer nanoseconds of device time. `lost` is what devices stood still (or spun in a
+collective, or ran slowed) inside steps, split to the nanosecond among (cause, culprit, who felt
+it): the sum over everything is the lost time, summed by culprit it is what each caused, by rank
+what each felt. It comes from the generator or from the stopwatches of the job and its injector,
+never from a recording.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterprof_lab.families import FAMILY_OF, UNATTRIBUTED
+
+SCHEMA = 1
+FILE = "truth.json"
+OTHER = "other"
+"""A cause of `lost` that nobody injected (jitter, the loop itself): scored as unattributed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Device time lost by one rank to one cause."""
+
+    cause: str
+    """A leaf of `families.FAMILY_OF`, or `OTHER`."""
+    culprit: int | None
+    """Rank whose cause it was: the rank itself, or whom it waited for; None = no rank's."""
+    rank: int
+    """Who felt it."""
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """One fault that was injected: what a right answer names."""
+
+    cause: str
+    culprits: tuple[int, ...]
+    """Ranks at fault, any of which may be named first; () when it is no rank's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank ran."""
+
+    rank: int
+    node: str
+    """Host name."""
+    in_step_ns: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """One run."""
+
+    scenario: str
+    testbed: str
+    """"synth" or "real"."""
+    split: str
+    severity: str
+    seed: int
+    parameters: Mapping[str, Any]
+    """All that was drawn, for people."""
+    places: tuple[Place, ...]
+    lost: tuple[Lost, ...]
+    injected: tuple[Injected, ...]
+    """Largest first; () of a null."""
+    outside: tuple[Lost, ...] = ()
+    """Device time before, between and after steps."""
+    step_ns: float | None = None
+    """Mean time of a step, and of the same job without the fault."""
+    clean_step_ns: float | None = None
+    clocks: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """By node: offset in ns and drift of its monotonic clock against true time."""
+    disturbed_ratio: float = 0.0
+    """CPU time others took of the machine while it ran: above 0.05 the run is told apart."""
+    schema: int = SCHEMA
+
+    @property
+    def in_step_ns(self) -> int:
+        """Device time of all ranks inside steps."""
+        return sum(place.in_step_ns for place in self.places)
+
+    def family_ns(self) -> dict[str, int]:
+        """Lost time inside steps by top-level group."""
+        out: dict[str, int] = {}
+        for one in self.lost:
+            family = FAMILY_OF.get(one.cause, UNATTRIBUTED)
+            out[family] = out.get(family, 0) + one.ns
+        return out
+
+    def caused_ns(self) -> dict[int | None, int]:
+        """Lost time inside steps by culprit."""
+        out: dict[int | None, int] = {}
+        for one in self.lost:
+            out[one.culprit] = out.get(one.culprit, 0) + one.ns
+        return out
+
+
+def write(truth: Truth, folder: Path) -> None:
+    """Write `truth.json` into the folder of a run."""
+    document = {"format": "clusterprof-truth", **asdict(truth)}
+    for name in ("lost", "outside"):
+        document[name] = [[one["cause"], one["culprit"], one["rank"], one["ns"]]
+                          for one in document[name]]  # fmt: skip
+    (folder / FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> Truth:
+    """Read the `truth.json` of a run; ValueError when it is not one."""
+    document = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    if document.pop("format", "") != "clusterprof-truth" or document["schema"] != SCHEMA:
+        raise ValueError(f"{folder / FILE}: not a truth of schema {SCHEMA}")
+    document["places"] = tuple(Place(**one) for one in document["places"])
+    document["injected"] = tuple(
+        Injected(one["cause"], tuple(one["culprits"])) for one in document["injected"]
+    )
+    document["clocks"] = {node: tuple(one) for node, one in document["clocks"].items()}
+    for name in ("lost", "outside"):
+        document[name] = _rows(document[name])
+    return Truth(**document)
+
+
+def _rows(rows: Sequence[Sequence[Any]]) -> tuple[Lost, ...]:
+    return tuple(Lost(*row) for row in rows)
