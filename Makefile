@@ -31,10 +31,10 @@ demo: $(BIN)/clusterprof ## the whole job on emulated accelerators: record, anal
 dev: $(VENV)/dev ## virtual environment with everything but torch
 
 test: $(VENV)/torch ## all tests, real torch training included (about ten minutes)
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -m "not quiet" --numprocesses 2
+	$(BIN)/python -m pytest tests -m quiet
 
-check: $(VENV)/torch lint types contracts docs-check ## what CI runs: lint, types, contracts, docs, tests
-	$(BIN)/python -m pytest tests
+check: lint types contracts docs-check test ## what CI runs: lint, types, contracts, docs, tests
 
 lint: $(VENV)/dev ## format and lint
 	$(BIN)/ruff format --check clusterprof tests bench lab

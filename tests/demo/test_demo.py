@@ -13,6 +13,7 @@ from clusterprof.demo.run import DemoResult, run
 from clusterprof.errors import UsageError
 from clusterprof.findings import RankLedger
 
+pytestmark = pytest.mark.quiet
 THREE_POINTS = 0.03  # of step time; the machine's neighbours are not ours to choose
 
 
