@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 import clusterprof
 from clusterprof.collectors.registry import COLLECTORS
 from clusterprof.errors import Unavailable
+from clusterprof.recorder.usage import SelfCollector
 from clusterprof.trace.schema import Clock as ClockRecord
 from clusterprof.trace.schema import Columns, Event, Gap, Header, Record, Rows
 from clusterprof.trace.writer import RecordingWriter
@@ -54,7 +55,9 @@ _SAMPLED: dict[str, Callable[[Sight, Int], list[Column]]] = {
     "sockets": record_io.sockets,
     "gpu_nvidia": record_gpu.nvidia,
     "gpu_emulated": record_gpu.emulated,
+    "self": record_node.recorder,
 }
+_KINDS = (*COLLECTORS, SelfCollector)
 _TABLES = {"threads": record_tables.threads, "processes": record_tables.processes}
 _ABSENT = {
     "mounts": Unavailable("absent", "no NFS file system is mounted", ""),
@@ -132,7 +135,7 @@ def _record_node(sight: Sight, folder: Path) -> None:
 
 def _every(name: str) -> int:
     """How many ticks there are between two samples of a collector."""
-    interval_ns = next(kind.interval_ns for kind in COLLECTORS if kind.name == name)  # type: ignore[attr-defined]
+    interval_ns = next(kind.interval_ns for kind in _KINDS if kind.name == name)  # type: ignore[attr-defined]
     return max(1, int(interval_ns) // TICK_NS)
 
 
@@ -225,7 +228,7 @@ def _header(sight: Sight, having: set[str], begin: ClockRecord) -> Header:
         versions={"clusterprof": clusterprof.__version__, "python": "3.11.7", "schema": "1"},
         profile={},
         collectors=[{"name": kind.name, "interval_ns": kind.interval_ns,  # type: ignore[attr-defined]
-                     "status": status[kind.name]} for kind in COLLECTORS],  # type: ignore[attr-defined]
+                     "status": status[kind.name]} for kind in _KINDS],  # type: ignore[attr-defined]
     )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ A device "emulated-0" has the four signals of its page from `gpu_emulated` and t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -115,8 +117,6 @@ def is_emulated(device: str) -> bool:
 def _device(sight: Sight, ranks: list[Rank]) -> Device:
     if len(ranks) == 1:
         return Device(sight, ranks[0])
-    from dataclasses import replace
-
     marks = [mark for rank in ranks for mark in rank.main.marks]
     work = [one for rank in ranks for one in rank.work]
     main = replace(ranks[0].main, marks=marks)

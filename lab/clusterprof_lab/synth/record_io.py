@@ -76,7 +76,7 @@ def disk(sight: Sight, ticks: Int) -> list[Column]:
     for name in names:
         mine = where == name
         waits: dict[str, Float] = {}
-        for way, of, kinds in (("read", mine & ~writes, _READS), ("write", mine & writes, _WRITES)):
+        for of, kinds in ((mine & ~writes, _READS), (mine & writes, _WRITES)):
             guess = np.maximum(1, asked.bytes // _READ_BYTES)
             requests = np.where(asked.operations > 0, asked.operations, guess)
             amounts = (asked.bytes, requests, asked.length_ns)

@@ -12,7 +12,7 @@ from clusterprof.errors import Unavailable
 from clusterprof.signals import Signal
 from clusterprof_lab.synth.record_acts import ROW
 from clusterprof_lab.synth.record_sight import Sight
-from clusterprof_lab.synth.record_sums import no_faster, union
+from clusterprof_lab.synth.record_sums import accrued, no_faster, union
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
@@ -123,6 +123,20 @@ def _stalled(stall_ns: Float, not_idle_ns: Float, t_ns: Int) -> Float:
     return np.concatenate([[0.0], np.cumsum(mean)])
 
 
+def recorder(sight: Sight, ticks: Int) -> list[Column]:
+    """What recording cost: `self.*` as the loop knows it."""
+    kept = np.zeros(len(sight.t_ns), np.bool_)
+    kept[sight.kept] = True
+    taken = np.cumsum(kept)[ticks]
+    late = np.cumsum(np.where(kept, sight.late_ns, 0))[ticks]
+    return [
+        Column(signals.SELF_CPU, "recorder", 250e6 + 800e3 * taken),
+        Column(signals.SELF_RSS, "recorder", np.full(len(ticks), float(22 << 20))),
+        Column(signals.SELF_LATE, "", late.astype(float)),
+        Column(signals.SELF_TICKS_MISSED, "", np.cumsum(~kept)[ticks].astype(float)),
+    ]
+
+
 def memory(sight: Sight, ticks: Int) -> list[Column]:
     """/proc/meminfo, /proc/vmstat, and the NUMA nodes' numastat."""
     sums = sight.sums(ticks)
@@ -155,8 +169,6 @@ def memory(sight: Sight, ticks: Int) -> list[Column]:
 
 def _amounts(sight: Sight, doing: str, what: tuple[str, ...], ticks: Int) -> Float:
     """Bytes of acts of some kinds."""
-    from clusterprof_lab.synth.record_sums import accrued
-
     codes = [code for key, code in sight.codes.of.items() if key[0] == doing and key[1] in what]
     total = np.zeros(len(ticks))
     for track in sight.everybody if codes else ():

@@ -20,6 +20,13 @@ Float = NDArray[np.float64]
 UPTIME_NS = 1_000_000_000_000
 """What a clock without offset shows at true time 0."""
 TICK_NS = 100_000_000
+_OF_TASKS = ("threads", "processes", "sockets")
+_HIDDEN = Unavailable(
+    "denied",
+    "/proc: mounted with hidepid",
+    "run as the job's user or as root, or mount /proc without hidepid",
+)
+_DENIED = Unavailable("denied", "permission denied", "run as root")
 OFFSET_NS, DRIFT_RATIO = 50_000_000, 50e-6
 
 
@@ -49,8 +56,7 @@ class Seen:
     def why(self, name: str) -> Unavailable | None:
         """Return why a collector or signal cannot be read, None when it can."""
         if name in self.missing or (name == "threads" and not self.threads_sampled):
-            remedy = "run as the job's user or as root"
-            return self.reasons.get(name, Unavailable("denied", "permission denied", remedy))
+            return self.reasons.get(name, _HIDDEN if name in _OF_TASKS else _DENIED)
         return None
 
 
@@ -84,7 +90,8 @@ class Sight:
         self.codes = Codes()
         self.every = [rank for rank in story.ranks if rank.node == node.name]
         self.ranks = [rank for rank in self.every if rank.rank not in seen.missing_ranks]
-        self.t_ns, self.kept = self._ticks()
+        self.late_ns, self.kept = self._ticks()
+        self.t_ns = self.start_ns + TICK_NS * np.arange(len(self.late_ns)) + self.late_ns
         hidden = {
             id(thread)
             for rank in self.every
@@ -139,15 +146,15 @@ class Sight:
         return int(self.random.integers(1_000, 1_000_000)) * grain
 
     def _ticks(self) -> tuple[Int, Int]:
-        """The times of all ticks, and the numbers of those that were taken; the first always is."""
-        plan = np.arange(self.start_ns, self.end_ns + 1, TICK_NS)
-        late = np.zeros(len(plan), np.int64)
+        """How late each tick was, and the numbers of those that were taken; the first always is."""
+        count = (self.end_ns - self.start_ns) // TICK_NS + 1
+        late = np.zeros(count, np.int64)
         if self.seen.jitter_ns:
-            drawn = self.random.exponential(self.seen.jitter_ns, len(plan))
+            drawn = self.random.exponential(self.seen.jitter_ns, count)
             late = np.minimum(drawn, TICK_NS // 2).astype(np.int64)
-        lost = self.random.random(len(plan)) < self.seen.lost_samples_ratio
+        lost = self.random.random(count) < self.seen.lost_samples_ratio
         lost[:1] = False
-        return plan + late, np.flatnonzero(~lost)
+        return late, np.flatnonzero(~lost)
 
 
 def _threads(ranks: Sequence[Rank], others: Sequence[Thread]) -> list[Thread]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +23,16 @@ _OF_ANOTHER = (layout.EXPOSED, layout.EXPOSED_COLLECTIVE)  # field a: the number
 
 
 class Ring:
-    """The spans of one process; `take` drains them."""
+    """The spans of one process, of whichever thread; `take` drains them."""
 
-    def __init__(self, sight: Sight, track: Track) -> None:
-        self.track, self._sight = track, sight
-        until_ns = min(sight.end_ns, sight.exits.get(track.thread.pid, sight.end_ns))
-        table = np.array(track.thread.marks, np.int64).reshape(-1, len(SPAN_FIELDS)).T.copy()
-        table[0], table[1] = sight.clock.read(table[0]), sight.clock.read(table[1])
-        order = np.argsort(table[1], kind="stable")
-        self._renumber(table, order)
+    def __init__(self, sight: Sight, tracks: Sequence[Track]) -> None:
+        self.track, self._sight = tracks[0], sight
+        pid = self.track.thread.pid
+        until_ns = min(sight.end_ns, sight.exits.get(pid, sight.end_ns))
+        table = np.concatenate([_marks(sight, track) for track in tracks], axis=1)
+        order = np.argsort(table[1], kind="stable")  # a span is written when it ends
+        _renumber(table, order)
         table = table[:, order]
-        _measure(sight, track, table)
         self.table = table[:, table[1] <= until_ns]
         # What ended before the recorder came is not read, and has its numbers.
         self._seen = int(np.searchsorted(self.table[1], sight.start_ns))
@@ -63,32 +62,43 @@ class Ring:
         ticks = started_ticks(self.track)
         return Spans(self.track.thread.pid, ticks, first + 1, dropped, names, columns)
 
-    def _renumber(self, table: Int, order: Int) -> None:
-        """A measured wait names the span by its place among the marks of the story, from 1."""
-        rows = np.flatnonzero(np.isin(table[2], _OF_ANOTHER))
-        if len(rows) and (np.diff(order) != 1).any():
-            number = np.empty(len(order) + 1, np.int64)
-            number[order + 1] = np.arange(1, len(order) + 1)
-            known = (table[3, rows] >= 1) & (table[3, rows] <= len(order))
-            table[3, rows[known]] = number[table[3, rows[known]]]
 
+def _marks(sight: Sight, track: Track) -> Int:
+    """int64[fields, n]: the spans of a thread on its node's clock.
 
-def _measure(sight: Sight, track: Track, table: Int) -> None:
-    """Fill in what a fetch used of CPU and disk where the story leaves it to the acts (all 0)."""
+    What a fetch used of CPU and disk is filled in where the story leaves it to the acts (all 0).
+    """
+    table = np.array(track.thread.marks, np.int64).reshape(-1, len(SPAN_FIELDS)).T.copy()
+    table[0], table[1] = sight.clock.read(table[0]), sight.clock.read(table[1])
     bare = (table[2] == layout.FETCH) & (table[4:7] == 0).all(axis=0)
-    if not bare.any():
-        return
-    used = track.grown(table[1, bare], sight.codes) - track.grown(table[0, bare], sight.codes)
-    for field, name in ((4, "user"), (5, "system"), (6, "read_bytes")):
-        table[field, bare] = np.rint(used[ROW[name]]).astype(np.int64)
+    if bare.any():
+        used = track.grown(table[1, bare], sight.codes) - track.grown(table[0, bare], sight.codes)
+        for field, name in ((4, "user"), (5, "system"), (6, "read_bytes")):
+            table[field, bare] = np.rint(used[ROW[name]]).astype(np.int64)
+    return table
+
+
+def _renumber(table: Int, order: Int) -> None:
+    """A measured wait names the span by its place among the marks of the story, from 1."""
+    rows = np.flatnonzero(np.isin(table[2], _OF_ANOTHER))
+    if len(rows) and (np.diff(order) != 1).any():
+        number = np.empty(len(order) + 1, np.int64)
+        number[order + 1] = np.arange(1, len(order) + 1)
+        known = (table[3, rows] >= 1) & (table[3, rows] <= len(order))
+        table[3, rows[known]] = number[table[3, rows[known]]]
 
 
 def rings(sight: Sight) -> list[Ring]:
     """Return the rings of all processes that marked anything."""
     if sight.seen.why("spans"):
         return []
-    tracks = (sight.tracks[number] for number in sight.recorded)
-    return [Ring(sight, track) for track in tracks if track.thread.marks]
+    by_pid: dict[int, list[Track]] = {}
+    for number in sight.recorded:
+        track = sight.tracks[number]
+        by_pid.setdefault(track.thread.pid, []).append(track)
+    return [
+        Ring(sight, tracks) for tracks in by_pid.values() if any(t.thread.marks for t in tracks)
+    ]
 
 
 def events(sight: Sight, all_rings: list[Ring]) -> list[Event]:

@@ -117,8 +117,11 @@ def _states(sight: Sight, number: int, ticks: Int, values: NDArray[np.float64]) 
     ran = np.ones(len(ticks), np.bool_)
     ran[1:] = (times[:, 1:] != times[:, :-1]).any(axis=0)
     asleep = true != _READY
-    # To fall asleep elsewhere a thread has to run, however short its story tells it.
-    ran[1:] |= asleep[1:] & ((codes[1:] != codes[:-1]) | ~asleep[:-1])
+    # To fall asleep anew a thread has to run, however short its story tells it.
+    track = sight.tracks[number]
+    sleeps = track.start_ns[letters[track.code] != _READY]
+    begun = np.searchsorted(sleeps, sight.t_ns[ticks], side="right")
+    ran[1:] |= (begun[1:] > begun[:-1]) | (asleep[1:] & (codes[1:] != codes[:-1]))
     since = np.maximum.accumulate(np.where(ran, np.arange(len(ticks)), 0))
     return np.where(true[since] == _SLEEPING, _SLEEPING, true), since
 
@@ -132,7 +135,7 @@ def _places(sight: Sight, number: int, ticks: Int, state: Int, since: Int) -> li
     t_ns = sight.t_ns[ticks].tolist()
     before = 0
     for row, (letter, ran) in enumerate(zip(state.tolist(), since.tolist())):
-        if letter == _SLEEPING or letter == _BLOCKED:
+        if letter in (_SLEEPING, _BLOCKED):
             if asked_of != ran:
                 settled = letter == _BLOCKED or (row > ran and before == _SLEEPING)
                 if not settled and t_ns[row] - asked_ns < _WCHAN_NS:
