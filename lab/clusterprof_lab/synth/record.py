@@ -218,7 +218,7 @@ def _header(sight: Sight, having: set[str], begin: ClockRecord) -> Header:
     }
     return Header(
         node={"key": key, "hostname": node.name, "display": node.name, "boot_id": boot,
-              "kernel": "6.8.0"},
+              "kernel": "6.18.0"},
         started={"monotonic_ns": begin.monotonic_ns, "boottime_ns": begin.boottime_ns,
                  "realtime_ns": begin.realtime_ns},
         host=_host(sight, node),

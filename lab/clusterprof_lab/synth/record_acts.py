@@ -1,7 +1,7 @@
 """Acts of a thread as numbers: what each kind of act does to the counters the kernel keeps.
 
 One line of `PLACES` per kind of act says where a sample finds the thread (state letter and, asleep,
-the kernel function it sleeps in, as Linux 6.8 prints it) and which counters run meanwhile. The
+the kernel function it sleeps in, as Linux 6.18 prints it) and which counters run meanwhile. The
 kernel adds to a wait for a CPU when it ends; everything else grows evenly over its act.
 """
 
@@ -39,7 +39,7 @@ NAMES = (*NS, *AMOUNTS)
 ROW = {name: row for row, name in enumerate(NAMES)}
 _BOOKED_LATE = [ROW["delay"], ROW["throttled"]]
 
-_PAGE, _POLL, _FUTEX = "folio_wait_bit_common", "do_poll.constprop.0", "futex_wait_queue"
+_PAGE, _POLL, _FUTEX = "folio_wait_bit_common", "poll_schedule_timeout.constprop.0", "futex_do_wait"
 _READS, _IO = ("read_chars", "read_bytes"), ("iowait", "not_idle")
 _STALL = ("memory", "not_idle")
 PLACES: dict[tuple[str, str], Place] = {

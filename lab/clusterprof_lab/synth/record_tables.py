@@ -130,7 +130,7 @@ def _places(sight: Sight, number: int, ticks: Int, state: Int, since: Int) -> li
     """Where the thread sleeps, asked as often as the recorder does; "" = not asked."""
     found: list[str] = []
     asked_ns, asked_of, place = -_WCHAN_NS, -1, ""
-    names = [p.wchan for p in sight.codes.places] + ["do_poll.constprop.0"]
+    names = [p.wchan for p in sight.codes.places] + ["poll_schedule_timeout.constprop.0"]
     codes = sight.doing[number][ticks].tolist()
     t_ns = sight.t_ns[ticks].tolist()
     before = 0
