@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from clusterprof.findings import Report
 from clusterprof.probe import layout
+from clusterprof.probe.hooks.groups import number_of
 from clusterprof.trace.reader import NodeReader, node_folders
 from clusterprof.trace.schema import Columns, Gap, Record, Rows, Spans
 from clusterprof_lab.synth.record import Seen, record
@@ -52,6 +54,41 @@ def training(
         work.append(Work(ready, ends, "compute"))
         at = ends
     return Rank(rank, node, main, [worker], "emulated-0", work), at
+
+
+def in_step(ranks: int, per_node: int, late: int) -> Story:
+    """Data-parallel ranks that leave an all-reduce together in every step, 5 ms after the last.
+
+    Every worker reads for 2 ms of a batch, that of `late` for 60 ms; then each rank computes for
+    80 ms and some.
+    """
+    group, members = number_of(range(ranks)), tuple(range(ranks))
+    nodes = {f"n{number}": Node(f"n{number}", 8) for number in range(-(-ranks // per_node))}
+    found = []
+    for rank, pid in ((rank, 1000 + 10 * rank) for rank in members):
+        main = Thread(pid, pid, 900, "python")
+        workers = [Thread(pid + 1, pid + 1, pid, "pt_data_worker")]
+        place = f"n{rank // per_node}", main, workers, f"emulated-{rank % per_node}"
+        found.append(Rank(rank, *place, [], groups={group: members}))
+    at = FIRST_NS
+    for step in range(STEPS):
+        read = [(60 if rank == late else 2) * MS for rank in members]
+        come = [at + ns + (80 + (3 * rank + step) % 6) * MS for rank, ns in enumerate(read)]
+        leave = max(come) + 5 * MS
+        for one, ns, came in zip(found, read, come):
+            ready, (worker,) = at + ns, one.workers
+            worker.acts += [Act(at, ready, "block-io", "", 1 << 20), Act(ready, leave, "idle")]
+            worker.marks.append(Mark(at, ready, layout.FETCH, 8))
+            one.main.acts += [Act(at, ready, "idle"), Act(ready, came, "user"),
+                              Act(came, leave, "peer")]  # fmt: skip
+            one.main.marks += [
+                Mark(at, ready, layout.DATA_WAIT, step, worker.pid, 1, int(step == 0)),
+                Mark(came, leave, layout.COLLECTIVE, group, step, 1 << 20, layout.ALL_REDUCE),
+                Mark(at, leave, layout.STEP, step),
+            ]
+            one.work.append(Work(ready, came, "compute"))
+        at = leave
+    return Story(found, nodes, 0, at + SECOND, world_size=ranks)
 
 
 def seen_as(story: Story, folder: Path, seen: Seen = Seen(), seed: int = 1) -> list[Record]:  # noqa: B008
@@ -109,3 +146,14 @@ def gaps(records: list[Record]) -> dict[tuple[str, str], tuple[str, str]]:
     """Collector and signal of each gap, with its kind and reason."""
     found = [one for one in records if isinstance(one, Gap)]
     return {(one.collector, one.signal): (one.kind, one.message) for one in found}
+
+
+def caused(report: Report) -> dict[str, int]:
+    """Lost time inside steps by cause, all of it."""
+    found: dict[str, int] = {}
+    for one in report.findings:
+        if one.cause.id not in ("startup", "fail-hang"):
+            found[one.cause.id] = found.get(one.cause.id, 0) + one.lost_ns
+    assert sum(found.values()) + report.unattributed_ns == report.lost_ns
+    assert report.productive_ns + report.lost_ns == report.in_step_ns
+    return {**found, "unattributed": report.unattributed_ns}
