@@ -151,9 +151,9 @@ def gaps(records: list[Record]) -> dict[tuple[str, str], tuple[str, str]]:
 def caused(report: Report) -> dict[str, int]:
     """Lost time inside steps by cause, all of it."""
     found: dict[str, int] = {}
-    for one in report.findings:
-        if one.cause.id not in ("startup", "fail-hang"):
-            found[one.cause.id] = found.get(one.cause.id, 0) + one.lost_ns
-    assert sum(found.values()) + report.unattributed_ns == report.lost_ns
+    for rank in report.ranks:
+        for cause, ns in rank.buckets:
+            found[cause] = found.get(cause, 0) + ns
+    assert sum(found.values()) == report.lost_ns
     assert report.productive_ns + report.lost_ns == report.in_step_ns
-    return {**found, "unattributed": report.unattributed_ns}
+    return found

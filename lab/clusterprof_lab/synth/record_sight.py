@@ -117,8 +117,14 @@ class Sight:
         self.doing = np.array(rows, np.int64).reshape(len(everybody), len(self.t_ns))
 
     def ticks(self, every: int) -> Int:
-        """Return the numbers of the ticks at which a collector with that interval was read."""
-        return self.kept[self.kept % every == 0]
+        """Return the numbers of the ticks at which a collector with that interval was read.
+
+        One that could not be read when it was due is read with the next tick that was taken.
+        """
+        due = np.arange(0, len(self.t_ns), every)
+        row = np.searchsorted(self.kept, due)
+        taken = self.kept[np.minimum(row, len(self.kept) - 1)]
+        return taken[(taken >= due) & (taken < due + every)]
 
     def sums(self, ticks: Int, own: bool = False) -> Float:
         """Return float64[names, n]: the counters of all threads together."""
