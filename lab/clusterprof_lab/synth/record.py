@@ -158,7 +158,8 @@ def _columns(frame: Frame, low_ns: int, high_ns: int) -> list[Columns]:
     low, high = np.searchsorted(t_ns, [low_ns, high_ns])
     if low == high:
         return []
-    values, masks = [], []
+    values: list[Any] = []
+    masks: list[bytes | None] = []
     for column in columns:
         some = column.values[low:high]
         if column.why is not None:

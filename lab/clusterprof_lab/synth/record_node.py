@@ -119,7 +119,7 @@ def _stalled(stall_ns: Float, not_idle_ns: Float, t_ns: Int) -> Float:
     stall = np.minimum(stall, np.diff(t_ns))
     busy = np.maximum(busy, stall)  # a wait for a CPU is booked when it ends
     weight = busy.sum(axis=0)
-    mean = np.divide((stall * busy).sum(axis=0), weight, where=weight > 0, out=0 * weight)
+    mean: Float = np.divide((stall * busy).sum(axis=0), weight, where=weight > 0, out=0 * weight)
     return np.concatenate([[0.0], np.cumsum(mean)])
 
 
