@@ -130,7 +130,7 @@ def recorder(sight: Sight, ticks: Int) -> list[Column]:
     taken = np.cumsum(kept)[ticks]
     late = np.cumsum(np.where(kept, sight.late_ns, 0))[ticks]
     return [
-        Column(signals.SELF_CPU, "recorder", 250e6 + 800e3 * taken),
+        Column(signals.SELF_CPU, "recorder", (250e6 + 800e3 * taken).astype(float)),
         Column(signals.SELF_RSS, "recorder", np.full(len(ticks), float(22 << 20))),
         Column(signals.SELF_LATE, "", late.astype(float)),
         Column(signals.SELF_TICKS_MISSED, "", np.cumsum(~kept)[ticks].astype(float)),
