@@ -101,7 +101,9 @@ class Rank:
     """Process group -> its ranks, as the probe announces them."""
     gc_pauses: int = 0
     exit_ns: int | None = None
-    """When it ended; None = with the recording."""
+    """When it ended; None = after the recording."""
+    exit_code: int = 0
+    """How it ended; -9 = by signal 9."""
 
 
 class Rate(NamedTuple):

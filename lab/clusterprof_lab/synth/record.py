@@ -1,0 +1,287 @@
+"""A story as recorders would have seen it: one recording folder per node.
+
+    seen = Seen(clocks=clocks(random, story.nodes), jitter_ns=200_000)
+    record(story, folder / "recording", random, seen)
+
+Writes what `clusterprof record` would have: the same collectors at the same intervals, in the same
+units, with the same reasons where there is nothing to read. Nothing of a story's faults or truth
+gets here: only what its threads, devices and counters did.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import clusterprof
+from clusterprof.collectors.registry import COLLECTORS
+from clusterprof.errors import Unavailable
+from clusterprof.recorder.usage import SelfCollector
+from clusterprof.trace.schema import Clock as ClockRecord
+from clusterprof.trace.schema import Columns, Event, Gap, Header, Record, Rows
+from clusterprof.trace.writer import RecordingWriter
+from clusterprof_lab.synth import record_gpu, record_io, record_node, record_spans, record_tables
+from clusterprof_lab.synth.record_node import Column
+from clusterprof_lab.synth.record_sight import TICK_NS, UPTIME_NS, Seen, Sight, clocks
+from clusterprof_lab.synth.record_sight import stable_number as _number
+from clusterprof_lab.synth.story import Node, Story
+
+__all__ = ["Seen", "clocks", "record"]
+
+Int = NDArray[np.int64]
+
+EPOCH_NS = 1_767_225_600_000_000_000
+"""What people's clocks showed at true time 0, offsets aside."""
+_SECOND_NS = 1_000_000_000
+_CLOCK_NS = 10 * _SECOND_NS
+_INTEGER_UNITS = frozenset({"ns", "bytes", "count", "bits"})
+_SAMPLED: dict[str, Callable[[Sight, Int], list[Column]]] = {
+    "cpu": record_node.cpu,
+    "cores": record_node.cores,
+    "pressure": record_node.pressure,
+    "memory": record_node.memory,
+    "cgroup": record_node.cgroup,
+    "disk": record_io.disk,
+    "mounts": record_io.mounts,
+    "network": record_io.network,
+    "ethtool": record_io.ethtool,
+    "rdma": record_io.rdma,
+    "sockets": record_io.sockets,
+    "gpu_nvidia": record_gpu.nvidia,
+    "gpu_emulated": record_gpu.emulated,
+    "self": record_node.recorder,
+}
+_KINDS = (*COLLECTORS, SelfCollector)
+_TABLES = {"threads": record_tables.threads, "processes": record_tables.processes}
+_ABSENT = {
+    "mounts": Unavailable("absent", "no NFS file system is mounted", ""),
+    "ethtool": Unavailable(
+        "absent", "no network card here counts pauses, marks of congestion or drops of its port"
+    ),
+    "rdma": Unavailable("absent", "/sys/class/infiniband: no such file or directory"),
+    "gpu_nvidia": Unavailable(
+        "absent",
+        "libnvidia-ml.so.1 was not found",
+        "install the NVIDIA driver, or run the container with the NVIDIA runtime",
+    ),
+}
+"""Why a collector has no column at all; the others then say nothing."""
+
+
+def record(
+    story: Story,
+    folder: Path,
+    random: np.random.Generator,
+    seen: Seen = Seen(),  # noqa: B008 - it is frozen
+    beside: Sequence[Story] = (),
+) -> None:
+    """Write one recording per node into a folder, which is made.
+
+    `beside`: other jobs of which the nodes' counters tell too; each is recorded by a call of its
+    own into the same folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for node in story.nodes.values():
+        sight = Sight(story, node, beside, seen, random)
+        if sight.ranks or not sight.every:
+            _record_node(sight, folder)
+
+
+def _record_node(sight: Sight, folder: Path) -> None:
+    frames = [frame for name in _SAMPLED for frame in _sampled(sight, name)]
+    tables = [_TABLES[name](sight, sight.ticks(_every(name))) for name in _TABLES
+              if not sight.seen.why(name)]  # fmt: skip
+    rings = record_spans.rings(sight)
+    events = record_spans.events(sight, rings)
+    gaps = _gaps(sight, frames)
+    now = [sight.start_ns]
+
+    def clock() -> ClockRecord:
+        return ClockRecord(now[0], now[0], EPOCH_NS + now[0] - UPTIME_NS)
+
+    header = _header(sight, {collector for collector, _, _ in frames}, clock())
+    path = folder / header.node["key"]
+    writer = RecordingWriter(path, header, clock, keep_free_bytes=0)
+    written_ns = sight.start_ns
+    low_ns = sight.start_ns
+    while low_ns <= sight.end_ns:
+        high_ns = low_ns + _SECOND_NS
+        last = high_ns > sight.end_ns
+        until_ns = sight.end_ns if last else high_ns - 1
+        now[0] = until_ns
+        batch: list[Record] = gaps if low_ns == sight.start_ns else []
+        batch = [*batch, *(event for event in events if low_ns <= event.t_ns < high_ns)]
+        batch += [spans for ring in rings if (spans := ring.take(until_ns))]
+        batch += [one for frame in frames for one in _columns(frame, low_ns, high_ns)]
+        for table in tables:
+            columns = [array("q", c.tobytes()) for c in record_tables.cut(table, low_ns, high_ns)]
+            if columns:
+                batch.append(Rows(table.name, table.names, columns, table.strings))
+        if now[0] - written_ns >= _CLOCK_NS:
+            written_ns = now[0]
+            batch.append(clock())
+        if last:
+            batch += [_stopped(sight), clock()]
+        writer.append(*batch)
+        low_ns = high_ns
+    writer.close()
+
+
+def _every(name: str) -> int:
+    """How many ticks there are between two samples of a collector."""
+    interval_ns = next(kind.interval_ns for kind in _KINDS if kind.name == name)  # type: ignore[attr-defined]
+    return max(1, int(interval_ns) // TICK_NS)
+
+
+Frame = tuple[str, Int, list[Column]]
+
+
+def _sampled(sight: Sight, name: str) -> list[Frame]:
+    """The columns of a collector; none when it had none, or could not be read."""
+    if sight.seen.why(name):
+        return []
+    ticks = sight.ticks(_every(name))
+    columns = _SAMPLED[name](sight, ticks)
+    for column in columns:
+        column.why = sight.seen.why(column.signal.name) or column.why
+    return [(name, sight.t_ns[ticks], columns)] if columns else []
+
+
+def _columns(frame: Frame, low_ns: int, high_ns: int) -> list[Columns]:
+    name, t_ns, columns = frame
+    low, high = np.searchsorted(t_ns, [low_ns, high_ns])
+    if low == high:
+        return []
+    values: list[Any] = []
+    masks: list[bytes | None] = []
+    for column in columns:
+        some = column.values[low:high]
+        if column.why is not None:
+            some = np.zeros(high - low)
+        if column.signal.unit in _INTEGER_UNITS:
+            values.append(array("q", np.rint(some).astype(np.int64).tobytes()))
+        else:
+            values.append(array("d", np.asarray(some, np.float64).tobytes()))
+        masks.append(bytes([1]) * (high - low) if column.why is not None else None)
+    names = tuple(column.signal.name for column in columns)
+    devices = tuple(column.device for column in columns)
+    return [Columns(name, names, devices, array("q", t_ns[low:high].tobytes()), values, masks)]
+
+
+def _gaps(sight: Sight, frames: Sequence[Frame]) -> list[Record]:
+    """Why collectors and columns have no values."""
+    found: list[Record] = []
+    having = {name for name, _, _ in frames} | set(_TABLES)
+    for name in (*_SAMPLED, *_TABLES):
+        why = sight.seen.why(name) or (_ABSENT.get(name) if name not in having else None)
+        if why is not None:
+            found.append(_gap(sight.start_ns, name, "", "", why))
+    for name, t_ns, columns in frames:
+        for column in columns:
+            if column.why is not None:
+                found.append(
+                    _gap(int(t_ns[0]), name, column.signal.name, column.device, column.why)
+                )
+    return found
+
+
+def _gap(t_ns: int, collector: str, signal: str, device: str, why: Unavailable) -> Gap:
+    return Gap(t_ns, collector, signal, device, why.kind, why.message, why.remedy)
+
+
+def _stopped(sight: Sight) -> Event:
+    """A recorder ends when the last process has, or is told to."""
+    left = [r for r in sight.ranks if sight.exits.get(r.main.pid, sight.end_ns + 1) > sight.end_ns]
+    reason = "the duration is over" if left or not sight.ranks else "no process is left"
+    pid = _recorder_pid(sight)
+    return Event(sight.end_ns, "recorder-stopped", {"reason": reason, "pid": pid})
+
+
+def _recorder_pid(sight: Sight) -> int:
+    return 1_000_000 + _number(sight.story.job) % 1_000_000
+
+
+def _header(sight: Sight, having: set[str], begin: ClockRecord) -> Header:
+    node, story = sight.node, sight.story
+    boot = f"{_number(node.name):08x}-0000-4000-8000-000000000000"
+    seconds, rest = divmod(begin.realtime_ns, _SECOND_NS)
+    start = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
+    key = f"{node.name}-{boot[:8]}-{start}.{rest // 1_000_000:03d}-{_recorder_pid(sight)}"
+    status = {
+        name: why.kind if (why := sight.seen.why(name) or _missing(name, having)) else "available"
+        for name in (*_SAMPLED, *_TABLES)
+    }
+    return Header(
+        node={"key": key, "hostname": node.name, "display": node.name, "boot_id": boot,
+              "kernel": "6.18.0"},
+        started={"monotonic_ns": begin.monotonic_ns, "boottime_ns": begin.boottime_ns,
+                 "realtime_ns": begin.realtime_ns},
+        host=_host(sight, node),
+        devices=_devices(sight),
+        launcher={"job": story.job, "named": True,
+                  "variables": {"TORCHELASTIC_RUN_ID": story.job}},
+        versions={"clusterprof": clusterprof.__version__, "python": "3.11.7", "schema": "1"},
+        profile={},
+        collectors=[{"name": kind.name, "interval_ns": kind.interval_ns,  # type: ignore[attr-defined]
+                     "status": status[kind.name]} for kind in _KINDS],  # type: ignore[attr-defined]
+    )  # fmt: skip
+
+
+def _missing(name: str, having: set[str]) -> Unavailable | None:
+    return _ABSENT.get(name) if name not in having else None
+
+
+def _host(sight: Sight, node: Node) -> dict[str, Any]:
+    disks = record_io.disks_of(sight)
+    speed = int(record_io.LINK_BYTES_PER_SECOND)
+    local = [("/", f"/dev/{disks[0]}", "ext4")]
+    local += [(f"/data-{d}" if d != disks[-1] else "/local", f"/dev/{d}", "ext4")
+              for d in disks[1:]]  # fmt: skip
+    return {
+        "cpus": {"count": node.cpus, "model": "synthetic"},
+        "disks": [{"name": disk, "size_bytes": 1 << 40, "rotational": False} for disk in disks],
+        "nics": [{"name": nic, "link_bytes_per_second": speed, "state": "up", "mtu": 9000,
+                  "physical": True} for nic in record_io.nics_of(sight)],
+        "hcas": [{"name": name} for name in
+                 sorted({device.split("/")[0] for device in sight.devices("rdma.")})],
+        "mounts": [{"point": point, "type": kind, "source": source, "device": f"0:{number}"}
+                   for number, (point, source, kind) in enumerate([*local, *node.mounts])],
+        "memory_bytes": record_node.MEMORY_BYTES,
+    }  # fmt: skip
+
+
+def _devices(sight: Sight) -> list[dict[str, Any]]:
+    found = []
+    tracks = {id(track.thread): track for track in sight.tracks}
+    for index, (name, ranks) in enumerate(record_gpu.devices_of(sight).items()):
+        if record_gpu.is_emulated(name):
+            main = ranks[0].main
+            ticks = record_tables.started_ticks(tracks[id(main)])
+            found.append(
+                {
+                    "id": name,
+                    "vendor": "clusterprof",
+                    "name": "emulated accelerator",
+                    "emulated": True,
+                    "pid": main.pid,
+                    "started_ticks": ticks,
+                }
+            )
+        else:
+            found.append(
+                {
+                    "id": name,
+                    "vendor": "nvidia",
+                    "name": "synthetic",
+                    "index": index,
+                    "emulated": False,
+                    "memory_bytes": record_gpu.MEMORY_BYTES,
+                }
+            )
+    return found  # fmt: skip

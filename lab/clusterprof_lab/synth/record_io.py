@@ -1,0 +1,267 @@
+"""Disks, NFS mounts and the network, as the threads of the job and their neighbours use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof import signals
+from clusterprof.errors import Unavailable
+from clusterprof.signals import Signal
+from clusterprof_lab.synth.record_node import Column, grain
+from clusterprof_lab.synth.record_sight import Sight
+from clusterprof_lab.synth.record_sums import accrued, covered, no_faster
+
+Int = NDArray[np.int64]
+Float = NDArray[np.float64]
+
+MS = 1_000_000
+LINK_BYTES_PER_SECOND = 25e9 / 8
+NIC = "eth0"
+_NO_ANSWER = Unavailable("absent", "no connection of the job has measured it", "")
+_READ_BYTES = 131_072  # of one request, where the story does not count them
+_PACKET_BYTES = 8_900
+
+
+class Asked:
+    """Acts that asked one disk, mount or host for something; m rows."""
+
+    def __init__(self, sight: Sight, wanted: Callable[[str, str], bool]) -> None:
+        rows = [
+            (track.start_ns[i], track.end_ns[i], act.resource, act.what,
+             act.bytes, act.operations, act.queued_ns)
+            for track, picked in _picked(sight, wanted)
+            for i in picked
+            for act in (track.acts[i],)
+        ]  # fmt: skip
+        columns = list(zip(*rows)) or [()] * 7
+        self.start_ns, self.end_ns = (np.array(c, np.int64) for c in columns[:2])
+        self.resource, self.what = (np.array(c, np.str_) for c in columns[2:4])
+        self.bytes, self.operations, self.queued_ns = (np.array(c, np.int64) for c in columns[4:])
+
+    def total(self, of: NDArray[np.bool_], amounts: Int | Float, t_ns: Int) -> Float:
+        """Return float64[n]: how much of these rows' amounts had come by each time."""
+        return accrued(self.start_ns[of], self.end_ns[of], amounts[of], t_ns)
+
+    @property
+    def length_ns(self) -> Int:
+        """How long each took."""
+        return self.end_ns - self.start_ns
+
+
+def _picked(sight: Sight, wanted: Callable[[str, str], bool]):  # type: ignore[no-untyped-def]
+    codes = [code for key, code in sight.codes.of.items() if wanted(*key)]
+    for track in sight.everybody if codes else ():
+        yield track, np.flatnonzero(np.isin(track.code, codes)).tolist()
+
+
+def disks_of(sight: Sight) -> tuple[str, ...]:
+    """Return the disks of a node; one that only an act or a signal names is one too."""
+    named = sight.devices("disk.")
+    for track in sight.everybody:
+        named += [act.resource for act in track.acts if act.doing == "block-io" and act.resource]
+    return tuple(dict.fromkeys([*sight.node.disks, *named]))
+
+
+def disk(sight: Sight, ticks: Int) -> list[Column]:
+    """/proc/diskstats; a request without a disk's name is for the last one."""
+    names = disks_of(sight)
+    t_ns = sight.t_ns[ticks]
+    asked = Asked(sight, lambda doing, what: doing == "block-io" or what in ("swap", "fault"))
+    where = np.where(np.isin(asked.resource, names), asked.resource, names[-1])
+    writes = np.isin(asked.what, ("write", "fsync"))
+    found = []
+    for name in names:
+        mine = where == name
+        waits: dict[str, Float] = {}
+        for of, kinds in ((mine & ~writes, _READS), (mine & writes, _WRITES)):
+            guess = np.maximum(1, asked.bytes // _READ_BYTES)
+            requests = np.where(asked.operations > 0, asked.operations, guess)
+            amounts = (asked.bytes, requests, asked.length_ns)
+            for signal, amount, unit in zip(kinds, amounts, (512, 1, MS)):
+                total = asked.total(of, amount, t_ns) + sight.risen(signal.name, name, ticks)
+                waits[signal.name] = total
+                found.append(Column(signal, name, grain(sight.base(unit) + total, unit)))
+        busy = covered(asked.start_ns[mine], asked.end_ns[mine], t_ns)
+        busy = no_faster(busy + sight.risen(signals.DISK_BUSY.name, name, ticks), t_ns)
+        queue = waits[signals.DISK_READ_TIME.name] + waits[signals.DISK_WRITE_TIME.name]
+        queue = queue + sight.risen(signals.DISK_QUEUE.name, name, ticks)
+        for signal, total in ((signals.DISK_BUSY, busy), (signals.DISK_QUEUE, queue)):
+            found.append(Column(signal, name, grain(sight.base(MS) + total, MS)))
+    return found
+
+
+_READS = (signals.DISK_READ_BYTES, signals.DISK_READS, signals.DISK_READ_TIME)
+_WRITES = (signals.DISK_WRITE_BYTES, signals.DISK_WRITES, signals.DISK_WRITE_TIME)
+
+
+def nfs_mounts(sight: Sight) -> list[str]:
+    """Return the mount points of NFS file systems."""
+    return [point for point, _, kind in sight.node.mounts if kind.startswith("nfs")]
+
+
+def mounts(sight: Sight, ticks: Int) -> list[Column]:
+    """/proc/self/mountstats: what each operation waited for a slot and for its reply."""
+    points = nfs_mounts(sight)
+    asked = Asked(sight, lambda doing, what: doing == "nfs")
+    where = np.where(np.isin(asked.resource, points), asked.resource, (points or [""])[-1])
+    found: list[Column] = []
+    for point in points:
+        found += _mount(sight, ticks, asked, where == point, point)
+    return found
+
+
+def _mount(
+    sight: Sight, ticks: Int, asked: Asked, mine: NDArray[np.bool_], point: str
+) -> list[Column]:
+    t_ns = sight.t_ns[ticks]
+    what = np.where(asked.what == "", "READ", asked.what)
+    requests = np.maximum(asked.operations, 1)
+    # Requests of one act follow each other: together they took as long as the act.
+    queued = np.minimum(asked.queued_ns, asked.length_ns)
+    reply = asked.length_ns - queued
+    backlog = np.where(queued > 0, requests * np.maximum(1, queued // np.maximum(reply, 1)), 0)
+    found = []
+    for signal, of, amount in (
+        (signals.NFS_READ_BYTES, mine & (what == "READ"), asked.bytes),
+        (signals.NFS_WRITE_BYTES, mine & (what == "WRITE"), asked.bytes),
+        (signals.NFS_BACKLOG, mine, backlog),
+    ):
+        total = asked.total(of, amount, t_ns) + sight.risen(signal.name, point, ticks)
+        found.append(Column(signal, point, grain(sight.base() + total, 1)))
+    told = [d.removeprefix(f"{point}:") for d in sight.devices("nfs.") if f"{point}:" in d]
+    for op in dict.fromkeys(["READ", "WRITE", *sorted(set(what[mine].tolist())), *told]):
+        of = mine & (what == op)
+        device = f"{point}:{op}"
+        for signal, amount, unit in (
+            (signals.NFS_OPS, requests, 1),
+            (signals.NFS_RETRANSMITS, 0 * requests, 1),
+            (signals.NFS_QUEUE, queued, MS),
+            (signals.NFS_RTT, reply, MS),
+            (signals.NFS_EXECUTE, asked.length_ns, MS),
+        ):
+            total = asked.total(of, amount, t_ns) + sight.risen(signal.name, device, ticks)
+            found.append(Column(signal, device, grain(sight.base(unit) + total, unit)))
+    return found
+
+
+_LINK = (signals.NET_LINK_SPEED,)
+_TRAFFIC = (
+    signals.NET_RECEIVE,
+    signals.NET_TRANSMIT,
+    signals.NET_RECEIVE_DROPS,
+    signals.NET_TRANSMIT_DROPS,
+    signals.NET_ERRORS,
+    signals.NET_LINK_SPEED,
+    signals.NET_CARRIER_CHANGES,
+)
+_TCP = (signals.TCP_SEGMENTS, signals.TCP_RETRANSMITS, signals.TCP_TIMEOUTS)
+_OF_NETWORK = tuple(signal.name for signal in _TRAFFIC)
+
+
+def nics_of(sight: Sight) -> list[str]:
+    """Return the network interfaces of a node, the job's own first."""
+    return sight.devices(*_OF_NETWORK, "tcp.job_") or [NIC]
+
+
+def network(sight: Sight, ticks: Int) -> list[Column]:
+    """/proc/net/dev, link speeds, and TCP's counters of the machine."""
+    t_ns = sight.t_ns[ticks]
+    asked = Asked(sight, lambda doing, what: doing in ("socket", "nfs"))
+    all_of = np.ones(len(asked.bytes), np.bool_)
+    received = asked.total(all_of, asked.bytes, t_ns)
+    found = []
+    for number, nic in enumerate(nics_of(sight)):
+        for signal in _TRAFFIC:
+            if signal is signals.NET_LINK_SPEED:
+                speed = sight.held(signal.name, nic, ticks, LINK_BYTES_PER_SECOND)
+                found.append(Column(signal, nic, speed))
+                continue
+            total = sight.risen(signal.name, nic, ticks)
+            if number == 0 and signal is signals.NET_RECEIVE:
+                total = total + received
+            small = signal not in (signals.NET_RECEIVE, signals.NET_TRANSMIT)
+            found.append(Column(signal, nic, grain(total + (2 if small else sight.base()), 1)))
+    sent = np.zeros(len(ticks))
+    for nic in nics_of(sight):
+        sent = sent + sight.risen(signals.NET_TRANSMIT.name, nic, ticks) / _PACKET_BYTES
+    for signal in _TCP:
+        total = sight.risen(signal.name, "", ticks)
+        total = total + (sent if signal is signals.TCP_SEGMENTS else 0)
+        found.append(Column(signal, "", grain(sight.base() + total, 1)))
+    return found
+
+
+_JOB_GAUGES: tuple[tuple[Signal, float | None], ...] = (
+    (signals.TCP_JOB_CONNECTIONS, 8.0),
+    (signals.TCP_JOB_UNSENT, 0.0),
+    (signals.TCP_JOB_UNREAD, 0.0),
+    (signals.TCP_JOB_LOST, 0.0),
+    (signals.TCP_JOB_RTT, 60_000.0),
+    (signals.TCP_JOB_MIN_RTT, 40_000.0),
+    (signals.TCP_JOB_DELIVERY, None),
+)
+_JOB_COUNTERS = (
+    signals.TCP_JOB_RETRANSMITS,
+    signals.TCP_JOB_ECN_MARKED,
+    signals.TCP_JOB_BUSY,
+    signals.TCP_JOB_RWND_LIMITED,
+    signals.TCP_JOB_SNDBUF_LIMITED,
+    signals.TCP_JOB_ACKED,
+    signals.TCP_JOB_RECEIVED,
+)
+
+
+def sockets(sight: Sight, ticks: Int) -> list[Column]:
+    """The job's own TCP connections, by interface; none where the story tells of none."""
+    found = []
+    for nic in sight.devices("tcp.job_"):
+        for gauge, otherwise in _JOB_GAUGES:
+            told = bool(sight.extra(gauge.name, nic)) or otherwise is not None
+            values = sight.held(gauge.name, nic, ticks, otherwise or 0.0)
+            found.append(Column(gauge, nic, values, None if told else _NO_ANSWER))
+        for signal in _JOB_COUNTERS:
+            found.append(Column(signal, nic, grain(sight.risen(signal.name, nic, ticks), 1)))
+    return found
+
+
+def told_only(*names: Signal) -> Callable[[Sight, Int], list[Column]]:
+    """Return a collector of counters and gauges that the story alone tells of."""
+
+    def collect(sight: Sight, ticks: Int) -> list[Column]:
+        found = []
+        for device in sight.devices(*(signal.name for signal in names)):
+            for signal in names:
+                if signal.is_counter:
+                    total = sight.base() + sight.risen(signal.name, device, ticks)
+                    found.append(Column(signal, device, grain(total, 1)))
+                elif sight.extra(signal.name, device):
+                    values = sight.held(signal.name, device, ticks, 0.0)
+                    found.append(Column(signal, device, values))
+        return found
+
+    return collect
+
+
+rdma = told_only(
+    signals.RDMA_RECEIVE, signals.RDMA_TRANSMIT, signals.RDMA_TRANSMIT_WAIT, signals.RDMA_CNP,
+    signals.RDMA_CNP_SENT, signals.RDMA_ECN_MARKED, signals.RDMA_OUT_OF_SEQUENCE,
+    signals.RDMA_RETRANSMITS, signals.RDMA_DISCARDS, signals.RDMA_LINK_DOWNED,
+    signals.RDMA_SYMBOL_ERRORS, signals.RDMA_STATE, signals.RDMA_LINK_SPEED,
+    signals.RDMA_LINK_WIDTH,
+)  # fmt: skip
+_ETHTOOL = (
+    signals.NET_PAUSE_FRAMES, signals.NET_PAUSED, signals.NET_ECN_MARKED, signals.NET_CNP,
+    signals.NET_DISCARDS_PHY, signals.NET_SHAPED,
+)  # fmt: skip
+
+
+def ethtool(sight: Sight, ticks: Int) -> list[Column]:
+    """What drivers count of their ports: the columns of which the story tells."""
+    return [
+        Column(signal, device, grain(sight.base() + sight.risen(signal.name, device, ticks), 1))
+        for signal in _ETHTOOL
+        for device in sight.devices(signal.name)
+    ]

@@ -1,0 +1,174 @@
+"""What one recorder looks at: a node, its threads, its ticks, and what it fails to see."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.errors import Unavailable
+from clusterprof_lab.synth.record_acts import NAMES, Clock, Codes, Track
+from clusterprof_lab.synth.record_sums import held, risen
+from clusterprof_lab.synth.story import Node, Rank, Rate, Story, Thread
+
+Int = NDArray[np.int64]
+Float = NDArray[np.float64]
+
+UPTIME_NS = 1_000_000_000_000
+"""What a clock without offset shows at true time 0."""
+TICK_NS = 100_000_000
+_OF_TASKS = ("threads", "processes", "sockets")
+_HIDDEN = Unavailable(
+    "denied",
+    "/proc: mounted with hidepid",
+    "run as the job's user or as root, or mount /proc without hidepid",
+)
+_DENIED = Unavailable("denied", "permission denied", "run as root")
+OFFSET_NS, DRIFT_RATIO = 50_000_000, 50e-6
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How well the recorders saw; by default nothing is lost, late or off."""
+
+    jitter_ns: int = 0
+    """Mean by which a tick is late (drawn from an exponential distribution)."""
+    clocks: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """By node: offset in ns and drift, as `clocks` draws them and `Truth.clocks` keeps them."""
+    lost_samples_ratio: float = 0.0
+    """Share of the ticks that were not taken."""
+    lost_spans_ratio: float = 0.0
+    """Share of the spans that were overwritten before they were read."""
+    missing_ranks: tuple[int, ...] = ()
+    """Not recorded at all; a node without any other rank has no recording."""
+    missing: tuple[str, ...] = ()
+    """Collectors ("threads") and signals ("cgroup.throttled_ns_total") that could not be read;
+    "spans" for the probe."""
+    reasons: Mapping[str, Unavailable] = field(default_factory=dict)
+    """Why, by name; where there is none, a permission was missing."""
+    threads_sampled: bool = True
+    delay_accounting: bool = True
+    """The kernel accounts how long a thread waited for block I/O (`task_delayacct`)."""
+
+    def why(self, name: str) -> Unavailable | None:
+        """Return why a collector or signal cannot be read, None when it can."""
+        if name in self.missing or (name == "threads" and not self.threads_sampled):
+            return self.reasons.get(name, _HIDDEN if name in _OF_TASKS else _DENIED)
+        return None
+
+
+def clocks(random: np.random.Generator, nodes: Iterable[str]) -> dict[str, tuple[int, float]]:
+    """Draw offset (at most 50 ms either way) and drift (50 ppm) of each node's clock."""
+    return {
+        node: (
+            int(random.integers(-OFFSET_NS, OFFSET_NS, endpoint=True)),
+            float(random.uniform(-DRIFT_RATIO, DRIFT_RATIO)),
+        )
+        for node in nodes
+    }
+
+
+class Sight:
+    """One node as one recorder sees it; times on the node's clock."""
+
+    def __init__(
+        self,
+        story: Story,
+        node: Node,
+        beside: Sequence[Story],
+        seen: Seen,
+        random: np.random.Generator,
+    ) -> None:
+        """`beside`: other jobs, of whose threads only the node's counters tell."""
+        offset_ns, drift = seen.clocks.get(node.name, (0, 0.0))
+        self.story, self.node, self.seen, self.random = story, node, seen, random
+        self.clock = Clock(UPTIME_NS + offset_ns, drift)
+        self.start_ns, self.end_ns = self.clock.at(story.start_ns), self.clock.at(story.end_ns)
+        self.codes = Codes()
+        self.every = [rank for rank in story.ranks if rank.node == node.name]
+        self.ranks = [rank for rank in self.every if rank.rank not in seen.missing_ranks]
+        self.late_ns, self.kept = self._ticks()
+        self.t_ns = self.start_ns + TICK_NS * np.arange(len(self.late_ns)) + self.late_ns
+        hidden = {
+            id(thread)
+            for rank in self.every
+            if rank.rank in seen.missing_ranks
+            for thread in (rank.main, *rank.workers)
+        }
+        self.exits = {
+            thread.pid: self.clock.at(rank.exit_ns)
+            for rank in self.every
+            if rank.exit_ns is not None
+            for thread in (rank.main, *rank.workers)
+        }
+        own = _threads(self.every, node.others)
+        foreign = _threads([r for s in beside for r in s.ranks if r.node == node.name], ())
+        self.tracks = [Track(thread, self.codes, self.clock) for thread in own]
+        everybody = [*self.tracks, *(Track(t, self.codes, self.clock) for t in foreign)]
+        self.everybody = everybody
+        self.recorded = [i for i, t in enumerate(self.tracks) if id(t.thread) not in hidden]
+        grown = [track.grown(self.t_ns, self.codes) for track in everybody]
+        self.grown = np.array(grown).reshape(len(everybody), len(NAMES), len(self.t_ns))
+        rows = [np.where(r >= 0, t.code[r], -1) if t.acts else r
+                for t in everybody for r in (t.row(self.t_ns),)]  # fmt: skip
+        self.doing = np.array(rows, np.int64).reshape(len(everybody), len(self.t_ns))
+
+    def ticks(self, every: int) -> Int:
+        """Return the numbers of the ticks at which a collector with that interval was read.
+
+        One that could not be read when it was due is read with the next tick that was taken.
+        """
+        due = np.arange(0, len(self.t_ns), every)
+        row = np.searchsorted(self.kept, due)
+        taken = self.kept[np.minimum(row, len(self.kept) - 1)]
+        return taken[(taken >= due) & (taken < due + every)]
+
+    def sums(self, ticks: Int, own: bool = False) -> Float:
+        """Return float64[names, n]: the counters of all threads together."""
+        return self.grown[: len(self.tracks) if own else None, :, ticks].sum(axis=0)
+
+    def extra(self, signal: str, device: str) -> list[Rate]:
+        """Return what the story tells of a signal."""
+        return self.node.extra.get((signal, device), [])
+
+    def risen(self, signal: str, device: str, ticks: Int) -> Float:
+        """Return what is to be added to a counter."""
+        return risen(self.extra(signal, device), self.clock, self.t_ns[ticks])
+
+    def held(self, signal: str, device: str, ticks: Int, otherwise: float | Float) -> Float:
+        """Return a gauge."""
+        return held(self.extra(signal, device), self.clock, self.t_ns[ticks], otherwise)
+
+    def devices(self, *prefixes: str) -> list[str]:
+        """Return the devices of which the story tells signals with such names."""
+        found = {d: None for name, d in self.node.extra if name.startswith(prefixes) and d}
+        return list(found)
+
+    def base(self, grain: int = 1) -> int:
+        """Return what a counter showed before: it has run since the machine started."""
+        return int(self.random.integers(1_000, 1_000_000)) * grain
+
+    def _ticks(self) -> tuple[Int, Int]:
+        """How late each tick was, and the numbers of those that were taken; the first always is."""
+        count = (self.end_ns - self.start_ns) // TICK_NS + 1
+        late = np.zeros(count, np.int64)
+        if self.seen.jitter_ns:
+            drawn = self.random.exponential(self.seen.jitter_ns, count)
+            late = np.minimum(drawn, TICK_NS // 2).astype(np.int64)
+        lost = self.random.random(count) < self.seen.lost_samples_ratio
+        lost[:1] = False
+        return late, np.flatnonzero(~lost)
+
+
+def _threads(ranks: Sequence[Rank], others: Sequence[Thread]) -> list[Thread]:
+    found = {id(t): t for rank in ranks for t in (rank.main, *rank.workers)}
+    found.update({id(thread): thread for thread in others})
+    return list(found.values())
+
+
+def stable_number(text: str) -> int:
+    """Return a number that a name always has."""
+    return zlib.crc32(text.encode())

@@ -1,0 +1,82 @@
+"""Integrals of what overlaps: bytes of many readers, time with at least one of them, gauges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof_lab.synth.record_acts import Clock
+from clusterprof_lab.synth.story import Rate
+
+Int = NDArray[np.int64]
+Float = NDArray[np.float64]
+
+
+def accrued(start_ns: Int, end_ns: Int, amounts: Float | Int, t_ns: Int) -> Float:
+    """Return float64[n]: how much had come by each time, each amount evenly over its interval.
+
+    Intervals may overlap. Example: 10 over [0, 100) and 10 over [50, 150): 15 at 100.
+    """
+    some = (end_ns > start_ns) & (np.asarray(amounts) != 0)
+    if not some.any():
+        return np.zeros(len(t_ns))
+    start, end, amount = start_ns[some], end_ns[some], np.asarray(amounts, np.float64)[some]
+    rate = amount / (end - start)
+    at = np.concatenate([start, end])
+    order = np.argsort(at, kind="stable")
+    at = at[order]
+    level = np.cumsum(np.concatenate([rate, -rate])[order])
+    sums = np.concatenate([[0.0], np.cumsum(level[:-1] * np.diff(at))])
+    return np.interp(t_ns, at, sums)
+
+
+def union(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:
+    """Return disjoint, sorted intervals that cover the same time."""
+    order = np.argsort(start_ns, kind="stable")
+    start, end = start_ns[order], end_ns[order]
+    keep = end > start
+    start, end = start[keep], end[keep]
+    if not len(start):
+        return start, end
+    reach = np.maximum.accumulate(end)
+    first = np.append(True, start[1:] > reach[:-1])
+    return start[first], reach[np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)]
+
+
+def covered(start_ns: Int, end_ns: Int, t_ns: Int) -> Float:
+    """Return float64[n]: how much time lay in any of the intervals by each time."""
+    start, end = union(start_ns, end_ns)
+    return accrued(start, end, end - start, t_ns)
+
+
+def no_faster(total: Float, t_ns: Int) -> Float:
+    """Return a counter of time that grows no faster than time does."""
+    if not len(total):
+        return total
+    out = total.copy()
+    out[1:] = total[0] + np.cumsum(np.minimum(np.diff(total), np.diff(t_ns)))
+    return out
+
+
+def risen(rates: Sequence[Rate], clock: Clock, t_ns: Int) -> Float:
+    """Return float64[n]: a counter of which only its growth is told."""
+    if not rates:
+        return np.zeros(len(t_ns))
+    start, end, amount = _columns(rates, clock)
+    return accrued(start, end, amount, t_ns)
+
+
+def held(rates: Sequence[Rate], clock: Clock, t_ns: Int, otherwise: float | Float) -> Float:
+    """Return float64[n]: a gauge; `otherwise` where nothing is told."""
+    out = np.zeros(len(t_ns)) + otherwise
+    for start, end, value in zip(*_columns(rates, clock)) if rates else ():
+        out[(t_ns >= start) & (t_ns < end)] = value
+    return out
+
+
+def _columns(rates: Sequence[Rate], clock: Clock) -> tuple[Int, Int, Float]:
+    start = clock.read(np.array([rate.start_ns for rate in rates], np.int64))
+    end = clock.read(np.array([rate.end_ns for rate in rates], np.int64))
+    return start, end, np.array([rate.value for rate in rates], np.float64)
