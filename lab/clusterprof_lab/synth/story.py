@@ -49,7 +49,12 @@ class Act(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A span as the probe writes it: `kind` and a, b, c, d as in `clusterprof.probe.layout`."""
+    """A span as the probe writes it: `kind` and a, b, c, d as in `clusterprof.probe.layout`.
+
+    A thread's marks stand in the order in which they were written: the n-th has sequence number n
+    in its ring (which EXPOSED and EXPOSED_COLLECTIVE refer to). A collective that ends after the
+    story does was under way when recording ended: its span was never written.
+    """
 
     start_ns: int
     end_ns: int
@@ -102,6 +107,8 @@ class Rank:
     gc_pauses: int = 0
     exit_ns: int | None = None
     """When it ended; None = with the recording."""
+    threads: list[Thread] = field(default_factory=list)
+    """Further threads of the training process, beside the main one."""
 
 
 class Rate(NamedTuple):
