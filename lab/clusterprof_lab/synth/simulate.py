@@ -7,7 +7,6 @@ the time in steps. The last run is the story.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -41,17 +40,17 @@ def simulate(trial: Trial, ranks: int | None = None) -> tuple[Story, Truth]:
     low, high = trial.scenario.lost[trial.severity]
     aim = float(np.random.default_rng([plan.seed, 7]).uniform(low, high))
     if synth.get("outside"):
-        return simulate_outside.simulate(trial, plan, synth["outside"], aim)
+        return simulate_outside.simulate(trial, plan, faults, synth["outside"], aim)
     size = _sized(trial, plan, faults, aim)
-    clean = run(plan, faults.scaled(0))
-    jobs = run(plan, faults.scaled(size)) if size else clean
+    clean = run(plan, faults.scaled(()))
+    jobs = run(plan, faults.scaled(size)) if any(size) else clean
     start = _start(synth, jobs)
     end = max(player.t for job in jobs for player in job.players) + TAIL_NS
     story = Story(
         [player.rank for job in jobs for player in job.players],
         nodes(plan, jobs, faults, end), start, end, f"synth-{trial.scenario.id}", plan.ranks,
     )  # fmt: skip
-    parameters = {**asdict(plan), "aim_ratio": aim, "size_ns": size,
+    parameters = {**asdict(plan), "aim_ratio": aim, "size_ns": list(size),
                   "struck": [list(fault.ranks) for fault in faults.all]}  # fmt: skip
     return story, truth_of(trial, jobs, faults, start, end, step_ns(clean), parameters)
 
@@ -66,15 +65,15 @@ def run(plan: Plan, faults: Faults) -> list[Job]:
     return jobs
 
 
-def lost_ratio(jobs: Sequence[Job], causes: set[str]) -> float:
-    """Return what causes cost of the time in steps."""
+def lost_ratio(jobs: Sequence[Job], of: str) -> float:
+    """Return what a cause cost of the time in steps."""
     lost = whole = 0
     for job in jobs:
         for player in job.players:
             start, end = player.steps[0][0], player.steps[-1][1]
             whole += end - start
             shares = clipped(player.lost, start, end)
-            lost += sum(ns for (cause, _), ns in shares.items() if cause in causes)
+            lost += sum(ns for (cause, _), ns in shares.items() if cause == of)
     return lost / whole
 
 
@@ -87,24 +86,41 @@ def _start(synth: Mapping[str, Any], jobs: Sequence[Job]) -> int:
     return steps[round(onset * len(steps))][0] + 37 * MS
 
 
-def _sized(trial: Trial, plan: Plan, faults: Faults, aim: float) -> float:
-    """Search for the size of the fault that costs as much as is aimed at."""
-    if plan.ranks > SMALL:
-        plan, faults = draw(trial, SMALL if plan.layout != "two-jobs" else None)
+def _sized(trial: Trial, plan: Plan, faults: Faults, aim: float) -> Sequence[float]:
+    """Search for the size of each fault at which together they cost as much as is aimed at."""
     if not aim:
-        return 0.0
-    causes = {fault.cause for fault in faults.all}
-    before = lost_ratio(run(plan, faults.scaled(0)), causes)
-    low, high = 0.0, float(plan.compute_ns)
-    aim += before
-    for _ in range(8):  # far enough?
-        if lost_ratio(run(plan, faults.scaled(high)), causes) >= aim:
-            break
-        low, high = high, high * 2
+        return [0.0] * len(faults.all)
+    if plan.ranks > SMALL:
+        plan, faults = draw(trial, SMALL)
+    sizes, part = [0.0] * len(faults.all), aim / len(faults.all)
+    for _ in faults.all:  # each changes a little what the others cost
+        for i, fault in enumerate(faults.all):
+            sizes[i] = 0.0
+            before = lost_ratio(run(plan, faults.scaled(sizes)), fault.cause)
+            sizes[i] = _search(plan, faults, sizes, i, part + before)
+    return sizes
+
+
+def _search(plan: Plan, faults: Faults, sizes: Sequence[float], which: int, aim: float) -> float:
+    """Narrow down the size of one fault by regula falsi, weakened as in the Illinois rule."""
+
+    def over(size: float) -> float:
+        now = [*sizes[:which], size, *sizes[which + 1 :]]
+        return lost_ratio(run(plan, faults.scaled(now)), faults.all[which].cause) - aim
+
+    low, high = 0.0, aim * plan.compute_ns
+    under, beyond = -aim, over(high)
+    while beyond < 0 and high < 1000 * plan.compute_ns:  # far enough?
+        low, high, under = high, high * 2, beyond
+        beyond = over(high)
+    middle = high
     for _ in range(_ROUNDS):
-        middle = (low + high) / 2
-        ratio = lost_ratio(run(plan, faults.scaled(middle)), causes)
-        if math.isclose(ratio, aim, rel_tol=0.02):
-            return middle
-        low, high = (middle, high) if ratio < aim else (low, middle)
-    return (low + high) / 2
+        middle = (low * beyond - high * under) / (beyond - under)
+        off = over(middle)
+        if abs(off) <= 0.02 * aim:
+            break
+        if off > 0:
+            high, beyond, under = middle, off, under / 2
+        else:
+            low, under, beyond = middle, off, beyond / 2
+    return middle

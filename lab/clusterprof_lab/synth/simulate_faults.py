@@ -117,10 +117,10 @@ class Faults:
 
     all: tuple[Fault, ...]
 
-    def scaled(self, factor: float) -> Faults:
-        """Set the size of all, keeping their proportions; 0 = no fault."""
-        for fault in self.all:
-            fault.size = factor * _weight(fault)
+    def scaled(self, sizes: Sequence[float]) -> Faults:
+        """Set what each costs in one step, in the mean; () = no fault."""
+        for fault, size in zip(self.all, sizes or [0.0] * len(self.all)):
+            fault.size = size * fault.every
         return self
 
     def of(self, kind: str) -> list[Fault]:
@@ -150,7 +150,3 @@ class Faults:
     def launch_ns(self, rank: int, step: int) -> int:
         """Return what a launch takes beyond its due."""
         return sum(fault.stroke_ns(rank, step) for fault in self.of("launch"))
-
-
-def _weight(fault: Fault) -> float:
-    return float(fault.every) if fault.kind != "launch" else 1.0

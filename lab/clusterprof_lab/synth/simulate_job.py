@@ -16,7 +16,7 @@ from clusterprof_lab.synth.simulate_player import Part, Player
 from clusterprof_lab.synth.story import Act, Rank, Thread
 from clusterprof_lab.truth import OTHER
 
-MICRO = 4
+MICRO = 8
 """Micro-batches of a pipeline's step."""
 
 
@@ -63,6 +63,8 @@ class Job:
         """Let all ranks do one step."""
         began = [player.t if not player.steps else player.steps[-1][1] for player in self.players]
         for player, loader in zip(self.players, self.loaders):
+            if not player.steps:
+                player.device_ready()  # what it lost until now lies before the steps
             self._main(player, step, "before")
             if loader is not None:
                 loader.next()

@@ -29,7 +29,7 @@ def simulate(
     if made is None:
         raise PlanError(f"{trial.scenario.id}: outside: {what!r} is not known")
     plain = replace(plan, collectives="host") if what == "hang" else plan
-    clean = Job(plain, faults.scaled(0))
+    clean = Job(plain, faults.scaled(()))
     clean.run(plan.startup_ns)
     inside = sum(p.steps[-1][1] - p.steps[0][0] for p in clean.players) // plan.ranks
     jobs, more, injected, end = made(trial, plain, faults, round(inside * aim / (1 - aim)))
@@ -49,7 +49,7 @@ Made = tuple[list[Job], list[Lost], list[Injected], int]
 
 
 def _startup(trial: Trial, plan: Plan, faults: Faults, ns: int) -> Made:
-    job = Job(plan, faults.scaled(0))
+    job = Job(plan, faults.scaled(()))
     job.run(max(ns, 3_000 * MS))
     ranks = tuple(player.number for player in job.players)
     return [job], [], [Injected("startup", ranks)], _end([job])
@@ -57,13 +57,13 @@ def _startup(trial: Trial, plan: Plan, faults: Faults, ns: int) -> Made:
 
 def _restart(trial: Trial, plan: Plan, faults: Faults, ns: int) -> Made:
     """All ranks die together; a launcher starts them again after a while."""
-    first, cut = Job(plan, faults.scaled(0)), plan.steps // 2
+    first, cut = Job(plan, faults.scaled(())), plan.steps // 2
     first.run(plan.startup_ns, cut)
     died = max(player.t for player in first.players) + 20 * MS
     for player in first.players:
         player.rank.exit_ns = died
     setup = 1_000 * MS
-    second = Job(plan, faults, 0, died + max(ns, 2_000 * MS) - setup, life=1)
+    second = Job(plan, faults.scaled(()), 0, died + max(ns, 2_000 * MS) - setup, life=1)
     second.run(setup, plan.steps - cut, cut)
     more = [
         Lost("fail-restart", None, old.number, new.steps[0][0] - old.steps[-1][1])
@@ -75,7 +75,7 @@ def _restart(trial: Trial, plan: Plan, faults: Faults, ns: int) -> Made:
 
 def _hang(trial: Trial, plan: Plan, faults: Faults, ns: int) -> Made:
     """One rank never comes to an all-reduce, where all others wait until the recording ends."""
-    job, culprit = Job(plan, faults.scaled(0)), faults.all[0].ranks[0]
+    job, culprit = Job(plan, faults.scaled(())), faults.all[0].ranks[0]
     job.run(plan.startup_ns)
     end = _end([job]) + HANG_MS[trial.severity] * MS
     stuck = plan.steps
