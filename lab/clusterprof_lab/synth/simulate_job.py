@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from clusterprof.probe import layout
+from clusterprof.probe.hooks.groups import number_of
 from clusterprof_lab.synth.simulate_blame import Label
 from clusterprof_lab.synth.simulate_faults import Fault, Faults
 from clusterprof_lab.synth.simulate_loader import Loader
@@ -18,13 +18,6 @@ from clusterprof_lab.truth import OTHER
 
 MICRO = 8
 """Micro-batches of a pipeline's step."""
-
-
-def group_number(ranks: Iterable[int]) -> int:
-    """Return the number of a group, as docs/design.md, section 12, says."""
-    text = ",".join(str(rank) for rank in sorted(ranks)).encode()
-    digest = hashlib.blake2b(text, digest_size=8).digest()
-    return int.from_bytes(digest, "little") & ((1 << 63) - 1)
 
 
 class Job:
@@ -241,7 +234,7 @@ class Job:
         ranks = tuple(player.number - self.first for player in players)
         ranks = tuple(sorted(ranks))
         if ranks not in self._groups:
-            self._groups[ranks] = group_number(ranks)
+            self._groups[ranks] = number_of(ranks)
             for player in players:
                 player.rank.groups[self._groups[ranks]] = ranks
         return self._groups[ranks], ranks

@@ -124,7 +124,7 @@ def _job(
 
 
 def _resized(plan: Plan, ranks: int) -> Plan:
-    per_node = next(n for n in (8, 4, 2, 1) if ranks % n == 0)
+    per_node = next((n for n in (8, 4, 2) if ranks % n == 0 and ranks > n), 1)
     return replace(plan, nodes=ranks // per_node, per_node=per_node, steps=min(plan.steps, 20))
 
 

@@ -58,9 +58,7 @@ def stood_still_ns(player: Player, start: int, end: int) -> int:
     for one in player.rank.work:
         if one.what == "compute":
             busy += max(0, min(one.end_ns, end) - max(one.start_ns, start))
-    slowed = sum(
-        max(0, min(late, end) - max(early, start)) for early, late in player.slowed
-    )
+    slowed = sum(max(0, min(late, end) - max(early, start)) for early, late in player.slowed)
     return end - start - busy + slowed
 
 
