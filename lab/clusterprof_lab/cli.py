@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import get_args
 
 from clusterprof_lab.scenario import (
-    SEVERITIES, Scenario, ScenarioError, Split, Trial, load_corpus,
+    SEVERITIES,
+    Scenario,
+    ScenarioError,
+    Split,
+    Trial,
+    load_corpus,
 )  # fmt: skip
 
 FAILED = 2

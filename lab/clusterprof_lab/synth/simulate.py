@@ -8,7 +8,7 @@ the time in steps. The last run is the story.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -24,16 +24,20 @@ from clusterprof_lab.synth.simulate_truth import TAIL_NS, step_ns, truth_of
 from clusterprof_lab.synth.story import Story
 from clusterprof_lab.truth import Truth
 
-SMALL = 16
-"""Ranks of the job on which the size of a fault is searched for."""
-_ROUNDS = 12
+SMALL = 8
+SHORT = 24
+"""Ranks and steps of the job on which the size of a fault is searched for."""
+_ROUNDS = 8
 
 
-def simulate(trial: Trial, ranks: int | None = None) -> tuple[Story, Truth]:
+def simulate(
+    trial: Trial, ranks: int | None = None, sizes: Sequence[float] | None = None
+) -> tuple[Story, Truth]:
     """Return what happened in a trial, and the truth; the same at every call.
 
-    `ranks` makes the job as large as asked for (of at most 20 steps). Raises PlanError when the
-    scenario's `synth:` section says something unknown.
+    `ranks` makes the job as large as asked for (of at most 20 steps). `sizes` are what each fault
+    costs whom it strikes, in ns per step; None = searched for, so that they cost what the scenario
+    aims at. Raises PlanError when the scenario's `synth:` section says something unknown.
     """
     synth = dict(trial.scenario.synth or {})
     plan, faults = draw(trial, ranks)
@@ -41,7 +45,7 @@ def simulate(trial: Trial, ranks: int | None = None) -> tuple[Story, Truth]:
     aim = float(np.random.default_rng([plan.seed, 7]).uniform(low, high))
     if synth.get("outside"):
         return simulate_outside.simulate(trial, plan, faults, synth["outside"], aim)
-    size = _sized(trial, plan, faults, aim)
+    size = _sized(trial, plan, faults, aim) if sizes is None else sizes
     clean = run(plan, faults.scaled(()))
     jobs = run(plan, faults.scaled(size)) if any(size) else clean
     start = _start(synth, jobs)
@@ -92,6 +96,7 @@ def _sized(trial: Trial, plan: Plan, faults: Faults, aim: float) -> Sequence[flo
         return [0.0] * len(faults.all)
     if plan.ranks > SMALL:
         plan, faults = draw(trial, SMALL)
+    plan = replace(plan, steps=min(plan.steps, SHORT))
     sizes, part = [0.0] * len(faults.all), aim / len(faults.all)
     for _ in faults.all:  # each changes a little what the others cost
         for i, fault in enumerate(faults.all):
@@ -117,7 +122,7 @@ def _search(plan: Plan, faults: Faults, sizes: Sequence[float], which: int, aim:
     for _ in range(_ROUNDS):
         middle = (low * beyond - high * under) / (beyond - under)
         off = over(middle)
-        if abs(off) <= 0.02 * aim:
+        if abs(off) <= 0.03 * aim:
             break
         if off > 0:
             high, beyond, under = middle, off, under / 2

@@ -39,8 +39,8 @@ def simulate(
     )  # fmt: skip
     parameters: dict[str, Any] = {**asdict(plain), "outside": what, "aim_ratio": aim}
     truth = simulate_truth.truth_of(
-        trial, jobs[:1], faults, 0, end, simulate_truth.step_ns([clean]), parameters, more, injected,
-        tail=what == "startup",
+        trial, jobs[:1], faults, 0, end, simulate_truth.step_ns([clean]), parameters, more,
+        injected, tail=what == "startup",
     )  # fmt: skip
     return story, _with_second_life(truth, jobs[1:])
 

@@ -74,7 +74,10 @@ class Plan:
 
 
 def draw(trial: Trial, ranks: int | None = None) -> tuple[Plan, Faults]:
-    """Draw the job and the fault of a trial; `ranks` overrides how many there are."""
+    """Draw the job and the fault of a trial; `ranks` overrides how many there are.
+
+    Raises PlanError for what the generator does not know.
+    """
     synth = dict(trial.scenario.synth or {})
     wrong = set(synth) - _JOB_KEYS - _FAULT_KEYS
     if wrong:
@@ -147,7 +150,8 @@ def _fault(
         mark=MARKS[spec.get("mark", "")], every=int(spec.get("every", 1)),
         times=int(spec.get("times", 1)), synchronise=bool(spec.get("synchronise", False)),
         onset=round(float(spec.get("onset", 0)) * plan.steps),
-        pattern=spec.get("pattern", "steady"), phase=int(spec.get("phase", 0)), main_ratio=float(spec.get("main_ratio", 0)),
+        pattern=spec.get("pattern", "steady"), phase=int(spec.get("phase", 0)),
+        main_ratio=float(spec.get("main_ratio", 0)),
         throttle_bits=int(spec.get("throttle_bits", 0)), noise=noise,
         extra=str(spec.get("extra", "")),
     )  # fmt: skip

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from clusterprof_lab.synth.simulate_blame import (
-    WORK, History, Label, Lost, add, owed, split,
+    WORK,
+    History,
+    Label,
+    Lost,
+    add,
+    owed,
+    split,
 )  # fmt: skip
 from clusterprof_lab.synth.story import Act, Doing, Mark, Rank, Work
 from clusterprof_lab.truth import OTHER
