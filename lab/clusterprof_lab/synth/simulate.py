@@ -94,9 +94,11 @@ def _sized(trial: Trial, plan: Plan, faults: Faults, aim: float) -> Sequence[flo
     """Search for the size of each fault at which together they cost as much as is aimed at."""
     if not aim:
         return [0.0] * len(faults.all)
-    if plan.ranks > SMALL:
+    by_turns = any(fault.pattern in ("turns", "wandering") for fault in faults.all)
+    if plan.ranks > (2 * SMALL if by_turns else SMALL):
         plan, faults = draw(trial, SMALL)
-    plan = replace(plan, steps=min(plan.steps, SHORT))
+    elif not by_turns:  # who strikes by turns needs all its turns
+        plan = replace(plan, steps=min(plan.steps, SHORT))
     sizes, part = [0.0] * len(faults.all), aim / len(faults.all)
     for _ in faults.all:  # each changes a little what the others cost
         for i, fault in enumerate(faults.all):
