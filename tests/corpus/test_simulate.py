@@ -118,7 +118,10 @@ def test_a_wait_is_split_among_what_the_last_to_come_had_more_of() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["cpu-gc", "storage-nfs-latency", "h2d-item-sync", "phase-checkpoint"])  # fmt: skip
+WITNESSED = ("cpu-gc", "storage-nfs-latency", "h2d-item-sync", "phase-checkpoint")
+
+
+@pytest.mark.parametrize("name", WITNESSED)
 def test_the_truth_is_what_the_fault_made_the_steps_longer(name: str) -> None:
     """No label is looked at: the same job without the fault is the witness."""
     trial = Trial(CORPUS[name], "medium", 1, "dev")
