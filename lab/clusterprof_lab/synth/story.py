@@ -49,7 +49,12 @@ class Act(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A span as the probe writes it: `kind` and a, b, c, d as in `clusterprof.probe.layout`."""
+    """A span as the probe writes it: `kind` and a, b, c, d as in `clusterprof.probe.layout`.
+
+    A thread's marks stand in the order in which they were written: the n-th has sequence number n
+    in its ring (which EXPOSED and EXPOSED_COLLECTIVE refer to). A collective that ends after the
+    story does was under way when recording ended: its span was never written.
+    """
 
     start_ns: int
     end_ns: int
@@ -104,6 +109,8 @@ class Rank:
     """When it ended; None = after the recording."""
     exit_code: int = 0
     """How it ended; -9 = by signal 9."""
+    threads: list[Thread] = field(default_factory=list)
+    """Further threads of the training process, beside the main one."""
 
 
 class Rate(NamedTuple):

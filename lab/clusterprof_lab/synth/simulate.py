@@ -1,0 +1,133 @@
+"""From a trial to what happened and the truth of it: nothing is measured, all is constructed.
+
+The same job runs with the same random numbers several times: without its fault (`clean_step_ns`),
+and with sizes of the fault between which it is searched for the one that costs the drawn share of
+the time in steps. The last run is the story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from clusterprof_lab.scenario import Trial
+from clusterprof_lab.synth import simulate_outside
+from clusterprof_lab.synth.simulate_blame import clipped
+from clusterprof_lab.synth.simulate_faults import Faults
+from clusterprof_lab.synth.simulate_job import Job
+from clusterprof_lab.synth.simulate_nodes import nodes
+from clusterprof_lab.synth.simulate_plan import MS, Plan, draw
+from clusterprof_lab.synth.simulate_truth import TAIL_NS, step_ns, truth_of
+from clusterprof_lab.synth.story import Story
+from clusterprof_lab.truth import Truth
+
+SMALL = 8
+SHORT = 24
+"""Ranks and steps of the job on which the size of a fault is searched for."""
+_ROUNDS = 8
+
+
+def simulate(
+    trial: Trial, ranks: int | None = None, sizes: Sequence[float] | None = None
+) -> tuple[Story, Truth]:
+    """Return what happened in a trial, and the truth; the same at every call.
+
+    `ranks` makes the job as large as asked for (of at most 20 steps). `sizes` are what each fault
+    costs whom it strikes, in ns per step; None = searched for, so that they cost what the scenario
+    aims at. Raises PlanError when the scenario's `synth:` section says something unknown.
+    """
+    synth = dict(trial.scenario.synth or {})
+    plan, faults = draw(trial, ranks)
+    low, high = trial.scenario.lost[trial.severity]
+    aim = float(np.random.default_rng([plan.seed, 7]).uniform(low, high))
+    if synth.get("outside"):
+        return simulate_outside.simulate(trial, plan, faults, synth["outside"], aim)
+    size = _sized(trial, plan, faults, aim) if sizes is None else sizes
+    clean = run(plan, faults.scaled(()))
+    jobs = run(plan, faults.scaled(size)) if any(size) else clean
+    start = _start(synth, jobs)
+    end = max(player.t for job in jobs for player in job.players) + TAIL_NS
+    story = Story(
+        [player.rank for job in jobs for player in job.players],
+        nodes(plan, jobs, faults, end), start, end, f"synth-{trial.scenario.id}", plan.ranks,
+    )  # fmt: skip
+    parameters = {**asdict(plan), "aim_ratio": aim, "size_ns": list(size),
+                  "struck": [list(fault.ranks) for fault in faults.all]}  # fmt: skip
+    return story, truth_of(trial, jobs, faults, start, end, step_ns(clean), parameters)
+
+
+def run(plan: Plan, faults: Faults) -> list[Job]:
+    """Run a job with what its faults are now set to; two where two share the nodes."""
+    jobs = [Job(plan, faults)]
+    if plan.layout == "two-jobs":
+        jobs.append(Job(plan, faults, plan.ranks))
+    for job in jobs:
+        job.run(plan.startup_ns)
+    return jobs
+
+
+def lost_ratio(jobs: Sequence[Job], of: str) -> float:
+    """Return what a cause cost of the time in steps."""
+    lost = whole = 0
+    for job in jobs:
+        for player in job.players:
+            start, end = player.steps[0][0], player.steps[-1][1]
+            whole += end - start
+            shares = clipped(player.lost, start, end)
+            lost += sum(ns for (cause, _), ns in shares.items() if cause == of)
+    return lost / whole
+
+
+def _start(synth: Mapping[str, Any], jobs: Sequence[Job]) -> int:
+    """Return when recording began: with the job, or in the middle of it."""
+    onset = float(synth.get("record_from", 0))
+    if not onset:
+        return 0
+    steps = jobs[0].players[0].steps
+    return steps[round(onset * len(steps))][0] + 37 * MS
+
+
+def _sized(trial: Trial, plan: Plan, faults: Faults, aim: float) -> Sequence[float]:
+    """Search for the size of each fault at which together they cost as much as is aimed at."""
+    if not aim:
+        return [0.0] * len(faults.all)
+    by_turns = any(fault.pattern in ("turns", "wandering") for fault in faults.all)
+    if plan.ranks > (2 * SMALL if by_turns else SMALL):
+        plan, faults = draw(trial, SMALL)
+    elif not by_turns:  # who strikes by turns needs all its turns
+        plan = replace(plan, steps=min(plan.steps, SHORT))
+    sizes, part = [0.0] * len(faults.all), aim / len(faults.all)
+    for _ in faults.all:  # each changes a little what the others cost
+        for i, fault in enumerate(faults.all):
+            sizes[i] = 0.0
+            before = lost_ratio(run(plan, faults.scaled(sizes)), fault.cause)
+            sizes[i] = _search(plan, faults, sizes, i, part + before)
+    return sizes
+
+
+def _search(plan: Plan, faults: Faults, sizes: Sequence[float], which: int, aim: float) -> float:
+    """Narrow down the size of one fault by regula falsi, weakened as in the Illinois rule."""
+
+    def over(size: float) -> float:
+        now = [*sizes[:which], size, *sizes[which + 1 :]]
+        return lost_ratio(run(plan, faults.scaled(now)), faults.all[which].cause) - aim
+
+    low, high = 0.0, aim * plan.compute_ns
+    under, beyond = -aim, over(high)
+    while beyond < 0 and high < 1000 * plan.compute_ns:  # far enough?
+        low, high, under = high, high * 2, beyond
+        beyond = over(high)
+    middle = high
+    for _ in range(_ROUNDS):
+        middle = (low * beyond - high * under) / (beyond - under)
+        off = over(middle)
+        if abs(off) <= 0.03 * aim:
+            break
+        if off > 0:
+            high, beyond, under = middle, off, under / 2
+        else:
+            low, under, beyond = middle, off, beyond / 2
+    return middle

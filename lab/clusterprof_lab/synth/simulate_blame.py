@@ -1,0 +1,95 @@
+"""Why a moment is as late as it is: what the truth of a wait is made of.
+
+Every moment of a rank carries its *history*: nanoseconds by (cause, culprit) that sum to the
+moment itself. Whoever waits takes over the history of the one it waited for, so the reason of a
+wait is the difference of two histories: no durations are compared, nothing is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from clusterprof_lab.families import FAMILY_OF
+from clusterprof_lab.truth import OTHER
+
+Label = tuple[str, int | None]
+"""Cause and culprit rank."""
+History = dict[Label, int]
+WORK: Label = ("work", None)
+"""What a rank does without any fault, jitter included: no cause of lost time by itself."""
+BUBBLE: Label = ("sync-bubble", None)
+
+
+class Lost(NamedTuple):
+    """A stretch in which a device lost all its time."""
+
+    start_ns: int
+    end_ns: int
+    shares: Mapping[Label, int]
+    """Sums to the length of the stretch."""
+
+
+def split(total_ns: int, weights: Mapping[Label, int]) -> dict[Label, int]:
+    """Share an amount in proportion to positive weights; the parts sum to it."""
+    whole = sum(weights.values())
+    if total_ns <= 0 or whole <= 0:
+        return {}
+    if total_ns == whole:
+        return dict(weights)
+    parts = {label: total_ns * weight // whole for label, weight in weights.items()}
+    missing = total_ns - sum(parts.values())
+    by_remainder = sorted(weights, key=lambda one: -(total_ns * weights[one] % whole))
+    for label in by_remainder[:missing]:
+        parts[label] += 1
+    return {label: ns for label, ns in parts.items() if ns}
+
+
+def add(into: dict[Label, int], more: Mapping[Label, int]) -> None:
+    """Add amounts label by label."""
+    for label, ns in more.items():
+        into[label] = into.get(label, 0) + ns
+
+
+def owed(
+    late: History, waiting: History, wait_ns: int, last: int, structural: bool
+) -> dict[Label, int]:
+    """Return why somebody waited for the rank `last`: what that one had more of, cause by cause.
+
+    More of plain work is jitter of the last to come, or, if `structural`, a pipeline's bubble.
+    """
+    if wait_ns <= 0:
+        return {}
+    net: dict[str, int] = {}
+    more: dict[str, History] = {}
+    for label in late.keys() | waiting.keys():
+        difference = late.get(label, 0) - waiting.get(label, 0)
+        if difference:
+            net[label[0]] = net.get(label[0], 0) + difference
+            if difference > 0:
+                more.setdefault(label[0], {})[label] = difference
+    weights: dict[Label, int] = {}
+    for cause in sorted(net):
+        if net[cause] <= 0:
+            continue
+        if cause == WORK[0]:
+            add(weights, {BUBBLE if structural else (OTHER, last): net[cause]})
+        else:
+            add(weights, split(net[cause], {_whose(k, last): v for k, v in more[cause].items()}))
+    return split(wait_ns, weights)
+
+
+def _whose(label: Label, last: int) -> Label:
+    cause, culprit = label
+    nobody = FAMILY_OF.get(cause) == "network" or label == BUBBLE
+    return (cause, last) if culprit is None and not nobody else label
+
+
+def clipped(lost: list[Lost], start_ns: int, end_ns: int) -> dict[Label, int]:
+    """Sum up what was lost between two moments."""
+    out: dict[Label, int] = {}
+    for one in lost:
+        inside = min(one.end_ns, end_ns) - max(one.start_ns, start_ns)
+        if inside > 0:
+            add(out, split(inside, one.shares))
+    return out

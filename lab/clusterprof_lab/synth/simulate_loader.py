@@ -1,0 +1,104 @@
+"""Loader workers as PyTorch runs them: batch k is of worker k mod n, prefetch is bounded, batches
+are handed over in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from clusterprof.probe import layout
+from clusterprof_lab.synth.simulate_blame import Label, add
+from clusterprof_lab.synth.simulate_player import Part, Player
+from clusterprof_lab.synth.story import Act, Mark, Thread
+
+CYCLES = 4
+ITEMS = 32
+Produce = Callable[[int, int], list[Part]]
+"""(rank, batch) -> what making the batch consists of, in order."""
+
+
+def cycles(parts: Sequence[Part]) -> list[Part]:
+    """Spread the parts over a batch, whose items are read and decoded one after the other."""
+    out = []
+    for i in range(CYCLES):
+        for part in parts:
+            cut = [_cut(n, i) for n in (part.ns, part.bytes, part.operations, part.queued_ns)]
+            if cut[0]:
+                out.append(part._replace(
+                    ns=cut[0], bytes=cut[1], operations=cut[2], queued_ns=cut[3]
+                ))  # fmt: skip
+    return out
+
+
+def _cut(whole: int, i: int) -> int:
+    return whole * (i + 1) // CYCLES - whole * i // CYCLES
+
+
+class Loader:
+    """The data loader of one rank; without workers the main thread loads."""
+
+    def __init__(
+        self, player: Player, workers: Sequence[Thread], prefetch: int, produce: Produce
+    ) -> None:
+        self._player, self._workers, self._prefetch = player, workers, prefetch
+        self._produce = produce
+        self._received: list[int] = []
+        now = player.t
+        self._free = [now] * len(workers)
+        self._start = now
+        for i, thread in enumerate(workers):
+            thread.marks.append(
+                Mark(now, now, layout.WORKER_START, i, len(workers), player.rank.main.pid)
+            )
+        player.mark(now, layout.LOADER_START, len(workers), 1, prefetch, 1)
+
+    def next(self) -> None:
+        """Let the main thread wait for the next batch."""
+        player, batch = self._player, len(self._received)
+        began = player.t
+        if not self._workers:
+            self._load_here(batch)
+            owner = 0
+        else:
+            owner = self._await(batch)
+        player.mark(began, layout.DATA_WAIT, batch, owner, len(self._workers), int(batch == 0))
+        self._received.append(player.t)
+
+    def _load_here(self, batch: int) -> None:
+        player, began = self._player, self._player.t
+        parts = cycles(self._produce(player.number, batch))
+        for part in parts:
+            player.do(part)
+        player.mark(began, layout.FETCH, *_used(parts))
+
+    def _await(self, batch: int) -> int:
+        player, n = self._player, len(self._workers)
+        worker = self._workers[batch % n]
+        ahead = batch - self._prefetch * n
+        asked = self._start if ahead < 0 else self._received[ahead]
+        at = begin = max(asked, self._free[batch % n])
+        parts = cycles(self._produce(player.number, batch))
+        waited: dict[Label, int] = {}
+        since, pieces = player.t, []
+        if begin > self._free[batch % n]:
+            worker.acts.append(Act(self._free[batch % n], begin, "idle"))
+        for part in parts:
+            worker.acts.append(part.act(at))
+            inside = at + part.ns - max(at, since)
+            if inside > 0:
+                pieces.append((inside, (part.cause, player.number)))
+                add(waited, {pieces[-1][1]: inside})
+            at += part.ns
+        worker.marks.append(Mark(begin, at, layout.FETCH, *_used(parts)))
+        self._free[batch % n] = at
+        if at > since:
+            player.rank.main.acts.append(Act(since, at, "idle"))
+            for ns, label in pieces:
+                player.pass_time(ns, {label: ns})
+        return worker.pid
+
+
+def _used(parts: Sequence[Part]) -> tuple[int, int, int, int]:
+    """Return items, user and system CPU time, bytes read from block devices."""
+    user = sum(p.ns for p in parts if p.doing == "user")
+    system = sum(p.ns for p in parts if p.doing == "system")
+    return ITEMS, user, system, sum(p.bytes for p in parts if p.doing == "block-io")

@@ -1,0 +1,182 @@
+"""One rank in true time: a host that launches, and a device that runs its queue in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from clusterprof_lab.synth.simulate_blame import (
+    WORK,
+    History,
+    Label,
+    Lost,
+    add,
+    owed,
+    split,
+)  # fmt: skip
+from clusterprof_lab.synth.story import Act, Doing, Mark, Rank, Work
+from clusterprof_lab.truth import OTHER
+
+
+class Part(NamedTuple):
+    """Something a thread does for a while, and the cause it is of if a device waits for it."""
+
+    ns: int
+    doing: Doing
+    cause: str
+    resource: str = ""
+    bytes: int = 0
+    operations: int = 0
+    queued_ns: int = 0
+    what: str = ""
+
+    def act(self, start_ns: int) -> Act:
+        """Return what it is in a story."""
+        return Act(start_ns, start_ns + self.ns, self.doing, self.resource, self.bytes,
+                   self.operations, self.queued_ns, self.what)  # fmt: skip
+
+
+class Extra(NamedTuple):
+    """Time a kernel takes beyond its due."""
+
+    ns: int
+    cause: str
+    own_loss: bool
+    """True when its own device loses it (throttled); False when only those who wait do (work)."""
+    clock_ratio: float = 1.0
+    throttle_bits: int = 0
+
+
+class Player:
+    """A rank's host and device; `rank` collects what happened, `lost` what it cost."""
+
+    def __init__(self, rank: Rank, depth: int, start_ns: int = 0) -> None:
+        self.rank, self.number = rank, rank.rank
+        self.t = self.device_t = start_ns
+        self.why: History = {WORK: start_ns}
+        self.device_why: History = {WORK: start_ns}
+        self.lost: list[Lost] = []
+        self.trail: list[Lost] = []
+        """All that the host did, as what it costs a device that waits for it."""
+        self.steps: list[tuple[int, int]] = []
+        self.slowed: list[tuple[int, int]] = []
+        """When kernels took longer than their due, and the device lost it."""
+        self._depth = depth
+        self._queue: deque[tuple[int, History]] = deque()
+
+    def do(self, part: Part) -> None:
+        """Let the host spend time on something."""
+        if part.ns > 0:
+            self.rank.main.acts.append(part.act(self.t))
+            self.pass_time(part.ns, {(part.cause, self.number): part.ns})
+
+    def pass_time(self, ns: int, shares: Mapping[Label, int]) -> None:
+        """Move the host on, for these reasons; its act is noted elsewhere."""
+        if ns > 0:
+            self.trail.append(Lost(self.t, self.t + ns, shares))
+            self.t += ns
+            add(self.why, shares)
+
+    def mark(self, start_ns: int, kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
+        """Write a span that ends now; return its sequence number in the ring."""
+        self.rank.main.marks.append(Mark(start_ns, self.t, kind, a, b, c, d))
+        return len(self.rank.main.marks)
+
+    def launch(
+        self, ns: int, what: Any = "compute", extra: Extra | None = None, sm_ratio: float = 0.9
+    ) -> None:
+        """Put work on the device; the host goes on at once unless the queue is full."""
+        while len(self._queue) >= self._depth:
+            self._until(*self._queue.popleft())
+        start = self.device_ready()
+        more = 0 if extra is None else extra.ns
+        end = start + ns + more
+        clock, bits = (1.0, 0) if extra is None else (extra.clock_ratio, extra.throttle_bits)
+        self.rank.work.append(Work(start, end, what, sm_ratio, clock, bits))
+        if what == "copy":  # no kernel: the device computes nothing meanwhile
+            cause = "h2d-copy" if extra is None else extra.cause
+            self._lose(start, end, {(cause, self.number): ns + more})
+            add(self.device_why, {(cause, self.number): ns + more})
+        else:
+            add(self.device_why, {WORK: ns})
+        if extra is not None and more and what != "copy":
+            label = (extra.cause, self.number)
+            add(self.device_why, {label: more})
+            if extra.own_loss:
+                self._lose(end - more, end, {label: more})
+                self.slowed.append((end - more, end))
+        self.device_t = end
+        self._queue.append((end, dict(self.device_why)))
+
+    def device_ready(self) -> int:
+        """Return when the device can begin what the host launches now; it idles until then."""
+        if self.t > self.device_t:
+            self._lose(self.device_t, self.t, self.overlay(self.device_t, self.t))
+            self.device_t, self.device_why = self.t, dict(self.why)
+        return self.device_t
+
+    def overlay(self, start_ns: int, end_ns: int) -> dict[Label, int]:
+        """Return what the host did between two moments."""
+        out: dict[Label, int] = {}
+        for one in reversed(self.trail):
+            if one.end_ns <= start_ns:
+                break
+            inside = min(one.end_ns, end_ns) - max(one.start_ns, start_ns)
+            if inside > 0:
+                add(out, split(inside, one.shares))
+        missing = end_ns - start_ns - sum(out.values())
+        if missing:
+            add(out, {(OTHER, self.number): missing})
+        return out
+
+    def synchronise(self) -> None:
+        """Let the host wait until its device has nothing left to do."""
+        self._queue.clear()
+        self._until(self.device_t, dict(self.device_why))
+
+    def meet_host(
+        self, last: Player, release: int, why: History, net: Mapping[Label, int], p2p: bool
+    ) -> None:
+        """Stand in a collective of the host from now on until the data have been moved."""
+        wait, moving = release - self.t, sum(net.values())
+        shares = owed(why, self.why, wait, last.number, p2p)
+        if wait + moving > 0:
+            self.rank.main.acts.append(Act(self.t, release + moving, "peer"))
+        if wait > 0:
+            self.trail.append(Lost(self.t, release, shares))
+        if moving:
+            self.trail.append(Lost(release, release + moving, net))
+        self.t = release + moving
+        self.why = dict(why)
+        add(self.why, net)
+
+    def meet_device(
+        self, last: Player, release: int, why: History, net: Mapping[Label, int], p2p: bool
+    ) -> int:
+        """Let a kernel spin until all have come and the data were moved; return for how long."""
+        start, end = self.device_t, release + sum(net.values())
+        self._lose(start, release, owed(why, self.device_why, release - start, last.number, p2p))
+        self._lose(release, end, net)
+        if end > start:
+            self.rank.work.append(Work(start, end, "collective", 0.05))
+        self.device_t = end
+        self.device_why = dict(why)
+        add(self.device_why, net)
+        self._queue.append((end, dict(self.device_why)))
+        return end - start
+
+    def finish(self) -> None:
+        """Count the device's idle time up to now."""
+        self.device_ready()
+
+    def _until(self, moment: int, why: History) -> None:
+        if moment > self.t:
+            self.rank.main.acts.append(Act(self.t, moment, "device"))
+            self.trail.append(Lost(self.t, moment, {(OTHER, self.number): moment - self.t}))
+            self.t, self.why = moment, dict(why)
+
+    def _lose(self, start: int, end: int, shares: Mapping[Label, int]) -> None:
+        if end > start:
+            assert sum(shares.values()) == end - start
+            self.lost.append(Lost(start, end, shares))
