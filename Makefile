@@ -51,7 +51,7 @@ contracts: $(VENV)/dev ## who may import whom
 golden: $(VENV)/dev ## accept new golden outputs (review the diff like code)
 	CLUSTERPROF_ACCEPT_GOLDEN=1 $(BIN)/python -m pytest tests/renderers tests/golden
 
-docs: $(VENV)/dev ## generate docs/causes, docs/collectors and docs/signals.md
+docs: $(VENV)/dev ## generate docs/causes, docs/collectors, docs/signals.md and docs/accuracy.md
 	$(BIN)/python tests/tools/generate_docs.py
 
 docs-check: $(VENV)/dev ## fail when generated pages are not current
@@ -77,7 +77,7 @@ score: $(VENV)/dev ## a slice of the corpus of known faults, ours and rules of o
 
 score-full: $(VENV)/dev ## the whole corpus, real processes too (root, hours); writes what docs/accuracy.md is made of
 	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice full --testbed synth real --out $(SCORE)
-	cp $(SCORE)/score.json lab/results/$(SPLIT).json
+	$(BIN)/python -m clusterprof_lab.score.page --store $(SCORE)/score.json
 
 score-sabotage: $(VENV)/dev ## three faults put into the attribution: the score must catch each
 	$(BIN)/python -m clusterprof_lab.score.sabotage

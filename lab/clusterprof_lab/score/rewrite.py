@@ -34,6 +34,7 @@ ALL_SPANS = frozenset({*layout.KIND_NAMES, -1})
 """-1: kinds of the user's own."""
 OF_COLLECTIVES = frozenset({"group-announced", "operation-under-way"})
 _AT_ONCE = 64
+_SECOND = 1_000_000_000
 _ROOM = 1 << 40
 
 
@@ -55,6 +56,8 @@ class Less:
     events: frozenset[str] = frozenset()
     rank: int | None = None
     """The only rank that was recorded."""
+    device_gaps_s: tuple[int, int] | None = None
+    """(seconds without samples of devices, of how many)."""
 
     def leaves_out(self, source: str) -> bool:
         """Return whether a collector or table is missing."""
@@ -217,14 +220,19 @@ def _columns(record: Columns, less: Less, alone: _Alone | None) -> Iterator[Reco
         n for n, (signal, device) in enumerate(zip(record.signals, record.devices))
         if not signal.startswith(less.signals or ("\0",)) and device not in gone
     ]  # fmt: skip
-    if kept:
+    t_ns = np.asarray(record.t_ns)
+    rows = np.ones(t_ns.size, np.bool_)
+    if less.device_gaps_s is not None and record.collector.startswith("gpu_"):
+        without_s, of_s = less.device_gaps_s
+        rows = t_ns // _SECOND % of_s >= without_s
+    if kept and rows.any():
         yield Columns(
             record.collector,
             [record.signals[n] for n in kept],
             [record.devices[n] for n in kept],
-            _array(record.t_ns),
-            [_array(record.values[n]) for n in kept],
-            [_mask(record.masks[n]) for n in kept],
+            _array(t_ns[rows]),
+            [_array(np.asarray(record.values[n])[rows]) for n in kept],
+            [_mask(record.masks[n], rows) for n in kept],
         )
 
 
@@ -257,5 +265,5 @@ def _array(column: Any) -> array:
     return made
 
 
-def _mask(mask: Any) -> bytes | None:
-    return None if mask is None else bytes(np.asarray(bytearray(mask), np.uint8).tobytes())
+def _mask(mask: Any, rows: Any) -> bytes | None:
+    return None if mask is None else np.frombuffer(bytes(mask), np.uint8)[rows].tobytes()

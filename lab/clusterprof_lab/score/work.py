@@ -74,7 +74,7 @@ def do(work: Work, settings: Settings) -> Done:
     """Make, analyse and judge one run; what it needs on disk is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as name:
         place = Path(name)
-        folder, reason = _made(work, place)
+        folder, reason = made(work, place)
         if folder is None:
             return Done(work, not_run=reason)
         try:
@@ -89,7 +89,8 @@ def do(work: Work, settings: Settings) -> Done:
         return Done(work, _kept(work, rows, folder, settings), sideways)
 
 
-def _made(work: Work, place: Path) -> tuple[Path | None, str]:
+def made(work: Work, place: Path) -> tuple[Path | None, str]:
+    """Return the folder of a run, made when it has to be, or None and why it cannot be."""
     if work.folder is not None:
         return work.folder, ""
     trial = work.trial
