@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from clusterprof import __version__
-from clusterprof_lab.score.metrics import Row, Score, scored, tables, wrong
+from clusterprof_lab.score.metrics import Row, Score, figures_of, tables, wrong
 from clusterprof_lab.score.ours import TOOL
 from clusterprof_lab.score.plan import Work
 from clusterprof_lab.score.work import Done
@@ -84,8 +84,7 @@ _OF_A_PART = (
 
 
 def _part(rows: Sequence[Row]) -> dict[str, Any]:
-    figures = scored(rows).figures
-    return {name: _rounded(asdict(figures[name])) for name in _OF_A_PART}
+    return {name: _rounded(asdict(one)) for name, one in figures_of(rows, _OF_A_PART).items()}
 
 
 def _group(name: str, rows: Sequence[Row]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,39 +51,13 @@ class Score:
 def scored(rows: Sequence[Row]) -> Score:
     """Return the figures of one tool, mode and testbed."""
     judged = [row.judged for row in rows]
-    every = [list(one.errors.values()) for one in judged if one.errors is not None]
-    active = [[one.errors[name] for name in one.active] for one in judged if one.errors is not None]
-    pairs = [(sure, right) for one in judged for _, sure, right in one.emitted if sure is not None]
-    bins, ece = reliability(pairs)
-    unattributed = [
-        [one.unattributed_ratio] for one in judged if one.unattributed_ratio is not None
-    ]
-    gains = [[abs(one.gain_error)] for one in judged if one.gain_error is not None]
-    figures = {
-        "bucket_error_mean": over_trials(every),
-        "bucket_error_p95": over_trials(every, p95),
-        "bucket_error_active_mean": over_trials(active),
-        "bucket_error_active_p95": over_trials(active, p95),
-        "family_top1": part_of([one.family_right for one in judged]),
-        "leaf_top1": part_of([one.leaf_top1 for one in judged]),
-        "leaf_top2": part_of([one.leaf_top2 for one in judged]),
-        "leaf_abstained": part_of([one.abstained for one in judged]),
-        "leaf_precision": part_of([_dominant(one) for one in judged]),
-        "leaf_precision_all": _precision(judged),
-        "culprit_top1": part_of([row.judged.culprit_right for row in rows if not row.easy]),
-        "culprit_top1_easy": part_of([row.judged.culprit_right for row in rows if row.easy]),
-        "nobody_blamed": part_of([one.nobody_right for one in judged]),
-        "both_found": part_of([one.both_found for one in judged]),
-        "inversions": part_of([one.inverted for one in judged]),
-        "false_on_nulls": part_of([_false(one) for one in judged if one.wanted == NOTHING]),
-        "false_anywhere": part_of([_false(one) for one in judged if one.wanted != NOTHING]),
-        "unattributed": over_trials(unattributed),
-        "ece": Figure(ece, None, None, len(pairs)) if pairs else NO_FIGURE,
-        "conserved": part_of([_whole(one) for one in judged]),
-        "residual_ns": _largest_residual(judged),
-        "gain_error": over_trials(gains),
-    }
-    return Score(figures, _by_cause(judged), _confusion(judged), bins)
+    bins, _ = reliability(_claims(judged))
+    return Score(figures_of(rows, FIGURES), _by_cause(judged), _confusion(judged), bins)
+
+
+def figures_of(rows: Sequence[Row], names: Iterable[str]) -> dict[str, Figure]:
+    """Return some figures of `FIGURES`, by name."""
+    return {name: FIGURES[name](rows) for name in names}
 
 
 def tables(rows: Sequence[Row]) -> dict[tuple[str, str, str], Score]:
@@ -158,6 +132,69 @@ def _confusion(judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
             line = out.setdefault(one.wanted, {})
             line[one.said] = line.get(one.said, 0) + 1
     return out
+
+
+def _claims(judged: Sequence[Judged]) -> list[tuple[float, bool]]:
+    return [(sure, right) for one in judged for _, sure, right in one.emitted if sure is not None]
+
+
+def _ece(rows: Sequence[Row]) -> Figure:
+    pairs = _claims([row.judged for row in rows])
+    return Figure(reliability(pairs)[1], None, None, len(pairs)) if pairs else NO_FIGURE
+
+
+def _errors(rows: Sequence[Row], active: bool) -> list[list[float]]:
+    return [
+        [value for name, value in errors.items() if not active or name in row.judged.active]
+        for row in rows
+        if (errors := row.judged.errors) is not None
+    ]
+
+
+def _each(ask: Callable[[Judged], bool | None]) -> Callable[[Sequence[Row]], Figure]:
+    return lambda rows: part_of([ask(row.judged) for row in rows])
+
+
+def _culprits(rows: Sequence[Row], easy: bool) -> Figure:
+    return part_of([row.judged.culprit_right for row in rows if bool(row.easy) == easy])
+
+
+def _falsely(rows: Sequence[Row], null: bool) -> Figure:
+    return part_of([_false(row.judged) for row in rows if (row.judged.wanted == NOTHING) == null])
+
+
+def _means(ask: Callable[[Judged], float | None]) -> Callable[[Sequence[Row]], Figure]:
+    def mean(rows: Sequence[Row]) -> Figure:
+        known = [value for row in rows if (value := ask(row.judged)) is not None]
+        return over_trials([[abs(value)] for value in known])
+
+    return mean
+
+
+FIGURES: Mapping[str, Callable[[Sequence[Row]], Figure]] = {
+    "bucket_error_mean": lambda rows: over_trials(_errors(rows, False)),
+    "bucket_error_p95": lambda rows: over_trials(_errors(rows, False), p95),
+    "bucket_error_active_mean": lambda rows: over_trials(_errors(rows, True)),
+    "bucket_error_active_p95": lambda rows: over_trials(_errors(rows, True), p95),
+    "family_top1": _each(lambda one: one.family_right),
+    "leaf_top1": _each(lambda one: one.leaf_top1),
+    "leaf_top2": _each(lambda one: one.leaf_top2),
+    "leaf_abstained": _each(lambda one: one.abstained),
+    "leaf_precision": _each(_dominant),
+    "leaf_precision_all": lambda rows: _precision([row.judged for row in rows]),
+    "culprit_top1": lambda rows: _culprits(rows, False),
+    "culprit_top1_easy": lambda rows: _culprits(rows, True),
+    "nobody_blamed": _each(lambda one: one.nobody_right),
+    "both_found": _each(lambda one: one.both_found),
+    "inversions": _each(lambda one: one.inverted),
+    "false_on_nulls": lambda rows: _falsely(rows, True),
+    "false_anywhere": lambda rows: _falsely(rows, False),
+    "unattributed": _means(lambda one: one.unattributed_ratio),
+    "ece": _ece,
+    "conserved": _each(_whole),
+    "residual_ns": lambda rows: _largest_residual([row.judged for row in rows]),
+    "gain_error": _means(lambda one: one.gain_error),
+}
 
 
 @dataclass(frozen=True, slots=True)
