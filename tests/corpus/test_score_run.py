@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from score_runs import pair
 
-from clusterprof_lab.answer import Answer, Said, dump
+from clusterprof_lab.answer import Answer, Said, dump, load
 from clusterprof_lab.scenario import Scenario, Wanted, load_corpus
 from clusterprof_lab.score import sabotage, work
 from clusterprof_lab.score.figures import wilson
@@ -109,15 +110,16 @@ def test_an_analysis_that_fails_is_an_answer_that_says_nothing(
         raise RuntimeError("out of order")
 
     def slowest(recording: Path, truth: Truth) -> Answer:
-        return Answer(work.SLOWEST, None, culprits=(1,))
+        return Answer("slowest", None, culprits=(1,))
 
-    monkeypatch.setattr(work, "rules", lambda: {"a rule": fails, work.SLOWEST: slowest})
+    both = {"a rule": fails, "slowest total compute": slowest}
+    monkeypatch.setattr(work, "rules", lambda: both)
     done = do(Work("", None, runs / "one"), Settings(scenarios=CORPUS))
     rows = {row.tool: row for row in done.rows}
     assert rows["a rule"].judged.family_right is False
     assert rows["a rule"].judged.culprit_right is False
     assert rows["clusterprof"].easy is True  # slowest total compute is right as well
-    assert rows[work.SLOWEST].judged.family_right is None
+    assert rows["slowest total compute"].judged.family_right is None
 
 
 def test_a_disturbed_run_stands_apart(runs: Path, tmp_path: Path) -> None:
@@ -135,6 +137,7 @@ def test_slices() -> None:
         ("synth", "storage-io-cap"): 2, ("synth", "null-clean"): 4,
         ("real", "storage-io-cap"): 1, ("real", "null-clean"): 1,
     }  # fmt: skip
+    assert [one.ablate for one in ci].count(True) == 2  # the first of each group
     full = planned(corpus, "test", "full", ["synth", "real"])
     assert Counter((one.testbed, one.trial.scenario.id) for one in full if one.trial) == {
         ("synth", "storage-io-cap"): 9 + len(LARGE), ("synth", "null-clean"): 20,
@@ -201,3 +204,29 @@ def test_worse_means_beyond_both_intervals() -> None:
     with pytest.raises(ValueError, match="no such fault"), sabotaged("typo"):
         pass
     assert len(FAULTS) == 3
+
+
+def test_the_split_test_is_not_looked_at(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    truth = replace(read(runs / "one"), split="test", injected=())
+    write(replace(truth, lost=()), tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "one" / "recording").symlink_to(runs / "one" / "recording")
+    arguments = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--modes", "M0"]
+    assert main([*arguments, "--no-rules", "--jobs", "1"]) == 0
+    document = json.loads((tmp_path / "score.json").read_text(encoding="utf-8"))
+    told = [document[key] for key in ("split", "claims", "wrong", "wrong_count")]
+    assert told == ["test", [], [], 1]
+    assert "not shown" in (tmp_path / "score.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_of_the_manual_are_read(tmp_path: Path) -> None:
+    manual = Path(__file__).resolve().parents[2] / "lab" / "README.md"
+    blocks = re.findall(r"```json\n(.*?)```", manual.read_text(encoding="utf-8"), re.DOTALL)
+    texts = {json.loads(block)["format"]: block for block in blocks}
+    (tmp_path / "answer.json").write_text(texts["clusterprof-answer"], encoding="utf-8")
+    (tmp_path / "truth.json").write_text(texts["clusterprof-truth"], encoding="utf-8")
+    answer, truth = load(tmp_path / "answer.json"), read(tmp_path)
+    assert answer.causes == (Said("storage", "storage-local", 0.31, 0.9, (5,)),)
+    assert (truth.caused_ns(), truth.clocks["n1"]) == (
+        {1: 25_500_000_000, 0: 400_000_000}, (31_000_000, 0.00002),
+    )  # fmt: skip

@@ -71,7 +71,12 @@ def ablate(
     whole = analyze(recording)
     out: list[Sideways] = []
     for less in signals:
-        out += compared(whole, analyze(rewrite(recording, folder / less.name, less)), less.name)
+        try:
+            without = analyze(rewrite(recording, folder / less.name, less))
+        except Exception as error:  # no report at all is worse than a wrong one
+            out.append(Sideways(less.name, f"no report ({type(error).__name__})", 100.0, False))
+            continue
+        out += compared(whole, without, less.name)
     return tuple(out)
 
 

@@ -17,7 +17,11 @@ SCHEMA = 1
 
 
 def document(done: Sequence[Done], split: str, size: str, seconds: float) -> dict[str, Any]:
-    """Return the whole score; claims, from which confidence is learnt, of the split dev only."""
+    """Return the whole score.
+
+    Claims, from which confidence is learnt, and what went wrong are of the split dev only: the
+    other is not looked at.
+    """
     rows = [row for one in done for row in one.rows]
     ours = [row for row in rows if row.tool == TOOL]
     full = [row for row in ours if row.mode == "M0"]
@@ -40,7 +44,8 @@ def document(done: Sequence[Done], split: str, size: str, seconds: float) -> dic
             [round(sure, 6), right]
             for row in full for _, sure, right in row.judged.emitted if sure is not None
         ] if split == "dev" else [],
-        "wrong": [_wrong(row) for row in ours if wrong(row)],
+        "wrong_count": sum(bool(wrong(row)) for row in ours),
+        "wrong": [_wrong(row) for row in ours if wrong(row)] if split == "dev" else [],
     }  # fmt: skip
 
 

@@ -193,7 +193,9 @@ def ablation(document: Document) -> str:
 
 
 def wrongs(document: Document) -> str:
-    """Return every run that we were wrong about, in order of mode."""
+    """Return every run that we were wrong about, in order of mode; of dev only."""
+    if document["split"] != "dev":
+        return f"{document['wrong_count']} runs and modes, not shown: nobody learns from them.\n"
     lines = [
         [one["trial"], one["mode"], ", ".join(one["what"]), _cell(one["said"]), _cell(one["true"])]
         for one in sorted(document["wrong"], key=lambda one: one["mode"])

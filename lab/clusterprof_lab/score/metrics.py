@@ -34,6 +34,7 @@ class Row:
     said: str = ""
     true: str = ""
     folder: str = ""
+    split: str = "dev"
 
 
 @dataclass(frozen=True, slots=True)

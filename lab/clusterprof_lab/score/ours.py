@@ -121,16 +121,14 @@ def _said(one: Finding) -> Said:
 
 
 def _blamed(report: Report) -> tuple[int, ...]:
-    """Return ranks by what all lost because of them; what lies outside steps when nothing else."""
-    inside = [
-        one for one in report.findings
-        if not one.outside_steps and one.share_ratio >= NAMED_FROM_RATIO
-    ]  # fmt: skip
-    if not inside:
-        hung = [one for one in report.findings if one.outside_steps and one.cause.family == "fail"]
+    """Return ranks by what all lost because of them; of a hang, who caused it."""
+    large = [one for one in report.findings if one.share_ratio >= NAMED_FROM_RATIO]
+    hung = [one for one in large if one.outside_steps and one.cause.family == "fail"]
+    inside = [one for one in large if not one.outside_steps]
+    if hung:  # whatever was slow before it stood still
         ranks = [who.rank for one in hung for who in one.culprits if who.rank is not None]
         return tuple(dict.fromkeys(ranks))
-    if not inside[0].culprits:
+    if not inside or not inside[0].culprits:
         return ()
     caused: dict[int, int] = {}
     for one in inside:

@@ -138,8 +138,6 @@ def store(score: Path, folder: Path = RESULTS) -> Path:
     document["claims"] = []
     for one in document["wrong"]:
         one["folder"] = ""
-    if document["split"] == "test":
-        document["wrong"] = []
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{document['split']}-{document['slice']}.json"
     path.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
 """Which trials a slice has, and in which modes each is scored.
 
-ci     every scenario once or twice at one severity, small: minutes on two cores
+ci     every scenario twice at one severity, one of each group without each signal: minutes
 full   three severities, three seeds, more nulls, and a few scenarios at up to 4,096 ranks
 """
 
@@ -56,11 +56,15 @@ def planned(
     for testbed in ("synth", "real"):
         if testbed in testbeds:
             for scenario in corpus:
-                out += _of_scenario(scenario, split, size, testbed)
+                first = not any(work.trial and work.trial.scenario.group == scenario.group
+                                for work in out)  # fmt: skip
+                out += _of_scenario(scenario, split, size, testbed, first or size == "full")
     return out
 
 
-def _of_scenario(scenario: Scenario, split: Split, size: Slice, testbed: str) -> Iterator[Work]:
+def _of_scenario(
+    scenario: Scenario, split: Split, size: Slice, testbed: str, ablate: bool
+) -> Iterator[Work]:
     if testbed == "real" and size == "ci" and scenario.id not in _REAL_IN_CI:
         return
     null = not scenario.wanted.family
@@ -76,7 +80,7 @@ def _of_scenario(scenario: Scenario, split: Split, size: Slice, testbed: str) ->
                 Trial(scenario, severity, seed, split),
                 None,
                 modes=MODES if first or size == "full" else ("M0",),
-                ablate=first and severity == "medium" and testbed == "synth",
+                ablate=ablate and first and severity == "medium" and testbed == "synth",
             )
     if size == "full" and testbed == "synth" and scenario.id in LARGE_SCENARIOS:
         for ranks in LARGE:

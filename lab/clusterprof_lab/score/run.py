@@ -52,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     begun = time.monotonic()
     done = sorted(_all(works, settings, given.jobs), key=lambda one: works.index(one.work))
     seconds = time.monotonic() - begun
-    made = document(done, given.split, "runs" if given.runs else given.slice, seconds)
+    splits = {row.split for one in done for row in one.rows} or {given.split}
+    split = splits.pop() if len(splits) == 1 else "test"  # what may not be looked at, if any
+    made = document(done, split, "runs" if given.runs else given.slice, seconds)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "score.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     page = score_page(made)
