@@ -88,6 +88,12 @@ def test_any_of_the_leaves_of_a_scenario_is_right() -> None:
     assert judge(cold, TRUTH, WANTED).emitted == (("storage-cold-cache", 0.9, False),)
 
 
+def test_half_of_what_a_leaf_is_given_must_be_true() -> None:
+    for share, right in ((0.55, True), (0.57, False)):  # 28 points are true
+        said = replace(ANSWER, causes=(Said("storage", "storage-local", share, 0.9, (1,)),))
+        assert judge(said, TRUTH, WANTED).emitted == (("storage-local", 0.9, right),)
+
+
 def test_outside_steps_the_causes_outside_are_asked() -> None:
     wanted = Wanted("fail", ("fail-hang",), "rank", outside_steps=True)
     truth = replace(
@@ -107,6 +113,10 @@ def test_a_null_counts_what_is_said_above_the_truth() -> None:
     said = {**ZERO, "storage": 0.04, "cpu": 0.035, "unattributed": 0.2}
     judged = judge(replace(ANSWER, family_ratio=said, culprits=()), null, nothing)
     assert judged.false_causes == ("cpu",)  # storage is 2.5 above
+    little = replace(null, lost=(Lost("storage-local", 1, 1, 6),))  # 0.3 points
+    low = {**ZERO, "storage": 0.032}  # 2.9 above
+    assert judge(replace(ANSWER, family_ratio=low), little, nothing).false_causes == ()
+    assert judge(replace(ANSWER, family_ratio=low), little, WANTED).false_causes == ("storage",)
     assert (judged.wanted, judged.family_right, judged.leaf_top1) == ("nothing", None, None)
     assert judged.nobody_right is True and judged.unattributed_ratio is None
     blamed = judge(replace(ANSWER, family_ratio=said), null, nothing)

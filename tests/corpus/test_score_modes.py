@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from score_runs import pair
+from builders import header
+from score_runs import pair, recordings
 
 from clusterprof.engine.local import analyze
 from clusterprof.findings import Report
 from clusterprof.probe import layout
 from clusterprof.trace.reader import NodeReader, node_folders
-from clusterprof.trace.schema import Columns, Event, Gap, Rows, Spans
+from clusterprof.trace.schema import Clock, Columns, Event, Gap, Header, Rows, Spans
+from clusterprof.trace.writer import RecordingWriter
 from clusterprof_lab.answer import Answer, Said, dump, load
 from clusterprof_lab.families import FAMILIES
 from clusterprof_lab.scenario import Wanted
@@ -80,6 +83,23 @@ def test_the_residual_is_found_at_every_level(report: Report) -> None:
         assert residual_ns(wrong) == gap
 
 
+def test_who_is_blamed_for_the_run_as_a_whole(report: Report) -> None:
+    storage = report.findings[0]
+    chief, small, tiny = (
+        replace(storage.culprits[0], rank=rank, own_ns=own, others_ns=0)
+        for rank, own in ((1, 1000), (2, 250), (3, 249))
+    )
+    several = replace(report, findings=(replace(storage, culprits=(chief, small, tiny)),))
+    assert answer_of(several).culprits == (1, 2)  # from a quarter of the first one's on
+    cause = replace(storage.cause, id="fail-hang", family="fail")
+    hang = replace(storage, cause=cause, outside_steps=True, culprits=(tiny,))
+    assert answer_of(replace(report, findings=(storage, hang))).culprits == (3,)
+    nobodys = replace(storage, culprits=())
+    assert answer_of(replace(report, findings=(nobodys, storage))).culprits == ()
+    little = replace(storage, share_ratio=0.02)
+    assert answer_of(replace(report, findings=(little,))).culprits == ()
+
+
 def test_with_nothing_left_out_nothing_changes(tmp_path: Path) -> None:
     same = analyze(rewrite(STORED, tmp_path / "same", Less("same", "everything")))
     assert replace(same, title="") == replace(analyze(STORED), title="")
@@ -107,6 +127,45 @@ def test_each_mode_holds_what_it_may(run: Path, tmp_path: Path) -> None:
         "M2": ([], tables, known),
         "M3": ([], [], known),
     }
+
+
+def test_spans_of_the_users_own_go_with_all_spans(tmp_path: Path) -> None:
+    script = recordings.training([(0.1, 0.2)] * 3)
+    script.main_spans.append((layout.FIRST_USER_KIND, 1.0, 1.1))
+    recordings.write(script, tmp_path / "whole" / "node")
+    # three waits, fetches and steps, a worker's start, and one of the user's own
+    for kinds, left in ((ALL_SPANS, 0), (ALL_SPANS - {-1}, 1), (frozenset({-1}), 10)):
+        less = rewrite(tmp_path / "whole", tmp_path / f"less{left}", Less("", "", kinds))
+        found = [one for one in NodeReader(less / "node") if isinstance(one, Spans)]
+        assert sum(len(one.columns["kind"]) for one in found) == left
+
+
+def test_two_ranks_of_one_node_are_told_apart_with_their_workers(tmp_path: Path) -> None:
+    """Rank 0 is process 100 with worker 201, rank 1 process 300 with worker 301."""
+    devices = [{"id": "gpu-0"}, {"id": "gpu-1"}]
+    head = replace(header(), devices=devices, collectors=[{"name": "disk"}])
+    folder = tmp_path / "whole" / "node"
+    writer = RecordingWriter(folder, head, lambda: Clock(0, 0, 0), keep_free_bytes=0)
+    for rank, pid in ((0, 100), (1, 300)):
+        said = {"pid": pid, "variables": {"RANK": str(rank)}, "device": f"gpu-{rank}"}
+        writer.append(Event(0, "process-registered", said))
+    table = [[0, 0, 0, 0], [100, 201, 300, 301], [1, 100, 1, 300]]
+    writer.append(
+        Rows("processes", ("t_ns", "pid", "parent_pid"), [array("q", one) for one in table])
+    )
+    busy, values = ["gpu.busy_ns_total"] * 2, [array("q", [5]), array("q", [7])]
+    gpus, now = ["gpu-0", "gpu-1"], array("q", [0])
+    writer.append(Columns("gpu_nvidia", busy, gpus, now, values, [None, None]))
+    writer.close()
+    less = Less("", "", sources=frozenset({"disk"}), rank=1)
+    records = list(NodeReader(rewrite(tmp_path / "whole", tmp_path / "one", less) / "node"))
+    [kept] = [one for one in records if isinstance(one, Header)]
+    assert (list(kept.devices), list(kept.collectors)) == ([{"id": "gpu-1"}], [])
+    [rows] = [one for one in records if isinstance(one, Rows)]
+    assert rows.columns[1].tolist() == [300, 301]
+    [columns] = [one for one in records if isinstance(one, Columns)]
+    assert (list(columns.devices), columns.values[0].tolist()) == (["gpu-1"], [7])
+    assert [one.attributes["pid"] for one in records if isinstance(one, Event)] == [300]
 
 
 def test_what_is_left_out_leaves_a_gap(run: Path, tmp_path: Path) -> None:
