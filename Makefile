@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+SPLIT  ?= dev
+SCORE  ?= score-$(SPLIT)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev torch test check lint types contracts golden docs docs-check host bench
-.PHONY: blame-check lab-cluster accept-cluster test-launchers clean
+.PHONY: score score-full score-sabotage blame-check lab-cluster accept-cluster test-launchers clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +51,7 @@ contracts: $(VENV)/dev ## who may import whom
 golden: $(VENV)/dev ## accept new golden outputs (review the diff like code)
 	CLUSTERPROF_ACCEPT_GOLDEN=1 $(BIN)/python -m pytest tests/renderers tests/golden
 
-docs: $(VENV)/dev ## generate docs/causes, docs/collectors and docs/signals.md
+docs: $(VENV)/dev ## generate docs/causes, docs/collectors, docs/signals.md and docs/accuracy.md
 	$(BIN)/python tests/tools/generate_docs.py
 
 docs-check: $(VENV)/dev ## fail when generated pages are not current
@@ -69,6 +71,16 @@ accept-cluster: $(VENV)/torch ## the same three times over, analyses and rules o
 
 blame-check: $(VENV)/dev ## who was at fault in 403 synthetic jobs; the bound of clocks in 10,000 trials
 	$(BIN)/python -m bench blame_truth clock_bound
+
+score: $(VENV)/dev ## a slice of the corpus of known faults, ours and rules of others judged by the truth: SPLIT=dev
+	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice ci --out $(SCORE)
+
+score-full: $(VENV)/dev ## the whole corpus, real processes too (root, hours); writes what docs/accuracy.md is made of
+	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice full --testbed synth real --out $(SCORE)
+	$(BIN)/python -m clusterprof_lab.score.page --store $(SCORE)/score.json
+
+score-sabotage: $(VENV)/dev ## three faults put into the attribution: the score must catch each
+	$(BIN)/python -m clusterprof_lab.score.sabotage
 
 test-launchers: $(VENV)/dev ## mpirun, mpiexec, srun and flux as far as they are installed; says how to get the rest
 	$(BIN)/python -m pytest -rs tests/lab/test_launchers.py

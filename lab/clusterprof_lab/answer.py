@@ -48,6 +48,10 @@ class Answer:
     """Lost time less the sum of all buckets, at the level where it is largest."""
     lost_ratio: float | None = None
     """Lost time of the in-step time."""
+    gain_ratio: float | None = None
+    """Part of the step time that fixing what is named would win back; None = not claimed."""
+    leaves: bool = True
+    """False: the tool never names anything finer than a group, by design."""
 
 
 def dump(answer: Answer, path: Path) -> None:
@@ -61,14 +65,17 @@ def load(path: Path) -> Answer:
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if document.pop("format", "") != FORMAT or document.pop("schema", 0) != SCHEMA:
         raise ValueError(f"{path}: not an answer of schema {SCHEMA}")
-    causes = document["causes"]
-    if causes is not None:
-        document["causes"] = tuple(_said(one) for one in causes)
-    if document["culprits"] is not None:
+    causes = document.get("causes")
+    document["causes"] = None if causes is None else tuple(_said(one) for one in causes)
+    if document.get("culprits") is not None:
         document["culprits"] = tuple(document["culprits"])
-    return Answer(**document)
+    try:
+        return Answer(**document)
+    except TypeError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _said(one: dict[str, Any]) -> Said:
-    blamed = one["culprits"]
-    return Said(**{**one, "culprits": None if blamed is None else tuple(blamed)})
+    blamed = one.get("culprits")
+    given = {"leaf": None, "share_ratio": None, **one}
+    return Said(**{**given, "culprits": None if blamed is None else tuple(blamed)})

@@ -1,0 +1,272 @@
+"""One answer beside one truth: what is right, what is wrong, by how much.
+
+    judged = judge(answer, truth, scenario.wanted)
+
+Every field is None where the tool claims nothing, or where the run asks no such question; what is
+None is never counted. Shares are in points: hundredths of the in-step time of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.families import FAMILIES, FAMILY_OF, UNATTRIBUTED
+from clusterprof_lab.scenario import Wanted
+from clusterprof_lab.truth import Truth
+
+ACTIVE_FROM = 0.1
+"""A bucket is active when truth or answer puts as many points there."""
+FALSE_FROM = 3.0
+TRUE_BELOW = 0.5
+EMITTED_FROM = 1.0
+"""Leaves of fewer points are not judged."""
+RIGHT_RATIO = 0.5
+"""An emitted leaf is right when that part of the share it is given is true."""
+INVERTED_BELOW, INVERTED_ABOVE = 1.0, 3.0
+LOST_FROM = 3.0
+"""The unattributed part of the lost time is judged where that many points were lost."""
+NOTHING = "nothing"
+STARTUP = "startup"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How one answer did."""
+
+    wanted: str
+    """Family that should come first; "nothing" of a null."""
+    said: str | None
+    """Family that came first; "nothing" when no cause was named; None = not claimed."""
+    said_leaf: str | None = None
+    errors: Mapping[str, float] | None = None
+    """|answer - truth| of each of the 13 groups, in points."""
+    active: tuple[str, ...] = ()
+    family_right: bool | None = None
+    leaf_top1: bool | None = None
+    leaf_top2: bool | None = None
+    abstained: bool | None = None
+    """True when the first cause stops at its group."""
+    emitted: tuple[tuple[str, float | None, bool], ...] = ()
+    """(leaf, confidence, right) of every leaf of `EMITTED_FROM` points."""
+    culprit_right: bool | None = None
+    """Of runs with a rank, a node or several ranks at fault."""
+    nobody_right: bool | None = None
+    """Of runs in which no rank may be blamed."""
+    both_found: bool | None = None
+    inverted: bool | None = None
+    false_causes: tuple[str, ...] | None = None
+    """Groups said `FALSE_FROM` points above the truth, of a null; in other runs said that large and
+    all but absent in truth."""
+    unattributed_ratio: float | None = None
+    """Of the lost time."""
+    residual_ns: int | None = None
+    gain_error: float | None = None
+    """(gain said - what the fault cost) in points of the step time."""
+    first_blamed: int | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
+    """Lay an answer beside the truth of its run."""
+    true = _points(truth.family_ns(), truth.in_step_ns)
+    said = _said_points(answer)
+    first, second = _first(answer, wanted)
+    null = not wanted.family
+    errors = None
+    if answer.family_ratio is not None:
+        errors = {name: abs(said.get(name, 0.0) - true.get(name, 0.0)) for name in FAMILIES}
+    active = tuple(
+        name for name in FAMILIES if max(said.get(name, 0.0), true.get(name, 0.0)) >= ACTIVE_FROM
+    )
+    return Judged(
+        wanted=wanted.family or NOTHING,
+        said=None if answer.causes is None else first.family if first else NOTHING,
+        said_leaf=first.leaf if first else None,
+        errors=errors,
+        active=active if errors is not None else (),
+        family_right=_family_right(answer, first, wanted),
+        leaf_top1=None if not _names_leaves(answer, wanted) else _leaf_in(first, wanted),
+        leaf_top2=None
+        if not _names_leaves(answer, wanted)
+        else _leaf_in(first, wanted) or _leaf_in(second, wanted),
+        abstained=None
+        if not _names_leaves(answer, wanted)
+        else first is not None and first.leaf is None,
+        emitted=_emitted(answer, truth, wanted),
+        culprit_right=_culprit_right(answer, truth, wanted),
+        nobody_right=_nobody_right(answer, truth, wanted),
+        both_found=_both_found(answer, truth, wanted),
+        inverted=_inverted(answer, truth),
+        false_causes=_false_causes(answer, said, true, null),
+        unattributed_ratio=_unattributed(answer, null),
+        residual_ns=answer.residual_ns,
+        gain_error=_gain_error(answer, truth, null or wanted.outside_steps),
+        first_blamed=answer.culprits[0] if answer.culprits else None,
+        notes=_notes(true, wanted),
+    )
+
+
+def _points(ns: Mapping[str, int], whole: int) -> dict[str, float]:
+    return {name: 100.0 * value / whole for name, value in ns.items()} if whole else {}
+
+
+def _said_points(answer: Answer) -> dict[str, float]:
+    """What is said of each group: by the table of groups, else by the causes named."""
+    if answer.family_ratio is not None:
+        return {name: 100.0 * ratio for name, ratio in answer.family_ratio.items()}
+    out: dict[str, float] = {}
+    for one in answer.causes or ():
+        if not one.outside_steps:
+            # a cause without an amount is a claim all the same
+            share = FALSE_FROM if one.share_ratio is None else 100.0 * one.share_ratio
+            out[one.family] = out.get(one.family, 0.0) + share
+    return out
+
+
+def _first(answer: Answer, wanted: Wanted) -> tuple[Said | None, Said | None]:
+    """The two largest causes where the scenario's lie: inside steps, or outside."""
+    named = [
+        one for one in answer.causes or ()
+        if one.outside_steps == wanted.outside_steps and one.family != UNATTRIBUTED
+    ]  # fmt: skip
+    return (named[0] if named else None), (named[1] if len(named) > 1 else None)
+
+
+def _family_right(answer: Answer, first: Said | None, wanted: Wanted) -> bool | None:
+    if answer.causes is None or not wanted.family:
+        return None
+    return first is not None and first.family == wanted.family
+
+
+def _names_leaves(answer: Answer, wanted: Wanted) -> bool:
+    """A tool that never says a leaf, in words of the corpus, does not claim any."""
+    return answer.causes is not None and bool(wanted.leaves) and answer.leaves
+
+
+def _leaf_in(said: Said | None, wanted: Wanted) -> bool:
+    return said is not None and said.leaf in wanted.leaves
+
+
+def _emitted(
+    answer: Answer, truth: Truth, wanted: Wanted
+) -> tuple[tuple[str, float | None, bool], ...]:
+    inside = _points(_by_cause(truth, outside=False), truth.in_step_ns)
+    outside = _by_cause(truth, outside=True)
+    out = []
+    for one in answer.causes or ():
+        if one.leaf is None or (one.share_ratio is not None and _small(one.share_ratio)):
+            continue
+        alike = wanted.leaves if one.leaf in wanted.leaves else (one.leaf,)
+        if one.outside_steps:
+            if one.leaf == STARTUP and STARTUP not in outside:
+                continue  # every run starts up: a truth need not say so
+            right = any(outside.get(leaf, 0) > 0 for leaf in alike)
+        else:
+            true = sum(inside.get(leaf, 0.0) for leaf in alike)
+            share = EMITTED_FROM if one.share_ratio is None else 100.0 * one.share_ratio
+            right = true >= RIGHT_RATIO * share
+        out.append((one.leaf, one.confidence_ratio, right))
+    return tuple(out)
+
+
+def _small(share_ratio: float) -> bool:
+    return 100.0 * share_ratio < EMITTED_FROM
+
+
+def _by_cause(truth: Truth, outside: bool) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for one in truth.outside if outside else truth.lost:
+        out[one.cause] = out.get(one.cause, 0) + one.ns
+    return out
+
+
+def guilty(truth: Truth) -> frozenset[int]:
+    """Return the ranks at fault, of all that was injected."""
+    return frozenset(rank for one in truth.injected for rank in one.culprits)
+
+
+def _culprit_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
+    ranks = guilty(truth)
+    if answer.culprits is None or wanted.culprit not in ("rank", "node", "several") or not ranks:
+        return None
+    return bool(answer.culprits) and answer.culprits[0] in ranks
+
+
+def _nobody_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
+    if answer.culprits is None or wanted.culprit != "nobody":
+        return None
+    return not answer.culprits or answer.culprits[0] in guilty(truth)
+
+
+def _both_found(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
+    """Each of several faults has its cause named, and somebody at fault for it first."""
+    faults = [one for one in truth.injected if one.culprits]
+    if len(faults) < 2 or not wanted.also or answer.culprits is None:
+        return None
+    told = [one for one in answer.causes or () if one.culprits is not None]
+    if not told:  # no cause with its own culprits: whoever is blamed for the run
+        leading = answer.culprits[: len(faults)]
+        return all(set(leading) & set(one.culprits) for one in faults)
+    return all(
+        any(
+            said.family == FAMILY_OF.get(one.cause) and bool(said.culprits)
+            and said.culprits[0] in one.culprits and not _small(said.share_ratio or 1.0)
+            for said in told
+        )
+        for one in faults
+    )  # fmt: skip
+
+
+def _inverted(answer: Answer, truth: Truth) -> bool | None:
+    """Who is blamed first caused next to nothing, while somebody caused much."""
+    if answer.culprits is None or not truth.in_step_ns:
+        return None
+    if not answer.culprits:
+        return False
+    caused = {rank: 100.0 * ns / truth.in_step_ns for rank, ns in truth.caused_ns().items()
+              if rank is not None}  # fmt: skip
+    most = max(caused.values(), default=0.0)
+    return caused.get(answer.culprits[0], 0.0) < INVERTED_BELOW and most >= INVERTED_ABOVE
+
+
+def _false_causes(
+    answer: Answer, said: Mapping[str, float], true: Mapping[str, float], null: bool
+) -> tuple[str, ...] | None:
+    if answer.causes is None and answer.family_ratio is None:
+        return None
+    out = []
+    for name, points in said.items():
+        real = true.get(name, 0.0)
+        false = points - real >= FALSE_FROM if null else real < TRUE_BELOW
+        if name != UNATTRIBUTED and points >= FALSE_FROM and false:
+            out.append(name)
+    return tuple(sorted(out))
+
+
+def _unattributed(answer: Answer, null: bool) -> float | None:
+    if null or answer.family_ratio is None or answer.lost_ratio is None:
+        return None
+    if 100.0 * answer.lost_ratio < LOST_FROM:
+        return None
+    return answer.family_ratio.get(UNATTRIBUTED, 0.0) / answer.lost_ratio
+
+
+def _gain_error(answer: Answer, truth: Truth, no_fault_inside: bool) -> float | None:
+    if no_fault_inside or answer.gain_ratio is None:
+        return None
+    if not truth.step_ns or truth.clean_step_ns is None:
+        return None
+    return 100.0 * (answer.gain_ratio - (1 - truth.clean_step_ns / truth.step_ns))
+
+
+def _notes(true: Mapping[str, float], wanted: Wanted) -> tuple[str, ...]:
+    """What the truth itself holds against the scenario, so that nobody looks for it elsewhere."""
+    if not wanted.family or wanted.outside_steps:
+        return ()
+    named = {name: points for name, points in true.items() if name != UNATTRIBUTED}
+    most = max(named, key=lambda name: named[name], default="")
+    if most != wanted.family:
+        return (f"truth has most {most or 'nowhere'}, the scenario wants {wanted.family}",)
+    return ()

@@ -1,0 +1,94 @@
+"""The degraded modes M0 to M4: the same run seen with less, and what is then true of it.
+
+M0 everything · M1 no spans of collectives, forward and backward · M2 no spans at all · M3 the
+accelerators' counters alone · M4 one rank of many
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from clusterprof.probe import layout
+from clusterprof_lab.families import FAMILY_OF
+from clusterprof_lab.scenario import Wanted
+from clusterprof_lab.score.judge import guilty
+from clusterprof_lab.score.rewrite import ALL_SPANS, OF_COLLECTIVES, Less, rewrite
+from clusterprof_lab.truth import OTHER, Lost, Truth
+
+MODES = ("M0", "M1", "M2", "M3", "M4")
+UNKNOWN_PEER = "sync-unknown-peer"
+GPU_SOURCES = frozenset({"gpu_nvidia", "gpu_emulated"})
+COLLECTIVE_SPANS = frozenset(
+    {layout.COLLECTIVE, layout.EXPOSED_COLLECTIVE, layout.FORWARD, layout.BACKWARD}
+)
+_LESS = {
+    "M1": Less("M1", "no collectives, no forward and backward", COLLECTIVE_SPANS,
+               events=OF_COLLECTIVES),
+    "M2": Less("M2", "no spans at all", ALL_SPANS, events=OF_COLLECTIVES),
+    "M3": Less("M3", "NVML alone", ALL_SPANS, only_sources=GPU_SOURCES, events=OF_COLLECTIVES),
+}  # fmt: skip
+
+
+def in_mode(recording: Path, mode: str, folder: Path, truth: Truth) -> Path:
+    """Return the recording as it is in a mode: itself in M0, else rewritten in `folder`."""
+    if mode == "M0":
+        return recording
+    if mode == "M4":
+        rank = rank_alone(truth)
+        return rewrite(recording, folder, Less("M4", f"rank {rank} alone", rank=rank))
+    return rewrite(recording, folder, _LESS[mode])
+
+
+def rank_alone(truth: Truth) -> int:
+    """Return the one rank that M4 sees: who is at fault in every other run, else a bystander."""
+    ranks = sorted(place.rank for place in truth.places)
+    at_fault = [rank for rank in ranks if rank in guilty(truth)]
+    others = [rank for rank in ranks if rank not in guilty(truth)]
+    chosen = at_fault if truth.seed % 2 == 0 else others
+    return (chosen or ranks)[0]
+
+
+def true_in_mode(truth: Truth, wanted: Wanted, mode: str) -> tuple[Truth, Wanted]:
+    """Return what can be true in a mode: one rank alone knows not whom it waited for."""
+    if mode != "M4":
+        return truth, wanted
+    rank = rank_alone(truth)
+    lost = tuple(_seen_alone(one, rank) for one in truth.lost if one.rank == rank)
+    injected = tuple(
+        replace(one, culprits=(rank,)) for one in truth.injected if rank in one.culprits
+    )
+    seen = replace(
+        truth,
+        places=tuple(place for place in truth.places if place.rank == rank),
+        lost=lost,
+        outside=tuple(one for one in truth.outside if one.rank == rank),
+        injected=injected,
+    )
+    return seen, _wanted_alone(seen, wanted)
+
+
+def _seen_alone(one: Lost, rank: int) -> Lost:
+    if one.culprit in (rank, None):
+        return one
+    return replace(one, cause=UNKNOWN_PEER, culprit=None)
+
+
+def _wanted_alone(seen: Truth, wanted: Wanted) -> Wanted:
+    """What cost this rank most is what should come first; nobody else can be named."""
+    if not wanted.family or wanted.outside_steps:
+        return replace(wanted, culprit="nobody" if not seen.injected else "rank", also=())
+    by_cause: dict[str, int] = {}
+    for one in seen.lost:
+        if one.cause != OTHER:
+            by_cause[one.cause] = by_cause.get(one.cause, 0) + one.ns
+    if not by_cause:
+        return Wanted("", (), "nobody")
+    by_family: dict[str, int] = {}
+    for cause, ns in by_cause.items():
+        by_family[FAMILY_OF[cause]] = by_family.get(FAMILY_OF[cause], 0) + ns
+    family = max(by_family, key=lambda name: by_family[name])
+    if family == wanted.family and family != "synchronization":
+        return replace(wanted, culprit="rank" if seen.injected else "everybody", also=())
+    mine = {cause: ns for cause, ns in by_cause.items() if FAMILY_OF[cause] == family}
+    return Wanted(family, (max(mine, key=lambda name: mine[name]),), "everybody")

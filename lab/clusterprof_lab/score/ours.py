@@ -1,0 +1,140 @@
+"""A report of clusterprof, in the words every tool answers in.
+
+The families of a report are those of the corpus. Culprits of the run as a whole are ranks by what
+all ranks lost because of them, over findings of `NAMED_FROM_RATIO` and more; nobody when the
+largest finding is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from clusterprof import __version__
+from clusterprof.engine.local import analyze
+from clusterprof.findings import UNATTRIBUTED, Finding, RankLedger, Report
+from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.families import FAMILIES, FAMILY_OF
+
+TOOL = "clusterprof"
+NAMED_FROM_RATIO = 0.03
+BLAMED_RATIO = 0.25
+"""Ranks are blamed that caused at least this part of what the first one did."""
+
+
+def ours(recording: Path) -> Answer:
+    """Analyse a recording in this process."""
+    return answer_of(analyze(recording))
+
+
+def answer_of(report: Report) -> Answer:
+    """Say what a report says."""
+    families = dict.fromkeys(FAMILIES, 0)
+    for id_, ns in bucket_ns(report).items():
+        family = family_of(id_, report)
+        families[family] = families.get(family, 0) + ns
+    whole = max(report.in_step_ns, 1)
+    inside = [one for one in report.findings if not one.outside_steps]
+    large = [one for one in inside if one.share_ratio >= NAMED_FROM_RATIO]
+    gains = [one.recoverable_ns for one in large if one.recoverable_ns is not None]
+    return Answer(
+        tool=f"{TOOL} {__version__}",
+        causes=tuple(_said(one) for one in report.findings),
+        family_ratio={name: ns / whole for name, ns in families.items()},
+        culprits=_blamed(report),
+        residual_ns=residual_ns(report),
+        lost_ratio=report.lost_ns / whole,
+        gain_ratio=sum(gains) / whole if gains else None,
+    )
+
+
+def bucket_ns(report: Report) -> dict[str, int]:
+    """Return in-step lost time of all ranks by id of cause, family or "unattributed"."""
+    out: dict[str, int] = {UNATTRIBUTED: 0}
+    for rank in report.ranks:
+        for id_, ns in rank.buckets:
+            out[id_] = out.get(id_, 0) + ns
+    return out
+
+
+def family_of(id_: str, report: Report) -> str:
+    """Return the group of a bucket: of the corpus, else as the report's own findings say."""
+    if id_ in FAMILIES:
+        return id_
+    if id_ in FAMILY_OF:
+        return FAMILY_OF[id_]
+    named = {one.cause.id: one.cause.family for one in report.findings}
+    return named.get(id_, UNATTRIBUTED)
+
+
+def residual_ns(report: Report) -> int:
+    """Return parent less the sum of its children, at the level where it is largest.
+
+    Levels: each rank, the job as the sum of its ranks, findings and reasons as sums over ranks,
+    and what is felt against what is caused.
+    """
+    gaps = [gap for rank in report.ranks for gap in _gaps(rank)]
+    for name in (
+        "window_ns", "unmeasured_ns", "outside_ns", "in_step_ns", "productive_ns", "lost_ns",
+    ):  # fmt: skip
+        gaps.append(getattr(report, name) - sum(getattr(rank, name) for rank in report.ranks))
+    felt = bucket_ns(report)
+    gaps.append(report.lost_ns - sum(felt.values()))
+    gaps.append(report.unattributed_ns - felt[UNATTRIBUTED])
+    gaps.append(report.unattributed_ns - sum(ns for _, ns in report.unattributed_reasons))
+    gaps.append(report.outside_ns - sum(ns for _, ns in report.outside_buckets))
+    gaps += [
+        one.lost_ns - felt.get(one.cause.id, 0) for one in report.findings if not one.outside_steps
+    ]
+    gaps += _felt_and_caused(report, felt)
+    return max(map(abs, gaps), default=0)
+
+
+def _gaps(rank: RankLedger) -> Iterable[int]:
+    yield rank.window_ns - rank.unmeasured_ns - rank.outside_ns - rank.in_step_ns
+    yield rank.in_step_ns - rank.productive_ns - rank.lost_ns
+    yield rank.lost_ns - sum(ns for _, ns in rank.buckets)
+    yield rank.outside_ns - sum(ns for _, ns in rank.outside_buckets)
+
+
+def _felt_and_caused(report: Report, felt: dict[str, int]) -> Iterable[int]:
+    if not any(rank.caused for rank in report.ranks) and not report.nobody:
+        return  # ranks were not compared: nothing is said about who caused what
+    left = dict(felt)
+    for id_, ns in (*(line for rank in report.ranks for line in rank.caused), *report.nobody):
+        left[id_] = left.get(id_, 0) - ns
+    yield sum(left.values())
+    yield from left.values()
+
+
+def _said(one: Finding) -> Said:
+    leaf = None if one.cause.id in FAMILIES and one.cause.id not in FAMILY_OF else one.cause.id
+    ranks = tuple(who.rank for who in one.culprits if who.rank is not None)
+    return Said(
+        family=FAMILY_OF.get(one.cause.id, one.cause.family),
+        leaf=leaf,
+        share_ratio=one.share_ratio,
+        confidence_ratio=one.confidence_ratio,
+        culprits=ranks,
+        outside_steps=one.outside_steps,
+    )
+
+
+def _blamed(report: Report) -> tuple[int, ...]:
+    """Return ranks by what all lost because of them; of a hang, who caused it."""
+    large = [one for one in report.findings if one.share_ratio >= NAMED_FROM_RATIO]
+    hung = [one for one in large if one.outside_steps and one.cause.family == "fail"]
+    inside = [one for one in large if not one.outside_steps]
+    if hung:  # whatever was slow before it stood still
+        ranks = [who.rank for one in hung for who in one.culprits if who.rank is not None]
+        return tuple(dict.fromkeys(ranks))
+    if not inside or not inside[0].culprits:
+        return ()
+    caused: dict[int, int] = {}
+    for one in inside:
+        for who in one.culprits:
+            if who.rank is not None:
+                ns = (who.own_ns or 0) + (who.others_ns or 0)
+                caused[who.rank] = caused.get(who.rank, 0) + ns
+    order = sorted(caused, key=lambda rank: (-caused[rank], rank))
+    return tuple(rank for rank in order if caused[rank] >= BLAMED_RATIO * caused[order[0]])

@@ -1,0 +1,91 @@
+"""The reliability curve as a picture: SVG written by hand, for light and dark pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clusterprof_lab.score.figures import wilson
+
+_LEFT, _TOP, _SIDE = 64, 24, 320
+_WIDTH, _HEIGHT = 600, 400
+_STYLE = """<style>
+text { font: 13px system-ui, sans-serif; fill: #24292f; }
+.axis { stroke: #57606a; fill: none; } .grid { stroke: #d0d7de; }
+.ideal { stroke: #57606a; stroke-dasharray: 5 4; }
+.c0 { stroke: #0550ae; fill: #0550ae; } .c1 { stroke: #bc4c00; fill: #bc4c00; }
+.c2 { stroke: #1a7f37; fill: #1a7f37; } .c3 { stroke: #8250df; fill: #8250df; }
+.line { fill: none; stroke-width: 2; } .bar { stroke-width: 1.5; }
+.page { fill: #ffffff; }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3; } .axis { stroke: #8b949e; } .grid { stroke: #30363d; }
+.ideal { stroke: #8b949e; } .page { fill: #0d1117; }
+.c0 { stroke: #79c0ff; fill: #79c0ff; } .c1 { stroke: #ffa657; fill: #ffa657; }
+.c2 { stroke: #7ee787; fill: #7ee787; } .c3 { stroke: #d2a8ff; fill: #d2a8ff; }
+.line { fill: none; } }
+</style>"""
+_COLOURS = 4
+
+
+def reliability_picture(curves: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> str:
+    """Draw curves of (name, bins): confidence said from left to right, part right upwards."""
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        'aria-label="Confidence said against part that was right">',
+        _STYLE,
+        f'<rect class="page" width="{_WIDTH}" height="{_HEIGHT}"/>',
+        *_frame(),
+    ]
+    for number, (name, bins) in enumerate(curves):
+        out += _curve(f"c{number % _COLOURS}", bins)
+        y = _TOP + 24 + 22 * number
+        x = _LEFT + _SIDE + 24
+        out.append(f'<circle class="c{number % _COLOURS}" cx="{x}" cy="{y - 4}" r="5"/>')
+        claims = sum(one["n"] for one in bins)
+        out.append(f'<text x="{x + 14}" y="{y}">{_safe(name)} ({claims} claims)</text>')
+    if not curves:
+        out.append(f'<text x="{_LEFT + 24}" y="{_TOP + 40}">no score has been stored yet</text>')
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def _frame() -> list[str]:
+    out = []
+    for tenth in range(0, 11, 2):
+        at = tenth / 10
+        x, y = _x(at), _y(at)
+        out.append(f'<path class="grid" d="M{x} {_y(0)}V{_y(1)}M{_x(0)} {y}H{_x(1)}"/>')
+        out.append(f'<text x="{x}" y="{_y(0) + 18}" text-anchor="middle">{at:.1f}</text>')
+        out.append(f'<text x="{_x(0) - 8}" y="{y + 4}" text-anchor="end">{at:.1f}</text>')
+    out.append(f'<rect class="axis" x="{_x(0)}" y="{_y(1)}" width="{_SIDE}" height="{_SIDE}"/>')
+    out.append(f'<path class="ideal" d="M{_x(0)} {_y(0)}L{_x(1)} {_y(1)}"/>')
+    middle = _TOP + _SIDE // 2
+    out.append(f'<text x="{_x(0.5)}" y="{_y(0) + 38}" text-anchor="middle">confidence said</text>')
+    out.append(
+        f'<text transform="translate(20 {middle}) rotate(-90)" text-anchor="middle">'
+        "part that was right</text>"
+    )
+    return out
+
+
+def _curve(colour: str, bins: Sequence[Mapping[str, Any]]) -> list[str]:
+    points = " ".join(f"{_x(one['said'])},{_y(one['right'])}" for one in bins)
+    out = [f'<polyline class="{colour} line" points="{points}"/>']
+    for one in bins:
+        sure = wilson(round(one["right"] * one["n"]), one["n"])
+        x = _x(one["said"])
+        low, high = _y(sure.low or 0.0), _y(sure.high if sure.high is not None else 1.0)
+        out.append(f'<path class="{colour} bar" d="M{x} {low}V{high}"/>')
+        out.append(f'<circle class="{colour}" cx="{x}" cy="{_y(one["right"])}" r="4"/>')
+    return out
+
+
+def _x(value: float) -> float:
+    return round(_LEFT + _SIDE * value, 1)
+
+
+def _y(value: float) -> float:
+    return round(_TOP + _SIDE * (1 - value), 1)
+
+
+def _safe(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")

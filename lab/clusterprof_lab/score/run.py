@@ -1,0 +1,119 @@
+"""Score a slice of the corpus, or runs that lie there: two processes, progress, two files.
+
+python -m clusterprof_lab.score --split dev                        a slice, made and scored
+python -m clusterprof_lab.score --runs DIR --answers DIR           runs and answers of others
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import get_args
+
+from clusterprof_lab.scenario import CORPUS, ScenarioError, Split, load_corpus
+from clusterprof_lab.score.document import document
+from clusterprof_lab.score.markdown import score_page
+from clusterprof_lab.score.metrics import wrong
+from clusterprof_lab.score.modes import MODES
+from clusterprof_lab.score.ours import TOOL
+from clusterprof_lab.score.plan import Slice, Work, lying_in, planned
+from clusterprof_lab.score.work import Done, Settings, do
+
+PROCESSES = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Score; 0 when something was scored, 2 when nothing could be."""
+    given = _arguments().parse_args(argv)
+    try:
+        corpus = load_corpus(given.corpus)
+    except (ScenarioError, OSError) as error:
+        print(f"score: {error}", file=sys.stderr)
+        return 2
+    if given.runs is not None:
+        modes = tuple(given.modes.split(",")) if given.modes else MODES
+        works = lying_in(given.runs, modes, given.ablate)
+    else:
+        works = planned(corpus, given.split, given.slice, given.testbed)
+    works = [work for work in works if _asked(work, given)]
+    if not works:
+        print(f"score: no run under {given.runs or 'this choice'}", file=sys.stderr)
+        return 2
+    keep = given.keep and given.out / "kept"
+    settings = Settings(
+        not given.no_rules, given.answers, keep or None, {one.id: one for one in corpus}
+    )
+    begun = time.monotonic()
+    done = sorted(_all(works, settings, given.jobs), key=lambda one: works.index(one.work))
+    seconds = time.monotonic() - begun
+    splits = {row.split for one in done for row in one.rows} or {given.split}
+    split = splits.pop() if len(splits) == 1 else "test"  # what may not be looked at, if any
+    made = document(done, split, "runs" if given.runs else given.slice, seconds)
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "score.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    page = score_page(made)
+    (given.out / "score.md").write_text(page, encoding="utf-8")
+    print(page)
+    return 0 if any(one.rows for one in done) else 2
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m clusterprof_lab.score",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--split", choices=get_args(Split), default="dev")
+    parser.add_argument("--slice", choices=get_args(Slice), default="ci")
+    parser.add_argument("--testbed", nargs="*", choices=("synth", "real"), default=["synth"])
+    parser.add_argument("--runs", type=Path, help="score the runs under this folder")
+    parser.add_argument("--answers", type=Path, help="answers of another tool, by name of run")
+    parser.add_argument("--out", type=Path, default=Path("score"))
+    parser.add_argument("--corpus", type=Path, default=CORPUS)
+    parser.add_argument("--only", default="", help="scenarios or groups, by comma")
+    parser.add_argument("--modes", default="", help="with --runs: M0,M1,…; all of them otherwise")
+    parser.add_argument("--ablate", action="store_true", help="with --runs: leave out each signal")
+    parser.add_argument("--no-rules", action="store_true", help="without the rules of others")
+    parser.add_argument("--keep", action="store_true", help="keep runs judged wrong under OUT/kept")
+    parser.add_argument("--jobs", type=int, default=PROCESSES)
+    return parser
+
+
+def _asked(work: Work, given: argparse.Namespace) -> bool:
+    names = {name for name in given.only.split(",") if name}
+    if not names:
+        return True
+    if work.trial is None:
+        return any(work.name.startswith(name) for name in names)
+    return bool(names & {work.trial.scenario.id, work.trial.scenario.group})
+
+
+def _all(works: Sequence[Work], settings: Settings, jobs: int) -> Iterator[Done]:
+    """Do all work, several at a time, and say on stderr how far it is."""
+    begun = time.monotonic()
+    one = partial(do, settings=settings)
+    if jobs <= 1:
+        for number, work in enumerate(works, 1):
+            done = one(work)
+            _tell(number, len(works), begun, done)
+            yield done
+        return
+    with get_context("spawn").Pool(min(jobs, len(works))) as pool:
+        for number, done in enumerate(pool.imap_unordered(one, works), 1):
+            _tell(number, len(works), begun, done)
+            yield done
+
+
+def _tell(number: int, of: int, begun: float, done: Done) -> None:
+    left = (time.monotonic() - begun) / number * (of - number)
+    mine = [row for row in done.rows if row.tool == TOOL and row.mode == "M0"]
+    verdict = ", ".join(wrong(mine[0])) or "right" if mine else f"not run: {done.not_run}"
+    print(
+        f"{number:>4}/{of}  {left / 60:5.1f} min left  {done.work.name}: {verdict}", file=sys.stderr
+    )

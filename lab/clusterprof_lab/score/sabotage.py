@@ -1,0 +1,181 @@
+"""Three faults put into the attribution on purpose: does the score catch each?
+
+    python -m clusterprof_lab.score.sabotage [--runs DIR]
+
+swap-causes       what a thread spent blocked on a disk and what it computed change places
+longest-waiter    a wait goes to the rank that stood longest, not to the last to arrive
+zero-gap          a device counts as idle where it was not sampled (samples are left out for it)
+
+A fault is caught when one of `WATCHED` gets worse by more than both intervals allow. Exit status 1
+when one is not caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from clusterprof.attribution import local, lost, regions
+from clusterprof.engine import peers
+from clusterprof.timeline.model import Feeding
+from clusterprof_lab.scenario import Scenario, Trial, load_corpus
+from clusterprof_lab.score.figures import Figure
+from clusterprof_lab.score.judge import judge
+from clusterprof_lab.score.metrics import Row, scored
+from clusterprof_lab.score.ours import TOOL, ours
+from clusterprof_lab.score.plan import Work, lying_in
+from clusterprof_lab.score.rewrite import Less, rewrite
+from clusterprof_lab.score.work import RECORDING, made
+from clusterprof_lab.truth import read
+
+SCENARIOS = ("storage-io-cap", "cpu-heavy-transform", "sync-slow-rank", "null-clean")
+SEEDS = 4
+WATCHED: Mapping[str, int] = {
+    "family_top1": 1, "leaf_top1": 1, "culprit_top1": 1, "bucket_error_active_mean": -1,
+    "inversions": -1, "false_on_nulls": -1, "unattributed": -1, "conserved": 1,
+}  # fmt: skip
+"""Figure -> 1 when more is better, -1 when less is."""
+GAPS = Less("gaps", "3 of 10 s of the device's samples lost", device_gaps_s=(3, 10))
+_LONG_GAP = 2.0  # windows longer than this many usual ones are gaps
+
+
+def _swapped(feed: Callable[..., Feeding]) -> Callable[..., Feeding]:
+    def feed_swapped(*given: Any) -> Feeding:
+        told = feed(*given)
+        return replace(told, block_io=told.user_cpu, user_cpu=told.block_io)
+
+    return feed_swapped
+
+
+def _longest_waiter(settle: Callable[..., Any]) -> Callable[..., Any]:
+    def settle_wrong(ops: Any, *more: Any) -> Any:
+        blamed, carry = settle(ops, *more)
+        size = np.diff(ops.first)
+        op = np.repeat(np.arange(size.size), size)
+        order = np.lexsort((-ops.blocked_ns, op))
+        longest = ops.rank[order[ops.first[:-1]]]
+        culprit = np.where(blamed.culprit >= 0, longest[op[blamed.row]], blamed.culprit)
+        return replace(blamed, culprit=culprit), carry
+
+    return settle_wrong
+
+
+def _zero_gap(windows: Callable[..., Any]) -> Callable[..., Any]:
+    def with_zeros(rank: Any) -> Any:
+        found = windows(rank)
+        if found is None or not found.start_ns.size:
+            return found
+        length = found.end_ns - found.start_ns
+        gap = length > _LONG_GAP * np.median(length)
+        return replace(found, idle_ns=np.where(gap, length, found.idle_ns),
+                       slowed_ns=np.where(gap, 0, found.slowed_ns))  # fmt: skip
+
+    return with_zeros
+
+
+@contextmanager
+def sabotaged(fault: str) -> Iterator[None]:
+    """Hold one fault in the attribution of this process; "" holds none."""
+    with ExitStack() as stack:
+        if fault == "swap-causes":
+            stack.enter_context(patch.object(local, "feed", _swapped(local.feed)))
+        elif fault == "longest-waiter":
+            stack.enter_context(
+                patch.object(peers, "settle_waits", _longest_waiter(peers.settle_waits))
+            )
+        elif fault == "zero-gap":
+            for module in (lost, regions):
+                bad = _zero_gap(module.busy_windows)
+                stack.enter_context(patch.object(module, "busy_windows", bad))
+        elif fault:
+            raise ValueError(f"no such fault: {fault!r}; there are {', '.join(FAULTS)}")
+        yield
+
+
+FAULTS = ("swap-causes", "longest-waiter", "zero-gap")
+
+
+def worse(sound: Mapping[str, Figure], bad: Mapping[str, Figure]) -> list[str]:
+    """Return the watched figures that got worse beyond both intervals, in words."""
+    out = []
+    for name, sign in WATCHED.items():
+        one, other = sound[name], bad[name]
+        if one.value is None or other.value is None:
+            continue
+        one_edge = one.low if sign > 0 else one.high
+        other_edge = other.high if sign > 0 else other.low
+        one_edge = one.value if one_edge is None else one_edge
+        other_edge = other.value if other_edge is None else other_edge
+        if sign * (one_edge - other_edge) > 0:
+            out.append(f"{name} {one.value:.3g} -> {other.value:.3g}")
+    return out
+
+
+def figures(
+    runs: Sequence[Path], corpus: Mapping[str, Scenario], fault: str, gaps: bool
+) -> Mapping[str, Figure]:
+    """Analyse runs with a fault held, and return the figures."""
+    rows = []
+    for folder in runs:
+        truth = read(folder)
+        with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as place:
+            recording = folder / RECORDING
+            if gaps:
+                recording = rewrite(recording, Path(place) / GAPS.name, GAPS)
+            with sabotaged(fault):
+                answer = ours(recording)
+        scenario = corpus[truth.scenario]
+        judged = judge(answer, truth, scenario.wanted)
+        rows.append(Row(folder.name, scenario.id, scenario.group, truth.testbed, truth.severity,
+                        truth.seed, TOOL, "M0", None, judged))  # fmt: skip
+    return scored(rows).figures
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Put each fault in and see whether the score moves; 1 when one goes unnoticed."""
+    parser = argparse.ArgumentParser(prog="python -m clusterprof_lab.score.sabotage")
+    parser.add_argument("--runs", type=Path, help="runs that lie there, instead of a small slice")
+    given = parser.parse_args(argv)
+    corpus = {one.id: one for one in load_corpus()}
+    with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as place:
+        runs = _runs(given.runs, Path(place), corpus)
+        if not runs:
+            print("sabotage: no runs to score", file=sys.stderr)
+            return 2
+        sound = {gaps: figures(runs, corpus, "", gaps) for gaps in (False, True)}
+        missed = 0
+        for fault in FAULTS:
+            gaps = fault == "zero-gap"
+            moved = worse(sound[gaps], figures(runs, corpus, fault, gaps))
+            missed += not moved
+            print(f"{fault:<16} {'caught: ' + '; '.join(moved) if moved else 'NOT CAUGHT'}")
+    print(f"{len(FAULTS) - missed} of {len(FAULTS)} faults caught on {len(runs)} runs")
+    return 1 if missed else 0
+
+
+def _runs(folder: Path | None, place: Path, corpus: Mapping[str, Scenario]) -> list[Path]:
+    if folder is not None:
+        return [work.folder for work in lying_in(folder, ("M0",), False) if work.folder]
+    out = []
+    for name in SCENARIOS:
+        for seed in range(SEEDS if name in corpus else 0):
+            work = Work("synth", Trial(corpus[name], "medium", seed, "dev"), None)
+            folder, reason = made(work, place)
+            if folder is None:
+                print(f"sabotage: {work.name} was not run: {reason}", file=sys.stderr)
+            else:
+                out.append(folder)
+    return out
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""One run: made or found, analysed in every mode, judged, and by every rule beside us.
+
+A run that cannot be made here is "not run: reason". An analysis that fails is an answer that says
+nothing, and is judged as such.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from clusterprof_lab import answer as answers
+from clusterprof_lab.answer import Answer
+from clusterprof_lab.scenario import Scenario
+from clusterprof_lab.score.ablate import Sideways, ablate
+from clusterprof_lab.score.judge import guilty, judge
+from clusterprof_lab.score.metrics import DISTURBED_ABOVE, Row, wrong
+from clusterprof_lab.score.modes import in_mode, true_in_mode
+from clusterprof_lab.score.ours import TOOL, ours
+from clusterprof_lab.score.plan import Work
+from clusterprof_lab.score.words import spoken, true_words
+from clusterprof_lab.truth import Truth, read
+
+MAKERS = {"synth": "clusterprof_lab.synth.make", "real": "clusterprof_lab.real.make"}
+"""Modules with `make(trial, folder)`, which leaves `recording/` and `truth.json` in a folder."""
+RECORDING = "recording"
+SLOWEST = ("slowest", "compute")
+"""Words in the name of the rule of `bench.baselines.registry` by which a run is called easy."""
+ROOT = Path(__file__).resolve().parents[3]
+Rule = Callable[[Path, Truth], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What holds for every run."""
+
+    rules: bool = True
+    answers: Path | None = None
+    keep: Path | None = None
+    """Where runs go that were judged wrong; None = nothing is kept."""
+    scenarios: Mapping[str, Scenario] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What one run gave."""
+
+    work: Work
+    rows: tuple[Row, ...] = ()
+    sideways: tuple[Sideways, ...] | None = None
+    """None when no signal was left out."""
+    not_run: str = ""
+
+
+def rules() -> Mapping[str, Rule]:
+    """Return the rules of others that are measured beside us; none where they are missing."""
+    for folder in (ROOT, ROOT / "tests"):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    try:
+        registry = importlib.import_module("bench.baselines.registry")
+    except ImportError:
+        return {}
+    found: Mapping[str, Rule] = registry.RULES
+    return found
+
+
+def do(work: Work, settings: Settings) -> Done:
+    """Make, analyse and judge one run; what it needs on disk is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as name:
+        place = Path(name)
+        folder, reason = made(work, place)
+        if folder is None:
+            return Done(work, not_run=reason)
+        try:
+            truth = read(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return Done(work, not_run=f"its truth cannot be read: {error}")
+        scenario = settings.scenarios.get(truth.scenario)
+        if scenario is None:
+            return Done(work, not_run=f"no scenario {truth.scenario!r} in the corpus")
+        try:
+            rows = tuple(_rows(work, folder, truth, scenario, settings, place))
+            sideways = ablate(folder / RECORDING, place / "less") if work.ablate else None
+        except Exception as error:  # ours: one run may not cost the score of all others
+            traceback.print_exc()
+            return Done(work, not_run=f"the scorer failed: {type(error).__name__}: {error}")
+        return Done(work, _kept(work, rows, folder, settings), sideways)
+
+
+def made(work: Work, place: Path) -> tuple[Path | None, str]:
+    """Return the folder of a run, made when it has to be, or None and why it cannot be."""
+    if work.folder is not None:
+        return work.folder, ""
+    trial = work.trial
+    assert trial is not None
+    if getattr(trial.scenario, work.testbed) is None:
+        return None, f"{work.testbed} cannot make it"
+    folder = place / trial.name
+    folder.mkdir()
+    try:
+        make = importlib.import_module(MAKERS[work.testbed]).make
+        make(trial, folder, **({"ranks": work.ranks} if work.ranks else {}))
+    except ImportError as error:
+        return None, f"{MAKERS[work.testbed]} is not there: {error}"
+    except Exception as error:  # whatever a fault needs and this machine has not
+        return None, str(error) or type(error).__name__
+    return folder, ""
+
+
+def _rows(
+    work: Work, folder: Path, truth: Truth, scenario: Scenario, settings: Settings, place: Path
+) -> Iterator[Row]:
+    recording = folder / RECORDING
+    beside = dict(rules()) if settings.rules else {}
+    told = {name: _asked(rule, recording, truth, name) for name, rule in beside.items()}
+    easy = None
+    for name in told:
+        if all(word in name.lower() for word in SLOWEST):
+            blamed = told[name].culprits
+            easy = bool(blamed) and blamed[0] in guilty(truth)
+    testbed = truth.testbed
+    if truth.disturbed_ratio > DISTURBED_ABOVE:
+        testbed += ", disturbed"
+
+    def row(answer: Answer, mode: str, tool: str) -> Row:
+        true, wanted = true_in_mode(truth, scenario.wanted, mode)
+        said = spoken(answer.causes) if answer.causes is not None else "-"
+        return Row(
+            work.name, scenario.id, scenario.group, testbed, truth.severity, truth.seed, tool,
+            mode, easy, judge(answer, true, wanted), said, true_words(true), split=truth.split,
+        )  # fmt: skip
+
+    for mode in work.modes:
+        if mode == "M4" and len(truth.places) < 2:
+            continue
+        yield row(_ours_in(recording, mode, place / mode, truth), mode, TOOL)
+        shutil.rmtree(place / mode, ignore_errors=True)
+    for name, answer in told.items():
+        yield row(answer, "M0", name)
+    for answer in _given(folder.name, settings.answers):
+        yield row(answer, "M0", answer.tool)
+
+
+def _ours_in(recording: Path, mode: str, folder: Path, truth: Truth) -> Answer:
+    try:
+        return ours(in_mode(recording, mode, folder, truth))
+    except Exception as error:
+        return _failed(TOOL, error)
+
+
+def _asked(rule: Rule, recording: Path, truth: Truth, name: str) -> Answer:
+    try:
+        return rule(recording, truth)
+    except Exception as error:
+        return _failed(name, error)
+
+
+def _failed(tool: str, error: Exception) -> Answer:
+    """An answer that says nothing is wrong: what a user learns from a tool that fails."""
+    print(f"{tool}: {type(error).__name__}: {error}", file=sys.stderr)
+    return Answer(tool, causes=(), culprits=())
+
+
+def _given(run: str, folder: Path | None) -> Iterator[Answer]:
+    if folder is None:
+        return
+    for path in (folder / run / "answer.json", folder / f"{run}.json",
+                 *sorted(folder.glob(f"*/{run}.json"))):  # fmt: skip
+        if path.is_file():
+            yield answers.load(path)
+
+
+def _kept(work: Work, rows: tuple[Row, ...], folder: Path, settings: Settings) -> tuple[Row, ...]:
+    """Keep a run that we were wrong about, so that one can go and look."""
+    mine = [row for row in rows if row.tool == TOOL and wrong(row)]
+    if not mine or (settings.keep is None and work.folder is None):
+        return rows
+    place = folder
+    if work.folder is None and settings.keep is not None:
+        place = settings.keep / work.name
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(folder, place)
+    return tuple(replace(row, folder=str(place)) if row in mine else row for row in rows)

@@ -1,0 +1,232 @@
+"""The scorer from end to end on small runs: what it counts, stores, prints, keeps and catches."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from score_runs import pair
+
+from clusterprof_lab.answer import Answer, Said, dump, load
+from clusterprof_lab.scenario import Scenario, Wanted, load_corpus
+from clusterprof_lab.score import sabotage, work
+from clusterprof_lab.score.figures import wilson
+from clusterprof_lab.score.ours import ours
+from clusterprof_lab.score.page import pages, results, store
+from clusterprof_lab.score.plan import LARGE, Work, planned
+from clusterprof_lab.score.run import main
+from clusterprof_lab.score.sabotage import FAULTS, GAPS, sabotaged, worse
+from clusterprof_lab.score.work import Settings, do
+from clusterprof_lab.truth import Truth, read, write
+
+CORPUS = {one.id: one for one in load_corpus()}
+FAULT = CORPUS["storage-io-cap"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    pair(folder, "one")
+    pair(folder, "two", seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("out")
+    told = folder / "answers"
+    (told / "one").mkdir(parents=True)
+    dump(Answer("rival 3", (Said("cpu", None, 0.4),), culprits=(0,), leaves=False),
+         told / "one" / "answer.json")  # fmt: skip
+    arguments = ["--runs", str(runs), "--answers", str(told), "--out", str(folder), "--no-rules"]
+    assert main([*arguments, "--modes", "M0,M4", "--jobs", "1"]) == 0
+    return folder
+
+
+def score(out: Path, tool: str, mode: str = "M0") -> dict:
+    document = json.loads((out / "score.json").read_text(encoding="utf-8"))
+    [found] = [one for one in document["scores"] if (one["tool"], one["mode"]) == (tool, mode)]
+    return found["figures"]
+
+
+def test_ours_and_an_answer_of_another_tool_in_one_table(out: Path) -> None:
+    mine, rival = score(out, "clusterprof"), score(out, "rival 3")
+    assert (mine["family_top1"]["hits"], mine["family_top1"]["n"]) == (2, 2)
+    assert (mine["culprit_top1"]["hits"], mine["conserved"]["hits"]) == (2, 2)
+    # each run: storage 25 points by truth, 24.7 said; cpu 8.3 and 8.2; unattributed 0 and 0.4
+    off = (0.3125 + 0.104167 + 0.416667) / 4
+    assert round(mine["bucket_error_active_mean"]["value"], 3) == round(off, 3)
+    assert (rival["family_top1"]["hits"], rival["family_top1"]["n"]) == (0, 1)
+    assert (rival["culprit_top1"]["hits"], rival["inversions"]["hits"]) == (0, 1)
+    assert rival["leaf_top1"] == rival["bucket_error_mean"] == {
+        "value": None, "low": None, "high": None, "n": 0, "hits": None,
+    }  # fmt: skip
+    page = (out / "score.md").read_text(encoding="utf-8")
+    both = "100.0% (34.2% to 100.0%; 2 of 2) | 0.0% (0.0% to 79.3%; 0 of 1)"
+    assert f"| culprit rank first | {both} |" in page
+    assert "| leaf first | 100.0% (34.2% to 100.0%; 2 of 2) | not claimed |" in page
+
+
+def test_one_rank_alone_is_judged_by_what_it_can_know(out: Path) -> None:
+    alone = score(out, "clusterprof", "M4")
+    assert (alone["family_top1"]["hits"], alone["family_top1"]["n"]) == (2, 2)
+
+
+def test_nothing_to_score_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--runs", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "no run under" in capsys.readouterr().err
+
+
+def test_what_cannot_be_made_is_not_run_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    [first, *_] = planned([FAULT], "dev", "ci", ["synth"])
+    monkeypatch.setitem(work.MAKERS, "synth", "clusterprof_lab.nowhere")
+    done = do(first, Settings(scenarios=CORPUS))
+    assert done.rows == () and done.not_run.startswith("clusterprof_lab.nowhere is not there")
+    only_real = replace(FAULT, synth=None)
+    [first, *_] = planned([only_real], "dev", "ci", ["synth"])
+    assert do(first, Settings(scenarios=CORPUS)).not_run == "synth cannot make it"
+
+
+def test_a_run_we_are_wrong_about_can_be_looked_at(runs: Path, tmp_path: Path) -> None:
+    truth = read(runs / "one")
+    blamed = replace(truth, injected=(replace(truth.injected[0], culprits=(0,)),))
+    folder = tmp_path / "wrong"
+    folder.mkdir()
+    (folder / "recording").symlink_to(runs / "one" / "recording")
+    write(blamed, folder)
+    done = do(Work("", None, folder), Settings(rules=False, scenarios=CORPUS))
+    assert [(row.judged.culprit_right, row.folder) for row in done.rows] == [(False, str(folder))]
+
+
+def test_an_analysis_that_fails_is_an_answer_that_says_nothing(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(recording: Path, truth: Truth) -> Answer:
+        raise RuntimeError("out of order")
+
+    def slowest(recording: Path, truth: Truth) -> Answer:
+        return Answer("slowest", None, culprits=(1,))
+
+    both = {"a rule": fails, "slowest total compute": slowest}
+    monkeypatch.setattr(work, "rules", lambda: both)
+    done = do(Work("", None, runs / "one"), Settings(scenarios=CORPUS))
+    rows = {row.tool: row for row in done.rows}
+    assert rows["a rule"].judged.family_right is False
+    assert rows["a rule"].judged.culprit_right is False
+    assert rows["clusterprof"].easy is True  # slowest total compute is right as well
+    assert rows["slowest total compute"].judged.family_right is None
+
+
+def test_a_disturbed_run_stands_apart(runs: Path, tmp_path: Path) -> None:
+    write(replace(read(runs / "one"), disturbed_ratio=0.08), tmp_path)
+    (tmp_path / "recording").symlink_to(runs / "one" / "recording")
+    done = do(Work("", None, tmp_path), Settings(rules=False, scenarios=CORPUS))
+    assert [row.testbed for row in done.rows] == ["synth, disturbed"]
+
+
+def test_slices() -> None:
+    null = Scenario("null-clean", "null", "", "", Wanted("", (), "nobody"), FAULT.lost, {}, {})
+    corpus = [FAULT, null]
+    ci = planned(corpus, "dev", "ci", ["synth", "real"])
+    assert Counter((one.testbed, one.trial.scenario.id) for one in ci if one.trial) == {
+        ("synth", "storage-io-cap"): 2, ("synth", "null-clean"): 4,
+        ("real", "storage-io-cap"): 1, ("real", "null-clean"): 1,
+    }  # fmt: skip
+    assert [one.ablate for one in ci].count(True) == 2  # the first of each group
+    full = planned(corpus, "test", "full", ["synth", "real"])
+    assert Counter((one.testbed, one.trial.scenario.id) for one in full if one.trial) == {
+        ("synth", "storage-io-cap"): 9 + len(LARGE), ("synth", "null-clean"): 20,
+        ("real", "storage-io-cap"): 9, ("real", "null-clean"): 3,
+    }  # fmt: skip
+    assert {one.trial.split for one in full if one.trial} == {"test"}
+    assert len({one.name for one in full}) == len(full)
+
+
+def test_the_page_and_its_picture(out: Path, tmp_path: Path) -> None:
+    path = store(out / "score.json", tmp_path)
+    assert path.name == "dev-runs.json"
+    assert results(tmp_path)[0]["claims"] == []
+    made = pages(tmp_path)
+    assert set(made) == {"docs/accuracy.md", "docs/accuracy-reliability.svg"}
+    page = made["docs/accuracy.md"]
+    assert "2 of 2 planned runs were scored." in page
+    assert "| true \\ said | storage |" in page
+    picture = ElementTree.fromstring(made["docs/accuracy-reliability.svg"])
+    dots = [one for one in picture.iter() if one.tag.endswith("circle")]
+    assert len(dots) == 1 + len(results(tmp_path)[0]["scores"][0]["reliability"])  # one of the key
+    assert "No score has been stored yet" in pages(tmp_path / "none")["docs/accuracy.md"]
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match="not a score"):
+        pages(tmp_path)
+
+
+def test_faults_in_the_attribution_are_noticed(tmp_path: Path) -> None:
+    one = [pair(tmp_path, "three", ranks=3)]
+    sound = sabotage.figures(one, CORPUS, "", gaps=False)
+    assert sound["family_top1"].hits == 1
+    swapped = sabotage.figures(one, CORPUS, "swap-causes", gaps=False)
+    assert (swapped["family_top1"].hits, swapped["leaf_top1"].hits) == (0, 0)
+    waiter = sabotage.figures(one, CORPUS, "longest-waiter", gaps=False)
+    assert (waiter["culprit_top1"].hits, waiter["inversions"].hits) == (0, 1)
+    again = sabotage.figures(one, CORPUS, "", gaps=False)
+    assert again == sound  # nothing stays behind
+
+
+def test_a_gap_that_is_filled_with_zero_is_noticed(tmp_path: Path) -> None:
+    from score_runs import recordings
+
+    recordings.write(recordings.training([(0.1, 0.4)] * 60), tmp_path / "whole" / "node")
+    gaps = sabotage.rewrite(tmp_path / "whole", tmp_path / "gaps", GAPS)
+    true = ours(tmp_path / "whole").lost_ratio
+    assert true is not None and round(true, 3) == 0.2
+    assert ours(gaps).lost_ratio == pytest.approx(true, abs=0.01)
+    with sabotaged("zero-gap"):
+        filled = ours(gaps).lost_ratio
+    assert filled is not None and filled > true + 0.1
+
+
+def test_worse_means_beyond_both_intervals() -> None:
+    def figures(hits: int, inverted: int, n: int = 20) -> dict:
+        none = dict.fromkeys(sabotage.WATCHED, wilson(0, 0))
+        return {**none, "family_top1": wilson(hits, n), "inversions": wilson(inverted, n)}
+
+    assert worse(figures(20, 0), figures(20, 0)) == []
+    assert worse(figures(20, 0), figures(17, 2)) == []  # within the intervals
+    assert worse(figures(20, 0), figures(5, 12)) == [
+        "family_top1 1 -> 0.25", "inversions 0 -> 0.6",
+    ]  # fmt: skip
+    assert worse(figures(5, 12), figures(20, 0)) == []  # better
+    with pytest.raises(ValueError, match="no such fault"), sabotaged("typo"):
+        pass
+    assert len(FAULTS) == 3
+
+
+def test_the_split_test_is_not_looked_at(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    truth = replace(read(runs / "one"), split="test", injected=())
+    write(replace(truth, lost=()), tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "one" / "recording").symlink_to(runs / "one" / "recording")
+    arguments = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--modes", "M0"]
+    assert main([*arguments, "--no-rules", "--jobs", "1"]) == 0
+    document = json.loads((tmp_path / "score.json").read_text(encoding="utf-8"))
+    told = [document[key] for key in ("split", "claims", "wrong", "wrong_count")]
+    assert told == ["test", [], [], 1]
+    assert "not shown" in (tmp_path / "score.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_of_the_manual_are_read(tmp_path: Path) -> None:
+    manual = Path(__file__).resolve().parents[2] / "lab" / "README.md"
+    blocks = re.findall(r"```json\n(.*?)```", manual.read_text(encoding="utf-8"), re.DOTALL)
+    texts = {json.loads(block)["format"]: block for block in blocks}
+    (tmp_path / "answer.json").write_text(texts["clusterprof-answer"], encoding="utf-8")
+    (tmp_path / "truth.json").write_text(texts["clusterprof-truth"], encoding="utf-8")
+    answer, truth = load(tmp_path / "answer.json"), read(tmp_path)
+    assert answer.causes == (Said("storage", "storage-local", 0.31, 0.9, (5,)),)
+    assert (truth.caused_ns(), truth.clocks["n1"]) == (
+        {1: 25_500_000_000, 0: 400_000_000}, (31_000_000, 0.00002),
+    )  # fmt: skip
