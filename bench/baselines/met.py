@@ -80,7 +80,9 @@ def ends_of_steps(seen: Seen) -> Met:
 
 def job_of(seen: Seen) -> Job | None:
     """Return the recording as the rules want it; None when there is no rank or no step."""
-    for met in (operations(seen), ends_of_steps(seen)):
+    found = operations(seen)
+    pairs = {key: stays for key, stays in found.items() if len(key) > 2}
+    for met in (found, {**pairs, **ends_of_steps(seen)}):
         if met:
             job = _job(seen, met)
             if _even(job):
