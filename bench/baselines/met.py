@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from synthetic.jobs import CATEGORIES, WORK, Job, Truth
@@ -39,11 +40,19 @@ Met = dict[tuple[int, ...], dict[int, Stay]]
 """(group, number, and the way of a message) -> member -> its stay."""
 
 
+def begun(rank: Rank) -> int:
+    """When its training began: with its first wait for data, else with its first step."""
+    waits = rank.of(layout.DATA_WAIT)
+    return int(waits[0, START] if len(waits) else rank.steps[0, 0])
+
+
+@lru_cache(maxsize=1)
 def operations(seen: Seen) -> Met:
-    """Return the operations in which all members of their group were seen."""
+    """Return the operations, since ranks `begun`, in which all members of the group were seen."""
     met: Met = defaultdict(dict)
     for number, rank in seen.ranks.items():
-        for row in rank.of(layout.COLLECTIVE):
+        table = rank.of(layout.COLLECTIVE)
+        for row in table[table[:, START] >= begun(rank)]:
             start, end, how = int(row[START]), int(row[END]), int(row[D])
             kind, form = how & layout.OPERATION_MASK, how >> layout.FORM_SHIFT & layout.FORM_MASK
             peer = (how >> layout.PEER_SHIFT & layout.PEER_MASK) - 1
@@ -78,6 +87,7 @@ def ends_of_steps(seen: Seen) -> Met:
     return met
 
 
+@lru_cache(maxsize=1)
 def job_of(seen: Seen) -> Job | None:
     """Return the recording as the rules want it; None when there is no rank or no step."""
     found = operations(seen)
@@ -126,10 +136,9 @@ def _job(seen: Seen, met: Met) -> Job:
 def _spent(rank: Rank, row: np.ndarray) -> np.ndarray:
     """What it had spent on loading, and on all else but operations, when it arrived at each."""
     wait = rank.of(layout.DATA_WAIT)
-    begun = min(int(rank.steps[0, 0]), int(row[:, 1].min()))
     upto = np.concatenate([[0], np.cumsum(wait[:, END] - wait[:, START])])
     loading = upto[np.searchsorted(wait[:, END], row[:, 1], "right")]
     order = np.argsort(row[:, 2], kind="stable")
     blocked = np.zeros(len(row), np.int64)
     blocked[order] = np.cumsum(row[order, 3]) - row[order, 3]
-    return np.stack([loading, row[:, 1] - begun - blocked - loading], axis=1)
+    return np.stack([loading, row[:, 1] - begun(rank) - blocked - loading], axis=1)

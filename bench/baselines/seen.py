@@ -97,7 +97,7 @@ class Rank:
         return int((self.steps[:, 1] - self.steps[:, 0]).sum())
 
 
-@dataclass
+@dataclass(eq=False)
 class Seen:
     """One recording."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import ns
 from engine.recordings import Script, training, write
@@ -226,3 +227,50 @@ def test_messages_are_matched_by_sender_receiver_and_number(registry: Any, tmp_p
     ask = asking(registry, tmp_path, {})
     assert ask("longest waiter").culprits == (1,)
     assert ask("slowest total compute").culprits == (0,)
+
+
+def test_xprof_sorts_the_hosts_time_and_words_the_verdict(registry: Any, tmp_path: Path) -> None:
+    from baselines import xprof
+    from baselines.seen import see
+
+    recording = two(tmp_path, (0.05, 0.5), (0.5, 0.5))
+    # Twelve fetches of 0.05 and 0.5 s, half of each on a CPU, all while they were waited for.
+    parts = xprof.breakdown(see(recording, CLOCKS))
+    assert parts == xprof.Breakdown(ns(3.3), 0.0, ns(3.3), 0.0, 0.0)
+    words = [xprof.verdict(share) for share in (0.049, 0.05, 0.199, 0.2)]
+    assert words == ["not input-bound", *["moderately input-bound"] * 2, "highly input-bound"]
+
+
+def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
+    """A rank with 21 minutes before its first step, 11 slow steps of 200, one worker of 8 CPUs."""
+    from baselines import sagemaker
+    from baselines.seen import NO_SPANS, Node, Rank, Seen, Series
+
+    minutes = ns(60)
+    length = np.full(200, ns(1.0))
+    length[:11] = ns(9.0)
+    ends = 21 * minutes + np.cumsum(length)
+    steps = np.stack([ends - length, ends], axis=1)
+    wait = np.array([[steps[0, 0], steps[0, 0] + 1, DATA_WAIT, 0, 0, 1, 1]])
+    some = {("x", ""): Series(ends[:1], ends[:1])}
+    node = Node("node", 8, some, span_ns=(0, int(ends[-1])))
+    rank = Rank(0, node, "", wait, NO_SPANS, (5,), steps)
+    said = [one for _, one in sagemaker._framework(Seen({0: rank}, [node], {}))]
+    assert said == [
+        Said("cpu", "cpu-loader-config", None),  # 12.5 % of the CPUs
+        Said("unattributed", None, None),
+        Said("startup", "startup", None, outside_steps=True),
+    ]
+    level = sagemaker.Usage(ends, None, None, np.repeat([20.0, 25.5], 20))
+    assert sagemaker.memory_increases(level)
+    small = np.repeat([20.0, 24.5], 20)
+    assert not sagemaker.memory_increases(sagemaker.Usage(ends, None, None, small))
+    low = np.full(40, 30.0)
+    assert [one for _, one in sagemaker._system([sagemaker.Usage(low, low, low * 0, small)])] == [
+        Said("launch", None, None),  # BatchSize: all three low
+        Said("unattributed", None, None),
+    ]
+    busy = sagemaker.Usage(low + 65, low, low * 0, small)
+    balance = Said("synchronization", "sync-imbalance", None)
+    found = [one for _, one in sagemaker._system([busy, sagemaker.Usage(low, low, low * 0, None)])]
+    assert found == [balance, Said("unattributed", None, None)]
