@@ -17,7 +17,8 @@ launch and collectives from 3 % on are mentioned. It reads TensorFlow's and JAX'
 
 xprof sorts the host's operations by name and scales their times to the time waited; names of
 operations are not in a recording, so a fetch's CPU time stands for preprocessing and the rest of it
-for reading. It gives shares of the step time; it blames no rank ("not claimed").
+for reading. It gives shares of the step time; it blames no rank ("not claimed"). The verdict on the
+input comes first, as on its overview page, whatever collectives take.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ def analysis(recording: Path, truth: Truth) -> Answer:
     waited = _mean([float(rank.spent(_waits(rank)).sum()) / rank.in_step_ns for rank in ranks])
     met = _mean([float(stood(rank).sum()) / rank.in_step_ns for rank in ranks])
     by_family = _shared(breakdown(seen), waited if waited >= MODERATELY else 0.0)
-    if met >= COLLECTIVES:
-        by_family["network"] = met
     leaves = {"cpu": "cpu-preprocess", "h2d": "h2d-copy"}
-    order = sorted((ratio, family) for family, ratio in by_family.items() if ratio > 0)
-    causes = [Said(family, leaves.get(family), ratio) for ratio, family in reversed(order)]
+    order = sorted(((ratio, name) for name, ratio in by_family.items() if ratio > 0), reverse=True)
+    causes = [Said(family, leaves.get(family), ratio) for ratio, family in order]
+    if met >= COLLECTIVES:
+        causes.append(Said("network", None, met))
     return Answer(TOOL, tuple(causes))
 
 

@@ -79,7 +79,7 @@ def answer(summary: Mapping[str, Any], version: str) -> Answer:
     issues = [one for one in section.get("issues") or () if one["kind"] in _CAUSES]
     causes = tuple(_said(one) for one in issues)
     ranks = (section.get("metadata") or {}).get("global_ranks_seen") or 1
-    blamed = causes[0].culprits if causes and issues[0]["kind"] == kind else None
+    blamed = causes[0].culprits if causes else None
     return Answer(tool, causes, culprits=(blamed or ()) if ranks > 1 else None)
 
 
