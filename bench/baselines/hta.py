@@ -26,7 +26,8 @@ import numpy as np
 
 from baselines.met import operations
 from baselines.sagemaker import busy_percent
-from baselines.seen import Rank, Seen, see
+from baselines.seen import see
+from baselines.tables import Rank, Seen
 from clusterprof.probe import layout
 from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.families import UNATTRIBUTED

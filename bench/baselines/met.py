@@ -14,7 +14,7 @@ import numpy as np
 from synthetic.jobs import CATEGORIES, WORK, Job, Truth
 
 from baselines.recorded import LOADING
-from baselines.seen import END, START, A, B, D, Rank, Seen
+from baselines.tables import END, START, A, B, D, Rank, Seen
 from clusterprof.attribution.blame_rows import is_pair
 from clusterprof.probe import layout
 from clusterprof.timeline.operations import Operations

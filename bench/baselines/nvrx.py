@@ -28,7 +28,8 @@ from pathlib import Path
 import numpy as np
 
 from baselines.sagemaker import busy_percent
-from baselines.seen import Rank, Seen, see
+from baselines.seen import see
+from baselines.tables import Rank, Seen
 from baselines.thumb import stood
 from clusterprof.probe import layout
 from clusterprof_lab.answer import Answer

@@ -34,7 +34,8 @@ from pathlib import Path
 
 import numpy as np
 
-from baselines.seen import Node, Rank, Seen, see
+from baselines.seen import see
+from baselines.tables import Node, Rank, Seen
 from clusterprof.probe import layout
 from clusterprof.signals import (
     CPU_IDLE,
@@ -145,8 +146,8 @@ def _distance(usages: list[Usage]) -> float:
     """The largest between the histograms of any two GPUs."""
     bins = np.linspace(0, 100, 11)
     parts = [np.histogram(np.clip(one.gpu, 0, 100), bins)[0] / len(one.gpu) for one in usages]
-    pairs = [np.abs(a - b).sum() / 2 for at, a in enumerate(parts) for b in parts[:at]]
-    return float(max(pairs, default=0.0))
+    table = np.reshape(parts, (-1, 10))
+    return max((float(np.abs(table - one).sum(axis=1).max()) / 2 for one in table), default=0.0)
 
 
 def _workers(rank: Rank) -> int:

@@ -8,112 +8,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from baselines.tables import END, KIND, NO_SPANS, START, C, Node, Rank, Seen, Series
 from clusterprof.errors import NoRecording
 from clusterprof.probe import layout
 from clusterprof.timeline.identity import place_of
 from clusterprof.trace.reader import NodeReader, node_folders
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Event, Header, Rows, Spans
 
-START, END, KIND, A, B, C, D = range(7)
-"""Columns of a table of spans."""
-NO_SPANS = np.zeros((0, len(SPAN_FIELDS)), np.int64)
 _TRAINING = (layout.STEP, layout.DATA_WAIT, layout.COLLECTIVE, layout.FORWARD)
-
-
-@dataclass(frozen=True)
-class Series:
-    """Readings of one signal of one device; those that failed are left out."""
-
-    t_ns: np.ndarray
-    values: np.ndarray
-
-    def grown(self) -> float:
-        """What a counter grew by from the first reading to the last."""
-        return float(self.values[-1] - self.values[0]) if len(self.values) > 1 else 0.0
-
-    def at(self, t_ns: np.ndarray) -> np.ndarray:
-        """Values of a counter at times, evenly spread between readings."""
-        return np.interp(t_ns, self.t_ns, self.values)
-
-
-@dataclass
-class Node:
-    """One machine."""
-
-    name: str
-    cpus: int
-    series: dict[tuple[str, str], Series] = field(default_factory=dict)
-    """(signal, device) -> readings."""
-    run_delay_ns: dict[int, float] = field(default_factory=dict)
-    """By process: how long its main thread was ready and had no CPU, while it was sampled."""
-    span_ns: tuple[int, int] = (0, 0)
-    """First and last reading."""
-
-
-@dataclass
-class Rank:
-    """One training process; a restarted one goes on in the same tables."""
-
-    rank: int
-    node: Node
-    device: str
-    spans: np.ndarray
-    """int64[n, 7] by start, on true time."""
-    fetches: np.ndarray
-    """Spans of loading, its own and its workers'; int64[m, 7]."""
-    workers: tuple[int, ...]
-    """Pids of its loader's workers."""
-    steps: np.ndarray
-    """int64[s, 2]: start and end of each step; of the whole when none can be told."""
-
-    def of(self, *kinds: int) -> np.ndarray:
-        """Return its spans of some kinds."""
-        return self.spans[np.isin(self.spans[:, KIND], kinds)]
-
-    def spent(self, table: np.ndarray) -> np.ndarray:
-        """Return ns of each step that spans of a table, sorted by start, cover."""
-        ends = np.maximum.accumulate(table[:, END])
-        starts = np.maximum(table[:, START], np.concatenate([ends[:1] * 0, ends[:-1]]))
-        upto = np.concatenate([[0], np.cumsum(ends - starts)])
-
-        def until(t: np.ndarray) -> np.ndarray:
-            before = np.searchsorted(starts, t, "right")
-            last = np.maximum(before - 1, 0)
-            over = np.where(before > 0, ends[last] - t, 0) if len(table) else np.zeros_like(t)
-            return upto[before] - np.maximum(over, 0)
-
-        return until(self.steps[:, 1]) - until(self.steps[:, 0])
-
-    @property
-    def in_step_ns(self) -> int:
-        """Time in steps."""
-        return int((self.steps[:, 1] - self.steps[:, 0]).sum())
-
-
-@dataclass(eq=False)
-class Seen:
-    """One recording."""
-
-    ranks: dict[int, Rank]
-    nodes: list[Node]
-    groups: dict[int, frozenset[int]]
-    """Announced process groups."""
-
-    @property
-    def in_step_ns(self) -> int:
-        """Time in steps of all ranks."""
-        return sum(rank.in_step_ns for rank in self.ranks.values())
-
-    def of_node(self, node: Node) -> tuple[int, ...]:
-        """Return the ranks that ran there."""
-        return tuple(sorted(one for one, rank in self.ranks.items() if rank.node is node))
 
 
 def see(recording: Path, clocks: Mapping[str, tuple[int, float]]) -> Seen:
@@ -131,12 +39,15 @@ def _see(recording: Path, stamp: Any, clocks: tuple[tuple[str, int, float], ...]
         folders = node_folders(recording)
     except NoRecording:
         return seen
-    found: dict[int, list[Rank]] = defaultdict(list)
+    jobs: dict[str, dict[int, list[Rank]]] = defaultdict(lambda: defaultdict(list))
     for folder in folders:
-        for rank in _Reading(folder, by_name).into(seen):
-            found[rank.rank].append(rank)
-    for number, parts in sorted(found.items()):
-        seen.ranks[number] = _joined(parts)
+        for job, rank in _Reading(folder, by_name).into(seen):
+            jobs[job][rank.rank].append(rank)
+    found = [{number: _joined(job[number]) for number in sorted(job)} for job in jobs.values()]
+    # Two jobs on the same nodes have the same ranks: the larger one is looked at.
+    seen.ranks |= max(
+        found, key=lambda job: sum(one.in_step_ns for one in job.values()), default={}
+    )
     return seen
 
 
@@ -160,8 +71,8 @@ class _Reading:
         t_ns = np.asarray(t_ns, np.int64) - self.offset_ns
         return t_ns if not self.drift else np.rint(t_ns / (1 + self.drift)).astype(np.int64)
 
-    def into(self, seen: Seen) -> list[Rank]:
-        """Add what this node has; return its training processes."""
+    def into(self, seen: Seen) -> list[tuple[str, Rank]]:
+        """Add what this node has; return its training processes, each with its job."""
         self._series()
         seen.nodes.append(self.node)
         registered: dict[int, dict[str, Any]] = {}
@@ -176,13 +87,15 @@ class _Reading:
         workers = _workers(spans, parents)
         out = []
         for pid, attributes in sorted(registered.items()):
-            rank = place_of(attributes).rank
+            place = place_of(attributes)
+            rank = place.rank
             table = spans.get(pid, NO_SPANS)
             marked = np.isin(table[:, KIND], _TRAINING).any()
             if rank is None or workers.get(pid) or not (marked or not spans):
                 continue  # a launcher, a worker, or a helper
             mine = tuple(sorted(one for one, main in workers.items() if main == pid))
-            out.append(self._rank(rank, pid, attributes, spans, mine))
+            job = place.job or place.meets_at
+            out.append((job, self._rank(rank, pid, attributes, spans, mine)))
         return out
 
     def _rank(

@@ -20,7 +20,8 @@ import numpy as np
 from baselines import rules
 from baselines.met import job_of
 from baselines.recorded import AU_PASSES_RATIO, IOWAIT_ABOVE_RATIO
-from baselines.seen import Node, Rank, Seen, see
+from baselines.seen import see
+from baselines.tables import Node, Rank, Seen
 from clusterprof.probe import layout
 from clusterprof.signals import CPU_IDLE, CPU_IOWAIT, CPU_STEAL, CPU_SYSTEM, CPU_USER
 from clusterprof_lab.answer import Answer, Said

@@ -29,7 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
-from baselines.seen import END, START, B, C, Rank, Seen, see
+from baselines.seen import see
+from baselines.tables import END, START, B, C, Rank, Seen
 from baselines.thumb import stood
 from clusterprof.probe import layout
 from clusterprof_lab.answer import Answer, Said

@@ -208,6 +208,28 @@ def test_no_rule_fails_where_signals_are_missing(registry: Any, tmp_path: Path) 
     assert asking(registry, tmp_path / "nothing", {})("xprof").causes is None
 
 
+def test_of_two_jobs_on_a_node_the_larger_is_looked_at(registry: Any, tmp_path: Path) -> None:
+    from baselines.seen import see
+
+    for name, steps in (("small", 3), ("large", 5)):
+        script = training([(0.5, 0.5)] * steps)
+        script.variables = {"RANK": "0", "SLURM_JOB_ID": name}
+        write(script, tmp_path / name)
+    assert [len(rank.steps) for rank in see(tmp_path, {}).ranks.values()] == [5]
+
+
+def test_a_restarted_rank_goes_on(registry: Any, tmp_path: Path) -> None:
+    """One second of waiting in two steps, then another life with as much."""
+    from baselines.seen import see
+
+    for life, begin in (("first", 1.0), ("second", 11.0)):
+        script = training([(0.5, 0.5)] * 2, begin=begin)
+        write(script, tmp_path / life)
+    rank = see(tmp_path, {}).ranks[0]
+    assert rank.steps[:, 0].tolist() == [ns(1), ns(2), ns(11), ns(12)]
+    assert rank.spent(rank.of(DATA_WAIT)).tolist() == [ns(0.5)] * 4
+
+
 def test_messages_are_matched_by_sender_receiver_and_number(registry: Any, tmp_path: Path) -> None:
     """Rank 0 sends after 0.8 s of work; rank 1 stands 0.6 s to receive."""
     for rank, peer, kind, begun in ((0, 1, SEND, 0.8), (1, 0, RECV, 0.2)):
@@ -244,7 +266,7 @@ def test_xprof_sorts_the_hosts_time_and_words_the_verdict(registry: Any, tmp_pat
 def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
     """A rank with 21 minutes before its first step, 11 slow steps of 200, one worker of 8 CPUs."""
     from baselines import sagemaker
-    from baselines.seen import NO_SPANS, Node, Rank, Seen, Series
+    from baselines.tables import NO_SPANS, Node, Rank, Seen, Series
 
     minutes = ns(60)
     length = np.full(200, ns(1.0))
