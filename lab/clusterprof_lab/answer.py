@@ -30,6 +30,9 @@ class Said:
     culprits: tuple[int, ...] | None = None
     """Ranks it blames, most first; () = says nobody is to blame; None = not claimed."""
     outside_steps: bool = False
+    covers: tuple[str, ...] = ()
+    """Further groups that the tool's word means as well and does not tell apart ("input-bound"
+    is the loader's CPU or its storage); () = it means `family` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,5 +80,8 @@ def load(path: Path) -> Answer:
 
 def _said(one: dict[str, Any]) -> Said:
     blamed = one.get("culprits")
-    given = {"leaf": None, "share_ratio": None, **one}
-    return Said(**{**given, "culprits": None if blamed is None else tuple(blamed)})
+    lists = {
+        "culprits": None if blamed is None else tuple(blamed),
+        "covers": tuple(one.get("covers", ())),
+    }
+    return Said(**{"leaf": None, "share_ratio": None, **one, **lists})

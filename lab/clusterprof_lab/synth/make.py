@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from clusterprof_lab import truth
 from clusterprof_lab.scenario import Trial
-from clusterprof_lab.synth import record
+from clusterprof_lab.synth.record import Seen, clocks, record
 from clusterprof_lab.synth.simulate import simulate
+from clusterprof_lab.synth.story import Rank, Story
+
+JITTER_NS = 300_000
+LOST_RATIOS = (0.0, 0.0, 0.0, 0.1)
+"""Samples that are not taken: in one trial of four a tenth of them."""
 
 
 def make(trial: Trial, folder: Path, ranks: int | None = None) -> truth.Truth:
@@ -19,6 +27,24 @@ def make(trial: Trial, folder: Path, ranks: int | None = None) -> truth.Truth:
     story, told = simulate(trial, ranks)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recording").mkdir()
-    record.record(story, folder / "recording", trial.draw())
+    random = np.random.default_rng([int(trial.draw().integers(1 << 32)), 1])
+    off = clocks(random, story.nodes)
+    lost = float(random.choice(LOST_RATIOS))
+    seen = Seen(clocks=off, jitter_ns=JITTER_NS, lost_samples_ratio=lost)
+    jobs = _jobs(story)
+    for job in jobs:
+        others = [one for one in jobs if one is not job]
+        record(job, folder / "recording", random, seen, others)
+    told = replace(told, clocks=off, parameters={**told.parameters, "lost_samples_ratio": lost})
     truth.write(told, folder)
     return told
+
+
+def _jobs(story: Story) -> list[Story]:
+    """Jobs have a rendezvous each, and a recorder per node each."""
+    found: dict[str, list[Rank]] = {}
+    for rank in story.ranks:
+        found.setdefault(rank.variables.get("MASTER_PORT", ""), []).append(rank)
+    if len(found) == 1:
+        return [story]
+    return [replace(story, ranks=ranks, job=f"{story.job}-{port}") for port, ranks in found.items()]

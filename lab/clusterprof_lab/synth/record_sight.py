@@ -96,13 +96,13 @@ class Sight:
             id(thread)
             for rank in self.every
             if rank.rank in seen.missing_ranks
-            for thread in (rank.main, *rank.workers)
+            for thread in (rank.main, *rank.threads, *rank.workers)
         }
         self.exits = {
             thread.pid: self.clock.at(rank.exit_ns)
             for rank in self.every
             if rank.exit_ns is not None
-            for thread in (rank.main, *rank.workers)
+            for thread in (rank.main, *rank.threads, *rank.workers)
         }
         own = _threads(self.every, node.others)
         foreign = _threads([r for s in beside for r in s.ranks if r.node == node.name], ())
@@ -164,7 +164,7 @@ class Sight:
 
 
 def _threads(ranks: Sequence[Rank], others: Sequence[Thread]) -> list[Thread]:
-    found = {id(t): t for rank in ranks for t in (rank.main, *rank.workers)}
+    found = {id(t): t for rank in ranks for t in (rank.main, *rank.threads, *rank.workers)}
     found.update({id(thread): thread for thread in others})
     return list(found.values())
 

@@ -1,0 +1,102 @@
+"""Rules of thumb as answers: a rank at fault, or "storage" by one counter.
+
+| rule | claims | does not claim |
+|---|---|---|
+| the six of `rules.py` (StageFrontier is one) | a rank at fault, always | cause, amount, nobody |
+| iowait > 5 % of a node's CPU time | storage, ranks of the worst node | leaf, amount |
+| AU < 90 % (MLPerf Storage, unet3d and resnet50) | storage, ranks least used | leaf, amount |
+
+They are given more than they ask for: matched operations on a common clock. The ranks of a job of
+one rank, or without operations: see `met`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from baselines import rules
+from baselines.met import job_of
+from baselines.recorded import AU_PASSES_RATIO, IOWAIT_ABOVE_RATIO
+from baselines.seen import see
+from baselines.tables import Node, Rank, Seen
+from clusterprof.probe import layout
+from clusterprof.signals import CPU_IDLE, CPU_IOWAIT, CPU_STEAL, CPU_SYSTEM, CPU_USER
+from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.truth import Truth
+
+_CPU = (CPU_USER.name, CPU_SYSTEM.name, CPU_IDLE.name, CPU_IOWAIT.name, CPU_STEAL.name)
+
+
+def names_a_rank(name: str) -> Callable[[Path, Truth], Answer]:
+    """Return one of `rules.RULES` as a function from a recording to an answer."""
+    label = "StageFrontier (re-implemented from its abstract)"
+    tool = label if name == "stage frontier" else f"{name} (rule of thumb)"
+
+    def rule(recording: Path, truth: Truth) -> Answer:
+        seen = see(recording, truth.clocks)
+        job = job_of(seen)
+        blamed = None if job is None else (sorted(seen.ranks)[rules.RULES[name](job)],)
+        return Answer(tool, None, culprits=blamed)
+
+    return rule
+
+
+def iowait(recording: Path, truth: Truth) -> Answer:
+    """Say storage, on the node whose CPUs waited most for I/O, above 5 % of their time."""
+    tool = "iowait > 5 % (rule of thumb)"
+    seen = see(recording, truth.clocks)
+    by_node = [(ratio, node) for node in seen.nodes if (ratio := _iowait_ratio(node)) is not None]
+    if not by_node:
+        return Answer(tool, None)
+    ratio, node = max(by_node, key=lambda one: one[0])
+    return _storage(tool, seen.of_node(node) if ratio > IOWAIT_ABOVE_RATIO else ())
+
+
+def au(recording: Path, truth: Truth) -> Answer:
+    """Say storage when an accelerator is used less than 90 % of its time in steps."""
+    tool = "AU < 90 % (MLPerf Storage's pass mark)"
+    used = au_ratios(see(recording, truth.clocks))
+    if not used:
+        return Answer(tool, None)
+    least = sorted(used, key=lambda rank: (used[rank], rank))
+    return _storage(tool, tuple(one for one in least if used[one] < AU_PASSES_RATIO))
+
+
+def au_ratios(seen: Seen) -> dict[int, float]:
+    """By rank: time it neither waited for data nor stood in operations, of its time in steps."""
+    out = {}
+    for number, rank in seen.ranks.items():
+        if rank.in_step_ns and len(rank.of(layout.DATA_WAIT)):
+            lost = rank.spent(rank.of(layout.DATA_WAIT)).sum() + stood(rank).sum()
+            out[number] = 1 - float(lost) / rank.in_step_ns
+    return out
+
+
+def stood(rank: Rank) -> np.ndarray:
+    """Ns of each step in which its host stood in operations with other ranks."""
+    table = rank.of(layout.COLLECTIVE)
+    form = table[:, 6] >> layout.FORM_SHIFT & layout.FORM_MASK
+    return rank.spent(table[form != layout.ISSUE])
+
+
+def _iowait_ratio(node: Node) -> float | None:
+    have = [name for name in _CPU if (name, "all") in node.series]
+    grown = {name: node.series[name, "all"].grown() for name in have}
+    if CPU_IOWAIT.name not in grown or sum(grown.values()) <= 0:
+        return None
+    return grown[CPU_IOWAIT.name] / sum(grown.values())
+
+
+def _storage(tool: str, culprits: tuple[int, ...]) -> Answer:
+    said = (Said("storage", None, None, culprits=culprits),) if culprits else ()
+    return Answer(tool, said, culprits=culprits)
+
+
+RULES: Mapping[str, Callable[[Path, Truth], Answer]] = {
+    **{name: names_a_rank(name) for name in rules.RULES},
+    "iowait > 5 %": iowait,
+    "AU < 90 %": au,
+}
