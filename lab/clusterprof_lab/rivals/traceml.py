@@ -137,7 +137,7 @@ def run(job: Job, folder: Path, python: Path, timeout_s: float = TIMEOUT_S) -> A
 def _last_words(output: Path) -> str:
     """Return the last line that speaks of an error, else where all lines are."""
     lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line for line in reversed(lines) if "rror" in line), f"see {output}")
+    return next((line for line in reversed(lines) if "error" in line.lower()), f"see {output}")
 
 
 def _free_port() -> str:
