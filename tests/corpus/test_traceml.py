@@ -62,5 +62,12 @@ def test_without_traceml_it_is_not_run(tmp_path: Path) -> None:
     job = traceml.Job(tmp_path / "train.py")
     with pytest.raises(traceml.NotRun, match="no-such-python"):
         traceml.run(job, tmp_path, tmp_path / "no-such-python")
+    broken = tmp_path / "bin" / "python"  # a traceml that fails beside a Python that has it
+    broken.parent.mkdir()
+    for name, does in (("python", "echo 0.5.0"), ("traceml", "echo ERROR: no room; exit 1")):
+        broken.with_name(name).write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
+        broken.with_name(name).chmod(0o755)
+    with pytest.raises(traceml.NotRun, match="it ended with 1: ERROR: no room"):
+        traceml.run(job, tmp_path / "out", broken)
     with pytest.raises(traceml.NotRun, match="/bin/false has no traceml-ai with torch"):
         traceml.run(job, tmp_path, Path("/bin/false"))

@@ -130,8 +130,14 @@ def run(job: Job, folder: Path, python: Path, timeout_s: float = TIMEOUT_S) -> A
             _end(process)
     written = folder / "run" / "final_summary.json"
     if code or not written.exists():
-        raise NotRun(f"it ended with {code}; see {folder / 'output.txt'}")
+        raise NotRun(f"it ended with {code}: {_last_words(folder / 'output.txt')}")
     return answer(json.loads(written.read_text(encoding="utf-8")), version)
+
+
+def _last_words(output: Path) -> str:
+    """Return the last line that speaks of an error, else where all lines are."""
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line for line in reversed(lines) if "error" in line.lower()), f"see {output}")
 
 
 def _free_port() -> str:
