@@ -1,0 +1,105 @@
+"""Disks of a fault's own: loop devices with a file system, as slow as they are told to be.
+
+A loop device has its own line in /proc/diskstats. It is throttled by `blkio.throttle.*` of the root
+group (version 1), so that write-back is held back too; version 2 has no throttle for its root, there
+the job's own group would need `io.max`, which is left to whoever has such a machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from clusterprof_lab.real.faults import processes
+from clusterprof_lab.real.faults.base import Place, root_only
+
+THROTTLE = Path("/sys/fs/cgroup/blkio")
+_CHUNK = 1 << 20
+_SPARE_BYTES = 32 << 20  # for the file system itself
+# What is still in use goes with its last user: a node's mount with the node.
+_UNDO = (
+    'mounted=$0 device=$1 image=$2; shift 2; "$@" umount "$mounted" || "$@" umount -l "$mounted"; '
+    'losetup --detach "$device"; rm -f "$image"; rmdir "$mounted"'
+)
+_UNTHROTTLE = "; ".join(
+    f'echo "$0 0" >{THROTTLE}/blkio.throttle.{way}_bps_device' for way in ("read", "write")
+)
+
+
+def why_not_here() -> str:
+    """Return why no slow disk can be made, "" when one can."""
+    reason = root_only("a loop device")
+    if reason:
+        return reason
+    reason = processes.missing("losetup", "mkfs.ext4", "mount", "umount", "nsenter")
+    if reason:
+        return reason
+    if not Path("/dev/loop-control").exists():
+        return "the kernel has no loop devices"
+    if not os.access(THROTTLE / "blkio.throttle.read_bps_device", os.W_OK):
+        return "the cgroup controller 'blkio' of version 1 is not there to throttle a disk"
+    return ""
+
+
+class Disk:
+    """A mounted disk of a fault."""
+
+    def __init__(self, device: str, mounted: Path, reach: Path) -> None:
+        number = os.stat(device).st_rdev
+        self.device = device
+        self.number = f"{os.major(number)}:{os.minor(number)}"
+        self.mounted = mounted
+        """As the job sees it."""
+        self.reach = reach
+        """The same, as this process can open it."""
+
+    def limit(self, way: str, bytes_per_second: int) -> None:
+        """Let so much through, "read" or "write"; 0 = all."""
+        rule = f"{self.number} {bytes_per_second}"
+        (THROTTLE / f"blkio.throttle.{way}_bps_device").write_text(rule)
+
+    def put(self, name: str, size: int, place: Place) -> Path:
+        """Write a file of random bytes that is not in the page cache; return the job's path."""
+        block = place.random.bytes(_CHUNK)
+        with (self.reach / name).open("wb") as file:
+            for start in range(0, size, _CHUNK):
+                file.write(block[: min(_CHUNK, size - start)])
+            file.flush()
+            os.fsync(file.fileno())
+            forget(file.fileno())
+        return self.mounted / name
+
+
+def forget(descriptor: int) -> None:
+    """Drop what the page cache has of a file."""
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextmanager
+def disk(place: Place, name: str, size: int) -> Iterator[Disk]:
+    """Mount a disk of this size on a place; nothing is left of it at the end.
+
+    RuntimeError when a step of it fails.
+    """
+    image, mounted = place.path(f"{name}.ext4"), place.path(name)
+    mounted.mkdir()
+    with image.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, size + _SPARE_BYTES)
+    try:
+        processes.run("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
+        attach = ("losetup", "--find", "--show", "--direct-io=on", str(image))
+        device = processes.run(*attach)
+    except BaseException:
+        image.unlink()
+        mounted.rmdir()
+        raise
+    with processes.undoing(_UNDO, str(mounted), device, str(image), *place.within()):
+        processes.run(*place.within("mount", "-t", "ext4", device, str(mounted)))
+        reach = mounted
+        if place.node is not None:
+            reach = Path(f"/proc/{place.node.pid}/root{mounted}")
+        made = Disk(device, mounted, reach)
+        with processes.undoing(_UNTHROTTLE, made.number):
+            yield made

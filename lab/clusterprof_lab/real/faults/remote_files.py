@@ -1,0 +1,134 @@
+"""A file server that is slow: far away, out of request slots, slow at opening, or short of bandwidth.
+
+`file_server.c` serves made-up files over /dev/fuse in the node's mounts, so the job blocks in a
+network-like file system without any block device. It logs what it held back, request by request.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterprof_lab.real.faults import processes
+from clusterprof_lab.real.faults.base import Options, Place, read_options, root_only
+
+SOURCE = Path(__file__).with_name("file_server.c")
+RECORDS_BYTES = 64 << 20
+JITTER_PPM = 200_000
+WORKERS = 4
+SLOTS = 2
+_UNDO = (
+    'mounted=$0 program=$1; shift; "$@" umount -l "$mounted"; rm -f "$program"; rmdir "$mounted"'
+)
+_META_REQUESTS = 4  # of a small file: lookup, open, and two getattr (Python's open, the reader's)
+_FILES, _FILE_BYTES = 4000, 16_384
+_OWN_NS = 150_000  # what a request takes without any delay: two switches, a copy
+
+
+def why_not_here() -> str:
+    """Return why no file system can be served here, "" when one can."""
+    reason = root_only("mounting a file system in user space")
+    if reason:
+        return reason
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse cannot be opened: the kernel or the container has no FUSE"
+    return processes.missing("gcc", "nsenter", "umount")
+
+
+@contextmanager
+def served(place: Place, name: str, **values: int) -> Iterator[tuple[Path, Path]]:
+    """Serve files with these values of `file_server.c`; yield where, as the job sees it, and the log.
+
+    RuntimeError when the server does not start.
+    """
+    program, mounted = place.path(f"{name}-server"), place.path(name)
+    log = place.path(f"{name}.jsonl")
+    mounted.mkdir()
+    # A server that was killed leaves a mount that answers nobody.
+    with processes.undoing(_UNDO, str(mounted), str(program), *place.within()):
+        build = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(SOURCE)]
+        subprocess.run(build, check=True)
+        words = [f"{key}={value}" for key, value in values.items()]
+        command = place.within(str(program), str(mounted), str(log), *words)
+        with processes.until_stdin_ends(command, wait_for=b"ready\n"):
+            yield mounted, log
+
+
+@dataclass(frozen=True)
+class RemoteFiles:
+    """One way in which a file server is slow."""
+
+    name: str
+
+    def why_not_here(self) -> str:
+        """Return why it cannot be made here, "" when it can."""
+        return why_not_here()
+
+    @contextmanager
+    def apply(self, place: Place) -> Iterator[Options]:
+        """Serve the node's data slowly."""
+        values, script = _WAYS[self.name](place)
+        with served(place, self.name, jitter=JITTER_PPM, **values) as (mounted, log):
+            data = mounted if values.get("files") else mounted / "records"
+            yield Options([*read_options(str(data), *script[0]), *script[1:]], log=log)
+
+
+Way = tuple[dict[str, int], list]
+
+
+def _mean(delay_ns: float) -> int:
+    """Return the least delay of which this is the mean, once jitter has been added."""
+    return max(0, round(delay_ns / (1 + JITTER_PPM / 2e6)))
+
+
+def _latency(place: Place) -> Way:
+    """Each read takes a long time, however small; bandwidth and slots abound."""
+    reads = int(place.options.get("reads", 4))
+    delay_ns = place.slowed_ns / (place.items * reads) - _OWN_NS
+    values = {"records": RECORDS_BYTES, "read": 0 if place.clean else _mean(delay_ns)}
+    return values, [(reads, 65_536)]
+
+
+def _slots(place: Place) -> Way:
+    """The server answers as fast as ever, but few requests may be under way at a time.
+
+    A rank has several workers, each with a read under way: with `SLOTS` most of the time of a read
+    is spent waiting for a slot, without a limit none is.
+    """
+    reads, workers = int(place.options.get("reads", 2)), int(place.options.get("workers", WORKERS))
+    delay_ns = place.slowed_ns * SLOTS / (place.ranks * place.items * reads)
+    values = {"records": RECORDS_BYTES, "read": _mean(delay_ns), "slots": SLOTS}
+    if place.clean:
+        values["slots"] = 0
+    return values, [(reads, 65_536), f"--workers={workers}"]
+
+
+def _small_files(place: Place) -> Way:
+    """Every sample is many small files: each costs requests before its bytes do."""
+    reads = int(place.options.get("reads", 8))
+    file_ns = place.slowed_ns / (place.items * reads)
+    each_ns = (file_ns - (_META_REQUESTS + 1) * _OWN_NS) / (_META_REQUESTS + 0.25)
+    meta_ns = 0 if place.clean else _mean(each_ns)
+    values = {"files": _FILES, "bytes": _FILE_BYTES, "meta": meta_ns, "read": meta_ns // 4}
+    return values, [(reads, _FILE_BYTES)]
+
+
+def _rate(place: Place) -> Way:
+    """The server's line carries few bytes per second, of all of the node's reads together."""
+    read_bytes = 327_680
+    node_bytes = place.items * read_bytes * place.ranks
+    rate = 0 if place.clean else node_bytes * 1_000_000_000 // place.slowed_ns
+    return {"records": RECORDS_BYTES, "rate": rate}, [(1, read_bytes)]
+
+
+_WAYS = {
+    "fuse-latency": _latency,
+    "fuse-slots": _slots,
+    "fuse-small-files": _small_files,
+    "fuse-rate": _rate,
+}
+WAYS = tuple(RemoteFiles(name) for name in _WAYS)
