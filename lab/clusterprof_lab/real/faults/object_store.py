@@ -18,7 +18,7 @@ from clusterprof_lab.real.faults.base import Options, Place, read_options
 SERVER = Path(__file__).with_name("object_server.py")
 READ_BYTES = 131_072
 JITTER = 0.2
-_OWN_NS = 700_000  # of a GET without any delay
+_OWN_NS = 2_500_000  # of a GET beside its delay: two timers round up to a millisecond each
 _LOOPBACK = "127.0.0.1"
 _NETWORK = "10.78"
 _SLEEP = ["sh", "-c", "ip link set lo up; echo ready; cat >/dev/null"]

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clusterprof_lab.real.faults import disk_cap, disk_neighbour, object_store, remote_files
+from clusterprof_lab.real.faults import (
+    cpu_hogs,
+    cpu_quota,
+    disk_cap,
+    disk_neighbour,
+    free_neighbour,
+    object_store,
+    pinned,
+    remote_files,
+)
 from clusterprof_lab.real.faults.base import Fault
 
 FAULTS: Mapping[str, Fault] = {
@@ -14,5 +23,9 @@ FAULTS: Mapping[str, Fault] = {
         disk_neighbour.FAULT,
         *remote_files.WAYS,
         object_store.FAULT,
+        cpu_quota.FAULT,
+        cpu_hogs.FAULT,
+        pinned.FAULT,
+        free_neighbour.FAULT,
     )
 }
