@@ -83,7 +83,9 @@ class Place:
 
     def path(self, name: str) -> Path:
         """Return a path below the folder that no other node of the same folder uses."""
-        return self.folder / (name if self.node is None else f"{name}-{self.node.name}")
+        own = Path(name)
+        whose = "" if self.node is None else f"-{self.node.name}"
+        return self.folder / f"{own.stem}{whose}{own.suffix}"
 
     def within(self, *command: str) -> list[str]:
         """Return the command line that runs a command in the node's mounts and network.

@@ -19,10 +19,7 @@ THROTTLE = Path("/sys/fs/cgroup/blkio")
 _CHUNK = 1 << 20
 _SPARE_BYTES = 32 << 20  # for the file system itself
 # What is still in use goes with its last user: a node's mount with the node.
-_UNDO = (
-    'mounted=$0 device=$1 image=$2; shift 2; "$@" umount "$mounted" || "$@" umount -l "$mounted"; '
-    'losetup --detach "$device"; rm -f "$image"; rmdir "$mounted"'
-)
+_UNMOUNT = 'mounted=$0; "$@" umount "$mounted" || "$@" umount -l "$mounted"; rmdir "$mounted"'
 _UNTHROTTLE = "; ".join(
     f'echo "$0 0" >{THROTTLE}/blkio.throttle.{way}_bps_device' for way in ("read", "write")
 )
@@ -78,28 +75,39 @@ def forget(descriptor: int) -> None:
 
 
 @contextmanager
+def device(place: Place, name: str, size: int) -> Iterator[str]:
+    """Attach a loop device of this size; it is detached, and its image removed, at the end."""
+    image = place.path(f"{name}.image")
+    undo = 'losetup --detach "$(losetup --noheadings --output NAME --associated "$0")"; rm -f "$0"'
+    with processes.undoing(undo, str(image)):
+        with image.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+        attach = ("losetup", "--find", "--show", "--direct-io=on", str(image))
+        yield processes.run(*attach)
+
+
+@contextmanager
+def unlimited_again(disk: Disk) -> Iterator[None]:
+    """Lift all limits of a disk at the end: a rule outlives everything but its own undoing."""
+    with processes.undoing(_UNTHROTTLE, disk.number):
+        yield
+
+
+@contextmanager
 def disk(place: Place, name: str, size: int) -> Iterator[Disk]:
     """Mount a disk of this size on a place; nothing is left of it at the end.
 
     RuntimeError when a step of it fails.
     """
-    image, mounted = place.path(f"{name}.ext4"), place.path(name)
-    mounted.mkdir()
-    with image.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, size + _SPARE_BYTES)
-    try:
-        processes.run("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
-        attach = ("losetup", "--find", "--show", "--direct-io=on", str(image))
-        device = processes.run(*attach)
-    except BaseException:
-        image.unlink()
-        mounted.rmdir()
-        raise
-    with processes.undoing(_UNDO, str(mounted), device, str(image), *place.within()):
-        processes.run(*place.within("mount", "-t", "ext4", device, str(mounted)))
-        reach = mounted
-        if place.node is not None:
-            reach = Path(f"/proc/{place.node.pid}/root{mounted}")
-        made = Disk(device, mounted, reach)
-        with processes.undoing(_UNTHROTTLE, made.number):
-            yield made
+    mounted = place.path(name)
+    with device(place, name, size + _SPARE_BYTES) as loop:
+        processes.run("mkfs.ext4", "-q", "-F", "-m", "0", loop)
+        mounted.mkdir()
+        with processes.undoing(_UNMOUNT, str(mounted), *place.within()):
+            processes.run(*place.within("mount", "-t", "ext4", loop, str(mounted)))
+            reach = mounted
+            if place.node is not None:
+                reach = Path(f"/proc/{place.node.pid}/root{mounted}")
+            made = Disk(loop, mounted, reach)
+            with unlimited_again(made):
+                yield made

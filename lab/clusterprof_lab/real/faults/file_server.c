@@ -1,12 +1,14 @@
-/* A file server as slow as it is told to be: a read-only file system of made-up bytes over /dev/fuse.
+/* A file server as slow as it is told to be: a file system of made-up bytes over /dev/fuse. What is
+ * written is counted and forgotten.
  *
  *     file_server MOUNTED LOG NAME=VALUE...
  *
  *     records=BYTES        size of the file `records`; 0 = there is none
  *     files=N bytes=BYTES  so many small files, named 000000 and on
  *     meta=NS read=NS      each lookup, open and getattr takes so long; each read
+ *     sync=NS              each fsync takes so long
  *     jitter=PPM           and up to this part of it more
- *     rate=BYTES           per second, of all reads together; 0 = no limit
+ *     rate=BYTES           per second, of all reads and writes together; 0 = no limit
  *     slots=N              requests under way at once, the others queue; 0 = all
  *
  * It says "ready" when mounted, unmounts and ends when stdin ends. A request that was held back gets
@@ -29,7 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RECORDS = 2, FIRST = 16, MOST_SLOTS = 256, READ_BYTES = 1 << 20, PAGES = 256 };
+enum { RECORDS = 2, OWN = 4, OWN_FILES = 12, FIRST = 16, MOST_SLOTS = 256, READ_BYTES = 1 << 20, PAGES = 256 };
 
 typedef struct answer {
     struct answer *next;
@@ -40,10 +42,11 @@ typedef struct answer {
     char own[];
 } answer_t;
 
-static int64_t records, files, small_bytes, meta_ns, read_ns, jitter_ppm, rate, slots;
+static int64_t records, files, small_bytes, meta_ns, read_ns, sync_ns, jitter_ppm, rate, slots;
 static int64_t slot_free_ns[MOST_SLOTS], line_free_ns;
 static uint64_t dice = 0x9e3779b97f4a7c15u;
 static char made_up[READ_BYTES], request[READ_BYTES + 4096];
+static struct { char name[64]; int64_t size; } own[OWN_FILES]; /* files that the job made */
 static answer_t *first;
 static int fuse;
 static FILE *logged;
@@ -59,20 +62,24 @@ static uint64_t roll(void) {
     return (dice * 0x2545f4914f6cdd1du) >> 16;
 }
 
+static int meta_operation(const char *what) {
+    return !strcmp(what, "lookup") || !strcmp(what, "getattr") || !strcmp(what, "open");
+}
+
 static void send_now(answer_t *answer) {
     size_t bytes = answer->head.len - sizeof answer->head;
     struct iovec parts[2] = {{&answer->head, sizeof answer->head}, {(void *)answer->body, bytes}};
     if (writev(fuse, parts, 2) < 0) { /* whoever asked is gone */ }
     if (answer->due_ns > answer->asked_ns) {
         int64_t end_ns = now_ns();
-        int meta = answer->what[0] != 'r';
         if (answer->begun_ns > answer->asked_ns)
             fprintf(logged, "{\"start_ns\": %ld, \"end_ns\": %ld, \"cause\": "
                     "\"storage-client-queue\", \"operation\": \"%s\"}\n",
                     answer->asked_ns, answer->begun_ns, answer->what);
         fprintf(logged, "{\"start_ns\": %ld, \"end_ns\": %ld, \"cause\": \"%s\", "
                 "\"operation\": \"%s\"}\n", answer->begun_ns, end_ns,
-                meta ? "storage-metadata" : "storage-remote", answer->what);
+                meta_operation(answer->what) ? "storage-metadata" : "storage-remote",
+                answer->what);
     }
     free(answer);
 }
@@ -101,6 +108,8 @@ static void hold(answer_t *answer, int64_t takes_ns, size_t line_bytes) {
 
 static int64_t size_of(uint64_t inode) {
     if (inode == RECORDS && records) return records;
+    if (inode >= OWN && inode < OWN + OWN_FILES && *own[inode - OWN].name)
+        return own[inode - OWN].size;
     if (inode >= FIRST && inode < FIRST + (uint64_t)files) return small_bytes;
     return -1;
 }
@@ -109,23 +118,51 @@ static int describe(uint64_t inode, struct fuse_attr *attr) {
     int64_t size = inode == FUSE_ROOT_ID ? 4096 : size_of(inode);
     if (size < 0) return 0;
     attr->ino = inode, attr->size = size, attr->blocks = (size + 511) / 512, attr->blksize = 4096;
-    attr->mode = inode == FUSE_ROOT_ID ? S_IFDIR | 0555 : S_IFREG | 0444;
+    attr->mode = inode == FUSE_ROOT_ID ? S_IFDIR | 0777 : S_IFREG | 0666;
     attr->nlink = 1;
     return 1;
 }
 
 static uint64_t inode_of(const char *name) {
     if (!strcmp(name, "records")) return records ? RECORDS : 0;
+    for (int i = 0; i < OWN_FILES; i++)
+        if (*own[i].name && !strcmp(name, own[i].name)) return OWN + i;
     char *end;
     long number = strtol(name, &end, 10);
     return strlen(name) == 6 && !*end && number >= 0 && number < files ? FIRST + number : 0;
+}
+
+/* Make a file of this name, or empty the one there is; 0 = no room. */
+static uint64_t make(const char *name) {
+    uint64_t inode = inode_of(name);
+    if (inode) return inode;
+    for (int i = 0; i < OWN_FILES; i++)
+        if (!*own[i].name && strlen(name) < sizeof own[i].name) {
+            strcpy(own[i].name, name);
+            own[i].size = 0;
+            return OWN + i;
+        }
+    return 0;
+}
+
+static int is_own(uint64_t inode) {
+    return inode >= OWN && inode < OWN + OWN_FILES && *own[inode - OWN].name;
+}
+
+/* Rename a file, over another if need be, or remove it (`to` is NULL). */
+static int move(const char *from, const char *to) {
+    uint64_t inode = inode_of(from), over = to ? inode_of(to) : 0;
+    if (!is_own(inode) || (over && !is_own(over))) return -EACCES;
+    if (over && over != inode) *own[over - OWN].name = 0;
+    snprintf(own[inode - OWN].name, sizeof own[0].name, "%s", to ? to : "");
+    return 0;
 }
 
 static size_t list(const struct fuse_read_in *in, char *into) {
     size_t filled = 0;
     for (uint64_t at = in->offset; at <= (uint64_t)files; at++) { /* 0 = records, then the small */
         char name[16] = "records";
-        if (at) snprintf(name, sizeof name, "%06u", (unsigned)(at - 1));
+        if (at > 0) snprintf(name, sizeof name, "%06u", (unsigned)(at - 1));
         else if (!records) continue;
         size_t length = strlen(name), whole = FUSE_DIRENT_ALIGN(FUSE_NAME_OFFSET + length);
         if (filled + whole > in->size) break;
@@ -174,8 +211,46 @@ static void serve(const struct fuse_in_header *head, const void *in) {
         else error = -ENOENT;
         break;
     }
+    case FUSE_SETATTR: {
+        const struct fuse_setattr_in *asked = in;
+        struct fuse_attr_out *out = (void *)answer->own;
+        if (is_own(head->nodeid) && (asked->valid & FATTR_SIZE))
+            own[head->nodeid - OWN].size = asked->size;
+        if (describe(head->nodeid, &out->attr)) body = sizeof *out;
+        else error = -ENOENT;
+        break;
+    }
+    case FUSE_CREATE: {
+        struct fuse_entry_out *out = (void *)answer->own;
+        out->nodeid = make((const char *)in + sizeof(struct fuse_create_in));
+        answer->what = "open", takes_ns = meta_ns;
+        ((struct fuse_open_out *)(out + 1))->open_flags = FOPEN_DIRECT_IO;
+        if (describe(out->nodeid, &out->attr)) body = sizeof *out + sizeof(struct fuse_open_out);
+        else error = -ENOSPC;
+        break;
+    }
+    case FUSE_WRITE: {
+        const struct fuse_write_in *asked = in;
+        int64_t end = asked->offset + asked->size;
+        if (!is_own(head->nodeid)) error = -EACCES;
+        else if (end > own[head->nodeid - OWN].size) own[head->nodeid - OWN].size = end;
+        ((struct fuse_write_out *)answer->own)->size = asked->size;
+        answer->what = "write", line = asked->size, body = sizeof(struct fuse_write_out);
+        break;
+    }
+    case FUSE_FSYNC: answer->what = "fsync", takes_ns = sync_ns; break;
+    case FUSE_UNLINK: error = move(in, NULL); break;
+    case FUSE_RENAME2: case FUSE_RENAME: {
+        const char *from = (const char *)in + (head->opcode == FUSE_RENAME
+            ? sizeof(struct fuse_rename_in) : sizeof(struct fuse_rename2_in));
+        error = move(from, from + strlen(from) + 1);
+        break;
+    }
     case FUSE_OPEN: answer->what = "open", takes_ns = meta_ns; /* fall through */
-    case FUSE_OPENDIR: body = sizeof(struct fuse_open_out); break;
+    case FUSE_OPENDIR:
+        if (is_own(head->nodeid)) ((struct fuse_open_out *)answer->own)->open_flags = FOPEN_DIRECT_IO;
+        body = sizeof(struct fuse_open_out);
+        break;
     case FUSE_READDIR: body = list(wish, answer->own); break;
     case FUSE_READ: {
         int64_t left = size_of(head->nodeid) - (int64_t)wish->offset;
@@ -188,6 +263,7 @@ static void serve(const struct fuse_in_header *head, const void *in) {
     case FUSE_FORGET: case FUSE_BATCH_FORGET: case FUSE_INTERRUPT: free(answer); return;
     default: error = -ENOSYS;
     }
+    if (error) body = 0;
     answer->head = (struct fuse_out_header){sizeof answer->head + body, error, head->unique};
     hold(answer, takes_ns, rate ? line : 0);
 }
@@ -198,7 +274,7 @@ static int mount_at(const char *mounted) {
     if (fuse < 0) return -1;
     snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other,"
              "max_read=%d", fuse, READ_BYTES);
-    return mount("lab-server:/data", mounted, "fuse.lab", MS_RDONLY | MS_NOSUID | MS_NODEV, options);
+    return mount("lab-server:/data", mounted, "fuse.lab", MS_NOSUID | MS_NODEV, options);
 }
 
 static int loop(void) {
@@ -224,7 +300,7 @@ static int loop(void) {
 int main(int count, char **words) {
     static const struct { const char *name; int64_t *value; } known[] = {
         {"records", &records}, {"files", &files}, {"bytes", &small_bytes}, {"meta", &meta_ns},
-        {"read", &read_ns}, {"jitter", &jitter_ppm}, {"rate", &rate}, {"slots", &slots},
+        {"read", &read_ns}, {"sync", &sync_ns}, {"jitter", &jitter_ppm}, {"rate", &rate}, {"slots", &slots},
     };
     for (int i = 3; i < count; i++)
         for (size_t k = 0; k < sizeof known / sizeof *known; k++)

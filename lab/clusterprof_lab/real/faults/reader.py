@@ -69,6 +69,28 @@ def _object(address: str, read_bytes: int) -> Read:
     return read
 
 
+def hold(megabytes: int) -> mmap.mmap:
+    """Return so much memory with something in it, as a data set that is kept there."""
+    held = mmap.mmap(-1, megabytes << 20)
+    for start in range(0, len(held), 1 << 20):
+        held[start : start + (1 << 20)] = os.urandom(1 << 20)
+    return held
+
+
+def touch(held: mmap.mmap, batch: int, size: int) -> None:
+    """Look at the batch's part of what is held: one part after the other, and over again."""
+    for start in range(batch * size, (batch + 1) * size, 1 << 20):
+        start %= len(held)
+        bytes(held[start : start + (1 << 20)])
+
+
+def append(path: str, size: int) -> None:
+    """Write to the end of a file and wait until the disk has it."""
+    with open(path, "ab", buffering=0) as file:
+        file.write(b"x" * size)
+        os.fsync(file.fileno())
+
+
 def main() -> None:
     """Read batches; print a JSON line of their times."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -77,21 +99,32 @@ def main() -> None:
     parser.add_argument("--read-bytes", type=int, default=327680)
     parser.add_argument("--buffered", action="store_true", help="through the page cache")
     parser.add_argument("--decode-ms", type=float, default=0.0, help="of a CPU, per batch")
+    parser.add_argument("--hold-mb", type=int, default=0, help="kept in memory")
+    parser.add_argument("--touch-mb", type=int, default=0, help="of that, per batch, in turn")
+    parser.add_argument("--log", default="", help="written and synced per batch, with .SEED added")
+    parser.add_argument("--log-bytes", type=int, default=4096)
+    parser.add_argument("--idle-ms", type=float, default=0.0, help="between batches")
     parser.add_argument("--items", type=int, default=8, help="of a batch")
     parser.add_argument("--batches", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     choose = random.Random(options.seed)
     read = source(options.data, options.read_bytes, options.buffered) if options.data else None
+    held = hold(options.hold_mb) if options.hold_mb else None
     took_ns, got_bytes = [], 0
-    for _ in range(options.batches):
+    for batch in range(options.batches):
         began_ns = time.monotonic_ns()
         for _ in range(options.items * options.reads if read else 0):
             got_bytes += read(choose)
         end_ns = time.thread_time_ns() + round(options.decode_ms * 1e6)
         while time.thread_time_ns() < end_ns:
             sum(i * i % 7 for i in range(200))
+        if held is not None:
+            touch(held, batch, options.touch_mb << 20)
+        if options.log:
+            append(f"{options.log}.{options.seed}", options.log_bytes)
         took_ns.append(time.monotonic_ns() - began_ns)
+        time.sleep(options.idle_ms / 1e3)
     print(json.dumps({"took_ns": took_ns, "bytes": got_bytes}))
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clusterprof_lab.real.faults import (
+    cache_evicted,
+    cold,
     cpu_hogs,
     cpu_quota,
     disk_cap,
     disk_neighbour,
     free_neighbour,
+    memory_short,
     object_store,
     pinned,
     remote_files,
+    slow_fsync,
 )
 from clusterprof_lab.real.faults.base import Fault
 
@@ -23,9 +27,13 @@ FAULTS: Mapping[str, Fault] = {
         disk_neighbour.FAULT,
         *remote_files.WAYS,
         object_store.FAULT,
+        cache_evicted.FAULT,
+        cold.FAULT,
+        slow_fsync.FAULT,
         cpu_quota.FAULT,
         cpu_hogs.FAULT,
         pinned.FAULT,
+        memory_short.FAULT,
         free_neighbour.FAULT,
     )
 }

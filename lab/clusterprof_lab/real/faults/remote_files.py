@@ -1,4 +1,4 @@
-"""A file server that is slow: far away, out of request slots, slow at opening, or short of bandwidth.
+"""A file server that is slow: far away, out of slots, slow at opening or syncing, short of bandwidth.
 
 `file_server.c` serves made-up files over /dev/fuse in the node's mounts, so the job blocks in a
 network-like file system without any block device. It logs what it held back, request by request.
@@ -73,11 +73,14 @@ class RemoteFiles:
         """Serve the node's data slowly."""
         values, script = _WAYS[self.name](place)
         with served(place, self.name, jitter=JITTER_PPM, **values) as (mounted, log):
-            data = mounted if values.get("files") else mounted / "records"
-            yield Options([*read_options(str(data), *script[0]), *script[1:]], log=log)
+            yield Options([word.format(mounted) for word in script], log=log)
 
 
-Way = tuple[dict[str, int], list]
+Way = tuple[dict[str, int], list[str]]
+
+
+def _reading(name: str, reads: int, read_bytes: int) -> list[str]:
+    return read_options("{}/" + name if name else "{}", reads, read_bytes)
 
 
 def _mean(delay_ns: float) -> int:
@@ -90,7 +93,7 @@ def _latency(place: Place) -> Way:
     reads = int(place.options.get("reads", 4))
     delay_ns = place.slowed_ns / (place.items * reads) - _OWN_NS
     values = {"records": RECORDS_BYTES, "read": 0 if place.clean else _mean(delay_ns)}
-    return values, [(reads, 65_536)]
+    return values, _reading("records", reads, 65_536)
 
 
 def _slots(place: Place) -> Way:
@@ -104,7 +107,7 @@ def _slots(place: Place) -> Way:
     values = {"records": RECORDS_BYTES, "read": _mean(delay_ns), "slots": SLOTS}
     if place.clean:
         values["slots"] = 0
-    return values, [(reads, 65_536), f"--workers={workers}"]
+    return values, [*_reading("records", reads, 65_536), f"--workers={workers}"]
 
 
 def _small_files(place: Place) -> Way:
@@ -114,7 +117,7 @@ def _small_files(place: Place) -> Way:
     each_ns = (file_ns - (_META_REQUESTS + 1) * _OWN_NS) / (_META_REQUESTS + 0.25)
     meta_ns = 0 if place.clean else _mean(each_ns)
     values = {"files": _FILES, "bytes": _FILE_BYTES, "meta": meta_ns, "read": meta_ns // 4}
-    return values, [(reads, _FILE_BYTES)]
+    return values, _reading("", reads, _FILE_BYTES)
 
 
 def _rate(place: Place) -> Way:
@@ -122,7 +125,13 @@ def _rate(place: Place) -> Way:
     read_bytes = 327_680
     node_bytes = place.items * read_bytes * place.ranks
     rate = 0 if place.clean else node_bytes * 1_000_000_000 // place.slowed_ns
-    return {"records": RECORDS_BYTES, "rate": rate}, [(1, read_bytes)]
+    return {"records": RECORDS_BYTES, "rate": rate}, _reading("records", 1, read_bytes)
+
+
+def _fsync(place: Place) -> Way:
+    """What each rank writes to its log is only a little, but the server takes long to have it."""
+    values = {"sync": 0 if place.clean else _mean(place.stall_ns - 3 * _OWN_NS)}
+    return values, ["--log={}/log", "--log-bytes=4096"]
 
 
 _WAYS = {
@@ -130,5 +139,6 @@ _WAYS = {
     "fuse-slots": _slots,
     "fuse-small-files": _small_files,
     "fuse-rate": _rate,
+    "fuse-fsync": _fsync,
 }
 WAYS = tuple(RemoteFiles(name) for name in _WAYS)
