@@ -32,9 +32,7 @@ class Cold:
             log = Log(place.path("cold.jsonl"))
             batch_bytes = place.items * READ_BYTES * place.ranks
             disk.limit("read", batch_bytes * 1_000_000_000 // place.slowed_ns)
-            options = Options(
-                [*read_options(str(data), 1, READ_BYTES), "--buffered"], log=log.path
-            )
+            options = Options([*read_options(str(data), 1, READ_BYTES), "--buffered"], log=log.path)
             start_ns = now_ns()
             if place.clean:
                 disk.limit("read", 0)

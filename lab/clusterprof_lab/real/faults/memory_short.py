@@ -1,31 +1,39 @@
-"""The ranks hold more memory than they may: what they touch has been swapped out, and is read back."""
+"""What the loaders hold in memory has been swapped out when they come to it, and is read back.
+
+The kernel is told to take the pages away (`process_madvise` with MADV_PAGEOUT) rather than left to
+choose: a limit would take from whichever rank it likes, and cold pages of libraries first.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import re
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from clusterprof_lab.real.faults import cgroups, disks, processes
 from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns
-from clusterprof_lab.real.faults.squeeze import CALM_TICKS, needed_bytes, set_limit
 
-HOLD_MB = 256
-TOUCH_MB = 16
-_KEPT = 0.25
+HOLD_MB = 64
+TOUCH_MB = 8
 _SWAP_BYTES = 1 << 30
-_MOSTLY_HELD = 0.9
-_TICK_S = 0.25
-_CALM_BYTES = 4 << 20
+_EVERY_S = 0.4
+_PROCESS_MADVISE, _MADV_PAGEOUT = 440, 21  # the same number on every architecture
+_PRIVATE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0\s*$", re.MULTILINE)
+
+
+class _Region(ctypes.Structure):
+    _fields_ = (("start", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
 class MemoryShort:
-    """A limit leaves a quarter of what is held; the swap device reads at the speed that stalls as aimed.
+    """Loaders go through what they hold (`--hold-mb`) in turn, `--touch-mb` per batch of a rank.
 
-    The script keeps `--hold-mb` in memory and goes through it in turn, `--touch-mb` per batch, so
-    that what it comes to was swapped out longest ago. The limit is set once the group no longer
-    grows. No other process of the machine is pushed to the swap device, as memory abounds there.
+    It is swapped out again long before its next turn, so every batch reads so many bytes from a
+    swap device, which is as slow as it takes for a slowed step. No other process is pushed there.
     """
 
     name = "memory-short"
@@ -40,18 +48,20 @@ class MemoryShort:
 
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
-        """Make a swap device of the fault's own, and a group with a limit."""
+        """Make a swap device of the fault's own, and a group by which the ranks are found."""
+        script = [f"--hold-mb={HOLD_MB}", f"--touch-mb={TOUCH_MB}"]
         with ExitStack() as stack:
             group = stack.enter_context(cgroups.group("memory", place.path("short").name))
             log = Log(place.path("memory-short.jsonl"))
+            start_ns = now_ns()
             if not place.clean:
                 device = stack.enter_context(_swap(place))
                 touched = TOUCH_MB * place.ranks << 20
                 device.limit("read", touched * 1_000_000_000 // place.slowed_ns)
-                held = HOLD_MB * place.ranks << 20
-                stack.enter_context(_limited_when_settled(group, held, log))
-            script = [f"--hold-mb={HOLD_MB}", f"--touch-mb={TOUCH_MB}"]
+                stack.enter_context(_paged_out(group))
             yield Options(script, group.folder, log=log.path)
+            if not place.clean:
+                log.write(start_ns, now_ns(), "cpu-memory", touched_bytes=touched)
 
 
 @contextmanager
@@ -66,31 +76,36 @@ def _swap(place: Place) -> Iterator[disks.Disk]:
 
 
 @contextmanager
-def _limited_when_settled(group: cgroups.Group, held_bytes: int, log: Log) -> Iterator[None]:
+def _paged_out(group: cgroups.Group) -> Iterator[None]:
     over = threading.Event()
 
-    def wait_and_limit() -> None:
-        before = calm = 0
-        while calm < CALM_TICKS:
-            if over.wait(_TICK_S):
-                return
-            needed = needed_bytes(group)
-            grown = abs(needed - before) >= _CALM_BYTES or needed < _MOSTLY_HELD * held_bytes
-            calm, before = 0 if grown else calm + 1, needed
-        start_ns = now_ns()
-        limit = before - round((1 - _KEPT) * held_bytes)
-        set_limit(group, limit)
-        over.wait()
-        set_limit(group, -1)
-        log.write(start_ns, now_ns(), "cpu-memory", limit_bytes=limit, needed_bytes=before)
+    def again_and_again() -> None:
+        while not over.wait(_EVERY_S):
+            for pid in (group.folder / "cgroup.procs").read_text().split():
+                with suppress(OSError):  # it has just ended
+                    _page_out(int(pid))
 
-    thread = threading.Thread(target=wait_and_limit)
+    thread = threading.Thread(target=again_and_again)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
+
+
+def _page_out(pid: int) -> None:
+    found = _PRIVATE.findall(Path(f"/proc/{pid}/maps").read_text())
+    held = [(int(first, 16), int(last, 16)) for first, last in found]
+    held = [(first, last) for first, last in held if last - first >= HOLD_MB << 20]
+    if not held:
+        return
+    handle = os.pidfd_open(pid)
+    try:
+        regions = (_Region * len(held))(*((first, last - first) for first, last in held))
+        ctypes.CDLL(None).syscall(_PROCESS_MADVISE, handle, regions, len(held), _MADV_PAGEOUT, 0)
+    finally:
+        os.close(handle)
 
 
 FAULT = MemoryShort()

@@ -60,6 +60,16 @@ def until_stdin_ends(command: Sequence[str], wait_for: bytes = b"") -> Iterator[
 
 
 @contextmanager
+def listening(command: Sequence[str]) -> Iterator[subprocess.Popen[Any]]:
+    """Keep a process running from when it has said a line."""
+    with running(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise RuntimeError(f"{command[0]} ended before it was ready")
+        yield process
+
+
+@contextmanager
 def undoing(shell: str, *words: str) -> Iterator[None]:
     """Run a piece of shell ($0, $1, …) at the end, also when this process is killed."""
     guard = subprocess.Popen(

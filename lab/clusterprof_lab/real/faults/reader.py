@@ -71,7 +71,7 @@ def _object(address: str, read_bytes: int) -> Read:
 
 def hold(megabytes: int) -> mmap.mmap:
     """Return so much memory with something in it, as a data set that is kept there."""
-    held = mmap.mmap(-1, megabytes << 20)
+    held = mmap.mmap(-1, megabytes << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for start in range(0, len(held), 1 << 20):
         held[start : start + (1 << 20)] = os.urandom(1 << 20)
     return held

@@ -12,6 +12,7 @@ from clusterprof_lab.real.faults import (
     disk_cap,
     disk_neighbour,
     free_neighbour,
+    links,
     memory_short,
     object_store,
     pinned,
@@ -35,5 +36,6 @@ FAULTS: Mapping[str, Fault] = {
         pinned.FAULT,
         memory_short.FAULT,
         free_neighbour.FAULT,
+        *links.LINKS,
     )
 }
