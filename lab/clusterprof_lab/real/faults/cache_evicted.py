@@ -1,4 +1,4 @@
-"""The data would fit the page cache, but a memory limit keeps evicting it: each epoch reads again."""
+"""Data that would fit the page cache, were it not for a memory limit: each epoch reads again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from clusterprof_lab.real.faults import cgroups, disks
 from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns, read_options
-from clusterprof_lab.real.faults.disk_cap import DATA_BYTES, READ_BYTES
+from clusterprof_lab.real.faults.disk_cap import READ_BYTES, data_bytes
 from clusterprof_lab.real.faults.squeeze import squeezed
 
 CACHE_BYTES = 8 << 20
@@ -28,12 +28,13 @@ class CacheEvicted:
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Mount a disk with records, to be read through the cache; make a group with a limit."""
+        size = max(data_bytes(place), 2 * CACHE_BYTES)
         with ExitStack() as stack:
             group = stack.enter_context(cgroups.group("memory", place.path("evicted").name))
-            disk = stack.enter_context(disks.disk(place, self.name, DATA_BYTES))
-            data = disk.put("records", DATA_BYTES, place)
+            disk = stack.enter_context(disks.disk(place, self.name, size))
+            data = disk.put("records", size, place)
             log = Log(place.path("cache-evicted.jsonl"))
-            missed = 1.0 - CACHE_BYTES / DATA_BYTES
+            missed = 1.0 - CACHE_BYTES / size
             batch_bytes = place.items * READ_BYTES * place.ranks
             if place.clean:
                 (disk.reach / "records").read_bytes()  # cached, and charged to us

@@ -32,7 +32,7 @@ class Controller:
 
     def why_not_here(self) -> str:
         """Return why no group can be made below, "" when one can."""
-        if not os.access(self.root, os.W_OK):
+        if not os.access(self.root, os.W_OK, effective_ids=True):
             return f"groups of the cgroup controller {self.name!r} need root"
         return ""
 
@@ -81,7 +81,7 @@ class Group:
 def group(name: str, label: str, parent: Path | None = None) -> Iterator[Group]:
     """Make a group of a controller; it goes at the end, or when this process does.
 
-    `parent`: below this group of version 1 instead of the root. RuntimeError without the controller.
+    `parent`: below this group of version 1 instead of the root. RuntimeError without a controller.
     """
     found = controller(name)
     if isinstance(found, str):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterprof_lab.real.faults import disks
 from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns, read_options
-from clusterprof_lab.real.faults.disk_cap import DATA_BYTES, READ_BYTES
+from clusterprof_lab.real.faults.disk_cap import READ_BYTES, data_bytes
 
 _EVERY_S = 0.2
 
@@ -27,8 +27,8 @@ class Cold:
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Mount a disk with records, to be read through the cache."""
-        with disks.disk(place, self.name, DATA_BYTES) as disk:
-            data = disk.put("records", DATA_BYTES, place)
+        with disks.disk(place, self.name, data_bytes(place)) as disk:
+            data = disk.put("records", data_bytes(place), place)
             log = Log(place.path("cold.jsonl"))
             batch_bytes = place.items * READ_BYTES * place.ranks
             disk.limit("read", batch_bytes * 1_000_000_000 // place.slowed_ns)

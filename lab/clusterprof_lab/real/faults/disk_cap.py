@@ -10,9 +10,14 @@ from contextlib import contextmanager
 from clusterprof_lab.real.faults import disks
 from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns, read_options
 
-DATA_BYTES = 64 << 20
+DATA_MB = 64
 READ_BYTES = 327_680
 _CAUSE = "storage-local"
+
+
+def data_bytes(place: Place) -> int:
+    """Return the size of the data set: `data_mb` of the scenario, or 64 MiB."""
+    return round(place.number("data_mb", DATA_MB)) << 20
 
 
 class DiskCap:
@@ -31,8 +36,8 @@ class DiskCap:
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Mount a slow disk with records; reads go past the page cache."""
-        with disks.disk(place, "disk-cap", DATA_BYTES) as disk:
-            data = disk.put("records", DATA_BYTES, place)
+        with disks.disk(place, "disk-cap", data_bytes(place)) as disk:
+            data = disk.put("records", data_bytes(place), place)
             log = Log(place.path("disk-cap.jsonl"))
             batch_bytes = place.items * READ_BYTES * place.ranks
             rate = 0 if place.clean else batch_bytes * 1_000_000_000 // place.slowed_ns

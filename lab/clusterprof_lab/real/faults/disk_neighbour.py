@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from clusterprof_lab.real.faults import disks, processes
 from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns, read_options
-from clusterprof_lab.real.faults.disk_cap import DATA_BYTES, READ_BYTES
+from clusterprof_lab.real.faults.disk_cap import READ_BYTES, data_bytes
 
 NEIGHBOURS = 4
 # Threads, each with one read under way past the page cache; a read leaves the interpreter free.
@@ -25,7 +25,7 @@ for _ in range(int(sys.argv[3])):
 
 
 class DiskNeighbour:
-    """The disk has the same speed with and without the neighbours, who are first come, first served.
+    """The disk has one speed, with and without the neighbours: first come, first served.
 
     Reads of equal size wait in one queue, so a rank's read waits for one of every other rank and
     every neighbour; from that the speed follows at which a batch takes as long as a slowed step.
@@ -40,10 +40,11 @@ class DiskNeighbour:
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Mount a disk with records and let others read it too."""
+        size = data_bytes(place)
         with ExitStack() as stack:
-            disk = stack.enter_context(disks.disk(place, "disk-neighbour", 2 * DATA_BYTES))
-            data = disk.put("records", DATA_BYTES, place)
-            others = disk.put("others", DATA_BYTES, place)
+            disk = stack.enter_context(disks.disk(place, "disk-neighbour", 2 * size))
+            data = disk.put("records", size, place)
+            others = disk.put("others", size, place)
             log = Log(place.path("disk-neighbour.jsonl"))
             turns = place.items * (place.ranks + NEIGHBOURS)
             disk.limit("read", turns * READ_BYTES * 1_000_000_000 // place.slowed_ns)

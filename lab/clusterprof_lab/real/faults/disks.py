@@ -1,8 +1,8 @@
 """Disks of a fault's own: loop devices with a file system, as slow as they are told to be.
 
 A loop device has its own line in /proc/diskstats. It is throttled by `blkio.throttle.*` of the root
-group (version 1), so that write-back is held back too; version 2 has no throttle for its root, there
-the job's own group would need `io.max`, which is left to whoever has such a machine.
+group (version 1), so that write-back is held back too. Version 2 has no throttle for its
+root: there the job's own group would need `io.max`, which nobody has written yet.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def why_not_here() -> str:
         return reason
     if not Path("/dev/loop-control").exists():
         return "the kernel has no loop devices"
-    if not os.access(THROTTLE / "blkio.throttle.read_bps_device", os.W_OK):
+    if not os.access(THROTTLE / "blkio.throttle.read_bps_device", os.W_OK, effective_ids=True):
         return "the cgroup controller 'blkio' of version 1 is not there to throttle a disk"
     return ""
 

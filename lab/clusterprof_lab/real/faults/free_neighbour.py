@@ -10,7 +10,7 @@ from clusterprof_lab.real.faults import processes
 from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns
 
 _WRITE_BYTES, _WRITES_PER_SECOND = 1 << 20, 8
-# The kernel runs a SCHED_IDLE task when nobody else wants the CPU, and stops it at once when one does.
+# A SCHED_IDLE task runs when nobody else wants the CPU, and is stopped as soon as one does.
 _COMPUTE = """
 import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})

@@ -1,10 +1,10 @@
 """A bad network between nodes: what the cable does to a node's link, or others' traffic on it.
 
-How bad follows from what a step sends over the link. A ring of N ranks sends 2 (N - 1) / N times the
-model's bytes each way (measured: 1.5 times with 4 ranks), of which `_EXPOSED` is not hidden behind
-the rest of the backward pass. Each of its 2 (N - 1) rounds waits `_DELAYS_A_ROUND` delays. These
-numbers are measured, with gloo and Reno, and good to about a fifth; what a run lost is its
-stopwatches' to say.
+How bad follows from what a step sends over the link. A ring of N ranks sends 2 (N - 1) / N times
+the model's bytes each way (measured: 1.5 times with 4 ranks), of which `_EXPOSED` is not hidden
+behind the rest of the backward pass. Each of its 2 (N - 1) rounds waits `_DELAYS_A_ROUND` delays.
+These numbers are measured, with gloo and Reno, and good to about a fifth; what a run really lost is
+for its stopwatches to say.
 """
 
 from __future__ import annotations

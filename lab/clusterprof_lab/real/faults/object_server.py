@@ -1,4 +1,4 @@
-"""An object store over HTTP that takes its time: `object_server.py ADDRESS DELAY_NS JITTER RATE LOG`.
+"""A slow object store over HTTP: `object_server.py ADDRESS DELAY_NS JITTER RATE LOG`.
 
 Answers HEAD and GET (with `Range: bytes=A-B`) of any path with made-up bytes of one object. Each
 GET waits DELAY_NS, and up to JITTER of it more, then gets RATE bytes per second, as each other one

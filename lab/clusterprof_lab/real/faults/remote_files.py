@@ -1,4 +1,4 @@
-"""A file server that is slow: far away, out of slots, slow at opening or syncing, short of bandwidth.
+"""A slow file server: far away, out of slots, slow at opening or syncing, short of bandwidth.
 
 `file_server.c` serves made-up files over /dev/fuse in the node's mounts, so the job blocks in a
 network-like file system without any block device. It logs what it held back, request by request.
@@ -6,11 +6,15 @@ network-like file system without any block device. It logs what it held back, re
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from clusterprof_lab.real.faults import processes
@@ -21,9 +25,7 @@ RECORDS_BYTES = 64 << 20
 JITTER_PPM = 200_000
 WORKERS = 4
 SLOTS = 2
-_UNDO = (
-    'mounted=$0 program=$1; shift; "$@" umount -l "$mounted"; rm -f "$program"; rmdir "$mounted"'
-)
+_UNDO = 'mounted=$0; "$@" umount -l "$mounted"; rmdir "$mounted"'
 _META_REQUESTS = 4  # of a small file: lookup, open, and two getattr (Python's open, the reader's)
 _FILES, _FILE_BYTES = 4000, 16_384
 _OWN_NS = 150_000  # what a request takes without any delay: two switches, a copy
@@ -34,24 +36,33 @@ def why_not_here() -> str:
     reason = root_only("mounting a file system in user space")
     if reason:
         return reason
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK, effective_ids=True):
         return "/dev/fuse cannot be opened: the kernel or the container has no FUSE"
     return processes.missing("gcc", "nsenter", "umount")
 
 
+@cache
+def built() -> Path:
+    """Compile the server, once in the life of this process; return the program."""
+    folder = Path(tempfile.mkdtemp(prefix="clusterprof-lab-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    program = folder / "file_server"
+    build = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(SOURCE)]
+    subprocess.run(build, check=True)
+    return program
+
+
 @contextmanager
 def served(place: Place, name: str, **values: int) -> Iterator[tuple[Path, Path]]:
-    """Serve files with these values of `file_server.c`; yield where, as the job sees it, and the log.
+    """Serve files with these values of `file_server.c`; yield where the job sees them, and the log.
 
     RuntimeError when the server does not start.
     """
-    program, mounted = place.path(f"{name}-server"), place.path(name)
+    program, mounted = built(), place.path(name)
     log = place.path(f"{name}.jsonl")
     mounted.mkdir()
     # A server that was killed leaves a mount that answers nobody.
-    with processes.undoing(_UNDO, str(mounted), str(program), *place.within()):
-        build = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(SOURCE)]
-        subprocess.run(build, check=True)
+    with processes.undoing(_UNDO, str(mounted), *place.within()):
         words = [f"{key}={value}" for key, value in values.items()]
         command = place.within(str(program), str(mounted), str(log), *words)
         with processes.until_stdin_ends(command, wait_for=b"ready\n"):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
-from clusterprof_lab.real.faults import disks, processes
+from clusterprof_lab.real.faults import disks
 from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns
 
 _DISK_BYTES = 256 << 20
 _LATE_S = 0.075
-"""How much later than its rate says the throttle lets a synced write end: measured, 0.07 to 0.08."""
+"""How much later than its rate says the throttle lets a synced write end (measured)."""
 
 
 class SlowFsync:

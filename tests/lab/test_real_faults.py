@@ -1,0 +1,347 @@
+"""Every real fault does what it says, says why it cannot, and leaves nothing behind.
+
+How long things take is not tested here: a busy machine may always take longer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clusterprof_lab.real.faults
+from clusterprof_lab.real.faults import cgroups, disks, remote_files
+from clusterprof_lab.real.faults.base import Options, Place
+from clusterprof_lab.real.faults.processes import until_stdin_ends
+from clusterprof_lab.real.faults.reader import source
+from clusterprof_lab.real.faults.registry import FAULTS
+
+ANYBODY = {"free-neighbour", "object-store"}
+LINKS = {name for name in FAULTS if name.startswith("link-")}
+ELSEWHERE = LINKS | {"nfs"}
+LAB = Path(__file__).parents[2] / "lab"
+STEP_NS, SHARE = 300_000_000, 0.3
+SLOWED_NS = 428_571_429
+NODE = SimpleNamespace(pid=os.getpid(), name="here", cpu=min(os.sched_getaffinity(0)))
+
+
+class BoomError(Exception):
+    pass
+
+
+def place(folder: Path, node: Any = None, clean: bool = False, **options: Any) -> Place:
+    few = {"data_mb": 4, **options}
+    return Place(node, folder, np.random.default_rng(0), SHARE, STEP_NS, few, (), clean)
+
+
+def here(name: str) -> str:
+    """Skip with the reason where the fault cannot be made."""
+    reason = FAULTS[name].why_not_here()
+    if reason:
+        pytest.skip(reason)
+    return name
+
+
+def traces(folder: Path) -> Mapping[str, Any]:
+    """What a fault might leave behind."""
+    return {
+        "mounts": [line for line in read("/proc/self/mounts") if str(folder) in line],
+        "swaps": [line for line in read("/proc/swaps") if "loop" in line],
+        "loops": [
+            str(file)
+            for file in Path("/sys/block").glob("loop*/loop/backing_file")
+            if str(folder) in file.read_text()
+        ],
+        "groups": cgroups.left_over(),
+        "children": read(f"/proc/self/task/{threading.get_native_id()}/children"),
+        "threads": threading.active_count(),
+        "files": [file.name for file in folder.iterdir() if file.suffix != ".jsonl"],
+    }
+
+
+def read(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
+def injected(options: Options) -> list[dict[str, Any]]:
+    assert options.log is not None
+    return [json.loads(line) for line in options.log.read_text().splitlines()]
+
+
+def value(options: Options, name: str) -> str:
+    return next(word.split("=", 1)[1] for word in options.script if word.startswith(f"{name}="))
+
+
+def test_every_fault_is_registered_under_its_name() -> None:
+    assert all(fault.name == name for name, fault in FAULTS.items())
+    modules = [
+        importlib.import_module(f"clusterprof_lab.real.faults.{module.name}")
+        for module in pkgutil.iter_modules(clusterprof_lab.real.faults.__path__)
+    ]
+    kept = [vars(module).get("FAULT") for module in modules]
+    assert {fault.name for fault in kept if fault} | {
+        way.name for way in remote_files.WAYS
+    } | LINKS == set(FAULTS)
+
+
+@pytest.mark.parametrize("name", sorted(set(FAULTS) - ANYBODY))
+def test_without_root_it_says_so(name: str, as_nobody: Any) -> None:
+    with as_nobody():
+        reason = FAULTS[name].why_not_here()
+    if name == "pinned" and len(os.sched_getaffinity(0)) < 2:
+        assert reason.startswith("one CPU only")
+    else:
+        assert "needs root" in reason or "need root" in reason or "no cgroup" in reason
+
+
+def test_what_anybody_may_do_needs_no_root(as_nobody: Any) -> None:
+    with as_nobody():
+        assert [FAULTS[name].why_not_here() for name in sorted(ANYBODY)] == ["", ""]
+
+
+CASES = [(name, False) for name in sorted(set(FAULTS) - ELSEWHERE)]
+CASES += [(name, True) for name in ("disk-neighbour", "fuse-slots", "cpu-quota", "memory-short")]
+
+
+@pytest.mark.parametrize(("name", "clean"), CASES)
+def test_nothing_is_left_of_it_after_an_exception(name: str, clean: bool, tmp_path: Path) -> None:
+    before = traces(tmp_path)
+    with (
+        pytest.raises(BoomError),
+        FAULTS[here(name)].apply(place(tmp_path, NODE, clean)) as options,
+    ):
+        assert options.log is not None and options.log.exists()
+        if options.cgroup is not None:
+            assert (options.cgroup / "cgroup.procs").exists()
+        during = traces(tmp_path)
+        if not clean:
+            assert during != before
+        raise BoomError
+    assert traces(tmp_path) == before
+
+
+def test_nothing_is_left_when_it_is_killed(tmp_path: Path) -> None:
+    faults = [here(name) for name in ("disk-cap", "fuse-latency", "cpu-hogs", "memory-short")]
+    script = f"""
+import numpy, sys
+from contextlib import ExitStack
+from pathlib import Path
+from clusterprof_lab.real.faults.base import Place
+from clusterprof_lab.real.faults.registry import FAULTS
+place = Place(None, Path({str(tmp_path)!r}), numpy.random.default_rng(0), 0.3, 300_000_000,
+              {{"data_mb": 4}})
+with ExitStack() as stack:
+    for name in {faults!r}:
+        stack.enter_context(FAULTS[name].apply(place))
+    print("on", flush=True)
+    sys.stdin.read()
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(LAB), str(LAB.parent)])}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": env}
+    before = traces(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as victim:
+        assert victim.stdout is not None and victim.stdout.readline() == b"on\n"
+        groups = list(cgroups.MOUNTED.rglob(f"clusterprof-lab-{victim.pid}-*"))
+        assert len(groups) == 3
+        assert len(traces(tmp_path)["mounts"]) == 2
+        victim.send_signal(signal.SIGKILL)
+    end = time.monotonic() + 20
+    while (traces(tmp_path) != before or any(g.exists() for g in groups)) and (
+        time.monotonic() < end
+    ):
+        time.sleep(0.05)
+    assert traces(tmp_path) == before
+    assert not any(group.exists() for group in groups)
+
+
+def throttles(way: str) -> list[str]:
+    return read(f"{disks.THROTTLE}/blkio.throttle.{way}_bps_device")
+
+
+def test_a_disk_lets_a_batch_through_per_slowed_step(tmp_path: Path) -> None:
+    with FAULTS[here("disk-cap")].apply(place(tmp_path, NODE)) as options:
+        device = os.stat(value(options, "--data")).st_dev
+        # 8 items of 327,680 bytes for each of two ranks in 0.428571429 s
+        rule = f"{os.major(device)}:{os.minor(device)} {2 * 8 * 327_680 * 10**9 // SLOWED_NS}"
+        assert rule in throttles("read")
+        assert source(value(options, "--data"), 327_680)(random.Random(0)) == 327_680
+    assert rule not in throttles("read")
+    assert [line["cause"] for line in injected(options)] == ["storage-local"]
+
+
+def test_of_a_wandering_disk_only_its_turns_are_slow(tmp_path: Path) -> None:
+    wandering = place(tmp_path, NODE, period_s=0.2, turns=2)
+    with FAULTS[here("disk-cap")].apply(wandering) as options:
+        time.sleep(0.7)
+    slow = injected(options)
+    assert slow
+    assert all(line["start_ns"] // 200_000_000 % 2 == 0 for line in slow)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "causes"),
+    [
+        ("fuse-latency", "", {"storage-remote"}),
+        ("fuse-rate", "", {"storage-remote"}),
+        ("fuse-small-files", "000007", {"storage-metadata", "storage-remote"}),
+    ],
+)
+def test_a_slow_server_logs_what_it_held_back(
+    name: str, file: str, causes: set[str], tmp_path: Path
+) -> None:
+    with FAULTS[here(name)].apply(place(tmp_path, NODE, reads=8)) as options:
+        data, size = value(options, "--data"), int(value(options, "--read-bytes"))
+        began_ns = time.monotonic_ns()
+        assert source(data, size)(random.Random(1)) == size
+        took_ns = time.monotonic_ns() - began_ns
+    lines = injected(options)
+    assert {line["cause"] for line in lines} == causes
+    held_ns = sum(line["end_ns"] - line["start_ns"] for line in lines)
+    # An eighth of an eighth of a slowed step, less what such a read takes by itself.
+    at_least_ns = SLOWED_NS // 64 - 1_000_000 if name != "fuse-rate" else 13_000_000
+    assert at_least_ns < held_ns <= took_ns
+
+
+def test_a_clean_server_holds_nothing_back(tmp_path: Path) -> None:
+    with FAULTS[here("fuse-small-files")].apply(place(tmp_path, NODE, clean=True)) as options:
+        assert source(value(options, "--data"), 0)(random.Random(1)) == 16_384
+    assert injected(options) == []
+
+
+def test_without_a_slot_a_read_queues(tmp_path: Path) -> None:
+    with FAULTS[here("fuse-slots")].apply(place(tmp_path, NODE)) as options:
+        data, size = value(options, "--data"), int(value(options, "--read-bytes"))
+        readers = [
+            threading.Thread(target=lambda i=i: source(data, size)(random.Random(i)))
+            for i in range(4)
+        ]
+        for one in readers:
+            one.start()
+        for one in readers:
+            one.join()
+    lines = injected(options)
+    assert sum(line["cause"] == "storage-remote" for line in lines) == 4
+    assert sum(line["cause"] == "storage-client-queue" for line in lines) == 2  # of two slots
+
+
+def test_what_is_written_to_the_server_waits_for_its_sync(tmp_path: Path) -> None:
+    with FAULTS[here("fuse-fsync")].apply(place(tmp_path, NODE)) as options:
+        path = Path(value(options, "--log"))
+        with path.with_suffix(".tmp").open("wb") as file:
+            file.write(b"x" * 5000)
+            file.flush()
+            os.fsync(file.fileno())
+        path.with_suffix(".tmp").rename(path)
+        assert path.stat().st_size == 5000
+    (line,) = injected(options)
+    assert line["operation"] == "fsync"
+    assert line["end_ns"] - line["start_ns"] > 0.9 * (SLOWED_NS - STEP_NS) / 1.1
+
+
+def test_an_object_store_is_a_host_of_its_own(tmp_path: Path) -> None:
+    with FAULTS["object-store"].apply(place(tmp_path, NODE)) as options:
+        address, size = value(options, "--data"), int(value(options, "--read-bytes"))
+        assert address.startswith("http://127.0.0.1:" if os.geteuid() else "http://10.78.")
+        assert source(address, size)(random.Random(0)) == size
+    (line,) = injected(options)
+    assert line["cause"] == "storage-object"
+    # 34 % of a slowed step, less 16 times 2.5 ms, over 16 requests and jitter: the least delay.
+    assert line["end_ns"] - line["start_ns"] > (SLOWED_NS - 16 * 2_500_000) * 0.34 / 16 / 1.1
+
+
+def group_value(options: Options, file: str) -> int:
+    assert options.cgroup is not None
+    return int((options.cgroup / file).read_text())
+
+
+def first_version(controller: str) -> None:
+    found = cgroups.controller(controller)
+    if isinstance(found, str) or found.version != 1:
+        pytest.skip("looks at files of version 1")
+
+
+def test_a_quota_is_the_need_over_a_slowed_step(tmp_path: Path) -> None:
+    first_version("cpu")
+    with FAULTS[here("cpu-quota")].apply(place(tmp_path, NODE)) as options:
+        # 0.7 * 300 ms over two ranks on one CPU; two times (105 + 10) ms in 428.57 ms
+        assert options.script == ["--decode-ms=105.00"]
+        assert group_value(options, "cpu.cfs_quota_us") == 53_667
+        assert group_value(options, "cpu.cfs_period_us") == 100_000
+    assert [line["cause"] for line in injected(options)] == ["cpu-throttled"]
+
+
+def test_hogs_and_the_job_share_the_cpu_as_aimed(tmp_path: Path) -> None:
+    first_version("cpu")
+    with FAULTS[here("cpu-hogs")].apply(place(tmp_path, NODE)) as options:
+        assert options.cgroup is not None
+        others = options.cgroup.with_name(options.cgroup.name + "-hogs")
+        shares = group_value(options, "cpu.shares"), int((others / "cpu.shares").read_text())
+        assert shares == (50_176, 52_224)  # 0.7 * 0.7 of 102,400, and the rest
+        (hog,) = (others / "cgroup.procs").read_text().split()
+    assert not Path(f"/proc/{hog}").exists()
+
+
+def test_a_free_neighbour_stands_back(tmp_path: Path) -> None:
+    with FAULTS["free-neighbour"].apply(place(tmp_path, NODE)):
+        children = read(f"/proc/self/task/{threading.get_native_id()}/children")[0].split()
+        end = time.monotonic() + 20
+        while time.monotonic() < end and not any(
+            os.sched_getscheduler(int(child)) == os.SCHED_IDLE for child in children
+        ):
+            time.sleep(0.02)
+        policies = sorted(os.sched_getscheduler(int(child)) for child in children)
+    assert policies == [os.SCHED_OTHER, os.SCHED_IDLE]
+
+
+def test_links_are_as_bad_as_the_ring_needs(tmp_path: Path) -> None:
+    made = {}
+    for name in ("link-rate", "link-latency", "link-loss"):
+        with FAULTS[name].apply(place(tmp_path, NODE)) as options:
+            made[name] = options.link
+        (line,) = injected(options)
+        assert line["cause"] in {"net-congestion", "net-path", "net-link"}
+        with FAULTS[name].apply(place(tmp_path, NODE, clean=True)) as options:
+            assert options.link == {}
+    # 1.5 * 4 MiB, 82 % of it exposed, in 128.57 ms
+    assert made["link-rate"] == {"rate_bits_per_second": 321_004_065}
+    assert set(made["link-latency"]) == {"delay_s"}
+    assert made["link-loss"]["loss_ratio"] == pytest.approx(0.002276, rel=1e-3)
+
+
+def test_a_machine_without_links_cannot_have_a_bad_one(tmp_path: Path) -> None:
+    for name in sorted(LINKS):
+        with (
+            pytest.raises(ValueError, match="only a node has a link"),
+            FAULTS[name].apply(place(tmp_path)),
+        ):
+            pass
+
+
+def test_two_faults_of_one_node_add_up() -> None:
+    one = Options(["--a=1"], Path("/group"), {"A": "1"}, Path("/log"))
+    other = Options(["--b=2"], None, {"B": "2"}, None, {"delay_s": 0.1})
+    both = one.and_also(other)
+    assert both.script == ["--a=1", "--b=2"]
+    assert (both.cgroup, both.log) == (Path("/group"), Path("/log"))
+    assert both.environment == {"A": "1", "B": "2"}
+    assert both.link == {"delay_s": 0.1}
+
+
+def test_a_helper_that_does_not_start_says_why() -> None:
+    with ExitStack() as stack, pytest.raises(RuntimeError, match="no such thing"):
+        stack.enter_context(until_stdin_ends(["sh", "-c", "echo no such thing >&2"], b"ready\n"))
