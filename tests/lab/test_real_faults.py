@@ -120,6 +120,9 @@ CASES += [(name, True) for name in ("disk-neighbour", "fuse-slots", "cpu-quota",
 
 @pytest.mark.parametrize(("name", "clean"), CASES)
 def test_nothing_is_left_of_it_after_an_exception(name: str, clean: bool, tmp_path: Path) -> None:
+    if name.startswith("fuse"):
+        here(name)
+        remote_files.built()  # is kept as long as this process lives
     before = traces(tmp_path)
     with (
         pytest.raises(BoomError),
@@ -304,8 +307,8 @@ def test_a_free_neighbour_stands_back(tmp_path: Path) -> None:
             os.sched_getscheduler(int(child)) == os.SCHED_IDLE for child in children
         ):
             time.sleep(0.02)
-        policies = sorted(os.sched_getscheduler(int(child)) for child in children)
-    assert policies == [os.SCHED_OTHER, os.SCHED_IDLE]
+        policies = [os.sched_getscheduler(int(child)) for child in children]
+    assert policies.count(os.SCHED_IDLE) == 1
 
 
 def test_links_are_as_bad_as_the_ring_needs(tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,7 +44,9 @@ def why_not_here() -> str:
 def built() -> Path:
     """Compile the server, once in the life of this process; return the program."""
     folder = Path(tempfile.mkdtemp(prefix="clusterprof-lab-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    kept = ExitStack()
+    kept.enter_context(processes.undoing('rm -rf "$0"', str(folder)))
+    atexit.register(kept.close)
     program = folder / "file_server"
     build = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(SOURCE)]
     subprocess.run(build, check=True)
