@@ -163,7 +163,7 @@ with ExitStack() as stack:
         assert len(groups) == 3
         assert len(traces(tmp_path)["mounts"]) == 2
         victim.send_signal(signal.SIGKILL)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while (traces(tmp_path) != before or any(g.exists() for g in groups)) and (
         time.monotonic() < end
     ):
@@ -302,7 +302,7 @@ def test_hogs_and_the_job_share_the_cpu_as_aimed(tmp_path: Path) -> None:
 def test_a_free_neighbour_stands_back(tmp_path: Path) -> None:
     with FAULTS["free-neighbour"].apply(place(tmp_path, NODE)):
         children = read(f"/proc/self/task/{threading.get_native_id()}/children")[0].split()
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while time.monotonic() < end and not any(
             os.sched_getscheduler(int(child)) == os.SCHED_IDLE for child in children
         ):

@@ -19,7 +19,7 @@ from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns, root_o
 MODEL_MB = 4.0
 SMALL_MODEL_MB = 0.2
 _EXPOSED = 0.82
-_DELAYS_A_ROUND = 1.9
+_DELAYS_A_ROUND = 1.7
 _ONE_WAY_EXPOSED = 0.6
 """How much of `_EXPOSED` is left when one direction is slow: the ring's other half goes on."""
 _FLOWS_YIELD = 1.34
