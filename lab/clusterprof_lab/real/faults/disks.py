@@ -8,14 +8,17 @@ root: there the job's own group would need `io.max`, which nobody has written ye
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clusterprof_lab.real.faults import processes
 from clusterprof_lab.real.faults.base import Place, root_only
 
 THROTTLE = Path("/sys/fs/cgroup/blkio")
+IMAGES = Path("/dev/shm")
+"""Where the bytes of loop devices are kept, if there is room; else in the folder of the place."""
 _CHUNK = 1 << 20
 _SPARE_BYTES = 32 << 20  # for the file system itself
 # What is still in use goes with its last user: a node's mount with the node.
@@ -74,16 +77,23 @@ def forget(descriptor: int) -> None:
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def _room(folder: Path) -> int:
+    with suppress(OSError):
+        return shutil.disk_usage(folder).free
+    return 0
+
+
 @contextmanager
 def device(place: Place, name: str, size: int) -> Iterator[str]:
     """Attach a loop device of this size; it is detached, and its image removed, at the end."""
-    image = place.path(f"{name}.image")
+    # Not on the machine's disk: whoever else writes there would make this one slow by the second.
+    images = IMAGES if _room(IMAGES) > 2 * size else place.folder
+    image = images / f"clusterprof-lab-{os.getpid()}-{place.path(name).name}.image"
     undo = 'losetup --detach "$(losetup --noheadings --output NAME --associated "$0")"; rm -f "$0"'
     with processes.undoing(undo, str(image)):
         with image.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
-        attach = ("losetup", "--find", "--show", "--direct-io=on", str(image))
-        yield processes.run(*attach)
+        yield processes.run("losetup", "--find", "--show", str(image))
 
 
 @contextmanager
