@@ -68,10 +68,9 @@ def _apart() -> bool:
 def _far_host(place: Place) -> Iterator[tuple[str, list[str]]]:
     """Make a host at the far end of a cable of the node; yield its address and how to enter it."""
     with processes.until_stdin_ends(["unshare", "--net", *_SLEEP], wait_for=b"ready\n") as host:
-        number = host.pid % 60_000  # two stores on one machine must not meet
+        number = host.pid % 16_384  # two stores on one machine must not meet: a subnet of four each
         near, far = f"store{number}", f"far{number}"
-        subnet = f"{_NETWORK}.{number // 250}"
-        here, there = (f"{subnet}.{number % 250 // 4 * 4 + i}" for i in (1, 2))
+        here, there = (f"{_NETWORK}.{number // 64}.{number % 64 * 4 + i}" for i in (1, 2))
         enter = ["nsenter", f"--target={host.pid}", "--net", "--"]
         add = ["ip", "link", "add", near, "type", "veth", "peer", "name", far]
         processes.run(*add, "netns", str(host.pid))
