@@ -126,7 +126,9 @@ class Options:
 class Fault(Protocol):
     """One fault; an object without state, listed in `registry.FAULTS`."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its name in a scenario's `real:` section."""
 
     def why_not_here(self) -> str:
         """Return why it cannot be made on this machine by this user, "" when it can."""

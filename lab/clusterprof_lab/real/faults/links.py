@@ -14,21 +14,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from clusterprof_lab.real.faults import processes
-from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns, root_only
+from clusterprof_lab.real.faults.base import Log, Node, Options, Place, now_ns, root_only
 
 MODEL_MB = 4.0
 SMALL_MODEL_MB = 0.2
 _EXPOSED = 0.82
-_DELAYS_A_ROUND = 1.7
+_DELAYS_A_ROUND = 1.9
 _ONE_WAY_EXPOSED = 0.6
 """How much of `_EXPOSED` is left when one direction is slow: the ring's other half goes on."""
-_FLOWS_YIELD = 1.34
-"""How much more than what paced flows leave a ring's bursts get from them."""
 _SEGMENT_BYTES = 1448
 _LOSS_COSTS_S = 0.0065
 """Mean of what a lost frame holds the ring up, with Reno and half a millisecond each way."""
 _LINK_BITS_PER_SECOND = 400_000_000
-_FLOWS = 4
+_FLOWS = 12
 _PORT = 47_900
 _SINK = """
 import socket, sys, threading
@@ -107,7 +105,7 @@ class LinkAsymmetric:
 class LinkBackground:
     """Others send to the node all the time, paced, over a link that is fast enough without them.
 
-    A few TCP connections from another node, by processes that are not the job's. They leave the job
+    A dozen TCP connections from another node, by processes that are not the job's. They leave the job
     what makes its transfer take longer by the stall.
     """
 
@@ -125,9 +123,9 @@ class LinkBackground:
         if not others:
             raise ValueError(f"{self.name}: needs a second node in Place.nodes")
         small = MODEL_MB / 2
-        sent_bits = 8 * _EXPOSED * ring_bytes(place, small)
+        sent_bits = 8 * _EXPOSED * _ONE_WAY_EXPOSED * ring_bytes(place, small)
         clean_s = sent_bits / _LINK_BITS_PER_SECOND
-        left = sent_bits / (clean_s + place.stall_ns / 1e9) / _FLOWS_YIELD
+        left = sent_bits / (clean_s + place.stall_ns / 1e9)
         log = Log(place.path("link-background.jsonl"))
         with ExitStack() as stack:
             if not place.clean:
@@ -158,7 +156,7 @@ def ring_bytes(place: Place, otherwise_mb: float = MODEL_MB) -> float:
     return 2 * (ranks - 1) / ranks * model_mb(place, otherwise_mb) * (1 << 20)
 
 
-def _node_of(place: Place, name: str):
+def _node_of(place: Place, name: str) -> Node:
     if place.node is None:
         raise ValueError(f"{name}: only a node has a link")
     return place.node

@@ -102,7 +102,7 @@ def _page_out(pid: int) -> None:
         return
     handle = os.pidfd_open(pid)
     try:
-        regions = (_Region * len(held))(*((first, last - first) for first, last in held))
+        regions = (_Region * len(held))(*(_Region(first, last - first) for first, last in held))
         ctypes.CDLL(None).syscall(_PROCESS_MADVISE, handle, regions, len(held), _MADV_PAGEOUT, 0)
     finally:
         os.close(handle)

@@ -49,7 +49,7 @@ class ObjectStore:
         rate = round(gets * READ_BYTES / line_s) if line_s > 0 else 0
         log = place.path("object-store.jsonl")
         with ExitStack() as stack:
-            address, enter = _LOOPBACK, []
+            address, enter = _LOOPBACK, list[str]()
             if _apart():
                 address, enter = stack.enter_context(_far_host(place))
             words = [address, str(delay_ns), str(JITTER), str(rate), str(log)]

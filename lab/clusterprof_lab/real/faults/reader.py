@@ -114,8 +114,8 @@ def main() -> None:
     took_ns, got_bytes = [], 0
     for batch in range(options.batches):
         began_ns = time.monotonic_ns()
-        for _ in range(options.items * options.reads if read else 0):
-            got_bytes += read(choose)
+        for _ in range(options.items * options.reads):
+            got_bytes += read(choose) if read is not None else 0
         end_ns = time.thread_time_ns() + round(options.decode_ms * 1e6)
         while time.thread_time_ns() < end_ns:
             sum(i * i % 7 for i in range(200))

@@ -22,22 +22,20 @@ from clusterprof_lab.real.faults import (
 )
 from clusterprof_lab.real.faults.base import Fault
 
-FAULTS: Mapping[str, Fault] = {
-    fault.name: fault
-    for fault in (
-        disk_cap.FAULT,
-        disk_neighbour.FAULT,
-        *remote_files.WAYS,
-        nfs.FAULT,
-        object_store.FAULT,
-        cache_evicted.FAULT,
-        cold.FAULT,
-        slow_fsync.FAULT,
-        cpu_quota.FAULT,
-        cpu_hogs.FAULT,
-        pinned.FAULT,
-        memory_short.FAULT,
-        free_neighbour.FAULT,
-        *links.LINKS,
-    )
-}
+_ALL: tuple[Fault, ...] = (
+    disk_cap.FAULT,
+    disk_neighbour.FAULT,
+    *remote_files.WAYS,
+    nfs.FAULT,
+    object_store.FAULT,
+    cache_evicted.FAULT,
+    cold.FAULT,
+    slow_fsync.FAULT,
+    cpu_quota.FAULT,
+    cpu_hogs.FAULT,
+    pinned.FAULT,
+    memory_short.FAULT,
+    free_neighbour.FAULT,
+    *links.LINKS,
+)
+FAULTS: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}
