@@ -105,8 +105,8 @@ class LinkAsymmetric:
 class LinkBackground:
     """Others send to the node all the time, paced, over a link that is fast enough without them.
 
-    A dozen TCP connections from another node, by processes that are not the job's. They leave the job
-    what makes its transfer take longer by the stall.
+    A dozen TCP connections from another node, by processes that are not the job's. They leave the
+    job what makes its transfer take longer by the stall.
     """
 
     name = "link-background"
