@@ -1,0 +1,1 @@
+"""Real faults of the environment: one module each, as context managers that undo what they did."""

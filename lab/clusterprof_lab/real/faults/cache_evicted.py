@@ -1,0 +1,51 @@
+"""Data that would fit the page cache, were it not for a memory limit: each epoch reads again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from clusterprof_lab.real.faults import cgroups, disks
+from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns, read_options
+from clusterprof_lab.real.faults.disk_cap import READ_BYTES, data_bytes
+from clusterprof_lab.real.faults.squeeze import squeezed
+
+CACHE_BYTES = 8 << 20
+
+
+class CacheEvicted:
+    """A disk as slow with the fault as without; without it everything comes from the cache.
+
+    Records are read at random, so a read finds as large a part of them cached as the cache holds.
+    """
+
+    name = "cache-evicted"
+
+    def why_not_here(self) -> str:
+        """Return why it cannot be made here, "" when it can."""
+        return disks.why_not_here() or cgroups.why_not("memory")
+
+    @contextmanager
+    def apply(self, place: Place) -> Iterator[Options]:
+        """Mount a disk with records, to be read through the cache; make a group with a limit."""
+        size = max(data_bytes(place), 2 * CACHE_BYTES)
+        with ExitStack() as stack:
+            group = stack.enter_context(cgroups.group("memory", place.path("evicted").name))
+            disk = stack.enter_context(disks.disk(place, self.name, size))
+            data = disk.put("records", size, place)
+            log = Log(place.path("cache-evicted.jsonl"))
+            missed = 1.0 - CACHE_BYTES / size
+            batch_bytes = place.items * READ_BYTES * place.ranks
+            if place.clean:
+                (disk.reach / "records").read_bytes()  # cached, and charged to us
+            else:
+                stack.enter_context(squeezed(group, CACHE_BYTES))
+            disk.limit("read", round(missed * batch_bytes * 1e9 / place.slowed_ns))
+            start_ns = now_ns()
+            options = [*read_options(str(data), 1, READ_BYTES), "--buffered"]
+            yield Options(options, group.folder, log=log.path)
+            if not place.clean:
+                log.write(start_ns, now_ns(), "storage-cold-cache", cache_bytes=CACHE_BYTES)
+
+
+FAULT = CacheEvicted()

@@ -1,0 +1,66 @@
+"""The data is read for the first time: nothing of it is in the page cache, and it is kept out."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from clusterprof_lab.real.faults import disks
+from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns, read_options
+from clusterprof_lab.real.faults.disk_cap import READ_BYTES, data_bytes
+
+_EVERY_S = 0.2
+
+
+class Cold:
+    """A disk as slow with the fault as without; `posix_fadvise` drops what was read of the file."""
+
+    name = "cold"
+
+    def why_not_here(self) -> str:
+        """Return why it cannot be made here, "" when it can."""
+        return disks.why_not_here()
+
+    @contextmanager
+    def apply(self, place: Place) -> Iterator[Options]:
+        """Mount a disk with records, to be read through the cache."""
+        with disks.disk(place, self.name, data_bytes(place)) as disk:
+            data = disk.put("records", data_bytes(place), place)
+            log = Log(place.path("cold.jsonl"))
+            batch_bytes = place.items * READ_BYTES * place.ranks
+            disk.limit("read", batch_bytes * 1_000_000_000 // place.slowed_ns)
+            options = Options([*read_options(str(data), 1, READ_BYTES), "--buffered"], log=log.path)
+            start_ns = now_ns()
+            if place.clean:
+                disk.limit("read", 0)
+                (disk.reach / "records").read_bytes()
+                yield options
+                return
+            with _forgetting(disk.reach / "records"):
+                yield options
+            log.write(start_ns, now_ns(), "storage-cold-cache")
+
+
+@contextmanager
+def _forgetting(path: Path) -> Iterator[None]:
+    over = threading.Event()
+    file = os.open(path, os.O_RDONLY)
+
+    def forget() -> None:
+        while not over.wait(_EVERY_S):
+            disks.forget(file)
+
+    thread = threading.Thread(target=forget)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        os.close(file)
+
+
+FAULT = Cold()

@@ -1,0 +1,111 @@
+"""What the loaders hold in memory has been swapped out when they come to it, and is read back.
+
+The kernel is told to take the pages away (`process_madvise` with MADV_PAGEOUT) rather than left to
+choose: a limit would take from whichever rank it likes, and cold pages of libraries first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from clusterprof_lab.real.faults import cgroups, disks, processes
+from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns
+
+HOLD_MB = 64
+TOUCH_MB = 8
+_SWAP_BYTES = 1 << 30
+_EVERY_S = 0.4
+_PROCESS_MADVISE, _MADV_PAGEOUT = 440, 21  # the same number on every architecture
+_PRIVATE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0\s*$", re.MULTILINE)
+
+
+class _Region(ctypes.Structure):
+    _fields_ = (("start", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+class MemoryShort:
+    """Loaders go through what they hold (`--hold-mb`) in turn, `--touch-mb` per batch of a rank.
+
+    It is swapped out again long before its next turn, so every batch reads so many bytes from a
+    swap device, which is as slow as it takes for a slowed step. No other process is pushed there.
+    """
+
+    name = "memory-short"
+
+    def why_not_here(self) -> str:
+        """Return why it cannot be made here, "" when it can."""
+        reason = disks.why_not_here() or cgroups.why_not("memory")
+        reason = reason or processes.missing("mkswap", "swapon", "swapoff")
+        if reason or Path("/proc/swaps").exists():
+            return reason
+        return "the kernel has no swap"
+
+    @contextmanager
+    def apply(self, place: Place) -> Iterator[Options]:
+        """Make a swap device of the fault's own, and a group by which the ranks are found."""
+        script = [f"--hold-mb={HOLD_MB}", f"--touch-mb={TOUCH_MB}"]
+        with ExitStack() as stack:
+            group = stack.enter_context(cgroups.group("memory", place.path("short").name))
+            log = Log(place.path("memory-short.jsonl"))
+            start_ns = now_ns()
+            if not place.clean:
+                device = stack.enter_context(_swap(place))
+                touched = TOUCH_MB * place.ranks << 20
+                device.limit("read", touched * 1_000_000_000 // place.slowed_ns)
+                stack.enter_context(_paged_out(group))
+            yield Options(script, group.folder, log=log.path)
+            if not place.clean:
+                log.write(start_ns, now_ns(), "cpu-memory", touched_bytes=touched)
+
+
+@contextmanager
+def _swap(place: Place) -> Iterator[disks.Disk]:
+    with disks.device(place, "memory-short", _SWAP_BYTES) as name:
+        processes.run("mkswap", name)
+        with processes.undoing('swapoff "$0"', name):
+            processes.run("swapon", "--priority", "32767", name)
+            made = disks.Disk(name, Path(), Path())
+            with disks.unlimited_again(made):
+                yield made
+
+
+@contextmanager
+def _paged_out(group: cgroups.Group) -> Iterator[None]:
+    over = threading.Event()
+
+    def again_and_again() -> None:
+        while not over.wait(_EVERY_S):
+            for pid in (group.folder / "cgroup.procs").read_text().split():
+                with suppress(OSError):  # it has just ended
+                    _page_out(int(pid))
+
+    thread = threading.Thread(target=again_and_again)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _page_out(pid: int) -> None:
+    found = _PRIVATE.findall(Path(f"/proc/{pid}/maps").read_text())
+    held = [(int(first, 16), int(last, 16)) for first, last in found]
+    held = [(first, last) for first, last in held if last - first >= HOLD_MB << 20]
+    if not held:
+        return
+    handle = os.pidfd_open(pid)
+    try:
+        regions = (_Region * len(held))(*(_Region(first, last - first) for first, last in held))
+        ctypes.CDLL(None).syscall(_PROCESS_MADVISE, handle, regions, len(held), _MADV_PAGEOUT, 0)
+    finally:
+        os.close(handle)
+
+
+FAULT = MemoryShort()
