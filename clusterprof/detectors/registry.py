@@ -14,12 +14,18 @@ from clusterprof.detectors.device_throttled import DeviceThrottled
 from clusterprof.detectors.h2d_copy import H2dCopy
 from clusterprof.detectors.launch_bound import LaunchBound
 from clusterprof.detectors.startup import Startup
+from clusterprof.detectors.storage_client_queue import StorageClientQueue
+from clusterprof.detectors.storage_cold_cache import StorageColdCache
 from clusterprof.detectors.storage_local import StorageLocal
+from clusterprof.detectors.storage_metadata import StorageMetadata
 from clusterprof.detectors.storage_remote import StorageRemote
 
 DETECTORS: tuple[Detector, ...] = (
     StorageLocal(),
     StorageRemote(),
+    StorageClientQueue(),
+    StorageMetadata(),
+    StorageColdCache(),
     CpuPreprocess(),
     CpuContention(),
     CpuThrottled(),
