@@ -52,6 +52,7 @@ PRECEDENCE = (
     "storage-remote",
     "storage-client-queue",
     "storage-metadata",
+    "storage-object",
     "storage-cold-cache",
     "cpu-preprocess",
     "cpu-throttled",

@@ -18,6 +18,7 @@ from clusterprof.detectors.storage_client_queue import StorageClientQueue
 from clusterprof.detectors.storage_cold_cache import StorageColdCache
 from clusterprof.detectors.storage_local import StorageLocal
 from clusterprof.detectors.storage_metadata import StorageMetadata
+from clusterprof.detectors.storage_object import StorageObject
 from clusterprof.detectors.storage_remote import StorageRemote
 
 DETECTORS: tuple[Detector, ...] = (
@@ -25,6 +26,7 @@ DETECTORS: tuple[Detector, ...] = (
     StorageRemote(),
     StorageClientQueue(),
     StorageMetadata(),
+    StorageObject(),
     StorageColdCache(),
     CpuPreprocess(),
     CpuContention(),

@@ -11,6 +11,7 @@ from clusterprof.detectors.storage_client_queue import StorageClientQueue
 from clusterprof.detectors.storage_cold_cache import StorageColdCache
 from clusterprof.detectors.storage_local import StorageLocal
 from clusterprof.detectors.storage_metadata import StorageMetadata
+from clusterprof.detectors.storage_object import StorageObject
 from clusterprof.detectors.storage_remote import StorageRemote
 from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 
@@ -122,3 +123,25 @@ def test_few_refaults_are_what_every_cache_has(pages) -> None:
         ("memory.refaults_total", ""): counter([0, 1, 3], [0, pages, pages]),
     }
     assert shares(claims(series, {"block_io": 0.6})) == {"storage-local": 0.6}
+
+
+def test_an_object_store_is_a_loader_asleep_in_a_receive() -> None:
+    series = {
+        ("network.receive_bytes_total", "eth0"): counter([0, 1, 3], [0, 900, 900]),
+        ("tcp.job_received_bytes_total", "eth0"): counter([0, 1, 3], [0, 700, 5000]),
+    }
+    detector = StorageObject()
+    one = rank(3, process(100), series=series)
+    fed = feeding({"socket": 0.7, "user_cpu": 0.3}, {"socket": 1.0})
+    got = detector.claim(one, lost(*PIECES, step=3), fed, detector.Limits())
+    np.testing.assert_allclose(got.share, [0.7, 0.0])
+    assert (got.grade, got.resource) == ("B", "eth0")
+    assert evidence(got) == {"worker.socket_ratio": 0.7, "tcp.job_received_bytes_total": 700}
+
+
+def test_without_counters_of_the_network_the_sleep_alone_says_it() -> None:
+    detector = StorageObject()
+    fed = feeding({"socket": 0.7}, {})
+    got = detector.claim(rank(3, process(100)), lost(*PIECES), fed, detector.Limits())
+    assert (got.share.tolist(), got.grade, got.resource) == ([0.7, 0.0], "B", "")
+    assert list(evidence(got)) == ["worker.socket_ratio"]
