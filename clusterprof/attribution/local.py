@@ -46,6 +46,7 @@ from clusterprof.timeline.model import (
 PRECEDENCE = (
     "startup",
     "checkpoint",
+    "eval-host",
     "device-throttled",
     "h2d-copy",
     "storage-local",

@@ -11,6 +11,7 @@ from clusterprof.detectors.cpu_memory import CpuMemory
 from clusterprof.detectors.cpu_preprocess import CpuPreprocess
 from clusterprof.detectors.cpu_throttled import CpuThrottled
 from clusterprof.detectors.device_throttled import DeviceThrottled
+from clusterprof.detectors.eval_host import EvalHost
 from clusterprof.detectors.h2d_copy import H2dCopy
 from clusterprof.detectors.launch_bound import LaunchBound
 from clusterprof.detectors.startup import Startup
@@ -37,6 +38,7 @@ DETECTORS: tuple[Detector, ...] = (
     H2dCopy(),
     LaunchBound(),
     Checkpoint(),
+    EvalHost(),
     Startup(),
     DeviceThrottled(),
 )
