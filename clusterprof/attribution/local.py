@@ -61,6 +61,7 @@ PRECEDENCE = (
     "cpu-loader-config",
     "cpu-memory",
     "cpu-gc",
+    "cpu-gil",
     "launch-bound",
 )
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"

@@ -6,6 +6,7 @@ from clusterprof.detectors.base import Detector
 from clusterprof.detectors.checkpoint import Checkpoint
 from clusterprof.detectors.cpu_contention import CpuContention
 from clusterprof.detectors.cpu_gc import CpuGc
+from clusterprof.detectors.cpu_gil import CpuGil
 from clusterprof.detectors.cpu_loader_config import CpuLoaderConfig
 from clusterprof.detectors.cpu_memory import CpuMemory
 from clusterprof.detectors.cpu_preprocess import CpuPreprocess
@@ -35,6 +36,7 @@ DETECTORS: tuple[Detector, ...] = (
     CpuLoaderConfig(),
     CpuMemory(),
     CpuGc(),
+    CpuGil(),
     H2dCopy(),
     LaunchBound(),
     Checkpoint(),

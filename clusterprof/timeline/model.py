@@ -57,6 +57,8 @@ class ThreadTable:
     major_faults: Int
     wchan: Int
     """Index into `Chunk.wchan_names`; -1 unknown."""
+    name: str = ""
+    """Of a thread that is not the main one; "" unknown."""
 
 
 @dataclass(frozen=True, slots=True)

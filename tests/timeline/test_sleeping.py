@@ -33,7 +33,7 @@ def test_a_short_sleep_without_a_name_was_where_the_last_one_was() -> None:
     wchan[30:40] = -1
     table = replace(table, wchan=wchan)
     found = asleep_at(table, WCHAN_NAMES, on_lock)
-    # the name at 1.0 s speaks for less than a second before it, that at 2.9 s for less than one after
+    # the name at 1.0 s speaks for less than a second before, that at 2.9 s for less than one after
     assert np.flatnonzero(found).tolist() == list(range(1, 39))
 
 
