@@ -62,6 +62,7 @@ PRECEDENCE = (
     "cpu-memory",
     "cpu-gc",
     "cpu-gil",
+    "launch-recompile",
     "launch-bound",
 )
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"

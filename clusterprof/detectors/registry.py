@@ -15,6 +15,7 @@ from clusterprof.detectors.device_throttled import DeviceThrottled
 from clusterprof.detectors.eval_host import EvalHost
 from clusterprof.detectors.h2d_copy import H2dCopy
 from clusterprof.detectors.launch_bound import LaunchBound
+from clusterprof.detectors.launch_recompile import LaunchRecompile
 from clusterprof.detectors.startup import Startup
 from clusterprof.detectors.storage_client_queue import StorageClientQueue
 from clusterprof.detectors.storage_cold_cache import StorageColdCache
@@ -39,6 +40,7 @@ DETECTORS: tuple[Detector, ...] = (
     CpuGil(),
     H2dCopy(),
     LaunchBound(),
+    LaunchRecompile(),
     Checkpoint(),
     EvalHost(),
     Startup(),
