@@ -49,6 +49,7 @@ PRECEDENCE = (
     "eval-host",
     "device-throttled",
     "h2d-copy",
+    "h2d-sync",
     "storage-local",
     "storage-remote",
     "storage-client-queue",
@@ -63,6 +64,7 @@ PRECEDENCE = (
     "cpu-gc",
     "cpu-gil",
     "launch-recompile",
+    "launch-alloc",
     "launch-bound",
 )
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"

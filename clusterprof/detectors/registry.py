@@ -14,6 +14,8 @@ from clusterprof.detectors.cpu_throttled import CpuThrottled
 from clusterprof.detectors.device_throttled import DeviceThrottled
 from clusterprof.detectors.eval_host import EvalHost
 from clusterprof.detectors.h2d_copy import H2dCopy
+from clusterprof.detectors.h2d_sync import H2dSync
+from clusterprof.detectors.launch_alloc import LaunchAlloc
 from clusterprof.detectors.launch_bound import LaunchBound
 from clusterprof.detectors.launch_recompile import LaunchRecompile
 from clusterprof.detectors.startup import Startup
@@ -39,7 +41,9 @@ DETECTORS: tuple[Detector, ...] = (
     CpuGc(),
     CpuGil(),
     H2dCopy(),
+    H2dSync(),
     LaunchBound(),
+    LaunchAlloc(),
     LaunchRecompile(),
     Checkpoint(),
     EvalHost(),

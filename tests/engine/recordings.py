@@ -38,9 +38,15 @@ _THREAD_COLUMNS = (
     "wchan",
 )
 _RUNS = ("R", 0)
-_LETTERS = {"U": _RUNS, "K": _RUNS, "R": _RUNS, "D": ("D", 1), "S": ("S", 2), "I": ("S", 3)}
+_LETTERS = {
+    "U": _RUNS, "K": _RUNS, "R": _RUNS, "D": ("D", 1), "S": ("S", 2), "I": ("S", 3),
+    "N": ("D", 4), "W": ("S", 5), "L": ("S", 6), "F": ("D", 7),
+}  # fmt: skip
 _RECEIVED = "network.receive_bytes_total"
-WCHAN = ("0", "folio_wait_bit_common", "hrtimer_nanosleep", "do_poll.constprop.0")
+WCHAN = (
+    "0", "folio_wait_bit_common", "hrtimer_nanosleep", "do_poll.constprop.0",
+    "rpc_wait_bit_killable", "sk_wait_data", "futex_wait_queue", "jbd2_log_wait_commit",
+)  # fmt: skip
 
 
 @dataclass
