@@ -66,6 +66,8 @@ class Script:
     """Device samples (10 per second) that failed."""
     sampled: bool = True
     """False = no thread was sampled."""
+    written: int = 0
+    """Bytes that each process writes per second."""
     variables: dict[str, str] = field(default_factory=lambda: {"RANK": "0"})
     network: dict[tuple[str, str], float] = field(default_factory=dict)
     """(signal, device) -> growth of a counter per second, or the value of a gauge."""
@@ -110,7 +112,7 @@ def seconds(script: Script) -> Iterator[list[Record]]:
             records.append(_network(script, times[0]))
         if times and script.sampled:
             records.append(_threads(rows, times))
-            records.append(_processes(times[0]))
+            records.append(_processes(times[0], script.written))
         for pid, spans in ((MAIN, script.main_spans), (WORKER, script.worker_spans)):
             mine = sorted(spans, key=lambda span: span[2])
             new = [span for span in mine[handed[pid] :] if ns(span[2]) <= high]
@@ -173,15 +175,18 @@ def _threads(rows: dict[int, list], times: Sequence[int]) -> Rows:
     return Rows("threads", _THREAD_COLUMNS, columns, {"wchan": WCHAN})
 
 
-def _processes(t_ns: int) -> Rows:
+def _processes(t_ns: int, written: int) -> Rows:
     names = (
         "t_ns", "pid", "parent_pid", "started_ticks", "rss_bytes", "read_chars_total",
         "write_chars_total", "read_bytes_total", "write_bytes_total", "threads_count", "name",
     )  # fmt: skip
     table = [
-        [t_ns, pid, parent, 1, 1 << 20, t_ns // 1000, 0, t_ns // 1000, 0, 1, 0]
+        [
+            t_ns, pid, parent, 1, 1 << 20, t_ns // 1000, written * t_ns // SECOND, t_ns // 1000,
+            written * t_ns // SECOND, 1, 0,
+        ]
         for pid, parent in ((MAIN, 1), (WORKER, MAIN))
-    ]
+    ]  # fmt: skip
     return Rows(
         "processes", names, [array("q", column) for column in zip(*table)], {"name": ("python",)}
     )
