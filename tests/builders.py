@@ -4,8 +4,9 @@
         FETCH: fetches(activity("D4 U1"), (0, 5, 1 << 20))})
 
 An activity is a row of letters with seconds: U user code, K kernel, R runnable without a CPU,
-D blocked on a local disk, N on a network file system, M on memory, S asleep for a reason unseen,
-I waiting for work. Counters and samples made from it are exact.
+D blocked on a local disk, N on a network file system, M on memory, W on a TCP connection, L on a
+lock, F on a file being written, S asleep for a reason unseen, I waiting for work (in a poll).
+Counters and samples made from it are exact.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ WCHAN_NAMES = (
     "try_to_free_pages",
     "hrtimer_nanosleep",
     "do_poll.constprop.0",
+    "sk_wait_data",
+    "futex_wait_queue",
+    "jbd2_log_wait_commit",
 )
 _STATE_AND_WCHAN = {
     "U": ("R", 0),
@@ -46,6 +50,9 @@ _STATE_AND_WCHAN = {
     "M": ("D", 3),
     "S": ("S", 4),
     "I": ("S", 5),
+    "W": ("S", 6),
+    "L": ("S", 7),
+    "F": ("D", 8),
 }
 
 

@@ -33,6 +33,7 @@ FAMILIES: dict[str, Cause] = {
     "h2d": Cause("h2d", "h2d", "Copies to the GPU hold the step up", "Record with the probe"),
     "launch": Cause("launch", "launch", "The host launches too slowly", "Record with the probe"),
     "checkpoint": Cause("checkpoint", "checkpoint", "Training stands still for a checkpoint", ""),
+    "eval": Cause("eval", "eval", "Evaluation or logging holds the step up", ""),
     "fail": Cause(
         "fail", "fail", "Training failed or stood still", "Look at the rank that is named"
     ),

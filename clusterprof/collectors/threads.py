@@ -85,8 +85,8 @@ class ThreadsCollector:
         return rows
 
     def strings(self) -> dict[str, Sequence[str]]:
-        """Return the kernel functions that the column `wchan` points to."""
-        return {"wchan": self._wchans.all}
+        """Return the kernel functions and names that the columns `wchan` and `name` point to."""
+        return {"wchan": self._wchans.all, "name": self._shared.names.all}
 
     def close(self) -> None:
         """Close every descriptor."""

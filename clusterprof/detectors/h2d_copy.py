@@ -22,7 +22,7 @@ stream of its own while the present one computes.
 ## Where it is blind
 
 Copies that a library makes in native code carry no mark. `.item()` and printing a tensor
-synchronise without a copy worth the name: that time is inside the step.
+synchronise without a copy worth the name: that is `h2d-sync`.
 """
 
 from __future__ import annotations

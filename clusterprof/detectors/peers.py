@@ -167,6 +167,39 @@ On CUDA the host leaves most operations before they end, and stands still elsewh
 is then not known. Of several threads in operations at once the last to begin one is known. A rank
 whose last operation is missing from a damaged recording seems not to have come.
 """,
+    Cause(
+        "fail-restart",
+        "fail",
+        "The job was begun anew after a failure",
+        "Look at why the first rank failed, and start up faster: compile cache, local checkpoints",
+    ): """
+## What it sees
+
+Time outside the steps, from the last record of a rank to its first step after it was begun anew.
+
+## Why the GPU waits
+
+When one rank fails, the launcher ends all others and starts them again: imports, process groups,
+the checkpoint and warm-up are paid anew by every device, and so is the work since the last save.
+
+## How it decides
+
+The same rank of the same job was recorded again, and its launcher counted a restart
+(`TORCHELASTIC_RESTART_COUNT`), or the life before ended with an error or by a signal. What the
+later life spent before its first step then is this and not `startup`, and so is the gap between the
+two, where both ran on one machine. The rank that failed first is named.
+
+## What to do
+
+Read the log of the rank that is named. Save more often and to a local disk, keep compile caches and
+images warm, and exclude a node that fails twice.
+
+## Where it is blind
+
+Steps done since the last checkpoint and done again look like any others. Jobs without a name, and
+lives of which the recorder did not see the end, are not taken for restarts. Between two machines
+the gap is not counted: their clocks may differ.
+""",
 }
 PEER_CAUSES: tuple[Cause, ...] = tuple(_PAGES)
 

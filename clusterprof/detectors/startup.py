@@ -15,7 +15,7 @@ once, and nothing trains meanwhile.
 Outside the steps it is the time from the first record of the process to the first wait for data
 or the first step. Inside, its share is the part of a wait of the first step in which the worker did
 not exist, lost time of the first step outside any wait, and the whole of a lost piece inside a
-compilation that is marked.
+compilation in one of the first ten steps.
 
 ## What to do
 
@@ -24,8 +24,8 @@ is what a warm pool of machines saves.
 
 ## Where it is blind
 
-Recompilation in later steps is seen only where it is marked. A recording that was attached later
-has no start-up.
+Compilers other than `torch.compile` are seen only where they are marked. A recording that was
+attached later has no start-up.
 """
 
 from __future__ import annotations
@@ -63,11 +63,13 @@ class Startup:
 
         first_steps_count: int = 1
         """So many steps are warm-up."""
+        compiling_steps_count: int = 10
+        """Compilation in so many steps belongs to the start; later it is `launch-recompile`."""
 
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim compilation, warm-up of the first step, and workers that were being started."""
         first = (lost.step >= 0) & (lost.step < limits.first_steps_count)
-        compiled = in_phase(lost, PHASE_STARTUP)
+        compiled = in_phase(lost, PHASE_STARTUP) & (lost.step < limits.compiling_steps_count)
         very_first = lost.step == 0
         if not (first.any() or very_first.any() or compiled.any()):
             return Claims(np.zeros(first.size), "B")

@@ -17,7 +17,8 @@ It looks at the worker that owned the awaited batch (the main thread when it loa
 share is the part of that thread's time in which it was blocked on a block device, or in the kernel
 on behalf of reads from one. Evidence is what the disk did in exactly those intervals: bytes,
 mean latency of a read (rise of `disk.read_ns_total` over rise of `disk.reads_total`), and the part
-of the time it had requests outstanding.
+of the time it had requests outstanding. Reading pages again that had been in memory is
+`storage-cold-cache`.
 
 ## What to do
 
@@ -39,6 +40,7 @@ from dataclasses import dataclass
 
 from clusterprof import signals
 from clusterprof.detectors.base import Claims, busiest, grown, mean_over, waited
+from clusterprof.detectors.storage import reading_of
 from clusterprof.findings import Cause, Evidence, Grade
 from clusterprof.timeline.model import Feeding, Lost, Rank
 
@@ -65,6 +67,7 @@ class StorageLocal:
         """Claim blocked and reading time of the critical thread."""
         share = waited(lost, feeding.block_io + feeding.reading_cpu)
         share[share < limits.blocked_at_least_ratio] = 0.0
+        share *= 1 - reading_of(rank, lost, feeding).cold_ratio
         if not share.any():
             return Claims(share, "B")
         disk, read_bytes = busiest(rank, signals.DISK_READ_BYTES.name, lost, share)

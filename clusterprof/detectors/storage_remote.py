@@ -14,27 +14,32 @@ trip each for lookup, open and read, whatever the bandwidth.
 
 It looks at the worker that owned the awaited batch (the main thread when it loads itself). Its
 share is the part of that thread's time in which it slept in the kernel function of a network or
-user-space file system, as `wchan` names it. Evidence for NFS is what the mount did in those
+user-space file system, as `wchan` names it. Of an NFS mount that is the part in which reads were on
+their way and at the server; what requests waited on this machine is `storage-client-queue`, what
+names and attributes took is `storage-metadata`. Evidence for NFS is what the mount did in those
 intervals: bytes, and the mean time from request to result.
 
 ## What to do
 
-Stage the data on a local disk, or pack small files into large records. If requests queue on the
-client rather than at the server (time from request to result far above the round trip), give the
-mount more connections (`nconnect`) or RPC slots.
+Stage the data on a local disk, or pack small files into large records. Read ahead further, and ask
+whoever runs the server or the path to it: the round trips are theirs.
 
 ## Where it is blind
 
-Object stores are read through sockets by user code; that shows as "blocked on something unseen".
-Memory-mapped files fault rather than read. Lustre's own counters are not read yet.
+Memory-mapped files fault rather than read. Lustre keeps counters that are not read yet; a file
+system in user space has none: there queues and metadata are not told from reads. Where an NFS
+mount's own counters were not recorded only the family `storage` is said.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from clusterprof import signals
 from clusterprof.detectors.base import Claims, busiest, grown, mean_over, waited
+from clusterprof.detectors.storage import reading_of
 from clusterprof.findings import Cause, Evidence, Grade
 from clusterprof.timeline.model import Feeding, Lost, Rank
 
@@ -61,6 +66,9 @@ class StorageRemote:
         """Claim time of the critical thread blocked in a remote file system."""
         share = waited(lost, feeding.remote_io)
         share[share < limits.blocked_at_least_ratio] = 0.0
+        reading = reading_of(rank, lost, feeding)
+        share *= (1 - reading.queue_ratio - reading.metadata_ratio) * (1 - reading.cold_ratio)
+        np.maximum(share, 0.0, out=share)
         if not share.any():
             return Claims(share, "B")
         mount, read_bytes = busiest(rank, signals.NFS_READ_BYTES.name, lost, share)
@@ -72,7 +80,7 @@ class StorageRemote:
                 "of the waits, the loading thread was blocked on the file system",
             ),
         ]
-        grade: Grade = "B"
+        grade: Grade = "C" if reading.unknown else "B"
         if read_bytes > 0:
             grade = "A"
             evidence.append(

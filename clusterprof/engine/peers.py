@@ -28,6 +28,7 @@ from clusterprof.engine.jobs import UNCLEAR, told_apart
 from clusterprof.engine.limits import bound
 from clusterprof.engine.network import NetworkTimes, NetworkTold
 from clusterprof.engine.node import NodeResult
+from clusterprof.engine.restarts import restarted
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
 from clusterprof.engine.witness import Witness
 from clusterprof.findings import Blind, Finding
@@ -86,14 +87,15 @@ def across_ranks(
     holds a bound limits object per cause id; None = the defaults.
     """
     told = told_apart(nodes)
-    across = _side_by_side(told.nodes, place, limits or bound({}))
+    anew = restarted(told.nodes, told.jobs)
+    across = _side_by_side(anew.nodes, place, limits or bound({}))
     still = hung(across.nodes)
     return replace(
         across,
         nodes=still.nodes,
         notes=(*still.notes, *told.notes, *across.notes),
         blinds=(*told.blinds, *across.blinds),
-        findings=still.findings,
+        findings=(*still.findings, *anew.findings),
     )
 
 

@@ -21,7 +21,10 @@ from typing import NamedTuple
 
 from clusterprof.linux.mountinfo import unescape
 
-OPERATIONS = ("READ", "WRITE", "GETATTR", "LOOKUP", "OPEN", "ACCESS", "CREATE", "COMMIT")
+OPERATIONS = (
+    "READ", "WRITE", "GETATTR", "LOOKUP", "OPEN", "OPEN_NOATTR", "CLOSE", "ACCESS", "READDIR",
+    "READDIRPLUS", "CREATE", "COMMIT",
+)  # fmt: skip
 
 _BACKLOG_FIELD = {b"tcp": 11, b"rdma": 11, b"udp": 8, b"local": 10}
 _MOUNT = re.compile(rb"^device (.*) mounted on (.*) with fstype (nfs4?)(?: |$)")

@@ -28,6 +28,7 @@ COLUMNS = (
     "block_io_delay_ns_total",
     "major_faults_total",
     "wchan",
+    "name",
 )
 """Names of the values of a row, all int64, in their order; -1 = not available."""
 
@@ -55,21 +56,24 @@ class Strings:
 
 
 class Shared:
-    """What all threads have in common: whether block I/O delays are accounted, who reads along."""
+    """What all threads have in common: whether block I/O delays are accounted, who reads along,
+    and the names that threads other than the main ones have."""
 
-    __slots__ = ("block_io", "readings")
+    __slots__ = ("block_io", "names", "readings")
 
     def __init__(self, block_io: bool | None, readings: Readings) -> None:
         self.block_io = block_io
         self.readings = readings
+        self.names = Strings()
 
 
 class Thread:
     """One thread's held files and the row it last had."""
 
     __slots__ = (
-        "_base", "_descriptors", "_facts", "_place", "_schedstat", "_stat", "_times", "_wchan",
-        "_wchan_index", "_wchan_ns", "_wchan_times", "pid", "ran_ns", "state", "tid",
+        "_base", "_comm", "_descriptors", "_facts", "_name", "_place", "_schedstat", "_stat",
+        "_times", "_wchan", "_wchan_index", "_wchan_ns", "_wchan_times", "pid", "ran_ns", "state",
+        "tid",
     )  # fmt: skip
 
     def __init__(self, proc: str, pid: int, tid: int, descriptors: Descriptors) -> None:
@@ -84,13 +88,14 @@ class Thread:
         self._wchan_index, self._wchan_ns = -1, -_WCHAN_NS
         self._facts: Row = ()
         self._place = -1
+        self._comm, self._name = b"", -1
 
     def row(self, now_ns: int, shared: Shared, wchans: Strings) -> Row:
         """Read what changed and return the row; raises OSError when the thread has ended."""
         times = self._read_times()
         asleep_still = times is not None and times == self._times and self.state == _SLEEPING
         if asleep_still and self._wchan_times == times:
-            return (now_ns, *self._facts, self._place)
+            return (now_ns, *self._facts, self._place, self._name)
         if not asleep_still:
             if times != self._times or times is None:
                 self.ran_ns = now_ns
@@ -100,6 +105,8 @@ class Thread:
             stat = self._stat.read()
             if self.pid == self.tid:
                 shared.readings.note(self.pid, now_ns, stat)
+            else:
+                self._note_name(stat, shared.names)
             self.state, user, system, block_io, faults = parse_thread_stat(
                 stat, shared.block_io is not False
             )
@@ -114,7 +121,14 @@ class Thread:
             self._place = -1
         if self.state in _PLACED:
             self._find_place(now_ns, asleep_still, wchans)
-        return (now_ns, *self._facts, self._place)
+        return (now_ns, *self._facts, self._place, self._name)
+
+    def _note_name(self, stat: bytes, names: Strings) -> None:
+        """A thread is named by its creator or soon after it began: `4711 (pt_autograd_0) S …`."""
+        comm = stat[stat.index(b"(") + 1 : stat.rindex(b")")]
+        if comm != self._comm:
+            self._comm = comm
+            self._name = names.index(comm.decode(errors="replace"))
 
     def ran(self) -> bool:
         """True when the thread was on a CPU since its last row, or has ended."""

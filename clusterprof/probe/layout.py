@@ -41,7 +41,11 @@ LOADER_START = 14
 HOOK_NOTE = 15
 WORKER_START = 16
 EXPOSED_COLLECTIVE = 17
+SYNC = 18
+ALLOCATOR = 19
 FIRST_USER_KIND = 64
+
+WHOLE_NS = (1 << 63) - 1  # field a of a `sync` that waited from its start to its end
 
 KIND_NAMES = {
     DATA_WAIT: "data_wait",
@@ -61,6 +65,8 @@ KIND_NAMES = {
     HOOK_NOTE: "hook_note",
     WORKER_START: "worker_start",
     EXPOSED_COLLECTIVE: "exposed_collective",
+    SYNC: "sync",
+    ALLOCATOR: "allocator",
 }
 
 # Field d of a collective span (docs/design.md, section 12): the operation, its form, the peer.

@@ -15,6 +15,7 @@ KNOWN: Dict[str, Tuple[int, int, int]] = {
     "collective": (layout.COLLECTIVE, 0, -1),  # of a group that is not known, without a number
     "eval": (layout.EVAL, 0, 0),
     "compile": (layout.COMPILE, 0, 0),
+    "sync": (layout.SYNC, layout.WHOLE_NS, 1),
 }
 
 

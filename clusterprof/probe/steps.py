@@ -1,9 +1,12 @@
 """Where one optimizer step ends and the next begins."""
 
 from time import monotonic_ns
+from typing import Callable, List
 
 from . import layout, ring
 
+before_end: List[Callable[[], None]] = []
+"""What has something to record before the step that it lies in."""
 _began_ns = 0  # 0: nothing of the job seen yet
 _number = 0
 _marked = False  # the user marks steps: what optimizers say no longer counts
@@ -37,6 +40,8 @@ def mark() -> None:
 
 def _finish(end_ns: int, marked: int) -> None:
     global _began_ns, _number
+    for prepare in before_end:
+        prepare()
     ring.emit(layout.STEP, _began_ns, end_ns, _number, marked)
     _began_ns = end_ns
     _number += 1

@@ -46,7 +46,7 @@ def _blind(names: list[str], kind: str, message: str, remedy: str) -> str:
 
 _REASONS = {
     "no-signal": "no sign of what the host did",
-    "blocked-unknown": "the loading thread was blocked on something unseen (sleep, lock, socket)",
+    "blocked-unknown": "the loading thread was blocked on something unseen (sleep, lock, pipe)",
     "hand-over": "the batch was ready, and on its way from the worker to the main process",
     "evaluation": "the job evaluated its model",
     "peers": "in operations with other ranks, too many or too few of them to be laid side by side",

@@ -34,8 +34,8 @@ Fetches = dict[int, tuple[SpanTable, Float]]
 def feed(rank: Rank, start_ns: Int, end_ns: Int) -> Feeding:
     """Return for each interval, sorted by start, what the critical thread did, in shares.
 
-    int64[n] in, float64[n] out; the ten shares of a row are not negative and sum to 1. The length
-    of an interval that is empty has no split: all of it is unknown.
+    int64[n] in, float64[n] out; the eleven shares of a row are not negative and sum to 1. The
+    length of an interval that is empty has no split: all of it is unknown.
     """
     start, end = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
     around = surroundings(rank.chunk)
@@ -98,7 +98,7 @@ def _part(
     part: intervals.Pair,
     wait: intervals.Pair,
 ) -> Float:
-    """ns[m, 10] of parts of waits that all waited for one process."""
+    """ns[m, 11] of parts of waits that all waited for one process."""
     process = rank.chunk.processes.get(pid)
     if process is None:
         table, _ = busiest(rank, *part, around)

@@ -8,12 +8,16 @@ A sample counts when the thread was blocked (state D or S); where it slept decid
     try_to_free_*, shrink_*, reclaim, swap                                 memory
     blk_*, bio, iomap, ext4, xfs, jbd2, …                     in state D   local block device
     folio_wait_*, wait_on_page_*, filemap_*, io_schedule      in state D   a page to be read
+    sk_wait_data, wait_woken, tcp_*, inet_*, …                             a TCP connection
+    do_poll, ep_poll, do_select, …            inside a fetch               the same, if the node
+                                                                           received and no child
+                                                                           process is waited for
     anything else, or a name we may not read                  in state D   a page to be read if
                                                                            bytes were, else unknown
 
 A page to be read is shared out by bytes: local disks and network mounts say how much they read,
 and swapped-in bytes belong to memory. NFS hides here: its buffered reads wait for a page like a
-disk's. Asleep elsewhere - a lock, a socket, `sleep` - is unknown.
+disk's. Asleep elsewhere - a lock, a pipe, `sleep` - is unknown.
 """
 
 from __future__ import annotations
@@ -24,10 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof import signals
+from clusterprof.probe import layout
 from clusterprof.timeline import series
 from clusterprof.timeline.model import Chunk, Float, Int, ThreadTable
 
-ASLEEP, REMOTE, MEMORY, LOCAL, PAGE, OTHER, NAMELESS = KINDS = range(7)
+ASLEEP, REMOTE, MEMORY, LOCAL, PAGE, OTHER, SOCKET, POLL, NAMELESS = KINDS = range(9)
 NO_SAMPLES = np.zeros((2, len(KINDS)), np.int64)
 _REMOTE_WORDS = (
     "rpc_", "nfs", "fuse", "request_wait_answer", "cifs", "smb", "wait_for_response", "ceph",
@@ -46,11 +51,20 @@ _PAGE_WORDS = (
     "folio_", "wait_on_page", "__lock_page", "lock_page", "filemap", "bit_wait_io", "io_schedule",
     "page_cache", "mpage", "do_mpage", "read_pages",
 )  # fmt: skip
+# In a receive from, or a connect to, another host; not those of Unix sockets and pipes.
+_SOCKET_WORDS = (
+    "sk_wait_data", "wait_woken", "tcp_recvmsg", "inet_wait_for_connect", "inet_stream_connect",
+    "__inet_stream_connect", "inet_recvmsg", "sock_recvmsg", "__skb_wait_for_more", "udp_recvmsg",
+)  # fmt: skip
+_POLL_WORDS = (
+    "do_poll", "do_sys_poll", "poll_schedule", "ep_poll", "do_epoll", "do_select",
+)  # fmt: skip
 _LOCK_WORDS = ("rwsem", "mutex", "futex", "down_", "__down", "vfork", "freez")
 _REMOTE_TYPES = (
     "nfs", "cifs", "smb", "fuse", "ceph", "9p", "lustre", "gpfs", "beegfs", "afs", "glusterfs",
 )  # fmt: skip
 _SURROUNDINGS = "surroundings"
+_RECEIVED_BYTES_PER_SECOND = 100_000  # less than this feeds nobody
 _SWAP_CLUSTER_BYTES = 32_768  # page-cluster 3: a swap fault reads up to 8 pages
 
 
@@ -68,6 +82,9 @@ class Surroundings:
     """Read from NFS mounts in this chunk; NaN when unknown."""
     swap_in_bytes: float
     """Read back from swap in this chunk; 0 when unknown."""
+    polls_sockets: bool
+    """A loader that polls within a fetch can only be waiting for the network: the node received,
+    and no loader had a process of its own to wait for."""
 
 
 def surroundings(chunk: Chunk) -> Surroundings:
@@ -88,6 +105,27 @@ def _surroundings(chunk: Chunk) -> Surroundings:
         disk_bytes=_node_rise(chunk, signals.DISK_READ_BYTES.name),
         remote_bytes=_node_rise(chunk, signals.NFS_READ_BYTES.name),
         swap_in_bytes=0.0 if np.isnan(swapped) else swapped,
+        polls_sockets=_received(chunk) and not _loaders_have_children(chunk),
+    )
+
+
+def _received(chunk: Chunk) -> bool:
+    """True when the job's connections, else the node's interfaces, brought enough to load from."""
+    received = _node_rise(chunk, signals.TCP_JOB_RECEIVED.name)
+    if np.isnan(received):
+        received = _node_rise(chunk, signals.NET_RECEIVE.name)
+    seconds = (chunk.end_ns - chunk.start_ns) / 1e9
+    return bool(received >= _RECEIVED_BYTES_PER_SECOND * seconds > 0)
+
+
+def _loaders_have_children(chunk: Chunk) -> bool:
+    """A decoder in a process of its own is polled like a connection."""
+    loaders = {p.pid for p in chunk.processes.values() if layout.FETCH in p.spans}
+    return any(
+        one.parent_pid in loaders
+        and one.pid not in loaders
+        and layout.WORKER_START not in one.spans
+        for one in chunk.processes.values()
     )
 
 
@@ -96,6 +134,10 @@ def _kind(wchan: str) -> int:
         return REMOTE
     if any(word in wchan for word in _MEMORY_WORDS):
         return MEMORY
+    if wchan.startswith(_SOCKET_WORDS):
+        return SOCKET
+    if wchan.startswith(_POLL_WORDS):
+        return POLL
     if any(word in wchan for word in _LOCK_WORDS):
         return ASLEEP
     if wchan.startswith(_LOCAL_WORDS):
@@ -129,12 +171,13 @@ class BlockedOn:
     block_io: float
     remote_io: float
     memory: float
+    socket: float
     unknown: float
     samples: int
 
 
 def count(thread: ThreadTable, inside: NDArray[np.bool_], around: Surroundings) -> Int:
-    """Return int64[2, 7]: the blocked samples of a thread in state D and S, by kind.
+    """Return int64[2, 9]: the blocked samples of a thread in state D and S, by kind.
 
     `inside` says which samples to take.
     """
@@ -166,13 +209,18 @@ def _named(counts: Int) -> Float:
 
 
 def blocked_on(
-    counts: Int, around: Surroundings, read_bytes: float, major_faults: float
+    counts: Int,
+    around: Surroundings,
+    read_bytes: float,
+    major_faults: float,
+    fetching: bool = False,
 ) -> BlockedOn:
     """Name what blocked time was, from pooled samples and the bytes the same fetches read.
 
     Without any sample, time in fetches that read from a device is I/O and other time unknown.
     `read_bytes` is 0 for the group of fetches that read nothing from a device: a page that
     somebody else had to read is then local, unless network mounts are the only readers.
+    `fetching`: the samples are of fetches; a loader that rests polls too.
     """
     samples = int(counts.sum())
     swap = min(around.swap_in_bytes, major_faults * _SWAP_CLUSTER_BYTES)
@@ -182,12 +230,14 @@ def blocked_on(
     if not samples:
         known = page if read_bytes > 0 else np.zeros(3)
         block_io, remote_io, in_memory = known.tolist()
-        return BlockedOn(block_io, remote_io, in_memory, 1 - float(known.sum()), 0)
+        return BlockedOn(block_io, remote_io, in_memory, 0.0, 1 - float(known.sum()), 0)
     part = _named(counts) / samples
     pages = part[PAGE] + (part[OTHER] if read_bytes > 0 else 0.0)
     known = pages * page + np.array([part[LOCAL], part[REMOTE], part[MEMORY]])
     block_io, remote_io, in_memory = known.tolist()
-    return BlockedOn(block_io, remote_io, in_memory, max(0.0, 1 - float(known.sum())), samples)
+    socket = float(part[SOCKET] + (part[POLL] if fetching and around.polls_sockets else 0.0))
+    unknown = max(0.0, 1 - float(known.sum()) - socket)
+    return BlockedOn(block_io, remote_io, in_memory, socket, unknown, samples)
 
 
 def at_least_io(on: BlockedOn, ratio: float) -> BlockedOn:
@@ -206,6 +256,7 @@ def at_least_io(on: BlockedOn, ratio: float) -> BlockedOn:
         on.block_io + local * from_unknown,
         on.remote_io + (1 - local) * from_unknown,
         on.memory,
+        on.socket,
         on.unknown - from_unknown,
         on.samples,
     )
@@ -227,6 +278,6 @@ def remote_ratio(around: Surroundings, read_bytes: float) -> float:
 
 
 def spread(blocked_ns: Float, on: BlockedOn) -> Float:
-    """Return float64[n, 4]: blocked time as block I/O, remote I/O, memory, unknown."""
-    part = np.array([on.block_io, on.remote_io, on.memory, on.unknown])
+    """Return float64[n, 5]: blocked time as block I/O, remote I/O, memory, socket, unknown."""
+    part = np.array([on.block_io, on.remote_io, on.memory, on.socket, on.unknown])
     return np.outer(blocked_ns, part / part.sum())

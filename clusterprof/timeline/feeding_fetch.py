@@ -55,7 +55,7 @@ class Fetching:
     reads: Int
     """1 where the fetch read from a device, else 0."""
     counts: Int
-    """int64[2, 2, 7]: blocked samples by group (`reads`), state and kind."""
+    """int64[2, 2, 9]: blocked samples by group (`reads`), state and kind."""
 
 
 def measured(spans: SpanTable, thread: ThreadTable | None, around: Surroundings) -> Fetching:
@@ -122,13 +122,13 @@ def _states(
 
 
 def pooled(all_fetching: list[Fetching]) -> Int:
-    """Return int64[2, 2, 7]: the samples of all threads that fetch, for those with too few."""
+    """Return int64[2, 2, 9]: the samples of all threads that fetch, for those with too few."""
     total: Int = np.sum([NOTHING, *(f.counts for f in all_fetching)], axis=0)
     return total
 
 
 def decomposed(fetching: Fetching, pool: Int, read_bytes: float, around: Surroundings) -> Float:
-    """Return shares[n, 10] of each fetch's wall time.
+    """Return shares[n, 11] of each fetch's wall time.
 
     `read_bytes` is what all the fetches of the rank read from devices in this chunk.
     """
@@ -146,7 +146,7 @@ def decomposed(fetching: Fetching, pool: Int, read_bytes: float, around: Surroun
         on = _blocked_on(fetching, pool, read, read_bytes * read, around)
         parts = spread(fetching.blocked_ns[rows], on)
         for column, name in enumerate(
-            (kinds.BLOCK_IO, kinds.REMOTE_IO, kinds.MEMORY, kinds.UNKNOWN)
+            (kinds.BLOCK_IO, kinds.REMOTE_IO, kinds.MEMORY, kinds.SOCKET, kinds.UNKNOWN)
         ):
             table[rows, name] += parts[:, column]
     return kinds.shares(table, fetching.wall_ns)
@@ -162,7 +162,7 @@ def _blocked_on(
     if read and fetching.thread is not None and len(fetching.thread.t_ns) > 1:
         faults = float(series.differences(fetching.thread.major_faults)[0].sum())
         delayed = float(series.differences(fetching.thread.block_io_delay_ns)[0].sum())
-    on = blocked_on(counts, around, read_bytes, faults)
+    on = blocked_on(counts, around, read_bytes, faults, fetching=True)
     blocked = float(fetching.blocked_ns[fetching.reads == 1].sum())
     if read and blocked > 0:
         return at_least_io(on, min(1.0, delayed / blocked))

@@ -21,11 +21,12 @@ from clusterprof.timeline.feeding_fetch import READING_NS_PER_BYTE
 from clusterprof.timeline.model import Float, Int, Process, Rank, ThreadTable
 
 FEW_SAMPLES = 5
+_BLOCKED = (kinds.BLOCK_IO, kinds.REMOTE_IO, kinds.MEMORY, kinds.SOCKET)
 IDLE_BELOW_RATIO = 0.1
 
 
 def sampled(process: Process, start_ns: Int, end_ns: Int, around: Surroundings) -> Float:
-    """Return shares[n, 10] of what the main thread of a process did in each interval.
+    """Return shares[n, 11] of what the main thread of a process did in each interval.
 
     Intervals are sorted by start; where the samples needed are missing all is unknown.
     """
@@ -49,7 +50,7 @@ def sampled(process: Process, start_ns: Int, end_ns: Int, around: Surroundings) 
     on = blocked_on(counts, around, read_bytes, faults)
     if on.samples:
         blocked = spread(length - on_cpu - runnable, on)
-        for column, name in enumerate((kinds.BLOCK_IO, kinds.REMOTE_IO, kinds.MEMORY)):
+        for column, name in enumerate(_BLOCKED):
             table[:, name] += blocked[:, column]
     table[np.isnan(on_cpu)] = 0.0
     return kinds.shares(table, length)
@@ -83,7 +84,7 @@ def _reading_ratio(thread: ThreadTable, read_bytes: float) -> float:
 
 
 def busiest(rank: Rank, start_ns: Int, end_ns: Int, around: Surroundings) -> tuple[Float, Int]:
-    """Return shares[n, 10] and the pid of the busiest feeding thread of each interval.
+    """Return shares[n, 11] and the pid of the busiest feeding thread of each interval.
 
     The workers' main threads feed; when none of them does anything, or there are none, the main
     thread of the rank. The time in which even the busiest slept is unknown.

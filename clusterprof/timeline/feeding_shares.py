@@ -1,4 +1,4 @@
-"""The ten things a critical thread can be doing, as columns of a table of ns or shares.
+"""The eleven things a critical thread can be doing, as columns of a table of ns or shares.
 
 table = empty(2)                                  two intervals, nothing known
 add(table, np.array([0, 0]), BLOCK_IO, ns)        rows may repeat; they add up
@@ -17,6 +17,7 @@ NAMES = (
     "runnable",
     "block_io",
     "remote_io",
+    "socket",
     "memory",
     "no_work",
     "no_worker",
@@ -29,6 +30,7 @@ NAMES = (
     RUNNABLE,
     BLOCK_IO,
     REMOTE_IO,
+    SOCKET,
     MEMORY,
     NO_WORK,
     NO_WORKER,
@@ -38,7 +40,7 @@ NAMES = (
 
 
 def empty(rows: int) -> Float:
-    """Return float64[rows, 10] of zeros; columns, not rows, lie together in memory."""
+    """Return float64[rows, 11] of zeros; columns, not rows, lie together in memory."""
     return np.zeros((len(NAMES), rows)).T
 
 
@@ -55,7 +57,7 @@ def add(table: Float, rows: Int, column: int, amount: Float | Int) -> None:
 
 
 def add_rows(table: Float, rows: Int, amounts: Float) -> None:
-    """Add float64[m, 10] to the m named rows; a row named twice gets both."""
+    """Add float64[m, 11] to the m named rows; a row named twice gets both."""
     if len(rows) == len(table) and (rows == np.arange(len(rows))).all():
         table += amounts
         return
@@ -81,4 +83,4 @@ def shares(table_ns: Float, length_ns: Int | Float) -> Float:
 def _sums(table: Float) -> Float:
     """The sum of each row, pairwise, column by column."""
     c = table.T
-    return ((c[0] + c[1]) + (c[2] + c[3])) + ((c[4] + c[5]) + (c[6] + c[7])) + c[8] + c[9]
+    return ((c[0] + c[1]) + (c[2] + c[3])) + ((c[4] + c[5]) + (c[6] + c[7])) + c[8] + c[9] + c[10]

@@ -57,6 +57,8 @@ class ThreadTable:
     major_faults: Int
     wchan: Int
     """Index into `Chunk.wchan_names`; -1 unknown."""
+    name: str = ""
+    """Of a thread that is not the main one; "" unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,8 @@ class Feeding:
     """Blocked on a local block device."""
     remote_io: Float
     """Blocked on a network or user-space file system."""
+    socket: Float
+    """Asleep in a receive from another host."""
     memory: Float
     """Blocked on reclaim, swap or a major fault."""
     no_work: Float
@@ -192,7 +196,7 @@ class Feeding:
     delivery: Float
     """The batch was ready and on its way from the worker to the main process."""
     unknown: Float
-    """Blocked on something unseen (sleep, lock, socket), or no samples."""
+    """Blocked on something unseen (sleep, lock, pipe), or no samples."""
     identified: NDArray[np.bool_]
     """True where the critical thread is known from a marker, not inferred."""
     worker_pid: Int

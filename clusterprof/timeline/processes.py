@@ -38,7 +38,7 @@ class ProcessBuffer:
     """Everything about processes that has been read and not yet handed out."""
 
     def __init__(self) -> None:
-        self._threads = RowBuffer([*_THREADS.values(), "pid", "tid"])
+        self._threads = RowBuffer([*_THREADS.values(), "pid", "tid", "name"])
         self._rows = RowBuffer([*_IO.values(), *_WHO])
         self._spans = SpanBuffer()
         self._registered: dict[int, Mapping[str, Any]] = {}
@@ -46,12 +46,14 @@ class ProcessBuffer:
         self._who: dict[int, tuple[int, int, str]] = {}  # parent, started ticks, name
         self._wchan_names: tuple[str, ...] = ()
         self._names: tuple[str, ...] = ()
+        self._thread_names: tuple[str, ...] = ()
 
     def add_rows(self, rows: Rows) -> None:
         """Take a frame of one of the two tables; others are not ours."""
         if rows.table == "threads":
             self._threads.add(rows)
             self._wchan_names = _longer(self._wchan_names, rows.strings.get("wchan"))
+            self._thread_names = _longer(self._thread_names, rows.strings.get("name"))
         elif rows.table == "processes":
             self._rows.add(rows)
             self._names = _longer(self._names, rows.strings.get("name"))
@@ -75,7 +77,7 @@ class ProcessBuffer:
         self, start_ns: int, end_ns: int, last: bool
     ) -> tuple[dict[int, Process], tuple[str, ...]]:
         """Return the processes of a chunk by pid, and what their threads' `wchan` points to."""
-        threads = _by_thread(self._threads.take(end_ns))
+        threads = _by_thread(self._threads.take(end_ns), self._thread_names)
         rows = self._rows.take(end_ns)
         io = {pid: _io(table) for pid, table in groups(rows, "pid").items()}
         self._learn(rows)
@@ -132,12 +134,14 @@ def _longer(before: tuple[str, ...], now: Any) -> tuple[str, ...]:
     return tuple(now) if now is not None and len(now) > len(before) else before
 
 
-def _by_thread(rows: dict[str, Int]) -> dict[int, dict[int, ThreadTable]]:
+def _by_thread(rows: dict[str, Int], names: tuple[str, ...]) -> dict[int, dict[int, ThreadTable]]:
     """Split the table by process and thread; a tid is unique on a node."""
     found: dict[int, dict[int, ThreadTable]] = {}
     for tid, table in groups(rows, "tid").items():
         columns = {name: table[column] for name, column in _THREADS.items()}
-        found.setdefault(int(table["pid"][-1]), {})[tid] = ThreadTable(**columns)
+        at = int(table["name"][-1])
+        name = names[at] if 0 <= at < len(names) else ""
+        found.setdefault(int(table["pid"][-1]), {})[tid] = ThreadTable(**columns, name=name)
     return found
 
 

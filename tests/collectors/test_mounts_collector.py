@@ -25,6 +25,7 @@ DATA = [
     *operation("/data:READ", 1298, 3, 6 * MS, 79_386 * MS, 79_407 * MS),  # 1301 sent for 1298
     *operation("/data:WRITE", 2, 0, 0, 4 * MS, 5 * MS),
     *operation("/data:GETATTR", 50, 0, 1 * MS, 20 * MS, 25 * MS),
+    *operation("/data:READDIR", 9, 0, 0, 9 * MS, 9 * MS),
 ]
 HOME = [
     *mount("/mnt/a b", 30, 40, 9),

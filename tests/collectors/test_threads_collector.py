@@ -43,7 +43,7 @@ time.sleep(60)
 
 Row = namedtuple(
     "Row",
-    "t_ns pid tid state on_cpu run_delay user system block_io major_faults wchan",
+    "t_ns pid tid state on_cpu run_delay user system block_io major_faults wchan name",
 )
 
 
@@ -211,7 +211,7 @@ def test_a_row_in_full(proc: Path) -> None:
     numbers = {"faults": 7, "user": 3, "system": 2, "block": 5}
     thread.be("D", "1000 200 4", "folio_wait_bit_common.isra.0", **numbers)
     # Ticks of 10 ms; the state is a letter's number; the place an index into the strings.
-    expected = (0, 10, 10, ord("D"), 1000, 200, 30_000_000, 20_000_000, 50_000_000, 7, 0)
+    expected = (0, 10, 10, ord("D"), 1000, 200, 30_000_000, 20_000_000, 50_000_000, 7, 0, -1)
     assert rig.tick() == [expected]
     assert rig.places() == ["folio_wait_bit_common"]
 

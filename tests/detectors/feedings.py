@@ -12,6 +12,7 @@ KINDS = (
     "runnable",
     "block_io",
     "remote_io",
+    "socket",
     "memory",
     "no_work",
     "no_worker",

@@ -12,6 +12,7 @@ from clusterprof.detectors.cpu_gc import CpuGc
 from clusterprof.detectors.device_throttled import DeviceThrottled
 from clusterprof.detectors.h2d_copy import H2dCopy
 from clusterprof.detectors.launch_bound import LaunchBound
+from clusterprof.detectors.launch_recompile import LaunchRecompile
 from clusterprof.detectors.startup import Startup
 from clusterprof.probe import layout
 from clusterprof.timeline.model import (
@@ -103,6 +104,21 @@ def test_startup_claims_compilation_anywhere_and_missing_workers_in_the_first_st
     np.testing.assert_allclose(first.share, [0.7, 1.0])
     later = Startup().claim(one, lost(*phases, step=9), rows, Startup.Limits())
     np.testing.assert_allclose(later.share, [0.0, 1.0])
+    later = Startup().claim(one, lost(*phases, step=10), rows, Startup.Limits())
+    np.testing.assert_allclose(later.share, [0.0, 0.0])
+
+
+def test_launch_recompile_says_how_often_the_same_code_was_compiled() -> None:
+    marks = {layout.COMPILE: spans((0, 1, 0), (1, 1.5, 1), (5, 6.5, 2), (7, 8, -1))}
+    one = rank(9, process(100, spans=marks))
+    got = LaunchRecompile().claim(one, PIECES, BLOCKED, LaunchRecompile.Limits())
+    np.testing.assert_array_equal(got.share, np.zeros(len(ALL)))
+    pieces = lost((5, 6, 0.7, PHASE_STARTUP), (6, 7, 0.7, PHASE_COMPUTE), step=40)
+    got = LaunchRecompile().claim(one, pieces, feeding({}, {}), LaunchRecompile.Limits())
+    np.testing.assert_array_equal(got.share, [1.0, 0.0])
+    assert {item.name: item.value for item in got.evidence} == {
+        "compile.mean_ns": ns(1.0), "compile.again_ratio": 0.5,
+    }  # fmt: skip
 
 
 def test_device_throttled_says_at_which_clock() -> None:

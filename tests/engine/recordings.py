@@ -38,9 +38,15 @@ _THREAD_COLUMNS = (
     "wchan",
 )
 _RUNS = ("R", 0)
-_LETTERS = {"U": _RUNS, "K": _RUNS, "R": _RUNS, "D": ("D", 1), "S": ("S", 2), "I": ("S", 3)}
+_LETTERS = {
+    "U": _RUNS, "K": _RUNS, "R": _RUNS, "D": ("D", 1), "S": ("S", 2), "I": ("S", 3),
+    "N": ("D", 4), "W": ("S", 5), "L": ("S", 6), "F": ("D", 7),
+}  # fmt: skip
 _RECEIVED = "network.receive_bytes_total"
-WCHAN = ("0", "folio_wait_bit_common", "hrtimer_nanosleep", "do_poll.constprop.0")
+WCHAN = (
+    "0", "folio_wait_bit_common", "hrtimer_nanosleep", "do_poll.constprop.0",
+    "rpc_wait_bit_killable", "sk_wait_data", "futex_wait_queue", "jbd2_log_wait_commit",
+)  # fmt: skip
 
 
 @dataclass
@@ -60,6 +66,8 @@ class Script:
     """Device samples (10 per second) that failed."""
     sampled: bool = True
     """False = no thread was sampled."""
+    written: int = 0
+    """Bytes that each process writes per second."""
     variables: dict[str, str] = field(default_factory=lambda: {"RANK": "0"})
     network: dict[tuple[str, str], float] = field(default_factory=dict)
     """(signal, device) -> growth of a counter per second, or the value of a gauge."""
@@ -104,7 +112,7 @@ def seconds(script: Script) -> Iterator[list[Record]]:
             records.append(_network(script, times[0]))
         if times and script.sampled:
             records.append(_threads(rows, times))
-            records.append(_processes(times[0]))
+            records.append(_processes(times[0], script.written))
         for pid, spans in ((MAIN, script.main_spans), (WORKER, script.worker_spans)):
             mine = sorted(spans, key=lambda span: span[2])
             new = [span for span in mine[handed[pid] :] if ns(span[2]) <= high]
@@ -167,15 +175,18 @@ def _threads(rows: dict[int, list], times: Sequence[int]) -> Rows:
     return Rows("threads", _THREAD_COLUMNS, columns, {"wchan": WCHAN})
 
 
-def _processes(t_ns: int) -> Rows:
+def _processes(t_ns: int, written: int) -> Rows:
     names = (
         "t_ns", "pid", "parent_pid", "started_ticks", "rss_bytes", "read_chars_total",
         "write_chars_total", "read_bytes_total", "write_bytes_total", "threads_count", "name",
     )  # fmt: skip
     table = [
-        [t_ns, pid, parent, 1, 1 << 20, t_ns // 1000, 0, t_ns // 1000, 0, 1, 0]
+        [
+            t_ns, pid, parent, 1, 1 << 20, t_ns // 1000, written * t_ns // SECOND, t_ns // 1000,
+            written * t_ns // SECOND, 1, 0,
+        ]
         for pid, parent in ((MAIN, 1), (WORKER, MAIN))
-    ]
+    ]  # fmt: skip
     return Rows(
         "processes", names, [array("q", column) for column in zip(*table)], {"name": ("python",)}
     )

@@ -125,8 +125,10 @@ def test_cpu_time_booked_late_goes_back_to_its_neighbour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("letter", "name"), [("N", "remote_io"), ("M", "memory"), ("S", "unknown"), ("D", "block_io")]
-)
+    ("letter", "name"),
+    [("N", "remote_io"), ("M", "memory"), ("S", "unknown"), ("D", "block_io"), ("W", "socket"),
+     ("I", "unknown"), ("L", "unknown"), ("F", "block_io")],
+)  # fmt: skip
 def test_what_a_fetch_was_blocked_on(letter: str, name: str) -> None:
     found = fed(one_worker(f"{letter}3 U1", (0, 4), (0, 4)), 0, 4)
     assert row(found) == {name: 0.75, "user_cpu": 0.25}

@@ -13,4 +13,5 @@ HOOKS = (
     ("torch.distributed.distributed_c10d", "distributed"),
     ("torch.nn.parallel.distributed", "ddp"),
     ("torch.distributed._functional_collectives", "functional"),
+    ("torch._dynamo.callback", "compiling"),
 )

@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any, Deque, Dict, List, Optional, Tuple
 
 from .. import layout, registration, ring
-from . import h2d
+from . import allocator, h2d, sync
 
 PENDING = 64  # waits whose events the device has not reached yet; beyond that none are measured
 COLLECTIVES = PENDING // 2  # of them at most collectives: data waits always find room
@@ -39,8 +39,11 @@ def _ready() -> Any:
 def look() -> None:
     """Read what events have completed; called now and then by other hooks."""
     cuda = _ready()
-    if cuda is not None and _pending and not cuda.is_current_stream_capturing():
+    if cuda is None or cuda.is_current_stream_capturing():
+        return
+    if _pending:
         _collect()
+    allocator.look(cuda)
 
 
 def before_wait(at_most: int = PENDING, default_stream: bool = False) -> Mark:
@@ -106,6 +109,7 @@ def _first_sight(cuda: Any) -> None:
         name = str(uuid)
         registration.set_device(name if name.startswith(("GPU-", "MIG-")) else "GPU-" + name)
     h2d.install(sys.modules["torch"])
+    sync.install(sys.modules["torch"])
 
 
 def _forget() -> None:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import failed, layout, ring, without_our_frame
+from . import sync
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 
@@ -36,8 +37,11 @@ def _wrap(tensor_class: Any, name: str) -> None:
         except BaseException as error:
             without_our_frame(error)
             raise
-        if result is not self and result.is_cuda:
-            _copied(start, self, result, keywords)
+        if result is not self:
+            if result.is_cuda:
+                _copied(start, self, result, keywords)
+            elif self.is_cuda and not keywords.get("non_blocking"):
+                sync.waited(start)
         return result
 
     wrapper._is_clusterprof = True  # type: ignore[attr-defined]

@@ -1,0 +1,123 @@
+"""Another thread of the training process keeps its interpreter.
+
+## What it sees
+
+Lost time inside a step in which the main thread slept on a lock while another thread of the same
+process was on a CPU.
+
+## Why the GPU waits
+
+One Python interpreter runs one thread at a time. A thread that computes in Python (metrics, a
+progress bar, a data loader of threads) is asked to let go every 5 ms only, so the main thread pays
+up to 5 ms for each time it had let go itself, and it does at nearly every launch.
+
+## How it decides
+
+The share is the time of a lost piece, outside any wait for data or other ranks, in which the main
+thread slept in a futex (`wchan`), up to the CPU time that the busiest other thread of the process
+used meanwhile: at least half of the piece. Threads of autograd, NCCL and the driver are left out:
+they work for the main thread, and what they launch is its launching.
+
+## What to do
+
+Move the work of that thread to a process of its own (`multiprocessing`), call it less often, or do
+it in code that releases the lock. `py-spy top --pid` shows what it runs.
+
+## Where it is blind
+
+Any lock looks the same: one that the other thread holds in C code too. A thread is seen from about
+a second after it began. Where names of threads were not recorded nothing is claimed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.detectors.base import Claims, in_phase, main_thread, mean_over
+from clusterprof.findings import Cause, Evidence
+from clusterprof.timeline.model import PHASE_COMPUTE, Feeding, Float, Lost, Rank
+from clusterprof.timeline.series import rise_of
+from clusterprof.timeline.sleeping import asleep_at, held_ns
+
+_HELPERS = (
+    "pt_autograd", "pt_nccl", "pt_gloo", "pt_tcp", "nccl", "NCCL", "cuda", "nv_", "UVM", "gloo",
+)  # fmt: skip
+
+
+class CpuGil:
+    """Claims time of the main thread on a lock while another thread of its process computes."""
+
+    cause = Cause(
+        "cpu-gil",
+        "cpu",
+        "Another thread of the training process keeps its interpreter",
+        "Move what that thread computes to a process of its own",
+    )
+    needs = ("spans", "threads")
+
+    @dataclass(frozen=True, slots=True)
+    class Limits:
+        """When a sleeping main thread counts as kept from its interpreter."""
+
+        asleep_at_least_ratio: float = 0.2
+        """Part of a piece that the main thread must have slept on a lock."""
+        other_on_cpu_at_least_ratio: float = 0.5
+        """Part of a piece that the other thread must have been on a CPU."""
+
+    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
+        """Claim time on a lock inside steps, as far as another thread computed."""
+        share = np.zeros(lost.start_ns.size)
+        inside = in_phase(lost, PHASE_COMPUTE)
+        others = {tid: one for tid, one in rank.main.threads.items() if tid != rank.pid}
+        thread = rank.main.threads.get(rank.pid)
+        if thread is None or not others or not inside.any():
+            return Claims(share, "B")
+        if not any(one.name for one in others.values()):
+            return None
+        others = {tid: one for tid, one in others.items() if not one.name.startswith(_HELPERS)}
+        tid, other_ns = _busiest(rank, lost, inside, sorted(others))
+        length = (lost.end_ns - lost.start_ns)[inside].astype(np.float64)
+        locked = asleep_at(thread, rank.chunk.wchan_names, lambda name: "futex" in name)
+        held = held_ns(thread.t_ns, locked, lost.start_ns[inside], lost.end_ns[inside])
+        on_cpu = np.nan_to_num(main_thread(rank, "on_cpu_ns", lost, inside)[inside])
+        held = np.minimum(held, (1 - on_cpu) * length)
+        kept = held >= limits.asleep_at_least_ratio * length
+        kept &= other_ns >= limits.other_on_cpu_at_least_ratio * length
+        claimed = np.where(kept, np.minimum(held, other_ns), 0.0)
+        share[inside] = np.minimum(claimed / np.maximum(lost.lost_ns[inside], 1), 1.0)
+        if not share.any():
+            return Claims(share, "B")
+        parts = np.zeros((2, lost.start_ns.size))
+        parts[:, inside] = np.stack([held, other_ns]) / np.maximum(length, 1)
+        evidence = (
+            Evidence(
+                "thread.on_lock_ratio",
+                mean_over(lost, share, parts[0]),
+                "ratio",
+                "of that time the main thread slept on a lock",
+            ),
+            Evidence(
+                "other_thread.on_cpu_ratio",
+                mean_over(lost, share, parts[1]),
+                "ratio",
+                "of that time another thread of the process was on a CPU",
+            ),
+        )
+        return Claims(share, "B", evidence, f"thread {others[tid].name} {tid}")
+
+
+def _busiest(
+    rank: Rank, lost: Lost, inside: NDArray[np.bool_], tids: list[int]
+) -> tuple[int, Float]:
+    """Return who used most CPU time in the pieces together, and how much in each: float64[m]."""
+    best, most = 0, np.zeros(int(inside.sum()))
+    for tid in tids:
+        one = rank.main.threads[tid]
+        used = rise_of(one.t_ns, one.on_cpu_ns, lost.start_ns[inside], lost.end_ns[inside])
+        used = np.nan_to_num(used)
+        if used.sum() > most.sum():
+            best, most = tid, used
+    return best, most

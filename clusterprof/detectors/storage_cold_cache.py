@@ -1,0 +1,85 @@
+"""Data is read again that the page cache had evicted.
+
+## What it sees
+
+Lost time in which the host waited for a batch, and the thread that was making that batch read, from
+a local disk or over NFS, pages that had been in memory not long before.
+
+## Why the GPU waits
+
+A data set that is read in every epoch is served from memory if it fits. When the memory limit of
+the job, or its neighbours, leave too little for the page cache, each epoch pays for the disk again.
+
+## How it decides
+
+The kernel remembers what it evicted lately: a page that comes back too soon is a refault
+(`memory.refaults_total`). Its share is the time the loading thread was reading or blocked on reads,
+times refaulted bytes over all bytes that disks and NFS mounts read during those waits, if that is
+at least 0.3. The rest stays with `storage-local` or the causes of a network file system.
+
+## What to do
+
+Raise the memory limit of the job by what the data set lacks, keep less else in memory (workers,
+pinned buffers), shard the data over nodes, or cache decoded samples on a local disk.
+
+## Where it is blind
+
+The counter is of the whole node, in pages of 4 KiB. A data set much larger than memory is evicted
+for longer than the kernel remembers, which is no refault, and no cache would have held it. Network
+and user-space file systems that do not use the page cache never refault. The first epoch reads
+everything once, and is never cold by this rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterprof import signals
+from clusterprof.detectors.base import Claims, busiest, grown, waited
+from clusterprof.detectors.storage import PAGE_BYTES, reading_of
+from clusterprof.findings import Cause, Evidence
+from clusterprof.timeline.model import Feeding, Lost, Rank
+
+
+class StorageColdCache:
+    """Claims the part of reading that a larger page cache would have saved."""
+
+    cause = Cause(
+        "storage-cold-cache",
+        "storage",
+        "Data is read again that the page cache had evicted",
+        "Give the page cache room: raise the job's memory limit, or shard the data over nodes",
+    )
+    needs = ("spans", "threads")
+
+    @dataclass(frozen=True, slots=True)
+    class Limits:
+        """When a wait counts as a wait for the disk."""
+
+        blocked_at_least_ratio: float = 0.02
+        """A smaller part of a piece is noise of the clocks behind it."""
+
+    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
+        """Claim reading time in the proportion of refaulted bytes."""
+        share = waited(lost, feeding.block_io + feeding.reading_cpu + feeding.remote_io)
+        share[share < limits.blocked_at_least_ratio] = 0.0
+        share *= reading_of(rank, lost, feeding).cold_ratio
+        if not share.any():
+            return Claims(share, "B")
+        pages = grown(rank, signals.MEMORY_REFAULTS.name, "", lost, share) or 0.0
+        disk, read_bytes = busiest(rank, signals.DISK_READ_BYTES.name, lost, share)
+        evidence = (
+            Evidence(
+                "memory.refaulted_bytes_total",
+                pages * PAGE_BYTES,
+                "bytes",
+                "had been in memory and were read again",
+            ),
+            Evidence(
+                "disk.read_bytes_total",
+                read_bytes,
+                "bytes",
+                "read from the disk during those waits",
+            ),
+        )
+        return Claims(share, "B", evidence, disk)

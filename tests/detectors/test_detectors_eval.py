@@ -1,0 +1,87 @@
+"""Evaluation and logging: marked, or told from where the main thread was blocked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import activity, io, lost, ns, process, rank, spans, thread
+from feedings import feeding
+
+from clusterprof.detectors.base import Claims
+from clusterprof.detectors.eval_host import EvalHost
+from clusterprof.probe import layout
+from clusterprof.timeline.model import (
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    PHASE_EVAL,
+    ProcessIo,
+)
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def claim(
+    doing: str, *pieces: tuple[float, float, float, int], wrote: ProcessIo | None = None, marks=None
+) -> Claims:
+    rows = activity(doing)
+    end = rows[-1][1] / 1e9
+    main = process(100, spans=marks, thread=thread(rows, end), io=wrote)
+    fed = feeding(*({} for _ in pieces))
+    got = EvalHost().claim(rank(end, main), lost(*pieces, step=3), fed, EvalHost.Limits())
+    assert got is not None
+    return got
+
+
+def evidence(got: Claims) -> dict[str, float]:
+    return {item.name: item.value for item in got.evidence}
+
+
+def test_marked_evaluation_is_claimed_whole() -> None:
+    marks = {layout.EVAL: spans((1, 2), (5, 5.5))}
+    got = claim("U6", (1, 2, 0.4, PHASE_EVAL), (3, 4, 0.4, PHASE_COMPUTE), marks=marks)
+    np.testing.assert_array_equal(got.share, [1.0, 0.0])
+    assert (got.grade, evidence(got)) == ("A", {"eval.mean_ns": ns(0.75)})
+
+
+def test_a_main_thread_in_a_journal_is_logging() -> None:
+    # [0, 1): blocked for 0.5 s, 0.3 s of the device lost: all of it. [1, 2): 0.2 of 0.4.
+    # [2, 3): on the CPU. The same sleep in a wait for data is that wait's.
+    pieces = (
+        (0, 1, 0.3, PHASE_COMPUTE), (1, 2, 0.4, PHASE_COMPUTE), (2, 3, 0.4, PHASE_COMPUTE),
+        (3, 4, 1.0, PHASE_DATA_WAIT),
+    )  # fmt: skip
+    wrote = io([0, 1, 2, 3, 4], write_chars=[0, 4 * KIB, 8 * KIB, 8 * KIB, 8 * KIB])
+    got = claim("U0.5 F0.5 U0.8 F0.2 U1 F1", *pieces, wrote=wrote)
+    np.testing.assert_allclose(got.share, [1.0, 0.5, 0.0, 0.0])
+    assert got.grade == "B"
+    assert evidence(got)["process.write_chars_total"] == 8 * KIB
+
+
+@pytest.mark.parametrize("wrote", [None, io([0, 1], write_chars=[7, 7])])
+def test_without_bytes_written_the_sleep_alone_is_weak(wrote) -> None:
+    got = claim("U0.5 F0.5", (0, 1, 0.5, PHASE_COMPUTE), wrote=wrote)
+    np.testing.assert_allclose(got.share, [1.0])
+    assert got.grade == "C"
+
+
+@pytest.mark.parametrize(
+    ("written", "share"),
+    [(63 * MIB, 0.5), (64 * MIB, 0.0), (None, 0.0)],
+)
+def test_much_written_at_once_is_a_save_that_nobody_marked(written, share) -> None:
+    wrote = None if written is None else io([0, 1, 2, 3], write_chars=[0, 0, written, written])
+    got = claim("U1 F1 U1", (0, 3, 2.0, PHASE_COMPUTE), wrote=wrote)
+    np.testing.assert_allclose(got.share, [share])
+
+
+@pytest.mark.parametrize(("read", "share"), [(0, 1.0), (4096, 0.0)])
+def test_a_page_is_waited_for_in_writing_only_by_one_who_does_not_read(read, share) -> None:
+    wrote = io([0, 1], write_chars=[0, MIB], write_bytes=[0, MIB], read_bytes=[0, read])
+    got = claim("U0.5 D0.5", (0, 1, 0.5, PHASE_COMPUTE), wrote=wrote)
+    np.testing.assert_allclose(got.share, [share])
+
+
+@pytest.mark.parametrize("doing", ["U0.5 S0.5", "U0.5 L0.5", "U0.5 W0.5", "U0.5 I0.5"])
+def test_any_other_sleep_is_not_logging(doing) -> None:
+    wrote = io([0, 1], write_chars=[0, MIB], write_bytes=[0, MIB], read_bytes=[0, 0])
+    np.testing.assert_array_equal(claim(doing, (0, 1, 0.5, PHASE_COMPUTE), wrote=wrote).share, [0])
