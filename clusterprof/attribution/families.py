@@ -14,7 +14,15 @@ from clusterprof.attribution.partial import SHARE
 from clusterprof.detectors.peers import PEER_CAUSES
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.findings import Cause
-from clusterprof.timeline.model import Feeding, Float, Int, Lost, Rank
+from clusterprof.timeline.model import (
+    PHASE_SPINNING,
+    PHASE_THROTTLED,
+    Feeding,
+    Float,
+    Int,
+    Lost,
+    Rank,
+)
 from clusterprof.timeline.series import rise_of
 
 FAMILIES: dict[str, Cause] = {
@@ -49,16 +57,19 @@ CAUSES: dict[str, Cause] = {
     **{one.cause.id: one.cause for one in DETECTORS},
 }
 
+BY_FAMILY = ("storage", "cpu")
+"""What `cooccurring` claims."""
 # A loader that is ahead rests between batches; one that the device waits for never does.
 AT_WORK_RATIO = 0.9
 # Above this the training process itself may be what kept the device waiting.
 MAIN_ON_CPU_RATIO = 0.3
 
 
-def cooccurring(
-    lost: Lost, feeding: Feeding, rank: Rank
-) -> tuple[dict[tuple[str, str, int], int], int]:
-    """Return what goes to "storage" and "cpu" by co-occurrence, and the rest, in ns * SHARE."""
+def cooccurring(lost: Lost, feeding: Feeding, rank: Rank) -> dict[str, Int]:
+    """Return which part of each piece goes to "storage" and to "cpu" by co-occurrence.
+
+    int64[n] in 1/SHARE, together no more than the whole.
+    """
     storage = feeding.block_io + feeding.remote_io + feeding.reading_cpu
     cpu = feeding.user_cpu + feeding.runnable + feeding.memory
     workers = {process.pid for process in rank.workers} - {rank.pid}
@@ -67,21 +78,10 @@ def cooccurring(
     # A main thread that is blocked on reads itself is loading, whoever else works.
     sure = np.where(by_worker, main <= MAIN_ON_CPU_RATIO, storage >= AT_WORK_RATIO)
     sure &= ~np.isnan(main) & (storage + cpu >= AT_WORK_RATIO) & _reads(rank)
+    sure &= (lost.phase != PHASE_SPINNING) & (lost.phase != PHASE_THROTTLED)
     whole = np.maximum(storage + cpu, 1e-9)
     of_storage = np.rint(np.where(sure, storage / whole, 0.0) * SHARE).astype(np.int64)
-    of_cpu = np.where(sure, SHARE - of_storage, 0)
-    out: dict[tuple[str, str, int], int] = {}
-    for name, share in (("storage", of_storage), ("cpu", of_cpu)):
-        for source in np.unique(lost.source):
-            units = _units(lost, share, lost.source == source)
-            if units:
-                out[(name, "C", int(source))] = units
-    rest = int(lost.lost_ns.sum()) * SHARE - sum(out.values())
-    return out, rest
-
-
-def _units(lost: Lost, share: Int, rows: np.ndarray) -> int:
-    return int((lost.lost_ns * share)[rows].sum())
+    return {"storage": of_storage, "cpu": np.where(sure, SHARE - of_storage, 0)}
 
 
 def _main_on_cpu(rank: Rank, lost: Lost) -> Float:

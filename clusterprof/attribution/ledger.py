@@ -69,6 +69,8 @@ class RankBooks:
     """Number of its job, or of the life of it that a restart began; -1 where that is unclear."""
     operations: RankOperations | None = None
     """Its operations with other ranks, until they have been charged."""
+    frontier: RankOperations | None = None
+    """Its steps as operations, where it marked none (`attribution.frontier`)."""
     caused: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> ns that ranks, itself among them, stood still in operations because of it."""
     felt: Mapping[str, int] = field(default_factory=dict)
@@ -153,6 +155,7 @@ def charged(
         reasons=reasons,
         partial=partial,
         operations=None,
+        frontier=None,
         caused=caused,
         felt=felt,
     )

@@ -19,10 +19,12 @@ from clusterprof.attribution.blame import UNKNOWN, WORK, Blamed, causes, settle_
 from clusterprof.attribution.blame_books import Books
 from clusterprof.attribution.blame_bubbles import Bubbles
 from clusterprof.attribution.ledger import RankBooks, charged
-from clusterprof.attribution.local import PEERS, PEERS_UNKNOWN, PRECEDENCE
+from clusterprof.attribution.local import PEERS, PEERS_UNKNOWN, SPENT_ON
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER
+from clusterprof.attribution.unmarked import ASLEEP, SPINNING
 from clusterprof.engine.aligned import Alignment, aligned
+from clusterprof.engine.frontier import by_family, stepped
 from clusterprof.engine.hang_report import hung
 from clusterprof.engine.jobs import UNCLEAR, told_apart
 from clusterprof.engine.limits import bound
@@ -38,7 +40,7 @@ from clusterprof.timeline.operation_rows import RankOperations
 from clusterprof.timeline.operations import Operations
 
 GROUP_ANNOUNCED = "group-announced"
-CATEGORIES = (*PRECEDENCE, OTHER, WORK)
+CATEGORIES = (*SPENT_ON, OTHER, WORK)
 BLOCK_ROWS = 32_000
 """Rows that blame takes at once: what it works on stays in the caches of the CPU."""
 _GRADE = "B"  # durations of marked spans; no counter says the same
@@ -98,6 +100,12 @@ def across_ranks(
 
 
 def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str, Any]) -> Across:
+    clock = aligned(nodes)  # by operations alone: the ends of steps say it roughly
+    try:
+        steps = stepped(nodes, place)
+    except OSError as error:
+        return Across(tuple(nodes), not_compared=str(error))
+    nodes = steps.nodes
     books = [(node, one) for node in nodes for one in node.books]
     found = [
         (at, *pair)
@@ -105,11 +113,10 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         if pair[1].operations is not None and pair[1].job != UNCLEAR
     ]
     if not found:
-        return Across(tuple(nodes))
+        return Across(tuple(nodes), notes=steps.notes)
     lost = [one.operations.why_lost for _, _, one in found if one.operations is not None]
     if any(lost):
         return Across(tuple(nodes), not_compared=max(lost))
-    clock = aligned(nodes)
     summed, bubbles = Books(len(books), CATEGORIES), Bubbles(len(books), CATEGORIES)
     network = NetworkTimes(nodes, CATEGORIES, limits)
     witness = Witness(books, summed)
@@ -117,12 +124,15 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
     try:
         with Reader(place) as reader:
             people = _people(found, nodes, clock)
-            unmatched = _watched(people, _members(found), len(books), reader, watchers)
+            members = {**_members(found), **steps.members}
+            unmatched = _watched(people, members, len(books), reader, watchers)
     except OSError as error:
         return Across(tuple(nodes), not_compared=str(error))
     told = network.told()
     bubbles.done()
-    new = {at: _charged(one, at, summed, told, bubbles) for at, _, one in found}
+    new = {
+        at: _charged(one, at, summed, told, bubbles, one.job in steps.jobs) for at, _, one in found
+    }
     left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
@@ -132,7 +142,7 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         unmatched,
         clock_bound_ns=clock.bound_ns,
         clock_reason=clock.reason,
-        notes=clock.notes,
+        notes=(*clock.notes, *steps.notes),
         network=told,
         witness=witness,
     )
@@ -194,21 +204,30 @@ def _members(
 
 
 def _charged(
-    one: RankBooks, at: int, summed: Books, told: NetworkTold, bubbles: Bubbles
+    one: RankBooks, at: int, summed: Books, told: NetworkTold, bubbles: Bubbles, steps: bool
 ) -> RankBooks:
+    """`steps`: of its steps, not of operations that were marked."""
     felt = {c: int(ns) for c, ns in zip(summed.causes, summed.felt_ns[at]) if ns}
     caused = {c: int(ns) for c, ns in zip(summed.causes, summed.caused_ns[at]) if ns}
     source = SOURCE_DEVICE_SAMPLES if one.ledger.device else SOURCE_HOST_SPANS
     unseen = sum(felt.pop(name, 0) for name in (OTHER, UNKNOWN))
     felt = bubbles.added(told.felt(at, felt), bubbles.felt(at))
     caused = bubbles.added(caused, bubbles.caused(at))
+    if steps:
+        felt, caused = by_family(felt), by_family(caused)
+    taken = _taken_from(one.partial, (sum(felt.values()) + unseen) * SHARE, steps)
     moved = Partial(
         claimed={(cause, _GRADE, source): ns * SHARE for cause, ns in felt.items()},
-        unexplained={
-            PEERS: -(sum(felt.values()) + unseen) * SHARE,
-            **({PEERS_UNKNOWN: unseen * SHARE} if unseen else {}),
-        },
+        unexplained={**taken, **({PEERS_UNKNOWN: unseen * SHARE} if unseen else {})},
     )
     partial = merge(one.partial, moved, told.asked[at])
     left = {reason: units for reason, units in partial.unexplained.items() if units}
     return charged(one, replace(partial, unexplained=left), felt, caused)
+
+
+def _taken_from(partial: Partial, units: int, steps: bool) -> dict[str, int]:
+    """What the reasons of a rank lose to the causes that were found: `units` in all."""
+    if not steps:
+        return {PEERS: -units}
+    spun = min(units, partial.unexplained.get(SPINNING, 0))
+    return {SPINNING: -spun, ASLEEP: spun - units}

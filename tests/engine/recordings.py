@@ -61,6 +61,8 @@ class Script:
     sampled: bool = True
     """False = no thread was sampled."""
     variables: dict[str, str] = field(default_factory=lambda: {"RANK": "0"})
+    gauges: dict[str, Sequence[tuple[float, float, float]]] = field(default_factory=dict)
+    """Signal of the device -> (start, end, value); a reading is the mean since the one before."""
     network: dict[tuple[str, str], float] = field(default_factory=dict)
     """(signal, device) -> growth of a counter per second, or the value of a gauge."""
 
@@ -128,15 +130,23 @@ def _device(script: Script, times: Sequence[int]) -> Columns:
     busy = script.busy or ()
     total = [sum(max(0, min(t, ns(e)) - min(t, ns(s))) for s, e in busy) for t in times]
     mask = bytes(1 if t // (SECOND // 10) in script.unread else 0 for t in times)
-    values = [array("q", total)]
+    gauges = [array("d", _means(of, times)) for of in script.gauges.values()]
     return Columns(
         "gpu_emulated",
-        ["gpu.busy_ns_total"],
-        ["emulated-0"],
+        ["gpu.busy_ns_total", *script.gauges],
+        ["emulated-0"] * (1 + len(gauges)),
         array("q", times),
-        values,
-        [mask if any(mask) else None],
+        [array("q", total), *gauges],
+        [mask if any(mask) else None, *(None for _ in gauges)],
     )
+
+
+def _means(held: Sequence[tuple[float, float, float]], times: Sequence[int]) -> list[float]:
+    tick = SECOND // 10
+    return [
+        sum(v * max(0, min(t, ns(e)) - max(t - tick, ns(s))) for s, e, v in held) / tick
+        for t in times
+    ]
 
 
 def _network(script: Script, t_ns: int) -> Columns:
