@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from clusterprof.attribution.confidence import FAMILY_PRIOR, NAMED_FROM, confidence
-from clusterprof.attribution.families import CAUSES
+from clusterprof.attribution.families import CAUSES, FAMILIES
 from clusterprof.attribution.local import BLOCKED
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import RankState
@@ -251,7 +251,7 @@ def _confidence(
 ) -> float:
     cause = CAUSES[id_]
     related = unexplained if cause.family in _WAIT_FAMILIES else 0
-    if family or id_ in _WAIT_FAMILIES:
+    if family or cause is FAMILIES.get(id_):
         return confidence(grades, related, coverage_ratio, FAMILY_PRIOR)
     return confidence(grades, related, coverage_ratio)
 

@@ -6,7 +6,7 @@ what the earlier ones left, and what nobody claims stays unattributed with a rea
     piece of 100 ns     checkpoint 0    storage-local 0.6    cpu-preprocess 0.7    nobody
     settled                  0               60                    40                 0
 
-Without spans (degraded mode M2) no detector is asked: see `families.cooccurring`.
+Without spans (degraded mode M2) no detector is asked: see `cooccurrence`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.attribution.families import BY_FAMILY, cooccurring
+from clusterprof.attribution.cooccurrence import BY_FAMILY, cooccurring
 from clusterprof.attribution.frontier import Frontier
 from clusterprof.attribution.lost import Account
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent import Spending
 from clusterprof.attribution.totals import completed
-from clusterprof.attribution.unmarked import ASLEEP, SPINNING, unmarked
+from clusterprof.attribution.unmarked import ASLEEP, SENDING, SPINNING, sends, unmarked
 from clusterprof.detectors.base import Claims, Detector
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.findings import Evidence
@@ -91,15 +91,21 @@ def settle(
         part, shares, left = _by_detectors(rank, lost, feeding, limits)
         spending.add(rank, region, lost, shares)
     else:
-        part, shares, left = _by_families(rank, lost, feeding)
+        part, shares, left = _by_families(rank, lost, feeding, limits)
     part, waiting = _waiting(part, rank, lost, left)
     frontier.add(rank, region, lost, shares, waiting)
     return completed(part, rank, region, lost, account)
 
 
-def _by_families(rank: Rank, lost: Lost, feeding: Feeding) -> tuple[Partial, dict[str, Int], Int]:
-    shares = cooccurring(lost, feeding, rank)
-    left = np.full(lost.start_ns.size, SHARE, np.int64) - sum(shares.values())
+def _by_families(
+    rank: Rank, lost: Lost, feeding: Feeding, limits: Mapping[str, Any]
+) -> tuple[Partial, dict[str, Int], Int]:
+    """Ask the detectors that need no spans, and share the rest by co-occurrence."""
+    part, own, left = _by_detectors(rank, lost, feeding, limits)
+    shares: dict[str, Int] = {}
+    for name, share in cooccurring(lost, rank).items():
+        shares[name] = np.minimum(share, left)
+        left = left - shares[name]
     claimed = {
         (name, "C", source): units
         for name, share in shares.items()
@@ -107,14 +113,20 @@ def _by_families(rank: Rank, lost: Lost, feeding: Feeding) -> tuple[Partial, dic
         if (units := int((lost.lost_ns * share)[lost.source == source].sum()))
     }
     rest = int((lost.lost_ns * left).sum())
-    return Partial(claimed=claimed, unexplained={NO_SIGNAL: rest} if rest else {}), shares, left
+    unexplained = {NO_SIGNAL: rest} if rest else {}
+    blind = {one.cause.id for one in DETECTORS if "spans" in one.needs}  # said once for all
+    missing = {key: n for key, n in part.missing.items() if key[0] not in blind}
+    claimed = {**part.claimed, **claimed}
+    part = replace(part, claimed=claimed, unexplained=unexplained, missing=missing)
+    return part, {**own, **shares}, left
 
 
 def _waiting(part: Partial, rank: Rank, lost: Lost, left: Int) -> tuple[Partial, Int]:
     """Tell what may be waiting for other ranks from what nothing is known of."""
     asleep, spins = unmarked(rank, lost, left)
+    sleeps = SENDING if asleep.any() and sends(rank, lost, asleep) else ASLEEP
     moved = {name: int((lost.lost_ns * share).sum()) for name, share in
-             ((ASLEEP, asleep), (SPINNING, spins))}  # fmt: skip
+             ((sleeps, asleep), (SPINNING, spins))}  # fmt: skip
     if not any(moved.values()):
         return part, asleep
     unexplained = {**part.unexplained, **moved}

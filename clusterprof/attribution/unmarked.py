@@ -1,6 +1,7 @@
 """Lost time that may be waiting for other ranks, in operations that nobody marked.
 
     idle, inside a step, the main thread asleep        a collective in which the host waits
+    the same, and the node sends                       one, or data on their way
     busy, computing nothing (`spinning`)               one in which the device waits
 
 One rank alone cannot know: the main thread sleeps for other reasons too. So this is a reason for
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from clusterprof import signals
 from clusterprof.attribution.partial import SHARE
 from clusterprof.probe import layout
 from clusterprof.timeline.feeding_blocked import surroundings
@@ -26,9 +28,11 @@ from clusterprof.timeline.model import (
     Lost,
     Rank,
 )
+from clusterprof.timeline.series import rise
 
-ASLEEP, SPINNING = "asleep", "spinning"  # names of the two in the books
+ASLEEP, SENDING, SPINNING = REASONS = "asleep", "sending", "spinning"  # their names in the books
 ASLEEP_AT_LEAST_RATIO = 0.5
+SENT_AT_LEAST_BYTES_PER_SECOND = 10_000_000
 
 
 def has_peers(rank: Rank) -> bool:
@@ -62,6 +66,26 @@ def unmarked(rank: Rank, lost: Lost, left: Int) -> tuple[Int, Int]:
         part[(slept < ASLEEP_AT_LEAST_RATIO) | ~_counted(thread.t_ns, start, end)] = 0.0
         asleep[rows] = np.minimum(np.rint(part * SHARE).astype(np.int64), left[rows])
     return asleep, spins
+
+
+def sends(rank: Rank, lost: Lost, asleep: Int) -> bool:
+    """True when the node sends about as much as it receives, and enough to be waited for.
+
+    Who loads from far away receives much more than it sends.
+    """
+    slept_s = float((lost.lost_ns * (asleep / SHARE)).sum()) / 1e9
+    if slept_s <= 0:
+        return False
+    ends = lost.start_ns[:1], lost.end_ns[-1:]
+    sent, got = (
+        sum(
+            float(np.nan_to_num(rise(series, *ends)).sum())
+            for (name, _), series in rank.chunk.series.items()
+            if name == signal.name
+        )
+        for signal in (signals.NET_TRANSMIT, signals.NET_RECEIVE)
+    )
+    return sent >= SENT_AT_LEAST_BYTES_PER_SECOND * slept_s and 4 * sent >= got
 
 
 def _counted(t_ns: Int, start_ns: Int, end_ns: Int) -> np.ndarray:

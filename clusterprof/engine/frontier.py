@@ -20,7 +20,8 @@ from clusterprof.attribution.blame import UNKNOWN_PEER
 from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.frontier import GROUP
 from clusterprof.attribution.ledger import RankBooks
-from clusterprof.attribution.unmarked import ASLEEP, SPINNING
+from clusterprof.attribution.partial import SHARE
+from clusterprof.attribution.unmarked import ASLEEP, REASONS, SENDING, SPINNING
 from clusterprof.engine.jobs import UNCLEAR
 from clusterprof.engine.node import NodeResult
 from clusterprof.engine.spill import Place, Reader
@@ -34,6 +35,7 @@ from clusterprof.timeline.operation_rows import (
     read_block,
 )
 
+NETWORK = "network"
 FEWEST_STEPS = 8
 APART_NS, APART_RATIO = 5_000_000, 0.1
 TOGETHER_RATIO = 0.9
@@ -69,7 +71,7 @@ def stepped(nodes: Sequence[NodeResult], place: Place) -> Stepped:
         with_steps = [one for one in books if one.frontier is not None]
         if len(with_steps) < 2 or any(one.operations is not None for one in books):
             continue
-        if not any(one.partial.unexplained.keys() & {ASLEEP, SPINNING} for one in with_steps):
+        if not any(one.partial.unexplained.keys() & set(REASONS) for one in with_steps):
             continue  # nobody was seen to wait: without a device, or for nothing
         if all(one.marked for one in with_steps):
             with Reader(place) as reader:
@@ -156,6 +158,40 @@ def _ends(operations: RankOperations, reader: Reader) -> tuple[Int, Int]:
     number, end = np.concatenate(parts, axis=1)
     number, first = np.unique(number, return_index=True)
     return number, end[first]
+
+
+def taken_from(one: RankBooks, felt_ns: Mapping[str, int], rest_ns: int) -> dict[str, int]:
+    """Return what each reason of a rank loses (in ns, negative) to what it felt and to `rest_ns`.
+
+    Data on their way are taken from where the device spun or the node sent first.
+    """
+    left = {name: one.partial.unexplained.get(name, 0) // SHARE for name in REASONS}
+    out = dict.fromkeys(REASONS, 0)
+    moved = felt_ns.get(NETWORK, 0)
+    for ns, order in (
+        (moved, (SPINNING, SENDING, ASLEEP)),
+        (sum(felt_ns.values()) + rest_ns - moved, (ASLEEP, SENDING, SPINNING)),
+    ):
+        for name in order:
+            part = min(ns, left[name])
+            left[name] -= part
+            out[name] -= part
+            ns -= part
+        assert ns == 0, "a rank waited for longer than it may have"
+    return out
+
+
+def known_to_move(one: RankBooks, felt_ns: Mapping[str, int]) -> dict[str, int]:
+    """Return what was felt, with no more data on their way than a device or a node shows.
+
+    What else all ranks slept alike in is not known to be waiting for data; where steps are marked
+    it lies inside steps and outside every wait, and is.
+    """
+    out = dict(felt_ns)
+    if not one.marked:
+        shown = sum(one.partial.unexplained.get(name, 0) for name in (SENDING, SPINNING)) // SHARE
+        out[NETWORK] = min(out.get(NETWORK, 0), shown)
+    return {cause: ns for cause, ns in out.items() if ns}
 
 
 def by_family(amounts: Mapping[str, int]) -> dict[str, int]:

@@ -22,9 +22,8 @@ from clusterprof.attribution.ledger import RankBooks, charged
 from clusterprof.attribution.local import PEERS, PEERS_UNKNOWN, SPENT_ON
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER
-from clusterprof.attribution.unmarked import ASLEEP, SPINNING
 from clusterprof.engine.aligned import Alignment, aligned
-from clusterprof.engine.frontier import by_family, stepped
+from clusterprof.engine.frontier import by_family, known_to_move, stepped, taken_from
 from clusterprof.engine.hang_report import hung
 from clusterprof.engine.jobs import UNCLEAR, told_apart
 from clusterprof.engine.limits import bound
@@ -32,7 +31,7 @@ from clusterprof.engine.network import NetworkTimes, NetworkTold
 from clusterprof.engine.node import NodeResult
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
 from clusterprof.engine.witness import Witness
-from clusterprof.findings import Blind, Finding
+from clusterprof.findings import Blind, Finding, Grade
 from clusterprof.timeline.collectives_directory import Person
 from clusterprof.timeline.collectives_stream import Stream
 from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
@@ -43,7 +42,7 @@ GROUP_ANNOUNCED = "group-announced"
 CATEGORIES = (*SPENT_ON, OTHER, WORK)
 BLOCK_ROWS = 32_000
 """Rows that blame takes at once: what it works on stays in the caches of the CPU."""
-_GRADE = "B"  # durations of marked spans; no counter says the same
+_GRADE: Grade = "B"  # durations of marked spans; no counter says the same
 
 
 class Watcher(Protocol):
@@ -213,21 +212,18 @@ def _charged(
     unseen = sum(felt.pop(name, 0) for name in (OTHER, UNKNOWN))
     felt = bubbles.added(told.felt(at, felt), bubbles.felt(at))
     caused = bubbles.added(caused, bubbles.caused(at))
+    taken = {PEERS: -(sum(felt.values()) + unseen)}
     if steps:
-        felt, caused = by_family(felt), by_family(caused)
-    taken = _taken_from(one.partial, (sum(felt.values()) + unseen) * SHARE, steps)
+        felt, caused = known_to_move(one, by_family(felt)), by_family(caused)
+        taken = taken_from(one, felt, unseen)
+    grade: Grade = _GRADE if one.marked else "C"
     moved = Partial(
-        claimed={(cause, _GRADE, source): ns * SHARE for cause, ns in felt.items()},
-        unexplained={**taken, **({PEERS_UNKNOWN: unseen * SHARE} if unseen else {})},
+        claimed={(cause, grade, source): ns * SHARE for cause, ns in felt.items()},
+        unexplained={
+            **{reason: ns * SHARE for reason, ns in taken.items()},
+            **({PEERS_UNKNOWN: unseen * SHARE} if unseen else {}),
+        },
     )
     partial = merge(one.partial, moved, told.asked[at])
     left = {reason: units for reason, units in partial.unexplained.items() if units}
     return charged(one, replace(partial, unexplained=left), felt, caused)
-
-
-def _taken_from(partial: Partial, units: int, steps: bool) -> dict[str, int]:
-    """What the reasons of a rank lose to the causes that were found: `units` in all."""
-    if not steps:
-        return {PEERS: -units}
-    spun = min(units, partial.unexplained.get(SPINNING, 0))
-    return {SPINNING: -spun, ASLEEP: spun - units}
