@@ -19,13 +19,13 @@ import numpy as np
 from clusterprof.attribution.blame import UNKNOWN_PEER
 from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.frontier import GROUP
-from clusterprof.attribution.ledger import RankBooks
-from clusterprof.attribution.partial import SHARE
+from clusterprof.attribution.ledger import RankBooks, charged
+from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.unmarked import ASLEEP, REASONS, SENDING, SPINNING
 from clusterprof.engine.jobs import UNCLEAR
 from clusterprof.engine.node import NodeResult
 from clusterprof.engine.spill import Place, Reader
-from clusterprof.timeline.model import Int
+from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, Int
 from clusterprof.timeline.operation_rows import (
     ARRIVE,
     HEAD_ROWS,
@@ -114,6 +114,32 @@ _ALONE = (
     "no operations between ranks were marked, and their steps do not end together: time in which"
     " they slept inside steps has no cause"
 )
+
+
+def alone(nodes: Sequence[NodeResult]) -> tuple[NodeResult, ...]:
+    """Charge what a device spun, where no other rank of its job was recorded, to those."""
+    count = Counter(one.job for node in nodes for one in node.books)
+    return tuple(
+        replace(
+            node,
+            books=tuple(
+                _unknown_peer(one) if count[one.job] == 1 and one.job != UNCLEAR else one
+                for one in node.books
+            ),
+        )
+        for node in nodes
+    )
+
+
+def _unknown_peer(one: RankBooks) -> RankBooks:
+    units = one.partial.unexplained.get(SPINNING, 0)
+    if not units:
+        return one
+    claim = {(UNKNOWN_PEER, "C", SOURCE_DEVICE_SAMPLES): units}
+    partial = merge(one.partial, Partial(claimed=claim, unexplained={SPINNING: -units}))
+    left = {reason: ns for reason, ns in partial.unexplained.items() if ns}
+    felt = {**one.felt, UNKNOWN_PEER: one.felt.get(UNKNOWN_PEER, 0) + units // SHARE}
+    return charged(one, replace(partial, unexplained=left), felt, one.caused)
 
 
 def together(ends: Sequence[tuple[Int, Int]]) -> bool:

@@ -23,7 +23,7 @@ from clusterprof.attribution.local import PEERS, PEERS_UNKNOWN, SPENT_ON
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER
 from clusterprof.engine.aligned import Alignment, aligned
-from clusterprof.engine.frontier import by_family, known_to_move, stepped, taken_from
+from clusterprof.engine.frontier import alone, by_family, known_to_move, stepped, taken_from
 from clusterprof.engine.hang_report import hung
 from clusterprof.engine.jobs import UNCLEAR, told_apart
 from clusterprof.engine.limits import bound
@@ -88,7 +88,7 @@ def across_ranks(
     """
     told = told_apart(nodes)
     across = _side_by_side(told.nodes, place, limits or bound({}))
-    still = hung(across.nodes)
+    still = hung(alone(across.nodes))
     return replace(
         across,
         nodes=still.nodes,
