@@ -68,14 +68,15 @@ def cooccurring(lost: Lost, rank: Rank) -> dict[str, Int]:
 
     whole = lost.lost_ns >= _WHOLE_RATIO * length
     for_long = _stretches(lost, whole)
-    claim("checkpoint", np.where((for_long >= _LONG_NS) & _writes(rank, lost), 1.0, 0.0))
+    writes = _writes(rank, lost)
+    claim("checkpoint", np.where((for_long >= _LONG_NS) & writes, 1.0, 0.0))
     # The device idles while its host is not giving it work, as far as that is long enough.
     free = np.minimum((1.0 - main.on_cpu) / idle, 1.0)
-    if _reads(rank):
-        storage, cpu = _loading(rank, lost, around)
-        claim("storage", storage * free)
-        claim("cpu", cpu * free)
-        claim("storage", np.minimum(main.storage / idle, 1.0))
+    storage, cpu = _loading(rank, lost, around)
+    claim("storage", storage * free)
+    claim("cpu", cpu * free)
+    if _reads(rank.main):
+        claim("storage", np.where(writes, 0.0, np.minimum(main.storage / idle, 1.0)))
     claim("cpu", np.minimum((main.runnable + main.memory) / idle, 1.0))
     computing = np.where(main.on_cpu >= ON_CPU_RATIO, main.on_cpu, 0.0)
     if not any(process.pid != rank.pid for process in rank.workers):  # it loads itself
@@ -103,7 +104,7 @@ def _loading(rank: Rank, lost: Lost, around: Surroundings) -> tuple[Float, Float
     storage, cpu, best = np.zeros(n), np.zeros(n), np.full(n, AT_WORK_RATIO)
     for process in rank.workers:
         found = _of_worker(process, lost, around)
-        if process.pid == rank.pid or found is None:
+        if process.pid == rank.pid or found is None or not _reads(process):
             continue
         now, wide = found
         work = np.nan_to_num(now.at_work)
@@ -167,11 +168,9 @@ def _writes(rank: Rank, lost: Lost) -> NDArray[np.bool_]:
     return inside & (grown[np.clip(row, 0, grown.size - 1)] >= _WRITTEN_BYTES)
 
 
-def _reads(rank: Rank) -> bool:
-    """False when the job wrote more than it read: blocked threads then save rather than load."""
-    read, written = 0, 0
-    for process in (rank.main, *rank.workers):
-        if process.io is not None and process.io.t_ns.size:
-            read += int(process.io.read_chars[-1] - process.io.read_chars[0])
-            written += int(process.io.write_bytes[-1] - process.io.write_bytes[0])
-    return written <= read
+def _reads(process: Process) -> bool:
+    """False for one that wrote more than it read: when it is blocked it saves rather than loads."""
+    io = process.io
+    if io is None or not io.t_ns.size:
+        return True
+    return bool(io.write_bytes[-1] - io.write_bytes[0] <= io.read_chars[-1] - io.read_chars[0])

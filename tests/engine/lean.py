@@ -34,11 +34,13 @@ class Step:
     compute: float = 0.3
     launch: float = 0.05
     """Of the computing, at its beginning: the main thread is on a CPU."""
+    save: float = 0.0
+    """Between the data and the work the main thread writes a checkpoint, blocked on the disk."""
 
     @property
     def own(self) -> float:
         """Until it comes to the collective."""
-        return self.read + self.decode + self.compute
+        return self.read + self.decode + self.save + self.compute
 
 
 def cluster(*ranks: Sequence[Step], on_device: bool = False, world_size: int = 0) -> list[Script]:
@@ -76,13 +78,18 @@ def _script(
             (layout.COLLECTIVE, come, leave, 7, number, 1000, layout.ALL_REDUCE),
             (layout.STEP, at, leave, number),
         ]
-        busy.append((fed, leave if on_device else come))
-        sm.append((fed, come, _SM["compute"]))
-        power += [(at, fed, _POWER["idle"]), (fed, come, _POWER["compute"])]
+        begin = round(fed + one.save, 6)
+        if one.save:
+            script.main_spans.append((layout.CHECKPOINT, fed, begin, 1 << 20))
+            script.writes = [*script.writes, (fed, begin)]
+        busy.append((begin, leave if on_device else come))
+        sm.append((begin, come, _SM["compute"]))
+        power += [(at, begin, _POWER["idle"]), (begin, come, _POWER["compute"])]
         power.append((come, leave, _POWER["spin" if on_device else "idle"]))
         if on_device:
             sm.append((come, leave, _SM["spin"]))
-        main += [f"I{wait}", f"U{one.launch}", f"I{round(length - wait - one.launch, 6)}"]
+        rest = round(length - wait - one.save - one.launch, 6)
+        main += [f"I{wait}", f"D{one.save}", f"U{one.launch}", f"I{rest}"]
         worker += [f"D{one.read}", f"U{one.decode}", f"I{round(length - wait, 6)}"]
         at = leave
     script.main = " ".join(part for part in main if part[1:] != "0.0")

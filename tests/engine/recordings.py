@@ -63,6 +63,8 @@ class Script:
     variables: dict[str, str] = field(default_factory=lambda: {"RANK": "0"})
     gauges: dict[str, Sequence[tuple[float, float, float]]] = field(default_factory=dict)
     """Signal of the device -> (start, end, value); a reading is the mean since the one before."""
+    writes: Sequence[tuple[float, float]] = ()
+    """When the main thread writes, 100 MB a second."""
     network: dict[tuple[str, str], float] = field(default_factory=dict)
     """(signal, device) -> growth of a counter per second, or the value of a gauge."""
 
@@ -106,7 +108,7 @@ def seconds(script: Script) -> Iterator[list[Record]]:
             records.append(_network(script, times[0]))
         if times and script.sampled:
             records.append(_threads(rows, times))
-            records.append(_processes(times[0]))
+            records.append(_processes(times[0], script.writes))
         for pid, spans in ((MAIN, script.main_spans), (WORKER, script.worker_spans)):
             mine = sorted(spans, key=lambda span: span[2])
             new = [span for span in mine[handed[pid] :] if ns(span[2]) <= high]
@@ -177,13 +179,14 @@ def _threads(rows: dict[int, list], times: Sequence[int]) -> Rows:
     return Rows("threads", _THREAD_COLUMNS, columns, {"wchan": WCHAN})
 
 
-def _processes(t_ns: int) -> Rows:
+def _processes(t_ns: int, writes: Sequence[tuple[float, float]] = ()) -> Rows:
+    wrote = sum(max(0, min(t_ns, ns(e)) - min(t_ns, ns(s))) for s, e in writes) // 10
     names = (
         "t_ns", "pid", "parent_pid", "started_ticks", "rss_bytes", "read_chars_total",
         "write_chars_total", "read_bytes_total", "write_bytes_total", "threads_count", "name",
     )  # fmt: skip
     table = [
-        [t_ns, pid, parent, 1, 1 << 20, t_ns // 1000, 0, t_ns // 1000, 0, 1, 0]
+        [t_ns, pid, parent, 1, 1 << 20, t_ns // 1000, 0, t_ns // 1000, wrote * (pid == MAIN), 1, 0]
         for pid, parent in ((MAIN, 1), (WORKER, MAIN))
     ]
     return Rows(
