@@ -6,13 +6,19 @@ waits 0.2 s for data before its 0.3 s of work, so the others wait 0.2 s for it: 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from lean import POWER, SM, Step, cluster, recorded, without
-from recordings import SECOND
+from recordings import SECOND, write
 
+from clusterprof.engine.limits import bound
+from clusterprof.engine.node import analyse_node
+from clusterprof.engine.peers import CATEGORIES
 from clusterprof.findings import Report
+from clusterprof.timeline.operation_rows import HEAD_ROWS, RankOperations, read_block
 
 N = 30
 PLAIN, READS, DECODES, SLOW = Step(), Step(read=0.2), Step(decode=0.2), Step(compute=0.5)
@@ -197,6 +203,32 @@ def test_sleep_that_all_ranks_share_is_the_network_only_where_nodes_send(tmp_pat
             script.network[f"network.{way}_bytes_total", "eth0"] = 500e6
     loud = recorded(job, tmp_path / "loud")
     assert [seconds_of(loud, rank)["network"] > 2.0 for rank in (0, 1)] == [True, True]
+
+
+@pytest.mark.parametrize("missing", ["collectives", "spans"])
+def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path, missing: str) -> None:
+    job = without(cluster([PLAIN] * N, [READS] * N, on_device=True), missing)
+    folder = write(job[1], tmp_path / "node-1")
+    whole, cut = (analyse_node(folder, bound({}), chunk_ns=ns) for ns in (10**12, 7 * SECOND))
+    [one], [other] = whole.books, cut.books
+    assert replace(one.ledger, buckets=()) == replace(other.ledger, buckets=())
+    # What a loader rather does is asked of a chunk, so families may differ a bit.
+    slack = 0.02 * one.ledger.lost_ns if missing == "spans" else 0
+    mine, theirs = dict(one.ledger.buckets), dict(other.ledger.buckets)
+    assert mine.keys() == theirs.keys()
+    assert max(abs(mine[id_] - theirs[id_]) for id_ in mine) <= slack
+    tables = [_rows_of(books.frontier) for books in (one, other)]
+    assert tables[0].shape == tables[1].shape
+    assert np.abs(tables[0] - tables[1]).max() <= 4 + slack  # ns
+
+
+def _rows_of(steps: RankOperations | None) -> np.ndarray:
+    assert steps is not None
+    [block] = steps.blocks
+    assert isinstance(block.place, bytes)
+    table = np.zeros((HEAD_ROWS + 2 * len(CATEGORIES), block.rows), np.int64)
+    read_block(block.place, block, np.arange(len(CATEGORIES)), table)
+    return table
 
 
 # --- M3: the device alone ------------------------------------------------------------------------
