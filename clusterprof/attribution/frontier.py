@@ -24,10 +24,12 @@ from clusterprof.attribution.unmarked import has_peers, marks_operations
 from clusterprof.probe import layout
 from clusterprof.timeline.model import Int, Lost, Rank
 from clusterprof.timeline.operation_rows import RankOperations, RankRows, Store
+from clusterprof.timeline.periods import Period, period_of
 
 GROUP = 1
 """What all ranks of a job are called here; no group of a marked operation is asked with it."""
 GRID_NS = 2_000_000_000
+TICK_NS, MOST_TICKS = 100_000_000, 6000  # for the period, where nobody marked steps
 
 
 class Frontier:
@@ -43,6 +45,9 @@ class Frontier:
         self._tentative: list[tuple[Int, Int]] = []
         self._waited_ns = 0
         """Since the last step that ended."""
+        self._ticks: list[Int] = []
+        self._ticks_count = 0
+        self._since_tick_ns = 0
 
     def add(
         self, rank: Rank, region: Region, lost: Lost, shares: Mapping[str, Int], waiting: Int
@@ -55,6 +60,8 @@ class Frontier:
         amounts = amounts_of(self._categories, lost.lost_ns - waited_ns, lost, shares)
         sums = Sums(self._sums, rank, region, lost, amounts, self._contention)
         end, number = _steps(rank, region) if rank.marked else _grid(rank, region)
+        if not rank.marked and self._ticks_count < MOST_TICKS:
+            self._tick(region, lost)
         before = _until(lost, waited_ns, end)
         if end.size:
             stay = np.diff(before, prepend=0)
@@ -73,6 +80,22 @@ class Frontier:
                 self._rows.add(table, spent, spent)
             self._tentative = []
         self._sums = sums.in_all()
+
+    def _tick(self, region: Region, lost: Lost) -> None:
+        """Note what was lost in every tenth of a second."""
+        at = np.arange(region.start_ns // TICK_NS + 1, region.end_ns // TICK_NS + 1) * TICK_NS
+        before = np.concatenate([_until(lost, lost.lost_ns, at), lost.lost_ns.sum(keepdims=True)])
+        grown = np.diff(before, prepend=0)
+        grown[0] += self._since_tick_ns
+        self._since_tick_ns = int(grown[-1])
+        self._ticks.append(grown[:-1])
+        self._ticks_count += at.size
+
+    def period(self) -> Period | None:
+        """Return what repeats in the lost time of a rank without steps, in ticks."""
+        if not self._ticks:
+            return None
+        return period_of(np.concatenate(self._ticks)[:MOST_TICKS].astype(np.float64))
 
     def operations(self) -> RankOperations | None:
         """Return the steps; None when there were none, or operations were marked. Call it once."""

@@ -22,6 +22,7 @@ from clusterprof.findings import UNATTRIBUTED, RankLedger
 from clusterprof.timeline.identity import NOBODY, Place
 from clusterprof.timeline.model import SOURCE_HOST_SPANS
 from clusterprof.timeline.operation_rows import RankOperations
+from clusterprof.timeline.periods import Period
 
 LOW_CONFIDENCE = "low-confidence"
 STARTUP, AFTER_STEPS, NO_STEPS = "startup", "after-steps", "no-steps"
@@ -71,6 +72,8 @@ class RankBooks:
     """Its operations with other ranks, until they have been charged."""
     frontier: RankOperations | None = None
     """Its steps as operations, where it marked none (`attribution.frontier`)."""
+    period: Period | None = None
+    """What repeats in its lost time, in tenths of a second, where it marked no steps."""
     caused: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> ns that ranks, itself among them, stood still in operations because of it."""
     felt: Mapping[str, int] = field(default_factory=dict)

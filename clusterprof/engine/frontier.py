@@ -18,7 +18,7 @@ import numpy as np
 
 from clusterprof.attribution.blame import UNKNOWN_PEER
 from clusterprof.attribution.families import CAUSES
-from clusterprof.attribution.frontier import GROUP
+from clusterprof.attribution.frontier import GROUP, TICK_NS
 from clusterprof.attribution.ledger import RankBooks, charged
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.unmarked import ASLEEP, REASONS, SENDING, SPINNING
@@ -34,12 +34,15 @@ from clusterprof.timeline.operation_rows import (
     RankOperations,
     read_block,
 )
+from clusterprof.timeline.periods import SURE_FROM, Period
 
 NETWORK = "network"
 FEWEST_STEPS = 8
 APART_NS, APART_RATIO = 5_000_000, 0.1
 TOGETHER_RATIO = 0.9
 AROUND = 32
+_ALIKE_RATIO = 0.1
+"""Periods of ranks; one may show at a multiple of another's, which falls on a sample."""
 _WANDERS = 2.5
 """Over 16 steps the distance of ranks that know nothing of each other grows 4 times as much as over
 one, that of synchronous ranks not at all."""
@@ -83,7 +86,10 @@ def stepped(nodes: Sequence[NodeResult], place: Place) -> Stepped:
         elif any(one.marked for one in with_steps):
             continue
         else:
-            notes.append(_STRETCHES)
+            alike, note = _alike([one.period for one in with_steps])
+            notes.append(note)
+            if not alike:
+                continue
         chosen.add(job)
     members = {
         (job, GROUP): np.arange(max(one.place.world_size or 0 for one in by_job[job]))
@@ -108,12 +114,25 @@ _STEPS = (
 )
 _STRETCHES = (
     "neither steps nor operations between ranks were marked: who waited for whom is told by who"
-    " waited least"
+    " waited least; "
 )
 _ALONE = (
     "no operations between ranks were marked, and their steps do not end together: time in which"
     " they slept inside steps has no cause"
 )
+
+
+def _alike(periods: Sequence[Period | None]) -> tuple[bool, str]:
+    """Return whether steps, as far as they can be told, are equally long; and a note on them."""
+    acf = min((one.acf if one is not None else 0.0) for one in periods)
+    if acf < SURE_FROM:
+        return True, f"{_STRETCHES}no step can be told, what repeats best does so by {acf:.2f}"
+    length_s = [one.samples * TICK_NS / 1e9 for one in periods if one is not None]
+    ratio = max(length_s) / min(length_s)
+    if abs(ratio - round(ratio)) > _ALIKE_RATIO * round(ratio):
+        said = f"{min(length_s):.1f} and {max(length_s):.1f} s"
+        return False, f"ranks repeat every {said}: they do not wait for each other in every step"
+    return True, f"{_STRETCHES}steps seem to take {min(length_s):.1f} s (autocorrelation {acf:.2f})"
 
 
 def alone(nodes: Sequence[NodeResult]) -> tuple[NodeResult, ...]:

@@ -190,8 +190,20 @@ def test_without_marks_the_family_and_the_culprit_are_told(
 
 def test_without_marks_a_rank_that_computes_longer_is_named(tmp_path: Path) -> None:
     report = recorded(without(cluster([PLAIN] * N, [SLOW] * N), "spans"), tmp_path)
+    assert any("steps seem to take 0.6 s (autocorrelation 1.00)" in one for one in report.notes)
     assert 4.5 < seconds_of(report, 0)["synchronization"] <= 6.0
     assert blamed(report) == {"synchronization": [1]}
+
+
+def test_ranks_that_repeat_at_different_paces_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    # 0.5 s and 0.7 s a step, each rank alone
+    [first], [second] = cluster([Step(compute=0.4)] * N), cluster([Step(compute=0.6)] * N)
+    second.variables = {**first.variables, "RANK": "1"}
+    for script in (first, second):
+        script.variables["WORLD_SIZE"] = "2"
+    report = recorded(without([first, second], "spans"), tmp_path)
+    assert any("repeat every 0.5 and 0.7 s" in note for note in report.notes)
+    assert blamed(report) == {}
 
 
 def test_sleep_that_all_ranks_share_is_the_network_only_where_nodes_send(tmp_path: Path) -> None:
