@@ -10,7 +10,7 @@ utilisation that is a device at 100 %; its multiprocessors, and its power, say o
 What is usual is the 90 % quantile of the device's own busy windows so far, counted in bins and
 looked up at fixed numbers of windows, so that the cut of a recording into chunks changes nothing.
 Nothing spins before windows below a third of it have been seen; from then on a window spins in
-proportion, when it, or the one before it, is below two thirds. Without SM activity power is asked;
+proportion, when it, or the one before it, is below four fifths. Without SM activity power is asked;
 without either nothing can be said.
 """
 
@@ -27,11 +27,12 @@ from clusterprof.timeline.model import Float, Int, Rank
 USUAL_QUANTILE = 0.9
 CLEAR_RATIO = 1 / 3
 """Of the usual activity: below it a busy device computes nothing."""
-PARTLY_RATIO = 2 / 3
+PARTLY_RATIO = 0.8
 CLEAR_AT_LEAST_RATIO = 0.01
 """Of the busy windows so far; and no fewer than `CLEAR_AT_LEAST`."""
 CLEAR_AT_LEAST = 3
-_BUSY_RATIO = 0.5  # below it a window says little about the device at work
+_BUSY_RATIO = 0.5  # below it a window says little about what is usual
+_BARELY_RATIO = 0.1  # below it nothing about what the device did; of power, which idles too, 0.5
 _BINS = 1000
 _MOST_WATTS = 2000.0
 _FIRST_LOOK, _LOOK_EVERY = 8, 128
@@ -81,9 +82,11 @@ def _spun(
     """`counts_idle`: while the device is idle the value is 0, else about that of spinning."""
     length = windows.end_ns - windows.start_ns
     busy = np.where(length > 0, 1.0 - windows.idle_ns / np.maximum(length, 1), 0.0)
-    level = value / np.maximum(busy, _BUSY_RATIO) if counts_idle else value
+    level = value / np.maximum(busy, _BARELY_RATIO) if counts_idle else value
     level = np.minimum(level, 1.0)
-    tells = (busy >= _BUSY_RATIO) & ~np.isnan(level)
+    readable = ~np.isnan(level)
+    tells = (busy >= _BUSY_RATIO) & readable
+    asked = (busy >= _BARELY_RATIO) & readable if counts_idle else tells
     out = np.zeros(length.size, np.int64)
     at = 0
     while at < length.size:
@@ -92,11 +95,11 @@ def _spun(
         some = np.flatnonzero(tells[at:])[:room]
         end = length.size if some.size < room else at + int(some[-1]) + 1
         part = slice(at, end)
-        low = np.where(tells[part], level[part] / known.usual if known.usual else 1.0, 1.0)
+        low = np.where(asked[part], level[part] / known.usual if known.usual else 1.0, 1.0)
         if known.confirmed:
             spins = _part(value[part], busy[part], counts_idle, known)
             beside = np.minimum(low, np.append(known.before, low[:-1])) < PARTLY_RATIO
-            out[part] = np.where(tells[part] & beside, np.rint(spins * length[part]), 0)
+            out[part] = np.where(asked[part] & beside, np.rint(spins * length[part]), 0)
         known = _looked(replace(known, before=float(low[-1])), level[part][tells[part]])
         at = end
     return np.minimum(out, length - windows.idle_ns), known

@@ -226,15 +226,25 @@ def taken_from(one: RankBooks, felt_ns: Mapping[str, int], rest_ns: int) -> dict
     return out
 
 
-def known_to_move(one: RankBooks, felt_ns: Mapping[str, int]) -> dict[str, int]:
-    """Return what was felt, with no more data on their way than a device or a node shows.
+def shown_ns(books: Sequence[RankBooks]) -> dict[int, int]:
+    """Return by job for how long data were on their way at most, as the least of its ranks shows.
 
-    What else all ranks slept alike in is not known to be waiting for data; where steps are marked
-    it lies inside steps and outside every wait, and is.
+    What all ranks of a job without marks slept alike is not known to be waiting for data, unless
+    devices spin or nodes send. Where steps are marked it lies inside steps and outside every wait,
+    and there is no such limit.
     """
+    out: dict[int, int] = {}
+    for one in books:
+        if not one.marked and one.frontier is not None:
+            units = sum(one.partial.unexplained.get(name, 0) for name in (SENDING, SPINNING))
+            out[one.job] = min(units // SHARE, out.get(one.job, units // SHARE))
+    return out
+
+
+def known_to_move(felt_ns: Mapping[str, int], shown: int | None) -> dict[str, int]:
+    """Return what was felt, with no more data on their way than is shown; None = no limit."""
     out = dict(felt_ns)
-    if not one.marked:
-        shown = sum(one.partial.unexplained.get(name, 0) for name in (SENDING, SPINNING)) // SHARE
+    if shown is not None:
         out[NETWORK] = min(out.get(NETWORK, 0), shown)
     return {cause: ns for cause, ns in out.items() if ns}
 

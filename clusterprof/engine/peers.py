@@ -23,7 +23,14 @@ from clusterprof.attribution.local import PEERS, PEERS_UNKNOWN, SPENT_ON
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER
 from clusterprof.engine.aligned import Alignment, aligned
-from clusterprof.engine.frontier import alone, by_family, known_to_move, stepped, taken_from
+from clusterprof.engine.frontier import (
+    alone,
+    by_family,
+    known_to_move,
+    shown_ns,
+    stepped,
+    taken_from,
+)
 from clusterprof.engine.hang_report import hung
 from clusterprof.engine.jobs import UNCLEAR, told_apart
 from clusterprof.engine.limits import bound
@@ -129,8 +136,10 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         return Across(tuple(nodes), not_compared=str(error))
     told = network.told()
     bubbles.done()
+    shown = shown_ns([one for _, one in books])
     new = {
-        at: _charged(one, at, summed, told, bubbles, one.job in steps.jobs) for at, _, one in found
+        at: _charged(one, at, summed, told, bubbles, one.job in steps.jobs, shown.get(one.job))
+        for at, _, one in found
     }
     left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
     charged_nodes = tuple(
@@ -203,9 +212,15 @@ def _members(
 
 
 def _charged(
-    one: RankBooks, at: int, summed: Books, told: NetworkTold, bubbles: Bubbles, steps: bool
+    one: RankBooks,
+    at: int,
+    summed: Books,
+    told: NetworkTold,
+    bubbles: Bubbles,
+    steps: bool,
+    shown: int | None,
 ) -> RankBooks:
-    """`steps`: of its steps, not of operations that were marked."""
+    """`steps`: of its steps, not of operations that were marked; `shown` see `shown_ns`."""
     felt = {c: int(ns) for c, ns in zip(summed.causes, summed.felt_ns[at]) if ns}
     caused = {c: int(ns) for c, ns in zip(summed.causes, summed.caused_ns[at]) if ns}
     source = SOURCE_DEVICE_SAMPLES if one.ledger.device else SOURCE_HOST_SPANS
@@ -214,7 +229,7 @@ def _charged(
     caused = bubbles.added(caused, bubbles.caused(at))
     taken = {PEERS: -(sum(felt.values()) + unseen)}
     if steps:
-        felt, caused = known_to_move(one, by_family(felt)), by_family(caused)
+        felt, caused = known_to_move(by_family(felt), shown), by_family(caused)
         taken = taken_from(one, felt, unseen)
     grade: Grade = _GRADE if one.marked else "C"
     moved = Partial(
