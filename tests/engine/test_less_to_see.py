@@ -271,3 +271,12 @@ def test_slowed_devices_need_no_marks(tmp_path: Path) -> None:
     # a quarter of 0.3 s busy in each of 30 steps
     assert seconds_of(report, 0)["device-throttled"] == pytest.approx(2.25, abs=0.05)
     assert seconds_of(report, 0).keys() == {"device-throttled", "unattributed"}
+
+
+def test_a_loader_that_works_ahead_is_not_what_ranks_wait_for(tmp_path: Path) -> None:
+    # It reads while the device computes, and rests in the 0.1 s in which that waits for others.
+    job = cluster([PLAIN] * N, [PLAIN] * N)
+    for script in job:
+        script.worker = "I1.0" + " D0.3 I0.1" * N
+    report = recorded(without(job, "spans"), tmp_path)
+    assert {id_ for one in report.ranks for id_, ns in one.buckets if ns} == {"unattributed"}
