@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from clusterprof.attribution.confidence import FAMILY_PRIOR, NAMED_FROM, confidence
-from clusterprof.attribution.families import CAUSES
+from clusterprof.attribution.families import CAUSES, FAMILIES
 from clusterprof.attribution.local import BLOCKED
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import RankState
@@ -22,6 +22,7 @@ from clusterprof.findings import UNATTRIBUTED, RankLedger
 from clusterprof.timeline.identity import NOBODY, Place
 from clusterprof.timeline.model import SOURCE_HOST_SPANS
 from clusterprof.timeline.operation_rows import RankOperations
+from clusterprof.timeline.periods import Period
 
 LOW_CONFIDENCE = "low-confidence"
 STARTUP, AFTER_STEPS, NO_STEPS = "startup", "after-steps", "no-steps"
@@ -69,6 +70,10 @@ class RankBooks:
     """Number of its job, or of the life of it that a restart began; -1 where that is unclear."""
     operations: RankOperations | None = None
     """Its operations with other ranks, until they have been charged."""
+    frontier: RankOperations | None = None
+    """Its steps as operations, where it marked none (`attribution.frontier`)."""
+    period: Period | None = None
+    """What repeats in its lost time, in tenths of a second, where it marked no steps."""
     caused: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> ns that ranks, itself among them, stood still in operations because of it."""
     felt: Mapping[str, int] = field(default_factory=dict)
@@ -153,6 +158,7 @@ def charged(
         reasons=reasons,
         partial=partial,
         operations=None,
+        frontier=None,
         caused=caused,
         felt=felt,
     )
@@ -248,7 +254,7 @@ def _confidence(
 ) -> float:
     cause = CAUSES[id_]
     related = unexplained if cause.family in _WAIT_FAMILIES else 0
-    if family or id_ in _WAIT_FAMILIES:
+    if family or cause is FAMILIES.get(id_):
         return confidence(grades, related, coverage_ratio, FAMILY_PRIOR)
     return confidence(grades, related, coverage_ratio)
 

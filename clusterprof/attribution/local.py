@@ -6,7 +6,7 @@ what the earlier ones left, and what nobody claims stays unattributed with a rea
     piece of 100 ns     checkpoint 0    storage-local 0.6    cpu-preprocess 0.7    nobody
     settled                  0               60                    40                 0
 
-Without spans (degraded mode M2) no detector is asked: see `families.cooccurring`.
+Without spans (degraded mode M2) no detector is asked: see `cooccurrence`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.attribution.families import cooccurring
+from clusterprof.attribution.cooccurrence import BY_FAMILY, cooccurring
+from clusterprof.attribution.frontier import Frontier
 from clusterprof.attribution.lost import Account
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent import Spending
 from clusterprof.attribution.totals import completed
+from clusterprof.attribution.unmarked import ASLEEP, SENDING, SPINNING, sends, unmarked
 from clusterprof.detectors.base import Claims, Detector
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.findings import Evidence
@@ -67,6 +69,8 @@ PRECEDENCE = (
     "launch-alloc",
     "launch-bound",
 )
+SPENT_ON = (*PRECEDENCE, *BY_FAMILY)
+"""Causes under which the time of a rank may be claimed."""
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
 PEERS = "peers"  # in an operation with other ranks: who was late is told by all of them
 PEERS_UNKNOWN = "peers-unknown"  # one was late, for a reason unseen
@@ -84,19 +88,59 @@ def settle(
     account: Account,
     limits: Mapping[str, Any],
     spending: Spending,
+    frontier: Frontier,
 ) -> Partial:
     """Return what a settled stretch adds: its time, its steps, and its lost time by cause.
 
-    `limits` holds a bound limits object per cause id; `spending` is told what the time went to.
+    `limits` holds a bound limits object per cause id; `spending` and `frontier` are told what the
+    time went to.
     """
     feeding = fed(rank, lost)
     if rank.marked:
-        part, shares = _by_detectors(rank, lost, feeding, limits)
+        part, shares, left = _by_detectors(rank, lost, feeding, limits)
         spending.add(rank, region, lost, shares)
-        return completed(part, rank, region, lost, account)
-    claimed, rest = cooccurring(lost, feeding, rank)
-    part = Partial(claimed=claimed, unexplained={NO_SIGNAL: rest} if rest else {})
+    else:
+        part, shares, left = _by_families(rank, lost, feeding, limits)
+    part, waiting = _waiting(part, rank, lost, left)
+    frontier.add(rank, region, lost, shares, waiting)
     return completed(part, rank, region, lost, account)
+
+
+def _by_families(
+    rank: Rank, lost: Lost, feeding: Feeding, limits: Mapping[str, Any]
+) -> tuple[Partial, dict[str, Int], Int]:
+    """Ask the detectors that need no spans, and share the rest by co-occurrence."""
+    part, own, left = _by_detectors(rank, lost, feeding, limits)
+    shares: dict[str, Int] = {}
+    for name, share in cooccurring(lost, rank).items():
+        shares[name] = np.minimum(share, left)
+        left = left - shares[name]
+    claimed = {
+        (name, "C", source): units
+        for name, share in shares.items()
+        for source in _SOURCES
+        if (units := int((lost.lost_ns * share)[lost.source == source].sum()))
+    }
+    rest = int((lost.lost_ns * left).sum())
+    unexplained = {NO_SIGNAL: rest} if rest else {}
+    blind = {one.cause.id for one in DETECTORS if "spans" in one.needs}  # said once for all
+    missing = {key: n for key, n in part.missing.items() if key[0] not in blind}
+    claimed = {**part.claimed, **claimed}
+    part = replace(part, claimed=claimed, unexplained=unexplained, missing=missing)
+    return part, {**own, **shares}, left
+
+
+def _waiting(part: Partial, rank: Rank, lost: Lost, left: Int) -> tuple[Partial, Int]:
+    """Tell what may be waiting for other ranks from what nothing is known of."""
+    asleep, spins = unmarked(rank, lost, left)
+    sleeps = SENDING if asleep.any() and sends(rank, lost, asleep) else ASLEEP
+    moved = {name: int((lost.lost_ns * share).sum()) for name, share in
+             ((sleeps, asleep), (SPINNING, spins))}  # fmt: skip
+    if not any(moved.values()):
+        return part, asleep
+    unexplained = {**part.unexplained, **moved}
+    unexplained[NO_SIGNAL] = unexplained.get(NO_SIGNAL, 0) - sum(moved.values())
+    return replace(part, unexplained={k: v for k, v in unexplained.items() if v}), asleep + spins
 
 
 def fed(rank: Rank, lost: Lost) -> Feeding:
@@ -134,7 +178,7 @@ def missing_of(seen: frozenset[str], detector: Detector) -> tuple[str, ...]:
 
 def _by_detectors(
     rank: Rank, lost: Lost, feeding: Feeding, limits: Mapping[str, Any]
-) -> tuple[Partial, dict[str, Int]]:
+) -> tuple[Partial, dict[str, Int], Int]:
     claims: dict[str, Claims] = {}
     missing: dict[tuple[str, str], int] = {}
     seen = seen_of(rank)
@@ -156,7 +200,7 @@ def _by_detectors(
         asked={id_: 1 for id_ in claims},
         missing=missing,
     )
-    return _with_evidence(part, claims), shares
+    return _with_evidence(part, claims), shares, left
 
 
 def taken(claims: Mapping[str, NDArray[np.float64]], n: int) -> tuple[dict[str, Int], Int]:

@@ -12,7 +12,7 @@ which are edges anyway: reading in one chunk or in many gives the same pieces.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,13 +20,20 @@ from clusterprof.attribution.device import Windows, busy_windows, within
 from clusterprof.attribution.exposed import exposed, is_measured
 from clusterprof.attribution.painting import FILL_ORDER, Painted, fill, paint, steps_of
 from clusterprof.attribution.regions import RankState, Region, regions
+from clusterprof.attribution.spinning import NOTHING_SEEN, Activity, spinning
+from clusterprof.probe import layout
+from clusterprof.timeline.identity import place_of
 from clusterprof.timeline.intervals import EMPTY
 from clusterprof.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COLLECTIVE,
+    PHASE_COMPUTE,
     PHASE_DATA_WAIT,
+    PHASE_EVAL,
     PHASE_GC,
     PHASE_H2D,
+    PHASE_NONE,
+    PHASE_SPINNING,
     PHASE_STARTUP,
     PHASE_THROTTLED,
     SOURCE_DEVICE_SAMPLES,
@@ -45,6 +52,18 @@ _HOST_PHASES = (
     PHASE_DATA_WAIT,
     PHASE_GC,
     PHASE_COLLECTIVE,
+)
+# Where a device that was seen to spin is taken to have done so: the host has given it a collective.
+_SPIN_ORDER = (
+    PHASE_COLLECTIVE,
+    PHASE_COMPUTE,
+    PHASE_NONE,
+    PHASE_H2D,
+    PHASE_GC,
+    PHASE_DATA_WAIT,
+    PHASE_EVAL,
+    PHASE_CHECKPOINT,
+    PHASE_STARTUP,
 )
 
 
@@ -70,20 +89,31 @@ def lost_pieces(
     `last` settles everything up to the end of the last step or wait.
     """
     ready, after = regions(rank, state, last)
-    return tuple((region, *pieces(rank, region)) for region in ready), after
+    found, activity = [], state.activity
+    for region in ready:
+        lost, account, activity = pieces(rank, region, activity)
+        found.append((region, lost, account))
+    return tuple(found), replace(after, activity=activity)
 
 
-def pieces(rank: Rank, region: Region) -> tuple[Lost, Account]:
+def pieces(
+    rank: Rank, region: Region, activity: Activity = NOTHING_SEEN
+) -> tuple[Lost, Account, Activity]:
     """Cut a settled stretch into lost pieces, from the best source there is for it."""
     every = busy_windows(rank) if rank.device else None
     if every is None:
         unmeasured = region.end_ns - region.start_ns if rank.device or not rank.marked else 0
         painted = paint(rank, region.start_ns, region.end_ns, EMPTY)
         if unmeasured:
-            return _lost(rank, painted, []), Account(unmeasured, 0, 0, 0)
-        return _from_host(rank, painted)
+            return _lost(rank, painted, []), Account(unmeasured, 0, 0, 0), activity
+        return *_from_host(rank, painted), activity
     windows = within(every, region.start_ns, region.end_ns)
-    return _from_samples(rank, region, windows)
+    spun_ns = np.zeros(windows.start_ns.size, np.int64)
+    if (place_of(rank.main.registration).world_size or 1) > 1:
+        spun_ns, activity = spinning(rank, windows, activity)
+        if layout.EXPOSED_COLLECTIVE in rank.main.spans:  # that says it better
+            spun_ns[:] = 0
+    return *_from_samples(rank, region, windows, spun_ns), activity
 
 
 def _from_host(rank: Rank, painted: Painted) -> tuple[Lost, Account]:
@@ -98,7 +128,9 @@ def _from_host(rank: Rank, painted: Painted) -> tuple[Lost, Account]:
     return _lost(rank, painted, parts), Account(0, 0, 0, int(np.count_nonzero(events.measured)))
 
 
-def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, Account]:
+def _from_samples(
+    rank: Rank, region: Region, windows: Windows, spun_ns: Int
+) -> tuple[Lost, Account]:
     painted = paint(rank, region.start_ns, region.end_ns, (windows.start_ns, windows.end_ns))
     inside = painted.measured
     if not inside.all():
@@ -116,9 +148,16 @@ def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, A
         parts.append((events.lost_ns, SOURCE_STREAM_EVENTS))
     idle = fill(window, phase, room, rest, FILL_ORDER)
     lost = _lost(rank, painted, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
+    tails = []
+    if spun_ns.any():
+        spun = fill(window, phase, left - idle, spun_ns, _SPIN_ORDER)
+        left = left - spun
+        tails.append((spun, np.where(phase == PHASE_COLLECTIVE, phase, PHASE_SPINNING)))
     if windows.slowed_ns.any():
         slow = fill(window, phase, left - idle, windows.slowed_ns, FILL_ORDER[::-1])
-        lost = _with_slowed(rank, lost, painted, slow)
+        tails.append((slow, np.full(slow.size, PHASE_THROTTLED, np.int64)))
+    if tails:
+        lost = _with_tails(rank, lost, painted, tails)
     measured_ns = int((windows.end_ns - windows.start_ns).sum())
     unmeasured = region.end_ns - region.start_ns - measured_ns
     return lost, Account(unmeasured, measured_ns, int(windows.idle_ns.sum()), stream_pieces)
@@ -138,24 +177,24 @@ def _lost(rank: Rank, painted: Painted, parts: list[tuple[Int, int]]) -> Lost:
     return Lost(kept.start_ns, kept.end_ns, amount[some], kept.phase, source, steps)
 
 
-def _with_slowed(rank: Rank, lost: Lost, painted: Painted, slow_ns: Int) -> Lost:
-    """Give slowed time the tail of its row, so that pieces stay disjoint."""
-    some = np.flatnonzero(slow_ns > 0)
-    slowed = painted.rows(some)
-    cut = slowed.end_ns - slow_ns[some]
-    ends = dict(zip(slowed.start_ns.tolist(), cut.tolist()))
-    end = np.array(
-        [ends.get(s, e) for s, e in zip(lost.start_ns.tolist(), lost.end_ns.tolist())], np.int64
-    )
-    count = cut.size
-    columns = (
-        (lost.start_ns, cut),
-        (end, slowed.end_ns),
-        (lost.lost_ns, slow_ns[some]),
-        (lost.phase, np.full(count, PHASE_THROTTLED, np.int64)),
-        (lost.source, np.full(count, SOURCE_DEVICE_SAMPLES, np.int64)),
-        (lost.step, steps_of(rank, slowed.start_ns, slowed.begun)),
-    )
-    joined = [np.concatenate(pair) for pair in columns]
-    order = np.argsort(joined[0], kind="stable")
-    return Lost(*(column[order] for column in joined))
+def _with_tails(rank: Rank, lost: Lost, painted: Painted, tails: list[tuple[Int, Int]]) -> Lost:
+    """Give time lost on a device at work the tail of its row, so that pieces stay disjoint.
+
+    `tails`: ns and phase of each row, those of the first at the very end.
+    """
+    end = painted.end_ns
+    parts = []
+    for ns, phase in tails:
+        some = np.flatnonzero(ns > 0)
+        rows = painted.rows(some)
+        cut = end[some] - ns[some]
+        step = steps_of(rank, rows.start_ns, rows.begun)
+        parts.append((cut, end[some], ns[some], phase[some], step))
+        end = end - ns
+    at = np.searchsorted(painted.start_ns, lost.start_ns)
+    parts.append((lost.start_ns, end[at], lost.lost_ns, lost.phase, lost.step))
+    start, end, ns, phase, step = (np.concatenate(columns) for columns in zip(*parts))
+    source = np.full(start.size, SOURCE_DEVICE_SAMPLES, np.int64)
+    source[start.size - lost.source.size :] = lost.source
+    order = np.argsort(start, kind="stable")
+    return Lost(*(column[order] for column in (start, end, ns, phase, source, step)))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clusterprof.attribution.device import LATE_NS, busy_windows, sample_times
+from clusterprof.attribution.spinning import NOTHING_SEEN, Activity
 from clusterprof.probe import layout
 from clusterprof.timeline.model import Rank, SpanTable
 
@@ -38,6 +39,8 @@ class RankState:
     first_ns: int | None = None
     last_ns: int | None = None
     """First and last record of the rank."""
+    activity: Activity = NOTHING_SEEN
+    """Of its device, as far as it is settled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,15 @@ from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent_runnable import Runnable
 from clusterprof.probe import layout
 from clusterprof.timeline.device_waits import device_waits, on_device
-from clusterprof.timeline.model import PHASE_COLLECTIVE, Float, Int, Lost, Rank, SpanTable
+from clusterprof.timeline.model import (
+    PHASE_COLLECTIVE,
+    PHASE_SPINNING,
+    Float,
+    Int,
+    Lost,
+    Rank,
+    SpanTable,
+)
 from clusterprof.timeline.operation_rows import RankOperations, RankRows, Store
 
 OTHER = "unexplained"
@@ -43,8 +51,9 @@ class Spending:
         """Take a settled stretch; `shares` are those of its lost pieces, in 1/SHARE."""
         spans = _ended_in(_operations_of(rank), region)
         inside = lost.phase == PHASE_COLLECTIVE
-        amounts = self._amounts(lost, inside, shares)
-        sums = _Sums(self._sums, rank, region, lost, amounts, self._contention)
+        own_ns = np.where(inside | (lost.phase == PHASE_SPINNING), 0, lost.lost_ns)
+        amounts = amounts_of(self.categories, own_ns, lost, shares)
+        sums = Sums(self._sums, rank, region, lost, amounts, self._contention)
         if spans is not None:
             table = np.stack([*spans, _blocked(spans, region, lost, inside)])
             come = sums.until(np.maximum(spans[0], region.start_ns))
@@ -59,24 +68,27 @@ class Spending:
         """Return all operations inside steps; None when there were none. Call it once."""
         return self._rows.finish()
 
-    def _amounts(
-        self, lost: Lost, inside: np.ndarray, shares: Mapping[str, Int]
-    ) -> dict[int, Float]:
-        """Category -> ns of each piece, without those of which there is nothing."""
-        own = np.where(inside, 0, lost.lost_ns)
-        out: dict[int, Float] = {}
-        rest = own.astype(np.float64)
-        for column, cause in enumerate(self.categories[:-2]):
-            share = shares.get(cause)
-            if share is not None and share.any():
-                out[column] = own * (share / SHARE)
-                rest -= out[column]
-        if rest.any():
-            out[len(self.categories) - 2] = rest
-        return out
+
+def amounts_of(
+    categories: tuple[str, ...], own_ns: Int, lost: Lost, shares: Mapping[str, Int]
+) -> dict[int, Float]:
+    """Return category -> ns of each piece, without those of which there is nothing.
+
+    `own_ns` is what counts of each piece's loss; the shares are of that.
+    """
+    out: dict[int, Float] = {}
+    rest = own_ns.astype(np.float64)
+    for column, cause in enumerate(categories[:-2]):
+        share = shares.get(cause)
+        if share is not None and share.any():
+            out[column] = np.minimum(own_ns, lost.lost_ns * (share / SHARE))
+            rest -= out[column]
+    if rest.any():
+        out[len(categories) - 2] = rest
+    return out
 
 
-class _Sums:
+class Sums:
     """Running sums over the pieces of a stretch, which are sorted and disjoint."""
 
     def __init__(

@@ -13,8 +13,9 @@ from typing import Any
 
 from clusterprof.attribution.carry import glue, tail
 from clusterprof.attribution.device import sample_times
+from clusterprof.attribution.frontier import Frontier
 from clusterprof.attribution.ledger import RankBooks, RankName, keep_books
-from clusterprof.attribution.local import PRECEDENCE, settle
+from clusterprof.attribution.local import SPENT_ON, settle
 from clusterprof.attribution.lost import lost_pieces
 from clusterprof.attribution.partial import EMPTY, Partial, merge
 from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
@@ -59,6 +60,7 @@ class _Open:
     rank: Rank
     """As last seen."""
     spending: Spending
+    frontier: Frontier
 
 
 def analyse_node(
@@ -156,12 +158,12 @@ def _advance(one: _Open | None, rank: Rank, limits: Mapping[str, Any], store: St
     if not sample_times(rank).size:  # known by name and never sampled is not measured
         rank = replace(rank, device="")
     if one is None:
-        one = _Open(RankState(), EMPTY, EMPTY, rank, Spending(PRECEDENCE, store))
+        one = _Open(RankState(), EMPTY, EMPTY, rank, *_noted(store))
         return _settled(one, rank, limits, last=False)
     if rank.marked and not one.rank.marked:
         # The first span: what was guessed of the time before is dropped, it was start-up.
         state = RankState(first_ns=one.state.first_ns, last_ns=one.state.last_ns)
-        one = _Open(state, EMPTY, EMPTY, rank, Spending(PRECEDENCE, store))
+        one = _Open(state, EMPTY, EMPTY, rank, *_noted(store))
     # A chunk in which a rank says nothing does not make it a rank without a probe or a device.
     rank = replace(
         rank,
@@ -173,16 +175,21 @@ def _advance(one: _Open | None, rank: Rank, limits: Mapping[str, Any], store: St
     return _settled(one, rank, limits, last=False)
 
 
+def _noted(store: Store) -> tuple[Spending, Frontier]:
+    spending = Spending(SPENT_ON, store)
+    return spending, Frontier(spending.categories, store)
+
+
 def _settled(one: _Open, rank: Rank, limits: Mapping[str, Any], last: bool) -> _Open:
     found, state = lost_pieces(rank, one.state, last)
     partial, pending = one.partial, one.pending
     for region, lost, account in found:
-        new = settle(rank, region, lost, account, limits, one.spending)
+        new = settle(rank, region, lost, account, limits, one.spending, one.frontier)
         if region.tentative:
             pending = merge(pending, new)
         else:
             partial, pending = merge(partial, pending, new), EMPTY
-    return _Open(state, partial, pending, rank, one.spending)
+    return _Open(state, partial, pending, rank, one.spending, one.frontier)
 
 
 def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
@@ -203,7 +210,8 @@ def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
         place=place,
         started_ticks=rank.main.started_ticks,
     )
-    return keep_books(name, one.state, one.partial, one.spending.operations())
+    books = keep_books(name, one.state, one.partial, one.spending.operations())
+    return replace(books, frontier=one.frontier.operations(), period=one.frontier.period())
 
 
 class _Meter:

@@ -19,10 +19,18 @@ from clusterprof.attribution.blame import UNKNOWN, WORK, Blamed, causes, settle_
 from clusterprof.attribution.blame_books import Books
 from clusterprof.attribution.blame_bubbles import Bubbles
 from clusterprof.attribution.ledger import RankBooks, charged
-from clusterprof.attribution.local import PEERS, PEERS_UNKNOWN, PRECEDENCE
+from clusterprof.attribution.local import PEERS, PEERS_UNKNOWN, SPENT_ON
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER
 from clusterprof.engine.aligned import Alignment, aligned
+from clusterprof.engine.frontier import (
+    alone,
+    by_family,
+    known_to_move,
+    shown_ns,
+    stepped,
+    taken_from,
+)
 from clusterprof.engine.hang_report import hung
 from clusterprof.engine.jobs import UNCLEAR, told_apart
 from clusterprof.engine.limits import bound
@@ -31,7 +39,7 @@ from clusterprof.engine.node import NodeResult
 from clusterprof.engine.restarts import restarted
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
 from clusterprof.engine.witness import Witness
-from clusterprof.findings import Blind, Finding
+from clusterprof.findings import Blind, Finding, Grade
 from clusterprof.timeline.collectives_directory import Person
 from clusterprof.timeline.collectives_stream import Stream
 from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
@@ -39,10 +47,10 @@ from clusterprof.timeline.operation_rows import RankOperations
 from clusterprof.timeline.operations import Operations
 
 GROUP_ANNOUNCED = "group-announced"
-CATEGORIES = (*PRECEDENCE, OTHER, WORK)
+CATEGORIES = (*SPENT_ON, OTHER, WORK)
 BLOCK_ROWS = 32_000
 """Rows that blame takes at once: what it works on stays in the caches of the CPU."""
-_GRADE = "B"  # durations of marked spans; no counter says the same
+_GRADE: Grade = "B"  # durations of marked spans; no counter says the same
 
 
 class Watcher(Protocol):
@@ -89,7 +97,7 @@ def across_ranks(
     told = told_apart(nodes)
     anew = restarted(told.nodes, told.jobs)
     across = _side_by_side(anew.nodes, place, limits or bound({}))
-    still = hung(across.nodes)
+    still = hung(alone(across.nodes))
     return replace(
         across,
         nodes=still.nodes,
@@ -100,6 +108,12 @@ def across_ranks(
 
 
 def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str, Any]) -> Across:
+    clock = aligned(nodes)  # by operations alone: the ends of steps say it roughly
+    try:
+        steps = stepped(nodes, place)
+    except OSError as error:
+        return Across(tuple(nodes), not_compared=str(error))
+    nodes = steps.nodes
     books = [(node, one) for node in nodes for one in node.books]
     found = [
         (at, *pair)
@@ -107,11 +121,10 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         if pair[1].operations is not None and pair[1].job != UNCLEAR
     ]
     if not found:
-        return Across(tuple(nodes))
+        return Across(tuple(nodes), notes=steps.notes)
     lost = [one.operations.why_lost for _, _, one in found if one.operations is not None]
     if any(lost):
         return Across(tuple(nodes), not_compared=max(lost))
-    clock = aligned(nodes)
     summed, bubbles = Books(len(books), CATEGORIES), Bubbles(len(books), CATEGORIES)
     network = NetworkTimes(nodes, CATEGORIES, limits)
     witness = Witness(books, summed)
@@ -119,12 +132,17 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
     try:
         with Reader(place) as reader:
             people = _people(found, nodes, clock)
-            unmatched = _watched(people, _members(found), len(books), reader, watchers)
+            members = {**_members(found), **steps.members}
+            unmatched = _watched(people, members, len(books), reader, watchers)
     except OSError as error:
         return Across(tuple(nodes), not_compared=str(error))
     told = network.told()
     bubbles.done()
-    new = {at: _charged(one, at, summed, told, bubbles) for at, _, one in found}
+    shown = shown_ns([one for _, one in books])
+    new = {
+        at: _charged(one, at, summed, told, bubbles, one.job in steps.jobs, shown.get(one.job))
+        for at, _, one in found
+    }
     left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
@@ -134,7 +152,7 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         unmatched,
         clock_bound_ns=clock.bound_ns,
         clock_reason=clock.reason,
-        notes=clock.notes,
+        notes=(*clock.notes, *steps.notes),
         network=told,
         witness=witness,
     )
@@ -196,18 +214,30 @@ def _members(
 
 
 def _charged(
-    one: RankBooks, at: int, summed: Books, told: NetworkTold, bubbles: Bubbles
+    one: RankBooks,
+    at: int,
+    summed: Books,
+    told: NetworkTold,
+    bubbles: Bubbles,
+    steps: bool,
+    shown: int | None,
 ) -> RankBooks:
+    """`steps`: of its steps, not of operations that were marked; `shown` see `shown_ns`."""
     felt = {c: int(ns) for c, ns in zip(summed.causes, summed.felt_ns[at]) if ns}
     caused = {c: int(ns) for c, ns in zip(summed.causes, summed.caused_ns[at]) if ns}
     source = SOURCE_DEVICE_SAMPLES if one.ledger.device else SOURCE_HOST_SPANS
     unseen = sum(felt.pop(name, 0) for name in (OTHER, UNKNOWN))
     felt = bubbles.added(told.felt(at, felt), bubbles.felt(at))
     caused = bubbles.added(caused, bubbles.caused(at))
+    taken = {PEERS: -(sum(felt.values()) + unseen)}
+    if steps:
+        felt, caused = known_to_move(by_family(felt), shown), by_family(caused)
+        taken = taken_from(one, felt, unseen)
+    grade: Grade = _GRADE if one.marked else "C"
     moved = Partial(
-        claimed={(cause, _GRADE, source): ns * SHARE for cause, ns in felt.items()},
+        claimed={(cause, grade, source): ns * SHARE for cause, ns in felt.items()},
         unexplained={
-            PEERS: -(sum(felt.values()) + unseen) * SHARE,
+            **{reason: ns * SHARE for reason, ns in taken.items()},
             **({PEERS_UNKNOWN: unseen * SHARE} if unseen else {}),
         },
     )

@@ -13,6 +13,7 @@ from clusterprof.attribution.blame_gains import Gains
 from clusterprof.attribution.blame_stretches import Stretches
 from clusterprof.attribution.blame_tail import FEWEST_STEPS, SlowSteps
 from clusterprof.attribution.blame_victims import Victims
+from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.engine.metrics import quantile
 from clusterprof.engine.node import NodeResult
@@ -88,7 +89,12 @@ class Witness:
         )
 
     def _numbers(self, leaves: Collection[str]) -> list[int]:
-        return [self._summed.causes.index(leaf) for leaf in leaves if leaf in self._summed.causes]
+        families = {one for one in leaves if one in ("network", "synchronization")}
+        return [
+            number
+            for number, cause in enumerate(self._summed.causes)
+            if cause in leaves or (cause in CAUSES and CAUSES[cause].family in families)
+        ]
 
 
 def _job_sizes(ranks: Sequence[RankBooks]) -> Int:

@@ -51,6 +51,9 @@ _REASONS = {
     "evaluation": "the job evaluated its model",
     "peers": "in operations with other ranks, too many or too few of them to be laid side by side",
     "peers-unknown": "waiting for a rank that was late for a reason unseen",
+    "asleep": "the main thread slept inside a step: waiting for ranks, or on something unseen",
+    "sending": "the main thread slept while its node sent: waiting for ranks, or for data",
+    "spinning": "a kernel ran and computed nothing: waiting for ranks nobody marked",
     "gap": "samples are missing",
     "low-confidence": "the evidence was too weak for a cause",
 }

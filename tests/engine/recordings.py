@@ -69,6 +69,10 @@ class Script:
     written: int = 0
     """Bytes that each process writes per second."""
     variables: dict[str, str] = field(default_factory=lambda: {"RANK": "0"})
+    gauges: dict[str, Sequence[tuple[float, float, float]]] = field(default_factory=dict)
+    """Signal of the device -> (start, end, value); a reading is the mean since the one before."""
+    writes: Sequence[tuple[float, float]] = ()
+    """When the main thread writes, 100 MB a second."""
     network: dict[tuple[str, str], float] = field(default_factory=dict)
     """(signal, device) -> growth of a counter per second, or the value of a gauge."""
 
@@ -112,7 +116,7 @@ def seconds(script: Script) -> Iterator[list[Record]]:
             records.append(_network(script, times[0]))
         if times and script.sampled:
             records.append(_threads(rows, times))
-            records.append(_processes(times[0], script.written))
+            records.append(_processes(times[0], script.written, script.writes))
         for pid, spans in ((MAIN, script.main_spans), (WORKER, script.worker_spans)):
             mine = sorted(spans, key=lambda span: span[2])
             new = [span for span in mine[handed[pid] :] if ns(span[2]) <= high]
@@ -136,15 +140,23 @@ def _device(script: Script, times: Sequence[int]) -> Columns:
     busy = script.busy or ()
     total = [sum(max(0, min(t, ns(e)) - min(t, ns(s))) for s, e in busy) for t in times]
     mask = bytes(1 if t // (SECOND // 10) in script.unread else 0 for t in times)
-    values = [array("q", total)]
+    gauges = [array("d", _means(of, times)) for of in script.gauges.values()]
     return Columns(
         "gpu_emulated",
-        ["gpu.busy_ns_total"],
-        ["emulated-0"],
+        ["gpu.busy_ns_total", *script.gauges],
+        ["emulated-0"] * (1 + len(gauges)),
         array("q", times),
-        values,
-        [mask if any(mask) else None],
+        [array("q", total), *gauges],
+        [mask if any(mask) else None, *(None for _ in gauges)],
     )
+
+
+def _means(held: Sequence[tuple[float, float, float]], times: Sequence[int]) -> list[float]:
+    tick = SECOND // 10
+    return [
+        sum(v * max(0, min(t, ns(e)) - max(t - tick, ns(s))) for s, e, v in held) / tick
+        for t in times
+    ]
 
 
 def _network(script: Script, t_ns: int) -> Columns:
@@ -175,15 +187,17 @@ def _threads(rows: dict[int, list], times: Sequence[int]) -> Rows:
     return Rows("threads", _THREAD_COLUMNS, columns, {"wchan": WCHAN})
 
 
-def _processes(t_ns: int, written: int) -> Rows:
+def _processes(t_ns: int, written: int, writes: Sequence[tuple[float, float]]) -> Rows:
+    wrote = sum(max(0, min(t_ns, ns(e)) - min(t_ns, ns(s))) for s, e in writes) // 10
+    evenly = written * t_ns // SECOND
     names = (
         "t_ns", "pid", "parent_pid", "started_ticks", "rss_bytes", "read_chars_total",
         "write_chars_total", "read_bytes_total", "write_bytes_total", "threads_count", "name",
     )  # fmt: skip
     table = [
         [
-            t_ns, pid, parent, 1, 1 << 20, t_ns // 1000, written * t_ns // SECOND, t_ns // 1000,
-            written * t_ns // SECOND, 1, 0,
+            t_ns, pid, parent, 1, 1 << 20, t_ns // 1000, evenly, t_ns // 1000,
+            evenly + wrote * (pid == MAIN), 1, 0,
         ]
         for pid, parent in ((MAIN, 1), (WORKER, MAIN))
     ]  # fmt: skip

@@ -1,0 +1,178 @@
+"""Causes at the level of a family by what the host did in the windows in which the device idled.
+
+Without spans nobody says what the training process waited for. What can be said is:
+
+    a loading process is at work all the time, the training process sleeps     storage, cpu
+    the training process reads, or has no CPU                                  storage, cpu
+    it is on a CPU, has no loading process, the device does nothing for a while   cpu
+    it is on a CPU, and the device idles a little in every window              launch
+    it writes, and the device does nothing for long                            checkpoint
+
+A loader that is ahead works too, but it rests between batches; one that the device waits for never
+does, or works just when the device idles. All else is unattributed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.attribution.partial import SHARE
+from clusterprof.timeline.feeding_blocked import Surroundings, surroundings
+from clusterprof.timeline.model import (
+    PHASE_SPINNING,
+    PHASE_THROTTLED,
+    Float,
+    Int,
+    Lost,
+    Process,
+    Rank,
+)
+from clusterprof.timeline.series import differences
+from clusterprof.timeline.thread_windows import Windowed, windowed
+
+BY_FAMILY = ("storage", "cpu", "launch")
+"""What is claimed here and is no leaf."""
+AT_WORK_RATIO = 0.9
+"""Of a window, and of the time around it: a loader that never rests."""
+WORKS_RATHER_RATIO = 0.3
+"""By so much more it works while the device idles than while that is busy: they wait for it."""
+ON_CPU_RATIO = 0.8
+_AROUND_NS = 1_000_000_000
+_WHOLE_RATIO = 0.95  # of a window: the device did nothing
+_LONG_NS = 1_000_000_000
+_WRITTEN_BYTES = 1 << 20  # less is a log
+_MIXED_WINDOWS = 20  # of launching: so many in a chunk, and most of all
+
+
+def cooccurring(lost: Lost, rank: Rank) -> dict[str, Int]:
+    """Return which part of each piece goes to a family: int64[n] in 1/SHARE, together <= SHARE."""
+    n = lost.start_ns.size
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or not n:
+        return {}
+    around = surroundings(rank.chunk)
+    main = windowed(thread, lost.start_ns, lost.end_ns, around)
+    known = ~np.isnan(main.on_cpu)
+    known &= (lost.phase != PHASE_SPINNING) & (lost.phase != PHASE_THROTTLED)
+    length = np.maximum(lost.end_ns - lost.start_ns, 1)
+    idle = np.maximum(lost.lost_ns / length, 1e-9)
+    left = np.where(known, 1.0, 0.0)
+    out: dict[str, Float] = {}
+
+    def claim(name: str, share: Float) -> None:
+        nonlocal left
+        share = np.clip(np.nan_to_num(share), 0.0, left)
+        out[name] = out.get(name, np.zeros(n)) + share
+        left = left - share
+
+    whole = lost.lost_ns >= _WHOLE_RATIO * length
+    for_long = _stretches(lost, whole)
+    writes = _writes(rank, lost)
+    claim("checkpoint", np.where((for_long >= _LONG_NS) & writes, 1.0, 0.0))
+    # The device idles while its host is not giving it work, as far as that is long enough.
+    free = np.minimum((1.0 - main.on_cpu) / idle, 1.0)
+    storage, cpu = _loading(rank, lost, around)
+    claim("storage", storage * free)
+    claim("cpu", cpu * free)
+    if _reads(rank.main):
+        claim("storage", np.where(writes, 0.0, np.minimum(main.storage / idle, 1.0)))
+    claim("cpu", np.minimum((main.runnable + main.memory) / idle, 1.0))
+    computing = np.where(main.on_cpu >= ON_CPU_RATIO, main.on_cpu, 0.0)
+    if not any(process.pid != rank.pid for process in rank.workers):  # it loads itself
+        claim("cpu", np.where(whole, computing, 0.0))
+    mixed = ~whole & (computing > 0)
+    often = np.count_nonzero(mixed) >= max(_MIXED_WINDOWS, n / 2)
+    claim("launch", np.where(mixed & often, computing, 0.0))
+    return _whole_parts(out)
+
+
+def _whole_parts(shares: dict[str, Float]) -> dict[str, Int]:
+    out: dict[str, Int] = {}
+    left: Int | None = None
+    for name, share in shares.items():
+        units = np.rint(share * SHARE).astype(np.int64)
+        left = np.full(units.size, SHARE, np.int64) if left is None else left
+        out[name] = np.minimum(units, left)
+        left = left - out[name]
+    return {name: units for name, units in out.items() if units.any()}
+
+
+def _loading(rank: Rank, lost: Lost, around: Surroundings) -> tuple[Float, Float]:
+    """Which part of each piece a loading process that the device waits for spent on what."""
+    n = lost.start_ns.size
+    storage, cpu, best = np.zeros(n), np.zeros(n), np.full(n, AT_WORK_RATIO)
+    for process in rank.workers:
+        found = _of_worker(process, lost, around)
+        if process.pid == rank.pid or found is None or not _reads(process):
+            continue
+        now, wide = found
+        work = np.nan_to_num(now.at_work)
+        never_rests = np.nan_to_num(wide.at_work) >= AT_WORK_RATIO
+        chosen = (work >= best) & (never_rests | _rather(lost, process, work, around))
+        best = np.where(chosen, work, best)
+        part = np.maximum(work, 1e-9)
+        storage = np.where(chosen, np.nan_to_num(now.storage) / part, storage)
+        cpu = np.where(chosen, np.nan_to_num(now.at_work - now.storage) / part, cpu)
+    return storage, cpu
+
+
+def _of_worker(
+    process: Process, lost: Lost, around: Surroundings
+) -> tuple[Windowed, Windowed] | None:
+    """What a worker's main thread did in each piece, and in the time around it."""
+    thread = process.threads.get(process.pid)
+    if thread is None or len(thread.t_ns) < 2:
+        return None
+    low, high = int(thread.t_ns[0]), int(thread.t_ns[-1])
+    now = windowed(thread, lost.start_ns, lost.end_ns, around, loads=True)
+    start = np.clip(lost.start_ns - _AROUND_NS, low, high)
+    end = np.clip(lost.end_ns + _AROUND_NS, low, high)
+    return now, windowed(thread, start, end, around, loads=True)
+
+
+def _rather(lost: Lost, process: Process, work: Float, around: Surroundings) -> bool:
+    """True for one that works rather while the device does nothing than in the rest of the time."""
+    length = (lost.end_ns - lost.start_ns).astype(np.float64)
+    idle = lost.lost_ns >= _WHOLE_RATIO * length
+    ends = lost.start_ns[:1], lost.end_ns[-1:]
+    in_all = np.nan_to_num(
+        windowed(process.threads[process.pid], *ends, around, loads=True).at_work
+    )[0]
+    idle_ns, all_ns = length[idle].sum(), float((ends[1] - ends[0])[0])
+    if idle_ns <= 0 or idle_ns >= all_ns:
+        return False
+    worked_ns = (work * length)[idle].sum()
+    rest = (in_all * all_ns - worked_ns) / (all_ns - idle_ns)
+    return bool(worked_ns / idle_ns - rest >= WORKS_RATHER_RATIO)
+
+
+def _stretches(lost: Lost, whole: NDArray[np.bool_]) -> Int:
+    """For how long the device did nothing at all around each piece; 0 where it did something."""
+    if not whole.any():
+        return np.zeros(whole.size, np.int64)
+    begins = np.ones(whole.size, np.bool_)
+    begins[1:] = (lost.start_ns[1:] != lost.end_ns[:-1]) | (whole[1:] != whole[:-1])
+    stretch = np.cumsum(begins) - 1
+    ns = np.bincount(stretch, weights=lost.end_ns - lost.start_ns)
+    return np.where(whole, ns[stretch], 0).astype(np.int64)
+
+
+def _writes(rank: Rank, lost: Lost) -> NDArray[np.bool_]:
+    """True where the training process itself wrote to a disk at the time."""
+    none = np.zeros(lost.start_ns.size, np.bool_)
+    io = rank.main.io
+    if io is None or io.t_ns.size < 2:
+        return none
+    grown, _ = differences(io.write_bytes)
+    row = np.searchsorted(io.t_ns, lost.start_ns, side="right") - 1
+    inside = (row >= 0) & (row < grown.size)
+    return inside & (grown[np.clip(row, 0, grown.size - 1)] >= _WRITTEN_BYTES)
+
+
+def _reads(process: Process) -> bool:
+    """False for one that wrote more than it read: when it is blocked it saves rather than loads."""
+    io = process.io
+    if io is None or not io.t_ns.size:
+        return True
+    return bool(io.write_bytes[-1] - io.write_bytes[0] <= io.read_chars[-1] - io.read_chars[0])

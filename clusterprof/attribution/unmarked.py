@@ -1,0 +1,95 @@
+"""Lost time that may be waiting for other ranks, in operations that nobody marked.
+
+    idle, inside a step, the main thread asleep        a collective in which the host waits
+    the same, and the node sends                       one, or data on their way
+    busy, computing nothing (`spinning`)               one in which the device waits
+
+One rank alone cannot know: the main thread sleeps for other reasons too. So this is a reason for
+time to be unattributed, until all ranks lie side by side (`frontier`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clusterprof import signals
+from clusterprof.attribution.partial import SHARE
+from clusterprof.probe import layout
+from clusterprof.timeline.feeding_blocked import surroundings
+from clusterprof.timeline.feeding_samples import sampled
+from clusterprof.timeline.feeding_shares import UNKNOWN
+from clusterprof.timeline.identity import place_of
+from clusterprof.timeline.model import (
+    PHASE_COMPUTE,
+    PHASE_NONE,
+    PHASE_SPINNING,
+    SOURCE_DEVICE_SAMPLES,
+    Int,
+    Lost,
+    Rank,
+)
+from clusterprof.timeline.series import rise
+
+ASLEEP, SENDING, SPINNING = REASONS = "asleep", "sending", "spinning"  # their names in the books
+ASLEEP_AT_LEAST_RATIO = 0.5
+SENT_AT_LEAST_BYTES_PER_SECOND = 10_000_000
+
+
+def has_peers(rank: Rank) -> bool:
+    """True when the launcher says that there are other ranks."""
+    return (place_of(rank.main.registration).world_size or 1) > 1
+
+
+def marks_operations(rank: Rank) -> bool:
+    """True when the rank marked an operation with others: then it waits in these alone."""
+    table = rank.main.spans.get(layout.COLLECTIVE)
+    return table is not None and bool((table.a != 0).any())
+
+
+def unmarked(rank: Rank, lost: Lost, left: Int) -> tuple[Int, Int]:
+    """Return in which part of each piece the rank may have waited asleep, and in which spinning.
+
+    int64[n], in 1/SHARE, together no more than `left`, the part that no cause has claimed.
+    """
+    spins = np.where(lost.phase == PHASE_SPINNING, left, 0)
+    asleep = np.zeros(left.size, np.int64)
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or not has_peers(rank) or marks_operations(rank):
+        return asleep, spins
+    inside = lost.phase == (PHASE_COMPUTE if rank.marked else PHASE_NONE)
+    rows = np.flatnonzero(inside & (lost.source == SOURCE_DEVICE_SAMPLES) & (left > 0))
+    if rows.size:
+        start, end = lost.start_ns[rows], lost.end_ns[rows]
+        slept = sampled(rank.main, start, end, surroundings(rank.chunk))[:, UNKNOWN]
+        # A device idles while its host sleeps rather than while that gives it something to do.
+        part = np.minimum(slept * (end - start) / np.maximum(lost.lost_ns[rows], 1), 1.0)
+        part[(slept < ASLEEP_AT_LEAST_RATIO) | ~_counted(thread.t_ns, start, end)] = 0.0
+        asleep[rows] = np.minimum(np.rint(part * SHARE).astype(np.int64), left[rows])
+    return asleep, spins
+
+
+def sends(rank: Rank, lost: Lost, asleep: Int) -> bool:
+    """True when the node sends about as much as it receives, and enough to be waited for.
+
+    Who loads from far away receives much more than it sends.
+    """
+    slept_s = float((lost.lost_ns * (asleep / SHARE)).sum()) / 1e9
+    if slept_s <= 0:
+        return False
+    ends = lost.start_ns[:1], lost.end_ns[-1:]
+    sent, got = (
+        sum(
+            float(np.nan_to_num(rise(series, *ends)).sum())
+            for (name, _), series in rank.chunk.series.items()
+            if name == signal.name
+        )
+        for signal in (signals.NET_TRANSMIT, signals.NET_RECEIVE)
+    )
+    return sent >= SENT_AT_LEAST_BYTES_PER_SECOND * slept_s and 4 * sent >= got
+
+
+def _counted(t_ns: Int, start_ns: Int, end_ns: Int) -> np.ndarray:
+    """True for intervals between the first and the last sample of a thread."""
+    if len(t_ns) < 2:
+        return np.zeros(len(start_ns), np.bool_)
+    return (start_ns >= t_ns[0]) & (end_ns <= t_ns[-1])

@@ -1,0 +1,109 @@
+"""Whether ranks end their steps together, and when a busy device spins: by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import header
+
+from clusterprof.attribution.device import Windows
+from clusterprof.attribution.spinning import NOTHING_SEEN, spinning
+from clusterprof.engine.frontier import together
+from clusterprof.timeline.model import Chunk, Process, Rank, Series
+
+MS = 1_000_000
+STEP = 500 * MS
+
+
+def ends(lengths_ms: np.ndarray, numbers: np.ndarray | None = None) -> tuple:
+    count = np.arange(lengths_ms.size) if numbers is None else numbers
+    return count, np.cumsum(lengths_ms.astype(np.int64) * MS)
+
+
+def test_ranks_that_leave_together_are_synchronous_whatever_their_clocks_show() -> None:
+    draw = np.random.default_rng(1)
+    lengths = draw.integers(400, 600, 200)
+    number, end = ends(lengths)
+    jitter = draw.integers(-10, 10, 200) * MS  # of 500 ms
+    assert together([(number, end), (number, end + 3_000 * MS + jitter)])
+
+
+def test_ranks_that_are_only_equally_fast_are_not() -> None:
+    draw = np.random.default_rng(2)
+    one, other = (ends(500 + draw.integers(-10, 11, 400)) for _ in range(2))
+    assert not together([one, other])
+
+
+def test_ranks_of_which_one_is_slower_are_not() -> None:
+    assert not together([ends(np.full(50, 500)), ends(np.full(50, 560))])
+
+
+def test_few_steps_in_common_tell_nothing() -> None:
+    number = np.arange(100)
+    one = ends(np.full(100, 500))
+    assert together([one, one])
+    assert not together([one, ends(np.full(100, 500), number + 50)])
+    few = ends(np.full(7, 500))
+    assert not together([few, few])
+
+
+def rank_with(values: list[float]) -> Rank:
+    t_ns = np.arange(1, len(values) + 1) * 100 * MS
+    series = Series(t_ns, np.array(values), False)
+    chunk = Chunk(
+        header(),
+        0,
+        int(t_ns[-1]),
+        True,
+        True,
+        {("gpu.sm_active_ratio", "d"): series},
+        {},
+        (),
+        (),
+        (),
+    )
+    main = Process(1, 1, 0, "python", {}, {}, {}, None)
+    return Rank(chunk, 0, 1, "d", True, main, (), True)
+
+
+def windows(n: int, idle_ns: int = 0) -> Windows:
+    start = np.arange(n) * 100 * MS
+    none = np.zeros(n, np.int64)
+    return Windows(start, start + 100 * MS, none + idle_ns, none)
+
+
+def test_what_is_below_the_usual_spins_in_proportion() -> None:
+    # 16 windows to learn from: usual 0.9, spinning 0.05. Then one of which half is spinning:
+    # 0.475 = (0.9 + 0.05) / 2; the one after it, at work for nine tenths, counts too; alone not.
+    learnt = [0.9] * 12 + [0.05] * 4
+    values = [*learnt, 0.475, 0.815, 0.9, 0.815]
+    spun, _ = spinning(rank_with(values), windows(len(values)), NOTHING_SEEN)
+    assert (spun[16:] / MS).tolist() == pytest.approx([50.0, 10.0, 0.0, 0.0], abs=0.5)
+    # before the first look, at 8 windows, nothing is judged
+    assert not spun[:8].any()
+
+
+def test_idle_time_does_not_spin() -> None:
+    values = [0.9] * 12 + [0.05] * 4 + [0.45]  # busy for half of the window, at work in all of it
+    spun, _ = spinning(rank_with(values), windows(len(values), idle_ns=0), NOTHING_SEEN)
+    assert spun[16] > 0
+    half = windows(len(values))
+    half.idle_ns[16] = 50 * MS
+    spun, _ = spinning(rank_with(values), half, NOTHING_SEEN)
+    assert spun[16] == 0
+
+
+def test_the_cut_changes_nothing() -> None:
+    draw = np.random.default_rng(3)
+    values = draw.choice([0.9, 0.85, 0.4, 0.05], 500).tolist()
+    rank, every = rank_with(values), windows(500)
+    whole, after = spinning(rank, every, NOTHING_SEEN)
+    known, parts = NOTHING_SEEN, []
+    for low, high in ((0, 3), (3, 130), (130, 131), (131, 500)):
+        part = Windows(*(getattr(every, name)[low:high] for name in
+                         ("start_ns", "end_ns", "idle_ns", "slowed_ns")))  # fmt: skip
+        spun, known = spinning(rank, part, known)
+        parts.append(spun)
+    assert whole.any()
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    assert known == after
