@@ -106,13 +106,15 @@ class EmulatedAccelerator:
         self._write()
         return self._end_ns
 
-    def wait_on_device(self, wait: Callable[[], None]) -> tuple[int, int]:
+    def wait_on_device(
+        self, wait: Callable[[], None], at_ns: int | None = None
+    ) -> tuple[int, int]:
         """Run `wait` with a kernel resident, as a collective on a device; return its start and end.
 
         The device reads as busy from where its queue ends until `wait` returns, and computes
         nothing. `wait` begins when the work queued before is done; nothing may be submitted then.
         """
-        start_ns = max(time.monotonic_ns(), self._end_ns)
+        start_ns = max(time.monotonic_ns() if at_ns is None else at_ns, self._end_ns)
         self._waiting_since_ns = start_ns
         self._launches += 1
         self._write()
