@@ -159,13 +159,14 @@ def _data_wait(phase: Phase, items: Sequence[Item], first: bool) -> list[Piece]:
         for piece in out
         if (begin := max(piece.start_ns, phase.start_ns)) < (end := min(piece.end_ns, phase.end_ns))
     ]
-    # What is left of the wait: the workers do not exist yet, or the batch is on its way.
-    rest_ns = phase.end_ns - phase.start_ns - sum(one.end_ns - one.start_ns for one in inside)
-    late_ns = min(phase.delay_ns, rest_ns)
-    way = ((OTHER, rest_ns - late_ns), (CONTENTION, late_ns))
     if first and items and items[0].begun_ns > phase.start_ns:
+        # The workers do not exist yet.
         early = min(items[0].begun_ns, phase.end_ns)
         inside.append(Piece(phase.start_ns, early, ((STARTUP, 1),)))
+    # What is left of the wait: items are put together, packed, sent and unpacked.
+    rest_ns = phase.end_ns - phase.start_ns - sum(one.end_ns - one.start_ns for one in inside)
+    late_ns = min(phase.delay_ns, rest_ns)
+    way = ((DECODE, rest_ns - late_ns), (CONTENTION, late_ns))
     return [*inside, Piece(phase.start_ns, phase.end_ns, way)]
 
 

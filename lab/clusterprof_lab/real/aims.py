@@ -46,6 +46,12 @@ class Aim:
         """How much longer a step is to take."""
         return self.step_ms * self.share / (1.0 - self.share)
 
+    @property
+    def lateness_ms(self) -> float:
+        """How much longer one rank is to compute: only those who wait for it lose that time."""
+        share = min(0.8, self.share * self.world / max(self.world - 1, 1))
+        return self.step_ms * share / (1.0 - share)
+
     def of(self, name: str, value: float) -> Words:
         """Return an option of the culprits."""
         text = f"{value:.4f}" if isinstance(value, float) else str(value)
@@ -96,7 +102,7 @@ def _throttle(aim: Aim) -> Made:
 
 def _compute(aim: Aim) -> Made:
     compute_ms = float(aim.given.get("script", {}).get("compute-ms", 120.0))
-    return Made(aim.of("compute-ms", compute_ms + aim.stall_ms))
+    return Made(aim.of("compute-ms", compute_ms + aim.lateness_ms))
 
 
 def _skew(aim: Aim) -> Made:
@@ -146,7 +152,7 @@ def _wandering(aim: Aim) -> Made:
 def _heavy_stage(aim: Aim) -> Made:
     """The last stage computes longer for each micro-batch."""
     compute_ms = float(aim.given.get("script", {}).get("compute-ms", 120.0))
-    return Made(["--own", str(aim.world - 1), f"compute-ms={compute_ms + aim.stall_ms:.2f}"])
+    return Made(["--own", str(aim.world - 1), f"compute-ms={compute_ms + aim.lateness_ms:.2f}"])
 
 
 def _model_mb(aim: Aim) -> float:

@@ -128,6 +128,7 @@ def run(trial: Trial, out: Path) -> Path:
         _links(stack, layout, seats, made, out)
         for seat in seats:
             seat.words = (*seat.words, *made.script)
+            seat.restarts = made.restarts
         parameters["script"] = list(seats[0].words)
         ended = _job(stack, seats, folder, stopwatches, made.ends_badly, real)
     lives = told(stopwatches)
@@ -203,11 +204,12 @@ def seated(layout: Layout, stopwatches: Path, records: Path) -> Iterator[list[Se
     base = (*layout.words, f"--folder={stopwatches}", f"--data={records}")
     with ExitStack() as stack:
         if not layout.nodes:
-            yield [Seat(None, layout.ranks, base)]
+            groups = stack.enter_context(node.first_of_all("local"))
+            yield [Seat(None, layout.ranks, base, groups)]
             return
         names = [f"node{index}" for index in range(layout.nodes)]
-        nodes = [stack.enter_context(Node(index, names)) for index in range(layout.nodes)]
-        yield [Seat(node, layout.ranks, base) for node in nodes]
+        places = [stack.enter_context(Node(index, names)) for index in range(layout.nodes)]
+        yield [Seat(place, layout.ranks, base) for place in places]
 
 
 def _links(stack: ExitStack, layout: Layout, seats: Sequence[Seat], made: Made, out: Path) -> None:

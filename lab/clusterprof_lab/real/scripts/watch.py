@@ -1,4 +1,4 @@
-"""Stopwatches of the training script: a line of JSON per step, so that a killed rank leaves them."""
+"""Stopwatches of the training script: a line per step, as a rank may be killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Watch:
     def __init__(self, folder: str, rank: int, said: dict) -> None:
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         path = os.path.join(folder, f"rank-{rank}.life-{life}.jsonl")
-        self.file = open(path, "w", encoding="utf-8")
+        self.file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
         self.phases: list = []
         """[start_ns, end_ns, name, ns without a CPU]"""
         self.operations: list = []
