@@ -206,19 +206,22 @@ def _stop(name: str) -> Callable[[Aim], Made]:
 AIMS: Mapping[str, Callable[[Aim], Made]] = {
     "none": lambda aim: Made(),
     "heavy-transform": _script(("decode-ms", lambda aim: aim.step_ms + aim.stall_ms)),
-    "no-workers": _script(("workers", lambda aim: 0), ("decode-ms", lambda aim: aim.stall_ms)),
+    "no-workers": _script(
+        ("workers", lambda aim: 0), ("decode-ms", lambda aim: aim.step_ms + aim.stall_ms)
+    ),
     "prefetch-one": _script(
         ("workers", lambda aim: 2),
         ("prefetch", lambda aim: 1),
         ("uneven-every", lambda aim: 5),
-        ("uneven-ms", lambda aim: 2 * aim.step_ms + 5 * aim.stall_ms),
+        ("uneven-ms", lambda aim: 4 * aim.step_ms + 5 * aim.stall_ms),
     ),
-    "gil-hog": _stall("gil-ms"),
+    # A sixth of a step is under way on the device when it begins.
+    "gil-hog": _script(("gil-ms", lambda aim: aim.stall_ms + aim.step_ms / 6)),
     "gc": _every("gc"),
     "logging": _stall("log-ms"),
     "checkpoint": _every("checkpoint"),
     "evaluation": _every("eval"),
-    "slow-start": _script(("start-ms", lambda aim: 4000 + 8000 * aim.share)),
+    "slow-start": lambda aim: Made([f"--start-ms={4000 + 8000 * aim.share:.0f}"]),
     "pageable-copies": _script(("copy-mb", lambda aim: aim.stall_ms * _PAGEABLE_MB_PER_MS)),
     "oversized-copies": _script(
         ("copy-mb", lambda aim: aim.stall_ms * _PINNED_MB_PER_MS), ("pinned", lambda aim: 1)

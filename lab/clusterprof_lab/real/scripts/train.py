@@ -88,14 +88,14 @@ class Trainer:
     def launch(self, part: float) -> None:
         """Queue this part of the step's kernels."""
         options = self.options
+        if options.host_ms:
+            burn_cpu(options.host_ms)
         count = max(1, round(options.kernels * part))
         length_ns = round(options.compute_ms * 1e6 * self.factor * part / count)
         for _ in range(count):
             if options.launch_us:
                 burn_until(now_ns() + round(options.launch_us * 1e3))
             self.device.submit(length_ns)
-        if options.host_ms:
-            burn_cpu(options.host_ms)
         if options.item_syncs:
             self.loss.item()
 
@@ -132,7 +132,7 @@ class Trainer:
                 self.pipeline(x)
             else:
                 self.one_step(x, optimizer)
-            self.troubles.after_step(self.step, self.model)
+            self.troubles.after_step(self.step, self.model, self.loss)
             if self.step == options.steps - 1:
                 self.device.synchronize()
             items = slice(self.step * ITEMS_PER_BATCH, (self.step + 1) * ITEMS_PER_BATCH)
