@@ -16,8 +16,6 @@ import numpy as np
 from clusterprof_lab.real.cable import Link
 
 Words = list[str]
-ITEMS_PER_BATCH = 8
-"""As in `scripts/loading.py`."""
 _LAUNCHES = 8
 _PAGEABLE_MB_PER_MS, _PINNED_MB_PER_MS = 6.0, 25.0
 _RECOMPILE_MS = 60.0  # of 30 operations, on one core of 2020
@@ -38,8 +36,6 @@ class Aim:
     random: np.random.Generator
     given: Mapping[str, Any] = field(default_factory=dict)
     """The scenario's `real:` section."""
-    read_ms: float = 1.0
-    """Of one read past the page cache, as measured on this machine."""
 
     @property
     def stall_ms(self) -> float:
@@ -128,15 +124,11 @@ def _turn_ms(aim: Aim) -> float:
     return aim.step_ms * (_TURN + ahead) / _TURN + aim.stall_ms
 
 
-def _reads(aim: Aim, batch_ms: float) -> int:
-    return max(1, round(batch_ms / aim.read_ms / ITEMS_PER_BATCH))
-
-
 def _two_culprits(aim: Aim) -> Made:
     """One rank reads for long, another decodes for long, in turns of a few steps."""
     reader, decoder = map(str, aim.culprits[:2])
     own = (
-        (reader, f"turn-reads={_reads(aim, _turn_ms(aim))}"), (decoder, f"turn-ms={_turn_ms(aim)}"),
+        (reader, f"turn-read-ms={_turn_ms(aim):.2f}"), (decoder, f"turn-ms={_turn_ms(aim)}"),
         (reader, "turns=2"), (decoder, "turns=2"), (decoder, "turn=1"),
     )  # fmt: skip
     words = [word for rank, value in own for word in ("--own", rank, value)]
@@ -144,9 +136,8 @@ def _two_culprits(aim: Aim) -> Made:
 
 
 def _wandering(aim: Aim) -> Made:
-    reads = _reads(aim, _turn_ms(aim))
-    words = [f"--turns={aim.world}", "--turn=-1", f"--turn-every={_TURN}", f"--turn-reads={reads}"]
-    return Made(words)
+    words = [f"--turns={aim.world}", "--turn=-1", f"--turn-every={_TURN}"]
+    return Made([*words, f"--turn-read-ms={_turn_ms(aim):.2f}"])
 
 
 def _heavy_stage(aim: Aim) -> Made:

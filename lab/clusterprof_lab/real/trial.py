@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,13 +20,13 @@ from clusterprof_lab import truth
 from clusterprof_lab.real import launch, node, verdict
 from clusterprof_lab.real.aims import AIMS, Aim, Made
 from clusterprof_lab.real.cable import Cable, Link, build
-from clusterprof_lab.real.disk import make_records, read_ms
 from clusterprof_lab.real.launch import Machine, Seat
 from clusterprof_lab.real.node import Node
 from clusterprof_lab.real.told import told
 from clusterprof_lab.scenario import Scenario, Trial
 
 TWO_NODES = "two-nodes"
+RECORDS_BYTES = 64 << 20
 _FLOW = Path(__file__).with_name("flow.py")
 
 
@@ -117,11 +118,10 @@ def run(trial: Trial, out: Path) -> Path:
     folder = out / trial.name
     stopwatches = folder / "stopwatches"
     stopwatches.mkdir(parents=True)
-    reading_ms = read_ms(make_records(out / "clean" / "records.bin"))
-    aim = Aim(share, clean_ns / 1e6, layout.world, culprits, random, real, reading_ms)
+    aim = Aim(share, clean_ns / 1e6, layout.world, culprits, random, real)
     parameters: dict[str, Any] = {"share": round(share, 4), "culprits": culprits}
     with ExitStack() as stack:
-        seats = stack.enter_context(seated(layout, stopwatches, out / "clean" / "records.bin"))
+        seats = stack.enter_context(seated(layout, stopwatches, make_records(out)))
         made = AIMS[real["fault"]](aim) if real["fault"] in AIMS else Made()
         if real["fault"] not in AIMS:
             _environment(stack, seats, folder, aim)
@@ -198,6 +198,20 @@ def _attach(pid: int, recording: Path, stopwatches: Path) -> None:
     subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+def make_records(out: Path) -> Path:
+    """Write the file that loaders read, if it is not there; return its path."""
+    path = out / "clean" / "records.bin"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            for _ in range(RECORDS_BYTES >> 20):
+                file.write(os.urandom(1 << 20))
+            os.fsync(file.fileno())
+        partial.rename(path)
+    return path
+
+
 @contextmanager
 def seated(layout: Layout, stopwatches: Path, records: Path) -> Iterator[list[Seat]]:
     """Make the nodes of a layout, and a seat on each."""
@@ -260,7 +274,7 @@ def clean_step_ns(layout: Layout, out: Path) -> float:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent) as name, ExitStack() as stack:
             folder = Path(name)
-            records = make_records(file.parent / "records.bin")
+            records = make_records(out)
             seats = stack.enter_context(seated(layout, folder, records))
             _links(stack, layout, seats, Made(), out)
             machine = Machine()

@@ -46,11 +46,15 @@ class Records(Dataset):
         return torch.full((self.options.features,), 0.01 * (index % 7))
 
     def _read(self, index: int) -> None:
-        options = self.options
-        reads = options.turn_reads if self._my_turn(index // ITEMS_PER_BATCH) else options.reads
+        options, choose = self.options, random.Random(index * self.world + self.rank)
+        if options.turn_read_ms and self._my_turn(index // ITEMS_PER_BATCH):
+            end_ns = now_ns() + round(options.turn_read_ms * 1e6 / ITEMS_PER_BATCH)
+            while now_ns() < end_ns:
+                self._read_file(1, choose)
+            return
+        reads = options.reads
         if not options.data or not reads:
             return
-        choose = random.Random(index * self.world + self.rank)
         if options.data.startswith("http://"):
             for _ in range(reads):
                 begin = choose.randrange(64) * options.read_bytes

@@ -24,7 +24,7 @@ _NUMBERS = {
     "turns": (0, "takers of turns to load slowly"),
     "turn": (0, "which of them this rank is; -1 = each rank its own number"),
     "turn-every": (5, "steps of a turn"),
-    "turn-reads": (0, "per item, when it is this rank's turn"),
+    "turn-read-ms": (0.0, "reading per batch, when it is this rank's turn"),
     "turn-ms": (0.0, "decoding per batch, when it is this rank's turn"),
     "touch-mb": (0, "memory that decoding goes through"),
     # faults of the loop; amounts are per step unless said

@@ -208,12 +208,24 @@ def burn_until(end_ns: int) -> None:
         pass
 
 
+def join_others() -> None:
+    life, variables = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ
+    if life == "0":
+        dist.init_process_group("gloo")
+        return
+    # gloo would find the addresses of ranks that are gone, in the store that outlived them.
+    rank, world = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+    store = dist.TCPStore(variables["MASTER_ADDR"], int(variables["MASTER_PORT"]), is_master=False)
+    store = dist.PrefixStore(f"life-{life}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+
 def main() -> None:
     options = parse()
     sys.setswitchinterval(0.0005)  # the driver's thread must not wait long for the interpreter
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
+    join_others()
     rank, world = dist.get_rank(), dist.get_world_size()
     of_rank(options, rank)
     trainer = Trainer(options, rank, world)
