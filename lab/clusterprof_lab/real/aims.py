@@ -120,7 +120,8 @@ _TURN = 6
 
 def _turn_ms(aim: Aim) -> float:
     """A batch of a slow turn: what is ahead when the turn begins hides some of it."""
-    ahead = int(aim.given.get("script", {}).get("prefetch", 2))
+    given = aim.given.get("script", {})
+    ahead = int(given.get("prefetch", 2)) + int(given.get("queued-steps", 2))
     return aim.step_ms * (_TURN + ahead) / _TURN + aim.stall_ms
 
 
@@ -162,7 +163,9 @@ def _latency(aim: Aim) -> Made:
 
 
 def _loss(aim: Aim) -> Made:
-    return Made(links={1: Link(delay_s=0.0005, loss_ratio=min(0.02, 0.012 * aim.share))})
+    """What a lost frame costs depends on the kernel: measured, not derived."""
+    ratio = 0.0025 * aim.share / (1.0 - aim.share)
+    return Made(links={1: Link(delay_s=0.0005, loss_ratio=min(0.02, ratio))})
 
 
 def _background(aim: Aim) -> Made:
