@@ -106,9 +106,7 @@ class EmulatedAccelerator:
         self._write()
         return self._end_ns
 
-    def wait_on_device(
-        self, wait: Callable[[], None], at_ns: int | None = None
-    ) -> tuple[int, int]:
+    def wait_on_device(self, wait: Callable[[], None], at_ns: int | None = None) -> tuple[int, int]:
         """Run `wait` with a kernel resident, as a collective on a device; return its start and end.
 
         The device reads as busy from where its queue ends until `wait` returns, and computes
