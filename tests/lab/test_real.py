@@ -17,7 +17,7 @@ from clusterprof_lab.real.__main__ import main
 from clusterprof_lab.real.aims import AIMS as FAULTS
 from clusterprof_lab.real.aims import Aim, Made
 from clusterprof_lab.real.launch import SCRIPT
-from clusterprof_lab.real.trial import layout_of
+from clusterprof_lab.real.layout import layout_of
 
 MS = 1_000_000
 SCENARIO = """

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,45 +20,13 @@ from clusterprof_lab.real import launch, node, verdict
 from clusterprof_lab.real.aims import AIMS, Aim, Made
 from clusterprof_lab.real.cable import Cable, Link, build
 from clusterprof_lab.real.launch import Machine, Seat
+from clusterprof_lab.real.layout import Layout, layout_of
 from clusterprof_lab.real.node import Node
 from clusterprof_lab.real.told import told
 from clusterprof_lab.scenario import Scenario, Trial
 
-TWO_NODES = "two-nodes"
 RECORDS_BYTES = 64 << 20
 _FLOW = Path(__file__).with_name("flow.py")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a scenario's job lies on machines."""
-
-    nodes: int
-    """0 = this machine itself."""
-    ranks: int
-    """Per node."""
-    words: tuple[str, ...]
-    """Options of the script, of every job of the scenario."""
-
-    @property
-    def world(self) -> int:
-        """Number of ranks."""
-        return max(self.nodes, 1) * self.ranks
-
-    @property
-    def key(self) -> str:
-        """Name of what the clean jobs of equal layouts share."""
-        words = "".join(word for word in self.words).replace("--", "_").replace("/", "")
-        return f"{self.nodes}x{self.ranks}{words}"
-
-
-def layout_of(real: Mapping[str, Any]) -> Layout:
-    """Read the layout of a scenario's `real:` section."""
-    two = real.get("layout", "one-machine") == TWO_NODES
-    options = {"collectives": real.get("collectives", "device"), **real.get("script", {})}
-    words = tuple(f"--{name}" if value is True else f"--{name}={value}"
-                  for name, value in options.items())  # fmt: skip
-    return Layout(2 if two else 0, int(real.get("ranks", 2)), words)
 
 
 def why_not_here(scenario: Scenario) -> str:
@@ -123,9 +90,11 @@ def run(trial: Trial, out: Path) -> Path:
     with ExitStack() as stack:
         seats = stack.enter_context(seated(layout, stopwatches, make_records(out)))
         made = AIMS[real["fault"]](aim) if real["fault"] in AIMS else Made()
+        cable = _links(stack, layout, seats, made, out)
         if real["fault"] not in AIMS:
-            _environment(stack, seats, folder, aim)
-        _links(stack, layout, seats, made, out)
+            links = _environment(stack, seats, folder, aim)
+            for index, link in links.items() if cable is not None else ():
+                cable.be(index, link)
         for seat in seats:
             seat.words = (*seat.words, *made.script)
             seat.restarts = made.restarts
@@ -226,10 +195,12 @@ def seated(layout: Layout, stopwatches: Path, records: Path) -> Iterator[list[Se
         yield [Seat(place, layout.ranks, base) for place in places]
 
 
-def _links(stack: ExitStack, layout: Layout, seats: Sequence[Seat], made: Made, out: Path) -> None:
-    """Lay the cable between nodes and give their links the faults."""
+def _links(
+    stack: ExitStack, layout: Layout, seats: Sequence[Seat], made: Made, out: Path
+) -> Cable | None:
+    """Lay the cable between nodes, if there are any, and give their links the faults."""
     if not layout.nodes:
-        return
+        return None
     program = out / "clean" / "cable"
     nodes = [seat.node for seat in seats if seat.node is not None]
     if not program.exists():
@@ -243,10 +214,14 @@ def _links(stack: ExitStack, layout: Layout, seats: Sequence[Seat], made: Made, 
         nodes[-1].start(sys.executable, "-I", str(_FLOW), "take")
         rate = str(made.flow_mbit)
         nodes[0].start(sys.executable, "-I", str(_FLOW), nodes[-1].address, rate)
+    return cable
 
 
-def _environment(stack: ExitStack, seats: Sequence[Seat], folder: Path, aim: Aim) -> None:
-    """Apply a fault of the environment to the seats of the culprits."""
+def _environment(
+    stack: ExitStack, seats: Sequence[Seat], folder: Path, aim: Aim
+) -> dict[int, Link]:
+    """Apply a fault of the environment to the seats of the culprits; return links by node."""
+    links = {}
     from clusterprof_lab.real.faults.base import Place
 
     fault = environment_faults()[aim.given["fault"]]
@@ -265,6 +240,9 @@ def _environment(stack: ExitStack, seats: Sequence[Seat], folder: Path, aim: Aim
         if given.cgroup is not None:
             seat.groups = (*seat.groups, given.cgroup)
         seat.environment = {**seat.environment, **given.environment}
+        if seat.node is not None and getattr(given, "link", None):
+            links[seat.node.index] = Link(**given.link)
+    return links
 
 
 def clean_step_ns(layout: Layout, out: Path) -> float:

@@ -30,7 +30,7 @@ class Records(Dataset):
         self.options, self.rank, self.world, self.fd = options, rank, world, -1
         memory = mmap.mmap(-1, len(self) * len(ITEM) * 8)  # shared with the workers
         self.watch = torch.frombuffer(memory, dtype=torch.int64).view(-1, len(ITEM))
-        self.heap: list[bytearray] = []
+        self.held: mmap.mmap | None = None
 
     def __len__(self) -> int:
         return self.options.steps * ITEMS_PER_BATCH
@@ -39,7 +39,7 @@ class Records(Dataset):
         begun_ns, delay_ns = now_ns(), run_delay_ns()
         self._read(index)
         read_ns, read_delay_ns, cpu_ns = now_ns(), run_delay_ns(), time.thread_time_ns()
-        self._decode(index // ITEMS_PER_BATCH)
+        self._decode(index)
         made_ns, made_delay_ns = now_ns(), run_delay_ns()
         row = (begun_ns, read_ns, made_ns, read_delay_ns - delay_ns, made_delay_ns - read_delay_ns)
         self.watch[index] = torch.tensor((*row, time.thread_time_ns() - cpu_ns))
@@ -82,7 +82,7 @@ class Records(Dataset):
         if self.fd < 0:
             try:
                 self.fd = os.open(
-                    options.data, os.O_RDONLY | (0 if options.cached else os.O_DIRECT)
+                    options.data, os.O_RDONLY | (0 if options.buffered else os.O_DIRECT)
                 )
             except OSError:  # a file system without it
                 self.fd = os.open(options.data, os.O_RDONLY)
@@ -91,18 +91,25 @@ class Records(Dataset):
         for _ in range(reads):
             os.preadv(self.fd, self.buffers, choose.randrange(self.records) * options.read_bytes)
 
-    def _decode(self, batch: int) -> None:
-        options = self.options
+    def _decode(self, index: int) -> None:
+        options, batch = self.options, index // ITEMS_PER_BATCH
         decode_ms = options.decode_ms
         if options.turn_ms and self._my_turn(batch):
             decode_ms = options.turn_ms
         if options.uneven_every and batch % options.uneven_every == options.uneven_every - 1:
             decode_ms = options.uneven_ms
         end_ns = time.thread_time_ns() + round(decode_ms * 1e6 / ITEMS_PER_BATCH)
-        if options.touch_mb and not self.heap:
-            self.heap.append(bytearray(options.touch_mb << 20))
-        if options.touch_mb:  # every page of a large buffer, which the kernel may have taken away
-            heap = self.heap[0]
-            heap[::4096] = bytes(len(heap[::4096]))
+        if options.hold_mb and index % ITEMS_PER_BATCH == 0:
+            self._touch(batch)
         while time.thread_time_ns() < end_ns:  # of a CPU of its own, however busy the machine is
             sum(i * i % 7 for i in range(200))
+
+    def _touch(self, batch: int) -> None:
+        """Go through a part of what is held, which the kernel may have taken away meanwhile."""
+        size, part = self.options.hold_mb << 20, self.options.touch_mb << 20
+        if self.held is None:
+            self.held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            for start in range(0, size, 1 << 20):
+                self.held[start : start + (1 << 20)] = os.urandom(1 << 20)
+        for page in range(batch * part, (batch + 1) * part, mmap.PAGESIZE):
+            self.held[page % size]

@@ -17,7 +17,6 @@ _NUMBERS = {
     # of loading
     "reads": (0, "per item"),
     "read-bytes": (65536, "per read"),
-    "cached": (0, "1 = through the page cache"),
     "decode-ms": (4.0, "of a CPU, per batch"),
     "uneven-every": (0, "every so many batches one that takes uneven-ms"),
     "uneven-ms": (0.0, "decoding of an uneven batch"),
@@ -26,7 +25,8 @@ _NUMBERS = {
     "turn-every": (5, "steps of a turn"),
     "turn-read-ms": (0.0, "reading per batch, when it is this rank's turn"),
     "turn-ms": (0.0, "decoding per batch, when it is this rank's turn"),
-    "touch-mb": (0, "memory that decoding goes through"),
+    "hold-mb": (0, "kept in a worker's memory"),
+    "touch-mb": (0, "of that, per batch, in turn"),
     # faults of the loop; amounts are per step unless said
     "host-ms": (0.0, "CPU of the host beside each of eight launches"),
     "item-syncs": (0, "1 = .item() after each launch"),
@@ -41,7 +41,9 @@ _NUMBERS = {
     "gc-every": (0, "steps"),
     "gil-ms": (0.0, "for which another thread keeps the interpreter"),
     "log-ms": (0.0, "writing and syncing a log"),
+    "log-bytes": (4096, "of a line in the file that --log names"),
     "checkpoint-ms": (0.0, "writing a checkpoint"),
+    "checkpoint-mb": (0, "size of a checkpoint, written once however long it takes"),
     "checkpoint-every": (0, "steps"),
     "eval-ms": (0.0, "metrics on the CPU"),
     "eval-every": (0, "steps"),
@@ -64,6 +66,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--write-to", default="", help="for logs and checkpoints; else the folder")
     parser.add_argument("--data", default="", help="file, folder of files, or URL")
     parser.add_argument("--collectives", choices=["host", "device"], default="device")
+    parser.add_argument("--buffered", action="store_true", help="read through the page cache")
+    parser.add_argument("--log", default="", help="written and synced per step, the rank added")
+    parser.add_argument("--checkpoint", default="", help="file of the checkpoint, the rank added")
     parser.add_argument("--chain", action="store_true", help="each rank sends the next its batch")
     parser.add_argument("--own", nargs=2, action="append", default=[], help="RANK NAME=VALUE")
     options = parser.parse_args()

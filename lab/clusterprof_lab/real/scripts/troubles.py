@@ -30,8 +30,9 @@ class Troubles:
             threading.Thread(target=self._hog, daemon=True, name="metrics").start()
         if options.recompile_every:
             self.compiled = self._compiled()
-        if options.log_ms:
-            self.log = os.open(f"{self.folder}/train-{self.rank}.log", os.O_WRONLY | os.O_CREAT)
+        if options.log_ms or options.log:
+            path = options.log or f"{self.folder}/train"
+            self.log = os.open(f"{path}.{self.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def before_forward(self, step: int) -> None:
         """After the batch is there: copies, allocations, compilation."""
@@ -64,7 +65,7 @@ class Troubles:
     def after_step(self, step: int, model: torch.nn.Module, loss: torch.Tensor) -> None:
         """Between two steps of the optimizer: logs, checkpoints, validation."""
         options = self.options
-        if options.log_ms:
+        if options.log_ms or options.log:
             with self.watch.phase("eval-host"):
                 self._write_log(loss.item(), options.log_ms)
         if options.checkpoint_every and step % options.checkpoint_every == (
@@ -79,18 +80,22 @@ class Troubles:
     def _checkpoint(self, model: torch.nn.Module, length_ms: float) -> None:
         self.device.synchronize()
         end_ns, shard = now_ns() + round(length_ms * 1e6), 0
-        while now_ns() < end_ns:
-            path = f"{self.folder}/checkpoint-{self.rank}-{shard}.pt"
-            torch.save({"model": model.state_dict(), "pad": torch.zeros(1 << 18)}, path)
+        size = self.options.checkpoint_mb << 18 or 1 << 18
+        while not shard or now_ns() < end_ns:
+            path = f"{self.options.checkpoint or self.folder + '/checkpoint'}.{self.rank}-{shard}"
+            torch.save({"model": model.state_dict(), "more": torch.zeros(size)}, path)
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
             shard += 1
 
     def _write_log(self, loss: float, length_ms: float) -> None:
         end_ns = now_ns() + round(length_ms * 1e6)
-        while now_ns() < end_ns:
-            os.write(self.log, f"loss {loss:.6f}\n".encode() * 1000)
+        line = f"loss {loss:.6f}\n".encode()
+        while True:
+            os.write(self.log, line * (self.options.log_bytes // len(line)))
             os.fsync(self.log)
+            if now_ns() >= end_ns:
+                return
 
     def _evaluate(self, model: torch.nn.Module, length_ms: float) -> None:
         model.eval()
