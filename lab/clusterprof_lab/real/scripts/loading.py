@@ -104,12 +104,18 @@ class Records(Dataset):
         while time.thread_time_ns() < end_ns:  # of a CPU of its own, however busy the machine is
             sum(i * i % 7 for i in range(200))
 
+    def hold(self, worker: int = 0) -> None:
+        """Fill the memory of this worker, which the kernel is to take away."""
+        size = self.options.hold_mb << 20
+        if size:
+            self.held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            for start in range(0, size, 1 << 20):
+                self.held[start : start + (1 << 20)] = os.urandom(1 << 20)
+
     def _touch(self, batch: int) -> None:
         """Go through a part of what is held, which the kernel may have taken away meanwhile."""
         size, part = self.options.hold_mb << 20, self.options.touch_mb << 20
         if self.held is None:
-            self.held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            for start in range(0, size, 1 << 20):
-                self.held[start : start + (1 << 20)] = os.urandom(1 << 20)
+            self.hold()
         for page in range(batch * part, (batch + 1) * part, mmap.PAGESIZE):
             self.held[page % size]

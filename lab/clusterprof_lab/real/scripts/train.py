@@ -21,7 +21,7 @@ from device import Device
 from loading import ITEMS_PER_BATCH, Records, run_delay_ns
 from options import of_rank, parse
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from troubles import Troubles
 from watch import Watch, now_ns
 
@@ -117,7 +117,9 @@ class Trainer:
         options = self.options
         records = Records(options, self.rank, self.world)
         prefetch = {"prefetch_factor": options.prefetch} if options.workers else {}
-        loader = DataLoader(records, ITEMS_PER_BATCH, num_workers=options.workers, **prefetch)
+        loader = DataLoader(
+            records, ITEMS_PER_BATCH, num_workers=options.workers, worker_init_fn=hold, **prefetch
+        )
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001)
         self.loss = torch.zeros(())
         batches = iter(loader)
@@ -195,6 +197,10 @@ def optimizer_step(trainer: Trainer) -> None:
     if not hasattr(trainer, "optimizer"):
         trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.001)
     trainer.optimizer.step()
+
+
+def hold(worker: int) -> None:
+    get_worker_info().dataset.hold()
 
 
 def burn_cpu(length_ms: float) -> None:
