@@ -47,7 +47,7 @@ def test_a_late_loader_is_felt_by_itself_and_by_who_waits_for_it() -> None:
     )  # fmt: skip
     other = life(0, 180, busy=[busy(0, 110)], operations=[together(0, 110, 178)])
     zero, one = felt({0: other, 1: late})
-    own = {"storage": 30, "decode": 25, "contention": 5}
+    own = {"storage": 30, "decode": 15, "hand-over": 10, "contention": 5}
     waited = {(part, 1): ns * MS for part, ns in own.items()}
     rest = {("loop", OWN): 2 * MS, ("transfer", NOBODY): 8 * MS}
     assert {key: ns for key, ns in zero.items() if ns} == waited | rest

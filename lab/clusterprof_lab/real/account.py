@@ -24,7 +24,9 @@ from clusterprof_lab.truth import OTHER
 
 WORK, TRANSFER = "work", "transfer"
 STORAGE, DECODE, BLOCKED, CONTENTION, LOOP = "storage", "decode", "blocked", "contention", "loop"
-"""Parts whose leaf depends on what was injected; anything else is a leaf already."""
+HAND_OVER = "hand-over"
+"""Parts whose leaf depends on what was injected; anything else is a leaf already. A batch is handed
+over from its last item until the training process has it."""
 THROTTLED, COPY, STARTUP = "device-throttled", "h2d-copy", "startup"
 NOBODY, OWN = -1, -2
 Key = tuple[str, int, int, int]
@@ -166,7 +168,7 @@ def _data_wait(phase: Phase, items: Sequence[Item], first: bool) -> list[Piece]:
     # What is left of the wait: items are put together, packed, sent and unpacked.
     rest_ns = phase.end_ns - phase.start_ns - sum(one.end_ns - one.start_ns for one in inside)
     late_ns = min(phase.delay_ns, rest_ns)
-    way = ((DECODE, rest_ns - late_ns), (CONTENTION, late_ns))
+    way = ((HAND_OVER, rest_ns - late_ns), (CONTENTION, late_ns))
     return [*inside, Piece(phase.start_ns, phase.end_ns, way)]
 
 

@@ -14,6 +14,7 @@ from clusterprof_lab.truth import OTHER, Injected, Lost, Place, Truth
 # Part -> the leaves it may be, the first when the scenario names none of them.
 _MAY_BE = {
     account.DECODE: ("cpu-preprocess", "cpu-loader-config"),
+    account.HAND_OVER: ("cpu-preprocess", "cpu-loader-config", "cpu-memory"),
     account.CONTENTION: ("cpu-contention", "cpu-throttled"),
     account.BLOCKED: (OTHER, "cpu-memory"),
     account.LOOP: (OTHER, "launch-bound", "h2d-sync"),
