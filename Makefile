@@ -64,10 +64,10 @@ bench: $(VENV)/torch ## speed and cost, as ratios in one run
 	$(BIN)/python -m bench
 
 lab-cluster: $(VENV)/torch ## real faults on two nodes made of namespaces (root): recordings beside the truth
-	$(BIN)/python -m tests.lab.cluster
+	$(BIN)/python -m clusterprof_lab.real.accept
 
 accept-cluster: $(VENV)/torch ## the same three times over, analyses and rules of thumb judged by the truth (15 minutes)
-	$(BIN)/python -m tests.lab.cluster --judge
+	$(BIN)/python -m clusterprof_lab.real.accept --judge
 
 blame-check: $(VENV)/dev ## who was at fault in 403 synthetic jobs; the bound of clocks in 10,000 trials
 	$(BIN)/python -m bench blame_truth clock_bound

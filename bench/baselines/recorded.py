@@ -1,7 +1,8 @@
 """A recording as the rules of `rules.py` want it, and two rules that need counters.
 
-Only for recordings of nodes that share a monotonic clock, as those of `tests/lab/cluster` do: the
-rules compare arrivals on a common clock. What was before a rank's first wait for data is left out.
+Only for recordings of nodes that share a monotonic clock, as those of `clusterprof_lab.real` do:
+the rules compare arrivals on a common clock. What was before a rank's first wait for data is left
+out.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, Unavailable
@@ -22,17 +22,27 @@ from clusterprof.linux.held import HeldFolder
 from clusterprof.signals import (
     GPU_BUSY_TIME,
     GPU_MEMORY_USED,
+    GPU_PCIE_RECEIVE,
+    GPU_POWER,
+    GPU_SM_ACTIVE,
     GPU_SM_CLOCK,
+    GPU_SM_CLOCK_MAX,
     GPU_THROTTLE,
     Signal,
 )
 
-SIGNALS = (GPU_BUSY_TIME, GPU_SM_CLOCK, GPU_THROTTLE, GPU_MEMORY_USED)
+SIGNALS = (
+    GPU_BUSY_TIME, GPU_SM_CLOCK, GPU_THROTTLE, GPU_MEMORY_USED,
+    GPU_SM_CLOCK_MAX, GPU_SM_ACTIVE, GPU_POWER, GPU_PCIE_RECEIVE,
+)  # fmt: skip
+COMPUTES_ON_RATIO, WAITS_ON_RATIO = 0.9, 0.05
+"""Of the multiprocessors: of a kernel that computes, and of a collective that is resident."""
+IDLE_WATTS, RESIDENT_WATTS, ACTIVE_WATTS = 90.0, 110.0, 500.0
 
-_MAGIC = b"CPEMU01\n"
+_MAGIC = b"CPEMU02\n"
 _PAGE_BYTES = 4096
 _VERSION = struct.Struct("<Q")
-_PAGE = struct.Struct("<8sQQQqqqqqqq")  # the whole of section 6, from offset 0
+_PAGE = struct.Struct("<8sQQQ11q")  # the whole of section 6, from offset 0
 _TRIES = 100
 # The kernel's file times advance with its tick (1 to 10 ms): a file born just after a look can
 # leave the folder's time as it was, so a folder is looked at again until its time is this old.
@@ -40,7 +50,7 @@ _SETTLED_NS = 50_000_000
 
 
 class GpuEmulatedCollector:
-    """Busy time, clock, throttle reasons and memory of emulated accelerators."""
+    """Busy time, activity, clock, throttle reasons, power, copies of emulated accelerators."""
 
     name: ClassVar[str] = "gpu_emulated"
     isolated: ClassVar[bool] = False
@@ -51,6 +61,7 @@ class GpuEmulatedCollector:
         self._folder = None if run_dir is None else HeldFolder(run_dir / "devices")
         self._clock = clock
         self._pages: dict[str, mmap.mmap] = {}
+        self._before: dict[str, _Page] = {}
 
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Map every device; raises Unavailable (absent) where there is no run directory."""
@@ -68,8 +79,13 @@ class GpuEmulatedCollector:
         if self._has_changed():
             raise DevicesChanged("emulated accelerators came or went")
         values: list[Value] = []
-        for page in self._pages.values():
-            values += _read(page, self._clock)
+        for device, page in self._pages.items():
+            now = _read(page, self._clock)
+            if now is None:
+                values += [_TORN] * len(SIGNALS)
+                continue
+            values += _values(now, self._before.get(device))
+            self._before[device] = now
         return values
 
     def inventory(self) -> list[dict[str, Any]]:
@@ -93,7 +109,7 @@ class GpuEmulatedCollector:
         """Unmap the devices."""
         for page in self._pages.values():
             page.close()
-        self._pages = {}
+        self._pages, self._before = {}, {}
         if self._folder is not None:
             self._folder.close()
 
@@ -143,14 +159,55 @@ def _map(path: Path) -> mmap.mmap | None:
     return page
 
 
-def _read(page: mmap.mmap, clock: Callable[[], int]) -> list[Value]:
+class _Page(NamedTuple):
+    """What a device's page said at an instant."""
+
+    t_ns: int
+    busy_ns: int
+    resident_ns: int
+    """Part of the busy time in which collectives were resident."""
+    clock_hertz: int
+    throttle_bits: int
+    memory_bytes: int
+    clock_max_hertz: int
+    copied_bytes: int
+
+
+_TORN = Unavailable("failed", "its process stopped while it wrote the device's page", "")
+
+
+def _read(page: mmap.mmap, clock: Callable[[], int]) -> _Page | None:
     """Read one device: a version that is odd, or changes meanwhile, means to read again."""
     for _ in range(_TRIES):
         fields = _PAGE.unpack_from(page)
         now_ns = clock()  # before the check, so that nothing was submitted between page and clock
         if fields[1] % 2 == 0 and _VERSION.unpack_from(page, 8)[0] == fields[1]:
             scheduled_ns, end_ns, clock_hertz, throttle_bits, memory_bytes = fields[4:9]
-            busy_ns = scheduled_ns - max(0, end_ns - now_ns)
-            return [busy_ns, clock_hertz, throttle_bits, memory_bytes]
-    torn = Unavailable("failed", "its process stopped while it wrote the device's page", "")
-    return [torn] * len(SIGNALS)
+            resident_ns, since_ns, clock_max_hertz, copied_bytes = fields[11:15]
+            waiting_ns = max(0, now_ns - since_ns) if since_ns else 0
+            busy_ns = scheduled_ns - max(0, end_ns - now_ns) + waiting_ns
+            return _Page(
+                now_ns, busy_ns, resident_ns + waiting_ns, clock_hertz, throttle_bits, memory_bytes,
+                clock_max_hertz, copied_bytes,
+            )  # fmt: skip
+    return None
+
+
+def _values(now: _Page, before: _Page | None) -> list[Value]:
+    """Return the values in the order of `SIGNALS`; rates are of the time since the sample before.
+
+    Power is a model: what a device takes at rest, more for any resident kernel, most for one that
+    computes.
+    """
+    exact: list[Value] = [now.busy_ns, now.clock_hertz, now.throttle_bits, now.memory_bytes]
+    exact.append(now.clock_max_hertz)
+    if before is None or now.t_ns <= before.t_ns:
+        first = Unavailable("absent", "known from the second sample on", "")
+        return [*exact, first, first, first]
+    length_ns = now.t_ns - before.t_ns
+    resident = (now.resident_ns - before.resident_ns) / length_ns
+    computing = max(0.0, (now.busy_ns - before.busy_ns) / length_ns - resident)
+    active = COMPUTES_ON_RATIO * computing + WAITS_ON_RATIO * resident
+    watts = IDLE_WATTS + RESIDENT_WATTS * (computing + resident)
+    watts += ACTIVE_WATTS * active * now.clock_hertz / now.clock_max_hertz
+    return [*exact, active, watts, (now.copied_bytes - before.copied_bytes) * 1e9 / length_ns]

@@ -22,6 +22,7 @@ import os
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from clusterprof.errors import ClusterprofError
@@ -29,14 +30,14 @@ from clusterprof.linux.processes import Identity, read_identity
 from clusterprof.linux.roots import Roots
 
 PAGE_BYTES = 4096
-MAGIC = b"CPEMU01\n"
+MAGIC = b"CPEMU02\n"
 QUEUE_DEPTH = 1024  # launches in flight before the host is held back, as many as CUDA allows
 CLOCK_HERTZ = 1_980_000_000
 PINNED_BYTES_PER_SECOND = 25_000_000_000
 PAGEABLE_BYTES_PER_SECOND = 6_000_000_000
 
 _VERSION_AT, _PID_AT, _BODY_AT = 8, 16, 32
-_BODY = struct.Struct("<qqqqqqq")  # scheduled, end, clock, throttle, memory, launches, first
+_BODY = struct.Struct("<11q")  # the fields of section 6 from offset 32 on
 _NS = 1_000_000_000
 
 
@@ -55,6 +56,7 @@ class EmulatedAccelerator:
         self._owner = os.getpid()
         self._first_ns = self._end_ns = self._copied_ns = time.monotonic_ns()
         self._scheduled_ns = self._launches = self._throttle_bits = self._memory_bytes = 0
+        self._resident_ns = self._waiting_since_ns = self._copied_bytes = 0
         self._clock_hertz = CLOCK_HERTZ
         self._version = 0
         self._page = mmap.mmap(-1, PAGE_BYTES) if path is None else self._create(path)
@@ -84,15 +86,16 @@ class EmulatedAccelerator:
                 continue  # another rank was quicker
         raise ClusterprofError(f"{folder}: no free device number", "remove old *.emulated files")
 
-    def submit(self, duration_ns: int) -> int:
+    def submit(self, duration_ns: int, at_ns: int | None = None) -> int:
         """Queue work of `duration_ns` at full clock and return when it will end (monotonic ns).
 
-        Returns at once unless the queue is full; then sleeps until its oldest work is done.
+        Returns at once unless the queue is full; then sleeps until its oldest work is done. With
+        `at_ns` it counts as queued then, as it did for a host that had gone on.
         """
         if os.getpid() != self._owner:
             raise ClusterprofError("an emulated accelerator cannot be used in a forked child")
         self._hold_back()
-        start_ns = max(time.monotonic_ns(), self._end_ns)
+        start_ns = max(time.monotonic_ns() if at_ns is None else at_ns, self._end_ns)
         length_ns = duration_ns * CLOCK_HERTZ // self._clock_hertz
         self._end_ns = start_ns + length_ns
         self._scheduled_ns += length_ns
@@ -102,6 +105,26 @@ class EmulatedAccelerator:
             self.log.append((start_ns, self._end_ns))
         self._write()
         return self._end_ns
+
+    def wait_on_device(self, wait: Callable[[], None], at_ns: int | None = None) -> tuple[int, int]:
+        """Run `wait` with a kernel resident, as a collective on a device; return its start and end.
+
+        The device reads as busy from where its queue ends until `wait` returns, and computes
+        nothing. `wait` begins when the work queued before is done; nothing may be submitted then.
+        """
+        start_ns = max(time.monotonic_ns() if at_ns is None else at_ns, self._end_ns)
+        self._waiting_since_ns = start_ns
+        self._launches += 1
+        self._write()
+        _sleep_until(start_ns)
+        wait()
+        end_ns = max(time.monotonic_ns(), start_ns)
+        self._waiting_since_ns = 0
+        self._scheduled_ns += end_ns - start_ns
+        self._resident_ns += end_ns - start_ns
+        self._end_ns = end_ns
+        self._write()
+        return start_ns, end_ns
 
     def synchronize(self) -> None:
         """Sleep until everything submitted so far is done."""
@@ -116,20 +139,30 @@ class EmulatedAccelerator:
         work submitted later does not begin before it. A copy is not busy time, as in NVML.
         """
         if pinned:
+            self._copied_bytes += size_bytes
+            self._write()
             began_ns = max(time.monotonic_ns(), self._copied_ns)
             self._copied_ns = began_ns + size_bytes * _NS // PINNED_BYTES_PER_SECOND
             return self._copied_ns
         self.synchronize()
+        self._copied_bytes += size_bytes
+        self._write()
         self._copied_ns = time.monotonic_ns() + size_bytes * _NS // PAGEABLE_BYTES_PER_SECOND
         _sleep_until(self._copied_ns)
         return self._copied_ns
+
+    @property
+    def end_ns(self) -> int:
+        """When the last work submitted ends, and the copies that later work waits for."""
+        return max(self._end_ns, self._copied_ns)
 
     def busy_ns(self, t_ns: int) -> int:
         """Return the exact time the device was busy from its beginning to `t_ns`.
 
         Exact for any `t_ns` not before the last `submit`.
         """
-        return self._scheduled_ns - max(0, self._end_ns - t_ns)
+        waiting_ns = max(0, t_ns - self._waiting_since_ns) if self._waiting_since_ns else 0
+        return self._scheduled_ns - max(0, self._end_ns - t_ns) + waiting_ns
 
     def throttle(self, clock_ratio: float, bits: int) -> None:
         """Run at this share of the full clock from now on; `bits` as in `gpu.throttle_bits`."""
@@ -199,6 +232,10 @@ class EmulatedAccelerator:
             self._memory_bytes,
             self._launches,
             self._first_ns,
+            self._resident_ns,
+            self._waiting_since_ns,
+            CLOCK_HERTZ,
+            self._copied_bytes,
         )
         self._version += 2
         struct.pack_into("<Q", self._page, _VERSION_AT, self._version)

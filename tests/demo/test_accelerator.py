@@ -91,7 +91,7 @@ def test_the_page_is_the_one_of_the_contract(tmp_path: Path) -> None:
     assert len(page) == 4096
     magic, version, pid, ticks = struct.unpack_from("<8sQQQ", page)
     started = int(Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[19])
-    assert (magic, version % 2, pid, ticks) == (b"CPEMU01\n", 0, os.getpid(), started)
+    assert (magic, version % 2, pid, ticks) == (b"CPEMU02\n", 0, os.getpid(), started)
     first = device.log[0][0]
     body = struct.unpack_from("<qqqqqqq", page, 32)
     assert body[:6] == (4 * MS, end, CLOCK_HERTZ, 0x20, 123, 1)
@@ -133,16 +133,50 @@ def test_the_collector_reads_exactly_what_was_submitted(tmp_path: Path) -> None:
     opened = collector(tmp_path, end - 3 * MS)
     columns = opened.open()
     names = ["gpu.busy_ns_total", "gpu.sm_clock_hertz", "gpu.throttle_bits"]
-    names.append("gpu.memory_used_bytes")
+    names += ["gpu.memory_used_bytes", "gpu.sm_clock_max_hertz", "gpu.sm_active_ratio"]
+    names += ["gpu.power_watts", "gpu.pcie_receive_bytes_per_second"]
     assert [(signal.name, device) for signal, device in columns] == [
         (name, device) for device in ("emulated-2", "emulated-10") for name in names
     ]
-    first = [5 * MS, CLOCK_HERTZ // 2, 0x40, 1 << 30]
-    assert list(opened.sample()) == [*first, 0, CLOCK_HERTZ, 0, 0]
+    unknown = [Unavailable("absent", "known from the second sample on", "")] * 3
+    first = [5 * MS, CLOCK_HERTZ // 2, 0x40, 1 << 30, CLOCK_HERTZ, *unknown]
+    assert list(opened.sample()) == [*first, 0, CLOCK_HERTZ, 0, 0, CLOCK_HERTZ, *unknown]
     inventory = opened.inventory()
     assert [entry["id"] for entry in inventory] == ["emulated-2", "emulated-10"]
     assert all(entry["emulated"] and entry["pid"] == os.getpid() for entry in inventory)
     opened.close()
+
+
+def test_a_resident_collective_is_busy_and_computes_nothing(tmp_path: Path) -> None:
+    """4 ms of work, then 30 ms or more in a collective; looked at while it waits and afterwards."""
+    (tmp_path / "devices").mkdir()
+    device = EmulatedAccelerator(tmp_path / "devices/0.emulated")
+    now_ns = [0]
+    opened = GpuEmulatedCollector(Context(Roots(), tmp_path, lambda: []), clock=lambda: now_ns[0])
+    opened.open()
+    begun = device.submit(4 * MS)
+    samples = []
+
+    def wait() -> None:
+        for after in (0, 10 * MS):
+            now_ns[0] = begun + after
+            samples.append(list(opened.sample()))
+        time.sleep(0.03)
+
+    start, end = device.wait_on_device(wait)
+    assert start == begun and end - start >= 30 * MS
+    device.copy(60_000_000)  # takes 10 ms at 6 GB/s, in which the device is idle
+    now_ns[0] = end + 10 * MS
+    samples.append(list(opened.sample()))
+    assert [one[0] for one in samples] == [4 * MS, 14 * MS, 4 * MS + end - start]
+    _, waiting, after = samples
+    assert waiting[5:] == [0.05, 90 + 110 + 500 * 0.05, 0.0]
+    part = (end - start - 10 * MS) / (end - start)  # of the time since, the rest is idle
+    assert after[5:7] == pytest.approx([0.05 * part, 90 + 135 * part])
+    assert after[7] == pytest.approx(60_000_000e9 / (end - start))
+    assert device.busy_ns(end) == 4 * MS + end - start
+    queued = device.submit(2 * MS, at_ns=end + 5 * MS)  # by a host that did not wait
+    assert device.log[-1] == (end + 5 * MS, queued)
 
 
 def test_a_device_that_comes_or_is_replaced_asks_to_be_opened_anew(tmp_path: Path) -> None:
@@ -155,8 +189,8 @@ def test_a_device_that_comes_or_is_replaced_asks_to_be_opened_anew(tmp_path: Pat
     with pytest.raises(DevicesChanged):
         opened.sample()
     opened.close()
-    assert len(opened.open()) == 4
-    assert len(opened.sample()) == 4
+    assert len(opened.open()) == 8
+    assert len(opened.sample()) == 8
     page = path.read_bytes()
     path.unlink()
     path.write_bytes(page)
@@ -175,7 +209,7 @@ def test_a_page_that_was_left_half_written_is_a_reason_not_a_number(tmp_path: Pa
     opened = collector(tmp_path)
     opened.open()
     torn = Unavailable("failed", "its process stopped while it wrote the device's page", "")
-    assert list(opened.sample()) == [torn] * 4
+    assert list(opened.sample()) == [torn] * 8
     opened.close()
 
 

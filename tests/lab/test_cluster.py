@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab.cluster.cable import Cable, Link, build
-from lab.cluster.job import SCRIPT, Said, environment, train
-from lab.cluster.node import Node, why_not_here
-from lab.cluster.truth import truth
 
 from clusterprof.trace.reader import NodeReader, node_folders
 from clusterprof.trace.schema import Columns, Event, Header
+from clusterprof_lab.real.accept.truth import truth
+from clusterprof_lab.real.cable import Cable, Link, build
+from clusterprof_lab.real.job import SCRIPT, Said, environment, train
+from clusterprof_lab.real.node import Node, why_not_here
 
 _REASON = why_not_here()
 pytestmark = pytest.mark.skipif(bool(_REASON), reason=f"no nodes on this machine: {_REASON}")
@@ -180,17 +180,17 @@ def test_losses_are_counted_and_as_many_as_asked_for(nodes: list[Node], cable: C
 def test_a_node_and_its_cable_do_not_outlive_the_process_that_made_them(program: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from lab.cluster.cable import Cable\n"
-        "from lab.cluster.node import Node\n"
+        "from clusterprof_lab.real.cable import Cable\n"
+        "from clusterprof_lab.real.node import Node\n"
         "node = Node(0, ['gone']); cable = Cable(Path(sys.argv[1]), [node])\n"
         "node.start('sleep', '1000')\n"
         "print(node.pid, cable._process.pid, node.cpu_group, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    tests = str(Path(__file__).parent.parent)
+    lab = str(Path(__file__).resolve().parents[2] / "lab")
     done = subprocess.run(
         [sys.executable, "-c", code, str(program)],
-        capture_output=True, text=True, timeout=30, env={**os.environ, "PYTHONPATH": tests},
+        capture_output=True, text=True, timeout=30, env={**os.environ, "PYTHONPATH": lab},
     )  # fmt: skip
     *pids, group = done.stdout.split()
     assert len(pids) == 2, done.stderr

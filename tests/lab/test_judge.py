@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from lab.cluster.faults import CONTENTION, NETWORK, PREPROCESSING, STORAGE, Expected, Scenario
-from lab.cluster.judge import judged, lines_of, summary
-from lab.cluster.truth import NOBODY, shares, truth
+from clusterprof_lab.real.accept.faults import (
+    CONTENTION,
+    NETWORK,
+    PREPROCESSING,
+    STORAGE,
+    Expected,
+    Scenario,
+)
+from clusterprof_lab.real.accept.judge import judged, lines_of, summary
+from clusterprof_lab.real.accept.truth import NOBODY, shares, truth
 
 MS = 1_000_000
 TIMES = ("asked_ns", "got_ns", "received_ns", "passed_ns", "arrived_ns", "left_ns")
@@ -171,7 +178,7 @@ def test_the_summary_counts_who_was_blamed_by_whom() -> None:
 
 
 def test_every_scenario_of_the_issue_is_there_and_expects_what_it_breaks() -> None:
-    from lab.cluster.faults import SCENARIOS, SYNCHRONIZATION
+    from clusterprof_lab.real.accept.faults import SCENARIOS, SYNCHRONIZATION
 
     expected = {one.name: [part.causes for part in one.expected] for one in SCENARIOS}
     assert expected == {

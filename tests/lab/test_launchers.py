@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab.cluster.cable import Cable, build
-from lab.cluster.job import wait_for_recorder
-from lab.cluster.node import Node, why_not_here
-from lab.cluster.slurm import program, slurm, why_not_slurm
 from recorder.recording_runs import RECORD, environment, records_of, wait_for_end
 
 from clusterprof.trace.reader import NodeReader, node_folders
 from clusterprof.trace.schema import Event, Header, Record
+from clusterprof_lab.real.cable import Cable, build
+from clusterprof_lab.real.job import wait_for_recorder
+from clusterprof_lab.real.node import Node, why_not_here
+from clusterprof_lab.real.slurm import program, slurm, why_not_slurm
 
 # name -> its commands, what they say of themselves, options for two ranks, Debian's package
 LAUNCHERS = {

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab.cluster.cable import Cable, Link, build
-from lab.cluster.node import Node, address_of, why_not_here
 
 import clusterprof
+from clusterprof_lab.real.cable import Cable, Link, build
+from clusterprof_lab.real.node import Node, address_of, why_not_here
 
 _REASON = why_not_here()
 pytestmark = pytest.mark.skipif(bool(_REASON), reason=f"no nodes on this machine: {_REASON}")

@@ -36,6 +36,7 @@ typedef struct frame {
 
 typedef struct {
     frame_t *first, **last;
+    int64_t rate_bits; /* 0 = that of the port */
     int64_t free_ns, latest_ns; /* when the line is free again; when the last frame comes out */
     uint64_t frames, bytes, lost, overflowed, queued_bytes_at_most;
 } way_t;
@@ -72,8 +73,9 @@ static void enter(port_t *port, way_t *way, frame_t *frame, int64_t at_ns) {
         return;
     }
     int64_t start = way->free_ns > at_ns ? way->free_ns : at_ns;
-    if (port->rate_bits) {
-        uint64_t queued = (uint64_t)((start - at_ns) * (port->rate_bits / 8e9));
+    int64_t rate_bits = way->rate_bits ? way->rate_bits : port->rate_bits;
+    if (rate_bits) {
+        uint64_t queued = (uint64_t)((start - at_ns) * (rate_bits / 8e9));
         if (queued + frame->bytes > (uint64_t)port->queue_bytes) {
             way->overflowed++;
             free(frame);
@@ -81,7 +83,7 @@ static void enter(port_t *port, way_t *way, frame_t *frame, int64_t at_ns) {
         }
         if (queued + frame->bytes > way->queued_bytes_at_most)
             way->queued_bytes_at_most = queued + frame->bytes;
-        start += (int64_t)(frame->bytes * 8e9 / port->rate_bits);
+        start += (int64_t)(frame->bytes * 8e9 / rate_bits);
     }
     way->free_ns = start;
     frame->due_ns = start + port->delay_ns;
@@ -191,6 +193,9 @@ static int obey(int real_time) {
             ports[port].rate_bits = rate, ports[port].delay_ns = delay;
             ports[port].jitter_ns = jitter, ports[port].loss_ppm = loss;
             ports[port].queue_bytes = queue;
+        } else if (sscanf(text, "down %d %ld", &port, &rate) == 2 && port >= 0 &&
+                   port < port_count) {
+            ports[port].down.rate_bits = rate;
         } else if (!strcmp(text, "count")) {
             say_counts(real_time);
         }

@@ -74,6 +74,10 @@ class Cable:
         values = (link.rate_bits_per_second, delay_ns, jitter_ns, loss_per_million)
         self._order(f"set {port} {' '.join(map(str, values))} {link.queue_bytes}")
 
+    def one_way(self, port: int, rate_bits_per_second: int) -> None:
+        """Give what goes towards a node another rate than its link has; 0 = the link's."""
+        self._order(f"down {port} {rate_bits_per_second}")
+
     def counts(self) -> dict[str, Any]:
         """Return what went through each port, up and down: frames, bytes, lost, overflowed."""
         self._order("count")

@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from json import dumps
 from pathlib import Path
 from types import TracebackType
@@ -70,6 +70,23 @@ def _cpu_group(name: str) -> Path | None:
     return None
 
 
+def _removes(group: Path) -> subprocess.Popen[Any]:
+    """Start the process that removes a group when our end of its pipe is closed."""
+    remove = ("sh", "-c", _REMOVE, str(group))
+    return subprocess.Popen(remove, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+@contextmanager
+def first_of_all(name: str) -> Iterator[list[Path]]:
+    """Make a control group for a job of this machine itself, none where that is not allowed."""
+    group = _cpu_group(name)
+    if group is None:
+        yield []
+        return
+    with _removes(group):
+        yield [group]
+
+
 class Node:
     """One node; a context manager, and gone when this process is, however it ends."""
 
@@ -102,8 +119,7 @@ class Node:
         self.cpu_group = _cpu_group(self.name)
         self._guard: subprocess.Popen[Any] | None = None
         if self.cpu_group is not None:
-            remove = ("sh", "-c", _REMOVE, str(self.cpu_group))
-            self._guard = subprocess.Popen(remove, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            self._guard = _removes(self.cpu_group)
 
     @property
     def root(self) -> Path:

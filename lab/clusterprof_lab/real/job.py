@@ -14,7 +14,7 @@ from typing import Any
 
 from .node import Node
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "train_ddp.py"
+SCRIPT = Path(__file__).parent / "scripts" / "train_ddp.py"
 PORT = 29400
 _LEFT_BY_LAUNCHERS = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_", "PET_", "CLUSTERPROF_")
 _ENOUGH_S = 120.0

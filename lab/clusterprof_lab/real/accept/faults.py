@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .cable import Link
-from .node import Node
+from ..cable import Link
+from ..node import Node
 
 DATA_BYTES = 64 << 20
 SLOW_DISK_BYTES_PER_SECOND = 8_000_000

@@ -1,4 +1,4 @@
-"""`python -m tests.lab.cluster [--judge] [--out DIR] [SCENARIO…]`: record real multi-node jobs.
+"""`python -m clusterprof_lab.real.accept [--judge] [--out DIR] [SCENARIO…]`: nine judged jobs.
 
 Every scenario leaves `DIR/<scenario>/recording` and `DIR/<scenario>/truth.json`: the truth is from
 the job's own stopwatches, not from the recording. With `--judge` every scenario runs several times,
@@ -18,14 +18,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from .cable import Cable, Link, build
+from ..cable import Cable, Link, build
+from ..job import train
+from ..node import Node, why_not_here
 from .faults import SCENARIOS, Scenario, command_options, hogs, make_records, slow_disk
-from .job import train
 from .judge import HEADER, Run, analysed, judged, lines_of, summary
-from .node import Node, why_not_here
 from .truth import table, truth
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 KNOWN = {scenario.name: scenario for scenario in SCENARIOS}
 
 
@@ -80,7 +80,9 @@ def record(names: list[str], out: Path, options: argparse.Namespace) -> Iterator
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.lab.cluster", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m clusterprof_lab.real.accept", description=__doc__
+    )
     parser.add_argument("scenario", nargs="*", help=f"of {', '.join(KNOWN)}; all without any")
     parser.add_argument("--out", type=Path, help="a new folder for recordings and truths")
     parser.add_argument("--steps", type=int, default=20)

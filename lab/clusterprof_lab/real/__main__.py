@@ -1,0 +1,111 @@
+"""`clusterprof-lab run|list`: scenarios of the corpus as real jobs, each beside its truth.
+
+Every trial leaves `OUT/<trial>/recording` and `OUT/<trial>/truth.json`. What cannot be run here is
+told with its reason and written to `OUT/not-run.json`; it is never a pass. Exit codes: 0 all that
+could be run was run, 1 a job failed, 2 wrong options, 4 nothing could be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+from clusterprof_lab.real import trial as trials
+from clusterprof_lab.scenario import (
+    CORPUS,
+    SEVERITIES,
+    Scenario,
+    ScenarioError,
+    Split,
+    Trial,
+    load_corpus,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the command line says; return the exit code."""
+    options = _parse(argv)
+    try:
+        corpus = load_corpus(options.corpus)
+    except ScenarioError as error:
+        print(f"clusterprof-lab: {error}", file=sys.stderr)
+        return 2
+    if options.command == "list":
+        return _list(corpus)
+    known = {scenario.id: scenario for scenario in corpus}
+    unknown = sorted(set(options.scenario) - set(known))
+    if unknown:
+        print(f"clusterprof-lab: no scenario {', '.join(unknown)}: see list", file=sys.stderr)
+        return 2
+    chosen = [known[name] for name in options.scenario] or list(corpus)
+    return _run(list(_trials(chosen, options)), options.out.absolute())
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="clusterprof-lab", description=__doc__)
+    parser.add_argument("--corpus", type=Path, default=CORPUS, help="folder of scenario files")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="all scenarios, and which can be run here")
+    run = commands.add_parser("run", help="run scenarios for real")
+    run.add_argument("--scenario", nargs="+", default=[], metavar="ID", help="all without any")
+    run.add_argument("--severity", nargs="+", choices=SEVERITIES, default=list(SEVERITIES))
+    run.add_argument("--seeds", type=int, default=3, help="of each, from 0 (default: 3)")
+    run.add_argument("--split", choices=get_args(Split), default="dev")
+    run.add_argument("--out", type=Path, required=True, help="folder; what is there is kept")
+    return parser.parse_args(argv)
+
+
+def _list(corpus: Sequence[Scenario]) -> int:
+    for scenario in corpus:
+        reason = trials.why_not_here(scenario)
+        print(f"{scenario.id:<26}{scenario.group:<14}{f'not run: {reason}' if reason else 'ok'}")
+    return 0
+
+
+def _trials(chosen: Sequence[Scenario], options: argparse.Namespace) -> Iterator[Trial]:
+    for scenario in chosen:
+        # A null has no severity: one is as good as another.
+        severities = options.severity if scenario.wanted.family else options.severity[:1]
+        for severity in severities:
+            for seed in range(options.seeds):
+                yield Trial(scenario, severity, seed, options.split)
+
+
+def _run(wanted: Sequence[Trial], out: Path) -> int:
+    out.mkdir(parents=True, exist_ok=True)
+    not_run: dict[str, str] = {}
+    failed = done = 0
+    for one in wanted:
+        reason = trials.why_not_here(one.scenario)
+        if reason:
+            not_run[one.name] = reason
+            print(f"{one.name}: not run: {reason}", flush=True)
+            continue
+        if (out / one.name / "truth.json").exists():
+            done += 1
+            print(f"{one.name}: there already", flush=True)
+            continue
+        began = time.monotonic()
+        try:
+            trials.run(one, out)
+        except (RuntimeError, OSError) as error:
+            failed += 1
+            not_run[one.name] = f"failed: {error}"
+            print(f"{one.name}: {error}", file=sys.stderr, flush=True)
+            continue
+        done += 1
+        print(f"{one.name}: {time.monotonic() - began:.0f} s", flush=True)
+    (out / "not-run.json").write_text(json.dumps(not_run, indent=1) + "\n")
+    print(f"{done} of {len(wanted)} run")
+    if failed:
+        return 1
+    return 0 if done or not wanted else 4
+
+
+if __name__ == "__main__":
+    sys.exit(main())

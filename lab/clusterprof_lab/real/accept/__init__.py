@@ -1,0 +1,1 @@
+"""Nine acceptance scenarios on two nodes, judged by the stopwatches of the job itself."""

@@ -1,0 +1,260 @@
+"""Every nanosecond of a device inside steps: computing, or lost to what and through whom.
+
+Per rank the time from its first step to its last is cut into pieces: the device computed (its log),
+was in an operation with others, or stood still; a piece that it stood still is charged to what the
+host did then. Whoever comes last to an operation keeps the others waiting for exactly the time by
+which it had spent more since all were together; what it had more of shares the wait in proportion,
+under the same culprits. Integers throughout: what is lost adds up to the nanosecond.
+
+    device log   compute        idle             operation 7       idle
+    host                        data wait        (whatever)        checkpoint
+    charged      -              the loader's     last comer's,     checkpoint
+                                own time         then transfer
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from clusterprof_lab.real.told import Item, Life, Phase
+from clusterprof_lab.truth import OTHER
+
+WORK, TRANSFER = "work", "transfer"
+STORAGE, DECODE, BLOCKED, CONTENTION, LOOP = "storage", "decode", "blocked", "contention", "loop"
+HAND_OVER = "hand-over"
+"""Parts whose leaf depends on what was injected; anything else is a leaf already. A batch is handed
+over from its last item until the training process has it."""
+THROTTLED, COPY, STARTUP = "device-throttled", "h2d-copy", "startup"
+NOBODY, OWN = -1, -2
+Key = tuple[str, int, int, int]
+Weights = tuple[tuple[str, int], ...]
+Sums = dict[tuple[str, int], int]
+"""(part, culprit) -> ns."""
+
+
+class Piece(NamedTuple):
+    """A stretch of one device's time; an operation when `key` is set."""
+
+    start_ns: int
+    end_ns: int
+    weights: Weights
+    key: Key | None = None
+
+
+def shared(ns: int, weights: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Split `ns` by weight into integers with the same sum: the largest remainders round up."""
+    total = sum(weight for _, weight in weights)
+    if total <= 0:
+        return [(OTHER, ns)]
+    parts = [(ns * weight // total, ns * weight % total) for _, weight in weights]
+    missing = ns - sum(part for part, _ in parts)
+    order = sorted(range(len(parts)), key=lambda row: -parts[row][1])[:missing]
+    return [(name, parts[row][0] + (row in order)) for row, (name, _) in enumerate(weights)]
+
+
+def pieces(life: Life) -> list[Piece]:
+    """Cut a life's time in steps into pieces without gap or overlap."""
+    out: list[Piece] = []
+    host = list(_host(life))
+    fixed = [Piece(one.come_ns, one.left_ns, (), one.key) for one in life.operations]
+    for one in life.busy:
+        if one.what == "compute":
+            useful = one.end_ns - one.start_ns - one.slowed_ns
+            weights = ((WORK, useful), (THROTTLED, one.slowed_ns))
+            fixed.append(Piece(one.start_ns, one.end_ns, weights))
+    at_ns = life.began_ns
+    for piece in sorted(fixed):
+        start_ns, end_ns = max(piece.start_ns, at_ns), min(piece.end_ns, life.ended_ns)
+        # An operation of no length is one all the same: somebody came last.
+        if end_ns < start_ns or (end_ns == start_ns and piece.key is None):
+            continue
+        out += _idle(at_ns, start_ns, host)
+        out.append(piece._replace(start_ns=start_ns, end_ns=end_ns))
+        at_ns = end_ns
+    return out + _idle(at_ns, life.ended_ns, host)
+
+
+def _idle(start_ns: int, end_ns: int, host: Sequence[Piece]) -> list[Piece]:
+    """Charge a gap to what the host did; `host` is sorted and leaves no gap between its pieces."""
+    out = []
+    first = max(0, bisect_right(host, start_ns, key=lambda one: one.start_ns) - 1)
+    for row in range(first, len(host)):
+        one = host[row]
+        if one.start_ns >= end_ns:
+            break
+        begin_ns, until_ns = max(one.start_ns, start_ns), min(one.end_ns, end_ns)
+        if begin_ns < until_ns:
+            out.append(Piece(begin_ns, until_ns, one.weights))
+    return out
+
+
+def _host(life: Life) -> Iterator[Piece]:
+    """Yield what the host did from the first step to the last: injected, copies, phases, loop."""
+    claims = [Piece(start, end, ((cause, 1),)) for start, end, cause in life.injected]
+    claims += [Piece(one.start_ns, one.end_ns, ((COPY, 1),)) for one in life.busy
+               if one.what == "copy"]  # fmt: skip
+    step = 0
+    for phase in life.phases:
+        if phase.name == "data_wait":
+            items = life.batches[step] if step < len(life.batches) else []
+            claims += _data_wait(phase, items, first=step == 0)
+            step += 1
+        else:
+            claims.append(Piece(phase.start_ns, phase.end_ns, ((phase.name, 1),)))
+    at_ns = life.began_ns
+    for piece in _disjoint(claims):
+        yield from _loop(life, at_ns, piece.start_ns)
+        if piece.end_ns > at_ns:
+            yield piece._replace(start_ns=max(at_ns, piece.start_ns))
+            at_ns = piece.end_ns
+    yield from _loop(life, at_ns, life.ended_ns)
+
+
+def _disjoint(claims: Sequence[Piece]) -> list[Piece]:
+    """Give time that is claimed twice to whoever stands first; return the pieces by time."""
+    edges = sorted({t for one in claims for t in (one.start_ns, one.end_ns)})
+    place = {t: row for row, t in enumerate(edges)}
+    owner: list[Piece | None] = [None] * len(edges)
+    for one in claims:
+        for row in range(place[one.start_ns], place[one.end_ns]):
+            owner[row] = owner[row] or one
+    return [Piece(edges[row], edges[row + 1], one.weights)
+            for row, one in enumerate(owner) if one is not None]  # fmt: skip
+
+
+def _loop(life: Life, start_ns: int, end_ns: int) -> Iterator[Piece]:
+    """Yield the script's own time, step by step; without a CPU it is contention."""
+    at_ns, before_ns, delay_ns = start_ns, life.began_ns, 0
+    for end_of_step_ns, so_far_ns in zip(life.loop_ends_ns, life.delays_ns, strict=True):
+        stop_ns = min(end_ns, end_of_step_ns)
+        if stop_ns > at_ns:
+            inside = [one for one in life.phases if before_ns <= one.start_ns < end_of_step_ns]
+            length_ns = end_of_step_ns - before_ns - sum(o.end_ns - o.start_ns for o in inside)
+            late_ns = so_far_ns - delay_ns - sum(one.delay_ns for one in inside)
+            late_ns = max(0, min(late_ns, length_ns)) if delay_ns else 0
+            yield Piece(at_ns, stop_ns, ((LOOP, length_ns - late_ns), (CONTENTION, late_ns)))
+            at_ns = stop_ns
+        before_ns, delay_ns = end_of_step_ns, so_far_ns
+    if end_ns > at_ns:
+        yield Piece(at_ns, end_ns, ((LOOP, 1),))
+
+
+def _data_wait(phase: Phase, items: Sequence[Item], first: bool) -> list[Piece]:
+    """Cut a wait for a batch by what was done for that batch meanwhile."""
+    out: list[Piece] = []
+    for one in items:
+        decode_ns = one.made_ns - one.read_ns
+        busy_ns = min(one.decode_cpu_ns, decode_ns)
+        late_ns = min(one.decode_delay_ns, decode_ns - busy_ns)
+        read_ns = one.read_ns - one.begun_ns
+        read_late_ns = min(one.read_delay_ns, read_ns)
+        parts = ((STORAGE, read_ns - read_late_ns), (CONTENTION, read_late_ns))
+        out.append(Piece(one.begun_ns, one.read_ns, parts))
+        rest_ns = decode_ns - busy_ns - late_ns
+        parts = ((DECODE, busy_ns), (CONTENTION, late_ns), (BLOCKED, rest_ns))
+        out.append(Piece(one.read_ns, one.made_ns, parts))
+    inside = [
+        piece._replace(start_ns=begin, end_ns=end)
+        for piece in out
+        if (begin := max(piece.start_ns, phase.start_ns)) < (end := min(piece.end_ns, phase.end_ns))
+    ]
+    if first and items and items[0].begun_ns > phase.start_ns:
+        # The workers do not exist yet.
+        early = min(items[0].begun_ns, phase.end_ns)
+        inside.append(Piece(phase.start_ns, early, ((STARTUP, 1),)))
+    # What is left of the wait: items are put together, packed, sent and unpacked.
+    rest_ns = phase.end_ns - phase.start_ns - sum(one.end_ns - one.start_ns for one in inside)
+    late_ns = min(phase.delay_ns, rest_ns)
+    way = ((HAND_OVER, rest_ns - late_ns), (CONTENTION, late_ns))
+    return [*inside, Piece(phase.start_ns, phase.end_ns, way)]
+
+
+def felt(lives: Mapping[int, Life]) -> list[Sums]:
+    """Return what each rank lost, by (part, culprit): OWN is itself, NOBODY no rank."""
+    cut = {rank: pieces(life) for rank, life in lives.items()}
+    members: dict[Key, dict[int, Piece]] = defaultdict(dict)
+    for rank, some in cut.items():
+        for piece in some:
+            if piece.key is not None:
+                members[piece.key][rank] = piece
+    rows: dict[int, Iterator[Piece]] = {rank: iter(some) for rank, some in cut.items()}
+    spent: dict[int, Sums] = {rank: defaultdict(int) for rank in lives}
+    lost: dict[int, Sums] = {rank: defaultdict(int) for rank in lives}
+    whole = {"device", "all"}
+    for key in _in_order(cut, members):
+        for rank in members[key]:
+            for piece in rows[rank]:
+                if piece.key == key:
+                    break
+                _spend(piece, spent[rank], lost[rank])
+        _meet(members[key], spent, lost)
+        if key[0] in whole and len(members[key]) == len(lives):
+            common_ns = min(one.end_ns for one in members[key].values())
+            for rank, one in members[key].items():
+                spent[rank] = defaultdict(int, {(TRANSFER, NOBODY): one.end_ns - common_ns})
+    for rank, row in rows.items():
+        for piece in row:
+            _spend(piece, spent[rank], lost[rank])
+    return [dict(lost[rank]) for rank in sorted(lives)]
+
+
+def _in_order(
+    cut: Mapping[int, Sequence[Piece]], members: Mapping[Key, Mapping[int, Piece]]
+) -> Iterator[Key]:
+    """Yield the operations so that each rank's come in its own order.
+
+    A sender may go on before its receiver has come: times alone do not order them.
+    """
+    left = {rank: deque(one.key for one in some if one.key) for rank, some in cut.items()}
+    while any(left.values()):
+        heads = {row[0] for row in left.values() if row}
+        ready = [key for key in heads if all(left[rank][0] == key for rank in members[key])]
+        key = min(ready or heads, key=lambda key: max(o.start_ns for o in members[key].values()))
+        for rank in members[key]:
+            left[rank].remove(key)
+        yield key
+
+
+def _spend(piece: Piece, spent: Sums, lost: Sums) -> None:
+    for part, ns in shared(piece.end_ns - piece.start_ns, piece.weights):
+        spent[part, OWN] += ns
+        if part != WORK:
+            lost[part, OWN] += ns
+
+
+def _meet(
+    members: Mapping[int, Piece], spent: Mapping[int, Sums], lost: Mapping[int, Sums]
+) -> None:
+    """Charge an operation: waits until the last has come, then the transfer."""
+    latest_ns = max(one.start_ns for one in members.values())
+    last = next(rank for rank, one in members.items() if one.start_ns == latest_ns)
+    found = {}
+    for rank, one in members.items():
+        wait_ns = max(0, min(latest_ns, one.end_ns) - one.start_ns)  # a sender need not wait
+        found[rank] = _shares(rank, last, spent, wait_ns)
+        found[rank].append(((TRANSFER, NOBODY), one.end_ns - one.start_ns - wait_ns))
+    for rank, shares in found.items():
+        for key, ns in shares:
+            lost[rank][key] += ns
+            spent[rank][key] += ns
+
+
+def _shares(
+    rank: int, last: int, spent: Mapping[int, Sums], wait_ns: int
+) -> list[tuple[tuple[str, int], int]]:
+    """What the last had spent more of shares the wait in proportion."""
+    if not wait_ns:
+        return []
+    mine, more = spent[rank], {}
+    for (part, culprit), ns in spent[last].items():
+        usual = mine.get((part, culprit), 0)
+        # What the last waited because of this rank is compared with what this rank itself spent.
+        usual += mine.get((part, OWN), 0) if culprit == rank else 0
+        key = (part, last if culprit == OWN else culprit)
+        more[key] = more.get(key, 0) + max(ns - usual, 0)
+    keys = [key for key, ns in more.items() if ns]
+    parts = shared(wait_ns, [(str(row), more[key]) for row, key in enumerate(keys)])
+    return [(keys[int(row)] if row != OTHER else (OTHER, NOBODY), ns) for row, ns in parts]

@@ -1,0 +1,153 @@
+"""Starts a training job on this machine or on nodes, recorded or not, and waits for its end."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterprof.errors import NoRecording
+from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof_lab.real.job import PORT, environment
+from clusterprof_lab.real.node import Node
+
+SCRIPT = Path(__file__).parent / "scripts" / "train.py"
+ENOUGH_S = 150.0
+HANG_S = 16.0
+"""A hung job is ended when none of its ranks has finished a step for so long."""
+_RECORDER_ENDS_WITHIN_S = 20.0
+# Enters each control group named before `--`, then becomes what comes after it.
+_ENTER = (
+    'for file in "$@"; do shift; [ "$file" = -- ] && break; echo 0 >"$file" || exit 126; done; '
+    'exec "$@"'
+)
+
+
+@dataclass
+class Seat:
+    """Where ranks run: a node, or this machine."""
+
+    node: Node | None
+    ranks: int
+    words: Sequence[str] = ()
+    """Options of the script."""
+    groups: Sequence[Path] = ()
+    """Control groups that the ranks enter."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    restarts: int = 0
+    """How often torchrun may start failed ranks anew."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job went."""
+
+    exit_codes: tuple[int, ...]
+    ended_ns: int
+    disturbed_ratio: float
+
+
+def command(seats: Sequence[Seat], seat: Seat, out: Path | None, run_id: str) -> list[str]:
+    """Return the command line of one seat."""
+    record = [] if out is None else ["-m", "clusterprof", "record", "-o", str(out), "--",
+                                     sys.executable]  # fmt: skip
+    first = seats[0].node
+    if first is None:
+        meet = ["--standalone"]
+    else:
+        meet = [f"--nnodes={len(seats)}", "--rdzv-backend=c10d",
+                f"--rdzv-endpoint={first.name}:{PORT}", f"--rdzv-id={run_id}"]  # fmt: skip
+    torchrun = ["-m", "torch.distributed.run", *meet, f"--nproc-per-node={seat.ranks}",
+                f"--max-restarts={seat.restarts}", str(SCRIPT), *seat.words]  # fmt: skip
+    groups = [str(group / "cgroup.procs") for group in seat.groups]
+    enter = ["sh", "-c", _ENTER, "sh", *groups, "--"] if groups else []
+    return [*enter, sys.executable, *record, *torchrun]
+
+
+def start(
+    seats: Sequence[Seat], out: Path | None, run_id: str, log: Path
+) -> list[subprocess.Popen[Any]]:
+    """Start a job on all its seats; what it prints goes into a file per seat."""
+    running = []
+    for number, seat in enumerate(seats):
+        with (log / f"output-{number}.txt").open("w") as file:
+            options = {"env": {**environment(), **seat.environment}, "stdout": file, "stderr": file}
+            words = command(seats, seat, out, run_id)
+            if seat.node is None:
+                running.append(subprocess.Popen(words, start_new_session=True, **options))
+            else:
+                running.append(seat.node.start(*words, folder=Path.cwd(), **options))
+    return running
+
+
+def finish(running: Sequence[subprocess.Popen[Any]], folder: Path, hangs: bool) -> tuple[int, ...]:
+    """Wait for the end; one that hangs is asked to end, as a scheduler does."""
+    end = time.monotonic() + ENOUGH_S
+    while any(one.poll() is None for one in running):
+        late = time.monotonic() > end
+        if late or (hangs and _silent_s(folder) > HANG_S):
+            for one in running:
+                if one.poll() is None:
+                    one.terminate()
+                    one.wait(timeout=60)
+            if late:
+                raise RuntimeError(f"the job did not end in {ENOUGH_S:.0f} s: see {folder}")
+        time.sleep(0.1)
+    return tuple(int(one.returncode) for one in running)
+
+
+def _silent_s(folder: Path) -> float:
+    times = [path.stat().st_mtime for path in folder.glob("rank-*.jsonl")]
+    return time.time() - max(times) if times else 0.0
+
+
+class Machine:
+    """How much of the machine's CPU time others took since this was made."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def disturbed_ratio(self) -> float:
+        """Return CPU time that was not the job's, of all there was."""
+        busy, whole, own = (now - then for now, then in zip(self._now(), self._before))
+        return float(max(0.0, busy - own) / whole) if whole > 0 else 0.0
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        ticks = os.sysconf("SC_CLK_TCK")
+        first = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        counts = [int(word) / ticks for word in first]
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return sum(counts) - counts[3] - counts[4], sum(counts), used.ru_utime + used.ru_stime
+
+
+def wait_for_recording(out: Path, nodes: int) -> None:
+    """Wait until the recorders of so many nodes have said that they stopped."""
+    end = time.monotonic() + _RECORDER_ENDS_WITHIN_S
+    while _stopped(out) < nodes:
+        if time.monotonic() > end:
+            raise RuntimeError(f"the recorder does not end: {out}")
+        time.sleep(0.2)
+
+
+def _stopped(out: Path) -> int:
+    try:
+        folders = node_folders(out)
+    except NoRecording:
+        return 0
+    return sum(
+        any(getattr(one, "kind", "") == "recorder-stopped" for one in NodeReader(folder))
+        for folder in folders
+    )
+
+
+def failed(folder: Path) -> str:
+    """Return the end of what the job printed."""
+    texts = [path.read_text(errors="replace") for path in sorted(folder.glob("output-*.txt"))]
+    return "\n".join(text[-1500:] for text in texts)

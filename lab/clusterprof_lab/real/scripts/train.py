@@ -1,0 +1,245 @@
+"""An ordinary PyTorch training script that has never heard of a profiler, with options to go wrong.
+
+DistributedDataParallel over gloo, a DataLoader with workers, an optimizer; the accelerator is
+emulated (`device`). With collectives on the device the gradients' transfer is queued there and the
+host goes on; on the host, it waits in the backward pass. Stopwatches: `watch`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import sys
+import time
+
+import cuda
+import torch
+import torch.distributed as dist
+from device import Device
+from loading import ITEMS_PER_BATCH, Records, run_delay_ns
+from options import of_rank, parse
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, get_worker_info
+from troubles import Troubles
+from watch import Watch, now_ns
+
+BLOCKS = 4
+
+
+class Launch(torch.autograd.Function):
+    """One block's kernels: a third of its device time forward, two thirds backward."""
+
+    @staticmethod
+    def forward(ctx, x, trainer):
+        ctx.trainer = trainer
+        trainer.launch(1 / 3 / BLOCKS)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.trainer.launch(2 / 3 / BLOCKS)
+        ctx.trainer.in_backward()
+        return gradient, None
+
+
+class Model(torch.nn.Module):
+    def __init__(self, features: int, trainer: Trainer) -> None:
+        super().__init__()
+        self.trainer = trainer
+        layers = (torch.nn.Linear(features, features, bias=False) for _ in range(BLOCKS))
+        self.layers = torch.nn.ModuleList(layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = Launch.apply(torch.tanh(layer(x)), self.trainer)
+        return x
+
+
+class Trainer:
+    """One rank."""
+
+    def __init__(self, options: argparse.Namespace, rank: int, world: int) -> None:
+        self.options, self.rank, self.world = options, rank, world
+        said = {"rank": rank, "world": world, "host": os.uname().nodename}
+        self.watch = Watch(options.folder, rank, said)
+        depth = max(8, options.queued_steps * max(options.kernels, 8))
+        self.device = Device(depth)
+        self.device.throttle(options.clock_ratio, options.throttle_bits * (options.clock_ratio < 1))
+        self.on_host = options.collectives == "host"
+        self.random = random.Random(options.seed * 1000 + rank)
+        self.factor, self.backwards, self.step = 1.0, 0, 0
+        self.arrived_ns = self.arrived_delay_ns = self.messages = 0
+        self.transfers = dist.new_group(backend="gloo")
+        self.model = Model(options.features, self)
+        self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=1024)
+        if not self.on_host:
+            self.ddp.register_comm_hook(None, self.reduce_on_device)
+        for parameter in self.model.parameters():
+            parameter.register_hook(self.arrived)
+        self.troubles = Troubles(options, self.device, self.watch, cuda.install(self.device))
+
+    def arrived(self, _) -> None:
+        if self.on_host:
+            self.device.synchronize()
+        self.arrived_ns, self.arrived_delay_ns = now_ns(), run_delay_ns()
+
+    def launch(self, part: float) -> None:
+        """Queue this part of the step's kernels."""
+        options = self.options
+        if options.host_ms:
+            burn_cpu(options.host_ms)
+        count = max(1, round(options.kernels * part))
+        length_ns = round(options.compute_ms * 1e6 * self.factor * part / count)
+        for _ in range(count):
+            if options.launch_us:
+                burn_until(now_ns() + round(options.launch_us * 1e3))
+            self.device.submit(length_ns)
+        if options.item_syncs:
+            self.loss.item()
+
+    def in_backward(self) -> None:
+        self.backwards += 1
+        if self.backwards % BLOCKS == 2:
+            self.troubles.in_backward(self.step)
+
+    def reduce_on_device(self, _, bucket):
+        gradients = bucket.buffer()
+        group, copy = self.transfers, gradients.clone()
+        self.device.collective(lambda: group.allreduce([copy]).wait())
+        torch.autograd.Variable._execution_engine.queue_callback(self.device.join)
+        done = torch.futures.Future()
+        done.set_result(gradients)
+        return done
+
+    def train(self) -> None:
+        options = self.options
+        records = Records(options, self.rank, self.world)
+        prefetch = {"prefetch_factor": options.prefetch} if options.workers else {}
+        loader = DataLoader(
+            records, ITEMS_PER_BATCH, num_workers=options.workers, worker_init_fn=hold, **prefetch
+        )
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001)
+        self.loss = torch.zeros(())
+        batches = iter(loader)
+        dist.barrier()
+        began_ns = now_ns()
+        for self.step in range(options.steps):
+            self.draw()
+            with self.watch.phase("data_wait"):
+                x = next(batches)
+            self.stop_maybe()
+            if options.micro_batches:
+                self.pipeline(x)
+            else:
+                self.one_step(x, optimizer)
+            self.troubles.after_step(self.step, self.model, self.loss)
+            if self.step == options.steps - 1:
+                self.device.synchronize()
+            items = slice(self.step * ITEMS_PER_BATCH, (self.step + 1) * ITEMS_PER_BATCH)
+            self.watch.step(self.step, began_ns, records.watch[items].tolist(), self.device.log)
+        self.watch.step(-1, began_ns, [], self.device.log)
+
+    def one_step(self, x, optimizer) -> None:
+        self.troubles.before_forward(self.step)
+        if self.options.chain:
+            if self.rank > 0:
+                self.message("recv", x, self.rank - 1)
+            if self.rank + 1 < self.world:
+                self.message("send", x, self.rank + 1)
+        self.loss = self.ddp(x).square().mean()
+        self.loss.backward()
+        left_ns = now_ns()
+        if self.on_host:
+            came = (self.arrived_ns, left_ns)
+            self.watch.operations.append(["all", -1, self.step, *came])
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def pipeline(self, x) -> None:
+        """Each rank is a stage: it takes what the stage before made, computes, hands it on."""
+        parts = self.options.micro_batches
+        for _ in range(parts):
+            if self.rank > 0:
+                self.message("recv", x, self.rank - 1)
+            self.launch(1 / parts)
+            self.device.synchronize()
+            if self.rank + 1 < self.world:
+                self.message("send", x, self.rank + 1)
+        come_ns = now_ns()
+        dist.all_reduce(torch.zeros(1))
+        self.watch.operations.append(["all", -1, self.step, come_ns, now_ns()])
+        optimizer_step(self)
+
+    def message(self, way: str, x, peer: int) -> None:
+        come_ns = now_ns()
+        (dist.send if way == "send" else dist.recv)(x, peer)
+        self.watch.operations.append([way, peer, -1, come_ns, now_ns()])
+
+    def draw(self) -> None:
+        options = self.options
+        self.factor = 1.0
+        if options.jitter:
+            self.factor = max(0.5, self.random.gauss(1.0, options.jitter))
+        if options.skew:
+            self.factor = math.exp(self.random.gauss(0.0, options.skew))
+
+    def stop_maybe(self) -> None:
+        if self.step == self.options.hang_at:
+            time.sleep(1e6)
+        if self.step == self.options.fail_at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            sys.exit("the script fails, as asked")
+
+
+def optimizer_step(trainer: Trainer) -> None:
+    """A step of an optimizer over gradients of a forward-only pipeline."""
+    if not hasattr(trainer, "optimizer"):
+        trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.001)
+    trainer.optimizer.step()
+
+
+def hold(worker: int) -> None:
+    get_worker_info().dataset.hold()
+
+
+def burn_cpu(length_ms: float) -> None:
+    end_ns = time.thread_time_ns() + round(length_ms * 1e6)
+    while time.thread_time_ns() < end_ns:
+        sum(i * i % 7 for i in range(50))
+
+
+def burn_until(end_ns: int) -> None:
+    while now_ns() < end_ns:
+        pass
+
+
+def join_others() -> None:
+    life, variables = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ
+    if life == "0":
+        dist.init_process_group("gloo")
+        return
+    # gloo would find the addresses of ranks that are gone, in the store that outlived them.
+    rank, world = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+    store = dist.TCPStore(variables["MASTER_ADDR"], int(variables["MASTER_PORT"]), is_master=False)
+    store = dist.PrefixStore(f"life-{life}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+
+def main() -> None:
+    options = parse()
+    sys.setswitchinterval(0.0005)  # the driver's thread must not wait long for the interpreter
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    join_others()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    of_rank(options, rank)
+    trainer = Trainer(options, rank, world)
+    if options.start_ms:
+        time.sleep(options.start_ms / 1000)
+    trainer.train()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

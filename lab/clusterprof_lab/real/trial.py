@@ -1,0 +1,268 @@
+"""One trial for real: a clean job, the job with its fault recorded, and the truth of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clusterprof_lab import truth
+from clusterprof_lab.real import launch, node, verdict
+from clusterprof_lab.real.aims import AIMS, Aim, Made
+from clusterprof_lab.real.cable import Cable, Link, build
+from clusterprof_lab.real.launch import Machine, Seat
+from clusterprof_lab.real.layout import Layout, layout_of
+from clusterprof_lab.real.node import Node
+from clusterprof_lab.real.told import told
+from clusterprof_lab.scenario import Scenario, Trial
+
+RECORDS_BYTES = 64 << 20
+_FLOW = Path(__file__).with_name("flow.py")
+
+
+def why_not_here(scenario: Scenario) -> str:
+    """Return why a scenario cannot be run for real on this machine, "" when it can."""
+    real = scenario.real
+    if real is None:
+        return "no real processes can make it: see its file"
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return "torch is not installed (pip install torch==2.13.0)"
+    if layout_of(real).nodes:
+        reason = node.why_not_here()
+        if reason:
+            return reason
+    if real["fault"] in AIMS:
+        return ""
+    fault = environment_faults().get(real["fault"])
+    if fault is None:
+        return f"there is no fault {real['fault']!r} yet"
+    return str(fault.why_not_here())
+
+
+def environment_faults() -> Mapping[str, Any]:
+    """Return the faults of `real/faults/` by name, none where they are not installed."""
+    try:
+        from clusterprof_lab.real.faults.registry import FAULTS
+    except ImportError:
+        return {}
+    return FAULTS
+
+
+def culprits_of(scenario: Scenario, layout: Layout, random: np.random.Generator) -> list[int]:
+    """Draw who is at fault, by rank; of a node all its ranks (numbered node by node)."""
+    real, world = scenario.real or {}, layout.world
+    if "culprits" in real:
+        return [rank % world for rank in real["culprits"]]
+    kind = scenario.wanted.culprit
+    if kind == "node":
+        first = int(random.integers(max(layout.nodes, 1))) * layout.ranks
+        return list(range(first, first + layout.ranks))
+    count = 1 if kind == "rank" else world
+    if scenario.wanted.also:
+        count = 1 + len(scenario.wanted.also)
+    return [int(rank) for rank in random.permutation(world)[:count]]
+
+
+def run(trial: Trial, out: Path) -> Path:
+    """Run one trial; return its folder with `recording` and `truth.json`."""
+    scenario, real = trial.scenario, trial.scenario.real or {}
+    layout, random = layout_of(real), trial.draw()
+    low, high = scenario.lost[trial.severity]
+    share = float(random.uniform(low, high))
+    culprits = culprits_of(scenario, layout, random)
+    clean_ns = clean_step_ns(layout, out)
+    folder = out / trial.name
+    stopwatches = folder / "stopwatches"
+    stopwatches.mkdir(parents=True)
+    aim = Aim(share, clean_ns / 1e6, layout.world, culprits, random, real)
+    parameters: dict[str, Any] = {"share": round(share, 4), "culprits": culprits}
+    with ExitStack() as stack:
+        seats = stack.enter_context(seated(layout, stopwatches, make_records(out)))
+        made = AIMS[real["fault"]](aim) if real["fault"] in AIMS else Made()
+        cable = _links(stack, layout, seats, made, out)
+        if real["fault"] not in AIMS:
+            links = _environment(stack, seats, folder, aim)
+            for index, link in links.items() if cable is not None else ():
+                cable.be(index, link)
+        for seat in seats:
+            seat.words = (*seat.words, *made.script)
+            seat.restarts = made.restarts
+        parameters["script"] = list(seats[0].words)
+        ended = _job(stack, seats, folder, stopwatches, made.ends_badly, real)
+    lives = told(stopwatches)
+    if not any(life.steps for life in lives):
+        raise RuntimeError(f"{trial.name}: no rank trained: {launch.failed(stopwatches)}")
+    found = verdict.truth_of(
+        trial, lives, _numbered(scenario, culprits, layout, lives), parameters, clean_ns,
+        ended.disturbed_ratio, ended.ended_ns if made.ends_badly else 0,
+    )  # fmt: skip
+    truth.write(found, folder)
+    return folder
+
+
+def _numbered(
+    scenario: Scenario, culprits: Sequence[int], layout: Layout, lives: Sequence[Any]
+) -> list[int]:
+    """Return culprits as the ranks were numbered: torchrun may number the nodes either way."""
+    if scenario.wanted.culprit != "node" or not layout.nodes:
+        return list(culprits)
+    host = f"node{culprits[0] // layout.ranks}"
+    return sorted({life.rank for life in lives if life.host == host})
+
+
+def _job(
+    stack: ExitStack, seats: Sequence[Seat], folder: Path, stopwatches: Path, ends_badly: bool,
+    real: Mapping[str, Any],
+) -> launch.Ended:  # fmt: skip
+    """Run the recorded job to its end."""
+    recording, run_id = folder / "recording", f"lab-{folder.name}"
+    late = real.get("capture") == "mid-run"
+    if real.get("second-job"):
+        other = folder / "second"
+        other.mkdir()
+        words = [word for word in seats[0].words if not word.startswith("--folder")]
+        second = [Seat(None, 1, (*words, f"--folder={other}"))]
+        neighbour = launch.start(second, None, f"{run_id}-second", other)
+        stack.callback(launch.finish, neighbour, other, False)
+    machine = Machine()
+    running = launch.start(seats, None if late else recording, run_id, stopwatches)
+    if late:
+        _attach(running[0].pid, recording, stopwatches)
+    codes = launch.finish(running, stopwatches, ends_badly)
+    ended = launch.Ended(codes, time.monotonic_ns(), machine.disturbed_ratio())
+    if any(codes) and not ends_badly:
+        raise RuntimeError(f"{folder.name}: the job failed: {launch.failed(stopwatches)}")
+    launch.wait_for_recording(recording, len(seats))
+    return ended
+
+
+def _attach(pid: int, recording: Path, stopwatches: Path) -> None:
+    """Begin to record when the job has trained some steps."""
+    end = time.monotonic() + 60
+    while sum(path.read_text().count('"step"') for path in stopwatches.glob("rank-*")) < 10:
+        if time.monotonic() > end:
+            raise RuntimeError(f"the job does not train: {launch.failed(stopwatches)}")
+        time.sleep(0.1)
+    command = [
+        sys.executable,
+        "-m",
+        "clusterprof",
+        "record",
+        "-o",
+        str(recording),
+        "--pid",
+        str(pid),
+    ]
+    subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def make_records(out: Path) -> Path:
+    """Write the file that loaders read, if it is not there; return its path."""
+    path = out / "clean" / "records.bin"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            for _ in range(RECORDS_BYTES >> 20):
+                file.write(os.urandom(1 << 20))
+            os.fsync(file.fileno())
+        partial.rename(path)
+    return path
+
+
+@contextmanager
+def seated(layout: Layout, stopwatches: Path, records: Path) -> Iterator[list[Seat]]:
+    """Make the nodes of a layout, and a seat on each."""
+    base = (*layout.words, f"--folder={stopwatches}", f"--data={records}")
+    with ExitStack() as stack:
+        if not layout.nodes:
+            groups = stack.enter_context(node.first_of_all("local"))
+            yield [Seat(None, layout.ranks, base, groups)]
+            return
+        names = [f"node{index}" for index in range(layout.nodes)]
+        places = [stack.enter_context(Node(index, names)) for index in range(layout.nodes)]
+        yield [Seat(place, layout.ranks, base) for place in places]
+
+
+def _links(
+    stack: ExitStack, layout: Layout, seats: Sequence[Seat], made: Made, out: Path
+) -> Cable | None:
+    """Lay the cable between nodes, if there are any, and give their links the faults."""
+    if not layout.nodes:
+        return None
+    program = out / "clean" / "cable"
+    nodes = [seat.node for seat in seats if seat.node is not None]
+    if not program.exists():
+        build(program.parent)
+    jumbo = not any(link.loss_ratio for link in made.links.values())
+    cable = stack.enter_context(Cable(program, nodes, 9000 if jumbo else 1500))
+    for one in nodes:
+        cable.be(one.index, made.links.get(one.index, Link()))
+        cable.one_way(one.index, made.one_way.get(one.index, 0))
+    if made.flow_mbit:
+        nodes[-1].start(sys.executable, "-I", str(_FLOW), "take")
+        rate = str(made.flow_mbit)
+        nodes[0].start(sys.executable, "-I", str(_FLOW), nodes[-1].address, rate)
+    return cable
+
+
+def _environment(
+    stack: ExitStack, seats: Sequence[Seat], folder: Path, aim: Aim
+) -> dict[int, Link]:
+    """Apply a fault of the environment to the seats of the culprits; return links by node."""
+    links = {}
+    from clusterprof_lab.real.faults.base import Place
+
+    fault = environment_faults()[aim.given["fault"]]
+    nodes = [seat.node for seat in seats if seat.node is not None]
+    each = {"items": 8, **aim.given}
+    first = 0
+    for seat in seats:
+        hit = first in aim.culprits
+        first += seat.ranks
+        where = folder / "fault" if seat.node is None else folder / f"fault-{seat.node.name}"
+        where.mkdir()
+        place = Place(seat.node, where, aim.random, aim.share, round(aim.step_ms * 1e6),
+                      {**each, "ranks": seat.ranks}, nodes, clean=not hit)  # fmt: skip
+        given = stack.enter_context(fault.apply(place))
+        seat.words = (*seat.words, *given.script)
+        if given.cgroup is not None:
+            seat.groups = (*seat.groups, given.cgroup)
+        seat.environment = {**seat.environment, **given.environment}
+        if seat.node is not None and getattr(given, "link", None):
+            links[seat.node.index] = Link(**given.link)
+    return links
+
+
+def clean_step_ns(layout: Layout, out: Path) -> float:
+    """Return the mean step of a layout's job without any fault, measured once per folder."""
+    file = out / "clean" / f"{layout.key}.json"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as name, ExitStack() as stack:
+            folder = Path(name)
+            records = make_records(out)
+            seats = stack.enter_context(seated(layout, folder, records))
+            _links(stack, layout, seats, Made(), out)
+            machine = Machine()
+            codes = launch.finish(launch.start(seats, None, f"lab-{folder.name}", folder), folder,
+                                  hangs=False)  # fmt: skip
+            lives = told(folder)
+            if any(codes) or not any(life.steps for life in lives):
+                raise RuntimeError(f"the clean job failed: {launch.failed(folder)}")
+            length = sum(life.ended_ns - life.began_ns for life in lives)
+            step_ns = length / sum(life.steps for life in lives)
+            said = {"step_ns": step_ns, "disturbed_ratio": machine.disturbed_ratio()}
+            file.write_text(json.dumps(said) + "\n")
+    return float(json.loads(file.read_text())["step_ns"])

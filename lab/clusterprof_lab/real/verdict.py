@@ -1,0 +1,109 @@
+"""From stopwatches to `truth.json`: the parts of `account` under the leaves of the scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clusterprof_lab.families import FAMILY_OF
+from clusterprof_lab.real import account
+from clusterprof_lab.real.told import Life, last_life
+from clusterprof_lab.scenario import Trial, Wanted
+from clusterprof_lab.truth import OTHER, Injected, Lost, Place, Truth
+
+# Part -> the leaves it may be, the first when the scenario names none of them.
+_MAY_BE = {
+    account.DECODE: ("cpu-preprocess", "cpu-loader-config"),
+    account.HAND_OVER: (OTHER,),
+    account.CONTENTION: ("cpu-contention", "cpu-throttled"),
+    account.BLOCKED: (OTHER, "cpu-memory"),
+    account.LOOP: (OTHER, "launch-bound", "h2d-sync"),
+    account.WORK: ("sync-imbalance", "sync-slow-compute", "sync-bubble"),
+}
+_FAMILIES = {account.STORAGE: ("storage-local", "storage"),
+             account.TRANSFER: ("net-transfer", "network")}  # fmt: skip
+
+
+def leaf_of(part: str, wanted: Wanted) -> str:
+    """Return the cause that a part of lost time is in a scenario."""
+    named = (*wanted.leaves, *(leaf for _, leaf in wanted.also))
+    if part in _MAY_BE:
+        return next((leaf for leaf in named if leaf in _MAY_BE[part]), _MAY_BE[part][0])
+    if part in _FAMILIES:
+        usual, family = _FAMILIES[part]
+        return next((leaf for leaf in named if FAMILY_OF[leaf] == family), usual)
+    return part
+
+
+def lost_rows(lives: Sequence[Life], wanted: Wanted) -> tuple[Lost, ...]:
+    """Return the lost time of the ranks of one life, exact to the nanosecond."""
+    by_rank = {life.rank: life for life in lives}
+    sums: dict[tuple[str, int | None, int], int] = {}
+    for rank, felt in zip(sorted(by_rank), account.felt(by_rank)):
+        for (part, culprit), ns in felt.items():
+            who = {account.OWN: rank, account.NOBODY: None}.get(culprit, culprit)
+            cause = leaf_of(part, wanted)
+            key = (cause, None if cause == OTHER else who, rank)
+            sums[key] = sums.get(key, 0) + ns
+    return tuple(Lost(*key, ns) for key, ns in sorted(sums.items(), key=str) if ns)
+
+
+def outside_rows(lives: Sequence[Life], culprits: Sequence[int], hung_ns: int) -> tuple[Lost, ...]:
+    """Return what passed before, between and after steps; `hung_ns`: end of a hung job, else 0."""
+    rows = []
+    for life in lives:
+        if life.steps:
+            rows.append(Lost("startup", life.rank, life.rank, life.began_ns - life.started_ns))
+        if hung_ns and life.steps:
+            rows.append(Lost("fail-hang", culprits[0], life.rank, hung_ns - life.ended_ns))
+        after = [one for one in lives if one.rank == life.rank and one.number == life.number + 1]
+        if after and life.steps:
+            gap_ns = after[0].started_ns - life.ended_ns
+            rows.append(Lost("fail-restart", culprits[0], life.rank, gap_ns))
+    return tuple(rows)
+
+
+def injected(wanted: Wanted, culprits: Sequence[int], also: Sequence[int]) -> tuple[Injected, ...]:
+    """Return what a right answer names; `also`: the culprits of further faults, one each."""
+    if not wanted.family:
+        return ()
+    named = () if wanted.culprit == "nobody" else tuple(culprits)
+    further = (Injected(leaf, (rank,)) for (_, leaf), rank in zip(wanted.also, also))
+    return (Injected(wanted.leaves[0], named), *further)
+
+
+def truth_of(
+    trial: Trial,
+    lives: Sequence[Life],
+    culprits: Sequence[int],
+    parameters: Mapping[str, Any],
+    clean_step_ns: float | None,
+    disturbed_ratio: float,
+    hung_ns: int = 0,
+) -> Truth:
+    """Put the truth of one run together."""
+    wanted = trial.scenario.wanted
+    trained = [life for life in lives if life.steps]
+    lost: dict[tuple[str, int | None, int], int] = {}
+    for number in range(last_life(lives) + 1):
+        for one in lost_rows([life for life in trained if life.number == number], wanted):
+            key = (one.cause, one.culprit, one.rank)
+            lost[key] = lost.get(key, 0) + one.ns
+    places: dict[int, Place] = {}
+    for life in trained:
+        before = places.get(life.rank, Place(life.rank, life.host, 0, 0))
+        in_step_ns = before.in_step_ns + life.ended_ns - life.began_ns
+        places[life.rank] = Place(life.rank, life.host, in_step_ns, before.steps + life.steps)
+    steps = sum(place.steps for place in places.values())
+    both = wanted.also and len(culprits) > 1
+    first, also = (culprits[:1], culprits[1:]) if both else (culprits, ())
+    return Truth(
+        scenario=trial.scenario.id, testbed="real", split=trial.split, severity=trial.severity,
+        seed=trial.seed, parameters=parameters,
+        places=tuple(places[rank] for rank in sorted(places)),
+        lost=tuple(Lost(*key, ns) for key, ns in lost.items()),
+        injected=injected(wanted, first, also),
+        outside=outside_rows(lives, culprits or (0,), hung_ns),
+        step_ns=sum(place.in_step_ns for place in places.values()) / steps if steps else None,
+        clean_step_ns=clean_step_ns, disturbed_ratio=round(disturbed_ratio, 4),
+    )  # fmt: skip
