@@ -1,6 +1,6 @@
 """What a device says of itself: the emulated page exactly, NVML in its own steps.
 
-A device "emulated-0" has the four signals of its page from `gpu_emulated` and the others from
+A device "emulated-0" has the signals of its page from `gpu_emulated` and the others from
 `gpu_nvidia`; any other device has all of them as NVML gives them: utilisation from samples of
 20 ms in whole percents, snapshots, and values that are asked once a second or less.
 `gpu.sm_active_ratio` (GPM) is written beside them.
@@ -19,7 +19,7 @@ from clusterprof.collectors.nvml.calls import CALLS
 from clusterprof.probe import layout
 from clusterprof.signals import BY_NAME, GPU_SM_ACTIVE, Signal
 from clusterprof_lab.synth.record_node import Column
-from clusterprof_lab.synth.record_sight import Sight
+from clusterprof_lab.synth.record_sight import TICK_NS, Sight
 from clusterprof_lab.synth.record_sums import accrued, covered
 from clusterprof_lab.synth.story import Rank
 
@@ -148,8 +148,9 @@ def nvidia(sight: Sight, ticks: Int) -> list[Column]:
                 if not (is_emulated(name) and signal in exact):
                     column = _column(sight, BY_NAME[signal], name, values[signal], ticks)
                     found.append(column)
-        active = np.clip(device.mean(device.sm_ratio, sight.t_ns[ticks], 100_000_000), 0, 1)
-        found.append(_column(sight, GPU_SM_ACTIVE, name, active, ticks))
+        if not is_emulated(name):
+            active = _active(device, sight.t_ns[ticks])
+            found.append(_column(sight, GPU_SM_ACTIVE, name, active, ticks))
     return found
 
 
@@ -165,6 +166,10 @@ def _exact(device: Device, t_ns: Int) -> dict[str, Float]:
         signals.GPU_SM_CLOCK.name: SM_HERTZ * device.last(device.clock_ratio, t_ns, 1.0),
         signals.GPU_THROTTLE.name: device.last(device.bits, t_ns, 0.0),
         signals.GPU_MEMORY_USED.name: np.full(len(t_ns), float(USED_BYTES)),
+        signals.GPU_SM_CLOCK_MAX.name: np.full(len(t_ns), SM_HERTZ),
+        signals.GPU_SM_ACTIVE.name: _active(device, t_ns),
+        signals.GPU_POWER.name: _watts(device, t_ns),
+        signals.GPU_PCIE_RECEIVE.name: _pcie(device, t_ns, TICK_NS),
     }
 
 
@@ -173,13 +178,17 @@ def _asked(device: Device, sight: Sight, t_ns: Int, names: tuple[str, ...]) -> d
     return {name: _ASKED[name](device, sight, t_ns) * ones for name in names}
 
 
-def _pcie(device: Device, sight: Sight, t_ns: Int) -> Float:
+def _active(device: Device, t_ns: Int) -> Float:
+    return np.clip(device.mean(device.sm_ratio, t_ns, 100_000_000), 0, 1)
+
+
+def _pcie(device: Device, t_ns: Int, window_ns: int = PCIE_WINDOW_NS) -> Float:
     start, end = device.copies
     if not len(start):
         return np.zeros(len(t_ns))
     grown = accrued(start, end, device.copied, t_ns)
-    grown = grown - accrued(start, end, device.copied, t_ns - PCIE_WINDOW_NS)
-    return grown * _SECOND_NS / PCIE_WINDOW_NS
+    grown = grown - accrued(start, end, device.copied, t_ns - window_ns)
+    return grown * _SECOND_NS / window_ns
 
 
 def _watts(device: Device, t_ns: Int) -> Float:
@@ -217,8 +226,8 @@ _ASKED = {
     "gpu.sm_clock_max_hertz": lambda d, s, t: SM_HERTZ,
     "gpu.thermal_violation_ns_total": lambda d, s, t: d.slowed_ns(THERMAL_BITS, t),
     "gpu.power_violation_ns_total": lambda d, s, t: d.slowed_ns(POWER_BITS, t),
-    "gpu.pcie_receive_bytes_per_second": lambda d, s, t: _pcie(d, s, t),
-    "gpu.pcie_transmit_bytes_per_second": lambda d, s, t: 0.02 * _pcie(d, s, t),
+    "gpu.pcie_receive_bytes_per_second": lambda d, s, t: _pcie(d, t),
+    "gpu.pcie_transmit_bytes_per_second": lambda d, s, t: 0.02 * _pcie(d, t),
     "gpu.pcie_generation_count": lambda d, s, t: 5.0,
     "gpu.pcie_width_count": lambda d, s, t: 16.0,
     "gpu.pcie_replays_total": lambda d, s, t: 0.0,

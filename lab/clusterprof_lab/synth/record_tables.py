@@ -37,6 +37,7 @@ def threads(sight: Sight, ticks: Int) -> Table:
     """One row per thread and tick while it lives."""
     words: list[str] = []
     index: dict[str, int] = {}
+    names: dict[str, int] = {}
     t_ns = sight.t_ns[ticks]
     blocks = []
     for number in sight.recorded:
@@ -59,11 +60,20 @@ def threads(sight: Sight, ticks: Int) -> Table:
             np.full(len(t_ns), -1) if waited is None else _jiffies(waited),
             np.floor(values[ROW["faults"]] + 1e-6),
             wchan,
+            np.full(len(t_ns), _name(track, names)),
         ]).astype(np.int64)  # fmt: skip
         blocks.append(rows[:, _in_table(sight, track, t_ns, state, on_cpu)])
     words += index
     return Table("threads", THREAD_COLUMNS, _by_time(blocks, len(THREAD_COLUMNS)),
-                 {"wchan": tuple(words)})  # fmt: skip
+                 {"wchan": tuple(words), "name": tuple(names)})  # fmt: skip
+
+
+def _name(track: Track, names: dict[str, int]) -> int:
+    """Only threads beside the first of a process are asked for their names."""
+    thread = track.thread
+    if thread.pid == thread.tid:
+        return -1
+    return names.setdefault(thread.name[:15], len(names))
 
 
 def processes(sight: Sight, ticks: Int) -> Table:
