@@ -122,6 +122,16 @@ def test_an_analysis_that_fails_is_an_answer_that_says_nothing(
     assert rows["slowest total compute"].judged.family_right is None
 
 
+def test_rules_of_others_are_found_from_anywhere(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = do(Work("", None, runs / "one"), Settings(scenarios=CORPUS))
+    tools = [row.tool for row in done.rows]
+    assert len(tools) == 1 + len(work.rules()) and "xprof" in tools
+    assert all(row.easy is False for row in done.rows)  # who is slow computes no longer
+
+
 def test_a_disturbed_run_stands_apart(runs: Path, tmp_path: Path) -> None:
     write(replace(read(runs / "one"), disturbed_ratio=0.08), tmp_path)
     (tmp_path / "recording").symlink_to(runs / "one" / "recording")
