@@ -80,6 +80,8 @@ def test_a_word_that_covers_several_groups_is_right_for_any_of_them() -> None:
     assert (judged.said, judged.family_right, judged.false_causes) == ("storage", True, ())
     other = judge(word, TRUTH, replace(WANTED, family="network", leaves=()))
     assert (other.said, other.family_right) == ("cpu", False)
+    amount = replace(word, family_ratio={"cpu": 0.28})
+    assert judge(amount, TRUTH, WANTED).errors is None  # not of the one group nor the other
     apart = Answer("words", (replace(loader, covers=("eval",)),), leaves=False)
     judged = judge(apart, TRUTH, WANTED)
     assert (judged.family_right, judged.false_causes) == (False, ("cpu",))

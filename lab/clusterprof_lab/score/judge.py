@@ -75,7 +75,8 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
     first, second = _first(answer, wanted)
     null = not wanted.family
     errors = None
-    if answer.family_ratio is not None:
+    apart = not any(one.covers for one in answer.causes or ())
+    if answer.family_ratio is not None and apart:  # else it gives no amount to a single group
         errors = {name: abs(said.get(name, 0.0) - true.get(name, 0.0)) for name in FAMILIES}
     active = tuple(
         name for name in FAMILIES if max(said.get(name, 0.0), true.get(name, 0.0)) >= ACTIVE_FROM

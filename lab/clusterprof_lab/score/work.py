@@ -41,7 +41,8 @@ class Settings:
     """What holds for every run."""
 
     rules: bool = True
-    answers: Path | None = None
+    answers: Mapping[str, Path] = field(default_factory=dict)
+    """By tool, folders with answers by name of run; "" = by the name the tool gives itself."""
     keep: Path | None = None
     """Where runs go that were judged wrong; None = nothing is kept."""
     scenarios: Mapping[str, Scenario] = field(default_factory=dict)
@@ -135,6 +136,7 @@ def _rows(
         return Row(
             work.name, scenario.id, scenario.group, testbed, truth.severity, truth.seed, tool,
             mode, easy, judge(answer, true, wanted), said, true_words(true), split=truth.split,
+            label=answer.tool,
         )  # fmt: skip
 
     for mode in work.modes:
@@ -144,8 +146,9 @@ def _rows(
         shutil.rmtree(place / mode, ignore_errors=True)
     for name, answer in told.items():
         yield row(answer, "M0", name)
-    for answer in _given(folder.name, settings.answers):
-        yield row(answer, "M0", answer.tool)
+    for tool, told_in in settings.answers.items():
+        for answer in _given(folder.name, told_in):
+            yield row(answer, "M0", tool or answer.tool)
 
 
 def _ours_in(recording: Path, mode: str, folder: Path, truth: Truth) -> Answer:
@@ -168,9 +171,7 @@ def _failed(tool: str, error: Exception) -> Answer:
     return Answer(tool, causes=(), culprits=())
 
 
-def _given(run: str, folder: Path | None) -> Iterator[Answer]:
-    if folder is None:
-        return
+def _given(run: str, folder: Path) -> Iterator[Answer]:
     for path in (folder / run / "answer.json", folder / f"{run}.json",
                  *sorted(folder.glob(f"*/{run}.json"))):  # fmt: skip
         if path.is_file():
