@@ -141,6 +141,18 @@ def test_rules_of_others_are_found_from_anywhere(
     assert all(row.easy is False for row in done.rows)  # who is slow computes no longer
 
 
+def test_answers_are_of_one_testbed(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [first, *_] = planned([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["real"])
+    monkeypatch.setattr(work, "made", lambda *given: (runs / "one", ""))
+    dump(Answer("rival 3", (Said("cpu", None, 0.4),)), tmp_path / f"real.{first.trial.name}.json")  # type: ignore[union-attr]
+    settings = Settings(rules=False, answers={"rival": tmp_path}, scenarios=CORPUS)
+    assert [row.tool for row in do(first, settings).rows][-1] == "rival"
+    synthetic = do(replace(first, testbed="synth", modes=("M0",)), settings)
+    assert [row.tool for row in synthetic.rows] == ["clusterprof"]
+
+
 def test_a_disturbed_run_stands_apart(runs: Path, tmp_path: Path) -> None:
     write(replace(read(runs / "one"), disturbed_ratio=0.08), tmp_path)
     (tmp_path / "recording").symlink_to(runs / "one" / "recording")

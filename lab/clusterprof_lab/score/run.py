@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -45,11 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"score: no run under {given.runs or 'this choice'}", file=sys.stderr)
         return 2
     keep = given.keep and given.out / "kept"
+    given.out.mkdir(parents=True, exist_ok=True)
     settings = Settings(
         not given.no_rules,
         dict(map(_folder_of, given.answers)),
         keep or None,
         {one.id: one for one in corpus},
+        (given.out / "shared").absolute(),
     )
     begun = time.monotonic()
     done = sorted(_all(works, settings, given.jobs), key=lambda one: works.index(one.work))
@@ -57,7 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     splits = {row.split for one in done for row in one.rows} or {given.split}
     split = splits.pop() if len(splits) == 1 else "test"  # what may not be looked at, if any
     made = document(done, split, "runs" if given.runs else given.slice, seconds)
-    given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "score.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     (given.out / "score.md").write_text(score_page(made), encoding="utf-8")
     print(summary(made))
@@ -73,7 +75,9 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--split", choices=get_args(Split), default="dev")
     parser.add_argument("--slice", choices=get_args(Slice), default="ci")
-    parser.add_argument("--testbed", nargs="*", choices=("synth", "real"), default=["synth"])
+    parser.add_argument(
+        "--testbed", nargs="*", choices=("synth", "real"), default=["synth", "real"]
+    )
     parser.add_argument("--runs", type=Path, help="score the runs under this folder")
     parser.add_argument(
         "--answers", action="append", default=[], metavar="[TOOL=]DIR",
@@ -106,16 +110,17 @@ def _asked(work: Work, given: argparse.Namespace) -> bool:
 
 
 def _all(works: Sequence[Work], settings: Settings, jobs: int) -> Iterator[Done]:
-    """Do all work, several at a time, and say on stderr how far it is."""
+    """Do all work, several at a time, and say on stderr how far it is; real jobs run alone."""
     progress = Progress(len(works))
     one = partial(do, settings=settings)
-    if jobs <= 1:
-        for work in works:
-            done = one(work)
-            progress.tell(done)
-            yield done
-        return
-    with get_context("spawn").Pool(min(jobs, len(works))) as pool:
-        for done in pool.imap_unordered(one, works):
-            progress.tell(done)
-            yield done
+    alone = [work for work in works if jobs <= 1 or work.testbed == "real"]
+    beside = [work for work in works if work not in alone]
+    with ExitStack() as stack:
+        if beside:
+            pool = stack.enter_context(get_context("spawn").Pool(min(jobs, len(beside))))
+            for done in pool.imap_unordered(one, beside):
+                progress.tell(done)
+                yield done
+    for done in map(one, alone):
+        progress.tell(done)
+        yield done
