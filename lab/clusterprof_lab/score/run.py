@@ -52,7 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         dict(map(_folder_of, given.answers)),
         keep or None,
         {one.id: one for one in corpus},
-        (given.out / "shared").absolute(),
     )
     begun = time.monotonic()
     done = sorted(_all(works, settings, given.jobs), key=lambda one: works.index(one.work))

@@ -29,7 +29,7 @@ from clusterprof_lab.truth import Truth, read
 
 MAKERS = {"synth": "clusterprof_lab.synth.make", "real": "clusterprof_lab.real.make"}
 """Modules with `make(trial, folder)`, which leaves `recording/` and `truth.json` in a folder."""
-RECORDING, CLEAN = "recording", "clean"
+RECORDING = "recording"
 SLOWEST = ("slowest", "compute")
 """Words in the name of the rule of `bench/baselines/registry.py` by which a run is called easy."""
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,8 +46,6 @@ class Settings:
     keep: Path | None = None
     """Where runs go that were judged wrong; None = nothing is kept."""
     scenarios: Mapping[str, Scenario] = field(default_factory=dict)
-    shared: Path | None = None
-    """What real jobs of one layout share, their clean run above all; None = each has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def do(work: Work, settings: Settings) -> Done:
     """Make, analyse and judge one run; what it needs on disk is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as name:
         place = Path(name)
-        folder, reason = made(work, place, settings.shared)
+        folder, reason = made(work, place)
         if folder is None:
             return Done(work, not_run=reason)
         try:
@@ -97,7 +95,7 @@ def do(work: Work, settings: Settings) -> Done:
         return Done(work, _kept(work, rows, folder, settings), sideways)
 
 
-def made(work: Work, place: Path, shared: Path | None = None) -> tuple[Path | None, str]:
+def made(work: Work, place: Path) -> tuple[Path | None, str]:
     """Return the folder of a run, made when it has to be, or None and why it cannot be."""
     if work.folder is not None:
         return work.folder, ""
@@ -107,9 +105,6 @@ def made(work: Work, place: Path, shared: Path | None = None) -> tuple[Path | No
         return None, f"{work.testbed} cannot make it"
     folder = place / trial.name
     folder.mkdir()
-    if work.testbed == "real" and shared is not None:  # real jobs keep it beside their folder
-        (shared / CLEAN).mkdir(parents=True, exist_ok=True)
-        (place / CLEAN).symlink_to(shared / CLEAN)
     try:
         make = importlib.import_module(MAKERS[work.testbed]).make
         make(trial, folder, **({"ranks": work.ranks} if work.ranks else {}))
