@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -19,6 +20,7 @@ from clusterprof_lab.score.figures import wilson
 from clusterprof_lab.score.ours import ours
 from clusterprof_lab.score.page import pages, results, store
 from clusterprof_lab.score.plan import LARGE, Work, planned
+from clusterprof_lab.score.progress import Progress
 from clusterprof_lab.score.run import main
 from clusterprof_lab.score.sabotage import FAULTS, GAPS, sabotaged, worse
 from clusterprof_lab.score.work import Settings, do
@@ -78,7 +80,7 @@ def test_ours_and_an_answer_of_another_tool_in_one_table(out: Path) -> None:
     line = next(one for one in page.splitlines() if one.startswith("| rival | 0 % (0–79; 1) |"))
     assert line.split(" | ")[2:4] == ["not claimed", "not claimed"]
     assert "| **clusterprof** | 100 % (34–100; 2) | - |" in page  # culprits
-    assert "* rival: rival 3" in page
+    assert "As they were measured: rival 3." in page
 
 
 def test_one_rank_alone_is_judged_by_what_it_can_know(out: Path) -> None:
@@ -158,6 +160,22 @@ def test_a_disturbed_run_stands_apart(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "recording").symlink_to(runs / "one" / "recording")
     done = do(Work("", None, tmp_path), Settings(rules=False, scenarios=CORPUS))
     assert [row.testbed for row in done.rows] == ["synth, disturbed"]
+
+
+def test_progress_says_what_is_wrong_of_dev_alone(runs: Path) -> None:
+    done = do(Work("", None, runs / "one"), Settings(rules=False, scenarios=CORPUS))
+    bad = replace(done.rows[0], judged=replace(done.rows[0].judged, culprit_right=False))
+    hidden = replace(bad, split="test")
+    said = io.StringIO()
+    progress = Progress(4, said)
+    for rows in ((bad,), (hidden,), done.rows):
+        progress.tell(replace(done, rows=rows))
+    progress.tell(replace(done, rows=(), not_run="no disk here"))
+    lines = said.getvalue().splitlines()
+    assert [line for line in lines if " runs" not in line] == [
+        "one: culprit", "one: not run: no disk here",
+    ]  # fmt: skip
+    assert lines[-1].startswith("4 of 4 runs, 1 not run; ") and lines[-1].endswith("0:00 min left")
 
 
 def test_slices() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -132,7 +133,7 @@ def not_run(documents: Sequence[Document]) -> str:
     why: dict[tuple[str, str], list[str]] = {}
     for document in documents:
         for one in document["coverage"]["not_run"]:
-            scenarios = why.setdefault((_cell(one["reason"]), one["testbed"] or "-"), [])
+            scenarios = why.setdefault((cell(one["reason"]), one["testbed"] or "-"), [])
             if one["scenario"] not in scenarios:
                 scenarios.append(one["scenario"])
     if not why:
@@ -172,15 +173,21 @@ def tools(document: Document, testbed: str, names: Mapping[str, str]) -> str:
             asked = any(each["figures"][name]["value"] is not None for each in scores)
             none = NOT_CLAIMED if asked else NO_TRIAL
             cells.append(figure(one["figures"][name], LINES[name][1], none))
-        tool = f"**{one['tool']}**" if one["tool"] == TOOL else _cell(one["tool"])
+        tool = f"**{one['tool']}**" if one["tool"] == TOOL else cell(one["tool"])
         lines.append([tool, *cells])
     return table(["", *names.values()], lines)
 
 
 def versions(document: Document) -> str:
-    """Return what the tools of a table are, as they call themselves."""
-    told = document["tools"]
-    return "".join(f"* {name}: {label}\n" for name, label in told.items() if label != name)
+    """Return what the other tools of a table call themselves, where that says more."""
+    said = [
+        label for name, label in document["tools"].items()
+        if name != TOOL and not label.endswith("(rule of thumb)")
+    ]  # fmt: skip
+    if not said:
+        return ""
+    text = "As they were measured: " + "; ".join(said) + "."
+    return textwrap.fill(text, 98, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def modes(document: Document, testbed: str, names: Iterable[str] = tuple(LINES)) -> str:
@@ -257,38 +264,6 @@ def _hits(one: Mapping[str, Any]) -> str:
     return NO_TRIAL if one["hits"] is None else f"{one['hits']}/{one['n']}"
 
 
-def ablation(document: Document) -> str:
-    """Return what went sideways when a signal was left out."""
-    got = document["ablation"]
-    found = [one for one in got["sideways"] if not one["bound"]]
-    said = (
-        f"Each of {got['signals']} signals was left out of {got['runs']} runs: {len(found)} times"
-        " more than half a point\nwent sideways;"
-        f" {len(got['sideways']) - len(found)} times more in which the loss is an upper bound,"
-        " because no device was\nmeasured.\n"
-    )
-    if not found:
-        return said
-    counts: dict[tuple[str, str], list[float]] = {}
-    for one in found:
-        counts.setdefault((one["signal"], one["to"]), []).append(one["points"])
-    lines = [
-        [signal, to, str(len(points)), f"{max(points):.1f}"]
-        for (signal, to), points in sorted(counts.items())
-    ]
-    return said + "\n" + table(["without", "grew", "times", "most, points"], lines)
-
-
-def wrongs(document: Document) -> str:
-    """Return every run that we were wrong about, in order of mode; of dev only."""
-    if document["split"] != "dev":
-        return f"{document['wrong_count']} runs and modes, not shown: nobody learns from them.\n"
-    lines = [
-        [one["trial"], one["mode"], ", ".join(one["what"]), _cell(one["said"]), _cell(one["true"])]
-        for one in sorted(document["wrong"], key=lambda one: one["mode"])
-    ]
-    return table(["run", "mode", "wrong in", "said", "true"], lines)
-
-
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Return a text as a cell of a table can hold it."""
     return " ".join(text.split()).replace("|", "\\|")

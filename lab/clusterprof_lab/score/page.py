@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterprof_lab.score import markdown
+from clusterprof_lab.score import lists, markdown
 from clusterprof_lab.score.document import FORMAT, SCHEMA
 from clusterprof_lab.score.markdown import OF_CAUSES, OF_CULPRITS, Document
 from clusterprof_lab.score.ours import TOOL
@@ -19,6 +19,7 @@ from clusterprof_lab.score.picture import reliability_picture
 from clusterprof_lab.score.prose import (
     CONFIDENCE,
     HEAD,
+    MISSING,
     MODES,
     NONE,
     NOT_COVERED,
@@ -70,7 +71,8 @@ def _curves(documents: Sequence[Document]) -> list[tuple[str, Sequence[Any]]]:
 
 def _page(documents: Sequence[Document]) -> Iterator[str]:
     """The stored score that counts most at length; the others beside it where there is room."""
-    first, beside = documents[0], markdown.columns(documents)
+    beside = markdown.columns(documents)
+    first = beside[0][0] if beside else documents[0]
     at_length = [column for column in beside if column[0] is first]
     yield HEAD
     yield headline(at_length)
@@ -111,15 +113,15 @@ def _details(
     yield SCENARIOS
     yield markdown.scenarios(beside)
     yield "## A signal less\n"
-    yield markdown.ablation(first)
+    yield lists.ablation(first)
     if first["split"] == "dev":  # the other split is not looked at
         yield "## Where it is wrong\n"
         shown = {**first, "wrong": first["wrong"][:MOST_WRONG]}
         yield f"The first {len(shown['wrong'])} of {first['wrong_count']} runs and modes.\n"
-        yield markdown.wrongs(shown)
+        yield lists.wrongs(shown)
     yield "## Not covered\n"
-    yield NOT_COVERED
     missing = markdown.not_run(documents)
+    yield NOT_COVERED + (MISSING if missing else "")
     if missing:
         yield missing
     yield REDO

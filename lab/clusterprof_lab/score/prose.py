@@ -53,6 +53,8 @@ NOT_COVERED = """\
   at runs of the split test, only at these tables.
 * Runs that other load of the machine disturbed by more than 5 % of its CPU time are left out of
   targets.
+"""
+MISSING = """\
 * What was planned and could not be run counts for nothing, neither right nor wrong:
 """
 REDO = """## How to redo it

@@ -26,6 +26,7 @@ from clusterprof_lab.score.sheet import score_page, summary
 from clusterprof_lab.score.work import Done, Settings, do
 
 PROCESSES = 2
+MANY = 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,11 +109,16 @@ def _asked(work: Work, given: argparse.Namespace) -> bool:
     return bool(names & {work.trial.scenario.id, work.trial.scenario.group})
 
 
+def _wants_all(work: Work) -> bool:
+    """Real jobs want both CPUs, those of thousands of ranks 3 GB of memory."""
+    return work.testbed == "real" or (work.ranks or 0) > MANY
+
+
 def _all(works: Sequence[Work], settings: Settings, jobs: int) -> Iterator[Done]:
-    """Do all work, several at a time, and say on stderr how far it is; real jobs run alone."""
+    """Do all work, several at a time, and say on stderr how far it is; what wants all of it, alone."""
     progress = Progress(len(works))
     one = partial(do, settings=settings)
-    alone = [work for work in works if jobs <= 1 or work.testbed == "real"]
+    alone = [work for work in works if jobs <= 1 or _wants_all(work)]
     beside = [work for work in works if work not in alone]
     with ExitStack() as stack:
         if beside:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterprof_lab.score import markdown
+from clusterprof_lab.score import lists, markdown
 from clusterprof_lab.score.markdown import OF_CAUSES, OF_CULPRITS, Document
 from clusterprof_lab.score.ours import TOOL
 
@@ -37,6 +37,6 @@ def score_page(document: Document) -> str:
             out += [f"## Confusion, {testbed}\n", markdown.confusion(one)]
     out += ["## Off by, points, by group\n", markdown.by_cause(beside)]
     out += ["## Scenarios: group · leaf · culprit · points off\n", markdown.scenarios(beside)]
-    out += ["## A signal less\n", markdown.ablation(document)]
-    out += ["## Wrong\n", markdown.wrongs(document)]
+    out += ["## A signal less\n", lists.ablation(document)]
+    out += ["## Wrong\n", lists.wrongs(document)]
     return "\n".join(out)
