@@ -115,7 +115,7 @@ def _wants_all(work: Work) -> bool:
 
 
 def _all(works: Sequence[Work], settings: Settings, jobs: int) -> Iterator[Done]:
-    """Do all work, several at a time, and say on stderr how far it is; what wants all of it, alone."""
+    """Do all work, several at a time or alone, and say on stderr how far it is."""
     progress = Progress(len(works))
     one = partial(do, settings=settings)
     alone = [work for work in works if jobs <= 1 or _wants_all(work)]
