@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 SPLIT  ?= dev
+SLICE  ?= ci
 SCORE  ?= score-$(SPLIT)
+ANSWERS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev torch test check lint types contracts golden docs docs-check host bench
-.PHONY: score score-full score-sabotage blame-check lab-cluster accept-cluster test-launchers clean
+.PHONY: score score-full score-rivals score-sabotage blame-check lab-cluster accept-cluster test-launchers clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,12 +74,17 @@ accept-cluster: $(VENV)/torch ## the same three times over, analyses and rules o
 blame-check: $(VENV)/dev ## who was at fault in 403 synthetic jobs; the bound of clocks in 10,000 trials
 	$(BIN)/python -m bench blame_truth clock_bound
 
-score: $(VENV)/dev ## a slice of the corpus of known faults, ours and rules of others judged by the truth: SPLIT=dev
-	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice ci --out $(SCORE)
+score: $(VENV)/dev ## a slice of the corpus of known faults, all tools judged by the truth: SPLIT=dev (minutes)
+	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice ci --out $(SCORE) $(ANSWERS)
 
-score-full: $(VENV)/dev ## the whole corpus, real processes too (root, hours); writes what docs/accuracy.md is made of
-	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice full --testbed synth real --out $(SCORE)
+score-full: $(VENV)/torch ## the whole corpus, real processes too (root, hours); writes what docs/accuracy.md is made of
+	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice full --out $(SCORE) $(ANSWERS)
 	$(BIN)/python -m clusterprof_lab.score.page --store $(SCORE)/score.json
+
+score-rivals: $(VENV)/torch ## TraceML on the corpus's real jobs, scored beside ours: TRACEML_PYTHON=VENV/bin/python SLICE=ci
+	@test -n "$(TRACEML_PYTHON)" || { echo "make: set TRACEML_PYTHON to a python with traceml-ai and torch" >&2; exit 2; }
+	$(BIN)/python -m clusterprof_lab.rivals.corpus --python $(TRACEML_PYTHON) --split $(SPLIT) --slice $(SLICE) --out $(SCORE)-rivals
+	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice $(SLICE) --testbed real --out $(SCORE) --answers TraceML=$(SCORE)-rivals
 
 score-sabotage: $(VENV)/dev ## three faults put into the attribution: the score must catch each
 	$(BIN)/python -m clusterprof_lab.score.sabotage

@@ -52,7 +52,8 @@ def split(recording: Path, truth: Truth) -> Answer:
     families = {"cpu": host, "launch": 0.0, UNATTRIBUTED: idle - host}
     said = [Said("cpu", None, host, covers=HOSTS_WORK), Said(UNATTRIBUTED, None, idle - host)]
     causes = tuple(sorted((s for s in said if s.share_ratio), key=lambda s: -(s.share_ratio or 0)))
-    return Answer(TOOL, causes, families, culprits=_stragglers(seen), lost_ratio=float(idle))
+    blamed = _stragglers(seen)
+    return Answer(TOOL, causes, families, culprits=blamed, lost_ratio=float(idle), leaves=False)
 
 
 def _of_rank(rank: Rank) -> tuple[float, float] | None:

@@ -92,7 +92,7 @@ def _iowait_ratio(node: Node) -> float | None:
 
 def _storage(tool: str, culprits: tuple[int, ...]) -> Answer:
     said = (Said("storage", None, None, culprits=culprits),) if culprits else ()
-    return Answer(tool, said, culprits=culprits)
+    return Answer(tool, said, culprits=culprits, leaves=False)
 
 
 RULES: Mapping[str, Callable[[Path, Truth], Answer]] = {

@@ -260,6 +260,8 @@ def _confidence(
 
 
 def _source(name: RankName, totals: Mapping[str, int]) -> str:
+    if totals.get("host_lost", 0) and not name.device:
+        return "host-spans"  # the larger part is an upper bound, whatever a few events measured
     if totals.get("stream_pieces", 0):
         return "stream-events"
     if name.device:

@@ -15,7 +15,8 @@ once, and nothing trains meanwhile.
 Outside the steps it is the time from the first record of the process to the first wait for data
 or the first step. Inside, its share is the part of a wait of the first step in which the worker did
 not exist, lost time of the first step outside any wait, and the whole of a lost piece inside a
-compilation in one of the first ten steps.
+compilation in one of the first ten steps. Where no wait for data is marked, nothing is outside the
+waits for sure.
 
 ## What to do
 
@@ -36,6 +37,7 @@ import numpy as np
 
 from clusterprof.detectors.base import Claims, in_phase, mean_over, waited
 from clusterprof.findings import Cause, Evidence
+from clusterprof.probe.layout import DATA_WAIT
 from clusterprof.timeline.model import (
     PHASE_COMPUTE,
     PHASE_NONE,
@@ -74,7 +76,9 @@ class Startup:
         if not (first.any() or very_first.any() or compiled.any()):
             return Claims(np.zeros(first.size), "B")
         share = np.where(very_first, waited(lost, feeding.no_worker), 0.0)
-        share[first & in_phase(lost, PHASE_COMPUTE, PHASE_NONE)] = 1.0
+        outside_waits = in_phase(lost, PHASE_COMPUTE, PHASE_NONE)
+        if _waits_known(rank):
+            share[first & outside_waits] = 1.0
         share[compiled] = 1.0
         evidence = (
             Evidence(
@@ -85,3 +89,8 @@ class Startup:
             ),
         )
         return Claims(share, "B", evidence if share.any() else ())
+
+
+def _waits_known(rank: Rank) -> bool:
+    """Return whether lost time outside every wait is known to be: waits for data were marked."""
+    return rank.main.spans.get(DATA_WAIT) is not None

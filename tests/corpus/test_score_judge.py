@@ -73,6 +73,20 @@ def test_what_is_not_claimed_is_neither_right_nor_wrong() -> None:
     )  # a cause without an amount is a cause
 
 
+def test_a_word_that_covers_several_groups_is_right_for_any_of_them() -> None:
+    loader = Said("cpu", None, 0.28, covers=("storage",))  # "input-bound"
+    word = Answer("words", (loader,), culprits=(1,), leaves=False)
+    judged = judge(word, TRUTH, WANTED)
+    assert (judged.said, judged.family_right, judged.false_causes) == ("storage", True, ())
+    other = judge(word, TRUTH, replace(WANTED, family="network", leaves=()))
+    assert (other.said, other.family_right) == ("cpu", False)
+    amount = replace(word, family_ratio={"cpu": 0.28})
+    assert judge(amount, TRUTH, WANTED).errors is None  # not of the one group nor the other
+    apart = Answer("words", (replace(loader, covers=("eval",)),), leaves=False)
+    judged = judge(apart, TRUTH, WANTED)
+    assert (judged.family_right, judged.false_causes) == (False, ("cpu",))
+
+
 def test_to_stop_at_the_group_is_no_leaf_and_no_false_leaf() -> None:
     coarse = replace(ANSWER, causes=(Said("storage", None, 0.28, 0.9, (1,)),))
     judged = judge(coarse, TRUTH, WANTED)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof_lab.families import FAMILIES
-from clusterprof_lab.score.calibrate import Bin, isotonic, main, reliability, table
+from clusterprof_lab.score.calibrate import Bin, ece_over, isotonic, main, reliability, table
 from clusterprof_lab.score.figures import NO_FIGURE, Figure, over_trials, p95, wilson
 from clusterprof_lab.score.judge import Judged
 from clusterprof_lab.score.metrics import Row, Score, scored, wrong
@@ -67,6 +67,17 @@ NULL = Judged(wanted="nothing", said="nothing", errors=ZERO, nobody_right=True, 
               false_causes=(), residual_ns=0)  # fmt: skip
 
 
+def test_the_calibration_error_is_known_to_as_many_jobs_as_there_are() -> None:
+    assert ece_over([[], []]) == NO_FIGURE
+    alone = ece_over([[(0.9, True), (0.9, False)]])
+    assert rounded(alone) == (0.4, None, None, 1, None)
+    # half of the jobs are right in all they say, half wrong: one job's claims are one trial
+    few = ece_over([[(0.5, right)] * 50 for right in (True, False) * 2])
+    many = ece_over([[(0.5, right)] for right in (True, False) * 100])
+    assert few.value == many.value == 0.0
+    assert few.high == 0.5 and many.high is not None and many.high < 0.1
+
+
 def test_a_whole_score() -> None:
     score = scored([row(GOOD), row(GOOD, easy=True), row(BAD, easy=False), row(NULL)])
     values = {k: (one.value, one.n, one.hits) for k, one in score.figures.items()}
@@ -93,7 +104,7 @@ def test_a_whole_score() -> None:
         "false_anywhere": (round(1 / 3, 6), 3, 1),
         "unattributed": (round(0.14 / 3, 6), 3, None),
         # 0.95, 0.95 right and 0.9 wrong in one bin: |2/3 - 2.8/3| * 3/4; 0.75 right: 0.25 / 4
-        "ece": (round(0.8 / 3 * 0.75 + 0.25 / 4, 6), 4, None),
+        "ece": (round(0.8 / 3 * 0.75 + 0.25 / 4, 6), 3, None),
         "conserved": (0.75, 4, 3),
         "residual_ns": (3.0, 4, None),
         "gain_error": (round(10 / 3, 6), 3, None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -19,6 +20,7 @@ from clusterprof_lab.score.figures import wilson
 from clusterprof_lab.score.ours import ours
 from clusterprof_lab.score.page import pages, results, store
 from clusterprof_lab.score.plan import LARGE, Work, planned
+from clusterprof_lab.score.progress import Progress
 from clusterprof_lab.score.run import main
 from clusterprof_lab.score.sabotage import FAULTS, GAPS, sabotaged, worse
 from clusterprof_lab.score.work import Settings, do
@@ -43,7 +45,15 @@ def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (told / "one").mkdir(parents=True)
     dump(Answer("rival 3", (Said("cpu", None, 0.4),), culprits=(0,), leaves=False),
          told / "one" / "answer.json")  # fmt: skip
-    arguments = ["--runs", str(runs), "--answers", str(told), "--out", str(folder), "--no-rules"]
+    arguments = [
+        "--runs",
+        str(runs),
+        "--answers",
+        f"rival={told}",
+        "--out",
+        str(folder),
+        "--no-rules",
+    ]
     assert main([*arguments, "--modes", "M0,M4", "--jobs", "1"]) == 0
     return folder
 
@@ -55,7 +65,7 @@ def score(out: Path, tool: str, mode: str = "M0") -> dict:
 
 
 def test_ours_and_an_answer_of_another_tool_in_one_table(out: Path) -> None:
-    mine, rival = score(out, "clusterprof"), score(out, "rival 3")
+    mine, rival = score(out, "clusterprof"), score(out, "rival")
     assert (mine["family_top1"]["hits"], mine["family_top1"]["n"]) == (2, 2)
     assert (mine["culprit_top1"]["hits"], mine["conserved"]["hits"]) == (2, 2)
     # each run: storage 25 points by truth, 24.7 said; cpu 8.3 and 8.2; unattributed 0 and 0.4
@@ -67,9 +77,10 @@ def test_ours_and_an_answer_of_another_tool_in_one_table(out: Path) -> None:
         "value": None, "low": None, "high": None, "n": 0, "hits": None,
     }  # fmt: skip
     page = (out / "score.md").read_text(encoding="utf-8")
-    both = "100.0% (34.2% to 100.0%; 2 of 2) | 0.0% (0.0% to 79.3%; 0 of 1)"
-    assert f"| culprit rank first | {both} |" in page
-    assert "| leaf first | 100.0% (34.2% to 100.0%; 2 of 2) | not claimed |" in page
+    line = next(one for one in page.splitlines() if one.startswith("| rival | 0 % (0–79; 1) |"))
+    assert line.split(" | ")[2:4] == ["not claimed", "not claimed"]
+    assert "| **clusterprof** | 100 % (34–100; 2) | - |" in page  # culprits
+    assert "As they were measured: rival 3." in page
 
 
 def test_one_rank_alone_is_judged_by_what_it_can_know(out: Path) -> None:
@@ -122,11 +133,49 @@ def test_an_analysis_that_fails_is_an_answer_that_says_nothing(
     assert rows["slowest total compute"].judged.family_right is None
 
 
+def test_rules_of_others_are_found_from_anywhere(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = do(Work("", None, runs / "one"), Settings(scenarios=CORPUS))
+    tools = [row.tool for row in done.rows]
+    assert len(tools) == 1 + len(work.rules()) and "xprof" in tools
+    assert all(row.easy is False for row in done.rows)  # who is slow computes no longer
+
+
+def test_answers_are_of_one_testbed(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [first, *_] = planned([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["real"])
+    monkeypatch.setattr(work, "made", lambda *given: (runs / "one", ""))
+    dump(Answer("rival 3", (Said("cpu", None, 0.4),)), tmp_path / f"real.{first.trial.name}.json")  # type: ignore[union-attr]
+    settings = Settings(rules=False, answers={"rival": tmp_path}, scenarios=CORPUS)
+    assert [row.tool for row in do(first, settings).rows][-1] == "rival"
+    synthetic = do(replace(first, testbed="synth", modes=("M0",)), settings)
+    assert [row.tool for row in synthetic.rows] == ["clusterprof"]
+
+
 def test_a_disturbed_run_stands_apart(runs: Path, tmp_path: Path) -> None:
     write(replace(read(runs / "one"), disturbed_ratio=0.08), tmp_path)
     (tmp_path / "recording").symlink_to(runs / "one" / "recording")
     done = do(Work("", None, tmp_path), Settings(rules=False, scenarios=CORPUS))
     assert [row.testbed for row in done.rows] == ["synth, disturbed"]
+
+
+def test_progress_says_what_is_wrong_of_dev_alone(runs: Path) -> None:
+    done = do(Work("", None, runs / "one"), Settings(rules=False, scenarios=CORPUS))
+    bad = replace(done.rows[0], judged=replace(done.rows[0].judged, culprit_right=False))
+    hidden = replace(bad, split="test")
+    said = io.StringIO()
+    progress = Progress(4, said)
+    for rows in ((bad,), (hidden,), done.rows):
+        progress.tell(replace(done, rows=rows))
+    progress.tell(replace(done, rows=(), not_run="no disk here"))
+    lines = said.getvalue().splitlines()
+    assert [line for line in lines if " runs" not in line] == [
+        "one: culprit", "one: not run: no disk here",
+    ]  # fmt: skip
+    assert lines[-1].startswith("4 of 4 runs, 1 not run; ") and lines[-1].endswith("0:00 min left")
 
 
 def test_slices() -> None:
@@ -154,8 +203,9 @@ def test_the_page_and_its_picture(out: Path, tmp_path: Path) -> None:
     made = pages(tmp_path)
     assert set(made) == {"docs/accuracy.md", "docs/accuracy-reliability.svg"}
     page = made["docs/accuracy.md"]
-    assert "2 of 2 planned runs were scored." in page
+    assert "| synth | dev | runs | " in page and "not tuned on" not in page
     assert "| true \\ said | storage |" in page
+    assert "| storage-io-cap | 2/2 · 2/2 · 2/2 · 0.2 |" in page
     picture = ElementTree.fromstring(made["docs/accuracy-reliability.svg"])
     dots = [one for one in picture.iter() if one.tag.endswith("circle")]
     assert len(dots) == 1 + len(results(tmp_path)[0]["scores"][0]["reliability"])  # one of the key

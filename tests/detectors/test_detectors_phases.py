@@ -87,13 +87,17 @@ def test_launch_bound_needs_a_main_thread_that_is_busy() -> None:
 
 
 def test_launch_bound_leaves_the_warm_up_to_startup() -> None:
-    main = process(100, thread=thread(activity("U1"), 1))
+    waits = {layout.DATA_WAIT: spans((0, 0, 0))}
+    main = process(100, thread=thread(activity("U1"), 1), spans=waits)
     pieces = lost((0, 1, 0.5, PHASE_COMPUTE), step=0)
     one = rank(1, main)
     got = LaunchBound().claim(one, pieces, feeding({}), LaunchBound.Limits())
     np.testing.assert_array_equal(got.share, [0.0])
     got = Startup().claim(one, pieces, feeding({}), Startup.Limits())
     np.testing.assert_array_equal(got.share, [1.0])
+    # without a mark of any wait for data, the first step may have been one
+    unknown = Startup().claim(rank(1, process(100)), pieces, feeding({}), Startup.Limits())
+    np.testing.assert_array_equal(unknown.share, [0.0])
 
 
 def test_startup_claims_compilation_anywhere_and_missing_workers_in_the_first_step() -> None:

@@ -125,6 +125,16 @@ def test_without_a_device_the_loss_is_an_upper_bound_and_says_so(tmp_path: Path)
     assert by_name["productive.ratio"].bound == "at least"
 
 
+def test_a_few_measured_waits_make_no_measurement_of_the_rest(tmp_path: Path) -> None:
+    script = training(JOB)
+    script.busy = None
+    _, start, end, *_ = script.main_spans[0]
+    script.main_spans.append((layout.EXPOSED, start, end, 1, SECOND // 100))
+    report = analysed(script, tmp_path)
+    assert report.ranks[0].source == "host-spans"
+    assert any("upper bound" in note for note in report.notes)
+
+
 def test_a_device_that_never_answered_leaves_the_upper_bound(tmp_path: Path) -> None:
     script = training(JOB)
     script.unread = range(10_000)

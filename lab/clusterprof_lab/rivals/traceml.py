@@ -104,24 +104,30 @@ def version_of(python: Path) -> str:
     return done.stdout.strip()
 
 
+def command(
+    python: Path, ranks: int, logs: Path, script: Path, arguments: Sequence[str]
+) -> list[str]:
+    """Return the command line that runs a script under TraceML; it writes `logs`/run."""
+    return [
+        str(python.with_name("traceml")), "run", str(JOB), "--nproc-per-node", str(ranks),
+        "--run-name", "run", "--logs-dir", str(logs), "--aggregator-port", _free_port(),
+        "--master-port", _free_port(), "--args", str(script), *arguments,
+    ]  # fmt: skip
+
+
 def run(job: Job, folder: Path, python: Path, timeout_s: float = TIMEOUT_S) -> Answer:
     """Run a job under TraceML; its logs stay below `folder`. NotRun when it did not end well."""
     version = version_of(python)
     folder.mkdir(parents=True, exist_ok=True)
-    tool = str(python.with_name("traceml"))
-    command = [
-        tool, "run", str(JOB), "--nproc-per-node", str(job.ranks), "--run-name", "run",
-        "--logs-dir", str(folder), "--aggregator-port", _free_port(), "--master-port",
-        _free_port(), "--args", str(job.script.resolve()), *job.arguments,
-    ]  # fmt: skip
+    words = command(python, job.ranks, folder, job.script.resolve(), job.arguments)
     with open(folder / "output.txt", "w", encoding="utf-8") as output:
         try:
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, cwd=folder,
+                words, stdout=output, stderr=subprocess.STDOUT, cwd=folder,
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise NotRun(f"{tool}: {error.strerror}") from error
+            raise NotRun(f"{words[0]}: {error.strerror}") from error
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -14,6 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from clusterprof_lab.score.figures import NO_FIGURE, TWO_SIDED, Figure, draws
+
 BINS = 10
 
 
@@ -45,6 +49,29 @@ def reliability(pairs: Sequence[tuple[float, bool]]) -> tuple[tuple[Bin, ...], f
         bins.append(Bin(number / BINS, (number + 1) / BINS, said, right, len(some)))
     ece = sum(one.n * abs(one.right - one.said) for one in bins) / max(len(pairs), 1)
     return tuple(bins), ece
+
+
+def ece_over(jobs: Sequence[Sequence[tuple[float, bool]]]) -> Figure:
+    """Return the ECE over the claims of all jobs, with a bootstrap of whole jobs."""
+    claims = [one for one in jobs if one]
+    if not claims:
+        return NO_FIGURE
+    # of each job and bin: claims, their confidence, how many were right
+    sums = np.zeros((len(claims), BINS, 3))
+    for job, some in enumerate(claims):
+        for sure, right in some:
+            sums[job, min(BINS - 1, max(0, int(sure * BINS)))] += 1, sure, right
+
+    def ece(of: np.ndarray) -> np.ndarray:
+        off = np.abs(of[..., 2] - of[..., 1]).sum(axis=-1)
+        return np.asarray(off / of[..., 0].sum(axis=-1))
+
+    value = float(ece(sums.sum(axis=0)))
+    if len(claims) == 1:
+        return Figure(value, None, None, 1)
+    drawn = draws(len(claims))
+    low, high = np.quantile([float(ece(sums[rows].sum(axis=0))) for rows in drawn], TWO_SIDED)
+    return Figure(value, float(low), float(high), len(claims))
 
 
 def isotonic(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float, float, int]]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import date
 from typing import Any
 
 from clusterprof import __version__
+from clusterprof_lab.score.ablate import ABLATIONS
+from clusterprof_lab.score.figures import part_of
 from clusterprof_lab.score.metrics import Row, Score, figures_of, tables, wrong
 from clusterprof_lab.score.ours import TOOL
 from clusterprof_lab.score.plan import Work
 from clusterprof_lab.score.work import Done
 
 FORMAT = "clusterprof-score"
-SCHEMA = 1
+SCHEMA = 2
 
 
 def document(done: Sequence[Done], split: str, size: str, seconds: float) -> dict[str, Any]:
@@ -31,15 +34,19 @@ def document(done: Sequence[Done], split: str, size: str, seconds: float) -> dic
         "clusterprof": __version__,
         "split": split,
         "slice": size,
+        "date": date.today().isoformat(),
         "seconds": round(seconds),
+        "tools": {row.tool: row.label for row in rows},
         "coverage": _coverage(done),
         "scores": [
             {"testbed": testbed, "tool": tool, "mode": mode, **_score(score)}
             for (testbed, tool, mode), score in tables(rows).items()
         ],
-        "groups": [_group(name, full) for name in dict.fromkeys(row.group for row in full)],
-        "scenarios": [_scenario(id_, full) for id_ in dict.fromkeys(row.scenario for row in full)],
-        "ablation": _ablation(done),
+        "scenarios": [
+            _scenario(*key, full)
+            for key in dict.fromkeys((row.testbed, row.scenario) for row in full)
+        ],
+        "ablation": _ablation(done, split),
         "claims": [
             [round(sure, 6), right]
             for row in full for _, sure, right in row.judged.emitted if sure is not None
@@ -84,37 +91,31 @@ def _scenario_of(work: Work) -> str:
 
 _OF_A_PART = (
     "family_top1", "leaf_top1", "culprit_top1", "culprit_top1_easy", "bucket_error_active_mean",
-    "false_on_nulls",
 )  # fmt: skip
 
 
-def _part(rows: Sequence[Row]) -> dict[str, Any]:
-    return {name: _rounded(asdict(one)) for name, one in figures_of(rows, _OF_A_PART).items()}
-
-
-def _group(name: str, rows: Sequence[Row]) -> dict[str, Any]:
-    return {"group": name, **_part([row for row in rows if row.group == name])}
-
-
-def _scenario(name: str, rows: Sequence[Row]) -> dict[str, Any]:
-    mine = [row for row in rows if row.scenario == name]
+def _scenario(testbed: str, name: str, rows: Sequence[Row]) -> dict[str, Any]:
+    mine = [row for row in rows if (row.testbed, row.scenario) == (testbed, name)]
+    healthy = [not row.judged.false_causes for row in mine if row.judged.false_causes is not None]
+    figures = {**figures_of(mine, _OF_A_PART), "no_false_cause": part_of(healthy)}
     return {
         "scenario": name,
+        "testbed": testbed,
         "group": mine[0].group,
         "trials": len(mine),
         "right": sum(not wrong(row) for row in mine),
-        **_part(mine),
+        **{figure: _rounded(asdict(one)) for figure, one in figures.items()},
     }
 
 
-def _ablation(done: Sequence[Done]) -> dict[str, Any]:
+def _ablation(done: Sequence[Done], split: str) -> dict[str, Any]:
     asked = [one for one in done if one.sideways is not None]
     found = [
-        {"trial": one.work.name, **_rounded(asdict(step))}
+        {"trial": one.work.name if split == "dev" else "", **_rounded(asdict(step))}
         for one in asked
         for step in one.sideways or ()
     ]
-    return {"runs": len(asked), "sideways": found}
+    return {"runs": len(asked), "signals": len(ABLATIONS), "sideways": found}
 
 
 def _wrong(row: Row) -> dict[str, Any]:

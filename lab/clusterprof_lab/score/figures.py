@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Z_95 = 1.959963984540054
+TWO_SIDED = (0.025, 0.975)
 _DRAWS = 1000
 _SEED = 20
 
@@ -64,14 +65,19 @@ def over_trials(
     value = float(every.mean() if what is None else what(every))
     if len(kept) == 1:
         return Figure(value, None, None, 1)
-    drawn = np.random.default_rng(_SEED).integers(0, len(kept), (_DRAWS, len(kept)))
+    drawn = draws(len(kept))
     if what is None:
         sums, sizes = np.array([one.sum() for one in kept]), np.array([one.size for one in kept])
         values = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
     else:
         values = np.array([what(np.concatenate([kept[row] for row in rows])) for rows in drawn])
-    low, high = np.quantile(values, (0.025, 0.975))
+    low, high = np.quantile(values, TWO_SIDED)
     return Figure(value, float(low), float(high), len(kept))
+
+
+def draws(n: int) -> np.ndarray:
+    """Return which of n trials each round of a bootstrap has; int64[rounds, n], always the same."""
+    return np.random.default_rng(_SEED).integers(0, n, (_DRAWS, n))
 
 
 def p95(values: np.ndarray) -> float:

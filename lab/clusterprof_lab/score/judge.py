@@ -75,14 +75,15 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
     first, second = _first(answer, wanted)
     null = not wanted.family
     errors = None
-    if answer.family_ratio is not None:
+    apart = not any(one.covers for one in answer.causes or ())
+    if answer.family_ratio is not None and apart:  # else it gives no amount to a single group
         errors = {name: abs(said.get(name, 0.0) - true.get(name, 0.0)) for name in FAMILIES}
     active = tuple(
         name for name in FAMILIES if max(said.get(name, 0.0), true.get(name, 0.0)) >= ACTIVE_FROM
     )
     return Judged(
         wanted=wanted.family or NOTHING,
-        said=None if answer.causes is None else first.family if first else NOTHING,
+        said=None if answer.causes is None else _group_of(first, wanted) if first else NOTHING,
         said_leaf=first.leaf if first else None,
         errors=errors,
         active=active if errors is not None else (),
@@ -137,7 +138,16 @@ def _first(answer: Answer, wanted: Wanted) -> tuple[Said | None, Said | None]:
 def _family_right(answer: Answer, first: Said | None, wanted: Wanted) -> bool | None:
     if answer.causes is None or not wanted.family:
         return None
-    return first is not None and first.family == wanted.family
+    return first is not None and wanted.family in _meant(first)
+
+
+def _meant(said: Said) -> tuple[str, ...]:
+    """All groups that a tool's word means without telling them apart."""
+    return (said.family, *said.covers)
+
+
+def _group_of(said: Said, wanted: Wanted) -> str:
+    return wanted.family if wanted.family in _meant(said) else said.family
 
 
 def _names_leaves(answer: Answer, wanted: Wanted) -> bool:
@@ -211,7 +221,7 @@ def _both_found(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
         return all(set(leading) & set(one.culprits) for one in faults)
     return all(
         any(
-            said.family == FAMILY_OF.get(one.cause) and bool(said.culprits)
+            FAMILY_OF.get(one.cause) in _meant(said) and bool(said.culprits)
             and said.culprits[0] in one.culprits and not _small(said.share_ratio or 1.0)
             for said in told
         )
@@ -236,9 +246,10 @@ def _false_causes(
 ) -> tuple[str, ...] | None:
     if answer.causes is None and answer.family_ratio is None:
         return None
+    means = {one.family: _meant(one) for one in answer.causes or () if not one.outside_steps}
     out = []
     for name, points in said.items():
-        real = true.get(name, 0.0)
+        real = sum(true.get(one, 0.0) for one in set(means.get(name, (name,))))
         false = points - real >= FALSE_FROM if null else real < TRUE_BELOW
         if name != UNATTRIBUTED and points >= FALSE_FROM and false:
             out.append(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,33 +12,47 @@ from clusterprof_lab.score.metrics import TARGETS
 from clusterprof_lab.score.ours import TOOL
 
 Document = Mapping[str, Any]
+Column = tuple[Document, str]
+"""A stored score and one of its testbeds."""
 
 # figure -> (name, how it is written)
 LINES: Mapping[str, tuple[str, str]] = {
-    "bucket_error_mean": ("bucket error, mean of 13 groups, points", "points"),
-    "bucket_error_p95": ("bucket error, p95 of 13 groups, points", "points"),
-    "bucket_error_active_mean": ("bucket error, mean of active groups, points", "points"),
-    "bucket_error_active_p95": ("bucket error, p95 of active groups, points", "points"),
-    "family_top1": ("dominant cause (group) first", "part"),
+    "bucket_error_active_mean": ("off by, mean, points", "points"),
+    "bucket_error_active_p95": ("off by, p95, points", "points"),
+    "bucket_error_mean": ("the same over all 13 groups, mean", "points"),
+    "bucket_error_p95": ("the same over all 13 groups, p95", "points"),
+    "family_top1": ("group of causes first", "part"),
     "leaf_top1": ("leaf first", "part"),
     "leaf_top2": ("leaf among the first two", "part"),
     "leaf_abstained": ("stops at the group", "part"),
-    "leaf_precision": ("precision of the first leaf when one is named", "part"),
-    "leaf_precision_all": ("precision of all leaves of 1 point or more", "part"),
+    "leaf_precision": ("the first leaf is right when named", "part"),
+    "leaf_precision_all": ("any leaf is right when named", "part"),
     "culprit_top1": ("culprit rank first", "part"),
-    "culprit_top1_easy": ("culprit rank first, where slowest total compute is right too", "part"),
-    "nobody_blamed": ("no rank blamed where none is at fault", "part"),
+    "culprit_top1_easy": ("the same where it computes slowest", "part"),
+    "nobody_blamed": ("nobody blamed where nobody is at fault", "part"),
     "both_found": ("two culprits, both found", "part"),
-    "inversions": ("inversions: a victim blamed first", "part"),
-    "false_on_nulls": ("false cause of 3 points or more, nulls", "part"),
-    "false_anywhere": ("false cause of 3 points or more, other runs", "part"),
-    "unattributed": ("unattributed, of the lost time", "ratio"),
+    "inversions": ("a victim blamed first", "part"),
+    "false_on_nulls": ("false cause in a healthy run", "part"),
+    "false_anywhere": ("false cause in other runs", "part"),
+    "unattributed": ("unattributed, of the lost time", "part"),
     "ece": ("calibration error (ECE)", "number"),
     "conserved": ("runs with a residual of 0 ns", "part"),
     "residual_ns": ("largest residual, ns", "points"),
-    "gain_error": ("gain said, off by, points of the step time", "points"),
+    "gain_error": ("gain said, off by, points", "points"),
 }
+OF_CAUSES: Mapping[str, str] = {
+    "family_top1": "group first", "leaf_top1": "leaf first",
+    "leaf_precision_all": "right if a leaf is named", "false_on_nulls": "false cause, healthy",
+    "bucket_error_active_mean": "off by, points",
+}  # fmt: skip
+"""Figure -> head of a column in which tools are compared."""
+OF_CULPRITS: Mapping[str, str] = {
+    "culprit_top1": "rank first", "culprit_top1_easy": "the same, easy",
+    "nobody_blamed": "nobody, rightly", "both_found": "two, both found",
+    "inversions": "victim first",
+}  # fmt: skip
 NOT_CLAIMED = "not claimed"
+NO_TRIAL = "-"
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -46,21 +61,30 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
-def figure(one: Mapping[str, Any] | None, how: str, none: str = NOT_CLAIMED) -> str:
-    """Return a figure with its interval and its trials."""
+def percent(ratio: float, digits: int | None = None) -> str:
+    """Return a part without its sign; near 0 and 1 with a decimal: 0.034 is "3", 0.996 "99.6"."""
+    if digits is None:
+        digits = 1 if 0 < ratio < 0.01 or 0.99 < ratio < 1 else 0
+    return f"{100 * ratio:.{digits}f}"
+
+
+def figure(
+    one: Mapping[str, Any] | None, how: str, none: str = NOT_CLAIMED, digits: int | None = None,
+    trials: bool = True,
+) -> str:  # fmt: skip
+    """Return a figure with its interval and its trials: "93 % (88–96; 121)"."""
     if one is None or one["value"] is None:
         return none
-    value, low, high, n = one["value"], one["low"], one["high"], one["n"]
-    if how == "part":
-        if n and one["hits"] is not None:
-            return f"{value:.1%} ({low:.1%} to {high:.1%}; {one['hits']} of {n})"
-        return f"{value:.1%}"
-    if how == "ratio":
-        around = "" if low is None else f" ({low:.1%} to {high:.1%}; {n})"
-        return f"{value:.1%}{around}"
-    digits = 3 if how == "number" else 2
-    around = f" ({n})" if low is None else f" ({low:.{digits}f} to {high:.{digits}f}; {n})"
-    return f"{value:.{digits}f}{around}"
+    value, low, high = one["value"], one["low"], one["high"]
+    places = digits if how == "part" else 3 if how == "number" else 0 if value > 99 else 1
+
+    def written(number: float) -> str:
+        return percent(number, places) if how == "part" else f"{number:.{places}f}"
+
+    around = [] if low is None else [f"{written(low)}–{written(high)}"]
+    around += [str(one["n"])] if trials else []
+    sign = " %" if how == "part" else ""
+    return written(value) + sign + (f" ({'; '.join(around)})" if around else "")
 
 
 def scores_of(document: Document, **wanted: str) -> list[Mapping[str, Any]]:
@@ -70,47 +94,111 @@ def scores_of(document: Document, **wanted: str) -> list[Mapping[str, Any]]:
     ]
 
 
+def columns(documents: Sequence[Document]) -> list[Column]:
+    """Return what stands side by side: every testbed of every document, undisturbed."""
+    return [
+        (document, testbed)
+        for document in documents
+        for testbed in dict.fromkeys(one["testbed"] for one in document["scores"])
+        if "disturbed" not in testbed
+    ]
+
+
+def named(column: Column) -> str:
+    """Return what a column is called."""
+    document, testbed = column
+    size = "" if document["slice"] == "full" else f", {document['slice']}"
+    return f"{testbed}, {document['split']}{size}"
+
+
+def runs(documents: Sequence[Document]) -> str:
+    """Return what was measured, one line per score and testbed."""
+    lines = []
+    for document in documents:
+        missing = document["coverage"]["not_run"]
+        for one in scores_of(document, tool=TOOL, mode="M0"):
+            testbed, figures = one["testbed"], one["figures"]
+            lines.append([
+                testbed, document["split"], document["slice"], document["date"],
+                document["clusterprof"], str(figures["conserved"]["n"]),
+                str(figures["false_on_nulls"]["n"]),
+                str(sum(gap["trials"] for gap in missing if gap["testbed"] == testbed)),
+            ])  # fmt: skip
+    head = ["jobs", "split", "slice", "when", "version", "runs", "healthy", "not run"]
+    return table(head, lines)
+
+
+def not_run(documents: Sequence[Document]) -> str:
+    """Return why runs were not made, reason by reason; "" when all were."""
+    why: dict[tuple[str, str], list[str]] = {}
+    for document in documents:
+        for one in document["coverage"]["not_run"]:
+            scenarios = why.setdefault((cell(one["reason"]), one["testbed"] or "-"), [])
+            if one["scenario"] not in scenarios:
+                scenarios.append(one["scenario"])
+    if not why:
+        return ""
+    lines = [[", ".join(names), testbed, reason] for (reason, testbed), names in why.items()]
+    return table(["not run", "jobs", "reason"], lines)
+
+
 def targets(documents: Sequence[Document]) -> str:
-    """Return every target with what was measured, by testbed and mode."""
+    """Return every target with what was measured, side by side."""
+    beside = columns(documents)
     lines = []
     for target in TARGETS:
         for mode in target.modes:
-            for document in documents:
-                for one in scores_of(document, tool=TOOL, mode=mode):
-                    if target.testbed and one["testbed"] != target.testbed:
-                        continue
-                    got = one["figures"][target.figure]
-                    how = LINES[target.figure][1]
-                    met = "no trial"
-                    if got["value"] is not None:
-                        met = "met" if target.meets(got["value"]) else "**missed**"
-                    where = f"{one['testbed']}, {document['split']}"
-                    lines.append(
-                        [target.name, mode, where, target.words, figure(got, how, "-"), met]
-                    )
-    return table(["target", "mode", "runs", "wanted", "measured", ""], lines)
+            cells = []
+            for document, testbed in beside:
+                got = scores_of(document, tool=TOOL, mode=mode, testbed=testbed)
+                asked = got and target.testbed in ("", testbed)
+                one = got[0]["figures"][target.figure] if asked else None
+                text = figure(one, LINES[target.figure][1], NO_TRIAL, digits=1, trials=False)
+                met = one is not None and one["value"] is not None and target.meets(one["value"])
+                cells.append(text if text == NO_TRIAL else f"{'✓' if met else '✗'} {text}")
+            if any(cell != NO_TRIAL for cell in cells) or not target.testbed:
+                lines.append([target.name, mode, target.words, *cells])
+    return table(["target", "mode", "wanted", *map(named, beside)], lines)
 
 
-def tools(document: Document, testbed: str) -> str:
-    """Return all tools beside each other, with everything seen (M0)."""
+def tools(document: Document, testbed: str, names: Mapping[str, str]) -> str:
+    """Return all tools below each other, with everything seen (M0), by some figures."""
     scores = scores_of(document, testbed=testbed, mode="M0")
     scores.sort(key=lambda one: one["tool"] != TOOL)
     lines = []
-    for name, (words, how) in LINES.items():
-        # where nobody has a figure, no run asked
-        asked = any(one["figures"][name]["value"] is not None for one in scores)
-        none = NOT_CLAIMED if asked else "no trial"
-        lines.append([words, *(figure(one["figures"].get(name), how, none) for one in scores)])
-    return table(["", *(one["tool"] for one in scores)], lines)
+    for one in scores:
+        cells = []
+        for name in names:
+            # where nobody has a figure, no run asked
+            asked = any(each["figures"][name]["value"] is not None for each in scores)
+            none = NOT_CLAIMED if asked else NO_TRIAL
+            cells.append(figure(one["figures"][name], LINES[name][1], none))
+        tool = f"**{one['tool']}**" if one["tool"] == TOOL else cell(one["tool"])
+        lines.append([tool, *cells])
+    return table(["", *names.values()], lines)
 
 
-def modes(document: Document, testbed: str) -> str:
+def versions(document: Document) -> str:
+    """Return what the other tools of a table call themselves, where that says more."""
+    said = [
+        label for name, label in document["tools"].items()
+        if name != TOOL and not label.endswith("(rule of thumb)")
+    ]  # fmt: skip
+    if not said:
+        return ""
+    text = "As they were measured: " + "; ".join(said) + "."
+    return textwrap.fill(text, 98, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def modes(document: Document, testbed: str, names: Iterable[str] = tuple(LINES)) -> str:
     """Return our figures in every mode."""
     scores = scores_of(document, testbed=testbed, tool=TOOL)
     lines = [
-        [words, *(figure(one["figures"].get(name), how, "-") for one in scores)]
-        for name, (words, how) in LINES.items()
-    ]
+        [LINES[name][0],
+         *(figure(one["figures"][name], LINES[name][1], NO_TRIAL, trials=False)
+           for one in scores)]
+        for name in names
+    ]  # fmt: skip
     return table(["", *(one["mode"] for one in scores)], lines)
 
 
@@ -127,100 +215,55 @@ def confusion(score: Mapping[str, Any]) -> str:
                 f"**{cell}**" if one == name and cell else cell for one, cell in zip(said, cells)
             ]
             lines.append([f"**{name}**", *cells])
-    return table(["true \\ said", *said], lines)
+    return table(["true \\ said", *(_short(name) for name in said)], lines)
 
 
-def by_cause(score: Mapping[str, Any]) -> str:
+def _short(family: str) -> str:
+    return {"synchronization": "sync", "checkpoint": "ckpt", "unattributed": "none"}.get(
+        family, family
+    )
+
+
+def by_cause(beside: Sequence[Column]) -> str:
     """Return the bucket error of each group, where it is active."""
-    lines = [[name, figure(one, "points")] for name, one in score["by_cause"].items()]
-    return table(["group", "off by, points (95 %; runs)"], lines)
+    found = {
+        named(column): scores_of(column[0], testbed=column[1], tool=TOOL, mode="M0")[0]["by_cause"]
+        for column in beside
+    }
+    lines = [
+        [name, *(figure(one.get(name), "points", NO_TRIAL) for one in found.values())]
+        for name in FAMILIES if any(name in one for one in found.values())
+    ]  # fmt: skip
+    return table(["group", *found], lines)
 
 
-def scenarios(document: Document) -> str:
-    """Return every scenario with how often each question was answered rightly."""
-    lines = []
-    for one in document["scenarios"]:
-        culprit = one["culprit_top1"]
-        if culprit["value"] is None:
-            culprit = one["culprit_top1_easy"]
-        lines.append([
-            one["scenario"], str(one["trials"]), f"{one['right']} of {one['trials']}",
-            *(_hits(each) for each in (one["family_top1"], one["leaf_top1"], culprit)),
-            figure(one["bucket_error_active_mean"], "points", "-").split(" (")[0],
-        ])  # fmt: skip
-    head = ["scenario", "runs", "nothing wrong", "group", "leaf", "culprit", "off by, points"]
-    return table(head, lines)
+def scenarios(beside: Sequence[Column]) -> str:
+    """Return every scenario: group right, leaf right, culprit right, points off."""
+    found: dict[str, dict[int, str]] = {}
+    for place, (document, testbed) in enumerate(beside):
+        for one in document["scenarios"]:
+            if one["testbed"] != testbed:
+                continue
+            culprit = one["culprit_top1"]
+            if culprit["value"] is None:
+                culprit = one["culprit_top1_easy"]
+            asked = (one["family_top1"], one["leaf_top1"], culprit)
+            if one["group"] == "null":
+                asked = (one["no_false_cause"],)
+            off = figure(one["bucket_error_active_mean"], "points", NO_TRIAL).split(" (")[0]
+            cell = " · ".join([*map(_hits, asked), off])
+            found.setdefault(one["scenario"], {})[place] = cell
+    lines = [
+        [name, *(cells.get(place, "") for place in range(len(beside)))]
+        for name, cells in found.items()
+    ]
+    return table(["scenario", *map(named, beside)], lines)
 
 
 def _hits(one: Mapping[str, Any]) -> str:
-    return "-" if one["hits"] is None else f"{one['hits']} of {one['n']}"
+    return NO_TRIAL if one["hits"] is None else f"{one['hits']}/{one['n']}"
 
 
-def coverage(document: Document) -> str:
-    """Return what was run, and what was not and why."""
-    got = document["coverage"]
-    said = f"{got['scored']} of {got['planned']} planned runs were scored.\n"
-    if not got["not_run"]:
-        return said
-    lines = [
-        [one["scenario"], one["testbed"] or "-", str(one["trials"]), _cell(one["reason"])]
-        for one in got["not_run"]
-    ]
-    return said + "\n" + table(["not run", "testbed", "runs", "reason"], lines)
-
-
-def ablation(document: Document) -> str:
-    """Return what went sideways when a signal was left out."""
-    got = document["ablation"]
-    found = [one for one in got["sideways"] if not one["bound"]]
-    bounded = len(got["sideways"]) - len(found)
-    said = (
-        f"Each signal was left out of {got['runs']} runs: {len(found)} times more than half a point"
-        f" went sideways; {bounded} times more in which the loss is an upper bound, because no"
-        " device was measured.\n"
-    )
-    if not got["sideways"]:
-        return said
-    counts: dict[tuple[str, str, str], list[float]] = {}
-    for one in got["sideways"]:
-        key = one["signal"], one["to"], "yes" if one["bound"] else ""
-        counts.setdefault(key, []).append(one["points"])
-    lines = [
-        [signal, to, str(len(points)), f"{max(points):.1f}", bound]
-        for (signal, to, bound), points in sorted(counts.items())
-    ]
-    return said + "\n" + table(["without", "grew", "runs", "most, points", "bound"], lines)
-
-
-def wrongs(document: Document) -> str:
-    """Return every run that we were wrong about, in order of mode; of dev only."""
-    if document["split"] != "dev":
-        return f"{document['wrong_count']} runs and modes, not shown: nobody learns from them.\n"
-    lines = [
-        [one["trial"], one["mode"], ", ".join(one["what"]), _cell(one["said"]), _cell(one["true"])]
-        for one in sorted(document["wrong"], key=lambda one: one["mode"])
-    ]
-    return table(["run", "mode", "wrong in", "said", "true"], lines)
-
-
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Return a text as a cell of a table can hold it."""
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def score_page(document: Document) -> str:
-    """Return the whole of `score.md`."""
-    out = [
-        f"# Score of clusterprof {document['clusterprof']}\n",
-        f"Split {document['split']}, {document['slice']}, {document['seconds']} s.\n",
-        coverage(document),
-        "## Targets\n",
-        targets([document]),
-    ]
-    for testbed in dict.fromkeys(one["testbed"] for one in document["scores"]):
-        out += [f"## All tools, {testbed}\n", tools(document, testbed)]
-        out += [f"## Modes, {testbed}\n", modes(document, testbed)]
-        for one in scores_of(document, testbed=testbed, tool=TOOL, mode="M0"):
-            out += [f"## Confusion, {testbed}\n", confusion(one), by_cause(one)]
-    out += ["## Scenarios\n", scenarios(document), "## A signal less\n", ablation(document)]
-    out += ["## Wrong\n", wrongs(document)]
-    return "\n".join(out)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof_lab.families import FAMILIES
-from clusterprof_lab.score.calibrate import Bin, reliability
+from clusterprof_lab.score.calibrate import Bin, ece_over, reliability
 from clusterprof_lab.score.figures import NO_FIGURE, Figure, over_trials, p95, part_of, wilson
 from clusterprof_lab.score.judge import NOTHING, Judged
 
@@ -35,6 +35,8 @@ class Row:
     true: str = ""
     folder: str = ""
     split: str = "dev"
+    label: str = ""
+    """What the tool calls itself: name, version, how it was run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +142,7 @@ def _claims(judged: Sequence[Judged]) -> list[tuple[float, bool]]:
 
 
 def _ece(rows: Sequence[Row]) -> Figure:
-    pairs = _claims([row.judged for row in rows])
-    return Figure(reliability(pairs)[1], None, None, len(pairs)) if pairs else NO_FIGURE
+    return ece_over([_claims([row.judged]) for row in rows])
 
 
 def _errors(rows: Sequence[Row], active: bool) -> list[list[float]]:

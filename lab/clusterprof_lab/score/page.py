@@ -7,42 +7,42 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterprof_lab.score import markdown
+from clusterprof_lab.score import lists, markdown
 from clusterprof_lab.score.document import FORMAT, SCHEMA
+from clusterprof_lab.score.markdown import OF_CAUSES, OF_CULPRITS, Document
 from clusterprof_lab.score.ours import TOOL
 from clusterprof_lab.score.picture import reliability_picture
+from clusterprof_lab.score.prose import (
+    CONFIDENCE,
+    HEAD,
+    MISSING,
+    MODES,
+    NONE,
+    NOT_COVERED,
+    READ_TOOLS,
+    REDO,
+    SCENARIOS,
+    TARGETS,
+    headline,
+)  # fmt: skip
 
 LAB = Path(__file__).resolve().parents[2]
 RESULTS = LAB / "results"
 PAGE, PICTURE = "docs/accuracy.md", "docs/accuracy-reliability.svg"
-MOST_WRONG = 25
-_HEAD = """# Accuracy
-
-How often the verdict of `clusterprof` is right, measured on the open corpus of `lab/`: jobs with
-known faults, synthetic (exact truth by construction) and real processes on emulated accelerators
-(truth by stopwatches). Nobody else's data and nobody else's figures are in these tables: rules of
-others ran on the same recordings, and what a tool does not claim is marked so. How another tool
-can be scored on the corpus: [lab/README.md](../lab/README.md).
-
-A trial is a job with its fault, never a step. Parts stand with Wilson's 95 % interval, means with a
-bootstrap over jobs. The analysis is improved on the split "dev" alone; "test" has other seeds. Runs
-that other load of the machine disturbed by more than 5 % of its CPU time stand apart. The culprit
-figure leaves out the runs in which the rule "slowest total compute" names who is at fault as well.
-Bucket errors are differences to the truth in points, hundredths of the time inside steps, over 13
-groups of causes; targets are judged on the "active" groups, those in which truth or answer has a
-tenth of a point, which is the stricter way.
-"""
-_NONE = """
-No score has been stored yet: `make score-full SPLIT=test` makes one.
-"""
+MOST_WRONG = 15
+_IN_MODES = (
+    "family_top1", "leaf_top1", "leaf_precision_all", "culprit_top1", "both_found", "inversions",
+    "false_on_nulls", "bucket_error_active_mean", "bucket_error_active_p95", "unattributed", "ece",
+    "conserved",
+)  # fmt: skip
 
 
 def results(folder: Path = RESULTS) -> list[Mapping[str, Any]]:
-    """Return the stored scores by name of file; ValueError for one of another format."""
+    """Return the stored scores, those that count first; ValueError for one of another format."""
     out = []
     for path in sorted(folder.glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -56,88 +56,82 @@ def results(folder: Path = RESULTS) -> list[Mapping[str, Any]]:
 def pages(folder: Path = RESULTS) -> dict[str, str]:
     """Return path -> text of the page and of its picture."""
     documents = results(folder)
-    return {PAGE: _page(documents), PICTURE: reliability_picture(_curves(documents))}
+    text = "\n".join(_page(documents)) if documents else HEAD + NONE
+    return {PAGE: text, PICTURE: reliability_picture(_curves(documents))}
 
 
-def _curves(documents: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Any]]]:
+def _curves(documents: Sequence[Document]) -> list[tuple[str, Sequence[Any]]]:
     return [
-        (f"{one['testbed']}, {document['split']}", one["reliability"])
-        for document in documents
-        for one in markdown.scores_of(document, tool=TOOL, mode="M0")
+        (markdown.named(column), one["reliability"])
+        for column in markdown.columns(documents)
+        for one in markdown.scores_of(column[0], tool=TOOL, mode="M0", testbed=column[1])
         if one["reliability"]
     ]
 
 
-def _page(documents: Sequence[Mapping[str, Any]]) -> str:
-    if not documents:
-        return _HEAD + _NONE
-    out = [_HEAD, "## Targets\n", markdown.targets(documents)]
-    for document in documents:
-        out += _chapter(document)
-    out += [
-        "## Confidence\n",
-        "What was said with some confidence, and how often it was right: on the line is calibrated,"
-        " below it is too sure. Bars are 95 % intervals.\n",
-        f"![Reliability curve: confidence said against part right]({Path(PICTURE).name})\n",
-        _curve_table(documents),
-        _not_covered(),
-    ]
-    return "\n".join(out)
+def _page(documents: Sequence[Document]) -> Iterator[str]:
+    """The stored score that counts most at length; the others beside it where there is room."""
+    beside = markdown.columns(documents)
+    first = beside[0][0] if beside else documents[0]
+    at_length = [column for column in beside if column[0] is first]
+    yield HEAD
+    yield headline(at_length)
+    yield markdown.runs(documents)
+    yield "## Targets\n"
+    yield TARGETS
+    yield markdown.targets(documents)
+    yield "## All tools side by side\n"
+    yield READ_TOOLS
+    for column in at_length:
+        yield f"**Causes: {markdown.named(column)}**\n"
+        yield markdown.tools(*column, OF_CAUSES)
+        yield f"**Culprits: {markdown.named(column)}**\n"
+        yield markdown.tools(*column, OF_CULPRITS)
+    yield markdown.versions(first)
+    yield "## With less to see\n"
+    yield MODES
+    for column in at_length:
+        yield f"**{markdown.named(column)}**\n"
+        yield markdown.modes(*column, _IN_MODES)
+    yield "## Which group is taken for which\n"
+    for column in at_length:
+        yield f"**{markdown.named(column)}** (runs; M0)\n"
+        for one in markdown.scores_of(column[0], tool=TOOL, mode="M0", testbed=column[1]):
+            yield markdown.confusion(one)
+    yield "## Confidence\n"
+    yield CONFIDENCE
+    yield f"![Reliability curve: confidence said against part right]({Path(PICTURE).name})\n"
+    yield from _details(documents, first, beside)
 
 
-def _chapter(document: Mapping[str, Any]) -> list[str]:
-    split = document["split"]
-    slice_ = "the whole corpus" if document["slice"] == "full" else f"slice {document['slice']}"
-    out = [
-        f'## Split "{split}": {slice_}, clusterprof {document["clusterprof"]}\n',
-        markdown.coverage(document),
-    ]
-    for testbed in dict.fromkeys(one["testbed"] for one in document["scores"]):
-        out += [f"### All tools, {testbed}, {split}\n", markdown.tools(document, testbed)]
-        out += [
-            f"### With less to see, {testbed}, {split}\n",
-            "M0 everything; M1 no spans of collectives, forward and backward; M2 no spans at all;"
-            " M3 the accelerators' counters alone; M4 one rank of many, judged by what it can"
-            " know.\n",
-            markdown.modes(document, testbed),
-        ]
-        for one in markdown.scores_of(document, testbed=testbed, tool=TOOL, mode="M0"):
-            out += [f"### Which group for which, {testbed}, {split}\n", markdown.confusion(one)]
-            out += [f"### Bucket error by group, {testbed}, {split}\n", markdown.by_cause(one)]
-    out += [f"### Every scenario, {split}\n", markdown.scenarios(document)]
-    out += [f"### A signal less, {split}\n", markdown.ablation(document)]
-    if split == "dev":  # the other split is not looked at
-        shown = {**document, "wrong": document["wrong"][:MOST_WRONG]}
-        out += ["### Wrong, dev\n", f"The first {MOST_WRONG} at most.\n", markdown.wrongs(shown)]
-    return out
-
-
-def _curve_table(documents: Sequence[Mapping[str, Any]]) -> str:
-    lines = [
-        [name, f"{one['low']:.1f} to {one['high']:.1f}", f"{one['said']:.3f}",
-         f"{one['right']:.3f}", str(one["n"])]
-        for name, bins in _curves(documents) for one in bins
-    ]  # fmt: skip
-    return markdown.table(["runs", "confidence", "said", "right", "claims"], lines)
-
-
-def _not_covered() -> str:
-    return (
-        "## Not covered\n\n"
-        "* No accelerator of a real cluster: synthetic devices, and emulated ones beside real"
-        " processes.\n"
-        "* What was planned and not run stands above with its reason; it counts for nothing,"
-        " neither as right nor as wrong.\n"
-        "* Faults that the corpus has no scenario for.\n"
-    )
+def _details(
+    documents: Sequence[Document], first: Document, beside: Sequence[markdown.Column]
+) -> Iterator[str]:
+    yield "## Points off, group by group\n"
+    yield markdown.by_cause(beside)
+    yield "## Every scenario\n"
+    yield SCENARIOS
+    yield markdown.scenarios(beside)
+    yield "## A signal less\n"
+    yield lists.ablation(first)
+    if first["split"] == "dev":  # the other split is not looked at
+        yield "## Where it is wrong\n"
+        shown = {**first, "wrong": first["wrong"][:MOST_WRONG]}
+        yield f"The first {len(shown['wrong'])} of {first['wrong_count']} runs and modes.\n"
+        yield lists.wrongs(shown)
+    yield "## Not covered\n"
+    missing = markdown.not_run(documents)
+    yield NOT_COVERED + (MISSING if missing else "")
+    if missing:
+        yield missing
+    yield REDO
 
 
 def store(score: Path, folder: Path = RESULTS) -> Path:
     """Keep a score for the page, named after split and slice, without what is for going to look."""
     document = json.loads(score.read_text(encoding="utf-8"))
     document["claims"] = []
-    for one in document["wrong"]:
-        one["folder"] = ""
+    document["wrong"] = [{**one, "folder": ""} for one in document["wrong"][:MOST_WRONG]]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{document['split']}-{document['slice']}.json"
     path.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 from clusterprof_lab.score.figures import wilson
 
 _LEFT, _TOP, _SIDE = 64, 24, 320
-_WIDTH, _HEIGHT = 600, 400
+_WIDTH, _HEIGHT = 700, 400
 _STYLE = """<style>
 text { font: 13px system-ui, sans-serif; fill: #24292f; }
 .axis { stroke: #57606a; fill: none; } .grid { stroke: #d0d7de; }

@@ -1,7 +1,7 @@
 """Score a slice of the corpus, or runs that lie there: two processes, progress, two files.
 
 python -m clusterprof_lab.score --split dev                        a slice, made and scored
-python -m clusterprof_lab.score --runs DIR --answers DIR           runs and answers of others
+python -m clusterprof_lab.score --runs DIR --answers mytool=DIR    runs and answers of others
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,14 +19,14 @@ from typing import get_args
 
 from clusterprof_lab.scenario import CORPUS, ScenarioError, Split, load_corpus
 from clusterprof_lab.score.document import document
-from clusterprof_lab.score.markdown import score_page
-from clusterprof_lab.score.metrics import wrong
 from clusterprof_lab.score.modes import MODES
-from clusterprof_lab.score.ours import TOOL
 from clusterprof_lab.score.plan import Slice, Work, lying_in, planned
+from clusterprof_lab.score.progress import Progress
+from clusterprof_lab.score.sheet import score_page, summary
 from clusterprof_lab.score.work import Done, Settings, do
 
 PROCESSES = 2
+MANY = 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,8 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"score: no run under {given.runs or 'this choice'}", file=sys.stderr)
         return 2
     keep = given.keep and given.out / "kept"
+    given.out.mkdir(parents=True, exist_ok=True)
     settings = Settings(
-        not given.no_rules, given.answers, keep or None, {one.id: one for one in corpus}
+        not given.no_rules,
+        dict(map(_folder_of, given.answers)),
+        keep or None,
+        {one.id: one for one in corpus},
     )
     begun = time.monotonic()
     done = sorted(_all(works, settings, given.jobs), key=lambda one: works.index(one.work))
@@ -55,11 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     splits = {row.split for one in done for row in one.rows} or {given.split}
     split = splits.pop() if len(splits) == 1 else "test"  # what may not be looked at, if any
     made = document(done, split, "runs" if given.runs else given.slice, seconds)
-    given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "score.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    page = score_page(made)
-    (given.out / "score.md").write_text(page, encoding="utf-8")
-    print(page)
+    (given.out / "score.md").write_text(score_page(made), encoding="utf-8")
+    print(summary(made))
+    print(f"more in {given.out / 'score.md'}: modes, confusion, every scenario, what was wrong")
     return 0 if any(one.rows for one in done) else 2
 
 
@@ -71,9 +75,14 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--split", choices=get_args(Split), default="dev")
     parser.add_argument("--slice", choices=get_args(Slice), default="ci")
-    parser.add_argument("--testbed", nargs="*", choices=("synth", "real"), default=["synth"])
+    parser.add_argument(
+        "--testbed", nargs="*", choices=("synth", "real"), default=["synth", "real"]
+    )
     parser.add_argument("--runs", type=Path, help="score the runs under this folder")
-    parser.add_argument("--answers", type=Path, help="answers of another tool, by name of run")
+    parser.add_argument(
+        "--answers", action="append", default=[], metavar="[TOOL=]DIR",
+        help="answers of another tool, by name of run",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("score"))
     parser.add_argument("--corpus", type=Path, default=CORPUS)
     parser.add_argument("--only", default="", help="scenarios or groups, by comma")
@@ -85,6 +94,12 @@ def _arguments() -> argparse.ArgumentParser:
     return parser
 
 
+def _folder_of(text: str) -> tuple[str, Path]:
+    """Split TOOL=DIR; without a name a tool is called what it calls itself."""
+    name, _, folder = text.rpartition("=")
+    return name, Path(folder)
+
+
 def _asked(work: Work, given: argparse.Namespace) -> bool:
     names = {name for name in given.only.split(",") if name}
     if not names:
@@ -94,26 +109,23 @@ def _asked(work: Work, given: argparse.Namespace) -> bool:
     return bool(names & {work.trial.scenario.id, work.trial.scenario.group})
 
 
+def _wants_all(work: Work) -> bool:
+    """Real jobs want both CPUs, those of thousands of ranks 3 GB of memory."""
+    return work.testbed == "real" or (work.ranks or 0) > MANY
+
+
 def _all(works: Sequence[Work], settings: Settings, jobs: int) -> Iterator[Done]:
-    """Do all work, several at a time, and say on stderr how far it is."""
-    begun = time.monotonic()
+    """Do all work, several at a time or alone, and say on stderr how far it is."""
+    progress = Progress(len(works))
     one = partial(do, settings=settings)
-    if jobs <= 1:
-        for number, work in enumerate(works, 1):
-            done = one(work)
-            _tell(number, len(works), begun, done)
-            yield done
-        return
-    with get_context("spawn").Pool(min(jobs, len(works))) as pool:
-        for number, done in enumerate(pool.imap_unordered(one, works), 1):
-            _tell(number, len(works), begun, done)
-            yield done
-
-
-def _tell(number: int, of: int, begun: float, done: Done) -> None:
-    left = (time.monotonic() - begun) / number * (of - number)
-    mine = [row for row in done.rows if row.tool == TOOL and row.mode == "M0"]
-    verdict = ", ".join(wrong(mine[0])) or "right" if mine else f"not run: {done.not_run}"
-    print(
-        f"{number:>4}/{of}  {left / 60:5.1f} min left  {done.work.name}: {verdict}", file=sys.stderr
-    )
+    alone = [work for work in works if jobs <= 1 or _wants_all(work)]
+    beside = [work for work in works if work not in alone]
+    with ExitStack() as stack:
+        if beside:
+            pool = stack.enter_context(get_context("spawn").Pool(min(jobs, len(beside))))
+            for done in pool.imap_unordered(one, beside):
+                progress.tell(done)
+                yield done
+    for done in map(one, alone):
+        progress.tell(done)
+        yield done

@@ -31,7 +31,7 @@ MAKERS = {"synth": "clusterprof_lab.synth.make", "real": "clusterprof_lab.real.m
 """Modules with `make(trial, folder)`, which leaves `recording/` and `truth.json` in a folder."""
 RECORDING = "recording"
 SLOWEST = ("slowest", "compute")
-"""Words in the name of the rule of `bench.baselines.registry` by which a run is called easy."""
+"""Words in the name of the rule of `bench/baselines/registry.py` by which a run is called easy."""
 ROOT = Path(__file__).resolve().parents[3]
 Rule = Callable[[Path, Truth], Answer]
 
@@ -41,7 +41,8 @@ class Settings:
     """What holds for every run."""
 
     rules: bool = True
-    answers: Path | None = None
+    answers: Mapping[str, Path] = field(default_factory=dict)
+    """By tool, folders with answers by name of run; "" = by the name the tool gives itself."""
     keep: Path | None = None
     """Where runs go that were judged wrong; None = nothing is kept."""
     scenarios: Mapping[str, Scenario] = field(default_factory=dict)
@@ -60,11 +61,11 @@ class Done:
 
 def rules() -> Mapping[str, Rule]:
     """Return the rules of others that are measured beside us; none where they are missing."""
-    for folder in (ROOT, ROOT / "tests"):
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
+    folder = str(ROOT / "bench")  # `baselines` finds what else it needs by itself
+    if folder not in sys.path:
+        sys.path.append(folder)
     try:
-        registry = importlib.import_module("bench.baselines.registry")
+        registry = importlib.import_module("baselines.registry")
     except ImportError:
         return {}
     found: Mapping[str, Rule] = registry.RULES
@@ -135,6 +136,7 @@ def _rows(
         return Row(
             work.name, scenario.id, scenario.group, testbed, truth.severity, truth.seed, tool,
             mode, easy, judge(answer, true, wanted), said, true_words(true), split=truth.split,
+            label=answer.tool,
         )  # fmt: skip
 
     for mode in work.modes:
@@ -144,8 +146,9 @@ def _rows(
         shutil.rmtree(place / mode, ignore_errors=True)
     for name, answer in told.items():
         yield row(answer, "M0", name)
-    for answer in _given(folder.name, settings.answers):
-        yield row(answer, "M0", answer.tool)
+    for tool, told_in in settings.answers.items():
+        for answer in _given(work.name, told_in):
+            yield row(answer, "M0", tool or answer.tool)
 
 
 def _ours_in(recording: Path, mode: str, folder: Path, truth: Truth) -> Answer:
@@ -168,9 +171,7 @@ def _failed(tool: str, error: Exception) -> Answer:
     return Answer(tool, causes=(), culprits=())
 
 
-def _given(run: str, folder: Path | None) -> Iterator[Answer]:
-    if folder is None:
-        return
+def _given(run: str, folder: Path) -> Iterator[Answer]:
     for path in (folder / run / "answer.json", folder / f"{run}.json",
                  *sorted(folder.glob(f"*/{run}.json"))):  # fmt: skip
         if path.is_file():

@@ -1,0 +1,64 @@
+"""How far a score is, on stderr: one line that is written over, or on a file a line now and then.
+
+Runs that were not made, and of the split dev those judged wrong, get a line that stays. What is
+right and wrong of the other split is not said.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from clusterprof_lab.score.metrics import wrong
+from clusterprof_lab.score.ours import TOOL
+from clusterprof_lab.score.work import Done
+
+_PARTS = 20
+"""On a file every so manieth part of the work gets a line."""
+
+
+class Progress:
+    """Counts runs that are done."""
+
+    def __init__(self, of: int, stream: TextIO | None = None) -> None:
+        self.of, self.done, self.right, self.not_run = of, 0, 0, 0
+        self._stream = sys.stderr if stream is None else stream
+        self._begun = time.monotonic()
+        self._over = self._stream.isatty()
+
+    def tell(self, done: Done) -> None:
+        """Count one, and say what is to be said of it."""
+        self.done += 1
+        mine = [row for row in done.rows if row.tool == TOOL and row.mode == "M0"]
+        what = wrong(mine[0]) if mine else ()
+        if done.not_run:
+            self.not_run += 1
+            self._stay(f"{done.work.name}: not run: {done.not_run}")
+        elif what and mine[0].split == "dev":
+            self._stay(f"{done.work.name}: {', '.join(what)}")
+        if (
+            self._over
+            or self.done == self.of
+            or self.done * _PARTS // self.of > ((self.done - 1) * _PARTS // self.of)
+        ):
+            self._line()
+
+    def _stay(self, text: str) -> None:
+        print(f"{self._clear()}{text}", file=self._stream)
+
+    def _clear(self) -> str:
+        return "\r\x1b[K" if self._over else ""
+
+    def _line(self) -> None:
+        gone = time.monotonic() - self._begun
+        left = gone / self.done * (self.of - self.done)
+        missing = f", {self.not_run} not run" if self.not_run else ""
+        text = f"{self.done} of {self.of} runs{missing}; {_minutes(gone)}, {_minutes(left)} left"
+        last = "\n" if self.done == self.of or not self._over else ""
+        self._stream.write(f"{self._clear()}{text}{last}")
+        self._stream.flush()
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d} min"

@@ -1,0 +1,42 @@
+"""`score.md`, everything of one score, and what of it is printed."""
+
+from __future__ import annotations
+
+from clusterprof_lab.score import lists, markdown
+from clusterprof_lab.score.markdown import OF_CAUSES, OF_CULPRITS, Document
+from clusterprof_lab.score.ours import TOOL
+
+
+def summary(document: Document) -> str:
+    """Return what is printed: runs, targets, all tools."""
+    missing = markdown.not_run([document])
+    out = [
+        markdown.runs([document]),
+        *([missing] if missing else []),
+        "## Targets\n",
+        markdown.targets([document]),
+    ]
+    for testbed in dict.fromkeys(one["testbed"] for one in document["scores"]):
+        out += [f"## All tools, {testbed}: 95 % interval; runs\n"]
+        out += [markdown.tools(document, testbed, names) for names in (OF_CAUSES, OF_CULPRITS)]
+    return "\n".join(out)
+
+
+def score_page(document: Document) -> str:
+    """Return the whole of `score.md`."""
+    out = [
+        f"# Score of clusterprof {document['clusterprof']}, {document['date']}\n",
+        f"Split {document['split']}, {document['slice']}, {document['seconds']} s.\n",
+        summary(document),
+        markdown.versions(document),
+    ]
+    beside = markdown.columns([document])
+    for testbed in dict.fromkeys(one["testbed"] for one in document["scores"]):
+        out += [f"## Modes, {testbed}\n", markdown.modes(document, testbed)]
+        for one in markdown.scores_of(document, testbed=testbed, tool=TOOL, mode="M0"):
+            out += [f"## Confusion, {testbed}\n", markdown.confusion(one)]
+    out += ["## Off by, points, by group\n", markdown.by_cause(beside)]
+    out += ["## Scenarios: group · leaf · culprit · points off\n", markdown.scenarios(beside)]
+    out += ["## A signal less\n", lists.ablation(document)]
+    out += ["## Wrong\n", lists.wrongs(document)]
+    return "\n".join(out)
