@@ -34,7 +34,7 @@ from clusterprof.attribution.blame_rows import (
     shortest_stay,
     unseen,
 )
-from clusterprof.attribution.blame_skew import left_apart, nobody_last
+from clusterprof.attribution.blame_skew import device_behind, left_apart, nobody_last
 from clusterprof.attribution.blame_together import last_together
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
@@ -186,7 +186,7 @@ def _shares(
 ) -> tuple[Int, Int, list[tuple[int, Int]]]:
     """Share waits by what the awaited had more of: what is handed on, what comes only of leaving
     apart, and (cause, ns) of each share."""
-    which, more = blame_excess.excess(look, pairs)
+    which, more = blame_excess.excess(look, pairs, device_behind(look.rows, pairs, wait))
     shares = blame_excess.shared(wait, more)
     work = len(look.rows.at_arrive) - 1
     width = work + len(OWN)

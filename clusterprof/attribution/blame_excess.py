@@ -88,8 +88,10 @@ def _counted(look: Lookup, heads: Int, length: Int, base_n: Int, base_ns: Int) -
     return order, np.minimum(n, HABIT), sums, np.clip(n - 1, 0, HABIT), sums - work
 
 
-def excess(look: Lookup, pairs: Pairs) -> tuple[Int, Int]:
+def excess(look: Lookup, pairs: Pairs, behind_ns: Int) -> tuple[Int, Int]:
     """Return what the awaited rank had more of since both left together: which, int64[m, n] of it.
+
+    `behind_ns` is what it had more of work than its host shows (`blame_skew.device_behind`).
 
     Which: 0 … K - 1 the categories, K transfers of other operations, K + 1 waits in them; those of
     which nobody had more are left out. Where the two left none together (`mine` is -1) there is
@@ -111,6 +113,8 @@ def excess(look: Lookup, pairs: Pairs) -> tuple[Int, Int]:
         more: Int = np.repeat(spent[column], size)
         more -= rows.at_arrive[column][waiting]
         more += rows.at_leave[column][mine]
+        if column == categories - 1:
+            more += behind_ns
         np.maximum(more, 0, out=more)
         if blind is not None:
             more[blind] = 0
