@@ -126,7 +126,8 @@ def joined(
     new = Rows(
         op + number, ops.team[op], ops.rank, ops.arrive_ns, ops.leave_ns, wait,
         ops.blocked_ns - wait, np.ascontiguousarray(at_arrive.T), np.ascontiguousarray(at_leave.T),
-        none, none, none, none, none, ops.on_device.astype(np.int64) if ops.on_device.size else none,
+        none, none, none, none, none,
+        ops.on_device.astype(np.int64) if ops.on_device.size else none,
     )  # fmt: skip
     if not kept.op.size:
         return new

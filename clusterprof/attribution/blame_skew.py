@@ -43,9 +43,8 @@ def device_behind(rows: Rows, pairs: Pairs, wait_ns: Int) -> Int:
 
     0 where no device was measured, or the two left no operation together.
     """
-    waiting, awaited, mine, theirs = pairs
-    seen = (rows.on_device[waiting] | rows.on_device[awaited]) != 0
-    return np.where(seen & (mine >= 0), wait_ns - _longer(rows, pairs), 0)
+    seen = (rows.on_device[pairs.waiting] | rows.on_device[pairs.awaited]) != 0
+    return np.where(seen & (pairs.mine >= 0), wait_ns - _longer(rows, pairs), 0)
 
 
 def _longer(rows: Rows, pairs: Pairs) -> Int:

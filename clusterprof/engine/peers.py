@@ -18,8 +18,9 @@ import numpy as np
 from clusterprof.attribution.blame import UNKNOWN, WORK, Blamed, causes, settle_waits
 from clusterprof.attribution.blame_books import Books
 from clusterprof.attribution.blame_bubbles import Bubbles
+from clusterprof.attribution.blame_jitter import Jitter
 from clusterprof.attribution.ledger import RankBooks, charged
-from clusterprof.attribution.local import PEERS, PEERS_UNKNOWN, PRECEDENCE
+from clusterprof.attribution.local import JITTER, PEERS, PEERS_UNKNOWN, PRECEDENCE
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER
 from clusterprof.engine.aligned import Alignment, aligned
@@ -110,10 +111,11 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
     if any(lost):
         return Across(tuple(nodes), not_compared=max(lost))
     clock = aligned(nodes)
-    summed, bubbles = Books(len(books), CATEGORIES), Bubbles(len(books), CATEGORIES)
+    summed = Books(len(books), CATEGORIES)
+    bubbles, jitter = Bubbles(len(books), CATEGORIES), Jitter(len(books), CATEGORIES)
     network = NetworkTimes(nodes, CATEGORIES, limits)
     witness = Witness(books, summed)
-    watchers: tuple[Watcher, ...] = (summed, network, bubbles, witness)
+    watchers: tuple[Watcher, ...] = (summed, network, bubbles, jitter, witness)
     try:
         with Reader(place) as reader:
             people = _people(found, nodes, clock)
@@ -121,8 +123,8 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
     except OSError as error:
         return Across(tuple(nodes), not_compared=str(error))
     told = network.told()
-    bubbles.done()
-    new = {at: _charged(one, at, summed, told, bubbles) for at, _, one in found}
+    structure = bubbles.done(), jitter.done()
+    new = {at: _charged(one, at, summed, told, structure) for at, _, one in found}
     left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
@@ -194,19 +196,24 @@ def _members(
 
 
 def _charged(
-    one: RankBooks, at: int, summed: Books, told: NetworkTold, bubbles: Bubbles
+    one: RankBooks, at: int, summed: Books, told: NetworkTold, structure: tuple[Bubbles, Jitter]
 ) -> RankBooks:
+    bubbles, jitter = structure
     felt = {c: int(ns) for c, ns in zip(summed.causes, summed.felt_ns[at]) if ns}
     caused = {c: int(ns) for c, ns in zip(summed.causes, summed.caused_ns[at]) if ns}
     source = SOURCE_DEVICE_SAMPLES if one.ledger.device else SOURCE_HOST_SPANS
     unseen = sum(felt.pop(name, 0) for name in (OTHER, UNKNOWN))
     felt = bubbles.added(told.felt(at, felt), bubbles.felt(at))
+    felt = bubbles.added(felt, jitter.felt(at))
     caused = bubbles.added(caused, bubbles.caused(at))
+    caused = bubbles.added(caused, jitter.caused(at))
+    moved_ns = jitter.moved_ns(at)
     moved = Partial(
         claimed={(cause, _GRADE, source): ns * SHARE for cause, ns in felt.items()},
         unexplained={
-            PEERS: -(sum(felt.values()) + unseen) * SHARE,
+            PEERS: -(sum(felt.values()) + unseen + moved_ns) * SHARE,
             **({PEERS_UNKNOWN: unseen * SHARE} if unseen else {}),
+            **({JITTER: moved_ns * SHARE} if moved_ns else {}),
         },
     )
     partial = merge(one.partial, moved, told.asked[at])

@@ -51,6 +51,7 @@ _REASONS = {
     "evaluation": "the job evaluated its model",
     "peers": "in operations with other ranks, too many or too few of them to be laid side by side",
     "peers-unknown": "waiting for a rank that was late for a reason unseen",
+    "jitter": "waiting for each other in turn, for work that varies from step to step",
     "gap": "samples are missing",
     "low-confidence": "the evidence was too weak for a cause",
 }

@@ -23,7 +23,7 @@ from clusterprof.probe import layout
 from clusterprof.timeline.model import Int, Process, SpanTable
 
 ON_DEVICE = 1 << layout.FORM_SHIFT + 4
-"""Bit of field d, set here and nowhere recorded: times are the device's, laid as early as can be."""
+"""Bit of field d, set here and never recorded: times are the device's, laid as early as can be."""
 
 
 @dataclass(frozen=True, slots=True)
