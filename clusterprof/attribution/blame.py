@@ -34,11 +34,12 @@ from clusterprof.attribution.blame_rows import (
     shortest_stay,
     unseen,
 )
-from clusterprof.attribution.blame_skew import left_apart, nobody_last
+from clusterprof.attribution.blame_skew import device_behind, left_apart, nobody_last
 from clusterprof.attribution.blame_together import last_together
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
 
+UNKNOWN_LESS = int(np.iinfo(np.int64).min)
 NOBODY = -1
 """The culprit of transfers, and of what a rank that was not recorded may have caused."""
 WORK = "work"
@@ -77,6 +78,9 @@ class Blamed:
     """Per operation: how much earlier it would have gone on had the last come with the second."""
     co_late: Int
     """Per operation: others that came in the later half of the time between first and last."""
+    less_work_ns: Int
+    """Per row of the block: how much less the rank had worked than the last to come since both
+    left an operation together; `UNKNOWN_LESS` where they left none."""
 
 
 def causes(categories: Sequence[str]) -> tuple[str, ...]:
@@ -108,7 +112,11 @@ def settle_waits(
     wait = ops.blocked_ns - np.repeat(shortest, size)
     some = np.flatnonzero(wait > 0)
     awaited = fresh + np.repeat(last, size)[some]
-    ledger, unled = _charged(look, habits, ops, (fresh + some, awaited, wait[some]), carry)
+    ledger, unled, less_work = _charged(
+        look, habits, ops, (fresh + some, awaited, wait[some]), carry
+    )
+    less = np.where(wait < 0, UNKNOWN_LESS, 0)
+    less[some] = less_work
     charges = ledger.all()
     gain_ns, co_late = _gain(ops, shortest, last)
     keep = kept(look)
@@ -128,6 +136,7 @@ def settle_waits(
         np.where((np.diff(ops.first) > 1) & ~unled, ops.rank[last], NOBODY),
         np.where(unled, 0, gain_ns),
         np.where(unled, 0, co_late),
+        less,
     )
     return blamed, after
 
@@ -142,11 +151,11 @@ def _charged(
     ops: Operations,
     waits: tuple[Int, Int, Int],
     carry: Carry,
-) -> tuple[blame_chains.Ledger, NDArray[np.bool_]]:
+) -> tuple[blame_chains.Ledger, NDArray[np.bool_], Int]:
     """Charge every wait of the block; the ledger holds those of earlier blocks too.
 
     `waits`: rows of those who waited, of those they waited for, and how long. Second comes back
-    which operations nobody came last to (`blame_skew`).
+    which operations nobody came last to (`blame_skew`), third how much less each had worked.
     """
     waiting, awaited, wait = waits
     rows = look.rows
@@ -178,7 +187,15 @@ def _charged(
     handed = blame_chains.Handed(waiting[some], handed_ns[some], awaited[some], pairs.theirs[some])
     blame_chains.hand_on(look, handed, ledger, _number(width, UNKNOWN), (look.ranks + 1) * width)
     op = rows.op[waiting] - carry.operations
-    return ledger, nobody_last(op, wait, apart_ns, ops.team.size)
+    return ledger, nobody_last(op, wait, apart_ns, ops.team.size), _less_work(rows, pairs, wait)
+
+
+def _less_work(rows: Rows, pairs: blame_excess.Pairs, wait: Int) -> Int:
+    waiting, awaited, mine, theirs = pairs
+    less = rows.at_arrive[-1, awaited] - rows.at_leave[-1, theirs]
+    less -= rows.at_arrive[-1, waiting] - rows.at_leave[-1, mine]
+    less += device_behind(rows, pairs, wait)
+    return np.where(mine >= 0, less, UNKNOWN_LESS)
 
 
 def _shares(
@@ -186,7 +203,7 @@ def _shares(
 ) -> tuple[Int, Int, list[tuple[int, Int]]]:
     """Share waits by what the awaited had more of: what is handed on, what comes only of leaving
     apart, and (cause, ns) of each share."""
-    which, more = blame_excess.excess(look, pairs)
+    which, more = blame_excess.excess(look, pairs, device_behind(look.rows, pairs, wait))
     shares = blame_excess.shared(wait, more)
     work = len(look.rows.at_arrive) - 1
     width = work + len(OWN)
@@ -262,4 +279,4 @@ def _gain(ops: Operations, shortest: Int, last: Int) -> tuple[Int, Int]:
 
 
 def _nothing() -> Blamed:
-    return Blamed(*(np.zeros(0, np.int64) for _ in range(8)))
+    return Blamed(*(np.zeros(0, np.int64) for _ in range(9)))

@@ -88,12 +88,15 @@ def _counted(look: Lookup, heads: Int, length: Int, base_n: Int, base_ns: Int) -
     return order, np.minimum(n, HABIT), sums, np.clip(n - 1, 0, HABIT), sums - work
 
 
-def excess(look: Lookup, pairs: Pairs) -> tuple[Int, Int]:
+def excess(look: Lookup, pairs: Pairs, behind_ns: Int) -> tuple[Int, Int]:
     """Return what the awaited rank had more of since both left together: which, int64[m, n] of it.
+
+    `behind_ns` is what it had more of work than its host shows (`blame_skew.device_behind`).
 
     Which: 0 … K - 1 the categories, K transfers of other operations, K + 1 waits in them; those of
     which nobody had more are left out. Where the two left none together (`mine` is -1) there is
-    nothing to compare, and all is 0.
+    nothing to compare, and all is 0; but in the first operation of both it is what they lost
+    since their first steps began, and not their work, for nobody knows who began first.
     """
     rows = look.rows
     waiting, awaited, mine, theirs = pairs
@@ -104,13 +107,25 @@ def excess(look: Lookup, pairs: Pairs) -> tuple[Int, Int]:
     size = np.diff(np.append(heads, n))
     them, since = awaited[heads], theirs[heads]
     spent = rows.at_arrive[:, them] - rows.at_leave[:, since]
-    spent[:, since < 0] = 0
-    blind = mine < 0 if (since < 0).any() else None
+    blind = from_begin = None
+    if (since < 0).any():
+        none = since < 0
+        spent[:, none] = np.where(look.before[them[none]] < 0, rows.at_arrive[:, them[none]], 0)
+        spent[-1, none] = 0
+        from_begin = (mine < 0) & (look.before[waiting] < 0) & (look.before[awaited] < 0)
+        blind = (mine < 0) & ~from_begin
     which, out = [], []
     for column in np.flatnonzero((spent > 0).any(axis=1)).tolist():
         more: Int = np.repeat(spent[column], size)
         more -= rows.at_arrive[column][waiting]
-        more += rows.at_leave[column][mine]
+        before = rows.at_leave[column][mine]
+        if from_begin is not None:
+            before[from_begin] = 0
+        more += before
+        if column == categories - 1:
+            more += behind_ns
+            if from_begin is not None:
+                more[from_begin] = 0
         np.maximum(more, 0, out=more)
         if blind is not None:
             more[blind] = 0

@@ -25,12 +25,33 @@ def left_apart(rows: Rows, pairs: Pairs, wait_ns: Int) -> Int:
         waiting   leave |== 100 ==| arrive                wait 30, and both took 100 since:
         awaited           30 leave |== 100 ==| arrive     30 were the network's
 
-    0 where the two left no operation together.
+    0 where the two left no operation together, or a device was measured (`device_behind`).
     """
+    known = (pairs.mine >= 0) & (rows.on_device[pairs.waiting] | rows.on_device[pairs.awaited] == 0)
+    longer = np.maximum(_longer(rows, pairs), 0)
+    return np.where(known, np.maximum(wait_ns - longer, 0), 0)
+
+
+def device_behind(rows: Rows, pairs: Pairs, wait_ns: Int) -> Int:
+    """Return int64[n]: how much longer the awaited rank's device took than its host shows.
+
+    Devices leave an operation together, and come to it at a time that nobody measures: where one
+    is laid depends on how far its host was ahead. So who was waited for took longer by the wait.
+
+        waiting   leave |== 90 ==| arrive                 wait 30, and hosts show 10 more:
+        awaited   leave |== 100 ==| arrive                20 more on the device
+
+    0 where no device was measured, or the two left no operation together.
+    """
+    seen = (rows.on_device[pairs.waiting] | rows.on_device[pairs.awaited]) != 0
+    return np.where(seen & (pairs.mine >= 0), wait_ns - _longer(rows, pairs), 0)
+
+
+def _longer(rows: Rows, pairs: Pairs) -> Int:
     waiting, awaited, mine, theirs = pairs
-    longer = rows.arrive_ns[awaited] - rows.leave_ns[theirs]
+    longer: Int = rows.arrive_ns[awaited] - rows.leave_ns[theirs]
     longer -= rows.arrive_ns[waiting] - rows.leave_ns[mine]
-    return np.where(mine >= 0, np.maximum(wait_ns - np.maximum(longer, 0), 0), 0)
+    return longer
 
 
 def nobody_last(op: Int, wait_ns: Int, apart_ns: Int, operations: int) -> NDArray[np.bool_]:

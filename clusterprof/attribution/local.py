@@ -74,6 +74,7 @@ SPENT_ON = (*PRECEDENCE, *BY_FAMILY)
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
 PEERS = "peers"  # in an operation with other ranks: who was late is told by all of them
 PEERS_UNKNOWN = "peers-unknown"  # one was late, for a reason unseen
+JITTER = "jitter"  # work that varies from step to step, in turn for every rank
 HAND_OVER = "hand-over"  # the batch was ready and on its way to the main process
 _SOURCES = (SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS)
 _SHARES = tuple(one.name for one in fields(Feeding) if one.name not in ("identified", "worker_pid"))

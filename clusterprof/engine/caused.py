@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from clusterprof.attribution.blame import UNKNOWN
 from clusterprof.attribution.ledger import RankBooks
-from clusterprof.attribution.local import PEERS_UNKNOWN
+from clusterprof.attribution.local import JITTER, PEERS_UNKNOWN
 from clusterprof.attribution.spent import OTHER
 from clusterprof.findings import UNATTRIBUTED
 
@@ -52,10 +52,15 @@ def nobodys(books: Sequence[RankBooks]) -> dict[str, int]:
     for one in books:
         for id_, ns in renamed(one.felt, names).items():
             out[id_] = out.get(id_, 0) + ns
-        out[UNATTRIBUTED] = out.get(UNATTRIBUTED, 0) + dict(one.reasons).get(PEERS_UNKNOWN, 0)
+        out[UNATTRIBUTED] = out.get(UNATTRIBUTED, 0) + _without_cause(one)
         for id_, ns in renamed(one.caused, names).items():
             out[id_] = out.get(id_, 0) - ns
     return {id_: ns for id_, ns in out.items() if ns}
+
+
+def _without_cause(one: RankBooks) -> int:
+    """Felt in operations for no cause; of jitter nobody is charged."""
+    return sum(ns for reason, ns in one.reasons if reason in (PEERS_UNKNOWN, JITTER))
 
 
 def renamed(amounts: Amounts, names: Mapping[str, str]) -> dict[str, int]:
@@ -87,6 +92,6 @@ def _own(one: RankBooks) -> dict[str, int]:
     named = {leaf for bucket in one.buckets for leaf in bucket.leaves}
     # waited for without a cause, or for one that was too unsure to be named
     felt = sum(ns for leaf, ns in one.felt.items() if leaf not in named)
-    felt += dict(one.reasons).get(PEERS_UNKNOWN, 0)
+    felt += _without_cause(one)
     own[UNATTRIBUTED] = sum(ns for _, ns in one.reasons) - felt
     return {id_: ns for id_, ns in own.items() if ns}

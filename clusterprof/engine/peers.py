@@ -18,8 +18,9 @@ import numpy as np
 from clusterprof.attribution.blame import UNKNOWN, WORK, Blamed, causes, settle_waits
 from clusterprof.attribution.blame_books import Books
 from clusterprof.attribution.blame_bubbles import Bubbles
+from clusterprof.attribution.blame_jitter import Jitter
 from clusterprof.attribution.ledger import RankBooks, charged
-from clusterprof.attribution.local import PEERS, PEERS_UNKNOWN, SPENT_ON
+from clusterprof.attribution.local import JITTER, PEERS, PEERS_UNKNOWN, SPENT_ON
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER
 from clusterprof.engine.aligned import Alignment, aligned
@@ -125,10 +126,11 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
     lost = [one.operations.why_lost for _, _, one in found if one.operations is not None]
     if any(lost):
         return Across(tuple(nodes), not_compared=max(lost))
-    summed, bubbles = Books(len(books), CATEGORIES), Bubbles(len(books), CATEGORIES)
+    summed = Books(len(books), CATEGORIES)
+    bubbles, jitter = Bubbles(len(books), CATEGORIES), Jitter(len(books), CATEGORIES)
     network = NetworkTimes(nodes, CATEGORIES, limits)
     witness = Witness(books, summed)
-    watchers: tuple[Watcher, ...] = (summed, network, bubbles, witness)
+    watchers: tuple[Watcher, ...] = (summed, network, bubbles, jitter, witness)
     try:
         with Reader(place) as reader:
             people = _people(found, nodes, clock)
@@ -137,10 +139,10 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
     except OSError as error:
         return Across(tuple(nodes), not_compared=str(error))
     told = network.told()
-    bubbles.done()
+    structure = bubbles.done(), jitter.done()
     shown = shown_ns([one for _, one in books])
     new = {
-        at: _charged(one, at, summed, told, bubbles, one.job in steps.jobs, shown.get(one.job))
+        at: _charged(one, at, summed, told, structure, one.job in steps.jobs, shown.get(one.job))
         for at, _, one in found
     }
     left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
@@ -218,27 +220,32 @@ def _charged(
     at: int,
     summed: Books,
     told: NetworkTold,
-    bubbles: Bubbles,
+    structure: tuple[Bubbles, Jitter],
     steps: bool,
     shown: int | None,
 ) -> RankBooks:
     """`steps`: of its steps, not of operations that were marked; `shown` see `shown_ns`."""
+    bubbles, jitter = structure
     felt = {c: int(ns) for c, ns in zip(summed.causes, summed.felt_ns[at]) if ns}
     caused = {c: int(ns) for c, ns in zip(summed.causes, summed.caused_ns[at]) if ns}
     source = SOURCE_DEVICE_SAMPLES if one.ledger.device else SOURCE_HOST_SPANS
     unseen = sum(felt.pop(name, 0) for name in (OTHER, UNKNOWN))
     felt = bubbles.added(told.felt(at, felt), bubbles.felt(at))
+    felt = bubbles.added(felt, jitter.felt(at))
     caused = bubbles.added(caused, bubbles.caused(at))
-    taken = {PEERS: -(sum(felt.values()) + unseen)}
+    caused = bubbles.added(caused, jitter.caused(at))
+    moved_ns = jitter.moved_ns(at)
+    taken = {PEERS: -(sum(felt.values()) + unseen + moved_ns)}
     if steps:
         felt, caused = known_to_move(by_family(felt), shown), by_family(caused)
-        taken = taken_from(one, felt, unseen)
+        taken = taken_from(one, felt, unseen + moved_ns)
     grade: Grade = _GRADE if one.marked else "C"
     moved = Partial(
         claimed={(cause, grade, source): ns * SHARE for cause, ns in felt.items()},
         unexplained={
             **{reason: ns * SHARE for reason, ns in taken.items()},
             **({PEERS_UNKNOWN: unseen * SHARE} if unseen else {}),
+            **({JITTER: moved_ns * SHARE} if moved_ns else {}),
         },
     )
     partial = merge(one.partial, moved, told.asked[at])

@@ -54,6 +54,7 @@ _REASONS = {
     "asleep": "the main thread slept inside a step: waiting for ranks, or on something unseen",
     "sending": "the main thread slept while its node sent: waiting for ranks, or for data",
     "spinning": "a kernel ran and computed nothing: waiting for ranks nobody marked",
+    "jitter": "waiting for each other in turn, for work that varies from step to step",
     "gap": "samples are missing",
     "low-confidence": "the evidence was too weak for a cause",
 }

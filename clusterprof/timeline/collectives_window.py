@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.timeline.collectives_directory import Directory
+from clusterprof.timeline.device_waits import ON_DEVICE
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operation_rows import (
     ARRIVE,
@@ -70,7 +71,8 @@ def settle(table: Int, rank: Int, when_ns: Int, book: Directory, coming: Int) ->
     if twice:
         unmatched["seen-twice"] = twice
     size = end - begin
-    order, size = _of_one_kind(order, size, table[KIND], unmatched)
+    kind = table[KIND] & ~ON_DEVICE
+    order, size = _of_one_kind(order, size, kind, unmatched)
     first = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
     turn = _turn(order, first, rank, when_ns)
     order = order[_ranges(first[:-1][turn], first[1:][turn])]
@@ -80,9 +82,10 @@ def settle(table: Int, rank: Int, when_ns: Int, book: Directory, coming: Int) ->
     brought = table[BYTES][order]
     arrive = table[ARRIVE][order]
     operations = Operations(
-        first, book.team[of], table[KIND][order[first[:-1]]],
+        first, book.team[of], kind[order[first[:-1]]],
         np.maximum.reduceat(brought, first[:-1]) if of.size else of, size >= book.wanted[of],
         rank[order], arrive, arrive + table[STAY][order], table[BLOCKED][order], order,
+        (table[KIND][order] & ON_DEVICE) != 0,
     )  # fmt: skip
     return Settled(operations, waiting, (channel[head[open_]], number[head[open_]]), unmatched)
 

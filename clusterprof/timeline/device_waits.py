@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 from clusterprof.probe import layout
 from clusterprof.timeline.model import Int, Process, SpanTable
 
+ON_DEVICE = 1 << layout.FORM_SHIFT + 4
+"""Bit of field d, set here and never recorded: times are the device's, laid as early as can be."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceWaits:
@@ -83,7 +86,10 @@ def still_needed(table: SpanTable, from_ns: int) -> NDArray[np.bool_]:
 
 
 def on_device(table: SpanTable, waits: DeviceWaits | None) -> SpanTable:
-    """Return collective spans with the device's times where they were measured, sorted by start."""
+    """Return collective spans with the device's times where they were measured, sorted by start.
+
+    Blocking operations among them are marked `ON_DEVICE`: arrival and leave are both the device's.
+    """
     if waits is None:
         return table
     order = np.argsort(waits.sequence, kind="stable")
@@ -94,5 +100,7 @@ def on_device(table: SpanTable, waits: DeviceWaits | None) -> SpanTable:
     start = np.where(found, waits.start_ns[wait], table.start_ns)
     end = np.where(found, waits.end_ns[wait], table.end_ns)
     again = np.argsort(start, kind="stable")
-    rest = (table.a, table.b, table.c, table.d, table.sequence)
+    whole = found & (table.d >> layout.FORM_SHIFT & layout.FORM_MASK == layout.BLOCKING)
+    how = np.where(whole, table.d | ON_DEVICE, table.d)
+    rest = (table.a, table.b, table.c, how, table.sequence)
     return SpanTable(start[again], end[again], *(column[again] for column in rest))

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.probe.layout import BARRIER, BLOCKING, FORM_MASK, FORM_SHIFT, ISSUE, WAIT
+from clusterprof.timeline.device_waits import ON_DEVICE
 from clusterprof.timeline.leaves import Leaves, LeaveSample
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operation_channels import Channels
@@ -166,7 +167,8 @@ class RankRows:
         self._note(channel, spans)
         more = go - come
         had, moved = np.flatnonzero(come.any(axis=1)), np.flatnonzero(more.any(axis=1))
-        head = (spans[START], stay, spans[STOOD], spans[NUMBER], spans[SIZE], spans[HOW] & 255)
+        shown = spans[HOW] & (255 | ON_DEVICE)
+        head = (spans[START], stay, spans[STOOD], spans[NUMBER], spans[SIZE], shown)
         data = packed(np.concatenate([np.stack([*head, channel]), come[had], more[moved]]))
         place = self._store.put(data)
         if place is None:

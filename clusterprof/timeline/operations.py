@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,9 @@ class Operations:
     """How long the rank stood still for it: leave - arrive, less for asynchronous operations."""
     source: Int
     """Row of the table that was matched."""
+    on_device: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """True for rows whose times are those of a device, which came to the operation later than
+    that, by nobody knows how much. Of no length: none."""
 
     def cut(self, begin: int, end: int) -> Operations:
         """Return operations `begin` to `end`."""
@@ -63,4 +66,5 @@ class Operations:
             self.leave_ns[rows],
             self.blocked_ns[rows],
             self.source[rows],
+            self.on_device[rows],
         )

@@ -45,7 +45,7 @@ def run(ranks: int, waits: list[Waits], first_ns: int = 0) -> tuple[Operations, 
     last = np.array([some[0][0] if some else -1 for some in waits], np.int64)
     blamed = Blamed(
         row, culprit, np.full(row.size, CAUSE), ns, np.zeros(count * ranks, np.int64), last,
-        np.zeros(count, np.int64), np.zeros(count, np.int64),
+        np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count * ranks, np.int64),
     )  # fmt: skip
     return ops, blamed
 

@@ -13,7 +13,9 @@ CATEGORIES = ("storage-local", WORK)
 STEPS = 40
 
 
-def booked(arrive_ms: np.ndarray, leave_ms: np.ndarray, spent_ms: np.ndarray) -> tuple:
+def booked(
+    arrive_ms: np.ndarray, leave_ms: np.ndarray, spent_ms: np.ndarray, on_device: bool = False
+) -> tuple:
     """Blame steps x 2 times of two ranks; `spent_ms`: steps x 2 x 2, since the step before."""
     n = len(arrive_ms)
     ops = Operations(
@@ -27,6 +29,7 @@ def booked(arrive_ms: np.ndarray, leave_ms: np.ndarray, spent_ms: np.ndarray) ->
         leave_ns=leave_ms.ravel() * MS,
         blocked_ns=(leave_ms - arrive_ms).ravel() * MS,
         source=np.arange(2 * n),
+        on_device=np.full(2 * n, on_device),
     )
     spent = np.cumsum(spent_ms, axis=0).reshape(2 * n, 2) * MS
     blamed, _ = settle_waits(ops, spent, spent, 2)
@@ -50,6 +53,31 @@ def one_way(more_work_ms: int = 0, delay_ms: int = 12, transfer_ms: int = 20) ->
         leave.append(t)
         spent.append([[0, 100], [0, 100 + more_work_ms]])
     return booked(np.array(arrive), np.array(leave), np.array(spent))
+
+
+def on_devices(apart: bool) -> Books:
+    """Devices that leave together; rank 1's hosts are ahead by 0 or 40 ms, which shifts its times.
+
+    Rank 1 works 130 ms and rank 0 100; without `apart` the times are those of the devices.
+    """
+    leave = np.arange(1, STEPS + 1) * 150
+    leave = np.stack([leave, leave], axis=1)
+    arrive = leave - np.array([50, 20])
+    ahead = np.zeros((STEPS, 2), np.int64)
+    ahead[:, 1] = np.where(np.arange(STEPS) % 2, 40, 0) * apart
+    spent = np.zeros((STEPS, 2, 2), np.int64)
+    spent[:, :, 1] = np.diff(arrive - ahead, prepend=0, axis=0) - np.array([50, 20])
+    return booked(arrive - ahead, leave - ahead, spent, on_device=True)[0]
+
+
+def test_how_far_a_host_is_ahead_of_its_device_changes_nothing() -> None:
+    # Rank 0 waits 30 of its 50 ms for the work of rank 1; 20 are transfer.
+    for books in (on_devices(apart=False), on_devices(apart=True)):
+        found = caused_ms(books, 1)
+        assert found.pop("unattributed") == 30  # the first time
+        assert set(found) <= {"sync-imbalance", "sync-slow-compute"}
+        assert int(books.caused_ns[1].sum()) == 30 * STEPS * MS
+        assert caused_ms(books, NOBODY) == {"net-transfer": 2 * 20 * STEPS}
 
 
 def caused_ms(books: Books, rank: int) -> dict[str, int]:

@@ -128,7 +128,7 @@ def cut_in_the_middle_of_a_frame(folder: Path, share: float) -> None:
 
 
 # What `job((0.0, 0.3), (0.2, 0.3))` says of rank 0 when both are recorded (test_peers).
-BLAMED = {"net-transfer": 6.0, "storage-local": 5.9, "cpu-preprocess": 5.9, "unattributed": 0.2}
+BLAMED = {"net-transfer": 6.0, "storage-local": 6.0, "cpu-preprocess": 6.0}
 
 
 def pair(steps: int = STEPS) -> list[Script]:

@@ -24,21 +24,21 @@ def starved(runnable: str) -> list[Script]:
 
 
 def test_work_without_a_cpu_is_contention_of_the_late_rank(tmp_path: Path) -> None:
-    # Why rank 1 was late in the first step cannot be told: nothing was left together before.
     report = recorded(starved("U0.3 R0.2"), tmp_path)
-    assert seconds_of(report, 0) == {
-        "net-transfer": 6.0, "cpu-contention": 11.8, "unattributed": 0.2,
-    }  # fmt: skip
+    assert seconds_of(report, 0) == {"net-transfer": 6.0, "cpu-contention": 12.0}
     assert seconds_of(report, 1) == {"net-transfer": 6.0}  # its own device lost nothing that we saw
     [found] = [one for one in report.findings if one.cause.id == "cpu-contention"]
     assert [culprit.rank for culprit in found.culprits] == [1]
 
 
 def test_only_the_part_without_a_cpu_is(tmp_path: Path) -> None:
-    # 0.1 of the 0.2 that rank 1 had more of
+    # 0.1 of the 0.2 that rank 1 had more of; in the first step nobody knows who began to work first
     found = seconds_of(recorded(starved("U0.4 R0.1"), tmp_path), 0)
-    assert found["cpu-contention"] == 5.9
-    assert round(found["sync-imbalance"] + found["sync-slow-compute"], 3) == 5.9
+    assert found["cpu-contention"] == 6.0
+    # Samples do not fall on the edges of work: what they are off by varies, and is jitter.
+    work = found["sync-imbalance"] + found["sync-slow-compute"]
+    assert work + found["unattributed"] - 0.1 == pytest.approx(5.9, abs=0.001)
+    assert work == pytest.approx(5.9, abs=0.06)
 
 
 def test_what_every_scheduler_costs_is_none(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_file_gives_the_report_that_memory_gives(
     monkeypatch.setattr(spill, "_file", lambda stack: places.append(between(stack)) or places[0])
     assert analyze(folder, jobs=jobs) == expected
     assert places[0].address
-    assert sums(expected)[0]["storage-local"] == 5.9  # see `test_peers`
+    assert sums(expected)[0]["storage-local"] == 6.0  # see `test_peers`
     assert not os.path.exists(places[0].address)
 
 
