@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof.attribution.device import Windows, busy_windows, within
+from clusterprof.attribution.draining import at_the_end, filled
 from clusterprof.attribution.exposed import exposed, is_measured
 from clusterprof.attribution.painting import FILL_ORDER, Painted, fill, paint, steps_of
 from clusterprof.attribution.regions import RankState, Region, regions
@@ -83,7 +84,7 @@ def pieces(rank: Rank, region: Region) -> tuple[Lost, Account]:
             return _lost(rank, painted, []), Account(unmeasured, 0, 0, 0)
         return _from_host(rank, painted)
     windows = within(every, region.start_ns, region.end_ns)
-    return _from_samples(rank, region, windows)
+    return _from_samples(rank, region, every, windows)
 
 
 def _from_host(rank: Rank, painted: Painted) -> tuple[Lost, Account]:
@@ -95,10 +96,13 @@ def _from_host(rank: Rank, painted: Painted) -> tuple[Lost, Account]:
         (events.lost_ns, SOURCE_STREAM_EVENTS),
         (np.where(in_full, length, 0), SOURCE_HOST_SPANS),
     ]
-    return _lost(rank, painted, parts), Account(0, 0, 0, int(np.count_nonzero(events.measured)))
+    lost = at_the_end(_lost(rank, painted, parts))
+    return lost, Account(0, 0, 0, int(np.count_nonzero(events.measured)))
 
 
-def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, Account]:
+def _from_samples(
+    rank: Rank, region: Region, every: Windows, windows: Windows
+) -> tuple[Lost, Account]:
     painted = paint(rank, region.start_ns, region.end_ns, (windows.start_ns, windows.end_ns))
     inside = painted.measured
     if not inside.all():
@@ -114,11 +118,12 @@ def _from_samples(rank: Rank, region: Region, windows: Windows) -> tuple[Lost, A
         room, left = np.where(events.measured, 0, length), length - events.lost_ns
         stream_pieces = int(np.count_nonzero(events.measured))
         parts.append((events.lost_ns, SOURCE_STREAM_EVENTS))
-    idle = fill(window, phase, room, rest, FILL_ORDER)
+    idle = filled(rank, painted, every, windows, room, rest)
     lost = _lost(rank, painted, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
     if windows.slowed_ns.any():
         slow = fill(window, phase, left - idle, windows.slowed_ns, FILL_ORDER[::-1])
         lost = _with_slowed(rank, lost, painted, slow)
+    lost = at_the_end(lost)
     measured_ns = int((windows.end_ns - windows.start_ns).sum())
     unmeasured = region.end_ns - region.start_ns - measured_ns
     return lost, Account(unmeasured, measured_ns, int(windows.idle_ns.sum()), stream_pieces)

@@ -82,7 +82,7 @@ def test_a_hidden_operation_costs_nothing_and_an_unmeasured_one_all_of_its_wait(
 
 def test_a_wait_for_data_keeps_its_own_part_behind_an_operation() -> None:
     # The host issues at 1.0, then waits for data [1.1, 1.5). The device stands in the operation
-    # until 1.3, and then for 0.1 s because there is no data: half of what is left of the wait.
+    # until 1.3, and then for 0.1 s because there is no data: the end of the wait.
     table = {
         layout.STEP: spans((1, 2, 0)),
         layout.DATA_WAIT: spans((1.1, 1.5, 0, WORKER, 2)),
@@ -94,5 +94,5 @@ def test_a_wait_for_data_keeps_its_own_part_behind_an_operation() -> None:
     assert rows == [
         (1.0, 1.1, 0.1, PHASE_COLLECTIVE, EVENTS, 0),
         (1.1, 1.3, 0.2, PHASE_COLLECTIVE, EVENTS, 0),
-        (1.3, 1.5, 0.1, PHASE_DATA_WAIT, EVENTS, 0),
+        (1.4, 1.5, 0.1, PHASE_DATA_WAIT, EVENTS, 0),
     ]
