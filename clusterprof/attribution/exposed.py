@@ -1,6 +1,6 @@
 """What stream events say about lost time: how long a device stood still in a wait of its host.
 
-A wait for data stood still for a part of it; that part is spread evenly over the wait. An operation
+A wait for data stood still for a part of it; that part is the end of the wait. An operation
 with other ranks stood still for a time that lies where `timeline.device_waits` laid it, and is lost
 as a whole; where it lies over a wait for data, that wait's part goes to what is left of it.
 
@@ -64,8 +64,8 @@ def _in_data_waits(
 ) -> tuple[Int, NDArray[np.bool_]]:
     """Exposed device time of each row, and whether the row lies in a wait that was measured.
 
-    A measured amount is spread evenly over its own wait, by rounded running sums, so that a row's
-    part does not depend on which other rows are looked at.
+    A measured amount lies at the end of its own wait, outside operations (`draining`), so that a
+    row's part does not depend on which other rows are looked at.
     """
     none = np.zeros(painted.start_ns.size, np.int64)
     table = table_of(rank, layout.EXPOSED)
@@ -79,8 +79,6 @@ def _in_data_waits(
     first, last, begin, until = start, end, painted.start_ns, painted.end_ns
     if waits is not None:  # time in operations does not count
         first, last, begin, until = (t - waits.before(t) for t in (first, last, begin, until))
-    room = np.maximum(last - first, 1)[row]
-    ratio = np.clip(amount[row], 0, room) / room
-    part = np.rint((until - first[row]) * ratio) - np.rint((begin - first[row]) * ratio)
-    part = np.clip(part, 0, length)
-    return np.where(held, part, 0).astype(np.int64), held
+    stood_still = (last - np.clip(amount, 0, np.maximum(last - first, 0)))[row]
+    part = np.maximum(until, stood_still) - np.maximum(begin, stood_still)
+    return np.where(held, np.clip(part, 0, length), 0).astype(np.int64), held

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clusterprof.attribution.device import Windows, busy_windows, within
+from clusterprof.attribution.draining import at_the_end, filled
 from clusterprof.attribution.exposed import exposed, is_measured
 from clusterprof.attribution.painting import FILL_ORDER, Painted, fill, paint, steps_of
 from clusterprof.attribution.regions import RankState, Region, regions
@@ -113,7 +114,7 @@ def pieces(
         spun_ns, activity = spinning(rank, windows, activity)
         if layout.EXPOSED_COLLECTIVE in rank.main.spans:  # that says it better
             spun_ns[:] = 0
-    return *_from_samples(rank, region, windows, spun_ns), activity
+    return *_from_samples(rank, region, every, windows, spun_ns), activity
 
 
 def _from_host(rank: Rank, painted: Painted) -> tuple[Lost, Account]:
@@ -125,11 +126,12 @@ def _from_host(rank: Rank, painted: Painted) -> tuple[Lost, Account]:
         (events.lost_ns, SOURCE_STREAM_EVENTS),
         (np.where(in_full, length, 0), SOURCE_HOST_SPANS),
     ]
-    return _lost(rank, painted, parts), Account(0, 0, 0, int(np.count_nonzero(events.measured)))
+    lost = at_the_end(_lost(rank, painted, parts))
+    return lost, Account(0, 0, 0, int(np.count_nonzero(events.measured)))
 
 
 def _from_samples(
-    rank: Rank, region: Region, windows: Windows, spun_ns: Int
+    rank: Rank, region: Region, every: Windows, windows: Windows, spun_ns: Int
 ) -> tuple[Lost, Account]:
     painted = paint(rank, region.start_ns, region.end_ns, (windows.start_ns, windows.end_ns))
     inside = painted.measured
@@ -146,7 +148,7 @@ def _from_samples(
         room, left = np.where(events.measured, 0, length), length - events.lost_ns
         stream_pieces = int(np.count_nonzero(events.measured))
         parts.append((events.lost_ns, SOURCE_STREAM_EVENTS))
-    idle = fill(window, phase, room, rest, FILL_ORDER)
+    idle = filled(rank, painted, every, windows, room, rest)
     lost = _lost(rank, painted, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
     tails = []
     if spun_ns.any():
@@ -158,6 +160,7 @@ def _from_samples(
         tails.append((slow, np.full(slow.size, PHASE_THROTTLED, np.int64)))
     if tails:
         lost = _with_tails(rank, lost, painted, tails)
+    lost = at_the_end(lost)
     measured_ns = int((windows.end_ns - windows.start_ns).sum())
     unmeasured = region.end_ns - region.start_ns - measured_ns
     return lost, Account(unmeasured, measured_ns, int(windows.idle_ns.sum()), stream_pieces)

@@ -160,7 +160,11 @@ def _layer(rank: Rank, bit: int) -> Intervals:
         return EMPTY
     if kind == layout.EXPOSED_COLLECTIVE:
         waits = device_waits(rank.main)
-        return EMPTY if waits is None else union((waits.start_ns, waits.end_ns))
+        if waits is None:
+            return EMPTY
+        some = waits.end_ns > waits.start_ns
+        # Disjoint already; where two touch there is an edge, for each row is part of one of them.
+        return waits.start_ns[some], waits.end_ns[some]
     if kind == layout.COLLECTIVE:
         form = table.d >> layout.FORM_SHIFT & layout.FORM_MASK
         # A host that issues one goes on; one of an unknown group can be laid beside no other rank.

@@ -22,6 +22,8 @@ from clusterprof.timeline.model import Rank, SpanTable
 
 # A stretch that is open for longer is settled without the end of the span that holds it open.
 OPEN_AT_MOST_NS = 300_000_000_000
+# So far a wait is followed to see whether its device stood still to its end.
+AHEAD_NS = 1_000_000_000
 # By then a device has passed the events of a collective operation, or the job has come to a halt.
 MEASURE_LATE_NS = 30_000_000_000
 
@@ -92,7 +94,7 @@ def _settled_until(rank: Rank, closed_ns: int | None, ended_ns: int | None, last
         return overdue_ns
     times = sample_times(rank)
     if times.size:
-        closed_ns = min(closed_ns, int(times[-1]) - LATE_NS)
+        closed_ns = min(closed_ns, int(times[-1]) - LATE_NS - AHEAD_NS)
     return max(_sample_at_or_before(rank, closed_ns), overdue_ns)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from clusterprof import signals
 from clusterprof.findings import Cause, Evidence, Grade
 from clusterprof.signals import Signal
+from clusterprof.timeline.feeding_ahead import spared
 from clusterprof.timeline.model import (
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
@@ -29,7 +30,7 @@ from clusterprof.timeline.series import Located, growth_of, located, rise, rise_
 
 # Names of what is shared (`Lost.shared`, `Chunk.shared`).
 _PRESENT, _CLAIMED, _HANDED_OVER, _RUNNABLE = "present", "claimed", "handed-over", "runnable"
-_GROWTH = "growth"
+_GROWTH, _COMPUTING = "growth", "computing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,20 @@ def held_back(rank: Rank, lost: Lost, rows: NDArray[np.bool_]) -> Float:
     growth = rise(series, start, end) / np.maximum(end - start, 1)
     out[rows] = np.clip(np.nan_to_num(growth), 0.0, 1.0)
     return out
+
+
+def computing(rank: Rank, lost: Lost, feeding: Feeding) -> tuple[Float, Float]:
+    """Return float64[n] twice: part of each piece in which the awaited batch was being computed,
+    and which of it a loader that may work further ahead would have spared (`feeding_ahead`)."""
+    known = lost.shared.get(_COMPUTING)
+    if known is None or known[0] is not feeding:
+        share = waited(lost, feeding.user_cpu)
+        ahead = np.zeros(share.size)
+        rows = np.flatnonzero(share > 0)
+        if rows.size and rank.workers:
+            ahead[rows] = share[rows] * spared(rank, lost.end_ns[rows])
+        known = lost.shared[_COMPUTING] = feeding, (share, ahead)
+    return known[1]  # type: ignore[no-any-return]
 
 
 def hand_over(rank: Rank, lost: Lost, feeding: Feeding, column: str) -> Float:

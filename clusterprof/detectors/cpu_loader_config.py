@@ -3,7 +3,8 @@
 ## What it sees
 
 Lost time in which the host waited for a batch, and the worker that owned it had not been given it
-yet, or was only just being started.
+yet, was only just being started, or was making a dear batch that idle workers could have made
+ahead.
 
 ## Why the GPU waits
 
@@ -15,7 +16,9 @@ epoch.
 
 Its share is the part of the wait in which the owning worker was between two fetches without work,
 and, after the first step, the part in which it did not exist. Neither a disk nor a CPU held anybody
-up then.
+up then. Where workers rest for more than half of the time, the part in which the batch was being
+computed counts too, as far as four batches ahead per worker would have saved it: what these took to
+make, by all workers together, against the time in which they were used.
 
 ## What to do
 
@@ -27,7 +30,8 @@ Raise `num_workers` towards the number of cores per GPU, `prefetch_factor` to 2 
 With `num_workers=0` the main process loads between steps by construction; what it does while
 loading is then named instead (reading, computing). A batch that is ready and on its way to the main
 process is not claimed: it shows as "hand-over" under Unattributed. Loaders other than PyTorch's are
-seen only as far as spans are marked for them.
+seen only as far as spans are marked for them. Batches that are dear because of a slow disk count
+for the disk, however idle the workers are.
 """
 
 from __future__ import annotations
@@ -36,9 +40,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.detectors.base import Claims, mean_over, waited
+from clusterprof.detectors.base import Claims, computing, mean_over, waited
 from clusterprof.findings import Cause, Evidence
-from clusterprof.timeline.model import Feeding, Lost, Rank
+from clusterprof.timeline.model import Feeding, Float, Lost, Rank
 
 
 class CpuLoaderConfig:
@@ -62,17 +66,20 @@ class CpuLoaderConfig:
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim time in which the owning worker had nothing to do with the batch."""
         absent = np.where(lost.step == 0, 0.0, feeding.no_worker)
-        share = waited(lost, feeding.no_work + absent)
+        _, spared = computing(rank, lost, feeding)
+        idle = waited(lost, feeding.no_work + absent)
+        share = idle + spared
         share[share < limits.idle_at_least_ratio] = 0.0
         if not share.any():
             return Claims(share, "B")
         evidence = (
             Evidence(
                 "worker.without_work_ratio",
-                mean_over(lost, share),
+                mean_over(lost, share, idle),
                 "ratio",
                 "of the waits, no worker was working on the awaited batch",
             ),
+            *_not_ahead(lost, share, spared),
             Evidence(
                 "loader.workers_count",
                 float(len(rank.workers)),
@@ -81,3 +88,12 @@ class CpuLoaderConfig:
             ),
         )
         return Claims(share, "B", evidence)
+
+
+def _not_ahead(lost: Lost, share: Float, spared: Float) -> list[Evidence]:
+    """Say it only where it is so."""
+    if not spared.any():
+        return []
+    ratio = mean_over(lost, share, spared)
+    note = "of the waits, the batch would have been ready had idle workers worked further ahead"
+    return [Evidence("worker.not_ahead_ratio", ratio, "ratio", note)]

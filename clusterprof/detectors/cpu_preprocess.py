@@ -16,7 +16,8 @@ It looks at the worker that owned the awaited batch (the main thread when it loa
 share is the part of that thread's time spent on a CPU, without the kernel's work on reads from a
 device. The thread reports its own CPU time with each batch, beside the kernel's count of the same
 thread. When a batch is ready and held up because the worker's interpreter is busy with the next
-one, that counts too.
+one, that counts too. Where workers rest for most of the time and would have made the batch ahead
+had they been allowed to, it is `cpu-loader-config`.
 
 ## What to do
 
@@ -37,7 +38,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.detectors.base import Claims, hand_over, mean_over, waited
+from clusterprof.detectors.base import Claims, computing, hand_over, mean_over
 from clusterprof.findings import Cause, Evidence
 from clusterprof.timeline.model import Feeding, Lost, Rank
 
@@ -62,7 +63,8 @@ class CpuPreprocess:
 
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim time of the critical thread on a CPU in user code."""
-        share = waited(lost, feeding.user_cpu) + hand_over(rank, lost, feeding, "user_ns")
+        computed, spared = computing(rank, lost, feeding)
+        share = computed - spared + hand_over(rank, lost, feeding, "user_ns")
         share[share < limits.on_cpu_at_least_ratio] = 0.0
         if not share.any():
             return Claims(share, "B")

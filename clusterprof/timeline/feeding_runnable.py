@@ -9,7 +9,8 @@ is shared out over the off-CPU time of the fetches in it, and no fetch gets more
     runnable          20         10
 
 A wait for a CPU is booked when it *ends*, which may be long after it began (a quota's period): what
-finds no room in its own fetches goes to the fetches within a second around it.
+finds no room in its own fetches goes to the fetches within a second around it, and what finds none
+there either to those within some seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from clusterprof.timeline import intervals, series
 from clusterprof.timeline.model import Float, Int, SpanTable, ThreadTable
 
-WINDOW_NS = 1_000_000_000
+WINDOWS_NS = (1_000_000_000, 4_000_000_000, 16_000_000_000)
 
 
 def runnable_ns(spans: SpanTable, thread: ThreadTable, off_cpu: Float, weight: Float) -> Float:
@@ -49,20 +50,22 @@ def runnable_ns(spans: SpanTable, thread: ThreadTable, off_cpu: Float, weight: F
         length = np.maximum(bins[1] - bins[0], 1)
         covered = np.minimum(np.bincount(parts.interval, inside, minlength=len(length)) / length, 1)
         over *= covered[parts.interval]  # the rest of the interval may have waited too
-        free = inside * ((off_cpu - taken) / wall)[parts.piece]
-        taken += _around(parts, bins[0], over, free, len(off_cpu))
+        for window_ns in WINDOWS_NS:
+            free = inside * ((off_cpu - taken) / wall)[parts.piece]
+            more, over = _around(parts, bins[0], over, free, window_ns)
+            taken += np.bincount(parts.piece, more, minlength=len(off_cpu))
     return np.minimum(taken, off_cpu)
 
 
 def _around(
-    parts: intervals.Overlaps, bin_start_ns: Int, over: Float, free: Float, n: int
-) -> Float:
-    """What was over in each second, shared out over what is free there; float64[n] per fetch."""
-    second = (bin_start_ns - bin_start_ns[0]) // WINDOW_NS
-    window = np.concatenate([[0], np.cumsum(second[1:] > second[:-1])])[parts.interval]
+    parts: intervals.Overlaps, bin_start_ns: Int, over: Float, free: Float, window_ns: int
+) -> tuple[Float, Float]:
+    """What was over in each window, shared out over what is free there, and what is still over."""
+    number = (bin_start_ns - bin_start_ns[0]) // window_ns
+    window = np.concatenate([[0], np.cumsum(number[1:] > number[:-1])])[parts.interval]
     asked, room = (np.bincount(window, amount).astype(np.float64) for amount in (over, free))
     part = np.minimum(_ratio(asked, room), 1.0)
-    return np.asarray(np.bincount(parts.piece, free * part[window], minlength=n), np.float64)
+    return free * part[window], over * _ratio(np.maximum(asked - room, 0.0), asked)[window]
 
 
 def _sums(where: Int, amount: Float, n: int) -> Float:

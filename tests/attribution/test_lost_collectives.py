@@ -82,7 +82,7 @@ def test_a_hidden_operation_costs_nothing_and_an_unmeasured_one_all_of_its_wait(
 
 def test_a_wait_for_data_keeps_its_own_part_behind_an_operation() -> None:
     # The host issues at 1.0, then waits for data [1.1, 1.5). The device stands in the operation
-    # until 1.3, and then for 0.1 s because there is no data: half of what is left of the wait.
+    # until 1.3, and then for 0.1 s because there is no data: the end of the wait.
     table = {
         layout.STEP: spans((1, 2, 0)),
         layout.DATA_WAIT: spans((1.1, 1.5, 0, WORKER, 2)),
@@ -94,5 +94,24 @@ def test_a_wait_for_data_keeps_its_own_part_behind_an_operation() -> None:
     assert rows == [
         (1.0, 1.1, 0.1, PHASE_COLLECTIVE, EVENTS, 0),
         (1.1, 1.3, 0.2, PHASE_COLLECTIVE, EVENTS, 0),
-        (1.3, 1.5, 0.1, PHASE_DATA_WAIT, EVENTS, 0),
+        (1.4, 1.5, 0.1, PHASE_DATA_WAIT, EVENTS, 0),
+    ]
+
+
+def test_operations_that_touch_inside_one_sample_window_are_lost_as_a_whole() -> None:
+    # The host issues at 1.02 and 1.12 and runs on; the device spins until 1.15 in one and, right
+    # behind it, until 1.28 in the other. The window [1.1, 1.2) lies in both together.
+    table = {
+        layout.STEP: spans((1, 2, 0)),
+        layout.COLLECTIVE: spans(
+            (1.02, 1.021, GROUP, 0), (1.12, 1.121, GROUP, 1), first_sequence=3
+        ),
+        layout.EXPOSED_COLLECTIVE: spans((1.02, 1.021, 3, ns(0.13)), (1.12, 1.121, 4, ns(0.13))),
+    }
+    rows, _, _ = settle_all(marked(3, table, {BUSY: busy_counter([(0, 3)], 3)}))
+    assert [(start, end, round(n, 9)) for start, end, n, *_ in rows] == [
+        (1.02, 1.1, 0.08),
+        (1.1, 1.15, 0.05),
+        (1.15, 1.2, 0.05),
+        (1.2, 1.28, 0.08),
     ]

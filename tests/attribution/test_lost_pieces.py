@@ -60,7 +60,7 @@ def test_idle_time_of_a_window_goes_to_its_wait_first_and_never_beyond_it() -> N
     assert rows == [
         (1.0, 1.03, 0.03, PHASE_DATA_WAIT, samples, 0),  # full: 0.03 of the window's 0.05
         (1.03, 1.1, 0.02, PHASE_COMPUTE, samples, 0),  # the other 0.02
-        (2.05, 2.07, 0.01, PHASE_DATA_WAIT, samples, 1),
+        (2.06, 2.07, 0.01, PHASE_DATA_WAIT, samples, 1),  # the end of it: the queue drains first
     ]
     assert (account.unmeasured_ns, account.measured_ns, account.idle_ns) == (0, ns(2), ns(0.06))
     assert (state.begun_ns, state.ended_ns) == (ns(1), ns(3))
@@ -132,7 +132,7 @@ def test_stream_events_are_exact_and_samples_give_the_rest() -> None:
     series = {BUSY: busy_counter([(0, 1), (1.03, 3)], 3)}
     rows, account, _ = settle_all(marked(3, table, series))
     assert rows == [
-        (1.0, 1.04, 0.01, PHASE_DATA_WAIT, SOURCE_STREAM_EVENTS, 0),
+        (1.03, 1.04, 0.01, PHASE_DATA_WAIT, SOURCE_STREAM_EVENTS, 0),
         (1.04, 1.1, 0.02, PHASE_COMPUTE, SOURCE_DEVICE_SAMPLES, 0),
     ]
     assert account.stream_pieces == 1
@@ -145,7 +145,7 @@ def test_stream_events_without_a_device_replace_the_upper_bound() -> None:
         layout.EXPOSED: spans((0, 0.5, 1, 0), (1, 1.5, 2, ns(0.2))),  # the first was hidden
     }
     rows, _, _ = settle_all(marked(3, table, device=""))
-    assert rows == [(1.0, 1.5, 0.2, PHASE_DATA_WAIT, SOURCE_STREAM_EVENTS, 1)]
+    assert rows == [(1.3, 1.5, 0.2, PHASE_DATA_WAIT, SOURCE_STREAM_EVENTS, 1)]
 
 
 def test_time_without_samples_is_neither_busy_nor_idle() -> None:
@@ -155,8 +155,8 @@ def test_time_without_samples_is_neither_busy_nor_idle() -> None:
     rows, account, _ = settle_all(marked(7, table, series))
     # [1, 3): 2 - 1.5 idle; [3, 4): went back, unmeasured; [4, 5): 0.75 idle; [5, 6): no sample
     assert [(start, end, idle) for start, end, idle, *_ in rows] == [
-        (1.0, 3.0, 0.5),
-        (4.0, 5.0, 0.75),
+        (2.5, 3.0, 0.5),
+        (4.25, 5.0, 0.75),
     ]
     assert (account.measured_ns, account.unmeasured_ns) == (ns(3), ns(2))
 
@@ -169,8 +169,8 @@ def test_busy_time_that_arrives_late_belongs_to_the_windows_before() -> None:
     rows, account, _ = settle_all(marked(0.6, table, series))
     # idle so far: 0 .1 .2 .05 .15 .1 -> least of what follows: 0 .05 .05 .05 .1 .1
     assert [(s, e, round(idle, 9)) for s, e, idle, *_ in rows] == [
-        (0.0, 0.1, 0.05),
-        (0.3, 0.4, 0.05),
+        (0.05, 0.1, 0.05),
+        (0.35, 0.4, 0.05),
     ]
     assert account.idle_ns == ns(0.1)
 
@@ -181,7 +181,7 @@ def test_snapshots_stand_in_for_a_missing_integral() -> None:
     one = marked(6, table, {("gpu.busy_ratio", "emulated-0"): ratio})
     rows, account, _ = settle_all(one)
     # each holds for the time before it: [1, 2) 0.75 idle; not known at 3; 3 s are too long a hold
-    assert [(start, end, idle) for start, end, idle, *_ in rows] == [(1.0, 2.0, 0.75)]
+    assert [(start, end, idle) for start, end, idle, *_ in rows] == [(1.25, 2.0, 0.75)]
     assert (account.measured_ns, account.unmeasured_ns) == (ns(2), ns(4))
 
 
@@ -197,7 +197,7 @@ def test_a_slowed_device_loses_the_missing_part_of_its_clock() -> None:
     # [0, 1): 0.2 idle in the wait, 0.8 busy at 3/4 of the clock: 0.2 excess, at the piece's tail.
     # [1, 2): the power cap alone (0x4) is no fault.
     assert rows == [
-        (0.0, 0.4, 0.2, PHASE_DATA_WAIT, SOURCE_DEVICE_SAMPLES, 0),
+        (0.2, 0.4, 0.2, PHASE_DATA_WAIT, SOURCE_DEVICE_SAMPLES, 0),
         (0.8, 1.0, 0.2, PHASE_THROTTLED, SOURCE_DEVICE_SAMPLES, 0),
     ]
 

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-from builders import SECOND, activity, counter, lost, process, rank, thread
+from builders import (
+    SECOND,
+    activity,
+    counter,
+    fetches,
+    ints,
+    lost,
+    process,
+    rank,
+    spans,
+    thread,
+)
 from feedings import feeding
 
 from clusterprof.detectors.base import Claims
@@ -14,6 +25,8 @@ from clusterprof.detectors.cpu_preprocess import CpuPreprocess
 from clusterprof.detectors.storage_local import StorageLocal
 from clusterprof.detectors.storage_remote import StorageRemote
 from clusterprof.findings import Evidence
+from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START
+from clusterprof.timeline.feeding_ahead import spared
 from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 
 # Two waits of 1 s with all of it lost, and a piece of computing that no wait detector may touch.
@@ -136,3 +149,40 @@ def test_memory_is_graded_by_pressure() -> None:
     assert values(got) == {"worker.memory_ratio": 0.5, "pressure.memory_some_ratio": 0.25}
     calm = {("pressure.memory_some_ns_total", ""): counter([0, 6], [5, 5])}
     assert claim(CpuMemory(), [{"memory": 0.5}, {}, {}], calm).grade == "B"
+
+
+def test_a_dear_batch_that_idle_workers_could_have_made_ahead_is_the_set_up_of_the_loader() -> None:
+    # Two workers, one batch ahead each. Waits [0, 0.1) and [3, 4); the second is for a batch that
+    # one worker computed from 2 to 4. In these 4 s both made 0.1 + 2 + 0.1 + 0.1 = 2.3 s of work,
+    # 1.15 s each, and 4 - 1.1 s were there to hide it in.
+    pieces = lost((0, 0.1, 0.1, PHASE_DATA_WAIT), (3.5, 4, 0.5, PHASE_DATA_WAIT), step=3)
+    rows = [{"user_cpu": 1.0}, {"user_cpu": 0.8, "block_io": 0.2}]
+
+    def shares(prefetch: int) -> list[list[float]]:
+        def worker(pid: int, *fetched: tuple[float, float, int]):
+            made = activity(" ".join("U1" for _ in range(5)))
+            return process(pid, 100, {FETCH: fetches(made, *fetched)})
+
+        main = process(100, spans={
+            DATA_WAIT: spans((0, 0.1, 0, 201, 2), (3, 4, 2, 201, 2)),
+            LOADER_START: spans((0, 0, 2, 0, prefetch, 0)),
+        })  # fmt: skip
+        both = [worker(201, (0, 0.1, 0), (2, 4, 0)), worker(202, (0, 0.1, 0), (1, 1.1, 0))]
+        one = rank(6, main, both)
+        found = [d.claim(one, pieces, feeding(*rows), d.Limits()) for d in
+                 (CpuPreprocess(), CpuLoaderConfig())]  # fmt: skip
+        return [claims.share.tolist() for claims in found]
+
+    # While the first batches are made both workers are busy: that is computing.
+    assert shares(prefetch=1) == [[1.0, 0.0], [0.0, 0.8]]
+    assert shares(prefetch=4) == [[1.0, 0.8], [0.0, 0.0]]  # it may work that far ahead
+
+
+def test_what_all_workers_together_could_not_have_made_in_time_is_computing() -> None:
+    # A wait of 3 s, all of which one of two workers computed: made by both it takes 1.5 s.
+    main = process(100, spans={
+        DATA_WAIT: spans((1, 4, 1, 201, 2)), LOADER_START: spans((0, 0, 2, 0, 1, 0))
+    })  # fmt: skip
+    made = fetches(activity("U4"), (1, 4, 0))
+    one = rank(6, main, [process(201, 100, {FETCH: made}), process(202, 100)])
+    assert spared(one, ints([4, 5])).tolist() == [0.5, 0.0]

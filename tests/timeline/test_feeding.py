@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import activity, fetches, header, ints, io, process, rank, spans, thread
+from builders import activity, fetches, header, ints, io, ns, process, rank, spans, thread
 
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from clusterprof.timeline.feeding import feed
@@ -108,6 +108,19 @@ def test_a_wait_for_a_cpu_stays_with_the_fetch_that_had_it() -> None:
     found = feed(rank(13, process(MAIN, spans={DATA_WAIT: waits}), [worker]), *both(waits))
     check_rows(found)
     assert found.block_io.mean() > 0.98
+
+
+def test_a_wait_for_a_cpu_of_seconds_is_booked_when_it_ends_and_belongs_to_all_of_it() -> None:
+    # Two fetches of 2.97 s wait 2.7 s each for a CPU. The kernel adds that to run_delay when the
+    # waits end, at 2.96 and 5.93: the first in a sample interval that lies partly in the second.
+    rows = activity("U0.26 R2.7 U0.01 U0.26 R2.7 U0.01 U0.6")
+    whole = thread(rows, 7)
+    booked = 2_700_000_000 * ((whole.t_ns > ns(2.96)) + 1 * (whole.t_ns > ns(5.93)))
+    found = fetches(rows, (0, 2.97, 0), (2.97, 5.94, 0), (5.94, 6.54, 0))
+    worker = process(WORKER, MAIN, {FETCH: found}, replace(whole, run_delay_ns=booked))
+    main = process(MAIN, spans={DATA_WAIT: spans((0, 2.97, 0, WORKER), (2.97, 5.94, 1, WORKER))})
+    got = feed(rank(7, main, [worker]), *both(found))
+    np.testing.assert_allclose(got.runnable[:2] * 2.97, [2.7, 2.7], rtol=0.02)
 
 
 def test_cpu_time_booked_late_goes_back_to_its_neighbour() -> None:
