@@ -108,3 +108,21 @@ events.look()
     assert [(one.start_ns, one.end_ns, one.a, one.b, one.c, one.d) for one in records] == [
         (5_000_000_000, 6_000_000_000, 1, 5, -1, 0)
     ]
+
+
+def test_an_allocator_that_counts_nothing_costs_no_more_than_its_own_records(
+    tmp_path: Path,
+) -> None:
+    code = """
+asked = []
+def refuses():
+    asked.append(1)
+    raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+cuda.memory_stats_as_nested_dict = refuses
+for clock[0] in (5_000_000_000, 6_000_000_000, 7_000_000_000):
+    events.look()
+assert asked == [1]
+probe.step()
+"""
+    ring = ran(tmp_path, code)
+    assert (len(ring.of(19)), len(ring.of(STEP))) == (0, 1)

@@ -14,18 +14,23 @@ _NAMES = ("num_alloc_retries", "num_device_alloc", "num_device_free", "num_ooms"
 
 _read_ns = 0
 _before: Tuple[int, ...] = ()
+_mute = False
 
 
 def look(cuda: Any) -> None:
     """Read the counters if it is time; `cuda` is torch.cuda, which the job has initialised."""
-    global _read_ns, _before
+    global _read_ns, _before, _mute
     now = monotonic_ns()
-    if now - _read_ns < EVERY_NS and _before:
+    if _mute or (now - _read_ns < EVERY_NS and _before):
         return
     reader = getattr(cuda, "memory_stats_as_nested_dict", None)
     if reader is None:
         return
-    told = reader()
+    try:
+        told = reader()
+    except (AttributeError, RuntimeError):
+        _mute = True
+        return
     values = tuple([int(told.get(name, -1)) for name in _NAMES])
     if _before:
         rises = [-1 if n < 0 else max(0, n - b) for n, b in zip(values, _before)]

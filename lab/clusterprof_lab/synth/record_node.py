@@ -141,6 +141,7 @@ def memory(sight: Sight, ticks: Int) -> list[Column]:
     """/proc/meminfo, /proc/vmstat, and the NUMA nodes' numastat."""
     sums = sight.sums(ticks)
     scanned = _amounts(sight, "memory", ("reclaim", ""), ticks) / PAGE_BYTES
+    again = _amounts(sight, "block-io", ("again",), ticks) / PAGE_BYTES
     found = [
         Column(signal, "", grain(sight.held(signal.name, "", ticks, otherwise), PAGE_BYTES))
         for signal, otherwise in (
@@ -157,7 +158,7 @@ def memory(sight: Sight, ticks: Int) -> list[Column]:
         (signals.MEMORY_SWAP_IN, "", sums[ROW["swap_in"]], PAGE_BYTES),
         (signals.MEMORY_SWAP_OUT, "", none, PAGE_BYTES),
         (signals.MEMORY_RECLAIM_DIRECT, "", scanned, 1),
-        (signals.MEMORY_REFAULTS, "", none, 1),
+        (signals.MEMORY_REFAULTS, "", again, 1),
         (signals.MEMORY_OOM_KILLS, "", none, 1),
         (signals.MEMORY_NUMA_MISSES, "node0", none, 1),
     ):

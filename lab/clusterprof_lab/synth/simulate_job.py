@@ -104,21 +104,30 @@ class Job:
         if not parts:
             return
         if fault.synchronise:
+            waits = 0 if fault.extra == "allocator" else sum(p.doing == "device" for p in parts[:1])
+            asked = player.t
             player.synchronise()
+            for part in parts[:waits]:
+                player.do(part)
+            parts = parts[waits:]
+            if fault.extra == "allocator":
+                player.allocate()
+            else:
+                player.mark(asked, layout.SYNC, player.t - asked, 1)
         began = player.t
         for part in parts:
             player.do(part)
         if fault.extra == "gil-hog":
             self._hog(player).acts.append(Act(began, player.t, "user"))
         if fault.mark:
-            player.mark(began, fault.mark, 2 if fault.mark == layout.GC else 0)
+            player.mark(began, fault.mark, _told(player, fault.mark))
             player.rank.gc_pauses += fault.mark == layout.GC
 
     def _hog(self, player: Player) -> Thread:
         """Return the thread that holds the interpreter's lock."""
         main, threads = player.rank.main, player.rank.threads
         if not threads:
-            threads.append(Thread(main.pid, main.pid + 50, main.parent_pid, "metrics"))
+            threads.append(Thread(main.pid, main.pid + 50, main.parent_pid, "python"))
         return threads[0]
 
     def _copy(self, player: Player, step: int) -> None:
@@ -261,9 +270,17 @@ class Job:
         player.do(Part(self.plan.launch_ns, "user", OTHER))
         player.launch(self.plan.compute_ns // 50)
         player.mark(began, layout.OPTIMIZER)
+        player.look_at_allocator()
         player.mark(start, layout.STEP, step)
         player.steps.append((start, player.t))
         self._main(player, step, "after")
+
+
+def _told(player: Player, kind: int) -> int:
+    """Return field a of a mark: the generation of a collection, how often code was compiled."""
+    if kind == layout.COMPILE:
+        return sum(mark.kind == kind for mark in player.rank.main.marks)
+    return 2 if kind == layout.GC else 0
 
 
 def new_rank(plan: Plan, first: int, index: int, life: int = 0) -> Rank:

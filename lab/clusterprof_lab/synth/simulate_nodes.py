@@ -125,7 +125,6 @@ _TENANTS: dict[str, tuple[tuple[str, str, float], ...]] = {
         ("disk.busy_ns_total", "vda", 0.5e9),
     ),
     "cache-evicted": (
-        ("memory.refaults_total", "", 9000.0),
         ("memory.cached_bytes", "", 2e8),
         ("cgroup.memory_high_events_total", "", 0.0),
     ),

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from clusterprof.probe import layout
+from clusterprof.probe.hooks.allocator import EVERY_NS
 from clusterprof_lab.synth.simulate_blame import (
     WORK,
     History,
@@ -64,6 +66,8 @@ class Player:
         """When kernels took longer than their due, and the device lost it."""
         self._depth = depth
         self._queue: deque[tuple[int, History]] = deque()
+        self._allocator = [start_ns, 0, 0]
+        """When its counters were read last, and what was tried again and moved since."""
 
     def do(self, part: Part) -> None:
         """Let the host spend time on something."""
@@ -82,6 +86,18 @@ class Player:
         """Write a span that ends now; return its sequence number in the ring."""
         self.rank.main.marks.append(Mark(start_ns, self.t, kind, a, b, c, d))
         return len(self.rank.main.marks)
+
+    def allocate(self, blocks: int = 8) -> None:
+        """Let the allocator give memory back to the driver, and get some again."""
+        self._allocator[1] += 1
+        self._allocator[2] += blocks
+
+    def look_at_allocator(self) -> None:
+        """Write what its counters rose by, at most once a second."""
+        read_ns, retries, blocks = self._allocator
+        if self.t - read_ns >= EVERY_NS:
+            self.mark(read_ns, layout.ALLOCATOR, retries, blocks, blocks)
+            self._allocator = [self.t, 0, 0]
 
     def launch(
         self, ns: int, what: Any = "compute", extra: Extra | None = None, sm_ratio: float = 0.9

@@ -45,7 +45,8 @@ class Act(NamedTuple):
     queued_ns: int = 0
     """Part of an NFS wait that was for a free slot."""
     what: str = ""
-    """Kind of request ("READ", "GETATTR", "OPEN"), "write", "fsync"."""
+    """Kind of request ("READ", "GETATTR", "OPEN"), "write", "fsync"; "again": what the page cache
+    had held and evicted."""
 
 
 class Mark(NamedTuple):

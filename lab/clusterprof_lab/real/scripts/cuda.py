@@ -20,6 +20,11 @@ class OnDevice(torch.Tensor):
     is_cuda = True
 
 
+def on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same values as a result that the device still computes."""
+    return tensor.detach().as_subclass(OnDevice)
+
+
 def install(device: Device) -> dict[str, int]:
     """Put the device under torch.cuda; return the allocator's counters, for the script to raise."""
     cuda, owner = torch.cuda, os.getpid()
@@ -35,6 +40,7 @@ def install(device: Device) -> dict[str, int]:
     cuda.synchronize = lambda _=None: device.synchronize()
     cuda.memory_stats = lambda device=None: dict(counters)
     cuda.memory.memory_stats = cuda.memory_stats
+    cuda.memory_stats_as_nested_dict = cuda.memory_stats
     original = torch.Tensor.to
 
     def to(tensor, *arguments, **keywords):
@@ -42,7 +48,7 @@ def install(device: Device) -> dict[str, int]:
             return original(tensor, *arguments, **keywords)
         size_bytes = tensor.numel() * tensor.element_size()
         device.copy(size_bytes, pinned=bool(keywords.get("non_blocking")))
-        return tensor.detach().as_subclass(OnDevice)
+        return on_device(tensor)
 
     torch.Tensor.to = to
     item = torch.Tensor.item

@@ -97,7 +97,7 @@ class Trainer:
                 burn_until(now_ns() + round(options.launch_us * 1e3))
             self.device.submit(length_ns)
         if options.item_syncs:
-            self.loss.item()
+            cuda.on_device(self.loss).item()
 
     def in_backward(self) -> None:
         self.backwards += 1
@@ -134,7 +134,7 @@ class Trainer:
                 self.pipeline(x)
             else:
                 self.one_step(x, optimizer)
-            self.troubles.after_step(self.step, self.model, self.loss)
+            self.troubles.after_step(self.step, self.model, cuda.on_device(self.loss))
             if self.step == options.steps - 1:
                 self.device.synchronize()
             items = slice(self.step * ITEMS_PER_BATCH, (self.step + 1) * ITEMS_PER_BATCH)
