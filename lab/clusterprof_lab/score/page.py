@@ -33,7 +33,7 @@ from clusterprof_lab.score.prose import (
 LAB = Path(__file__).resolve().parents[2]
 RESULTS = LAB / "results"
 PAGE, PICTURE = "docs/accuracy.md", "docs/accuracy-reliability.svg"
-MOST_WRONG = 15
+MOST_WRONG = 10
 _IN_MODES = (
     "family_top1", "leaf_top1", "leaf_precision_all", "culprit_top1", "both_found", "inversions",
     "false_on_nulls", "bucket_error_active_mean", "bucket_error_active_p95", "unattributed", "ece",
@@ -116,8 +116,9 @@ def _details(
     yield lists.ablation(first)
     if first["split"] == "dev":  # the other split is not looked at
         yield "## Where it is wrong\n"
-        shown = {**first, "wrong": first["wrong"][:MOST_WRONG]}
-        yield f"The first {len(shown['wrong'])} of {first['wrong_count']} runs and modes.\n"
+        full = [one for one in first["wrong"] if one["mode"] == "M0"]
+        shown = {**first, "wrong": full[:MOST_WRONG]}
+        yield f"Of {first['wrong_count']} runs and modes the first with everything seen.\n"
         yield lists.wrongs(shown)
     yield "## Not covered\n"
     missing = markdown.not_run(documents)
@@ -131,7 +132,8 @@ def store(score: Path, folder: Path = RESULTS) -> Path:
     """Keep a score for the page, named after split and slice, without what is for going to look."""
     document = json.loads(score.read_text(encoding="utf-8"))
     document["claims"] = []
-    document["wrong"] = [{**one, "folder": ""} for one in document["wrong"][:MOST_WRONG]]
+    full = [one for one in document["wrong"] if one["mode"] == "M0"]
+    document["wrong"] = [{**one, "folder": ""} for one in full[:MOST_WRONG]]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{document['split']}-{document['slice']}.json"
     path.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")

@@ -19,6 +19,8 @@ Slice = Literal["ci", "full"]
 LARGE = (256, 1024, 4096)
 """Ranks of the large jobs of the full slice."""
 LARGE_SCENARIOS = ("storage-io-cap", "cpu-gc", "sync-slow-rank", "sync-chain", "null-jitter")
+PIPELINES = ("sync-chain",)
+"""They are simulated message by message: of the large jobs the smallest alone."""
 _REAL_IN_CI = ("storage-io-cap", "cpu-heavy-transform", "sync-slow-rank", "null-clean")
 _NULL_SEEDS = {"ci": 4, "full": 20}
 _CI_SEEDS = 2
@@ -83,7 +85,7 @@ def _of_scenario(
                 ablate=ablate and first and severity == "medium" and testbed == "synth",
             )
     if size == "full" and testbed == "synth" and scenario.id in LARGE_SCENARIOS:
-        for ranks in LARGE:
+        for ranks in LARGE[:1] if scenario.id in PIPELINES else LARGE:
             yield Work(testbed, Trial(scenario, "medium", 0, split), None, ranks=ranks)
 
 
