@@ -35,6 +35,7 @@ from clusterprof.attribution.blame_rows import (
     unseen,
 )
 from clusterprof.attribution.blame_skew import device_behind, left_apart, nobody_last
+from clusterprof.attribution.blame_sooner import alone, sooner
 from clusterprof.attribution.blame_together import last_together
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
@@ -81,6 +82,9 @@ class Blamed:
     less_work_ns: Int
     """Per row of the block: how much less the rank had worked than the last to come since both
     left an operation together; `UNKNOWN_LESS` where they left none."""
+    sooner_ns: Int
+    """int64[K - 1, operations]: how much sooner each would have gone on had no member lost anything
+    to the category since the team's operation before. `blame_sooner`."""
 
 
 def causes(categories: Sequence[str]) -> tuple[str, ...]:
@@ -118,7 +122,7 @@ def settle_waits(
     less = np.where(wait < 0, UNKNOWN_LESS, 0)
     less[some] = less_work
     charges = ledger.all()
-    gain_ns, co_late = _gain(ops, shortest, last)
+    gain_ns, co_late = alone(ops, shortest, last)
     keep = kept(look)
     after = Carry(
         look.rows.take(keep), _kept_charges(keep, rows.op.size, charges),
@@ -137,6 +141,7 @@ def settle_waits(
         np.where(unled, 0, gain_ns),
         np.where(unled, 0, co_late),
         less,
+        sooner(ops, look),
     )
     return blamed, after
 
@@ -263,20 +268,6 @@ def _kept_charges(keep: Int, rows: int, charges: Charges) -> Charges:
     return Charges(row[some], charges.key[some], charges.ns[some])
 
 
-def _gain(ops: Operations, shortest: Int, last: Int) -> tuple[Int, Int]:
-    """Return how much the last to arrive alone delayed each operation, and who was late with it."""
-    stay = ops.leave_ns - ops.arrive_ns
-    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
-    longest = np.maximum.reduceat(stay, ops.first[:-1])
-    others = stay.copy()
-    others[last] = np.iinfo(np.int64).max
-    second = np.minimum.reduceat(others, ops.first[:-1])
-    alone = np.diff(ops.first) < 2
-    late = 2 * (stay - shortest[op]) < (longest - shortest)[op]
-    late[last] = False
-    count = np.bincount(op[late], minlength=ops.team.size)
-    return np.where(alone, 0, second - shortest), count
-
-
 def _nothing() -> Blamed:
-    return Blamed(*(np.zeros(0, np.int64) for _ in range(9)))
+    none = np.zeros(0, np.int64)
+    return Blamed(none, none, none, none, none, none, none, none, none, np.zeros((0, 0), np.int64))

@@ -11,6 +11,9 @@ operation before; then all its members had left together.
 What ends in one operation may come back in a later one, if somebody else is as late there. Where
 all ranks of a job meet in every step it cannot: what they go on sooner there is what they win.
 Elsewhere the waits that end are added up, and that may be too much.
+
+Without a cause, whoever was late for it, such an operation ends sooner by the time between the last
+to come and who would then be the last (`blame_sooner`): 50 above, for rank 0 is in time.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
 
 _NEVER = -1
+MET_RATIO = 0.9
+"""Ranks meet in every step when so many of their steps have an operation of them all."""
 
 
 class Gains:
@@ -39,6 +44,8 @@ class Gains:
         """[culprit, cause]: how much sooner it would itself have gone on."""
         self.all_ns = np.zeros((ranks, causes), np.int64)
         """[culprit, cause]: how much sooner all ranks would have left operations of them all."""
+        self.cause_ns = np.zeros((ranks, causes), np.int64)
+        """[rank, cause]: how much sooner it would have left operations of all without the cause."""
         self.all_met = np.zeros(ranks, np.int64)
         """How many operations of all ranks of its job each was in."""
         self._culprit = np.full(ranks, _NEVER)
@@ -57,6 +64,10 @@ class Gains:
         self._count += ops.team.size
         of_all = np.diff(ops.first)[op] == self._job_size[ops.rank]
         self.all_met += np.bincount(ops.rank[of_all], minlength=self._ranks)
+        some = np.flatnonzero(of_all)
+        for cause in np.flatnonzero(blamed.sooner_ns.any(axis=1)).tolist():
+            ns = blamed.sooner_ns[cause, op[some]]
+            self.cause_ns[:, cause] += np.bincount(ops.rank[some], ns, self._ranks).astype(np.int64)
         known = np.flatnonzero(blamed.culprit >= 0)
         if not known.size:
             return
@@ -75,11 +86,21 @@ class Gains:
 
         `own_ns` is what it lost to them itself, `steps` how many steps it made.
         """
-        if self.all_met[culprit] >= steps > 0:
+        if steps > 0 and self.all_met[culprit] >= MET_RATIO * steps:
             sooner_ns = int(self.all_ns[culprit, causes].sum())
             return (int(self._job_size[culprit]) - 1) * sooner_ns + min(own_ns, sooner_ns)
         sooner_ns = int(self.own_ns[culprit, causes].sum())
         return int(self.others_ns[culprit, causes].sum()) + min(own_ns, sooner_ns)
+
+    def of_causes(self, causes: Sequence[int], steps: Sequence[int]) -> int | None:
+        """Return what all ranks win without some causes, whoever was late for them.
+
+        None where not all ranks of a job met in (nearly) all of their `steps`.
+        """
+        made = np.asarray(steps)
+        if ((self.all_met < MET_RATIO * made) | (self._job_size < 2))[made > 0].any():
+            return None
+        return int(self.cause_ns[:, list(causes)].sum())
 
     def _most(self, pair: Int, at: Int, cause: Int, gain: Int, some: Int) -> tuple[Int, Int, Int]:
         """Return culprit, cause and the largest gain of each operation, from some entries."""

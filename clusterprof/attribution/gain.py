@@ -10,7 +10,9 @@ attributed time is a lower bound of the gain, and that is what is said:
 
 It cannot be said when no device was measured (the loss itself is only "at most"). Where ranks wait
 for each other the next late rank takes the time over: a culprit wins what lies between the next
-late one and itself (`blame_gains`); a cause that held all ranks up wins what all lost alike too:
+late one and itself, and a cause what lies between the last and who would be the last without it
+(`blame_gains`). Where ranks do not all meet in every step, a cause wins what its culprits win alone
+and what all lost alike:
 
     rank 0   |-- storage 20 --|== work ==|                        arrives at 120
     rank 1   |-- storage 20 --|== work ==|                        arrives at 120

@@ -77,7 +77,10 @@ def _finding(
     if witness is not None and not upper_bound:
         alone_ns = sum(culprit.recoverable_ns or 0 for culprit in culprits)
         own_ns = [one.own.get(id_, 0) for one in doings]
-        gain_ns = min(alone_ns + common_ns(own_ns), lost_ns) or None
+        all_ns = witness.all_recoverable_ns(leaves)
+        if all_ns is None:
+            all_ns = alone_ns + common_ns(own_ns)
+        gain_ns = min(all_ns, lost_ns) or None
     return Finding(
         cause=CAUSES[id_],
         lost_ns=lost_ns,

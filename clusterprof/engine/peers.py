@@ -178,7 +178,9 @@ def _watched(
     carry = None
     for ops, come, go in stream.stretches(BLOCK_ROWS):
         blamed, carry = settle_waits(ops, come, go, ranks, carry)
-        blamed = replace(blamed, cause=number[blamed.cause])
+        sooner = np.zeros((len(every), blamed.sooner_ns.shape[1]), np.int64)
+        sooner[number[: len(blamed.sooner_ns)]] = blamed.sooner_ns
+        blamed = replace(blamed, cause=number[blamed.cause], sooner_ns=sooner)
         for watcher in watchers:
             watcher.add(ops, blamed)
     return stream.unmatched

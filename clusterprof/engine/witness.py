@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from clusterprof.attribution.blame import NOBODY, Blamed
+from clusterprof.attribution.blame import NOBODY, OWN, Blamed
 from clusterprof.attribution.blame_books import Books
 from clusterprof.attribution.blame_gains import Gains
 from clusterprof.attribution.blame_stretches import Stretches
@@ -60,6 +60,16 @@ class Witness:
         """Return what all ranks win when one culprit, that lost `own_ns` itself, is in time."""
         steps = self._ranks[at].ledger.steps
         return self._gains.of(at, self._numbers(leaves), own_ns, steps)
+
+    def all_recoverable_ns(self, leaves: Collection[str]) -> int | None:
+        """Return what all ranks win without some causes of lost time; None where it is not known.
+
+        Work is none of these: without it there would be no job.
+        """
+        if not set(leaves).isdisjoint(OWN):
+            return None
+        steps = [one.ledger.steps for one in self._ranks]
+        return self._gains.of_causes(self._numbers(leaves), steps)
 
     def nobodys(self) -> dict[str, int]:
         """Return cause -> ns in operations that is nobody's doing."""

@@ -47,9 +47,9 @@ class DeviceWaits:
         return (total[row] - np.maximum(cut, 0)).astype(np.int64)
 
     def row_of(self, start_ns: Int, end_ns: Int) -> Int:
-        """Return the wait in which each interval lies as a whole, -1 for none."""
+        """Return the wait in which each interval begins, -1 for those not wholly in one run."""
         row = np.searchsorted(self.start_ns, start_ns, side="right") - 1
-        held = (row >= 0) & (end_ns <= self.end_ns[row])
+        held = (row >= 0) & (end_ns <= self.run_ends_ns[row])
         return np.where(held, row, -1)
 
 

@@ -46,6 +46,7 @@ def run(ranks: int, waits: list[Waits], first_ns: int = 0) -> tuple[Operations, 
     blamed = Blamed(
         row, culprit, np.full(row.size, CAUSE), ns, np.zeros(count * ranks, np.int64), last,
         np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count * ranks, np.int64),
+        np.zeros((0, count), np.int64),
     )  # fmt: skip
     return ops, blamed
 
