@@ -27,6 +27,7 @@ from clusterprof.attribution.device import Windows
 from clusterprof.attribution.painting import FILL_ORDER, Painted, fill
 from clusterprof.attribution.regions import AHEAD_NS, table_of
 from clusterprof.probe import layout
+from clusterprof.timeline.intervals import union
 from clusterprof.timeline.model import (
     PHASE_DATA_WAIT,
     PHASE_GC,
@@ -34,7 +35,6 @@ from clusterprof.timeline.model import (
     Int,
     Lost,
     Rank,
-    SpanTable,
 )
 
 STARVING = {
@@ -43,6 +43,8 @@ STARVING = {
     PHASE_GC: layout.GC,
 }
 """Phases in which a host gives its device nothing to do, and the spans behind them."""
+PAUSE_NS = 100_000
+"""Waits that follow each other within this time are one: nothing is launched in between."""
 WHOLE_RATIO = 0.95
 """So much of a stretch counts as all of it: busy time is told in small steps."""
 
@@ -55,23 +57,20 @@ def filled(
     `every` has the windows before and behind those of the stretch too.
     """
     window, phase = painted.window, painted.phase
-    waits = {}
+    rows = np.flatnonzero(np.isin(phase, tuple(STARVING)))
+    if not rows.size:
+        return fill(window, phase, room_ns, idle_ns, FILL_ORDER)
+    some = painted.rows(rows)
+    start_ns, end_ns = _starved(rank, some)
     begins = np.zeros(phase.size, np.bool_)
-    for code, kind in STARVING.items():
-        rows = np.flatnonzero(phase == code)
-        table = table_of(rank, kind)
-        if rows.size and table is not None:
-            some = painted.rows(rows)
-            start_ns, end_ns = _wait_of(table, some.start_ns)
-            begins[rows] = _still_queued(end_ns, some, every, windows)
-            waits[code] = rows, some.end_ns - start_ns
+    begins[rows] = _still_queued(end_ns, some, every, windows)
     idle = fill(window, phase, np.where(begins, 0, room_ns), idle_ns, FILL_ORDER)
     if begins.any():
         left = idle_ns - np.bincount(window, idle, minlength=idle_ns.size).astype(np.int64)
         if left.any():  # there is no other place for it
             idle += fill(window, phase, room_ns - idle, left, FILL_ORDER)
-    for rows, age_ns in waits.values():
-        idle[rows] = by_age(window[rows], age_ns, np.where(begins, idle, room_ns)[rows], idle[rows])
+    room_ns = np.where(begins, idle, room_ns)
+    idle[rows] = by_age(window[rows], some.end_ns - start_ns, room_ns[rows], idle[rows])
     return idle
 
 
@@ -122,12 +121,14 @@ def at_the_end(lost: Lost) -> Lost:
     return replace(lost, start_ns=np.where(starving, lost.end_ns - lost.lost_ns, lost.start_ns))
 
 
-def _wait_of(table: SpanTable, t_ns: Int) -> tuple[Int, Int]:
-    """Start and end of the span in which each time lies."""
-    order = np.argsort(table.start_ns, kind="stable")
-    start, reach = table.start_ns[order], np.maximum.accumulate(table.end_ns[order])
-    at = np.maximum(np.searchsorted(start, t_ns, side="right") - 1, 0)
-    return start[at], reach[at]
+def _starved(rank: Rank, rows: Painted) -> tuple[Int, Int]:
+    """Start and end of the stretch without launches in which each row lies."""
+    tables = [table for kind in STARVING.values() if (table := table_of(rank, kind)) is not None]
+    start = np.concatenate([table.start_ns for table in tables])
+    end = np.concatenate([table.end_ns for table in tables])
+    start, end = union((start, end + PAUSE_NS))
+    at = np.maximum(np.searchsorted(start, rows.start_ns, side="right") - 1, 0)
+    return start[at], end[at] - PAUSE_NS
 
 
 def _still_queued(

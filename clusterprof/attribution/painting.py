@@ -164,7 +164,7 @@ def _layer(rank: Rank, bit: int) -> Intervals:
             return EMPTY
         some = waits.end_ns > waits.start_ns
         # Disjoint already; where two touch there is an edge, for each row is part of one of them.
-        return waits.start_ns[some], waits.end_ns[some]
+        return Intervals(waits.start_ns[some], waits.end_ns[some])
     if kind == layout.COLLECTIVE:
         form = table.d >> layout.FORM_SHIFT & layout.FORM_MASK
         # A host that issues one goes on; one of an unknown group can be laid beside no other rank.

@@ -240,18 +240,18 @@ def blocked_on(
     return BlockedOn(block_io, remote_io, in_memory, socket, unknown, samples)
 
 
-def at_least_io(on: BlockedOn, ratio: float) -> BlockedOn:
+def at_least_io(on: BlockedOn, ratio: float, remote: float) -> BlockedOn:
     """Raise the share of I/O to what the kernel's delay accounting measured.
 
     It counts waits for pages and blocks, not those for a reply over the network, so it may raise
-    the share and never lower it.
+    the share and never lower it. Where nothing else was seen, `remote` of it came over the network.
     """
     now = on.block_io + on.remote_io
     if not now < ratio <= 1 or on.memory >= 1:
         return on
     grown = ratio - now
     from_unknown = min(grown, on.unknown)
-    local = on.block_io / now if now > 0 else 1.0
+    local = on.block_io / now if now > 0 else 1.0 - remote
     return BlockedOn(
         on.block_io + local * from_unknown,
         on.remote_io + (1 - local) * from_unknown,

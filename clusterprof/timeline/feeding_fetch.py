@@ -26,6 +26,7 @@ from clusterprof.timeline.feeding_blocked import (
     at_least_io,
     blocked_on,
     count,
+    remote_ratio,
     spread,
 )
 from clusterprof.timeline.feeding_runnable import runnable_ns
@@ -165,5 +166,6 @@ def _blocked_on(
     on = blocked_on(counts, around, read_bytes, faults, fetching=True)
     blocked = float(fetching.blocked_ns[fetching.reads == 1].sum())
     if read and blocked > 0:
-        return at_least_io(on, min(1.0, delayed / blocked))
+        remote = remote_ratio(around, read_bytes)
+        return at_least_io(on, min(1.0, delayed / blocked), remote)
     return on

@@ -9,7 +9,7 @@ from clusterprof.attribution.draining import by_age
 from clusterprof.attribution.lost import lost_pieces
 from clusterprof.attribution.regions import RankState
 from clusterprof.probe import layout
-from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, PHASE_H2D
+from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, PHASE_GC, PHASE_H2D
 
 BUSY = ("gpu.busy_ns_total", "emulated-0")
 WORKER = 201
@@ -90,3 +90,28 @@ def test_sharing_out_by_age_keeps_the_sum_of_every_group() -> None:
     out = by_age(group, age, room, amount)
     assert (out >= 0).all() and (out <= room).all()
     assert np.bincount(group, out).tolist() == np.bincount(group, amount).tolist()
+
+
+def test_a_copy_behind_a_wait_goes_on_where_the_wait_left_off() -> None:
+    # Nothing is launched between the wait [1.01, 1.05) and the copy [1.05, 1.06): the device, idle
+    # since 1.02, is so to the end of both. The collection is over before what was queued.
+    table = {
+        layout.STEP: spans((1, 1.5, 0)),
+        layout.DATA_WAIT: spans((1.01, 1.05, 0, WORKER, 2)),
+        layout.H2D: spans((1.05, 1.06, 1000, 0)),
+        layout.GC: spans((1.08, 1.088)),
+    }
+    assert pieces_of(table, [(0, 1.02), (1.06, 2)], 2) == [
+        (1.02, 1.05, 0.03, PHASE_DATA_WAIT),
+        (1.05, 1.06, 0.01, PHASE_H2D),
+    ]
+
+
+def test_a_long_pause_of_the_host_had_its_device_idle_and_not_the_short_copy_beside_it() -> None:
+    # A copy of 0.02 s behind what was queued, and a collection of 0.06 s of which 0.03 were idle.
+    table = {
+        layout.STEP: spans((1, 1.5, 0)),
+        layout.H2D: spans((1.01, 1.03, 1000, 0)),
+        layout.GC: spans((1.035, 1.095)),
+    }
+    assert pieces_of(table, [(0, 1.065), (1.095, 2)], 2) == [(1.065, 1.095, 0.03, PHASE_GC)]

@@ -10,9 +10,15 @@ from builders import activity, fetches, header, ints, io, ns, process, rank, spa
 
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from clusterprof.timeline.feeding import feed
+from clusterprof.timeline.feeding_blocked import (
+    NO_SAMPLES,
+    at_least_io,
+    blocked_on,
+    surroundings,
+)
 from clusterprof.timeline.feeding_fetch import settled
 from clusterprof.timeline.feeding_shares import NAMES
-from clusterprof.timeline.model import Feeding, Int, Process, Rank, SpanTable
+from clusterprof.timeline.model import Chunk, Feeding, Int, Process, Rank, SpanTable
 
 MIB = 1 << 20
 WORKER = 201
@@ -295,3 +301,16 @@ def test_reads_of_a_page_go_to_the_mount_when_no_disk_read_them() -> None:
     node = header(mounts=[{"point": "/data", "type": "nfs4"}])
     given = rank(5, main, [worker], series=series, node=node)
     assert row(fed(given, 0, 4)) == {"remote_io": 1.0}
+
+
+def test_io_that_only_delay_accounting_saw_is_remote_where_the_bytes_were() -> None:
+    # No sample fell into a blocked moment; the kernel counted 60 % of the time as waits for pages,
+    # of which the mount's own counters say that they read nine in ten.
+    unseen = blocked_on(NO_SAMPLES, surroundings(fed_nothing()), 0.0, 0.0)
+    assert (unseen.block_io, unseen.remote_io, unseen.unknown) == (0.0, 0.0, 1.0)
+    got = at_least_io(unseen, 0.6, 0.9)
+    assert (got.block_io, got.remote_io, got.unknown) == pytest.approx((0.06, 0.54, 0.4))
+
+
+def fed_nothing() -> Chunk:
+    return rank(1, process(MAIN)).chunk

@@ -98,7 +98,14 @@ class Loader:
 
 
 def _used(parts: Sequence[Part]) -> tuple[int, int, int, int]:
-    """Return items, user and system CPU time, bytes read from block devices."""
+    """Return items, user and system CPU time, and what the kernel counts as bytes read."""
     user = sum(p.ns for p in parts if p.doing == "user")
     system = sum(p.ns for p in parts if p.doing == "system")
-    return ITEMS, user, system, sum(p.bytes for p in parts if p.doing == "block-io")
+    return ITEMS, user, system, sum(p.bytes for p in parts if _reads(p))
+
+
+def _reads(part: Part) -> bool:
+    """True for what `ru_inblock` counts: reads of block devices and NFS, pages brought back."""
+    if part.doing == "memory":
+        return part.what in ("swap", "fault")
+    return part.doing in ("block-io", "nfs") and part.what in ("", "READ")
