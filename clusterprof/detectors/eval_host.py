@@ -16,9 +16,9 @@ Its share is the whole of a lost piece inside a mark `clusterprof.span("eval")`.
 is the time in which the main thread slept in a kernel function of writing or sending (`wchan`: a
 journal, write-back, fsync, a full send buffer), inside a step and outside any wait for data, other
 ranks, copies and saves. How long it slept is counted in each piece; which part of that was writing
-is told by the samples of all of them. If the process wrote meanwhile the grade is B, else C. **A save is not
-logging**: blocked for a second or more on end, with 64 MiB or more written in it, is a checkpoint
-that nobody marked, and is left unattributed.
+is told by the samples of all of them. If the process wrote meanwhile the grade is B, else C. **A
+save is not logging**: blocked for a second or more on end, with 64 MiB or more written in it, is a
+checkpoint that nobody marked, and is left unattributed.
 
 ## What to do
 
