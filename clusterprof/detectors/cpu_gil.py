@@ -13,10 +13,11 @@ up to 5 ms for each time it had let go itself, and it does at nearly every launc
 
 ## How it decides
 
-The share is the time of a lost piece, outside any wait for data or other ranks, in which the main
-thread slept in a futex (`wchan`), up to the CPU time that the busiest other thread of the process
-used meanwhile: at least half of the piece. Threads of autograd, NCCL and the driver are left out:
-they work for the main thread, and what they launch is its launching.
+Counters of the scheduler say how long the main thread was on no CPU in each lost piece outside any
+wait for data or other ranks. Of that it claims the part that samples found asleep in a futex
+(`wchan`) at the very instant at which another thread of the process was running; where that is
+seldom, nothing. No piece gives more than the other thread computed in it. Threads of autograd, NCCL
+and the driver are left out: they work for the main thread, and what they launch is its launching.
 
 ## What to do
 
@@ -36,11 +37,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.detectors.base import Claims, in_phase, main_thread, mean_over
+from clusterprof.detectors.asleep import asleep_ns, spread, there_ratio
+from clusterprof.detectors.base import Claims, in_phase, mean_over
 from clusterprof.findings import Cause, Evidence
-from clusterprof.timeline.model import PHASE_COMPUTE, Feeding, Float, Lost, Rank
+from clusterprof.timeline.model import PHASE_COMPUTE, Feeding, Float, Int, Lost, Rank, ThreadTable
 from clusterprof.timeline.series import rise_of
-from clusterprof.timeline.sleeping import asleep_at, held_ns
+from clusterprof.timeline.sleeping import asleep_at
 
 _HELPERS = (
     "pt_autograd", "pt_nccl", "pt_gloo", "pt_tcp", "nccl", "NCCL", "cuda", "nv_", "UVM", "gloo",
@@ -62,10 +64,8 @@ class CpuGil:
     class Limits:
         """When a sleeping main thread counts as kept from its interpreter."""
 
-        asleep_at_least_ratio: float = 0.2
-        """Part of a piece that the main thread must have slept on a lock."""
-        other_on_cpu_at_least_ratio: float = 0.5
-        """Part of a piece that the other thread must have been on a CPU."""
+        kept_at_least_ratio: float = 0.04
+        """Part of the pieces in which it must have slept on a lock while another ran."""
 
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim time on a lock inside steps, as far as another thread computed."""
@@ -79,19 +79,21 @@ class CpuGil:
             return None
         others = {tid: one for tid, one in others.items() if not one.name.startswith(_HELPERS)}
         tid, other_ns = _busiest(rank, lost, inside, sorted(others))
-        length = (lost.end_ns - lost.start_ns)[inside].astype(np.float64)
+        if not tid:
+            return Claims(share, "B")
         locked = asleep_at(thread, rank.chunk.wchan_names, lambda name: "futex" in name)
-        held = held_ns(thread.t_ns, locked, lost.start_ns[inside], lost.end_ns[inside])
-        on_cpu = np.nan_to_num(main_thread(rank, "on_cpu_ns", lost, inside)[inside])
-        held = np.minimum(held, (1 - on_cpu) * length)
-        kept = held >= limits.asleep_at_least_ratio * length
-        kept &= other_ns >= limits.other_on_cpu_at_least_ratio * length
-        claimed = np.where(kept, np.minimum(held, other_ns), 0.0)
-        share[inside] = np.minimum(claimed / np.maximum(lost.lost_ns[inside], 1), 1.0)
+        asleep = asleep_ns(rank, lost, inside)
+        kept = there_ratio(rank, lost, inside, locked & _running(others[tid], thread.t_ns))
+        kept_ns = kept * float(asleep.sum())
+        length = lost.end_ns - lost.start_ns
+        if kept_ns < limits.kept_at_least_ratio * float(length[inside].sum()):
+            return Claims(share, "B")
+        used = np.zeros(share.size)
+        used[inside] = other_ns
+        share = spread(kept_ns, np.minimum(asleep, used), lost)
         if not share.any():
             return Claims(share, "B")
-        parts = np.zeros((2, lost.start_ns.size))
-        parts[:, inside] = np.stack([held, other_ns]) / np.maximum(length, 1)
+        parts = np.stack([asleep * kept, used]) / np.maximum(length, 1)
         evidence = (
             Evidence(
                 "thread.on_lock_ratio",
@@ -109,10 +111,20 @@ class CpuGil:
         return Claims(share, "B", evidence, f"thread {others[tid].name} {tid}")
 
 
+def _running(other: ThreadTable, t_ns: Int) -> NDArray[np.bool_]:
+    """bool[n]: whether a thread had work at each sample of another; no row = it slept."""
+    row = np.searchsorted(other.t_ns, t_ns)
+    at = np.minimum(row, other.t_ns.size - 1)
+    return np.asarray((other.t_ns[at] == t_ns) & (other.state[at] == ord("R")), np.bool_)
+
+
 def _busiest(
     rank: Rank, lost: Lost, inside: NDArray[np.bool_], tids: list[int]
 ) -> tuple[int, Float]:
-    """Return who used most CPU time in the pieces together, and how much in each: float64[m]."""
+    """Return who used most CPU time in the pieces together, and how much in each: float64[m].
+
+    0 = nobody used any.
+    """
     best, most = 0, np.zeros(int(inside.sum()))
     for tid in tids:
         one = rank.main.threads[tid]

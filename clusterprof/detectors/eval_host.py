@@ -15,9 +15,10 @@ the next step: while the main thread is at it, it launches nothing.
 Its share is the whole of a lost piece inside a mark `clusterprof.span("eval")`. Without a mark it
 is the time in which the main thread slept in a kernel function of writing or sending (`wchan`: a
 journal, write-back, fsync, a full send buffer), inside a step and outside any wait for data, other
-ranks, copies and saves; if the process wrote meanwhile the grade is B, else C. **A save is not
-logging**: blocked for a second or more on end, with 64 MiB or more written in it, is a checkpoint
-that nobody marked, and is left unattributed.
+ranks, copies and saves. How long it slept is counted in each piece; which part of that was writing
+is told by the samples of all of them. If the process wrote meanwhile the grade is B, else C. **A
+save is not logging**: blocked for a second or more on end, with 64 MiB or more written in it, is a
+checkpoint that nobody marked, and is left unattributed.
 
 ## What to do
 
@@ -38,12 +39,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.detectors.base import Claims, in_phase, main_thread, mean_over
+from clusterprof.detectors.asleep import asleep_ns, spread, there_ratio
+from clusterprof.detectors.base import Claims, in_phase, mean_over
 from clusterprof.findings import Cause, Evidence, Grade
 from clusterprof.probe import layout
 from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_EVAL, Feeding, Float, Lost, Rank
 from clusterprof.timeline.series import rise_of
-from clusterprof.timeline.sleeping import asleep_at, held_ns, runs
+from clusterprof.timeline.sleeping import asleep_at, runs
 
 _WORDS = (
     "jbd2", "fsync", "log_wait_commit", "log_force", "xlog", "writeback", "folio_wait_stable",
@@ -70,7 +72,7 @@ class EvalHost:
         """What is logging and what is a save."""
 
         blocked_at_least_ratio: float = 0.05
-        """A smaller part of a piece blocked in writing is left unattributed."""
+        """A smaller part of the pieces blocked in writing is left unattributed."""
         save_at_least_ns: int = 1_000_000_000
         """Blocked for so long on end, and with much written: a save that nobody marked."""
         save_at_least_bytes: int = 67_108_864
@@ -121,17 +123,12 @@ def _writing(rank: Rank, lost: Lost, limits: EvalHost.Limits) -> Float:
         start, end = thread.t_ns[first], thread.t_ns[min(last + 1, thread.t_ns.size - 1)]
         if end - start >= limits.save_at_least_ns and _is_save(rank, start, end, limits):
             writes[first : last + 1] = False
-    start, end, lost_ns = lost.start_ns[inside], lost.end_ns[inside], lost.lost_ns[inside]
-    held = held_ns(thread.t_ns, writes, start, end)
-    busy = sum(np.nan_to_num(main_thread(rank, c, lost, inside)[inside]) for c in _RUNS)
-    held = np.minimum(held, (1 - np.minimum(busy, 1.0)) * (end - start))
-    held[held < limits.blocked_at_least_ratio * (end - start)] = 0.0
-    # While it was blocked nothing was launched: idle time of the piece is its, up to its length.
-    out[inside] = np.minimum(held / np.maximum(lost_ns, 1), 1.0)
-    return out
-
-
-_RUNS = ("on_cpu_ns", "run_delay_ns")
+    asleep = asleep_ns(rank, lost, inside)
+    held = there_ratio(rank, lost, inside, writes) * float(asleep.sum())
+    if held < limits.blocked_at_least_ratio * float((lost.end_ns - lost.start_ns)[inside].sum()):
+        return out
+    # While it was blocked nothing was launched: idle time of a piece is its, up to its length.
+    return spread(held, asleep, lost)
 
 
 def _only_writes(rank: Rank, t_ns: np.ndarray) -> NDArray[np.bool_]:

@@ -2,7 +2,8 @@
 
 A thread that was not on a CPU since its last row is still where it was, so `schedstat` alone
 (0.4 µs; `stat` and `wchan` cost 1 to 1.5 µs each) writes its row again. `wchan` is asked once per
-sleep that lasts, and at most twice a second of a thread that sleeps anew in every tick.
+sleep that lasts; a thread that sleeps anew in every tick is asked at most twice a second, the
+first one of a process, for which others wait, in every tick.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ class Thread:
         """Fill in where the thread sleeps, asking no more often than it can have changed."""
         if self._times is None or self._wchan_times != self._times:
             settled = asleep_still or self.state == _BLOCKED
-            if not settled and now_ns - self._wchan_ns < _WCHAN_NS:
+            first = self.pid == self.tid
+            if not (settled or first) and now_ns - self._wchan_ns < _WCHAN_NS:
                 return
             if self._wchan is None:
                 self._wchan = hold(f"{self._base}/wchan", self._descriptors)

@@ -17,7 +17,8 @@ from clusterprof_lab.synth.record_sight import Sight
 Int = NDArray[np.int64]
 
 RSS_BYTES = 2 << 30
-_WCHAN_NS = 500_000_000  # a thread that sleeps anew in every tick is asked where at most so often
+_WCHAN_NS = 500_000_000  # a thread that sleeps anew in every tick is asked where at most so often,
+# the first one of a process always
 _QUIET_NS = 1_000_000_000  # a thread that is no process's first leaves the table after so long
 _SLEEPING, _BLOCKED, _READY = ord("S"), ord("D"), ord("R")
 
@@ -143,11 +144,13 @@ def _places(sight: Sight, number: int, ticks: Int, state: Int, since: Int) -> li
     names = [p.wchan for p in sight.codes.places] + ["poll_schedule_timeout.constprop.0"]
     codes = sight.doing[number][ticks].tolist()
     t_ns = sight.t_ns[ticks].tolist()
+    thread = sight.tracks[number].thread
+    first = thread.pid == thread.tid
     before = 0
     for row, (letter, ran) in enumerate(zip(state.tolist(), since.tolist())):
         if letter in (_SLEEPING, _BLOCKED):
             if asked_of != ran:
-                settled = letter == _BLOCKED or (row > ran and before == _SLEEPING)
+                settled = first or letter == _BLOCKED or (row > ran and before == _SLEEPING)
                 if not settled and t_ns[row] - asked_ns < _WCHAN_NS:
                     found.append("")
                     before = letter

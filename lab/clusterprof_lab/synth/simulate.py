@@ -97,7 +97,8 @@ def _sized(trial: Trial, plan: Plan, faults: Faults, aim: float) -> Sequence[flo
     by_turns = any(fault.pattern in ("turns", "wandering") for fault in faults.all)
     if plan.ranks > (2 * SMALL if by_turns else SMALL):
         plan, faults = draw(trial, SMALL)
-    elif not by_turns:  # who strikes by turns needs all its turns
+    elif not by_turns and not any(fault.onset for fault in faults.all):
+        # Who strikes by turns, or later, needs all its turns.
         plan = replace(plan, steps=min(plan.steps, SHORT))
     sizes, part = [0.0] * len(faults.all), aim / len(faults.all)
     for _ in faults.all:  # each changes a little what the others cost
