@@ -1,4 +1,4 @@
-"""What the kernel tells only afterwards: waits booked when they end, and delays without a sample."""
+"""What the kernel tells only afterwards: waits booked when they end, delays without a sample."""
 
 from __future__ import annotations
 
