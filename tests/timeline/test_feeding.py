@@ -6,19 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import activity, fetches, header, ints, io, ns, process, rank, spans, thread
+from builders import activity, fetches, header, ints, io, process, rank, spans, thread
 
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from clusterprof.timeline.feeding import feed
-from clusterprof.timeline.feeding_blocked import (
-    NO_SAMPLES,
-    at_least_io,
-    blocked_on,
-    surroundings,
-)
 from clusterprof.timeline.feeding_fetch import settled
 from clusterprof.timeline.feeding_shares import NAMES
-from clusterprof.timeline.model import Chunk, Feeding, Int, Process, Rank, SpanTable
+from clusterprof.timeline.model import Feeding, Int, Process, Rank, SpanTable
 
 MIB = 1 << 20
 WORKER = 201
@@ -114,19 +108,6 @@ def test_a_wait_for_a_cpu_stays_with_the_fetch_that_had_it() -> None:
     found = feed(rank(13, process(MAIN, spans={DATA_WAIT: waits}), [worker]), *both(waits))
     check_rows(found)
     assert found.block_io.mean() > 0.98
-
-
-def test_a_wait_for_a_cpu_of_seconds_is_booked_when_it_ends_and_belongs_to_all_of_it() -> None:
-    # Two fetches of 2.97 s wait 2.7 s each for a CPU. The kernel adds that to run_delay when the
-    # waits end, at 2.96 and 5.93: the first in a sample interval that lies partly in the second.
-    rows = activity("U0.26 R2.7 U0.01 U0.26 R2.7 U0.01 U0.6")
-    whole = thread(rows, 7)
-    booked = 2_700_000_000 * ((whole.t_ns > ns(2.96)) + 1 * (whole.t_ns > ns(5.93)))
-    found = fetches(rows, (0, 2.97, 0), (2.97, 5.94, 0), (5.94, 6.54, 0))
-    worker = process(WORKER, MAIN, {FETCH: found}, replace(whole, run_delay_ns=booked))
-    main = process(MAIN, spans={DATA_WAIT: spans((0, 2.97, 0, WORKER), (2.97, 5.94, 1, WORKER))})
-    got = feed(rank(7, main, [worker]), *both(found))
-    np.testing.assert_allclose(got.runnable[:2] * 2.97, [2.7, 2.7], rtol=0.02)
 
 
 def test_cpu_time_booked_late_goes_back_to_its_neighbour() -> None:
@@ -301,16 +282,3 @@ def test_reads_of_a_page_go_to_the_mount_when_no_disk_read_them() -> None:
     node = header(mounts=[{"point": "/data", "type": "nfs4"}])
     given = rank(5, main, [worker], series=series, node=node)
     assert row(fed(given, 0, 4)) == {"remote_io": 1.0}
-
-
-def test_io_that_only_delay_accounting_saw_is_remote_where_the_bytes_were() -> None:
-    # No sample fell into a blocked moment; the kernel counted 60 % of the time as waits for pages,
-    # of which the mount's own counters say that they read nine in ten.
-    unseen = blocked_on(NO_SAMPLES, surroundings(fed_nothing()), 0.0, 0.0)
-    assert (unseen.block_io, unseen.remote_io, unseen.unknown) == (0.0, 0.0, 1.0)
-    got = at_least_io(unseen, 0.6, 0.9)
-    assert (got.block_io, got.remote_io, got.unknown) == pytest.approx((0.06, 0.54, 0.4))
-
-
-def fed_nothing() -> Chunk:
-    return rank(1, process(MAIN)).chunk
