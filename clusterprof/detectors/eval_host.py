@@ -17,10 +17,10 @@ is the time in which the main thread slept in a kernel function of writing or se
 journal, write-back, fsync, a full send buffer), inside a step and outside any wait for data, other
 ranks, copies and saves. How long it slept is counted in each piece; which part of that was writing
 is told by the samples of all of them. If the process wrote meanwhile the grade is B, else C. So is
-what the main thread computed, inside a step, around 0.1 s or more in which the GPU was given
-nothing at all: slow launching leaves shorter gaps. **A save is not logging**: blocked for a second
-or more on end, with 64 MiB or more written in it, is a checkpoint that nobody marked, and is left
-unattributed.
+what the main thread computed around 0.1 s or more in which the GPU was given nothing at all, where
+fewer than half of the steps have that: slow launching is slow in each. **A save is not logging**:
+blocked for a second or more on end, with 64 MiB or more written in it, is a checkpoint that nobody
+marked, and is left unattributed.
 
 ## What to do
 
@@ -139,12 +139,23 @@ def _computing(rank: Rank, lost: Lost, limits: EvalHost.Limits) -> Float:
     stretch = np.cumsum(~goes_on)
     total = np.bincount(stretch, weights=np.where(idle, length, 0))
     idle &= total[stretch] >= limits.nothing_launched_at_least_ns
+    if not _now_and_then(rank, lost, idle):
+        return np.zeros(length.size)
     # It began and ended somewhere in the pieces beside it.
     meets = np.append(lost.start_ns[1:] == lost.end_ns[:-1], False)
     before, after = np.append(idle[1:], False) & meets, np.append(False, (idle & meets)[:-1])
     idle |= (before | after) & in_phase(lost, PHASE_COMPUTE)
     on_cpu = np.nan_to_num(main_thread(rank, "on_cpu_ns", lost, idle))
     return np.where(on_cpu >= limits.on_cpu_at_least_ratio, on_cpu, 0.0)
+
+
+def _now_and_then(rank: Rank, lost: Lost, which: NDArray[np.bool_]) -> bool:
+    """True when fewer than half of the steps have such pieces: what each has is its launching."""
+    steps = rank.main.spans.get(layout.STEP)
+    if steps is None:
+        return False
+    inside = (steps.end_ns > lost.start_ns[0]) & (steps.start_ns < lost.end_ns[-1])
+    return 2 * np.unique(lost.step[which]).size < int(inside.sum())
 
 
 def _writing(rank: Rank, lost: Lost, limits: EvalHost.Limits) -> Float:
