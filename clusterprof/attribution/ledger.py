@@ -171,16 +171,27 @@ def _lines(
     return (*lines, (UNATTRIBUTED, sum(ns for _, ns in reasons)))
 
 
+def called(books: RankBooks, names: Mapping[str, str]) -> RankBooks:
+    """Return the books with causes under these ids, whatever this rank alone is sure of."""
+    ledger = books.ledger
+    buckets, reasons = named(books.partial, ledger.lost_ns, ledger.coverage_ratio, names)
+    ledger = replace(ledger, buckets=_lines(buckets, reasons))
+    return replace(books, ledger=ledger, buckets=buckets, reasons=reasons)
+
+
 def named(
-    partial: Partial, lost_ns: int, coverage_ratio: float
+    partial: Partial, lost_ns: int, coverage_ratio: float, names: Mapping[str, str] | None = None
 ) -> tuple[tuple[Bucket, ...], tuple[tuple[str, int], ...]]:
-    """Share lost time among buckets and reasons; together they are `lost_ns` to the nanosecond."""
+    """Share lost time among buckets and reasons; together they are `lost_ns` to the nanosecond.
+
+    `names`: cause -> the id it has; of any other it is asked how sure this rank is.
+    """
     amounts: dict[tuple[str, str], dict[str, int]] = {}
     host: dict[str, int] = {}
     leaves: dict[str, dict[str, int]] = {}
     rest = {("reason", reason): units for reason, units in partial.unexplained.items()}
     for (cause, grade, source), units in sorted(partial.claimed.items()):
-        id_ = said(partial, cause, coverage_ratio)
+        id_ = (names or {}).get(cause) or said(partial, cause, coverage_ratio)
         if id_ is None:
             key = ("reason", LOW_CONFIDENCE)
             rest[key] = rest.get(key, 0) + units

@@ -6,7 +6,7 @@ what the earlier ones left, and what nobody claims stays unattributed with a rea
     piece of 100 ns     checkpoint 0    storage-local 0.6    cpu-preprocess 0.7    nobody
     settled                  0               60                    40                 0
 
-Without spans (degraded mode M2) no detector is asked: see `cooccurrence`.
+Without spans (degraded mode M2) few detectors are asked: see `cooccurrence`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ JITTER = "jitter"  # work that varies from step to step, in turn for every rank
 HAND_OVER = "hand-over"  # the batch was ready and on its way to the main process
 _SOURCES = (SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS)
 _SHARES = tuple(one.name for one in fields(Feeding) if one.name not in ("identified", "worker_pid"))
-_NAMES = "names of signals"  # in `Chunk.shared`
+_NAMES = "names of signals"
 _EVIDENCE_SCALE = 1000  # evidence is kept to a thousandth of its unit
 
 
@@ -135,8 +135,8 @@ def _waiting(part: Partial, rank: Rank, lost: Lost, left: Int) -> tuple[Partial,
     """Tell what may be waiting for other ranks from what nothing is known of."""
     asleep, spins = unmarked(rank, lost, left)
     sleeps = SENDING if asleep.any() and sends(rank, lost, asleep) else ASLEEP
-    moved = {name: int((lost.lost_ns * share).sum()) for name, share in
-             ((sleeps, asleep), (SPINNING, spins))}  # fmt: skip
+    pairs = (sleeps, asleep), (SPINNING, spins)
+    moved = {name: int((lost.lost_ns * share).sum()) for name, share in pairs}
     if not any(moved.values()):
         return part, asleep
     unexplained = {**part.unexplained, **moved}

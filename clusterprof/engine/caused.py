@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterprof.attribution.blame import UNKNOWN
-from clusterprof.attribution.ledger import RankBooks
+from clusterprof.attribution.ledger import RankBooks, called
 from clusterprof.attribution.local import JITTER, PEERS_UNKNOWN
 from clusterprof.attribution.spent import OTHER
 from clusterprof.findings import UNATTRIBUTED
@@ -37,6 +37,23 @@ class Doing:
 
     def _ids(self) -> list[str]:
         return list(dict.fromkeys((*self.own, *self.others)))
+
+
+def agreed(books: Sequence[RankBooks]) -> list[RankBooks]:
+    """Let causes for which ranks waited for each other bear one name in all their ledgers.
+
+    One rank may be sure of a leaf where another would say the family: what is felt under the one
+    name would be caused under the other.
+    """
+    between = {cause for one in books for cause in (*one.felt, *one.caused)}
+    names = {cause: id_ for cause, id_ in _names(books).items() if cause in between}
+    return [called(one, names) if _differs(one, names) else one for one in books]
+
+
+def _differs(one: RankBooks, names: Mapping[str, str]) -> bool:
+    own = {leaf: bucket.id for bucket in one.buckets for leaf in bucket.leaves}
+    claimed = {cause for cause, _, _ in one.partial.claimed}
+    return any(own.get(cause) != id_ for cause, id_ in names.items() if cause in claimed)
 
 
 def doings_of(books: Sequence[RankBooks]) -> list[Doing]:

@@ -24,6 +24,7 @@ from clusterprof.attribution.local import JITTER, PEERS, PEERS_UNKNOWN, SPENT_ON
 from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.spent import OTHER
 from clusterprof.engine.aligned import Alignment, aligned
+from clusterprof.engine.caused import agreed
 from clusterprof.engine.frontier import (
     alone,
     by_family,
@@ -145,7 +146,7 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         at: _charged(one, at, summed, told, structure, one.job in steps.jobs, shown.get(one.job))
         for at, _, one in found
     }
-    left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
+    left = iter(agreed([new.get(at, one) for at, (_, one) in enumerate(books)]))
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
     )

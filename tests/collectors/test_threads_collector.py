@@ -240,37 +240,6 @@ def test_without_schedstat_its_times_are_unknown(proc: Path, times: str) -> None
     assert (row.state, row.user) == (ord("R"), 50_000_000)
 
 
-def places_of(thread: FakeThread, rig: Rig) -> list[str]:
-    found = []
-    for times, wchan in (
-        ("1 0 1", "first"),  # the first look reads it
-        ("2 0 2", "second"),  # slept anew within 500 ms
-        ("2 0 2", "second"),  # and still there
-        ("2 0 2", "not read again"),
-        ("3 0 3", "third"),
-    ):
-        thread.be("S", times, wchan)
-        row = next(one for one in rig.tick() if one.tid == thread.tid)
-        found.append("" if row.wchan < 0 else rig.places()[row.wchan])
-    return found
-
-
-def test_the_place_of_sleep_is_read_once_per_sleep(proc: Path) -> None:
-    FakeThread(proc, 10, 10).be("R", "1 1 1")
-    thread = FakeThread(proc, 10, 11)
-    thread.be("R", "0 0 1")
-    rig = Rig(Roots(proc), [10])
-    assert places_of(thread, rig) == ["first", "", "second", "second", ""]
-    thread.be("D", "4 0 4", "blocked")  # a blocked thread is always asked
-    assert rig.places()[rig.tick()[1].wchan] == "blocked"
-
-
-def test_the_first_thread_of_a_process_is_asked_in_every_tick(proc: Path) -> None:
-    rig = Rig(Roots(proc), [10])
-    found = places_of(FakeThread(proc, 10, 10), rig)
-    assert found == ["first", "second", "second", "second", "third"]
-
-
 def test_a_blocked_thread_is_looked_at_even_if_it_did_not_run(proc: Path) -> None:
     thread = FakeThread(proc, 10, 10)
     rig = Rig(Roots(proc), [10])

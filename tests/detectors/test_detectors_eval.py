@@ -27,7 +27,7 @@ def claim(
     end = rows[-1][1] / 1e9
     main = process(100, spans=marks, thread=thread(rows, end), io=wrote)
     fed = feeding(*({} for _ in pieces))
-    got = EvalHost().claim(rank(end, main), lost(*pieces, step=3), fed, EvalHost.Limits())
+    got = EvalHost().claim(rank(end, main), lost(*pieces, source=2, step=3), fed, EvalHost.Limits())
     assert got is not None
     return got
 
@@ -85,3 +85,20 @@ def test_a_page_is_waited_for_in_writing_only_by_one_who_does_not_read(read, sha
 def test_any_other_sleep_is_not_logging(doing) -> None:
     wrote = io([0, 1], write_chars=[0, MIB], write_bytes=[0, MIB], read_bytes=[0, 0])
     np.testing.assert_array_equal(claim(doing, (0, 1, 0.5, PHASE_COMPUTE), wrote=wrote).share, [0])
+
+
+@pytest.mark.parametrize(("steps", "share"), [(4, 1.0), (2, 0.0)])
+def test_a_main_thread_that_computes_while_nothing_is_launched_evaluates(steps, share) -> None:
+    # 0.1 s in which nothing ran, and what adjoins it, as far as it was on a CPU; then launching:
+    # as much computing, but the device has something to do in every piece. One of the
+    # last three steps has it; where one of two has, it may be their launching.
+    marks = {layout.STEP: spans(*((2.1 * i / steps, 2.1 * (i + 1) / steps) for i in range(steps)))}
+    pieces = (
+        (0.9, 1.0, 0.05, PHASE_COMPUTE), (1.0, 1.1, 0.1, PHASE_COMPUTE),
+        (1.1, 1.2, 0.02, PHASE_COMPUTE), (1.2, 1.3, 0.09, PHASE_COMPUTE),
+        (1.3, 1.38, 0.08, PHASE_COMPUTE), (2.0, 2.1, 0.1, PHASE_DATA_WAIT),
+    )  # fmt: skip
+    got = claim("U2 S1", *pieces, marks=marks)
+    np.testing.assert_allclose(got.share, [share, share, share, 0.0, 0.0, 0.0])
+    wanted = ("C", {"thread.on_cpu_ratio": 1.0}) if share else ("A", {})
+    assert (got.grade, evidence(got)) == wanted

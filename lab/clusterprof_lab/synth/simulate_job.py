@@ -120,7 +120,7 @@ class Job:
         if fault.extra == "gil-hog":
             self._hog(player).acts.append(Act(began, player.t, "user"))
         if fault.mark:
-            player.mark(began, fault.mark, _told(player, fault.mark))
+            player.mark(began, fault.mark, player.told(fault.mark))
             player.rank.gc_pauses += fault.mark == layout.GC
 
     def _hog(self, player: Player) -> Thread:
@@ -274,13 +274,6 @@ class Job:
         player.mark(start, layout.STEP, step)
         player.steps.append((start, player.t))
         self._main(player, step, "after")
-
-
-def _told(player: Player, kind: int) -> int:
-    """Return field a of a mark: the generation of a collection, how often code was compiled."""
-    if kind == layout.COMPILE:
-        return sum(mark.kind == kind for mark in player.rank.main.marks)
-    return 2 if kind == layout.GC else 0
 
 
 def new_rank(plan: Plan, first: int, index: int, life: int = 0) -> Rank:

@@ -87,6 +87,12 @@ class Player:
         self.rank.main.marks.append(Mark(start_ns, self.t, kind, a, b, c, d))
         return len(self.rank.main.marks)
 
+    def told(self, kind: int) -> int:
+        """Return field a of a mark: the generation of a collection, how often it was compiled."""
+        if kind == layout.COMPILE:
+            return sum(mark.kind == kind for mark in self.rank.main.marks)
+        return 2 if kind == layout.GC else 0
+
     def allocate(self, blocks: int = 8) -> None:
         """Let the allocator give memory back to the driver, and get some again."""
         self._allocator[1] += 1
