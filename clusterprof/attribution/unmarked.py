@@ -32,7 +32,8 @@ from clusterprof.timeline.series import rise
 
 ASLEEP, SENDING, SPINNING = REASONS = "asleep", "sending", "spinning"  # their names in the books
 ASLEEP_AT_LEAST_RATIO = 0.5
-SENT_AT_LEAST_BYTES_PER_SECOND = 10_000_000
+SENT_AT_LEAST_BYTES_PER_SECOND = 100_000_000
+SENT_AT_LEAST_RATIO = 0.25  # of the rate of the fastest link, where it is known
 
 
 def has_peers(rank: Rank) -> bool:
@@ -85,7 +86,18 @@ def sends(rank: Rank, lost: Lost, asleep: Int) -> bool:
         )
         for signal in (signals.NET_TRANSMIT, signals.NET_RECEIVE)
     )
-    return sent >= SENT_AT_LEAST_BYTES_PER_SECOND * slept_s and 4 * sent >= got
+    least = max(SENT_AT_LEAST_BYTES_PER_SECOND, SENT_AT_LEAST_RATIO * _link_rate(rank))
+    return sent >= least * slept_s and 4 * sent >= got
+
+
+def _link_rate(rank: Rank) -> float:
+    """Bytes per second of the node's fastest link; 0 when it is not known."""
+    rates = [
+        float(np.nanmax(series.values))
+        for (name, _), series in rank.chunk.series.items()
+        if name == signals.NET_LINK_SPEED.name and not np.isnan(series.values).all()
+    ]
+    return max(rates, default=0.0)
 
 
 def _counted(t_ns: Int, start_ns: Int, end_ns: Int) -> np.ndarray:

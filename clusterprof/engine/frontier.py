@@ -11,7 +11,7 @@ steps the distance between the ends of two ranks is, within 5 ms or a tenth of a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -226,16 +226,15 @@ def taken_from(one: RankBooks, felt_ns: Mapping[str, int], rest_ns: int) -> dict
     return out
 
 
-def shown_ns(books: Sequence[RankBooks]) -> dict[int, int]:
+def shown_ns(books: Sequence[RankBooks], troubled: Collection[int]) -> dict[int, int]:
     """Return by job for how long data were on their way at most, as the least of its ranks shows.
 
-    What all ranks of a job without marks slept alike is not known to be waiting for data, unless
-    devices spin or nodes send. Where steps are marked it lies inside steps and outside every wait,
-    and there is no such limit.
+    What all ranks of a job slept alike is not known to be waiting for data, unless devices spin,
+    nodes send as fast as they can, or the network of the job is `troubled`: then there is no limit.
     """
     out: dict[int, int] = {}
     for one in books:
-        if not one.marked and one.frontier is not None:
+        if one.frontier is not None and one.job not in troubled:
             units = sum(one.partial.unexplained.get(name, 0) for name in (SENDING, SPINNING))
             out[one.job] = min(units // SHARE, out.get(one.job, units // SHARE))
     return out

@@ -38,6 +38,7 @@ from clusterprof.engine.network import NetworkTimes, NetworkTold
 from clusterprof.engine.node import NodeResult
 from clusterprof.engine.restarts import restarted
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
+from clusterprof.engine.troubled import troubled
 from clusterprof.engine.witness import Witness
 from clusterprof.findings import Blind, Finding, Grade
 from clusterprof.timeline.collectives_directory import Person
@@ -138,7 +139,7 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         return Across(tuple(nodes), not_compared=str(error))
     told = network.told()
     bubbles.done()
-    shown = shown_ns([one for _, one in books])
+    shown = shown_ns([one for _, one in books], troubled(nodes, limits) if steps.jobs else ())
     new = {
         at: _charged(one, at, summed, told, bubbles, one.job in steps.jobs, shown.get(one.job))
         for at, _, one in found
