@@ -214,7 +214,8 @@ def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
         started_ticks=rank.main.started_ticks,
     )
     books = keep_books(name, one.state, one.partial, one.spending.operations())
-    return replace(books, frontier=one.frontier.operations(), period=one.frontier.period())
+    steps, perhaps = one.frontier.operations()
+    return replace(books, frontier=steps, perhaps=perhaps, period=one.frontier.period())
 
 
 class _Meter:
