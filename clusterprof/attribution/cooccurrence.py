@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from clusterprof.attribution.partial import SHARE
 from clusterprof.timeline.feeding_blocked import Surroundings, surroundings
 from clusterprof.timeline.model import (
+    PHASE_PERHAPS,
     PHASE_SPINNING,
     PHASE_THROTTLED,
     Float,
@@ -54,7 +55,7 @@ def cooccurring(lost: Lost, rank: Rank) -> dict[str, Int]:
     around = surroundings(rank.chunk)
     main = windowed(thread, lost.start_ns, lost.end_ns, around)
     known = ~np.isnan(main.on_cpu)
-    known &= (lost.phase != PHASE_SPINNING) & (lost.phase != PHASE_THROTTLED)
+    known &= ~np.isin(lost.phase, (PHASE_SPINNING, PHASE_PERHAPS, PHASE_THROTTLED))
     length = np.maximum(lost.end_ns - lost.start_ns, 1)
     idle = np.maximum(lost.lost_ns / length, 1e-9)
     left = np.where(known, 1.0, 0.0)

@@ -14,6 +14,7 @@ several places of a step; all of it is laid at the end. Without steps an operati
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent import CONTENTION, Sums, amounts_of
 from clusterprof.attribution.unmarked import has_peers, marks_operations
 from clusterprof.probe import layout
-from clusterprof.timeline.model import Int, Lost, Rank
+from clusterprof.timeline.model import PHASE_PERHAPS, Int, Lost, Rank
 from clusterprof.timeline.operation_rows import RankOperations, RankRows, Store
 from clusterprof.timeline.periods import Period, period_of
 
@@ -32,36 +33,27 @@ GRID_NS = 2_000_000_000
 TICK_NS, MOST_TICKS = 100_000_000, 6000  # for the period, where nobody marked steps
 
 
-class Frontier:
-    """Adds up what one rank spends, and notes the sums at the end of each step."""
+class _Steps:
+    """The steps of a rank, and what it had spent at the end of each."""
 
     def __init__(self, categories: tuple[str, ...], store: Store) -> None:
-        """`categories` as in `spent`: causes, what no cause explains, work."""
         self._categories = categories
         contention = CONTENTION in categories
         self._contention = categories.index(CONTENTION) if contention else None
         self._sums = np.zeros(len(categories), np.int64)
-        self._rows: RankRows | None = RankRows(store)
+        self._rows = RankRows(store)
         self._tentative: list[tuple[Int, Int]] = []
         self._waited_ns = 0
         """Since the last step that ended."""
-        self._ticks: list[Int] = []
-        self._ticks_count = 0
-        self._since_tick_ns = 0
 
     def add(
         self, rank: Rank, region: Region, lost: Lost, shares: Mapping[str, Int], waiting: Int
     ) -> None:
-        """Take a settled stretch; `shares` and `waiting` are those of its pieces, in 1/SHARE."""
-        if self._rows is None or not has_peers(rank) or marks_operations(rank):
-            self._rows = None  # its own marks say it better, then and before
-            return
+        """Take a settled stretch."""
         waited_ns = lost.lost_ns * waiting // SHARE
         amounts = amounts_of(self._categories, lost.lost_ns - waited_ns, lost, shares)
         sums = Sums(self._sums, rank, region, lost, amounts, self._contention)
         end, number = _steps(rank, region) if rank.marked else _grid(rank, region)
-        if not rank.marked and self._ticks_count < MOST_TICKS:
-            self._tick(region, lost)
         before = _until(lost, waited_ns, end)
         if end.size:
             stay = np.diff(before, prepend=0)
@@ -81,6 +73,42 @@ class Frontier:
             self._tentative = []
         self._sums = sums.in_all()
 
+    def finish(self) -> RankOperations | None:
+        """Return the steps; None when there were none."""
+        return self._rows.finish()
+
+
+class Frontier:
+    """Adds up what one rank spends, and notes the sums at the end of each step: twice, without and
+    with the time in which its device perhaps span."""
+
+    def __init__(self, categories: tuple[str, ...], store: Store) -> None:
+        """`categories` as in `spent`: causes, what no cause explains, work."""
+        self._sure: _Steps | None = _Steps(categories, store)
+        self._with = _Steps(categories, store)
+        self._perhaps = False
+        self._ticks: list[Int] = []
+        self._ticks_count = 0
+        self._since_tick_ns = 0
+
+    def add(
+        self, rank: Rank, region: Region, lost: Lost, shares: Mapping[str, Int], waiting: Int
+    ) -> None:
+        """Take a settled stretch; `shares` and `waiting` are those of its pieces, in 1/SHARE."""
+        if self._sure is None or not has_peers(rank) or marks_operations(rank):
+            self._sure = None  # its own marks say it better, then and before
+            return
+        self._with.add(rank, region, lost, shares, waiting)
+        rows = np.flatnonzero(lost.phase != PHASE_PERHAPS)
+        if rows.size < lost.phase.size:
+            self._perhaps = True
+            columns = (getattr(lost, one.name)[rows] for one in fields(Lost) if one.init)
+            lost, waiting = Lost(*columns), waiting[rows]
+            shares = {name: share[rows] for name, share in shares.items()}
+        self._sure.add(rank, region, lost, shares, waiting)
+        if not rank.marked and self._ticks_count < MOST_TICKS:
+            self._tick(region, lost)
+
     def _tick(self, region: Region, lost: Lost) -> None:
         """Note what was lost in every tenth of a second."""
         at = np.arange(region.start_ns // TICK_NS + 1, region.end_ns // TICK_NS + 1) * TICK_NS
@@ -97,9 +125,14 @@ class Frontier:
             return None
         return period_of(np.concatenate(self._ticks)[:MOST_TICKS].astype(np.float64))
 
-    def operations(self) -> RankOperations | None:
-        """Return the steps; None when there were none, or operations were marked. Call it once."""
-        return None if self._rows is None else self._rows.finish()
+    def operations(self) -> tuple[RankOperations | None, RankOperations | None]:
+        """Return the steps, and those with what perhaps was waiting; call it once.
+
+        None when there were none, or operations were marked; or nothing was perhaps.
+        """
+        if self._sure is None:
+            return None, None
+        return self._sure.finish(), self._with.finish() if self._perhaps else None
 
 
 def _steps(rank: Rank, region: Region) -> tuple[Int, Int]:

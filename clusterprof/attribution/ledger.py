@@ -72,6 +72,8 @@ class RankBooks:
     """Its operations with other ranks, until they have been charged."""
     frontier: RankOperations | None = None
     """Its steps as operations, where it marked none (`attribution.frontier`)."""
+    perhaps: RankOperations | None = None
+    """The same with the time in which its device perhaps span; None where there is none."""
     period: Period | None = None
     """What repeats in its lost time, in tenths of a second, where it marked no steps."""
     caused: Mapping[str, int] = field(default_factory=dict)
@@ -159,6 +161,7 @@ def charged(
         partial=partial,
         operations=None,
         frontier=None,
+        perhaps=None,
         caused=caused,
         felt=felt,
     )

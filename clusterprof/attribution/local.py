@@ -25,7 +25,7 @@ from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent import Spending
 from clusterprof.attribution.totals import completed
-from clusterprof.attribution.unmarked import ASLEEP, SENDING, SPINNING, sends, unmarked
+from clusterprof.attribution.unmarked import ASLEEP, PERHAPS, SENDING, SPINNING, sends, unmarked
 from clusterprof.detectors.base import Claims, Detector
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.findings import Evidence
@@ -133,15 +133,14 @@ def _by_families(
 
 def _waiting(part: Partial, rank: Rank, lost: Lost, left: Int) -> tuple[Partial, Int]:
     """Tell what may be waiting for other ranks from what nothing is known of."""
-    asleep, spins = unmarked(rank, lost, left)
+    asleep, spins, perhaps = unmarked(rank, lost, left)
     sleeps = SENDING if asleep.any() and sends(rank, lost, asleep) else ASLEEP
-    pairs = (sleeps, asleep), (SPINNING, spins)
+    pairs = (sleeps, asleep), (SPINNING, spins), (PERHAPS, perhaps)
     moved = {name: int((lost.lost_ns * share).sum()) for name, share in pairs}
-    if not any(moved.values()):
-        return part, asleep
+    waiting = asleep + spins + perhaps
     unexplained = {**part.unexplained, **moved}
     unexplained[NO_SIGNAL] = unexplained.get(NO_SIGNAL, 0) - sum(moved.values())
-    return replace(part, unexplained={k: v for k, v in unexplained.items() if v}), asleep + spins
+    return replace(part, unexplained={k: v for k, v in unexplained.items() if v}), waiting
 
 
 def fed(rank: Rank, lost: Lost) -> Feeding:

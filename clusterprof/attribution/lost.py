@@ -34,6 +34,7 @@ from clusterprof.timeline.model import (
     PHASE_GC,
     PHASE_H2D,
     PHASE_NONE,
+    PHASE_PERHAPS,
     PHASE_SPINNING,
     PHASE_STARTUP,
     PHASE_THROTTLED,
@@ -109,12 +110,15 @@ def pieces(
             return _lost(rank, painted, []), Account(unmeasured, 0, 0, 0), activity
         return *_from_host(rank, painted), activity
     windows = within(every, region.start_ns, region.end_ns)
-    spun_ns = np.zeros(windows.start_ns.size, np.int64)
+    spun_ns, perhaps_ns = np.zeros((2, windows.start_ns.size), np.int64)
     if (place_of(rank.main.registration).world_size or 1) > 1:
-        spun_ns, activity = spinning(rank, windows, activity)
+        spun_ns, perhaps_ns, activity = spinning(rank, windows, activity)
         if layout.EXPOSED_COLLECTIVE in rank.main.spans:  # that says it better
             spun_ns[:] = 0
-    return *_from_samples(rank, region, every, windows, spun_ns), activity
+        if layout.COLLECTIVE in rank.main.spans:
+            perhaps_ns[:] = 0
+    not_idle = spun_ns, perhaps_ns
+    return *_from_samples(rank, region, every, windows, not_idle), activity
 
 
 def _from_host(rank: Rank, painted: Painted) -> tuple[Lost, Account]:
@@ -131,8 +135,9 @@ def _from_host(rank: Rank, painted: Painted) -> tuple[Lost, Account]:
 
 
 def _from_samples(
-    rank: Rank, region: Region, every: Windows, windows: Windows, spun_ns: Int
+    rank: Rank, region: Region, every: Windows, windows: Windows, not_idle: tuple[Int, Int]
 ) -> tuple[Lost, Account]:
+    spun_ns, perhaps_ns = not_idle
     painted = paint(rank, region.start_ns, region.end_ns, (windows.start_ns, windows.end_ns))
     inside = painted.measured
     if not inside.all():
@@ -155,6 +160,10 @@ def _from_samples(
         spun = fill(window, phase, left - idle, spun_ns, _SPIN_ORDER)
         left = left - spun
         tails.append((spun, np.where(phase == PHASE_COLLECTIVE, phase, PHASE_SPINNING)))
+    if perhaps_ns.any():
+        spun = fill(window, phase, left - idle, perhaps_ns, _SPIN_ORDER)
+        left = left - spun
+        tails.append((spun, np.full(spun.size, PHASE_PERHAPS, np.int64)))
     if windows.slowed_ns.any():
         slow = fill(window, phase, left - idle, windows.slowed_ns, FILL_ORDER[::-1])
         tails.append((slow, np.full(slow.size, PHASE_THROTTLED, np.int64)))

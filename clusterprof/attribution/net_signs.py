@@ -164,7 +164,7 @@ def _of_tcp(links: NodeLinks, limits: Mapping[str, Any]) -> Iterator[Sign]:
     rtt, least, unsent = round_trip(links)
     congestion = limits[CONGESTION.id]
     if rtt is not None and least and unsent is not None and not _fills_its_link(links, congestion):
-        far = _queued(rtt, least, congestion.round_trip_at_least_ratio)
+        far = queued(rtt, least, congestion.round_trip_at_least_ratio)
         if far and unsent >= congestion.queue_at_least_bytes:
             note = f"a round trip took, and {least / _MS:.1f} ms at the least"
             yield _sign(links, QUEUE, links.used[0], rtt, RTT, rtt, "ns", note)
@@ -174,7 +174,7 @@ def _of_tcp(links: NodeLinks, limits: Mapping[str, Any]) -> Iterator[Sign]:
         yield _sign(links, LOSS, links.used[0], ratio, "tcp.retransmit_ratio", ratio, "ratio", note)
 
 
-def _queued(rtt: float, least: float, at_least_ratio: float) -> bool:
+def queued(rtt: float, least: float, at_least_ratio: float) -> bool:
     """True when round trips take so much longer than the shortest that packets stand in a queue.
 
     A busy host answers some 0.1 ms later; that is no queue.
@@ -218,7 +218,7 @@ def limited_by_loss(links: NodeLinks, bytes_per_second: float) -> Sign | None:
     """
     ratio = retransmit_ratio(links)
     rtt, least, _ = round_trip(links)
-    if not ratio or not rtt or not least or _queued(rtt, least, _WITHIN):
+    if not ratio or not rtt or not least or queued(rtt, least, _WITHIN):
         return None
     permitted = _MATHIS * _MSS / (rtt / 1e9 * ratio**0.5)
     connections = links.level("tcp.job_connections_count") or 1.0

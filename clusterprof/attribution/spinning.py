@@ -31,6 +31,8 @@ PARTLY_RATIO = 0.8
 CLEAR_AT_LEAST_RATIO = 0.01
 """Of the busy windows so far; and no fewer than `CLEAR_AT_LEAST`."""
 CLEAR_AT_LEAST = 3
+_UNSEEN_CLEAR_RATIO = 0.06
+"""Of the usual activity: taken for that of a collective where none was seen alone."""
 _BUSY_RATIO = 0.5  # below it a window says little about what is usual
 _BARELY_RATIO = 0.1  # below it nothing about what the device did; of power, which idles too, 0.5
 _BINS = 1000
@@ -57,10 +59,12 @@ class Activity:
 NOTHING_SEEN = Activity()
 
 
-def spinning(rank: Rank, windows: Windows, known: Activity) -> tuple[Int, Activity]:
-    """Return for how long the device spun in each window, and what is known after them.
+def spinning(rank: Rank, windows: Windows, known: Activity) -> tuple[Int, Int, Activity]:
+    """Return for how long the device spun in each window, or perhaps did, and what is known then.
 
-    int64[n], 0 <= spun <= busy. All 0 where neither SM activity nor power was recorded.
+    int64[n] each, 0 <= spun + perhaps <= busy. All 0 where neither SM activity nor power was
+    recorded. Perhaps: it was less active than usual, and no window was seen of spinning alone;
+    steps may be too short for that.
     """
     none = np.zeros(windows.start_ns.size, np.int64)
     for name, scale in ((signals.GPU_SM_ACTIVE.name, 1.0), (signals.GPU_POWER.name, _MOST_WATTS)):
@@ -73,12 +77,12 @@ def spinning(rank: Rank, windows: Windows, known: Activity) -> tuple[Int, Activi
         value[row >= series.t_ns.size] = np.nan
         if not np.isnan(value).all():
             return _spun(windows, np.clip(value, 0.0, 1.0), scale == 1.0, known)
-    return none, known
+    return none, none, known
 
 
 def _spun(
     windows: Windows, value: Float, counts_idle: bool, known: Activity
-) -> tuple[Int, Activity]:
+) -> tuple[Int, Int, Activity]:
     """`counts_idle`: while the device is idle the value is 0, else about that of spinning."""
     length = windows.end_ns - windows.start_ns
     busy = np.where(length > 0, 1.0 - windows.idle_ns / np.maximum(length, 1), 0.0)
@@ -87,7 +91,7 @@ def _spun(
     readable = ~np.isnan(level)
     tells = (busy >= _BUSY_RATIO) & readable
     asked = (busy >= _BARELY_RATIO) & readable if counts_idle else tells
-    out = np.zeros(length.size, np.int64)
+    out, perhaps = np.zeros((2, length.size), np.int64)
     at = 0
     while at < length.size:
         # Up to the next look all windows are judged alike.
@@ -96,13 +100,18 @@ def _spun(
         end = length.size if some.size < room else at + int(some[-1]) + 1
         part = slice(at, end)
         low = np.where(asked[part], level[part] / known.usual if known.usual else 1.0, 1.0)
+        beside = np.minimum(low, np.append(known.before, low[:-1])) < PARTLY_RATIO
         if known.confirmed:
             spins = _part(value[part], busy[part], counts_idle, known)
-            beside = np.minimum(low, np.append(known.before, low[:-1])) < PARTLY_RATIO
             out[part] = np.where(asked[part] & beside, np.rint(spins * length[part]), 0)
+        elif known.usual and counts_idle:
+            guess = replace(known, clear=_UNSEEN_CLEAR_RATIO * known.usual)
+            spins = _part(value[part], busy[part], counts_idle, guess)
+            perhaps[part] = np.where(asked[part] & beside, np.rint(spins * length[part]), 0)
         known = _looked(replace(known, before=float(low[-1])), level[part][tells[part]])
         at = end
-    return np.minimum(out, length - windows.idle_ns), known
+    work = length - windows.idle_ns
+    return np.minimum(out, work), np.minimum(perhaps, work), known
 
 
 def _part(value: Float, busy: Float, counts_idle: bool, known: Activity) -> Float:

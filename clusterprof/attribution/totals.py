@@ -12,13 +12,13 @@ from clusterprof.attribution.partial import SLOWEST, Partial
 from clusterprof.attribution.regions import Region
 from clusterprof.probe import layout
 from clusterprof.timeline.intervals import clip, total, union
-from clusterprof.timeline.model import SOURCE_HOST_SPANS, Int, Lost, Rank
+from clusterprof.timeline.model import PHASE_PERHAPS, SOURCE_HOST_SPANS, Int, Lost, Rank
 
 
 def completed(part: Partial, rank: Rank, region: Region, lost: Lost, account: Account) -> Partial:
     """Return a partial with the time and the steps of its region added."""
     length = region.end_ns - region.start_ns
-    first_lost = int(lost.lost_ns[lost.step == 0].sum())
+    first_lost = int(lost.lost_ns[(lost.step == 0) & (lost.phase != PHASE_PERHAPS)].sum())
     totals = {
         "in_step": length - account.unmeasured_ns,
         "unmeasured": account.unmeasured_ns,

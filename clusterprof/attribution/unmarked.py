@@ -22,6 +22,7 @@ from clusterprof.timeline.identity import place_of
 from clusterprof.timeline.model import (
     PHASE_COMPUTE,
     PHASE_NONE,
+    PHASE_PERHAPS,
     PHASE_SPINNING,
     SOURCE_DEVICE_SAMPLES,
     Int,
@@ -30,9 +31,12 @@ from clusterprof.timeline.model import (
 )
 from clusterprof.timeline.series import rise
 
-ASLEEP, SENDING, SPINNING = REASONS = "asleep", "sending", "spinning"  # their names in the books
+ASLEEP, SENDING, SPINNING = "asleep", "sending", "spinning"  # their names in the books
+PERHAPS = "perhaps-spinning"
+REASONS = ASLEEP, SENDING, SPINNING, PERHAPS
 ASLEEP_AT_LEAST_RATIO = 0.5
-SENT_AT_LEAST_BYTES_PER_SECOND = 10_000_000
+SENT_AT_LEAST_BYTES_PER_SECOND = 100_000_000
+SENT_AT_LEAST_RATIO = 0.25  # of the rate of the fastest link, where it is known
 
 
 def has_peers(rank: Rank) -> bool:
@@ -46,16 +50,17 @@ def marks_operations(rank: Rank) -> bool:
     return table is not None and bool((table.a != 0).any())
 
 
-def unmarked(rank: Rank, lost: Lost, left: Int) -> tuple[Int, Int]:
-    """Return in which part of each piece the rank may have waited asleep, and in which spinning.
+def unmarked(rank: Rank, lost: Lost, left: Int) -> tuple[Int, Int, Int]:
+    """Return in which part of each piece the rank may have waited asleep, spinning, or perhaps so.
 
     int64[n], in 1/SHARE, together no more than `left`, the part that no cause has claimed.
     """
     spins = np.where(lost.phase == PHASE_SPINNING, left, 0)
+    perhaps = np.where(lost.phase == PHASE_PERHAPS, left, 0)
     asleep = np.zeros(left.size, np.int64)
     thread = rank.main.threads.get(rank.pid)
     if thread is None or not has_peers(rank) or marks_operations(rank):
-        return asleep, spins
+        return asleep, spins, perhaps
     inside = lost.phase == (PHASE_COMPUTE if rank.marked else PHASE_NONE)
     rows = np.flatnonzero(inside & (lost.source == SOURCE_DEVICE_SAMPLES) & (left > 0))
     if rows.size:
@@ -65,7 +70,7 @@ def unmarked(rank: Rank, lost: Lost, left: Int) -> tuple[Int, Int]:
         part = np.minimum(slept * (end - start) / np.maximum(lost.lost_ns[rows], 1), 1.0)
         part[(slept < ASLEEP_AT_LEAST_RATIO) | ~_counted(thread.t_ns, start, end)] = 0.0
         asleep[rows] = np.minimum(np.rint(part * SHARE).astype(np.int64), left[rows])
-    return asleep, spins
+    return asleep, spins, perhaps
 
 
 def sends(rank: Rank, lost: Lost, asleep: Int) -> bool:
@@ -85,7 +90,18 @@ def sends(rank: Rank, lost: Lost, asleep: Int) -> bool:
         )
         for signal in (signals.NET_TRANSMIT, signals.NET_RECEIVE)
     )
-    return sent >= SENT_AT_LEAST_BYTES_PER_SECOND * slept_s and 4 * sent >= got
+    least = max(SENT_AT_LEAST_BYTES_PER_SECOND, SENT_AT_LEAST_RATIO * _link_rate(rank))
+    return sent >= least * slept_s and 4 * sent >= got
+
+
+def _link_rate(rank: Rank) -> float:
+    """Bytes per second of the node's fastest link; 0 when it is not known."""
+    rates = [
+        float(np.nanmax(series.values))
+        for (name, _), series in rank.chunk.series.items()
+        if name == signals.NET_LINK_SPEED.name and not np.isnan(series.values).all()
+    ]
+    return max(rates, default=0.0)
 
 
 def _counted(t_ns: Int, start_ns: Int, end_ns: Int) -> np.ndarray:

@@ -11,7 +11,7 @@ steps the distance between the ends of two ranks is, within 5 ms or a tenth of a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,9 +21,10 @@ from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.frontier import GROUP, TICK_NS
 from clusterprof.attribution.ledger import RankBooks, charged
 from clusterprof.attribution.partial import SHARE, Partial, merge
-from clusterprof.attribution.unmarked import ASLEEP, REASONS, SENDING, SPINNING
+from clusterprof.attribution.unmarked import ASLEEP, PERHAPS, REASONS, SENDING, SPINNING
 from clusterprof.engine.jobs import UNCLEAR
 from clusterprof.engine.node import NodeResult
+from clusterprof.engine.perhaps import borne_out
 from clusterprof.engine.spill import Place, Reader
 from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, Int
 from clusterprof.timeline.operation_rows import (
@@ -61,7 +62,7 @@ class Stepped:
     notes: tuple[str, ...] = ()
 
 
-def stepped(nodes: Sequence[NodeResult], place: Place) -> Stepped:
+def stepped(nodes: Sequence[NodeResult], place: Place, troubled: Collection[int] = ()) -> Stepped:
     """Let the steps of synchronous jobs without marked operations stand for these."""
     by_job: dict[int, list[RankBooks]] = {}
     for node in nodes:
@@ -69,6 +70,7 @@ def stepped(nodes: Sequence[NodeResult], place: Place) -> Stepped:
             if one.job != UNCLEAR:
                 by_job.setdefault(one.job, []).append(one)
     chosen: set[int] = set()
+    spun: set[int] = set(troubled)
     notes = []
     for job, books in by_job.items():
         with_steps = [one for one in books if one.frontier is not None]
@@ -78,7 +80,7 @@ def stepped(nodes: Sequence[NodeResult], place: Place) -> Stepped:
             continue  # nobody was seen to wait: without a device, or for nothing
         if all(one.marked for one in with_steps):
             with Reader(place) as reader:
-                ends = [_ends(one.frontier, reader) for one in with_steps if one.frontier]
+                ends = [_ends(one.frontier, reader)[:2] for one in with_steps if one.frontier]
             if not together(ends):
                 notes.append(_ALONE)
                 continue
@@ -91,6 +93,10 @@ def stepped(nodes: Sequence[NodeResult], place: Place) -> Stepped:
             if not alike:
                 continue
         chosen.add(job)
+        if any(one.perhaps is not None for one in with_steps) and job not in spun:
+            with Reader(place) as reader:
+                if borne_out([_spun(one, reader) for one in with_steps]):
+                    spun.add(job)
     members = {
         (job, GROUP): np.arange(max(one.place.world_size or 0 for one in by_job[job]))
         for job in chosen
@@ -99,13 +105,19 @@ def stepped(nodes: Sequence[NodeResult], place: Place) -> Stepped:
         replace(
             node,
             books=tuple(
-                replace(one, operations=one.frontier) if one.job in chosen else one
-                for one in node.books
+                _by_steps(one, one.job in spun) if one.job in chosen else one for one in node.books
             ),
         )
         for node in nodes
     )
     return Stepped(moved, frozenset(chosen), members, tuple(dict.fromkeys(notes)))
+
+
+def _by_steps(one: RankBooks, spun: bool) -> RankBooks:
+    """`spun`: what perhaps was waiting was."""
+    if spun and one.perhaps is not None:
+        return replace(one, operations=one.perhaps)
+    return replace(one, operations=one.frontier, perhaps=None)
 
 
 _STEPS = (
@@ -192,30 +204,43 @@ def _with(apart_ns: Int, step_ns: float) -> bool:
     return bool(later <= max(_WANDERS * once, _WANDERS_RATIO * step_ns))
 
 
-def _ends(operations: RankOperations, reader: Reader) -> tuple[Int, Int]:
-    """Number and end of all steps of a rank, by number."""
-    parts = [np.zeros((2, 0), np.int64)]
+def _ends(operations: RankOperations, reader: Reader) -> tuple[Int, Int, Int]:
+    """Number and end of all steps of a rank, by number, and the time waited in each."""
+    parts = [np.zeros((3, 0), np.int64)]
     for block in operations.blocks:
         kinds = max((int(c) for c in (*block.come, *block.go)), default=-1) + 1
         rows = np.zeros((HEAD_ROWS + 2 * kinds, block.rows), np.int64)
         read_block(reader.get(block.place, block.length), block, np.arange(kinds), rows)
-        parts.append(np.stack([rows[SEQUENCE], rows[ARRIVE] + rows[STAY]]))
-    number, end = np.concatenate(parts, axis=1)
+        parts.append(np.stack([rows[SEQUENCE], rows[ARRIVE] + rows[STAY], rows[STAY]]))
+    number, end, stay = np.concatenate(parts, axis=1)
     number, first = np.unique(number, return_index=True)
-    return number, end[first]
+    return number, end[first], stay[first]
+
+
+def _spun(one: RankBooks, reader: Reader) -> tuple[Int, Int, Int]:
+    """Number and end of the steps of a rank, and for how long its device perhaps span in each."""
+    assert one.frontier is not None
+    number, end, stay = _ends(one.frontier, reader)
+    if one.perhaps is None:
+        return number, end, stay if SPINNING in one.partial.unexplained else 0 * stay
+    more = _ends(one.perhaps, reader)[2]
+    return number, end, more if SPINNING in one.partial.unexplained else more - stay
 
 
 def taken_from(one: RankBooks, felt_ns: Mapping[str, int], rest_ns: int) -> dict[str, int]:
     """Return what each reason of a rank loses (in ns, negative) to what it felt and to `rest_ns`.
 
-    Data on their way are taken from where the device spun or the node sent first.
+    Data on their way are taken from where the device spun or the node sent first; where it perhaps
+    spun, only if its steps say so.
     """
     left = {name: one.partial.unexplained.get(name, 0) // SHARE for name in REASONS}
+    if one.perhaps is None:
+        left[PERHAPS] = 0
     out = dict.fromkeys(REASONS, 0)
     moved = felt_ns.get(NETWORK, 0)
     for ns, order in (
-        (moved, (SPINNING, SENDING, ASLEEP)),
-        (sum(felt_ns.values()) + rest_ns - moved, (ASLEEP, SENDING, SPINNING)),
+        (moved, (SPINNING, SENDING, ASLEEP, PERHAPS)),
+        (sum(felt_ns.values()) + rest_ns - moved, (PERHAPS, ASLEEP, SENDING, SPINNING)),
     ):
         for name in order:
             part = min(ns, left[name])
@@ -226,16 +251,15 @@ def taken_from(one: RankBooks, felt_ns: Mapping[str, int], rest_ns: int) -> dict
     return out
 
 
-def shown_ns(books: Sequence[RankBooks]) -> dict[int, int]:
+def shown_ns(books: Sequence[RankBooks], troubled: Collection[int]) -> dict[int, int]:
     """Return by job for how long data were on their way at most, as the least of its ranks shows.
 
-    What all ranks of a job without marks slept alike is not known to be waiting for data, unless
-    devices spin or nodes send. Where steps are marked it lies inside steps and outside every wait,
-    and there is no such limit.
+    What all ranks of a job slept alike is not known to be waiting for data, unless devices spin,
+    nodes send as fast as they can, or the network of the job is `troubled`: then there is no limit.
     """
     out: dict[int, int] = {}
     for one in books:
-        if not one.marked and one.frontier is not None:
+        if one.frontier is not None and one.job not in troubled:
             units = sum(one.partial.unexplained.get(name, 0) for name in (SENDING, SPINNING))
             out[one.job] = min(units // SHARE, out.get(one.job, units // SHARE))
     return out

@@ -47,6 +47,8 @@ class NodeResult:
     endings: tuple[Ending, ...] = ()
     network: NodeNetwork = field(default_factory=NodeNetwork)
     """Its counters in the time of operations between ranks."""
+    network_throughout: NodeNetwork = field(default_factory=NodeNetwork)
+    """The same of all the time, where nobody marked an operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ def analyse_node(
     """
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
     meter, endings, network = _Meter(), Endings(), NetworkMeter()
-    chunks = endings.watch(meter.watch(network.watch(load.chunks())))
+    throughout = NetworkMeter(throughout=True)
+    chunks = endings.watch(meter.watch(throughout.watch(network.watch(load.chunks()))))
     with Shelf(place) as shelf:
         books = books_of(chunks, limits, shelf)
     loaded = load.facts()
@@ -89,7 +92,7 @@ def analyse_node(
         dropped_spans=loaded.dropped_spans,
         recorder_cpu_ratio=meter.cpu_ratio(duration_ns),
     )
-    return NodeResult(facts, books, loaded, endings.all(), network.done())
+    return NodeResult(facts, books, loaded, endings.all(), network.done(), throughout.done())
 
 
 def books_of(
@@ -211,7 +214,8 @@ def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
         started_ticks=rank.main.started_ticks,
     )
     books = keep_books(name, one.state, one.partial, one.spending.operations())
-    return replace(books, frontier=one.frontier.operations(), period=one.frontier.period())
+    steps, perhaps = one.frontier.operations()
+    return replace(books, frontier=steps, perhaps=perhaps, period=one.frontier.period())
 
 
 class _Meter:

@@ -38,8 +38,10 @@ from clusterprof.engine.jobs import UNCLEAR, told_apart
 from clusterprof.engine.limits import bound
 from clusterprof.engine.network import NetworkTimes, NetworkTold
 from clusterprof.engine.node import NodeResult
+from clusterprof.engine.perhaps import given_back
 from clusterprof.engine.restarts import restarted
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
+from clusterprof.engine.troubled import troubled
 from clusterprof.engine.witness import Witness
 from clusterprof.findings import Blind, Finding, Grade
 from clusterprof.timeline.collectives_directory import Person
@@ -99,7 +101,7 @@ def across_ranks(
     told = told_apart(nodes)
     anew = restarted(told.nodes, told.jobs)
     across = _side_by_side(anew.nodes, place, limits or bound({}))
-    still = hung(alone(across.nodes))
+    still = hung(given_back(alone(across.nodes)))
     return replace(
         across,
         nodes=still.nodes,
@@ -112,7 +114,8 @@ def across_ranks(
 def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str, Any]) -> Across:
     clock = aligned(nodes)  # by operations alone: the ends of steps say it roughly
     try:
-        steps = stepped(nodes, place)
+        badly = troubled(nodes, limits)
+        steps = stepped(nodes, place, badly)
     except OSError as error:
         return Across(tuple(nodes), not_compared=str(error))
     nodes = steps.nodes
@@ -141,7 +144,7 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         return Across(tuple(nodes), not_compared=str(error))
     told = network.told()
     structure = bubbles.done(), jitter.done()
-    shown = shown_ns([one for _, one in books])
+    shown = shown_ns([one for _, one in books], badly)
     new = {
         at: _charged(one, at, summed, told, structure, one.job in steps.jobs, shown.get(one.job))
         for at, _, one in found

@@ -144,6 +144,7 @@ PHASE_COMPUTE = 8  # inside a step, the host is launching work
 PHASE_GAP = 9  # the samples needed are missing
 PHASE_COLLECTIVE = 10  # inside an operation with other ranks, or waiting for the end of one
 PHASE_SPINNING = 11  # a kernel was resident and computed nothing: in one that nobody marked
+PHASE_PERHAPS = 12  # the same, if other ranks bear it out; else it is no loss
 
 # Where the loss was measured, best first.
 SOURCE_STREAM_EVENTS = 1

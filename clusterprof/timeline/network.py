@@ -123,7 +123,9 @@ class _Times:
 class NetworkMeter:
     """Adds up the readings of one node, chunk by chunk."""
 
-    def __init__(self) -> None:
+    def __init__(self, throughout: bool = False) -> None:
+        """`throughout`: all readings count, until an operation is seen; then there are none."""
+        self._throughout, self._off = throughout, False
         self._counts: dict[_Key, Count] = {}
         self._levels: dict[_Key, Spread] = {}
         self._open: dict[_Key, tuple[Int, Float]] = {}
@@ -138,7 +140,13 @@ class NetworkMeter:
 
     def add(self, chunk: Chunk) -> None:
         """Take the readings and operations of a chunk."""
+        if self._off:
+            return
         self._join_operations(chunk)
+        if self._throughout and self._end.size:
+            self._off = True
+            self._counts, self._levels, self._open = {}, {}, {}
+            return
         joined: dict[tuple[int, int], tuple[Int, NDArray[np.bool_]]] = {}
         for key, series in chunk.series.items():
             if not key[0].startswith(PREFIXES) or not series.t_ns.size:
@@ -191,6 +199,8 @@ class NetworkMeter:
     def _judged(self, t_ns: Int, until_ns: int | None) -> _Times:
         n = t_ns.size if until_ns is None else int(np.searchsorted(t_ns, until_ns, "right"))
         t_ns = t_ns[:n]
+        if self._throughout:
+            return _Times(n, np.ones(max(n - 1, 0), np.bool_), np.diff(t_ns))
         at = np.searchsorted(self._end, t_ns[:-1], side="right")
         inside = at < self._end.size
         if self._end.size:

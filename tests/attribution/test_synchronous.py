@@ -77,7 +77,7 @@ def test_what_is_below_the_usual_spins_in_proportion() -> None:
     # 0.475 = (0.9 + 0.05) / 2; the one after it, at work for nine tenths, counts too; alone not.
     learnt = [0.9] * 12 + [0.05] * 4
     values = [*learnt, 0.475, 0.815, 0.9, 0.815]
-    spun, _ = spinning(rank_with(values), windows(len(values)), NOTHING_SEEN)
+    spun, *_ = spinning(rank_with(values), windows(len(values)), NOTHING_SEEN)
     assert (spun[16:] / MS).tolist() == pytest.approx([50.0, 10.0, 0.0, 0.0], abs=0.5)
     # before the first look, at 8 windows, nothing is judged
     assert not spun[:8].any()
@@ -85,11 +85,11 @@ def test_what_is_below_the_usual_spins_in_proportion() -> None:
 
 def test_idle_time_does_not_spin() -> None:
     values = [0.9] * 12 + [0.05] * 4 + [0.45]  # busy for half of the window, at work in all of it
-    spun, _ = spinning(rank_with(values), windows(len(values), idle_ns=0), NOTHING_SEEN)
+    spun, *_ = spinning(rank_with(values), windows(len(values), idle_ns=0), NOTHING_SEEN)
     assert spun[16] > 0
     half = windows(len(values))
     half.idle_ns[16] = 50 * MS
-    spun, _ = spinning(rank_with(values), half, NOTHING_SEEN)
+    spun, *_ = spinning(rank_with(values), half, NOTHING_SEEN)
     assert spun[16] == 0
 
 
@@ -97,12 +97,12 @@ def test_the_cut_changes_nothing() -> None:
     draw = np.random.default_rng(3)
     values = draw.choice([0.9, 0.85, 0.4, 0.05], 500).tolist()
     rank, every = rank_with(values), windows(500)
-    whole, after = spinning(rank, every, NOTHING_SEEN)
+    whole, _, after = spinning(rank, every, NOTHING_SEEN)
     known, parts = NOTHING_SEEN, []
     for low, high in ((0, 3), (3, 130), (130, 131), (131, 500)):
         part = Windows(*(getattr(every, name)[low:high] for name in
                          ("start_ns", "end_ns", "idle_ns", "slowed_ns")))  # fmt: skip
-        spun, known = spinning(rank, part, known)
+        spun, _, known = spinning(rank, part, known)
         parts.append(spun)
     assert whole.any()
     np.testing.assert_array_equal(np.concatenate(parts), whole)

@@ -1,0 +1,45 @@
+"""Jobs whose network shows a fault, where nobody marked the operations between ranks.
+
+What all ranks of such a job wait alike is laid at the network; elsewhere nothing tells it from
+other sleep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clusterprof.attribution.net_links import links_of
+from clusterprof.attribution.net_signs import WRONG, queued, round_trip, signs_of
+from clusterprof.engine.jobs import UNCLEAR
+from clusterprof.engine.node import NodeResult
+
+FAR_NS = 2_000_000
+"""A shortest round trip that is longer is no cluster's: machines of one hall are 0.2 ms apart."""
+
+QUEUED_RATIO = 3.0
+"""Middle round trip over the shortest."""
+
+
+def troubled(nodes: Sequence[NodeResult], limits: Mapping[str, Any]) -> frozenset[int]:
+    """Return the jobs of which a node shows loss, queues, errors, or round trips of `FAR_NS`."""
+    out: set[int] = set()
+    for number, node in enumerate(nodes):
+        jobs = {one.job for one in node.books if one.job != UNCLEAR}
+        if jobs - out and _shows(number, node, limits):
+            out |= jobs
+    return frozenset(out)
+
+
+def _shows(number: int, node: NodeResult, limits: Mapping[str, Any]) -> bool:
+    nics = node.loaded.header.host.get("nics", ())
+    links = links_of(number, node.facts.name, node.network_throughout, nics, (0.0, None), limits)
+    if not links.used:
+        return False
+    rtt_ns, least_ns, _ = round_trip(links)
+    if least_ns is not None and least_ns >= FAR_NS:
+        return True
+    # Whoever's packets stand in the queue: those of the job wait in it.
+    if rtt_ns is not None and least_ns and queued(rtt_ns, least_ns, QUEUED_RATIO):
+        return True
+    return any(sign.kind != WRONG for sign in signs_of(links, limits))

@@ -1,0 +1,35 @@
+"""What all ranks sleep alike: the network where that shows trouble, unknown elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lean import Step, cluster, recorded, without
+from recordings import SECOND
+
+N = 30
+PLAIN = Step()
+
+
+@pytest.mark.parametrize("missing", ["collectives", "spans"])
+@pytest.mark.parametrize(
+    ("round_trip_ms", "least_ms", "again", "network"),
+    [(0.3, 0.2, 0, False), (2.0, 0.2, 0, True), (9.0, 9.0, 0, True), (0.3, 0.2, 500, True)],
+)
+def test_sleep_that_all_ranks_share_is_the_network_where_that_shows_trouble(
+    tmp_path: Path, missing: str, round_trip_ms: float, least_ms: float, again: int, network: bool
+) -> None:
+    job = without(cluster([PLAIN] * N, [PLAIN] * N), missing)
+    seconds = job[0].end
+    for way in ("transmit", "receive"):
+        job[0].network[f"network.{way}_bytes_total", "eth0"] = 20e6
+    job[0].network["tcp.job_retransmits_total", "eth0"] = again / seconds
+    job[0].network["tcp.segments_sent_total", ""] = 10_000 / seconds
+    job[0].network["tcp.job_rtt_ns", "eth0"] = round_trip_ms * 1e6
+    job[0].network["tcp.job_min_rtt_ns", "eth0"] = least_ms * 1e6
+    report = recorded(job, tmp_path)
+    # 0.1 s of the device's 0.4 s in each of 30 steps, before its last one where steps are unmarked
+    found = {id_: ns / SECOND for id_, ns in report.ranks[1].buckets}
+    assert (found.get("network", 0.0) > 2.0) is network
+    assert (found.get("unattributed", 0.0) > 2.0) is not network
