@@ -30,14 +30,15 @@ def asleep_ns(rank: Rank, lost: Lost, rows: NDArray[np.bool_]) -> Float:
 def there_ratio(rank: Rank, lost: Lost, rows: NDArray[np.bool_], which: NDArray[np.bool_]) -> float:
     """Return the part of the main thread's sleep in the chosen pieces that was at a place.
 
-    `which`: bool per sample of the main thread, true where it slept there. 0.0 without samples.
+    `which`: bool per sample of the main thread, true where it slept there. Samples without a place
+    tell nothing (it woke as it was asked); 0.0 without any others.
     """
     thread = rank.main.threads[rank.pid]
     start, end = lost.start_ns[rows], lost.end_ns[rows]
     row = np.searchsorted(start, thread.t_ns, side="right") - 1
     inside = row >= 0
     inside[inside] = thread.t_ns[inside] < end[row[inside]]
-    asleep = inside & np.isin(thread.state, _ASLEEP)
+    asleep = inside & np.isin(thread.state, _ASLEEP) & (thread.wchan >= 0)
     count = int(asleep.sum())
     return float((asleep & which).sum()) / count if count else 0.0
 
