@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clusterprof.attribution.blame import UNKNOWN, WORK, Blamed, causes, settle_waits
+from clusterprof.attribution.blame import UNKNOWN, UNKNOWN_PEER, WORK, Blamed, causes, settle_waits
 from clusterprof.attribution.blame_books import Books
 from clusterprof.attribution.blame_bubbles import Bubbles
 from clusterprof.attribution.ledger import RankBooks, charged
@@ -143,7 +143,16 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
     bubbles.done()
     shown = shown_ns([one for _, one in books], badly)
     new = {
-        at: _charged(one, at, summed, told, bubbles, one.job in steps.jobs, shown.get(one.job))
+        at: _charged(
+            one,
+            at,
+            summed,
+            told,
+            bubbles,
+            one.job in steps.jobs,
+            shown.get(one.job),
+            one.job in steps.whole,
+        )
         for at, _, one in found
     }
     left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
@@ -224,12 +233,16 @@ def _charged(
     bubbles: Bubbles,
     steps: bool,
     shown: int | None,
+    whole: bool,
 ) -> RankBooks:
-    """`steps`: of its steps, not of operations that were marked; `shown` see `shown_ns`."""
+    """`steps`: of its steps, not of operations that were marked; `shown` see `shown_ns`; `whole`:
+    of these, and no rank is missing: where one seems to, its steps could not be matched."""
     felt = {c: int(ns) for c, ns in zip(summed.causes, summed.felt_ns[at]) if ns}
     caused = {c: int(ns) for c, ns in zip(summed.causes, summed.caused_ns[at]) if ns}
     source = SOURCE_DEVICE_SAMPLES if one.ledger.device else SOURCE_HOST_SPANS
-    unseen = sum(felt.pop(name, 0) for name in (OTHER, UNKNOWN))
+    unseen = sum(
+        felt.pop(name, 0) for name in (OTHER, UNKNOWN, *((UNKNOWN_PEER,) if whole else ()))
+    )
     felt = bubbles.added(told.felt(at, felt), bubbles.felt(at))
     caused = bubbles.added(caused, bubbles.caused(at))
     taken = {PEERS: -(sum(felt.values()) + unseen)}
