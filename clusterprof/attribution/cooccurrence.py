@@ -80,11 +80,13 @@ def cooccurring(lost: Lost, rank: Rank) -> dict[str, Int]:
         claim("storage", np.where(writes, 0.0, np.minimum(main.storage / idle, 1.0)))
     claim("cpu", np.minimum((main.runnable + main.memory) / idle, 1.0))
     computing = np.where(main.on_cpu >= ON_CPU_RATIO, main.on_cpu, 0.0)
-    if not any(process.pid != rank.pid for process in rank.workers):  # it loads itself
+    alone = not any(process.pid != rank.pid for process in rank.workers)
+    if alone:  # it loads itself
         claim("cpu", np.where(whole, computing, 0.0))
     mixed = ~whole & (computing > 0)
     often = np.count_nonzero(mixed) >= max(_MIXED_WINDOWS, n / 2)
-    claim("launch", np.where(mixed & often, computing, 0.0))
+    # Who loads itself is on a CPU for that too, in stretches shorter than a window.
+    claim("launch", np.where(mixed & often & (not alone), computing, 0.0))
     return _whole_parts(out)
 
 

@@ -24,7 +24,7 @@ from clusterprof.attribution.partial import SHARE, Partial, merge
 from clusterprof.attribution.unmarked import ASLEEP, PERHAPS, REASONS, SENDING, SPINNING
 from clusterprof.engine.jobs import UNCLEAR
 from clusterprof.engine.node import NodeResult
-from clusterprof.engine.perhaps import borne_out
+from clusterprof.engine.perhaps import FEWEST_STEPS, TOGETHER_RATIO, borne_out, kept_together
 from clusterprof.engine.spill import Place, Reader
 from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, Int
 from clusterprof.timeline.operation_rows import (
@@ -38,9 +38,7 @@ from clusterprof.timeline.operation_rows import (
 from clusterprof.timeline.periods import SURE_FROM, Period
 
 NETWORK = "network"
-FEWEST_STEPS = 8
 APART_NS, APART_RATIO = 5_000_000, 0.1
-TOGETHER_RATIO = 0.9
 AROUND = 32
 _ALIKE_RATIO = 0.1
 """Periods of ranks; one may show at a multiple of another's, which falls on a sample."""
@@ -57,6 +55,8 @@ class Stepped:
     nodes: tuple[NodeResult, ...]
     jobs: frozenset[int] = frozenset()
     """Numbers of the jobs in which they do."""
+    whole: frozenset[int] = frozenset()
+    """Those of them of which all ranks were recorded."""
     members: Mapping[tuple[int, int], Int] = field(default_factory=dict)
     """Ranks of the whole world of each, by (job, group)."""
     notes: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ def stepped(nodes: Sequence[NodeResult], place: Place, troubled: Collection[int]
         if all(one.marked for one in with_steps):
             with Reader(place) as reader:
                 ends = [_ends(one.frontier, reader)[:2] for one in with_steps if one.frontier]
-            if not together(ends):
+            if not (together(ends) or kept_together(ends, [_own_ns(one) for one in with_steps])):
                 notes.append(_ALONE)
                 continue
             notes.append(_STEPS)
@@ -110,7 +110,8 @@ def stepped(nodes: Sequence[NodeResult], place: Place, troubled: Collection[int]
         )
         for node in nodes
     )
-    return Stepped(moved, frozenset(chosen), members, tuple(dict.fromkeys(notes)))
+    whole = {job for job in chosen if len(by_job[job]) >= members[job, GROUP].size}
+    return Stepped(moved, frozenset(chosen), frozenset(whole), members, tuple(dict.fromkeys(notes)))
 
 
 def _by_steps(one: RankBooks, spun: bool) -> RankBooks:
@@ -185,6 +186,12 @@ def together(ends: Sequence[tuple[Int, Int]]) -> bool:
     middle = np.sort(table - table[:, :1], axis=0)[(len(ends) - 1) // 2]
     step_ns = float(np.median(np.diff(middle)))
     return all(_with(row - row[0] - middle, step_ns) for row in table)
+
+
+def _own_ns(one: RankBooks) -> int:
+    """What a rank lost by itself."""
+    units = sum(one.partial.unexplained.get(name, 0) for name in REASONS)
+    return one.partial.totals.get("lost", 0) - units // SHARE
 
 
 def _with(apart_ns: Int, step_ns: float) -> bool:

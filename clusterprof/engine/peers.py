@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clusterprof.attribution.blame import UNKNOWN, WORK, Blamed, causes, settle_waits
+from clusterprof.attribution.blame import UNKNOWN, UNKNOWN_PEER, WORK, Blamed, causes, settle_waits
 from clusterprof.attribution.blame_books import Books
 from clusterprof.attribution.blame_bubbles import Bubbles
 from clusterprof.attribution.blame_jitter import Jitter
@@ -146,9 +146,12 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
     structure = bubbles.done(), jitter.done()
     shown = shown_ns([one for _, one in books], badly)
     new = {
-        at: _charged(one, at, summed, told, structure, one.job in steps.jobs, shown.get(one.job))
+        at: _charged(
+            one, at, summed, told, structure,
+            one.job in steps.jobs, shown.get(one.job), one.job in steps.whole,
+        )
         for at, _, one in found
-    }
+    }  # fmt: skip
     left = iter(agreed([new.get(at, one) for at, (_, one) in enumerate(books)]))
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
@@ -229,13 +232,17 @@ def _charged(
     structure: tuple[Bubbles, Jitter],
     steps: bool,
     shown: int | None,
+    whole: bool,
 ) -> RankBooks:
-    """`steps`: of its steps, not of operations that were marked; `shown` see `shown_ns`."""
+    """`steps`: of its steps, not of operations that were marked; `shown` see `shown_ns`; `whole`:
+    of these, and no rank is missing: where one seems to, its steps could not be matched."""
     bubbles, jitter = structure
     felt = {c: int(ns) for c, ns in zip(summed.causes, summed.felt_ns[at]) if ns}
     caused = {c: int(ns) for c, ns in zip(summed.causes, summed.caused_ns[at]) if ns}
     source = SOURCE_DEVICE_SAMPLES if one.ledger.device else SOURCE_HOST_SPANS
-    unseen = sum(felt.pop(name, 0) for name in (OTHER, UNKNOWN))
+    unseen = sum(
+        felt.pop(name, 0) for name in (OTHER, UNKNOWN, *((UNKNOWN_PEER,) if whole else ()))
+    )
     felt = bubbles.added(told.felt(at, felt), bubbles.felt(at))
     felt = bubbles.added(felt, jitter.felt(at))
     caused = bubbles.added(caused, bubbles.caused(at))

@@ -27,6 +27,12 @@ LEAST_AT_MOST_RATIO = 0.5
 AT_LEAST_RATIO = 0.01
 """Of the time: less is noise."""
 
+FEWEST_STEPS, TOGETHER_RATIO = 8, 0.9
+QUEUED_STEPS = 2.0
+"""So far a host runs ahead of its device at most."""
+DRIFT_STEPS = 4.0
+"""So far ranks would have drifted apart that do not wait for each other."""
+
 
 def borne_out(steps: Sequence[tuple[Int, Int, Int]]) -> bool:
     """Return whether in most stretches the device of one rank span much less than the others.
@@ -46,6 +52,25 @@ def borne_out(steps: Sequence[tuple[Int, Int, Int]]) -> bool:
     if usual < AT_LEAST_RATIO * float(ends[-1] - ends[0]):
         return False
     return float(sums.min(axis=0).sum()) <= LEAST_AT_MOST_RATIO * usual
+
+
+def kept_together(ends: Sequence[tuple[Int, Int]], own_ns: Sequence[int]) -> bool:
+    """Return whether ranks stay within `QUEUED_STEPS` of each other though they should not.
+
+    Hosts run ahead of devices that wait, so that steps need not end together. `own_ns`: what each
+    rank lost by itself; ranks that do not wait for each other drift apart by the difference.
+    """
+    numbers = ends[0][0]
+    for own, _ in ends[1:]:
+        numbers = np.intersect1d(numbers, own)
+    if numbers.size < max(FEWEST_STEPS, TOGETHER_RATIO * max(number.size for number, _ in ends)):
+        return False
+    table = np.stack([end[np.searchsorted(number, numbers)] for number, end in ends])
+    step_ns = float(np.median(np.diff(table[0])))
+    apart = table - table[0]
+    widest = float((apart.max(axis=1) - apart.min(axis=1)).max())
+    drift = max(own_ns) - min(own_ns)
+    return widest <= QUEUED_STEPS * step_ns and drift >= DRIFT_STEPS * step_ns
 
 
 def given_back(nodes: Sequence[NodeResult]) -> tuple[NodeResult, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clusterprof.engine.perhaps import borne_out
+from clusterprof.engine.perhaps import borne_out, kept_together
 
 STEP_NS = 500_000_000
 N = 40
@@ -43,3 +43,22 @@ def test_steps_are_compared_by_number() -> None:
     one, other = steps([0] * N, [100] * N)
     assert borne_out([tuple(part[5:] for part in one), tuple(part[:-5] for part in other), other])
     assert not borne_out([tuple(part[:1] for part in one), other])
+
+
+@pytest.mark.parametrize(
+    ("apart_steps", "own_steps", "expected"),
+    [
+        (1.5, 5.0, True),  # lost five steps more, and never fell back by two: it was waited for
+        (1.5, 3.0, False),
+        (2.5, 5.0, False),
+    ],
+)
+def test_ranks_that_should_drift_apart_and_do_not_wait_for_each_other(
+    apart_steps: float, own_steps: float, expected: bool
+) -> None:
+    number = np.arange(N)
+    ends = (number + 1) * STEP_NS
+    late = ends + np.where(number % 3 == 0, int(apart_steps * STEP_NS), 0)
+    assert (
+        kept_together([(number, ends), (number, late)], [0, int(own_steps * STEP_NS)]) is expected
+    )
