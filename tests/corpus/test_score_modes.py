@@ -45,11 +45,8 @@ def points(answer: Answer) -> dict[str, float]:
 
 def test_a_report_in_common_words(report: Report) -> None:
     answer = answer_of(report)
-    # of 120 ms per rank and step: 150 and 50 of 600 by rank 1, 100 by nobody; of the first step
-    # nothing can be told of rank 0's wait: 200 of 600 in 1 of 40 steps of one of two ranks
-    assert points(answer) == {
-        "storage": 24.7, "cpu": 8.2, "network": 16.7, "unattributed": 0.4,
-    }  # fmt: skip
+    # of 600 ms per rank and step: 150 and 50 by rank 1, 100 by nobody
+    assert points(answer) == {"storage": 25.0, "cpu": 8.3, "network": 16.7}
     said = [(one.family, one.leaf, one.culprits, one.outside_steps) for one in answer.causes or ()]
     assert said == [
         ("storage", "storage-local", (1,), False),

@@ -148,6 +148,9 @@ import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 dist.all_reduce(torch.ones(10)); dist.barrier()
 from torch._C import _distributed_c10d as c10d
+import json, time
+while any(not e["retired"] for e in json.loads(c10d._dump_fr_trace_json())["entries"]):
+    time.sleep(0.01)  # another thread says that an operation is over
 open(sys.argv[2], "wb").write(c10d._dump_fr_trace())
 open(sys.argv[3], "wb").write(c10d._dump_fr_trace_json())
 """
