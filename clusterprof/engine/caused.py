@@ -9,12 +9,13 @@ sum of felt  =  sum of caused  +  what is nobody's (transfers, ranks that were n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterprof.attribution.blame import UNKNOWN
 from clusterprof.attribution.ledger import RankBooks, called
 from clusterprof.attribution.local import JITTER, PEERS_UNKNOWN
 from clusterprof.attribution.spent import OTHER
+from clusterprof.engine.node import NodeResult
 from clusterprof.findings import UNATTRIBUTED
 
 Amounts = Mapping[str, int]
@@ -39,15 +40,21 @@ class Doing:
         return list(dict.fromkeys((*self.own, *self.others)))
 
 
-def agreed(books: Sequence[RankBooks]) -> list[RankBooks]:
+def agreed(nodes: Sequence[NodeResult]) -> tuple[NodeResult, ...]:
     """Let causes for which ranks waited for each other bear one name in all their ledgers.
 
     One rank may be sure of a leaf where another would say the family: what is felt under the one
     name would be caused under the other.
     """
+    books = [one for node in nodes for one in node.books]
     between = {cause for one in books for cause in (*one.felt, *one.caused)}
     names = {cause: id_ for cause, id_ in _names(books).items() if cause in between}
-    return [called(one, names) if _differs(one, names) else one for one in books]
+    return tuple(
+        replace(node, books=tuple(
+            called(one, names) if _differs(one, names) else one for one in node.books
+        ))
+        for node in nodes
+    )  # fmt: skip
 
 
 def _differs(one: RankBooks, names: Mapping[str, str]) -> bool:

@@ -104,7 +104,7 @@ def across_ranks(
     still = hung(given_back(alone(across.nodes)))
     return replace(
         across,
-        nodes=still.nodes,
+        nodes=agreed(still.nodes),
         notes=(*still.notes, *told.notes, *across.notes),
         blinds=(*told.blinds, *across.blinds),
         findings=(*still.findings, *anew.findings),
@@ -152,7 +152,7 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         )
         for at, _, one in found
     }  # fmt: skip
-    left = iter(agreed([new.get(at, one) for at, (_, one) in enumerate(books)]))
+    left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
     charged_nodes = tuple(
         replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
     )

@@ -40,8 +40,7 @@ def test_a_right_answer_that_errs_a_little() -> None:
     errors = {**ZERO, "storage": 3.0, "cpu": 3.0, "network": 0.5, "unattributed": 0.5}
     judged = judge(ANSWER, TRUTH, WANTED)
     assert {k: round(v, 9) for k, v in (judged.errors or {}).items()} == errors
-    assert judged.unattributed_ratio is not None and judged.gain_error is not None
-    assert round(judged.unattributed_ratio, 9) == 0.05
+    assert judged.unattributed_ratio == 0.0 and judged.gain_error is not None  # 1.5 of 2 true
     assert round(judged.gain_error, 9) == -5.0  # 20 said; 1 - 75 / 100 = 25 true
     assert replace(judged, errors=None, unattributed_ratio=None, gain_error=None) == Judged(
         wanted="storage", said="storage", said_leaf="storage-local",
@@ -51,6 +50,28 @@ def test_a_right_answer_that_errs_a_little() -> None:
         emitted=(("storage-local", 0.9, True), ("cpu-preprocess", 0.7, False)),
         culprit_right=True, inverted=False, false_causes=("cpu",), residual_ns=0, first_blamed=1,
     )  # fmt: skip
+
+
+def test_unattributed_is_what_is_beyond_the_truth() -> None:
+    said = {**ZERO, "storage": 0.25, "unattributed": 0.035}
+    judged = judge(replace(ANSWER, family_ratio=said), TRUTH, WANTED)
+    assert round(judged.unattributed_ratio or 0.0, 9) == 0.05  # 3.5 said less 2 true, of 30 lost
+
+
+def test_of_two_faults_the_larger_leads_and_of_equal_ones_either() -> None:
+    both = replace(WANTED, also=(("cpu", "cpu-preprocess"),))
+    cpu_first = replace(ANSWER, causes=(ANSWER.causes or ())[1::-1])
+
+    def found(cpu_ns: int) -> tuple[object, ...]:
+        truth = replace(TRUTH, lost=(*TRUTH.lost, Lost("cpu-preprocess", 0, 0, cpu_ns)))
+        judged = judge(cpu_first, truth, both)
+        return judged.wanted, judged.family_right, judged.leaf_top1
+
+    assert found(500) == ("storage", False, False)  # 25 points, storage has 28
+    assert found(545) == ("cpu", True, True)  # 27.25: as large, and said first
+    assert found(600) == ("cpu", True, True)
+    truth = replace(TRUTH, lost=(*TRUTH.lost, Lost("cpu-preprocess", 0, 0, 600)))
+    assert judge(ANSWER, truth, both).family_right is False
 
 
 def test_a_victim_that_is_blamed_is_an_inversion() -> None:

@@ -9,7 +9,7 @@ None is never counted. Shares are in points: hundredths of the in-step time of a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.families import FAMILIES, FAMILY_OF, UNATTRIBUTED
@@ -27,6 +27,8 @@ RIGHT_RATIO = 0.5
 INVERTED_BELOW, INVERTED_ABOVE = 1.0, 3.0
 LOST_FROM = 3.0
 """The unattributed part of the lost time is judged where that many points were lost."""
+TIE_BELOW = 1.0
+"""Two faults whose costs differ by less are equally large."""
 NOTHING = "nothing"
 STARTUP = "startup"
 
@@ -60,7 +62,7 @@ class Judged:
     """Groups said `FALSE_FROM` points above the truth, of a null; in other runs said that large and
     all but absent in truth."""
     unattributed_ratio: float | None = None
-    """Of the lost time."""
+    """Of the lost time, beyond what is so by truth."""
     residual_ns: int | None = None
     gain_error: float | None = None
     """(gain said - what the fault cost) in points of the step time."""
@@ -73,6 +75,7 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
     true = _points(truth.family_ns(), truth.in_step_ns)
     said = _said_points(answer)
     first, second = _first(answer, wanted)
+    all_wanted, wanted = wanted, _leading(wanted, true, first)
     null = not wanted.family
     errors = None
     apart = not any(one.covers for one in answer.causes or ())
@@ -98,10 +101,10 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
         emitted=_emitted(answer, truth, wanted),
         culprit_right=_culprit_right(answer, truth, wanted),
         nobody_right=_nobody_right(answer, truth, wanted),
-        both_found=_both_found(answer, truth, wanted),
+        both_found=_both_found(answer, truth, all_wanted),
         inverted=_inverted(answer, truth),
         false_causes=_false_causes(answer, said, true, null),
-        unattributed_ratio=_unattributed(answer, null),
+        unattributed_ratio=_unattributed(answer, true, null),
         residual_ns=answer.residual_ns,
         gain_error=_gain_error(answer, truth, null or wanted.outside_steps),
         first_blamed=answer.culprits[0] if answer.culprits else None,
@@ -133,6 +136,18 @@ def _first(answer: Answer, wanted: Wanted) -> tuple[Said | None, Said | None]:
         if one.outside_steps == wanted.outside_steps and one.family != UNATTRIBUTED
     ]  # fmt: skip
     return (named[0] if named else None), (named[1] if len(named) > 1 else None)
+
+
+def _leading(wanted: Wanted, true: Mapping[str, float], first: Said | None) -> Wanted:
+    """Of several faults the largest by truth leads; of two within a point, the one that is said."""
+    if not wanted.also:
+        return wanted
+    faults = [(wanted.family, wanted.leaves), *((family, (leaf,)) for family, leaf in wanted.also)]
+    most = max(true.get(family, 0.0) for family, _ in faults)
+    near = [one for one in faults if true.get(one[0], 0.0) >= most - TIE_BELOW]
+    named = [one for one in near if first is not None and one[0] in _meant(first)]
+    family, leaves = (named or sorted(near, key=lambda one: -true.get(one[0], 0.0)))[0]
+    return replace(wanted, family=family, leaves=leaves)
 
 
 def _family_right(answer: Answer, first: Said | None, wanted: Wanted) -> bool | None:
@@ -256,12 +271,14 @@ def _false_causes(
     return tuple(sorted(out))
 
 
-def _unattributed(answer: Answer, null: bool) -> float | None:
+def _unattributed(answer: Answer, true: Mapping[str, float], null: bool) -> float | None:
+    """What nobody caused by truth is rightly left without a cause: only what is beyond counts."""
     if null or answer.family_ratio is None or answer.lost_ratio is None:
         return None
     if 100.0 * answer.lost_ratio < LOST_FROM:
         return None
-    return answer.family_ratio.get(UNATTRIBUTED, 0.0) / answer.lost_ratio
+    beyond = answer.family_ratio.get(UNATTRIBUTED, 0.0) - true.get(UNATTRIBUTED, 0.0) / 100.0
+    return max(beyond, 0.0) / answer.lost_ratio
 
 
 def _gain_error(answer: Answer, truth: Truth, no_fault_inside: bool) -> float | None:
