@@ -115,8 +115,9 @@ def _loading(rank: Rank, lost: Lost, around: Surroundings) -> tuple[Float, Float
         chosen = (work >= best) & (never_rests | _rather(lost, process, work, around))
         best = np.where(chosen, work, best)
         part = np.maximum(work, 1e-9)
-        storage = np.where(chosen, np.nan_to_num(now.storage) / part, storage)
-        cpu = np.where(chosen, np.nan_to_num(now.at_work - now.storage) / part, cpu)
+        loading = np.nan_to_num(now.storage + now.reading)
+        storage = np.where(chosen, loading / part, storage)
+        cpu = np.where(chosen, np.maximum(work - loading, 0.0) / part, cpu)
     return storage, cpu
 
 

@@ -25,6 +25,8 @@ from clusterprof.timeline.feeding_blocked import (
 from clusterprof.timeline.feeding_blocked import OTHER as SOMETHING
 from clusterprof.timeline.model import Float, Int, ThreadTable
 
+_READS_FROM_RATIO = 0.5  # of the blocked samples of a window
+
 
 class Windowed(NamedTuple):
     """Shares of each window, float64[n]; what is missing to 1 it slept. NaN where not known."""
@@ -34,6 +36,8 @@ class Windowed(NamedTuple):
     storage: Float
     """Blocked on a disk or mount."""
     memory: Float
+    reading: Float
+    """Part of `on_cpu` that a loader which is blocked on storage spends in the kernel: it reads."""
 
     @property
     def at_work(self) -> Float:
@@ -55,13 +59,19 @@ def windowed(
     runnable = np.clip(np.nan_to_num(runnable), 0.0, 1.0 - np.nan_to_num(on_cpu))
     storage, memory = _blocked_on(thread, start_ns, end_ns, around, loads)
     blocked = 1.0 - on_cpu - runnable
-    return Windowed(on_cpu, runnable, storage * blocked, memory * blocked)
+    reads = loads and bool((storage >= _READS_FROM_RATIO).any())
+    reading = on_cpu * (_kernel_ratio(thread) if reads else 0.0)
+    return Windowed(on_cpu, runnable, storage * blocked, memory * blocked, reading)
 
 
 def _blocked_on(
     thread: ThreadTable, start_ns: Int, end_ns: Int, around: Surroundings, loads: bool
 ) -> tuple[Float, Float]:
-    """Which part of the blocked samples of each window was storage, and memory."""
+    """Which part of the blocked samples of each window was storage, and memory.
+
+    A window in which the thread was never found blocked has the mix of all samples: reads of less
+    than a millisecond are often missed, and are no sleep for that.
+    """
     none = np.zeros(start_ns.size)
     if not thread.t_ns.size:
         return none, none
@@ -77,9 +87,22 @@ def _blocked_on(
     first = np.searchsorted(thread.t_ns, start_ns - early, side="left")
     last = np.searchsorted(thread.t_ns, end_ns - early, side="left")
     first = np.where(first == last, np.maximum(first - 1, 0), first)
-    count = [_among(one, first, last) for one in (storage, memory, deep | light)]
-    total = np.maximum(count[2], 1)
-    return count[0] / total, count[1] / total
+    count = _among(deep | light, first, last)
+
+    def part(which: np.ndarray) -> Float:
+        pooled = float(which.sum()) / max(float((deep | light).sum()), 1.0)
+        return np.where(count > 0, _among(which, first, last) / np.maximum(count, 1), pooled)
+
+    return part(storage), part(memory)
+
+
+def _kernel_ratio(thread: ThreadTable) -> float:
+    """Which part of its CPU time a thread spent in the kernel; 0 where that is not known."""
+    known = (thread.user_ns >= 0) & (thread.system_ns >= 0)
+    if np.count_nonzero(known) < 2:
+        return 0.0
+    user, system = (one[known][-1] - one[known][0] for one in (thread.user_ns, thread.system_ns))
+    return float(system) / max(float(user + system), 1.0)
 
 
 def _among(which: np.ndarray, first: Int, last: Int) -> Int:

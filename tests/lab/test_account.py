@@ -57,9 +57,9 @@ def test_a_late_loader_is_felt_by_itself_and_by_who_waits_for_it() -> None:
     assert sum(zero.values()) + 110 * MS == sum(one.values()) + 110 * MS == 180 * MS
     assert lost_rows([other, late], STORAGE) == (
         Lost("cpu-contention", 1, 0, 5 * MS), Lost("cpu-contention", 1, 1, 5 * MS),
-        Lost("cpu-preprocess", 1, 0, 25 * MS), Lost("cpu-preprocess", 1, 1, 25 * MS),
+        Lost("cpu-preprocess", 1, 0, 15 * MS), Lost("cpu-preprocess", 1, 1, 15 * MS),
         Lost("net-transfer", None, 0, 8 * MS), Lost("net-transfer", None, 1, 8 * MS),
-        Lost("other", None, 0, 2 * MS), Lost("other", None, 1, 2 * MS),
+        Lost("other", None, 0, 12 * MS), Lost("other", None, 1, 12 * MS),
         Lost("storage-remote", 1, 0, 30 * MS), Lost("storage-remote", 1, 1, 30 * MS),
     )  # fmt: skip
 
