@@ -74,7 +74,7 @@ accept-cluster: $(VENV)/torch ## the same three times over, analyses and rules o
 blame-check: $(VENV)/dev ## who was at fault in 403 synthetic jobs; the bound of clocks in 10,000 trials
 	$(BIN)/python -m bench blame_truth clock_bound
 
-score: $(VENV)/dev ## a slice of the corpus of known faults, all tools judged by the truth: SPLIT=dev (minutes)
+score: $(VENV)/torch ## a slice of the corpus of known faults, all tools judged by the truth: SPLIT=dev (minutes)
 	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice ci --out $(SCORE) $(ANSWERS)
 
 score-full: $(VENV)/torch ## the whole corpus, real processes too (root, hours); writes what docs/accuracy.md is made of

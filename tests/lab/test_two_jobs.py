@@ -9,8 +9,7 @@ from pathlib import Path
 
 from recorder.recording_runs import PYTHON, RECORD, environment, own_job, wait_until
 
-from clusterprof.errors import NoRecording
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof_lab.real.launch import stopped
 
 SCRIPT = """
 import time
@@ -23,18 +22,6 @@ for number in range(10):
 ROOT = str(Path(__file__).parents[2])  # the script finds the package as an installed one
 
 
-def ended(out: Path) -> int:
-    """How many recorders have said that they stopped."""
-    try:
-        folders = node_folders(out)
-    except NoRecording:
-        return 0
-    return sum(
-        any(getattr(one, "kind", "") == "recorder-stopped" for one in NodeReader(folder))
-        for folder in folders
-    )
-
-
 def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
     script, out = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT)
@@ -45,7 +32,7 @@ def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
         command = [*RECORD, "-o", str(out), "--", sys.executable, str(script)]
         jobs.append(subprocess.Popen(command, env=env))
     assert [job.wait(timeout=60) for job in jobs] == [0, 0]
-    wait_until(lambda: ended(out) == 2)
+    wait_until(lambda: stopped(out) == 2)
     done = subprocess.run(
         [PYTHON, "-m", "clusterprof", "analyze", str(out), "--json"],
         capture_output=True, text=True, timeout=60, check=True, env=environment(PYTHONPATH=ROOT),

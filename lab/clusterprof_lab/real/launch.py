@@ -130,13 +130,14 @@ class Machine:
 def wait_for_recording(out: Path, nodes: int) -> None:
     """Wait until the recorders of so many nodes have said that they stopped."""
     end = time.monotonic() + _RECORDER_ENDS_WITHIN_S
-    while _stopped(out) < nodes:
+    while stopped(out) < nodes:
         if time.monotonic() > end:
             raise RuntimeError(f"the recorder does not end: {out}")
         time.sleep(0.2)
 
 
-def _stopped(out: Path) -> int:
+def stopped(out: Path) -> int:
+    """Return how many recorders have said in a recording that they stopped."""
     try:
         folders = node_folders(out)
     except NoRecording:

@@ -1,6 +1,6 @@
 """An ordinary loop that saves its model, fsync included, every few steps: a job to try rivals on.
 
-Compute is emulated by sleep in a custom autograd function, as in `tests/lab/scripts/train_ddp.py`.
+Compute is emulated by sleep in a custom autograd function, as in `real/scripts/train_ddp.py`.
 """
 
 from __future__ import annotations
