@@ -78,7 +78,9 @@ score: $(VENV)/torch ## a slice of the corpus of known faults, all tools judged 
 	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice ci --out $(SCORE) $(ANSWERS)
 
 score-full: $(VENV)/torch ## the whole corpus, real processes too (root, hours); writes what docs/accuracy.md is made of
-	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice full --out $(SCORE) $(ANSWERS)
+	-$(BIN)/python -m clusterprof_lab lab run --split $(SPLIT) --seeds 1 --out $(SCORE)/real
+	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice full --out $(SCORE) \
+	    --recorded $(SCORE)/real $(ANSWERS)
 	$(BIN)/python -m clusterprof_lab.score.page --store $(SCORE)/score.json
 
 score-rivals: $(VENV)/torch ## TraceML on the corpus's real jobs, scored beside ours: TRACEML_PYTHON=VENV/bin/python SLICE=ci

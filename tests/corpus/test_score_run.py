@@ -19,7 +19,7 @@ from clusterprof_lab.score import sabotage, work
 from clusterprof_lab.score.figures import wilson
 from clusterprof_lab.score.ours import ours
 from clusterprof_lab.score.page import pages, results, store
-from clusterprof_lab.score.plan import LARGE, Work, planned
+from clusterprof_lab.score.plan import LARGE, NOT_RECORDED, Work, planned, recorded
 from clusterprof_lab.score.progress import Progress
 from clusterprof_lab.score.run import main
 from clusterprof_lab.score.sabotage import FAULTS, GAPS, sabotaged, worse
@@ -188,11 +188,24 @@ def test_slices() -> None:
     assert [one.ablate for one in ci].count(True) == 2  # the first of each group
     full = planned(corpus, "test", "full", ["synth", "real"])
     assert Counter((one.testbed, one.trial.scenario.id) for one in full if one.trial) == {
-        ("synth", "storage-io-cap"): 9 + len(LARGE), ("synth", "null-clean"): 20,
-        ("real", "storage-io-cap"): 9, ("real", "null-clean"): 3,
+        ("synth", "storage-io-cap"): 9 + len(LARGE), ("synth", "null-clean"): 64,
+        ("real", "storage-io-cap"): 3, ("real", "null-clean"): 3,
     }  # fmt: skip
     assert {one.trial.split for one in full if one.trial} == {"test"}
     assert len({one.name for one in full}) == len(full)
+
+
+def test_real_jobs_that_lie_there_are_not_made_again(runs: Path, tmp_path: Path) -> None:
+    both = planned([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["synth", "real"])
+    for name in ("storage-io-cap.medium.dev0", "storage-io-cap.medium.dev1"):
+        (tmp_path / name).symlink_to(runs / "one")
+    assert [one.folder for one in recorded(both, tmp_path)] == [
+        None, None, tmp_path / "storage-io-cap.medium.dev0",
+    ]  # fmt: skip
+    assert recorded(both, tmp_path / "none") == both
+    *_, missing = recorded(both, tmp_path / "none", others=False)
+    done = do(missing, Settings(rules=False, scenarios=CORPUS))
+    assert (done.rows, done.not_run) == ((), NOT_RECORDED)
 
 
 def test_the_page_and_its_picture(out: Path, tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ def _list(corpus: Sequence[Scenario]) -> int:
 
 def _trials(chosen: Sequence[Scenario], options: argparse.Namespace) -> Iterator[Trial]:
     for scenario in chosen:
-        # A null has no severity: one is as good as another.
-        severities = options.severity if scenario.wanted.family else options.severity[:1]
+        # A null has no severity; in the plan of the score it bears the middle one.
+        severities = options.severity if scenario.wanted.family else SEVERITIES[1:2]
         for severity in severities:
             for seed in range(options.seeds):
                 yield Trial(scenario, severity, seed, options.split)

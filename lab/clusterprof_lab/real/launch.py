@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from clusterprof.errors import NoRecording
 from clusterprof.trace.reader import NodeReader, node_folders
@@ -22,6 +23,8 @@ ENOUGH_S = 150.0
 HANG_S = 16.0
 """A hung job is ended when none of its ranks has finished a step for so long."""
 _RECORDER_ENDS_WITHIN_S = 20.0
+_KTHREADD = 2
+"""Whoever descends from it is a thread of the kernel."""
 # Enters each control group named before `--`, then becomes what comes after it.
 _ENTER = (
     'for file in "$@"; do shift; [ "$file" = -- ] && break; echo 0 >"$file" || exit 126; done; '
@@ -108,23 +111,48 @@ def _silent_s(folder: Path) -> float:
 
 
 class Machine:
-    """How much of the machine's CPU time others took since this was made."""
+    """How much of the machine's CPU time strangers took since this was made.
+
+    Neither the job nor its fault are strangers: hogs, file servers, a flow on the link are started
+    by this process too, and kernel threads and interrupts serve them.
+    """
 
     def __init__(self) -> None:
-        self._before = self._now()
+        self._before = _cpu_s()
 
     def disturbed_ratio(self) -> float:
-        """Return CPU time that was not the job's, of all there was."""
-        busy, whole, own = (now - then for now, then in zip(self._now(), self._before))
+        """Return CPU time that was not ours, of all there was."""
+        busy, whole, own = (now - then for now, then in zip(_cpu_s(), self._before))
         return float(max(0.0, busy - own) / whole) if whole > 0 else 0.0
 
-    @staticmethod
-    def _now() -> tuple[float, float, float]:
-        ticks = os.sysconf("SC_CLK_TCK")
-        first = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-        counts = [int(word) / ticks for word in first]
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return sum(counts) - counts[3] - counts[4], sum(counts), used.ru_utime + used.ru_stime
+
+def _cpu_s() -> tuple[float, float, float]:
+    """Return seconds of all CPUs: busy, in all, and busy for this process, its kin and the kernel.
+
+    Time of whoever has ended and was waited for is in that of his parent (proc(5), `cutime`).
+    """
+    all_of = psutil.cpu_times()
+    whole = sum(all_of) - all_of.guest - all_of.guest_nice  # these two are in user and nice
+    busy = whole - all_of.idle - all_of.iowait
+    found = {
+        one.pid: one.info
+        for one in psutil.process_iter(["ppid", "cpu_times"])
+        if one.info["cpu_times"] is not None
+    }
+    own = float(all_of.irq + all_of.softirq)
+    for pid in found:
+        if _kin(pid, found):
+            own += sum(found[pid]["cpu_times"][:4])  # user, system, and of children both
+    return busy, whole, own
+
+
+def _kin(pid: int, found: Mapping[int, Any]) -> bool:
+    """Return whether a process is this one, or descends from it or from the kernel's own."""
+    while pid in found:
+        if pid in (os.getpid(), _KTHREADD):
+            return True
+        pid = found[pid]["ppid"]
+    return False
 
 
 def wait_for_recording(out: Path, nodes: int) -> None:

@@ -1,13 +1,14 @@
 """Which trials a slice has, and in which modes each is scored.
 
 ci     every scenario twice at one severity, one of each group without each signal: minutes
-full   three severities, three seeds, more nulls, and a few scenarios at up to 4,096 ranks
+full   three severities, three seeds, 384 nulls, and a few scenarios at up to 4,096 ranks; of real
+       jobs one seed per severity, three of each null: 144 jobs of 20 s
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,9 +23,13 @@ LARGE_SCENARIOS = ("storage-io-cap", "cpu-gc", "sync-slow-rank", "sync-chain", "
 PIPELINES = ("sync-chain",)
 """They are simulated message by message: of the large jobs the smallest alone."""
 _REAL_IN_CI = ("storage-io-cap", "cpu-heavy-transform", "sync-slow-rank", "null-clean")
-_NULL_SEEDS = {"ci": 4, "full": 20}
-_CI_SEEDS = 2
-_FULL_SEEDS = 3
+_NULL_SEEDS = {"ci": 4, "full": 64}
+"""0 false of 6 x 64 bounds the true part to 1 % (Wilson, 95 %)."""
+_SEEDS = {("synth", "ci"): 2, ("synth", "full"): 3, ("real", "ci"): 1, ("real", "full"): 1}
+_REAL_NULLS = 3
+_MODES_UP_TO = 3
+"""Seeds from which on a run is scored with everything seen alone."""
+NOT_RECORDED = "not recorded: it takes hours, `--no-recording` was given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,8 @@ class Work:
     ablate: bool = False
     ranks: int | None = None
     """Size of a large job; None = what the trial draws."""
+    not_now: str = ""
+    """Why it is not made, when it does not lie there."""
 
     @property
     def name(self) -> str:
@@ -71,9 +78,9 @@ def _of_scenario(
         return
     null = not scenario.wanted.family
     severities = SEVERITIES if size == "full" and not null else SEVERITIES[1:2]
-    seeds = _FULL_SEEDS if size == "full" else 1 if testbed == "real" else _CI_SEEDS
-    if null and testbed == "synth":
-        seeds = _NULL_SEEDS[size]
+    seeds = _SEEDS[testbed, size]
+    if null and (testbed == "synth" or size == "full"):
+        seeds = _NULL_SEEDS[size] if testbed == "synth" else _REAL_NULLS
     for severity in severities:
         for seed in range(seeds):
             first = seed == 0
@@ -81,12 +88,29 @@ def _of_scenario(
                 testbed,
                 Trial(scenario, severity, seed, split),
                 None,
-                modes=MODES if first or size == "full" else ("M0",),
+                modes=MODES if seed < (_MODES_UP_TO if size == "full" else 1) else ("M0",),
                 ablate=ablate and first and severity == "medium" and testbed == "synth",
             )
     if size == "full" and testbed == "synth" and scenario.id in LARGE_SCENARIOS:
         for ranks in LARGE[:1] if scenario.id in PIPELINES else LARGE:
             yield Work(testbed, Trial(scenario, "medium", 0, split), None, ranks=ranks)
+
+
+def recorded(works: Sequence[Work], folder: Path, others: bool = True) -> list[Work]:
+    """Return the work with the real jobs taken that lie under a folder by name.
+
+    Those that do not are made, or with `others` False are not run.
+    """
+    out = []
+    for work in works:
+        if work.testbed == "real" and work.trial is not None:
+            lies = folder / work.trial.name
+            if (lies / FILE).is_file():
+                work = replace(work, folder=lies)
+            elif not others:
+                work = replace(work, not_now=NOT_RECORDED)
+        out.append(work)
+    return out
 
 
 def lying_in(folder: Path, modes: tuple[str, ...], ablate: bool) -> list[Work]:

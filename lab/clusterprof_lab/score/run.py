@@ -20,7 +20,7 @@ from typing import get_args
 from clusterprof_lab.scenario import CORPUS, ScenarioError, Split, load_corpus
 from clusterprof_lab.score.document import document
 from clusterprof_lab.score.modes import MODES
-from clusterprof_lab.score.plan import Slice, Work, lying_in, planned
+from clusterprof_lab.score.plan import Slice, Work, lying_in, planned, recorded
 from clusterprof_lab.score.progress import Progress
 from clusterprof_lab.score.sheet import score_page, summary
 from clusterprof_lab.score.work import Done, Settings, do
@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         works = lying_in(given.runs, modes, given.ablate)
     else:
         works = planned(corpus, given.split, given.slice, given.testbed)
+        if given.recorded is not None:
+            works = recorded(works, given.recorded, not given.no_recording)
     works = [work for work in works if _asked(work, given)]
     if not works:
         print(f"score: no run under {given.runs or 'this choice'}", file=sys.stderr)
@@ -80,6 +82,13 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--runs", type=Path, help="score the runs under this folder")
     parser.add_argument(
+        "--recorded", type=Path, metavar="DIR",
+        help="real jobs of the slice that `clusterprof-lab run --out DIR` left here are not made",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-recording", action="store_true", help="nor are those that do not lie there"
+    )
+    parser.add_argument(
         "--answers", action="append", default=[], metavar="[TOOL=]DIR",
         help="answers of another tool, by name of run",
     )  # fmt: skip
@@ -111,7 +120,8 @@ def _asked(work: Work, given: argparse.Namespace) -> bool:
 
 def _wants_all(work: Work) -> bool:
     """Real jobs want both CPUs, those of thousands of ranks 3 GB of memory."""
-    return work.testbed == "real" or (work.ranks or 0) > MANY
+    made = work.testbed == "real" and work.folder is None and not work.not_now
+    return made or (work.ranks or 0) > MANY
 
 
 def _all(works: Sequence[Work], settings: Settings, jobs: int) -> Iterator[Done]:

@@ -97,8 +97,8 @@ def do(work: Work, settings: Settings) -> Done:
 
 def made(work: Work, place: Path) -> tuple[Path | None, str]:
     """Return the folder of a run, made when it has to be, or None and why it cannot be."""
-    if work.folder is not None:
-        return work.folder, ""
+    if work.folder is not None or work.not_now:
+        return work.folder, work.not_now
     trial = work.trial
     assert trial is not None
     if getattr(trial.scenario, work.testbed) is None:

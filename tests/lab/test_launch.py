@@ -1,0 +1,40 @@
+"""Who disturbed a job: neither itself, nor its fault, nor the kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from clusterprof_lab.real.launch import Machine, _cpu_s, _kin
+
+BURN = "import time; end = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
+
+
+def test_who_is_kin() -> None:
+    me = os.getpid()
+    parents = {1: 0, 2: 0, 40: 2, 50: 1, me: 50, me + 1: me, me + 2: me + 1, me + 3: 50}
+    found = {pid: {"ppid": parent} for pid, parent in parents.items()}
+    assert [pid for pid in found if _kin(pid, found)] == [2, 40, me, me + 1, me + 2]
+    assert not _kin(me + 9, found)  # ended between two looks
+
+
+def test_a_child_alive_and_one_that_ended_are_ours() -> None:
+    before = _cpu_s()
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    waits = f"{BURN}\nprint(1, flush=True)\ntime.sleep(60)"
+    alive = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE)
+    try:
+        assert alive.stdout is not None and alive.stdout.readline() == b"1\n"
+        busy, whole, own = (now - then for now, then in zip(_cpu_s(), before))
+    finally:
+        alive.kill()
+        alive.communicate()
+    assert 1.2 <= own <= busy + 0.1 <= whole + 0.2  # /proc/stat counts in hundredths
+
+
+def test_the_ratio_of_a_while_in_which_nothing_passed_is_known() -> None:
+    machine = Machine()
+    time.sleep(0.05)
+    assert 0.0 <= machine.disturbed_ratio() <= 1.0
