@@ -8,6 +8,7 @@ from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.families import FAMILIES
 from clusterprof_lab.scenario import Wanted
 from clusterprof_lab.score.judge import Judged, judge
+from clusterprof_lab.score.leading import missed
 from clusterprof_lab.truth import OTHER, Injected, Lost, Place, Truth
 
 # Two ranks of 1,000 ns each. Rank 1's disk cost itself 300 and rank 0 260 of waiting; 40 are
@@ -60,7 +61,8 @@ def test_unattributed_is_what_is_beyond_the_truth() -> None:
 
 def test_of_two_faults_the_larger_leads_and_of_equal_ones_either() -> None:
     both = replace(WANTED, also=(("cpu", "cpu-preprocess"),))
-    cpu_first = replace(ANSWER, causes=(ANSWER.causes or ())[1::-1])
+    causes = (Said("cpu", "cpu-preprocess", 0.26), Said("storage", "storage-local", 0.25))
+    cpu_first = replace(ANSWER, causes=causes, family_ratio={**ZERO, "cpu": 0.26, "storage": 0.25})
 
     def found(cpu_ns: int) -> tuple[object, ...]:
         truth = replace(TRUTH, lost=(*TRUTH.lost, Lost("cpu-preprocess", 0, 0, cpu_ns)))
@@ -72,6 +74,37 @@ def test_of_two_faults_the_larger_leads_and_of_equal_ones_either() -> None:
     assert found(600) == ("cpu", True, True)
     truth = replace(TRUTH, lost=(*TRUTH.lost, Lost("cpu-preprocess", 0, 0, 600)))
     assert judge(ANSWER, truth, both).family_right is False
+
+
+def test_groups_are_ranked_by_their_sums_and_leaves_one_by_one() -> None:
+    causes = (
+        Said("network", "net-transfer", 0.12), Said("cpu", "cpu-preprocess", 0.08),
+        Said("cpu", "cpu-throttled", 0.05),
+    )  # fmt: skip
+    wanted = Wanted("cpu", ("cpu-throttled",), "node")
+    split = Answer("us 1", causes, leaves=True)  # 13 points of CPU, 12 of network
+    judged = judge(split, TRUTH, wanted)
+    assert (judged.said, judged.family_right, judged.leaf_top1) == ("cpu", True, False)
+    whole = replace(split, family_ratio={**ZERO, "network": 0.12, "cpu": 0.115})
+    assert judge(whole, TRUTH, wanted).said == "network"  # the table of groups goes first
+    unsized = replace(split, causes=tuple(replace(one, share_ratio=None) for one in causes))
+    assert judge(unsized, TRUTH, wanted).said == "network"  # no amounts: the order counts
+
+
+def test_of_two_faults_leaves_lead_by_what_they_cost_alone() -> None:
+    # 28 points of storage; of CPU 26 of the fault's leaf, 4 of another: CPU leads by group alone
+    both = replace(WANTED, also=(("cpu", "cpu-preprocess"),))
+    lost = (Lost("cpu-preprocess", 0, 0, 520), Lost("cpu-contention", 0, 0, 80))
+    judged = judge(ANSWER, replace(TRUTH, lost=(*TRUTH.lost, *lost)), both)
+    assert (judged.wanted, judged.family_right, judged.leaf_top1) == ("cpu", False, True)
+
+
+def test_a_fault_that_cost_less_than_half_of_its_aim_asks_nothing() -> None:
+    said = "the fault did not hit: it should cost 60 points and cost 28"
+    assert [missed(TRUTH, WANTED, aimed) for aimed in (None, 0.25, 0.55, 0.6)] == [
+        "", "", "", said,
+    ]  # fmt: skip
+    assert missed(TRUTH, replace(WANTED, family=""), 0.6) == ""
 
 
 def test_a_victim_that_is_blamed_is_an_inversion() -> None:

@@ -9,11 +9,18 @@ None is never counted. Shares are in points: hundredths of the in-step time of a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.families import FAMILIES, FAMILY_OF, UNATTRIBUTED
 from clusterprof_lab.scenario import Wanted
+from clusterprof_lab.score.leading import (
+    first_of,
+    group_of,
+    leading_group,
+    leading_leaf,
+    meant,
+)
 from clusterprof_lab.truth import Truth
 
 ACTIVE_FROM = 0.1
@@ -27,8 +34,6 @@ RIGHT_RATIO = 0.5
 INVERTED_BELOW, INVERTED_ABOVE = 1.0, 3.0
 LOST_FROM = 3.0
 """The unattributed part of the lost time is judged where that many points were lost."""
-TIE_BELOW = 1.0
-"""Two faults whose costs differ by less are equally large."""
 NOTHING = "nothing"
 STARTUP = "startup"
 
@@ -74,8 +79,11 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
     """Lay an answer beside the truth of its run."""
     true = _points(truth.family_ns(), truth.in_step_ns)
     said = _said_points(answer)
-    first, second = _first(answer, wanted)
-    all_wanted, wanted = wanted, _leading(wanted, true, first)
+    first, second = first_of(answer, wanted)
+    group = group_of(answer, wanted)
+    all_wanted = wanted
+    of_leaf = leading_leaf(all_wanted, truth, first)
+    wanted = leading_group(all_wanted, true, group)
     null = not wanted.family
     errors = None
     apart = not any(one.covers for one in answer.causes or ())
@@ -86,19 +94,21 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
     )
     return Judged(
         wanted=wanted.family or NOTHING,
-        said=None if answer.causes is None else _group_of(first, wanted) if first else NOTHING,
+        said=None if answer.causes is None else _group_name(group, wanted) if group else NOTHING,
         said_leaf=first.leaf if first else None,
         errors=errors,
         active=active if errors is not None else (),
-        family_right=_family_right(answer, first, wanted),
-        leaf_top1=None if not _names_leaves(answer, wanted) else _leaf_in(first, wanted),
+        family_right=None
+        if answer.causes is None or not wanted.family
+        else group is not None and wanted.family in meant(group),
+        leaf_top1=None if not _names_leaves(answer, wanted) else _leaf_in(first, of_leaf),
         leaf_top2=None
         if not _names_leaves(answer, wanted)
-        else _leaf_in(first, wanted) or _leaf_in(second, wanted),
+        else _leaf_in(first, of_leaf) or _leaf_in(second, of_leaf),
         abstained=None
         if not _names_leaves(answer, wanted)
         else first is not None and first.leaf is None,
-        emitted=_emitted(answer, truth, wanted),
+        emitted=_emitted(answer, truth, of_leaf),
         culprit_right=_culprit_right(answer, truth, wanted),
         nobody_right=_nobody_right(answer, truth, wanted),
         both_found=_both_found(answer, truth, all_wanted),
@@ -129,40 +139,8 @@ def _said_points(answer: Answer) -> dict[str, float]:
     return out
 
 
-def _first(answer: Answer, wanted: Wanted) -> tuple[Said | None, Said | None]:
-    """The two largest causes where the scenario's lie: inside steps, or outside."""
-    named = [
-        one for one in answer.causes or ()
-        if one.outside_steps == wanted.outside_steps and one.family != UNATTRIBUTED
-    ]  # fmt: skip
-    return (named[0] if named else None), (named[1] if len(named) > 1 else None)
-
-
-def _leading(wanted: Wanted, true: Mapping[str, float], first: Said | None) -> Wanted:
-    """Of several faults the largest by truth leads; of two within a point, the one that is said."""
-    if not wanted.also:
-        return wanted
-    faults = [(wanted.family, wanted.leaves), *((family, (leaf,)) for family, leaf in wanted.also)]
-    most = max(true.get(family, 0.0) for family, _ in faults)
-    near = [one for one in faults if true.get(one[0], 0.0) >= most - TIE_BELOW]
-    named = [one for one in near if first is not None and one[0] in _meant(first)]
-    family, leaves = (named or sorted(near, key=lambda one: -true.get(one[0], 0.0)))[0]
-    return replace(wanted, family=family, leaves=leaves)
-
-
-def _family_right(answer: Answer, first: Said | None, wanted: Wanted) -> bool | None:
-    if answer.causes is None or not wanted.family:
-        return None
-    return first is not None and wanted.family in _meant(first)
-
-
-def _meant(said: Said) -> tuple[str, ...]:
-    """All groups that a tool's word means without telling them apart."""
-    return (said.family, *said.covers)
-
-
-def _group_of(said: Said, wanted: Wanted) -> str:
-    return wanted.family if wanted.family in _meant(said) else said.family
+def _group_name(said: Said, wanted: Wanted) -> str:
+    return wanted.family if wanted.family in meant(said) else said.family
 
 
 def _names_leaves(answer: Answer, wanted: Wanted) -> bool:
@@ -236,7 +214,7 @@ def _both_found(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
         return all(set(leading) & set(one.culprits) for one in faults)
     return all(
         any(
-            FAMILY_OF.get(one.cause) in _meant(said) and bool(said.culprits)
+            FAMILY_OF.get(one.cause) in meant(said) and bool(said.culprits)
             and said.culprits[0] in one.culprits and not _small(said.share_ratio or 1.0)
             for said in told
         )
@@ -261,7 +239,7 @@ def _false_causes(
 ) -> tuple[str, ...] | None:
     if answer.causes is None and answer.family_ratio is None:
         return None
-    means = {one.family: _meant(one) for one in answer.causes or () if not one.outside_steps}
+    means = {one.family: meant(one) for one in answer.causes or () if not one.outside_steps}
     out = []
     for name, points in said.items():
         real = sum(true.get(one, 0.0) for one in set(means.get(name, (name,))))

@@ -20,6 +20,7 @@ from clusterprof_lab.answer import Answer
 from clusterprof_lab.scenario import Scenario
 from clusterprof_lab.score.ablate import Sideways, ablate
 from clusterprof_lab.score.judge import guilty, judge
+from clusterprof_lab.score.leading import missed
 from clusterprof_lab.score.metrics import DISTURBED_ABOVE, Row, wrong
 from clusterprof_lab.score.modes import in_mode, true_in_mode
 from clusterprof_lab.score.ours import TOOL, ours
@@ -86,6 +87,10 @@ def do(work: Work, settings: Settings) -> Done:
         scenario = settings.scenarios.get(truth.scenario)
         if scenario is None:
             return Done(work, not_run=f"no scenario {truth.scenario!r} in the corpus")
+        aimed = truth.parameters.get("share") if truth.testbed == "real" else None
+        reason = missed(truth, scenario.wanted, aimed)
+        if reason:
+            return Done(work, not_run=reason)
         try:
             rows = tuple(_rows(work, folder, truth, scenario, settings, place))
             sideways = ablate(folder / RECORDING, place / "less") if work.ablate else None
