@@ -83,12 +83,13 @@ def test_groups_are_ranked_by_their_sums_and_leaves_one_by_one() -> None:
     )  # fmt: skip
     wanted = Wanted("cpu", ("cpu-throttled",), "node")
     split = Answer("us 1", causes, leaves=True)  # 13 points of CPU, 12 of network
-    judged = judge(split, TRUTH, wanted)
+    truth = replace(TRUTH, lost=(Lost("cpu-throttled", 1, 1, 300), Lost("net-transfer", 1, 1, 90)))
+    judged = judge(split, truth, wanted)
     assert (judged.said, judged.family_right, judged.leaf_top1) == ("cpu", True, False)
     whole = replace(split, family_ratio={**ZERO, "network": 0.12, "cpu": 0.115})
-    assert judge(whole, TRUTH, wanted).said == "network"  # the table of groups goes first
+    assert judge(whole, truth, wanted).said == "network"  # the table of groups goes first
     unsized = replace(split, causes=tuple(replace(one, share_ratio=None) for one in causes))
-    assert judge(unsized, TRUTH, wanted).said == "network"  # no amounts: the order counts
+    assert judge(unsized, truth, wanted).said == "network"  # no amounts: the order counts
 
 
 def test_of_two_faults_leaves_lead_by_what_they_cost_alone() -> None:
@@ -97,6 +98,19 @@ def test_of_two_faults_leaves_lead_by_what_they_cost_alone() -> None:
     lost = (Lost("cpu-preprocess", 0, 0, 520), Lost("cpu-contention", 0, 0, 80))
     judged = judge(ANSWER, replace(TRUTH, lost=(*TRUTH.lost, *lost)), both)
     assert (judged.wanted, judged.family_right, judged.leaf_top1) == ("cpu", False, True)
+
+
+def test_what_cost_most_is_asked_for_though_a_mild_fault_was_injected() -> None:
+    lost = (Lost("storage-local", 1, 1, 60), Lost("net-transfer", None, 0, 90))  # 3 points, 4.5
+    truth = replace(TRUTH, lost=lost)
+    judged = judge(ANSWER, truth, WANTED)
+    assert (judged.wanted, judged.family_right, judged.leaf_top1) == ("network", False, False)
+    network = Answer("us 1", (Said("network", "net-transfer", 0.04),), culprits=(1,))
+    judged = judge(network, truth, WANTED)
+    assert (judged.family_right, judged.leaf_top1, judged.culprit_right) == (True, True, True)
+    equal = replace(truth, lost=(Lost("storage-local", 1, 1, 71), lost[1]))  # 0.95 points apart
+    assert judge(ANSWER, equal, WANTED).leaf_top1 is True
+    assert judge(network, equal, WANTED).leaf_top1 is True
 
 
 def test_a_fault_that_cost_less_than_half_of_its_aim_asks_nothing() -> None:
@@ -132,7 +146,8 @@ def test_a_word_that_covers_several_groups_is_right_for_any_of_them() -> None:
     word = Answer("words", (loader,), culprits=(1,), leaves=False)
     judged = judge(word, TRUTH, WANTED)
     assert (judged.said, judged.family_right, judged.false_causes) == ("storage", True, ())
-    other = judge(word, TRUTH, replace(WANTED, family="network", leaves=()))
+    slow = replace(TRUTH, lost=(Lost("net-transfer", None, 0, 300),))
+    other = judge(word, slow, replace(WANTED, family="network", leaves=()))
     assert (other.said, other.family_right) == ("cpu", False)
     amount = replace(word, family_ratio={"cpu": 0.28})
     assert judge(amount, TRUTH, WANTED).errors is None  # not of the one group nor the other

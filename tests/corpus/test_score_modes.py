@@ -92,9 +92,8 @@ def test_who_is_blamed_for_the_run_as_a_whole(report: Report) -> None:
     hang = replace(storage, cause=cause, outside_steps=True, culprits=(tiny,))
     assert answer_of(replace(report, findings=(storage, hang))).culprits == (3,)
     nobodys = replace(storage, culprits=())
-    assert answer_of(replace(report, findings=(nobodys, storage))).culprits == ()
-    little = replace(storage, share_ratio=0.02)
-    assert answer_of(replace(report, findings=(little,))).culprits == ()
+    assert answer_of(replace(report, findings=(nobodys, storage))).culprits == (1,)
+    assert answer_of(replace(report, findings=(nobodys,))).culprits == ()
 
 
 def test_with_nothing_left_out_nothing_changes(tmp_path: Path) -> None:

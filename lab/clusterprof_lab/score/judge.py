@@ -101,12 +101,12 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
         family_right=None
         if answer.causes is None or not wanted.family
         else group is not None and wanted.family in meant(group),
-        leaf_top1=None if not _names_leaves(answer, wanted) else _leaf_in(first, of_leaf),
+        leaf_top1=None if not _names_leaves(answer, of_leaf) else _leaf_in(first, of_leaf),
         leaf_top2=None
-        if not _names_leaves(answer, wanted)
+        if not _names_leaves(answer, of_leaf)
         else _leaf_in(first, of_leaf) or _leaf_in(second, of_leaf),
         abstained=None
-        if not _names_leaves(answer, wanted)
+        if not _names_leaves(answer, of_leaf)
         else first is not None and first.leaf is None,
         emitted=_emitted(answer, truth, of_leaf),
         culprit_right=_culprit_right(answer, truth, wanted),
@@ -118,7 +118,7 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
         residual_ns=answer.residual_ns,
         gain_error=_gain_error(answer, truth, null or wanted.outside_steps),
         first_blamed=answer.culprits[0] if answer.culprits else None,
-        notes=_notes(true, wanted),
+        notes=_notes(true, all_wanted),
     )
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.families import FAMILY_OF, UNATTRIBUTED
 from clusterprof_lab.scenario import Wanted
-from clusterprof_lab.truth import Truth
+from clusterprof_lab.truth import OTHER, Truth
+
+_Name = TypeVar("_Name")
 
 TIE_BELOW = 1.0
 """Two faults whose costs differ by fewer points are equally large."""
@@ -39,22 +42,32 @@ def meant(said: Said) -> tuple[str, ...]:
 
 
 def leading_group(wanted: Wanted, true: Mapping[str, float], said: Said | None) -> Wanted:
-    """Return what is wanted of several faults by their groups' `true` points.
+    """Return what is wanted with the group that leads by its `true` points.
 
-    Of two within a point it is the one that is said.
+    Of several faults the largest leads; what the job loses without any fault leads when it cost
+    more than a mild one. Of two within a point it is the one that is said.
     """
-    faults = _faults(wanted)
-    points = [true.get(family, 0.0) for family, _ in faults]
-    said_there = [said is not None and family in meant(said) for family, _ in faults]
-    return _leading(wanted, faults, points, said_there)
+    if not wanted.family or wanted.outside_steps:
+        return wanted
+    leaves = dict(_faults(wanted))
+    points = {name: one for name, one in true.items() if name != UNATTRIBUTED}
+    points.update({family: points.get(family, 0.0) for family in leaves})
+    chosen = _leading(points, [said is not None and name in meant(said) for name in points])
+    return replace(wanted, family=chosen, leaves=leaves.get(chosen, ()))
 
 
 def leading_leaf(wanted: Wanted, truth: Truth, said: Said | None) -> Wanted:
-    """Return what is wanted of several faults by what their own leaves cost."""
-    faults = _faults(wanted)
-    points = [points_of(truth, leaves) for _, leaves in faults]
-    said_there = [said is not None and said.leaf in leaves for _, leaves in faults]
-    return _leading(wanted, faults, points, said_there)
+    """Return what is wanted with the leaves that lead, likewise; a fault's leaves count as one."""
+    if not wanted.family or wanted.outside_steps:
+        return wanted
+    faults = [leaves for _, leaves in _faults(wanted)]
+    for one in truth.lost:
+        if one.cause != OTHER and not any(one.cause in leaves for leaves in faults):
+            faults.append((one.cause,))
+    points = {leaves: points_of(truth, leaves) for leaves in faults}
+    said_there = [said is not None and said.leaf in leaves for leaves in faults]
+    chosen = _leading(points, said_there)
+    return replace(wanted, family=FAMILY_OF.get(chosen[0], wanted.family), leaves=chosen)
 
 
 def points_of(truth: Truth, leaves: Sequence[str]) -> float:
@@ -84,16 +97,14 @@ def _faults(wanted: Wanted) -> list[tuple[str, tuple[str, ...]]]:
     return [(wanted.family, wanted.leaves), *((family, (leaf,)) for family, leaf in wanted.also)]
 
 
-def _leading(
-    wanted: Wanted, faults: Sequence[tuple[str, tuple[str, ...]]], points: Sequence[float],
-    said: Sequence[bool],
-) -> Wanted:  # fmt: skip
-    if not wanted.also:
-        return wanted
-    near = [index for index, one in enumerate(points) if one >= max(points) - TIE_BELOW]
-    chosen = max(near, key=lambda index: (said[index], points[index]))
-    family, leaves = faults[chosen]
-    return replace(wanted, family=family, leaves=leaves)
+def _leading(points: Mapping[_Name, float], said: Sequence[bool]) -> _Name:
+    most = max(points.values())
+    near = [
+        (there, one, name)
+        for (name, one), there in zip(points.items(), said)
+        if one >= most - TIE_BELOW
+    ]
+    return max(near, key=lambda one: one[:2])[2]
 
 
 def missed(truth: Truth, wanted: Wanted, aimed: float | None) -> str:

@@ -1,8 +1,7 @@
 """A report of clusterprof, in the words every tool answers in.
 
 The families of a report are those of the corpus. Culprits of the run as a whole are ranks by what
-all ranks lost because of them, over findings of `NAMED_FROM_RATIO` and more; nobody when the
-largest finding is nobody's.
+all ranks lost because of them, over everything the report blames somebody for.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.families import FAMILIES, FAMILY_OF
 
 TOOL = "clusterprof"
-NAMED_FROM_RATIO = 0.03
+GAIN_FROM_RATIO = 0.03
+"""What fixing smaller findings would win is not added up."""
 BLAMED_RATIO = 0.25
 """Ranks are blamed that caused at least this part of what the first one did."""
 
@@ -35,7 +35,7 @@ def answer_of(report: Report) -> Answer:
         families[family] = families.get(family, 0) + ns
     whole = max(report.in_step_ns, 1)
     inside = [one for one in report.findings if not one.outside_steps]
-    large = [one for one in inside if one.share_ratio >= NAMED_FROM_RATIO]
+    large = [one for one in inside if one.share_ratio >= GAIN_FROM_RATIO]
     gains = [one.recoverable_ns for one in large if one.recoverable_ns is not None]
     return Answer(
         tool=f"{TOOL} {__version__}",
@@ -122,18 +122,14 @@ def _said(one: Finding) -> Said:
 
 def _blamed(report: Report) -> tuple[int, ...]:
     """Return ranks by what all lost because of them; of a hang, who caused it."""
-    large = [one for one in report.findings if one.share_ratio >= NAMED_FROM_RATIO]
-    hung = [one for one in large if one.outside_steps and one.cause.family == "fail"]
-    inside = [one for one in large if not one.outside_steps]
+    hung = [one for one in report.findings if one.outside_steps and one.cause.family == "fail"]
     if hung:  # whatever was slow before it stood still
         ranks = [who.rank for one in hung for who in one.culprits if who.rank is not None]
         return tuple(dict.fromkeys(ranks))
-    if not inside or not inside[0].culprits:
-        return ()
     caused: dict[int, int] = {}
-    for one in inside:
+    for one in report.findings:
         for who in one.culprits:
-            if who.rank is not None:
+            if who.rank is not None and not one.outside_steps:
                 ns = (who.own_ns or 0) + (who.others_ns or 0)
                 caused[who.rank] = caused.get(who.rank, 0) + ns
     order = sorted(caused, key=lambda rank: (-caused[rank], rank))
