@@ -166,12 +166,13 @@ def _charged(
     rows = look.rows
     width = len(rows.at_arrive) - 1 + len(OWN)
     pairs = blame_excess.Pairs(waiting, awaited, *last_together(look, waiting, awaited))
-    handed_ns, apart_ns, shares = _shares(look, habits, pairs, wait)
+    passes = is_pair(ops.operation)[rows.op[waiting] - carry.operations]
+    handed_ns, apart_ns, shares = _shares(look, habits, pairs, wait, passes)
     row, cause, ns = _by_row(shares, wait.size)
     # Who sends does not wait for the receiver: what nothing explains was on its way.
-    if (pair := is_pair(ops.operation)).any():
+    if passes.any():
         over = np.flatnonzero(cause == _number(width, UNKNOWN))
-        sends = pair[rows.op[waiting[row[over]]] - carry.operations] & (pairs.mine[row[over]] >= 0)
+        sends = passes[row[over]] & (pairs.mine[row[over]] >= 0)
         cause[over[sends]] = _number(width, TRANSFER)
     culprit = rows.rank[awaited]
     # Nothing left together, and it may itself have waited elsewhere: nobody can be named.
@@ -204,7 +205,11 @@ def _less_work(rows: Rows, pairs: blame_excess.Pairs, wait: Int) -> Int:
 
 
 def _shares(
-    look: Lookup, habits: blame_excess.Habits, pairs: blame_excess.Pairs, wait: Int
+    look: Lookup,
+    habits: blame_excess.Habits,
+    pairs: blame_excess.Pairs,
+    wait: Int,
+    passes: NDArray[np.bool_],
 ) -> tuple[Int, Int, list[tuple[int, Int]]]:
     """Share waits by what the awaited had more of: what is handed on, what comes only of leaving
     apart, and (cause, ns) of each share."""
@@ -221,7 +226,7 @@ def _shares(
         elif column == work:
             at = np.flatnonzero(share)
             extra = extra[at]
-            due = np.minimum(blame_excess.expected_work(look, habits, pairs.take(at)), extra)
+            due = blame_excess.expected_work(look, habits, pairs.take(at), passes[at], extra)
             usual = np.zeros(wait.size, np.int64)
             usual[at] = np.rint(share[at] * (due / extra))
             out += [

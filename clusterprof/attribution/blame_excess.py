@@ -10,6 +10,7 @@ An excess of work is expected (`sync-imbalance`) as far as the rank had more of 
 beginning: the work of its first `HABIT` stretches over that of the one that waited. What is beyond
 is `sync-slow-compute`. A rank that was slow from its first step on cannot be told from one that has
 more to do; only what slows it can (`device-throttled` and the like take their time out of work).
+Stages of a pipeline differ by design: there only what is beyond the habit of the awaited stage is.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof.attribution.blame_rows import Lookup
 from clusterprof.timeline.model import Int
 
 HABIT = 32
 """Stretches of work by which a rank's usual share of it is known."""
+STAGE_HABIT = 3
+"""Every other stretch of a stage is empty (it receives, works, sends), and backward takes twice as
+long as forward: the longest is 8/3 of their mean."""
 
 
 class Habits(NamedTuple):
@@ -191,13 +196,21 @@ def ranges(begin: Int, end: Int) -> tuple[Int, Int]:
     return which, np.arange(which.size) + (begin - until + count)[which]
 
 
-def expected_work(look: Lookup, habits: Habits, pairs: Pairs) -> Int:
-    """Return how much more work the awaited rank was expected to have, from its habit."""
+def expected_work(
+    look: Lookup, habits: Habits, pairs: Pairs, passes: NDArray[np.bool_], more_ns: Int
+) -> Int:
+    """Return how much more work the awaited rank was expected to have, of the `more_ns` it had.
+
+    `passes` is true where one rank passed something on to another: stages of a pipeline differ by
+    design, so only what is beyond the awaited rank's own habit was not expected.
+    """
     rows = look.rows
-    waiting, awaited, mine, _ = pairs
+    waiting, awaited, mine, theirs = pairs
     own = np.maximum(rows.at_arrive[-1, waiting] - rows.at_leave[-1, mine], 0)
     usual = habits.work_ns[awaited] / np.maximum(habits.windows[awaited], 1)
     other = habits.work_ns[waiting] / np.maximum(habits.windows[waiting], 1)
-    more = np.where(other > 0, own * (usual / np.maximum(other, 1) - 1), usual)
+    due = np.where(other > 0, own * (usual / np.maximum(other, 1) - 1), usual)
+    passed = rows.at_arrive[-1, awaited] - rows.at_leave[-1, theirs]
+    due = np.where(passes, more_ns - np.maximum(passed - STAGE_HABIT * usual, 0), due)
     known = (habits.windows[awaited] > 0) & (habits.windows[waiting] > 0)
-    return np.where(known, np.maximum(np.rint(more), 0), 0).astype(np.int64)
+    return np.minimum(np.where(known, np.maximum(np.rint(due), 0), 0).astype(np.int64), more_ns)

@@ -164,6 +164,23 @@ def test_who_sends_late_keeps_the_receiver_waiting() -> None:
     assert found == {(2, "storage-local"): 90, (NOBODY, "net-transfer"): 2 * (4 + 4 + 20)}
 
 
+def test_a_stage_with_more_to_do_is_imbalance_until_it_is_slower_than_itself() -> None:
+    world = World(2)
+    grid, _, _ = pairs_and_planes(2, 2)
+    for step in range(10):
+        pass_on(world, grid, 0, 1, MS)
+        world.spend((160 if step == 9 else 40) * MS, WORK, np.array([1]))
+        pass_on(world, grid, 1, 0, MS)
+    # Rank 0 waits for all of it. Step 0 has no habit. From then on rank 1's is 40 and 0 by turns,
+    # 20 on average: up to 60 are expected, so of the last 160 there are 100 slow.
+    found = in_ms(booked(world.job()))
+    assert found == {
+        (1, "sync-slow-compute"): 40 + 100,
+        (1, "sync-imbalance"): 8 * 40 + 60,
+        (NOBODY, "net-transfer"): 2 * 2 * 10,
+    }
+
+
 def test_one_that_is_seen_alone_waits_for_an_unknown_peer() -> None:
     world = World(1)
     world.meet(np.array([[0]]), ALL, 30 * MS)
