@@ -98,8 +98,7 @@ class Fault:
         ns = self.stroke_ns(rank, step)
         if ns <= 0:
             return None
-        throttled = bool(self.throttle_bits)
-        return Extra(ns, self.cause, throttled, 0.6 if throttled else 1.0, self.throttle_bits)
+        return Extra(ns, self.cause, bool(self.throttle_bits), self.throttle_bits)
 
 
 def _part(act: Mapping[str, Any], ns: int, cause: str) -> Part:

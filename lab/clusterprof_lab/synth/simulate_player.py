@@ -39,6 +39,9 @@ class Part(NamedTuple):
                    self.operations, self.queued_ns, self.what)  # fmt: skip
 
 
+_MEMORY_RATIO = 0.1
+
+
 class Extra(NamedTuple):
     """Time a kernel takes beyond its due."""
 
@@ -46,8 +49,15 @@ class Extra(NamedTuple):
     cause: str
     own_loss: bool
     """True when its own device loses it (throttled); False when only those who wait do (work)."""
-    clock_ratio: float = 1.0
     throttle_bits: int = 0
+
+    def clock_ratio(self, ns: int) -> float:
+        """Return the clock at which a kernel of `ns` takes so much longer; 1 when not throttled.
+
+        A throttled device keeps the clock of its memory, which some of a kernel waits for.
+        """
+        stretched = (1 - _MEMORY_RATIO) * ns
+        return stretched / (stretched + self.ns) if self.throttle_bits and stretched else 1.0
 
 
 class Player:
@@ -114,7 +124,7 @@ class Player:
         start = self.device_ready()
         more = 0 if extra is None else extra.ns
         end = start + ns + more
-        clock, bits = (1.0, 0) if extra is None else (extra.clock_ratio, extra.throttle_bits)
+        clock, bits = (1.0, 0) if extra is None else (extra.clock_ratio(ns), extra.throttle_bits)
         self.rank.work.append(Work(start, end, what, sm_ratio, clock, bits))
         if what == "copy":  # no kernel: the device computes nothing meanwhile
             cause = "h2d-copy" if extra is None else extra.cause
