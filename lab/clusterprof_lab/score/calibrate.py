@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{name}: split {document.get('split')!r}: only dev may be learnt from",
                   file=sys.stderr)  # fmt: skip
             return 2
-        pairs += [(sure, right) for sure, right in document["claims"]]
+        pairs += [(sure, right) for sure, right, *_ in document["claims"]]
     if not pairs:
         print("give score.json files that hold claims with a confidence", file=sys.stderr)
         return 2

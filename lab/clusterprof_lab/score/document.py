@@ -22,8 +22,8 @@ SCHEMA = 2
 def document(done: Sequence[Done], split: str, size: str, seconds: float) -> dict[str, Any]:
     """Return the whole score.
 
-    Claims, from which confidence is learnt, and what went wrong are of the split dev only: the
-    other is not looked at.
+    Claims, from which confidence is learnt (how sure, whether right, which leaf, mode, testbed,
+    run), and what went wrong are of the split dev only: the other is not looked at.
     """
     rows = [row for one in done for row in one.rows]
     ours = [row for row in rows if row.tool == TOOL]
@@ -48,8 +48,8 @@ def document(done: Sequence[Done], split: str, size: str, seconds: float) -> dic
         ],
         "ablation": _ablation(done, split),
         "claims": [
-            [round(sure, 6), right]
-            for row in full for _, sure, right in row.judged.emitted if sure is not None
+            [round(sure, 6), right, leaf, row.mode, row.testbed, row.trial]
+            for row in ours for leaf, sure, right in row.judged.emitted if sure is not None
         ] if split == "dev" else [],
         "wrong_count": sum(bool(wrong(row)) for row in ours),
         "wrong": [_wrong(row) for row in ours if wrong(row)] if split == "dev" else [],
