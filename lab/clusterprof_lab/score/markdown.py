@@ -162,11 +162,17 @@ def targets(documents: Sequence[Document]) -> str:
 
 
 def tools(document: Document, testbed: str, names: Mapping[str, str]) -> str:
-    """Return all tools below each other, with everything seen (M0), by some figures."""
+    """Return all tools below each other, with everything seen (M0), by some figures.
+
+    Tools that claim none of these are told below.
+    """
     scores = scores_of(document, testbed=testbed, mode="M0")
     scores.sort(key=lambda one: one["tool"] != TOOL)
-    lines = []
+    lines, mute = [], []
     for one in scores:
+        if all(one["figures"][name]["value"] is None for name in names):
+            mute.append(one["tool"])
+            continue
         cells = []
         for name in names:
             # where nobody has a figure, no run asked
@@ -175,7 +181,14 @@ def tools(document: Document, testbed: str, names: Mapping[str, str]) -> str:
             cells.append(figure(one["figures"][name], LINES[name][1], none))
         tool = f"**{one['tool']}**" if one["tool"] == TOOL else cell(one["tool"])
         lines.append([tool, *cells])
-    return table(["", *names.values()], lines)
+    text = table(["", *names.values()], lines)
+    if mute:
+        text += "\n" + _filled("Claiming nothing of this: " + "; ".join(mute) + ".")
+    return text
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 98, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def versions(document: Document) -> str:
@@ -186,8 +199,7 @@ def versions(document: Document) -> str:
     ]  # fmt: skip
     if not said:
         return ""
-    text = "As they were measured: " + "; ".join(said) + "."
-    return textwrap.fill(text, 98, break_long_words=False, break_on_hyphens=False) + "\n"
+    return _filled("As they were measured: " + "; ".join(said) + ".")
 
 
 def modes(document: Document, testbed: str, names: Iterable[str] = tuple(LINES)) -> str:
