@@ -32,6 +32,7 @@ from clusterprof.attribution.blame_rows import (
     looked_up,
     no_rows,
     shortest_stay,
+    since_begin,
     unseen,
 )
 from clusterprof.attribution.blame_skew import device_behind, left_apart, nobody_last
@@ -176,9 +177,11 @@ def _charged(
         cause[over[sends]] = _number(width, TRANSFER)
     culprit = rows.rank[awaited]
     # Nothing left together, and it may itself have waited elsewhere: nobody can be named.
-    culprit[(pairs.mine < 0) & (look.before[awaited] >= 0)] = NOBODY
+    elsewhere = (pairs.mine < 0) & (look.before[awaited] >= 0)
+    culprit[elsewhere & ~since_begin(look, waiting, awaited)] = NOBODY
     key = ((culprit + 1) * width)[row]
     key[cause == _number(width, TRANSFER)] = 0  # nobody's
+    key[(cause == _number(width, UNKNOWN)) & elsewhere[row]] = 0
     own = Charges(waiting[row], key + cause, ns)
     parts = [carry.charges, own]
     if unseen(ops).any():  # what is not the wait for a seen member

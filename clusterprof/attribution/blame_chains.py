@@ -37,7 +37,8 @@ class Handed(NamedTuple):
     awaited: Int
     """Row of the awaited rank in the same operation."""
     since: Int
-    """Row of the awaited rank in the operation that both last left together."""
+    """Row of the awaited rank in the operation that both last left together; -1 = none, since its
+    steps began."""
 
 
 class Ledger:
@@ -98,8 +99,10 @@ def hand_on(look: Lookup, handed: Handed, ledger: Ledger, nobody: int, keys: int
     if not handed.row.size:
         return
     ledger.open()
-    windows = _windows(look, handed)
-    begin = look.place[handed.since] + 1
+    rank = look.rows.rank
+    first = np.searchsorted(rank[look.by_rank], rank[handed.awaited])
+    begin = np.where(handed.since < 0, first, look.place[handed.since] + 1)
+    windows = _windows(look, handed, begin)
     end = np.maximum(look.before[handed.awaited] + 1, begin)
     place = look.place[handed.row] + 1
     waiting = np.zeros(look.by_rank.size + 1, np.int64)
@@ -131,12 +134,10 @@ class _Windows(NamedTuple):
     """Rows with a wait."""
 
 
-def _windows(look: Lookup, handed: Handed) -> _Windows:
+def _windows(look: Lookup, handed: Handed, begin: Int) -> _Windows:
     base = look.by_rank.size + 1
-    code = handed.awaited * base + look.place[handed.since]
-    codes, of_share = np.unique(code, return_inverse=True)
-    begin = codes % base + 1
-    number, place = ranges(begin, look.before[codes // base] + 1)
+    codes, of_share = np.unique(handed.awaited * base + begin, return_inverse=True)
+    number, place = ranges(codes % base, look.before[codes // base] + 1)
     row = look.by_rank[place]
     waited = np.flatnonzero(look.rows.wait_ns[row] > 0)
     number, row = number[waited], row[waited]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.attribution.blame_rows import Lookup
+from clusterprof.attribution.blame_rows import Lookup, since_begin
 from clusterprof.timeline.model import Int
 
 HABIT = 32
@@ -100,8 +100,8 @@ def excess(look: Lookup, pairs: Pairs, behind_ns: Int) -> tuple[Int, Int]:
 
     Which: 0 … K - 1 the categories, K transfers of other operations, K + 1 waits in them; those of
     which nobody had more are left out. Where the two left none together (`mine` is -1) there is
-    nothing to compare, and all is 0; but in the first operation of both it is what they lost
-    since their first steps began, and not their work, for nobody knows who began first.
+    nothing to compare, and all is 0; but in their first operations it is what they lost since their
+    first steps began, and not their work, for nobody knows who began first.
     """
     rows = look.rows
     waiting, awaited, mine, theirs = pairs
@@ -115,9 +115,9 @@ def excess(look: Lookup, pairs: Pairs, behind_ns: Int) -> tuple[Int, Int]:
     blind = from_begin = None
     if (since < 0).any():
         none = since < 0
-        spent[:, none] = np.where(look.before[them[none]] < 0, rows.at_arrive[:, them[none]], 0)
+        spent[:, none] = rows.at_arrive[:, them[none]]
         spent[-1, none] = 0
-        from_begin = (mine < 0) & (look.before[waiting] < 0) & (look.before[awaited] < 0)
+        from_begin = (mine < 0) & since_begin(look, waiting, awaited)
         blind = (mine < 0) & ~from_begin
     which, out = [], []
     for column in np.flatnonzero((spent > 0).any(axis=1)).tolist():
@@ -136,16 +136,22 @@ def excess(look: Lookup, pairs: Pairs, behind_ns: Int) -> tuple[Int, Int]:
             more[blind] = 0
         which.append(column)
         out.append(more)
-    end = look.by_rank[look.before[them]]
-    some = np.flatnonzero((end != since) & (since >= 0))  # was in another operation since
+    begun = look.before[them] >= 0
+    end = np.where(begun, look.by_rank[look.before[them]], -1)
+    some = np.flatnonzero(end != since)  # was in another operation since
     if some.size:
         at, row = ranges(heads[some], heads[some] + size[some])
-        my_end, mine = look.by_rank[look.before[waiting[row]]], mine[row]
+        my_end = np.where(
+            look.before[waiting[row]] >= 0, look.by_rank[look.before[waiting[row]]], -1
+        )
         for column, sums in ((0, rows.transferred_ns), (1, rows.waited_ns)):
-            theirs_ns = sums[end[some]] - sums[since[some]]
+            so_far = np.append(sums, 0)  # -1 = when its steps began
+            theirs_ns = so_far[end[some]] - so_far[since[some]]
             if theirs_ns.any():
                 more = np.zeros(n, np.int64)
-                more[row] = np.maximum(theirs_ns[at] - (sums[my_end] - sums[mine]), 0)
+                more[row] = np.maximum(theirs_ns[at] - (so_far[my_end] - so_far[mine[row]]), 0)
+                if blind is not None:
+                    more[blind] = 0
                 which.append(categories + column)
                 out.append(more)
     return np.array(which, np.int64), np.array(out, np.int64).reshape(len(out), n)

@@ -1,8 +1,9 @@
 """The rows that blame works on: one per operation and member, those of earlier blocks in front.
 
 What is kept of earlier blocks is what later operations may look back at: per rank everything since
-the eighth last operation of each of its teams, but never more than `LOOK_BACK` operations. The
-same limit holds when nothing is cut, so that the cut into blocks changes no nanosecond.
+the eighth last operation of each of its teams, but never more than `LOOK_BACK` operations, and all
+of its first `BEGIN`. The same limits hold when nothing is cut, so that the cut into blocks changes
+no nanosecond.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from clusterprof.timeline.operations import RECV, SEND, Operations
 
 LOOK_BACK = 512
 """Operations of a rank after which an earlier one is forgotten."""
+BEGIN = 64
+"""A rank's first operations, about its first step: while it is in them none is forgotten."""
 STEPS_BACK = 8
 """Earlier operations of a team that are tried before a pair is said to have left none together."""
 
@@ -245,8 +248,20 @@ def kept(look: Lookup) -> Int:
     tail = order[~same]  # the last few of each team
     np.minimum.at(oldest, rows.rank[tail], rows.ordinal[tail])
     # One more: its sums are where the next block begins.
-    oldest = np.maximum(oldest, last - LOOK_BACK) - 1
+    oldest = np.where(last <= BEGIN, 0, np.maximum(oldest, last - LOOK_BACK) - 1)
     return np.flatnonzero(rows.ordinal >= oldest[rows.rank])
+
+
+def since_begin(look: Lookup, waiting: Int, awaited: Int) -> NDArray[np.bool_]:
+    """True where all that both ranks did so far is known, from the first steps of both on.
+
+    Of a rank that was seen later than the other fewer operations are known.
+    """
+    number, opens = look.rows.ordinal, look.before < 0
+    first = np.maximum(number[waiting], number[awaited]) <= BEGIN
+    first &= np.abs(number[waiting] - number[awaited]) <= STEPS_BACK
+    result: NDArray[np.bool_] = first | opens[waiting] & opens[awaited]
+    return result
 
 
 def unseen(ops: Operations) -> NDArray[np.bool_]:

@@ -164,6 +164,34 @@ def test_who_sends_late_keeps_the_receiver_waiting() -> None:
     assert found == {(2, "storage-local"): 90, (NOBODY, "net-transfer"): 2 * (4 + 4 + 20)}
 
 
+def test_in_their_first_operations_ranks_are_compared_since_their_steps_began() -> None:
+    # Rank 0 loads 30. Rank 1 waits 30 for it; rank 2 has left nothing together with rank 1 and
+    # waits 31: 30 that rank 1 waited itself, so rank 0's, and 1 that the first message took.
+    world = World(3, (Fault(0, STORAGE),))
+    grid, _, _ = pairs_and_planes(3, 3)
+    world.strike(0, 30 * MS)
+    pass_on(world, grid, 0, 1, MS)
+    pass_on(world, grid, 1, 2, MS)
+    found = in_ms(booked(world.job()))
+    assert found == {(0, "storage-local"): 60, (NOBODY, "net-transfer"): 2 * 2 + 1}
+
+
+def test_a_rank_that_was_seen_later_is_not_compared_by_what_it_did_so_far() -> None:
+    # Ranks 0 and 1 meet nine times, rank 1 loading 10 each time; then rank 2, which was not seen
+    # before, collects garbage for 30, and rank 1 waits for it: for what else, nobody saw.
+    world = World(3, (Fault(1, STORAGE), Fault(2, GC)))
+    for _ in range(9):
+        world.strike(0, 10 * MS)
+        world.meet(np.array([[0, 1]]), ALL, MS)
+    world.t[2] = world.t[1]
+    world.strike(1, 30 * MS)
+    world.meet(np.array([[1, 2]]), np.array([2]), MS)
+    found = in_ms(booked(world.job()))
+    assert found == {
+        (1, "storage-local"): 90, (2, "unattributed"): 30, (NOBODY, "net-transfer"): 20,
+    }  # fmt: skip
+
+
 def test_a_stage_with_more_to_do_is_imbalance_until_it_is_slower_than_itself() -> None:
     world = World(2)
     grid, _, _ = pairs_and_planes(2, 2)
