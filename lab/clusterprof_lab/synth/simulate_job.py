@@ -205,7 +205,9 @@ class Job:
                 net = {("net-transfer", None): plan.transfer_ns}
                 for label, ns in more.items():
                     net[label] = net.get(label, 0) + ns
-                size = round(plan.transfer_ns * 1e-9 * plan.link_bytes_per_second)
+                # What merely takes its time is more data; what a fault adds is not.
+                due_ns = net["net-transfer", None]
+                size = round(due_ns * 1e-9 * plan.link_bytes_per_second)
                 self._meet(members, layout.GRADIENTS, net, size)
 
     def _meet(
