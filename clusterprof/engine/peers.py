@@ -41,7 +41,7 @@ from clusterprof.engine.node import NodeResult
 from clusterprof.engine.perhaps import given_back
 from clusterprof.engine.restarts import restarted
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
-from clusterprof.engine.troubled import troubled
+from clusterprof.engine.troubled import sending_ns, troubled
 from clusterprof.engine.witness import Witness
 from clusterprof.findings import Blind, Finding, Grade
 from clusterprof.timeline.collectives_directory import Person
@@ -144,7 +144,7 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         return Across(tuple(nodes), not_compared=str(error))
     told = network.told()
     structure = bubbles.done(), jitter.done()
-    shown = shown_ns([one for _, one in books], badly)
+    shown = shown_ns([one for _, one in books], badly, steps.steady_ns, sending_ns(nodes))
     new = {
         at: _charged(
             one, at, summed, told, structure,
