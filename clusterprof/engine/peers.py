@@ -38,6 +38,7 @@ from clusterprof.engine.jobs import UNCLEAR, told_apart
 from clusterprof.engine.limits import bound
 from clusterprof.engine.network import NetworkTimes, NetworkTold
 from clusterprof.engine.node import NodeResult
+from clusterprof.engine.paused import paused_together
 from clusterprof.engine.perhaps import given_back
 from clusterprof.engine.restarts import restarted
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
@@ -101,7 +102,7 @@ def across_ranks(
     told = told_apart(nodes)
     anew = restarted(told.nodes, told.jobs)
     across = _side_by_side(anew.nodes, place, limits or bound({}))
-    still = hung(given_back(alone(across.nodes)))
+    still = hung(paused_together(given_back(alone(across.nodes))))
     return replace(
         across,
         nodes=agreed(still.nodes),
