@@ -18,7 +18,15 @@ from clusterprof.attribution.beside import counted, found, while_busy
 from clusterprof.attribution.device import Windows, busy_windows, within
 from clusterprof.timeline.feeding_blocked import Surroundings
 from clusterprof.timeline.feeding_fetch import READING_NS_PER_BYTE
-from clusterprof.timeline.model import Float, Int, Lost, Process, Rank, ThreadTable
+from clusterprof.timeline.model import (
+    PHASE_NONE,
+    Float,
+    Int,
+    Lost,
+    Process,
+    Rank,
+    ThreadTable,
+)
 from clusterprof.timeline.series import differences, growth_of, located, risen
 from clusterprof.timeline.thread_windows import windowed
 
@@ -172,6 +180,7 @@ def writes(process: Process, since_ns: int) -> bool:
 def pauses(lost: Lost) -> NDArray[np.bool_]:
     """Return bool[n]: pieces in which the device does nothing, and those at their edges."""
     whole = lost.lost_ns >= _WHOLE_RATIO * np.maximum(lost.end_ns - lost.start_ns, 1)
+    whole &= lost.phase == PHASE_NONE  # not busy, and computing nothing
     joined = lost.start_ns[1:] == lost.end_ns[:-1]
     out = whole.copy()
     out[1:] |= whole[:-1] & joined
