@@ -1,13 +1,14 @@
 """What the host of a rank without marks did beside the idle time of its device (`beside`).
 
-    main thread on a CPU, ready to run, blocked      counters and samples of the thread
-    other threads of the training process            the same: one of them may hold its lock
-    copies to the device                             bytes on its bus, at the rate of such copies
-    saving a model                                   whole idle windows in which much was written
+main thread on a CPU, ready to run, blocked      counters and samples of the thread
+other threads of the training process            the same: one of them may hold its lock
+copies to the device                             bytes on its bus, at the rate of such copies
+saving a model                                   whole idle windows in which much was written
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from clusterprof.timeline.model import (
 from clusterprof.timeline.series import differences, growth_of, located, risen
 from clusterprof.timeline.thread_windows import windowed
 
+PAUSED = "paused"
 SAVED_BYTES = 16 << 20
 """In one pause, in the mean: a model. Less is a log."""
 COPY_AT_LEAST = 1e9
@@ -186,6 +188,13 @@ def pauses(lost: Lost) -> NDArray[np.bool_]:
     out[1:] |= whole[:-1] & joined
     out[:-1] |= whole[1:] & joined
     return out
+
+
+def paused(lost: Lost, shares: Mapping[str, Int]) -> dict[str, int]:
+    """Return, for `Partial.totals`, what was claimed for the CPU in pauses, in 1/SHARE."""
+    if "cpu" not in shares:
+        return {}
+    return {PAUSED: int((lost.lost_ns * shares["cpu"])[pauses(lost)].sum())}
 
 
 def saves_models(rank: Rank, windows: Windows) -> bool:

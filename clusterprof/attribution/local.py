@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from clusterprof.attribution.cooccurrence import BY_FAMILY, cooccurring
 from clusterprof.attribution.frontier import Frontier
-from clusterprof.attribution.hosting import pauses
+from clusterprof.attribution.hosting import paused
 from clusterprof.attribution.lost import Account
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import Region
@@ -76,7 +76,6 @@ NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unkno
 PEERS = "peers"  # in an operation with other ranks: who was late is told by all of them
 PEERS_UNKNOWN = "peers-unknown"  # one was late, for a reason unseen
 JITTER = "jitter"  # work that varies from step to step, in turn for every rank
-PAUSED = "paused"  # of `Partial.totals`, in 1/SHARE: on a CPU in pauses of the device
 HAND_OVER = "hand-over"  # the batch was ready and on its way to the main process
 _SOURCES = (SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS)
 _SHARES = tuple(one.name for one in fields(Feeding) if one.name not in ("identified", "worker_pid"))
@@ -129,12 +128,8 @@ def _by_families(
     blind = {one.cause.id for one in DETECTORS if "spans" in one.needs}  # said once for all
     missing = {key: n for key, n in part.missing.items() if key[0] not in blind}
     claimed = {**part.claimed, **claimed}
-    totals = {PAUSED: int((lost.lost_ns * shares["cpu"])[pauses(lost)].sum())} if (
-        "cpu" in shares
-    ) else {}
-    part = replace(
-        part, claimed=claimed, unexplained=unexplained, missing=missing, totals=totals
-    )
+    totals = paused(lost, shares)
+    part = replace(part, claimed=claimed, unexplained=unexplained, missing=missing, totals=totals)
     return part, {**own, **shares}, left
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from clusterprof.attribution.hosting import PAUSED
 from clusterprof.attribution.ledger import RankBooks, charged
-from clusterprof.attribution.local import PAUSED
 from clusterprof.attribution.partial import SHARE
 from clusterprof.engine.jobs import UNCLEAR
 from clusterprof.engine.node import NodeResult
@@ -34,9 +34,7 @@ def paused_together(nodes: Sequence[NodeResult]) -> tuple[NodeResult, ...]:
                 by_job.setdefault(one.job, []).append(one)
     jobs = {job for job, books in by_job.items() if _together(books)}
     return tuple(
-        replace(
-            node, books=tuple(_moved(one) if one.job in jobs else one for one in node.books)
-        )
+        replace(node, books=tuple(_moved(one) if one.job in jobs else one for one in node.books))
         for node in nodes
     )
 
@@ -57,7 +55,7 @@ def _computed(one: RankBooks) -> int:
 
 
 def _moved(one: RankBooks) -> RankBooks:
-    left = one.partial.totals[PAUSED]
+    left = _computed(one)  # with what ran into windows at the edges of pauses
     claimed = dict(one.partial.claimed)
     for key in sorted(claimed):
         cause, grade, source = key

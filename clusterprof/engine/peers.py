@@ -41,6 +41,7 @@ from clusterprof.engine.node import NodeResult
 from clusterprof.engine.paused import paused_together
 from clusterprof.engine.perhaps import given_back
 from clusterprof.engine.restarts import restarted
+from clusterprof.engine.silent import silent
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
 from clusterprof.engine.troubled import troubled
 from clusterprof.engine.witness import Witness
@@ -103,12 +104,13 @@ def across_ranks(
     anew = restarted(told.nodes, told.jobs)
     across = _side_by_side(anew.nodes, place, limits or bound({}))
     still = hung(paused_together(given_back(alone(across.nodes))))
+    quiet = silent(still.nodes)
     return replace(
         across,
-        nodes=agreed(still.nodes),
-        notes=(*still.notes, *told.notes, *across.notes),
+        nodes=agreed(quiet.nodes),
+        notes=(*still.notes, *quiet.notes, *told.notes, *across.notes),
         blinds=(*told.blinds, *across.blinds),
-        findings=(*still.findings, *anew.findings),
+        findings=(*still.findings, *quiet.findings, *anew.findings),
     )
 
 
