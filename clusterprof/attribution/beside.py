@@ -65,7 +65,8 @@ def found(did_ns: Float, idle_ns: Int, length_ns: Int, start_ns: Int) -> Float:
     did, idle = np.where(known, did_ns, 0.0), np.where(known, idle_ns, 0).astype(np.float64)
     busy = np.where(known, length_ns, 0) - idle
     block = np.arange(idle.size) // _SAMPLED_WINDOWS
-    rate, error = _while_busy(*(np.bincount(block, weights=one) for one in (did, busy, idle)))
+    sums = [np.bincount(block, weights=one).astype(np.float64) for one in (did, busy, idle)]
+    rate, error = _while_busy(sums[0], sums[1], sums[2])
     rate = 0.0 if np.isnan(rate) else min(max(rate - 2 * error, 0.0), 1.0)
     return _shares(did - rate * busy, np.zeros_like(idle), idle, idle, start_ns)
 

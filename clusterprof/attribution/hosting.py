@@ -9,6 +9,7 @@ saving a model                                   whole idle windows in which muc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from clusterprof.timeline.model import (
     ThreadTable,
 )
 from clusterprof.timeline.series import differences, growth_of, located, risen
-from clusterprof.timeline.thread_windows import windowed
+from clusterprof.timeline.thread_windows import Windowed, windowed
 
 PAUSED = "paused"
 SAVED_BYTES = 16 << 20
@@ -41,7 +42,7 @@ COPY_AT_MOST = 64e9
 _WHOLE_RATIO = 0.95  # of a window: the device did nothing
 _OTHERS_RATIO = 0.5
 """Of idle time: another thread that runs for less of it is not what the main one waits for."""
-_DRIVER_RATIO, _LAUNCHING_RATIO = 0.5, 0.5
+_DRIVER_RATIO, _LAUNCHING_RATIO, _AT_WORK_RATIO = 0.5, 0.5, 0.5
 
 
 class Host(NamedTuple):
@@ -75,16 +76,19 @@ def at_the_time(rank: Rank, lost: Lost, around: Surroundings) -> Host:
     row = np.searchsorted(windows.start_ns, lost.start_ns, side="right") - 1
     length, idle = windows.end_ns - windows.start_ns, windows.idle_ns
     main = windowed(thread, windows.start_ns, windows.end_ns, around)
+    saves, models = np.zeros(length.size, np.bool_), False
+    if _saves_models(rank, thread, _worked(every), around):
+        saves, models = _saving(rank, windows, main), True
+    left = np.where(saves, np.nan, length)  # what is told already is not asked again
     both = idle, length, windows.start_ns
-    models = saves_models(rank, _worked(every))
     return Host(
-        counted(main.on_cpu * length, *both)[row],
-        counted(main.runnable * length, *both)[row],
-        found(_even(main.storage * length), *both)[row],
-        found(_even(main.memory * length), *both)[row],
+        counted(main.on_cpu * left, *both)[row],
+        counted(main.runnable * left, *both)[row],
+        found(_even(main.storage) * left, *both)[row],
+        found(_even(main.memory) * left, *both)[row],
         _others(rank, windows)[row],
         _copying(rank, windows)[row],
-        pauses(lost) & _wrote(rank, lost.start_ns, lost.end_ns) if models else np.zeros(n, bool),
+        saves[row] & (lost.phase == PHASE_NONE),
         models,
         while_busy(main.on_cpu * length, idle, length) >= _LAUNCHING_RATIO,
         _in_driver(rank, thread, windows),
@@ -95,7 +99,7 @@ def _worked(windows: Windows) -> Windows:
     """The windows from the first to the last in which the device did something."""
     some = np.flatnonzero(windows.idle_ns < windows.end_ns - windows.start_ns)
     part = slice(some[0], some[-1] + 1) if some.size else slice(0)
-    return Windows(*(getattr(windows, name)[part] for name in windows.__dataclass_fields__))
+    return Windows(*(getattr(windows, one.name)[part] for one in fields(windows)))
 
 
 def _even(did: Float) -> Float:
@@ -197,17 +201,23 @@ def paused(lost: Lost, shares: Mapping[str, Int]) -> dict[str, int]:
     return {PAUSED: int((lost.lost_ns * shares["cpu"])[pauses(lost)].sum())}
 
 
-def saves_models(rank: Rank, windows: Windows) -> bool:
+def _saves_models(rank: Rank, thread: ThreadTable, windows: Windows, around: Surroundings) -> bool:
     """Return whether the training process writes as much in each pause as a model has."""
     io = rank.main.io
-    if io is None or io.t_ns.size < 2:
+    if io is None or io.t_ns.size < 2 or not windows.start_ns.size:
         return False
+    main = windowed(thread, windows.start_ns, windows.end_ns, around)
+    whole = _saving(rank, windows, main)
+    count = np.count_nonzero(whole[1:] & ~whole[:-1]) + bool(whole[0])
+    row = max(int(np.searchsorted(io.t_ns, windows.start_ns[0], side="right")) - 1, 0)
+    return bool(count and io.write_bytes[-1] - io.write_bytes[row] >= SAVED_BYTES * count)
+
+
+def _saving(rank: Rank, windows: Windows, main: Windowed) -> NDArray[np.bool_]:
+    """True for windows of pauses in which the main thread is at work and the process writes."""
     whole = windows.idle_ns >= _WHOLE_RATIO * (windows.end_ns - windows.start_ns)
-    whole &= _wrote(rank, windows.start_ns, windows.end_ns)
-    count = np.count_nonzero(whole[1:] & ~whole[:-1])
-    inside = io.t_ns >= (windows.start_ns[0] if windows.start_ns.size else 0)
-    grown = io.write_bytes[inside]
-    return bool(count and grown[-1] - grown[0] >= SAVED_BYTES * count)
+    at_work = np.nan_to_num(main.at_work) >= _AT_WORK_RATIO
+    return whole & at_work & _wrote(rank, windows.start_ns, windows.end_ns)
 
 
 def _wrote(rank: Rank, start_ns: Int, end_ns: Int) -> NDArray[np.bool_]:

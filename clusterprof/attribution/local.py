@@ -123,14 +123,12 @@ def _by_families(
         for source in _SOURCES
         if (units := int((lost.lost_ns * share)[lost.source == source].sum()))
     }
-    rest = int((lost.lost_ns * left).sum())
-    unexplained = {NO_SIGNAL: rest} if rest else {}
+    unexplained = {NO_SIGNAL: rest} if (rest := int((lost.lost_ns * left).sum())) else {}
     blind = {one.cause.id for one in DETECTORS if "spans" in one.needs}  # said once for all
     missing = {key: n for key, n in part.missing.items() if key[0] not in blind}
     claimed = {**part.claimed, **claimed}
-    totals = paused(lost, shares)
-    part = replace(part, claimed=claimed, unexplained=unexplained, missing=missing, totals=totals)
-    return part, {**own, **shares}, left
+    part = replace(part, claimed=claimed, unexplained=unexplained, missing=missing)
+    return replace(part, totals=paused(lost, shares)), {**own, **shares}, left
 
 
 def _waiting(part: Partial, rank: Rank, lost: Lost, left: Int) -> tuple[Partial, Int]:
