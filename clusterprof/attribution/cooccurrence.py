@@ -2,12 +2,15 @@
 
 Without spans nobody says what the training process waited for. What can be said is:
 
-    a loading process is at work all the time, the training process sleeps     storage, cpu
-    the training process reads, or has no CPU                                  storage, cpu
-    it is on a CPU, has no loading process, the device does nothing for a while   cpu
-    it is on a CPU, and the device idles a little in every window              launch
-    it writes, and the device does nothing for long                            checkpoint
+    it writes a model while the device does nothing; it writes a log    checkpoint, eval
+    bytes go to the device while that computes nothing                  h2d
+    a loading process is at work all the time, this one sleeps          storage, cpu
+    it is blocked on storage and reads, or has no CPU                   storage, cpu
+    it is on a CPU, and loads by itself or was stopped                  cpu
+    it is on a CPU in any case, or in the driver                        launch
+    it sleeps while another of its threads runs                         cpu
 
+How much of its idle time was beside what the host did: `hosting`, `beside`.
 A loader that is ahead works too, but it rests between batches; one that the device waits for never
 does, or works just when the device idles. All else is unattributed.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clusterprof.attribution.hosting import Host, at_the_time, writes
+from clusterprof.attribution.hosting import Host, at_the_time, pauses, writes
 from clusterprof.attribution.partial import SHARE
 from clusterprof.timeline.feeding_blocked import Surroundings, surroundings
 from clusterprof.timeline.model import (
@@ -76,7 +79,11 @@ def cooccurring(lost: Lost, rank: Rank) -> dict[str, Int]:
     claim("cpu", cpu * free)
     claim("storage", host.storage)
     claim("cpu", host.runnable + host.memory)
-    claim(_computes(rank, host), host.on_cpu)
+    family = _computes(rank, host)
+    # Who launches too slowly leaves no device without anything to do; who is always on a CPU may
+    # wait there.
+    launching = family == "launch" and not host.in_driver
+    claim(family, np.where(launching & pauses(lost), 0.0, host.on_cpu))
     claim("cpu", host.others)
     return _whole_parts(out)
 
