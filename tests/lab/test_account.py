@@ -64,6 +64,35 @@ def test_a_late_loader_is_felt_by_itself_and_by_who_waits_for_it() -> None:
     )  # fmt: skip
 
 
+def test_a_finished_batch_waits_for_the_interpreter_that_decodes_the_next_one() -> None:
+    """One worker makes batch 0 until 20 and decodes batch 1 from 24 to 44, 4 of it without a CPU.
+
+    The process waits from 10 on and has batch 0 at 40: 10 decoding, 4 on the way, 16 behind the
+    next one (of 20: 14 busy, 4 late, 2 blocked), whose decoding goes on when it has arrived.
+    """
+    items = (
+        [Item(0, 0, 20 * MS, 0, 0, 20 * MS)],
+        [Item(20 * MS, 24 * MS, 44 * MS, 0, 4 * MS, 14 * MS)],
+    )
+    one = life(0, 50, phases=[Phase(10 * MS, 40 * MS, "data_wait", 0)], batches=list(items))
+    (lost,) = felt({0: one})
+    assert lost["decode", OWN] == 10 * MS + 16 * MS * 14 // 20
+    assert lost["contention", OWN] == 16 * MS * 4 // 20
+    # The next one's reading does not hold the interpreter.
+    assert lost["hand-over", OWN] == 4 * MS + 16 * MS * 2 // 20
+    one.workers = 2  # the other worker makes it: all of 20 ms were on the way
+    (lost,) = felt({0: one})
+    assert (lost["decode", OWN], lost["hand-over", OWN]) == (10 * MS, 20 * MS)
+
+
+def test_the_loops_own_time_in_the_first_of_several_steps_is_start_up() -> None:
+    one = life(0, 100, busy=[busy(20, 50), busy(60, 90)])
+    one.steps, one.loop_ends_ns, one.delays_ns = 2, [55 * MS, 100 * MS], [0, 0]
+    (lost,) = felt({0: one})
+    found = {key: ns for key, ns in lost.items() if ns}
+    assert found == {("startup", OWN): 25 * MS, ("loop", OWN): 15 * MS}
+
+
 def test_a_throttled_device_loses_its_excess_and_keeps_others_waiting_for_it() -> None:
     """Rank 0 needs 150 ms for what takes 100 at full clock; a pause of its host costs 20 more."""
     slow = life(

@@ -75,7 +75,8 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
     true = _points(truth.family_ns(), truth.in_step_ns)
     said = _said_points(answer)
     first, second = _first(answer, wanted)
-    all_wanted, wanted = wanted, _leading(wanted, true, first)
+    leaves = _points(_by_cause(truth, outside=False), truth.in_step_ns)
+    all_wanted, wanted = wanted, _leading(wanted, leaves, first)
     null = not wanted.family
     errors = None
     apart = not any(one.covers for one in answer.causes or ())
@@ -98,7 +99,7 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
         abstained=None
         if not _names_leaves(answer, wanted)
         else first is not None and first.leaf is None,
-        emitted=_emitted(answer, truth, wanted),
+        emitted=_emitted(answer, leaves, _by_cause(truth, outside=True), wanted),
         culprit_right=_culprit_right(answer, truth, wanted),
         nobody_right=_nobody_right(answer, truth, wanted),
         both_found=_both_found(answer, truth, all_wanted),
@@ -138,16 +139,16 @@ def _first(answer: Answer, wanted: Wanted) -> tuple[Said | None, Said | None]:
     return (named[0] if named else None), (named[1] if len(named) > 1 else None)
 
 
-def _leading(wanted: Wanted, true: Mapping[str, float], first: Said | None) -> Wanted:
-    """Of several faults the largest by truth leads; of two within a point, the one that is said."""
+def _leading(wanted: Wanted, leaves: Mapping[str, float], first: Said | None) -> Wanted:
+    """Of several faults that with the largest leaf leads; of two within a point, the one said."""
     if not wanted.also:
         return wanted
     faults = [(wanted.family, wanted.leaves), *((family, (leaf,)) for family, leaf in wanted.also)]
-    most = max(true.get(family, 0.0) for family, _ in faults)
-    near = [one for one in faults if true.get(one[0], 0.0) >= most - TIE_BELOW]
-    named = [one for one in near if first is not None and one[0] in _meant(first)]
-    family, leaves = (named or sorted(near, key=lambda one: -true.get(one[0], 0.0)))[0]
-    return replace(wanted, family=family, leaves=leaves)
+    size = {named: sum(leaves.get(leaf, 0.0) for leaf in named) for _, named in faults}
+    near = [one for one in faults if size[one[1]] >= max(size.values()) - TIE_BELOW]
+    said = [one for one in near if first is not None and one[0] in _meant(first)]
+    family, named = (said or sorted(near, key=lambda one: -size[one[1]]))[0]
+    return replace(wanted, family=family, leaves=named)
 
 
 def _family_right(answer: Answer, first: Said | None, wanted: Wanted) -> bool | None:
@@ -175,10 +176,8 @@ def _leaf_in(said: Said | None, wanted: Wanted) -> bool:
 
 
 def _emitted(
-    answer: Answer, truth: Truth, wanted: Wanted
+    answer: Answer, inside: Mapping[str, float], outside: Mapping[str, int], wanted: Wanted
 ) -> tuple[tuple[str, float | None, bool], ...]:
-    inside = _points(_by_cause(truth, outside=False), truth.in_step_ns)
-    outside = _by_cause(truth, outside=True)
     out = []
     for one in answer.causes or ():
         if one.leaf is None or (one.share_ratio is not None and _small(one.share_ratio)):
