@@ -96,9 +96,8 @@ def began_ns(process: Process) -> int:
     if spans is None or not len(spans.start_ns):
         return int(NEVER)
     fetched = process.spans.get(FETCH)
-    if fetched is not None and len(fetched.start_ns):
-        if fetched.sequence[0] == spans.sequence[-1] + 1:
-            return int(fetched.start_ns[0])
+    if fetched is not None and np.array_equal(fetched.sequence[:1], spans.sequence[-1:] + 1):
+        return int(fetched.start_ns[0])
     return int(spans.start_ns[-1])
 
 

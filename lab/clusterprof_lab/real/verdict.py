@@ -26,6 +26,8 @@ _FAMILIES = {account.STORAGE: ("storage-local", "storage"),
 
 def leaf_of(part: str, wanted: Wanted) -> str:
     """Return the cause that a part of lost time is in a scenario."""
+    if part == account.WORK and not wanted.family:
+        return OTHER  # work that only varies, of a job with nothing wrong
     named = (*wanted.leaves, *(leaf for _, leaf in wanted.also))
     if part in _MAY_BE:
         return next((leaf for leaf in named if leaf in _MAY_BE[part]), _MAY_BE[part][0])

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from clusterprof_lab.real.faults import processes
 from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns, root_only
-from clusterprof_lab.real.faults.cpu_quota import CPU_OF_STEP, cpus_of, decoding_ms
+from clusterprof_lab.real.faults.cpu_quota import cpu_of_step, cpus_of, decoding_ms
 
 _PERIOD_NS = 20_000_000
 # With the priority of a real-time process: shares of groups are kept only while both sides always
@@ -29,7 +29,7 @@ while True:
 class CpuHogs:
     """A loop per CPU that takes its part of every `_PERIOD_NS` before anybody else.
 
-    The ranks get so much that their decoding, `CPU_OF_STEP` of a clean step, takes as long as a
+    The ranks get so much that their decoding, `cpu_of_step` of a clean step, takes as long as a
     slowed step.
     """
 
@@ -42,7 +42,7 @@ class CpuHogs:
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Keep the node's CPU busy for others' part of the time."""
-        parts = CPU_OF_STEP * (1.0 - place.share)
+        parts = cpu_of_step(place) * (1.0 - place.share)
         with ExitStack() as stack:
             log = Log(place.path("cpu-hogs.jsonl"))
             cpus = cpus_of(place)
