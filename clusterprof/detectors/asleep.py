@@ -90,9 +90,10 @@ def part_of(whole: NDArray[np.bool_], which: NDArray[np.bool_]) -> float:
     return float((whole & which).sum()) / count if count else 0.0
 
 
-def spread(wanted_ns: float, room_ns: Float, lost: Lost) -> Float:
-    """Return float64[n]: shares of the pieces that give an amount out in proportion to room."""
-    room_ns = within(room_ns, lost)
+def spread(wanted_ns: float, room_ns: Float, lost: Lost, rows: NDArray[np.bool_]) -> Float:
+    """Return float64[n]: shares of the chosen pieces that give an amount out in proportion to room,
+    which is `within` what they lost."""
+    room_ns = within(room_ns, lost, rows)
     whole = float(room_ns.sum())
     if whole <= 0 or wanted_ns <= 0:
         return np.zeros(lost.start_ns.size)
@@ -100,21 +101,21 @@ def spread(wanted_ns: float, room_ns: Float, lost: Lost) -> Float:
     return np.minimum(claimed / np.maximum(lost.lost_ns, 1), 1.0)
 
 
-def within(room_ns: Float, lost: Lost) -> Float:
+def within(room_ns: Float, lost: Lost, rows: NDArray[np.bool_]) -> Float:
     """Return float64[n]: an amount of each piece as far as the piece, or those near it, lost it.
 
     Devices and threads are sampled ten times a second and not at the same instants: what a piece
     has too much of goes to the other chosen ones of the same second.
 
-        amount  60  20   0   10        pieces of one second
-        lost    30  30  40  100        the fourth is of the next
-        within  30  30   0   10        of the 30 too many 10 found a place; the third has no amount
+        amount  60  20   0   10        three pieces of one second, one of the next
+        lost    30  30  40  100
+        within  30  26  24   10        30 too many, room for 10 and 40: three fifths of both
     """
     kept = np.minimum(room_ns, lost.lost_ns)
     second = lost.start_ns // _STRETCH_NS
     second = second - second.min(initial=0)
     over = np.bincount(second, weights=room_ns - kept)
-    free_ns = np.where(room_ns > 0, lost.lost_ns - kept, 0.0)
+    free_ns = np.where(rows, lost.lost_ns - kept, 0.0)
     free = np.bincount(second, weights=free_ns)
     ratio = np.minimum(1.0, over / np.maximum(free, 1.0))
     return kept + free_ns * ratio[second]

@@ -92,7 +92,7 @@ class CpuGil:
         length = lost.end_ns - lost.start_ns
         if kept * float(both.sum()) < limits.kept_at_least_ratio * float(length[inside].sum()):
             return Claims(share, "B")
-        share = kept * within(both, lost) / np.maximum(lost.lost_ns, 1)
+        share = kept * within(both, lost, inside) / np.maximum(lost.lost_ns, 1)
         parts = np.stack([asleep * kept, used]) / np.maximum(length, 1)
         evidence = (
             Evidence(

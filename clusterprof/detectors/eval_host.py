@@ -153,7 +153,7 @@ def _writing(rank: Rank, lost: Lost, limits: EvalHost.Limits) -> Float:
     if held < limits.blocked_at_least_ratio * float(length[inside].sum()):
         return out
     # While it was blocked nothing was launched: idle time of a piece is its, up to its length.
-    return spread(held, away, lost)
+    return spread(held, away, lost, inside)
 
 
 def _only_writes(rank: Rank, t_ns: np.ndarray) -> NDArray[np.bool_]:

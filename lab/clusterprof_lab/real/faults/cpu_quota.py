@@ -19,7 +19,7 @@ _LEAST_US = 2_000  # the kernel takes no less than 1,000
 class CpuQuota:
     """The quota is what the node's ranks need per step, spread over a slowed step.
 
-    They need their decoding, `cpu_of_step` of the scenario (`CPU_OF_STEP`) of a clean step together,
+    They need their decoding, `cpu_of_step` of the scenario (0.7) of a clean step together,
     and `other_ms` (10) each for everything else. Of the time in which a batch is awaited they run
     for the part of the quota in a period: the less they need, the more of it is the quota's. It
     stops all threads of a rank, the main thread as well.
