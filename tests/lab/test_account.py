@@ -64,6 +64,15 @@ def test_a_late_loader_is_felt_by_itself_and_by_who_waits_for_it() -> None:
     )  # fmt: skip
 
 
+def test_what_a_reader_computes_is_no_storage() -> None:
+    """Of 40 ms reading 12 are the process's own code (a protocol) and 4 without a CPU."""
+    item = Item(0, 40 * MS, 40 * MS, 4 * MS, 0, 0, 12 * MS)
+    one = life(0, 50, phases=[Phase(0, 50 * MS, "data_wait", 0)], batches=[[item]])
+    (lost,) = felt({0: one})
+    found = {part: ns // MS for (part, _), ns in lost.items() if ns}
+    assert found == {"storage": 24, "contention": 4, "decode": 12, "hand-over": 10}
+
+
 def test_a_finished_batch_waits_for_the_interpreter_that_decodes_the_next_one() -> None:
     """One worker makes batch 0 until 20 and decodes batch 1 from 24 to 44, 4 of it without a CPU.
 

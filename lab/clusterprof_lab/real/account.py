@@ -158,7 +158,9 @@ def _data_wait(
     for one in items:
         read_ns = one.read_ns - one.begun_ns
         read_late_ns = min(one.read_delay_ns, read_ns)
-        parts = ((STORAGE, read_ns - read_late_ns), (CONTENTION, read_late_ns))
+        user_ns = min(one.read_user_ns, read_ns - read_late_ns)
+        rest_ns = read_ns - read_late_ns - user_ns
+        parts = ((STORAGE, rest_ns), (CONTENTION, read_late_ns), (DECODE, user_ns))
         out.append(Piece(one.begun_ns, one.read_ns, parts))
         out.append(_decoding(one, BLOCKED))
     out += [_decoding(one, HAND_OVER) for one in behind]

@@ -29,6 +29,8 @@ class Item(NamedTuple):
     read_delay_ns: int
     decode_delay_ns: int
     decode_cpu_ns: int
+    read_user_ns: int = 0
+    """While reading, in code of the process: a protocol, a checksum."""
 
 
 class Operation(NamedTuple):
