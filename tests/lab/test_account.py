@@ -102,6 +102,21 @@ def test_the_loops_own_time_in_the_first_of_several_steps_is_start_up() -> None:
     assert found == {("startup", OWN): 25 * MS, ("loop", OWN): 15 * MS}
 
 
+def test_in_a_pipeline_the_work_of_stages_that_are_not_at_fault_is_its_order() -> None:
+    wanted = Wanted("synchronization", ("sync-imbalance",), "several")
+    zero = life(0, 100, busy=[busy(0, 100)], operations=[together(0, 100, 100)])
+    one = life(1, 100, busy=[busy(0, 70)], operations=[together(0, 70, 100)])
+    assert lost_rows([zero, one], wanted) == (Lost("sync-imbalance", 0, 1, 30 * MS),)
+    assert lost_rows([zero, one], wanted, [0]) == (Lost("sync-imbalance", 0, 1, 30 * MS),)
+    assert lost_rows([zero, one], wanted, [1]) == (Lost("sync-bubble", None, 1, 30 * MS),)
+
+
+def test_work_that_varies_in_a_job_with_nothing_wrong_has_no_cause() -> None:
+    zero = life(0, 100, busy=[busy(0, 100)], operations=[together(0, 100, 100)])
+    one = life(1, 100, busy=[busy(0, 70)], operations=[together(0, 70, 100)])
+    assert lost_rows([zero, one], Wanted("", (), "nobody")) == (Lost("other", None, 1, 30 * MS),)
+
+
 def test_a_throttled_device_loses_its_excess_and_keeps_others_waiting_for_it() -> None:
     """Rank 0 needs 150 ms for what takes 100 at full clock; a pause of its host costs 20 more."""
     slow = life(

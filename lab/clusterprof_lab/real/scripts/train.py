@@ -123,9 +123,9 @@ class Trainer:
         )
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001)
         self.loss = torch.zeros(())
-        batches = iter(loader)
-        dist.barrier()
+        dist.barrier()  # behind the loader's start the first step has begun, to those who watch
         began_ns = now_ns()
+        batches = iter(loader)
         for self.step in range(options.steps):
             self.draw()
             with self.watch.phase("data_wait"):
