@@ -49,6 +49,8 @@ _OTHER_WAITS = (
     layout.DATA_WAIT, layout.H2D, layout.CHECKPOINT, layout.EVAL, layout.COMPILE, layout.GC,
 )  # fmt: skip
 
+_NAPS_RATIO = 0.1  # of the lost time slept elsewhere: as much as falling asleep and waking up take
+
 
 class H2dSync:
     """Claims idle time of steps that waiting for the device made idle."""
@@ -128,6 +130,8 @@ def _at_work(rank: Rank, lost: Lost, inside: np.ndarray) -> float:
     ran_ns = float((ran * (lost.end_ns - lost.start_ns))[known].sum())
     lost_ns = max(float(lost.lost_ns[known].sum()), 1.0)
     elsewhere_ns = float(asleep_ns(rank, lost, known).sum())
+    if elsewhere_ns < _NAPS_RATIO * lost_ns:
+        return 1.0
     return min(1.0, max(ran_ns, lost_ns - elsewhere_ns) / lost_ns)
 
 

@@ -53,11 +53,11 @@ def pauses(rank: Rank, lost: Lost, limits: Limits) -> tuple[Float, bool]:
     if window is None or not idle.any():
         return none, False
     length = lost.end_ns - lost.start_ns
-    on_cpu_ns = np.nan_to_num(main_thread(rank, "on_cpu_ns", lost, idle)) * length
+    user_ns = np.nan_to_num(main_thread(rank, "user_ns", lost, idle)) * length
     number = window[0] - window[0].min()
     count = int(number.max()) + 1
     idle_ns = np.bincount(number, np.where(idle, lost.lost_ns, 0), count)
-    busy_ns = np.bincount(number, np.where(idle, np.minimum(on_cpu_ns, lost.lost_ns), 0), count)
+    busy_ns = np.bincount(number, np.where(idle, np.minimum(user_ns, lost.lost_ns), 0), count)
     least = max(limits.nothing_launched_at_least_ns, _MOST_OF_A_SAMPLE * window[1])
     both, busy = idle_ns[:-1] + idle_ns[1:], busy_ns[:-1] + busy_ns[1:]
     whole = idle_ns >= least
@@ -74,7 +74,7 @@ def pauses(rank: Rank, lost: Lost, limits: Limits) -> tuple[Float, bool]:
     steps, count = _steps_of_pauses(lost, core, number)
     if 2 * count >= _steps(rank, lost):
         return none, False
-    share = np.where(idle, np.minimum(on_cpu_ns, lost.lost_ns) / np.maximum(lost.lost_ns, 1), 0.0)
+    share = np.where(idle, np.minimum(user_ns, lost.lost_ns) / np.maximum(lost.lost_ns, 1), 0.0)
     return share, _regular(steps)
 
 
