@@ -20,8 +20,8 @@ piece; which part of that was writing is told by the samples of all of them. If 
 meanwhile the grade is B, else C. So is what the main thread computed in its own code while the GPU
 stood still for 0.1 s or more in two samples that follow each other, where fewer than half of the
 steps have that: slow launching is slow in each. The grade of that is B where such pauses come every
-so many steps, else C. **A save is not logging**: blocked for a second or more on end, with 64 MiB or more written
-in it, is a checkpoint that nobody marked, and is left unattributed.
+so many steps, else C. **A save is not logging**: blocked for a second or more on end, with
+64 MiB or more written in it, is a checkpoint that nobody marked, and is left unattributed.
 
 ## What to do
 
