@@ -15,6 +15,7 @@ Stages of a pipeline differ by design: there only what is beyond the habit of th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -136,25 +137,36 @@ def excess(look: Lookup, pairs: Pairs, behind_ns: Int) -> tuple[Int, Int]:
             more[blind] = 0
         which.append(column)
         out.append(more)
-    begun = look.before[them] >= 0
-    end = np.where(begun, look.by_rank[look.before[them]], -1)
-    some = np.flatnonzero(end != since)  # was in another operation since
-    if some.size:
-        at, row = ranges(heads[some], heads[some] + size[some])
-        my_end = np.where(
-            look.before[waiting[row]] >= 0, look.by_rank[look.before[waiting[row]]], -1
-        )
-        for column, sums in ((0, rows.transferred_ns), (1, rows.waited_ns)):
-            so_far = np.append(sums, 0)  # -1 = when its steps began
-            theirs_ns = so_far[end[some]] - so_far[since[some]]
-            if theirs_ns.any():
-                more = np.zeros(n, np.int64)
-                more[row] = np.maximum(theirs_ns[at] - (so_far[my_end] - so_far[mine[row]]), 0)
-                if blind is not None:
-                    more[blind] = 0
-                which.append(categories + column)
-                out.append(more)
+    for column, more in _elsewhere(look, pairs, heads, size):
+        if blind is not None:
+            more[blind] = 0
+        which.append(categories + column)
+        out.append(more)
     return np.array(which, np.int64), np.array(out, np.int64).reshape(len(out), n)
+
+
+def _elsewhere(look: Lookup, pairs: Pairs, heads: Int, size: Int) -> Iterator[tuple[int, Int]]:
+    """Yield (0, more transfers) and (1, more waits) of the awaited rank in other operations since.
+
+    Of `heads` on, `size` pairs each have the same awaited row and row since which they differ.
+    """
+    rows = look.rows
+    waiting, awaited, mine, theirs = pairs
+    them, since = awaited[heads], theirs[heads]
+    end = np.where(look.before[them] >= 0, look.by_rank[look.before[them]], -1)
+    some = np.flatnonzero(end != since)
+    if not some.size:
+        return
+    at, row = ranges(heads[some], heads[some] + size[some])
+    last = look.before[waiting[row]]
+    my_end = np.where(last >= 0, look.by_rank[last], -1)
+    for column, sums in ((0, rows.transferred_ns), (1, rows.waited_ns)):
+        so_far = np.append(sums, 0)  # -1 = when its steps began
+        theirs_ns = so_far[end[some]] - so_far[since[some]]
+        if theirs_ns.any():
+            more = np.zeros(waiting.size, np.int64)
+            more[row] = np.maximum(theirs_ns[at] - (so_far[my_end] - so_far[mine[row]]), 0)
+            yield column, more
 
 
 def shared(wait_ns: Int, excess_ns: Int) -> Int:

@@ -116,6 +116,9 @@ def _process_from(process: Process, from_ns: int) -> Process:
         for kind, table in process.spans.items()
     }
     spans |= _waits_from(process, from_ns)
+    saves = process.spans.get(layout.CHECKPOINT)
+    if saves is not None:  # the time from one save to the next may be a checkpoint's too
+        spans[layout.CHECKPOINT] = _with_the_last_before(saves, from_ns)
     threads = {tid: _from_row(one, from_ns) for tid, one in process.threads.items()}
     io = None if process.io is None else _from_row(process.io, from_ns)
     return replace(process, spans=_some(spans), threads=threads, io=io)
@@ -127,6 +130,14 @@ def _some(spans: Mapping[int, SpanTable]) -> dict[int, SpanTable]:
 
 def _spans_from(table: SpanTable, from_ns: int) -> SpanTable:
     return _rows(table, table.end_ns > from_ns)
+
+
+def _with_the_last_before(table: SpanTable, from_ns: int) -> SpanTable:
+    keep = table.end_ns > from_ns
+    before = np.flatnonzero(~keep)
+    if before.size:
+        keep[before[-1]] = True
+    return _rows(table, keep)
 
 
 def _waits_from(process: Process, from_ns: int) -> dict[int, SpanTable]:

@@ -2,12 +2,15 @@
 
 Without spans nobody says what the training process waited for. What can be said is:
 
-    a loading process is at work all the time, the training process sleeps     storage, cpu
-    the training process reads, or has no CPU                                  storage, cpu
-    it is on a CPU, has no loading process, the device does nothing for a while   cpu
-    it is on a CPU, and the device idles a little in every window              launch
-    it writes, and the device does nothing for long                            checkpoint
+    it writes a model while the device does nothing; it writes a log    checkpoint, eval
+    bytes go to the device while that computes nothing                  h2d
+    a loading process is at work all the time, this one sleeps          storage, cpu
+    it is blocked on storage and reads, or has no CPU                   storage, cpu
+    it is on a CPU, and loads by itself or was stopped                  cpu
+    it is on a CPU in any case, or in the driver                        launch
+    it sleeps while another of its threads runs                         cpu
 
+How much of its idle time was beside what the host did: `hosting`, `beside`.
 A loader that is ahead works too, but it rests between batches; one that the device waits for never
 does, or works just when the device idles. All else is unattributed.
 """
@@ -15,8 +18,8 @@ does, or works just when the device idles. All else is unattributed.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clusterprof.attribution.hosting import Host, at_the_time, pauses, writes
 from clusterprof.attribution.partial import SHARE
 from clusterprof.timeline.feeding_blocked import Surroundings, surroundings
 from clusterprof.timeline.model import (
@@ -29,21 +32,16 @@ from clusterprof.timeline.model import (
     Process,
     Rank,
 )
-from clusterprof.timeline.series import differences
 from clusterprof.timeline.thread_windows import Windowed, windowed
 
-BY_FAMILY = ("storage", "cpu", "launch")
+BY_FAMILY = ("storage", "cpu", "launch", "h2d", "eval")
 """What is claimed here and is no leaf."""
 AT_WORK_RATIO = 0.9
 """Of a window, and of the time around it: a loader that never rests."""
 WORKS_RATHER_RATIO = 0.3
 """By so much more it works while the device idles than while that is busy: they wait for it."""
-ON_CPU_RATIO = 0.8
 _AROUND_NS = 1_000_000_000
 _WHOLE_RATIO = 0.95  # of a window: the device did nothing
-_LONG_NS = 1_000_000_000
-_WRITTEN_BYTES = 1 << 20  # less is a log
-_MIXED_WINDOWS = 20  # of launching: so many in a chunk, and most of all
 
 
 def cooccurring(lost: Lost, rank: Rank) -> dict[str, Int]:
@@ -56,8 +54,8 @@ def cooccurring(lost: Lost, rank: Rank) -> dict[str, Int]:
     main = windowed(thread, lost.start_ns, lost.end_ns, around)
     known = ~np.isnan(main.on_cpu)
     known &= ~np.isin(lost.phase, (PHASE_SPINNING, PHASE_PERHAPS, PHASE_THROTTLED))
-    length = np.maximum(lost.end_ns - lost.start_ns, 1)
-    idle = np.maximum(lost.lost_ns / length, 1e-9)
+    idle = np.maximum(lost.lost_ns / np.maximum(lost.end_ns - lost.start_ns, 1), 1e-9)
+    host = at_the_time(rank, lost, around)
     left = np.where(known, 1.0, 0.0)
     out: dict[str, Float] = {}
 
@@ -67,27 +65,34 @@ def cooccurring(lost: Lost, rank: Rank) -> dict[str, Int]:
         out[name] = out.get(name, np.zeros(n)) + share
         left = left - share
 
-    whole = lost.lost_ns >= _WHOLE_RATIO * length
-    for_long = _stretches(lost, whole)
-    writes = _writes(rank, lost)
-    claim("checkpoint", np.where((for_long >= _LONG_NS) & writes, 1.0, 0.0))
+    claim("checkpoint", np.where(host.saves, 1.0, 0.0))
+    # What it does around its writing is for that, too.
+    wrote = (host.storage > 0) & writes(rank.main, int(lost.start_ns[0]))
+    written = np.where(wrote, host.storage + host.on_cpu + host.runnable, 0.0)
+    claim("checkpoint" if host.saves_models else "eval", written)
+    left = np.where(wrote, 0.0, left)
+    claim("h2d", host.copying)
     # The device idles while its host is not giving it work, as far as that is long enough.
     free = np.minimum((1.0 - main.on_cpu) / idle, 1.0)
     storage, cpu = _loading(rank, lost, around)
     claim("storage", storage * free)
     claim("cpu", cpu * free)
-    if _reads(rank.main):
-        claim("storage", np.where(writes, 0.0, np.minimum(main.storage / idle, 1.0)))
-    claim("cpu", np.minimum((main.runnable + main.memory) / idle, 1.0))
-    computing = np.where(main.on_cpu >= ON_CPU_RATIO, main.on_cpu, 0.0)
-    alone = not any(process.pid != rank.pid for process in rank.workers)
-    if alone:  # it loads itself
-        claim("cpu", np.where(whole, computing, 0.0))
-    mixed = ~whole & (computing > 0)
-    often = np.count_nonzero(mixed) >= max(_MIXED_WINDOWS, n / 2)
-    # Who loads itself is on a CPU for that too, in stretches shorter than a window.
-    claim("launch", np.where(mixed & often & (not alone), computing, 0.0))
+    claim("storage", host.storage)
+    claim("cpu", host.runnable + host.memory)
+    family = _computes(rank, host)
+    # Who launches too slowly leaves no device without anything to do; who is always on a CPU may
+    # wait there.
+    launching = family == "launch" and not host.in_driver
+    claim(family, np.where(launching & pauses(lost), 0.0, host.on_cpu))
+    claim("cpu", host.others)
     return _whole_parts(out)
+
+
+def _computes(rank: Rank, host: Host) -> str:
+    """What it is that the main thread does on a CPU while its device idles."""
+    if not any(process.pid != rank.pid for process in rank.workers):
+        return "cpu"  # it loads itself, too
+    return "launch" if host.launching or host.in_driver else "cpu"
 
 
 def _whole_parts(shares: dict[str, Float]) -> dict[str, Int]:
@@ -107,7 +112,7 @@ def _loading(rank: Rank, lost: Lost, around: Surroundings) -> tuple[Float, Float
     storage, cpu, best = np.zeros(n), np.zeros(n), np.full(n, AT_WORK_RATIO)
     for process in rank.workers:
         found = _of_worker(process, lost, around)
-        if process.pid == rank.pid or found is None or not _reads(process):
+        if process.pid == rank.pid or found is None or writes(process, int(lost.start_ns[0])):
             continue
         now, wide = found
         work = np.nan_to_num(now.at_work)
@@ -149,34 +154,3 @@ def _rather(lost: Lost, process: Process, work: Float, around: Surroundings) -> 
     worked_ns = (work * length)[idle].sum()
     rest = (in_all * all_ns - worked_ns) / (all_ns - idle_ns)
     return bool(worked_ns / idle_ns - rest >= WORKS_RATHER_RATIO)
-
-
-def _stretches(lost: Lost, whole: NDArray[np.bool_]) -> Int:
-    """For how long the device did nothing at all around each piece; 0 where it did something."""
-    if not whole.any():
-        return np.zeros(whole.size, np.int64)
-    begins = np.ones(whole.size, np.bool_)
-    begins[1:] = (lost.start_ns[1:] != lost.end_ns[:-1]) | (whole[1:] != whole[:-1])
-    stretch = np.cumsum(begins) - 1
-    ns = np.bincount(stretch, weights=lost.end_ns - lost.start_ns)
-    return np.where(whole, ns[stretch], 0).astype(np.int64)
-
-
-def _writes(rank: Rank, lost: Lost) -> NDArray[np.bool_]:
-    """True where the training process itself wrote to a disk at the time."""
-    none = np.zeros(lost.start_ns.size, np.bool_)
-    io = rank.main.io
-    if io is None or io.t_ns.size < 2:
-        return none
-    grown, _ = differences(io.write_bytes)
-    row = np.searchsorted(io.t_ns, lost.start_ns, side="right") - 1
-    inside = (row >= 0) & (row < grown.size)
-    return inside & (grown[np.clip(row, 0, grown.size - 1)] >= _WRITTEN_BYTES)
-
-
-def _reads(process: Process) -> bool:
-    """False for one that wrote more than it read: when it is blocked it saves rather than loads."""
-    io = process.io
-    if io is None or not io.t_ns.size:
-        return True
-    return bool(io.write_bytes[-1] - io.write_bytes[0] <= io.read_chars[-1] - io.read_chars[0])

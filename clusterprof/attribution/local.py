@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from clusterprof.attribution.cooccurrence import BY_FAMILY, cooccurring
 from clusterprof.attribution.frontier import Frontier
+from clusterprof.attribution.hosting import paused
 from clusterprof.attribution.lost import Account
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent import Spending
 from clusterprof.attribution.totals import completed
-from clusterprof.attribution.unmarked import ASLEEP, PERHAPS, SENDING, SPINNING, sends, unmarked
+from clusterprof.attribution.unmarked import waiting, without_sleep
 from clusterprof.detectors.base import Claims, Detector
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.findings import Evidence
@@ -69,6 +70,7 @@ PRECEDENCE = (
     "launch-alloc",
     "launch-bound",
 )
+STARTUP = "startup"
 SPENT_ON = (*PRECEDENCE, *BY_FAMILY)
 """Causes under which the time of a rank may be claimed."""
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
@@ -102,8 +104,8 @@ def settle(
         spending.add(rank, region, lost, shares)
     else:
         part, shares, left = _by_families(rank, lost, feeding, limits)
-    part, waiting = _waiting(part, rank, lost, left)
-    frontier.add(rank, region, lost, shares, waiting)
+    part, share = waiting(part, rank, lost, left, NO_SIGNAL)
+    frontier.add(rank, region, lost, shares, share)
     return completed(part, rank, region, lost, account)
 
 
@@ -122,25 +124,12 @@ def _by_families(
         for source in _SOURCES
         if (units := int((lost.lost_ns * share)[lost.source == source].sum()))
     }
-    rest = int((lost.lost_ns * left).sum())
-    unexplained = {NO_SIGNAL: rest} if rest else {}
+    unexplained = {NO_SIGNAL: rest} if (rest := int((lost.lost_ns * left).sum())) else {}
     blind = {one.cause.id for one in DETECTORS if "spans" in one.needs}  # said once for all
     missing = {key: n for key, n in part.missing.items() if key[0] not in blind}
     claimed = {**part.claimed, **claimed}
     part = replace(part, claimed=claimed, unexplained=unexplained, missing=missing)
-    return part, {**own, **shares}, left
-
-
-def _waiting(part: Partial, rank: Rank, lost: Lost, left: Int) -> tuple[Partial, Int]:
-    """Tell what may be waiting for other ranks from what nothing is known of."""
-    asleep, spins, perhaps = unmarked(rank, lost, left)
-    sleeps = SENDING if asleep.any() and sends(rank, lost, asleep) else ASLEEP
-    pairs = (sleeps, asleep), (SPINNING, spins), (PERHAPS, perhaps)
-    moved = {name: int((lost.lost_ns * share).sum()) for name, share in pairs}
-    waiting = asleep + spins + perhaps
-    unexplained = {**part.unexplained, **moved}
-    unexplained[NO_SIGNAL] = unexplained.get(NO_SIGNAL, 0) - sum(moved.values())
-    return replace(part, unexplained={k: v for k, v in unexplained.items() if v}), waiting
+    return replace(part, totals=paused(lost, shares)), {**own, **shares}, left
 
 
 def fed(rank: Rank, lost: Lost) -> Feeding:
@@ -192,6 +181,9 @@ def _by_detectors(
             claims[id_] = found
         elif not absent:
             missing[(id_, "")] = 1
+    if STARTUP in claims:
+        share = without_sleep(rank, lost, claims[STARTUP].share)
+        claims[STARTUP] = replace(claims[STARTUP], share=share)
     shares, left = taken({id_: one.share for id_, one in claims.items()}, lost.lost_ns.size)
     weak = (lost.phase == PHASE_DATA_WAIT) & ~feeding.identified
     part = Partial(

@@ -33,6 +33,7 @@ from clusterprof.timeline.model import (
     PHASE_STARTUP,
     Int,
     Rank,
+    SpanTable,
 )
 
 # In rising precedence: what comes later is painted over what came before.
@@ -175,6 +176,8 @@ def _layer(rank: Rank, bit: int) -> Intervals:
         if counts.all():
             return union((table.start_ns, table.end_ns))
         return union((table.start_ns[counts], table.end_ns[counts]))
+    if kind == layout.CHECKPOINT:
+        return union((table.start_ns, table.end_ns), _between(rank, table))
     if kind > 0:
         return union((table.start_ns, table.end_ns))
     waited = table.b != 0
@@ -183,6 +186,18 @@ def _layer(rank: Rank, bit: int) -> Intervals:
         collects = rank.main.spans.get(layout.GC) is not None
         return union((table.start_ns, table.end_ns)) if collects else EMPTY
     return union((table.start_ns[waited], table.end_ns[waited]))
+
+
+def _between(rank: Rank, saves: SpanTable) -> Pair:
+    """From one save to the next of the same step: nothing is trained there. Shards of one
+    checkpoint are synced, renamed and gathered meanwhile."""
+    steps = rank.main.spans.get(layout.STEP)
+    if steps is None or saves.start_ns.size < 2:
+        return EMPTY
+    start, end = saves.end_ns[:-1], saves.start_ns[1:]
+    row = np.searchsorted(steps.start_ns, start, side="right") - 1
+    same = (row >= 0) & (end <= steps.end_ns[np.maximum(row, 0)]) & (end > start)
+    return start[same], end[same]
 
 
 def steps_of(rank: Rank, start_ns: Int, begun: Int) -> Int:

@@ -24,7 +24,7 @@ class Partial:
 
     totals: Mapping[str, int] = field(default_factory=dict)
     """in_step, unmeasured, measured, busy, lost, wait, first_step, first_step_lost: in ns;
-    stream_pieces: a count."""
+    surely_asleep: in ns * SHARE; stream_pieces: a count."""
     claimed: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
     """(cause id, grade, source) -> ns * SHARE."""
     unexplained: Mapping[str, int] = field(default_factory=dict)

@@ -163,12 +163,18 @@ def table_of(rank: Rank, kind: int) -> SpanTable | None:
 
 
 def _work(rank: Rank, last: bool) -> tuple[int | None, int | None, int | None]:
-    """The same without spans: the device's first and last window with work."""
+    """The same without spans: the device's first and last window with work.
+
+    While the process was there: one that was begun anew has the device of the one before.
+    """
     windows = busy_windows(rank)
     if windows is None:
         return None, None, None
     closed_ns = int(sample_times(rank)[-1])
     final = windows.end_ns <= (closed_ns if last else closed_ns - LATE_NS)
+    thread = rank.main.threads.get(rank.pid)
+    if thread is not None and thread.t_ns.size:
+        final &= (windows.end_ns > thread.t_ns[0]) & (windows.start_ns < thread.t_ns[-1])
     busy = np.flatnonzero((windows.end_ns - windows.start_ns > windows.idle_ns) & final)
     if not busy.size:
         return None, None, closed_ns

@@ -10,7 +10,8 @@ utilisation that is a device at 100 %; its multiprocessors, and its power, say o
 What is usual is the 90 % quantile of the device's own busy windows so far, counted in bins and
 looked up at fixed numbers of windows, so that the cut of a recording into chunks changes nothing.
 Nothing spins before windows below a third of it have been seen; from then on a window spins in
-proportion, when it, or the one before it, is below four fifths. Without SM activity power is asked;
+proportion, when it, or the one before it, is below what windows at work are: the less they vary,
+the smaller a drop counts, from a fiftieth to a fifth. Without SM activity power is asked;
 without either nothing can be said.
 """
 
@@ -27,7 +28,11 @@ from clusterprof.timeline.model import Float, Int, Rank
 USUAL_QUANTILE = 0.9
 CLEAR_RATIO = 1 / 3
 """Of the usual activity: below it a busy device computes nothing."""
-PARTLY_RATIO = 0.8
+PARTLY_RATIO, PARTLY_AT_MOST_RATIO = 0.8, 0.98
+"""Of the usual activity: a window below it was at work in part of its time only. The higher the
+less activity varies by itself."""
+NEAR_RATIO, LEAST_SEEN = 0.25, 16
+"""So many windows about the usual, and of so many, say how much it varies."""
 CLEAR_AT_LEAST_RATIO = 0.01
 """Of the busy windows so far; and no fewer than `CLEAR_AT_LEAST`."""
 CLEAR_AT_LEAST = 3
@@ -37,7 +42,7 @@ _BUSY_RATIO = 0.5  # below it a window says little about what is usual
 _BARELY_RATIO = 0.1  # below it nothing about what the device did; of power, which idles too, 0.5
 _BINS = 1000
 _MOST_WATTS = 2000.0
-_FIRST_LOOK, _LOOK_EVERY = 8, 128
+_FIRST_LOOK, _LOOK_EVERY = 4, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class Activity:
     clear: float = 0.0
     """Activity of a device that spins, 0 = none was seen to."""
     confirmed: bool = False
+    partly: float = PARTLY_RATIO
+    """Of what is usual: below it a window is less active than others happen to be."""
     before: float = 1.0
     """Activity of the last window, as a part of what was usual."""
 
@@ -100,7 +107,7 @@ def _spun(
         end = length.size if some.size < room else at + int(some[-1]) + 1
         part = slice(at, end)
         low = np.where(asked[part], level[part] / known.usual if known.usual else 1.0, 1.0)
-        beside = np.minimum(low, np.append(known.before, low[:-1])) < PARTLY_RATIO
+        beside = np.minimum(low, np.append(known.before, low[:-1])) < known.partly
         if known.confirmed:
             spins = _part(value[part], busy[part], counts_idle, known)
             out[part] = np.where(asked[part] & beside, np.rint(spins * length[part]), 0)
@@ -148,4 +155,25 @@ def _looked(known: Activity, level: Float) -> Activity:
     clear_windows = int(until[int(usual * CLEAR_RATIO * _BINS)])
     enough = max(CLEAR_AT_LEAST, CLEAR_AT_LEAST_RATIO * seen)
     clear = float(np.searchsorted(until, max(1, clear_windows // 8))) / _BINS
-    return replace(known, usual=usual, clear=clear, confirmed=usual > 0 and clear_windows >= enough)
+    return replace(
+        known,
+        usual=usual,
+        clear=clear,
+        confirmed=usual > 0 and clear_windows >= enough,
+        partly=_partly(until, round(usual * _BINS), seen),
+    )
+
+
+def _partly(until: Int, usual: int, seen: int) -> float:
+    """Return the activity, as a part of the usual, that windows at work hardly ever fall below.
+
+    How far apart those about the usual lie says how much it varies by itself: of a normal
+    distribution a quarter lies within 0.7 standard deviations of its 90 % quantile, and 6 times
+    that below it one window in 400. `until`: windows up to each bin.
+    """
+    width = np.arange(1, max(usual, 2))
+    low, high = np.maximum(usual - width - 1, 0), np.minimum(usual + width, _BINS)
+    near = np.flatnonzero(until[high] - until[low] >= NEAR_RATIO * seen)
+    if not near.size or seen < LEAST_SEEN or not usual:
+        return PARTLY_RATIO
+    return float(np.clip(1 - 6 * width[near[0]] / usual, PARTLY_RATIO, PARTLY_AT_MOST_RATIO))

@@ -20,6 +20,7 @@ def completed(part: Partial, rank: Rank, region: Region, lost: Lost, account: Ac
     length = region.end_ns - region.start_ns
     first_lost = int(lost.lost_ns[(lost.step == 0) & (lost.phase != PHASE_PERHAPS)].sum())
     totals = {
+        **part.totals,
         "in_step": length - account.unmeasured_ns,
         "unmeasured": account.unmeasured_ns,
         "measured": account.measured_ns,

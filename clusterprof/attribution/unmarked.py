@@ -10,10 +10,13 @@ time to be unattributed, until all ranks lie side by side (`frontier`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof import signals
-from clusterprof.attribution.partial import SHARE
+from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.probe import layout
 from clusterprof.timeline.feeding_blocked import surroundings
 from clusterprof.timeline.feeding_samples import sampled
@@ -25,6 +28,7 @@ from clusterprof.timeline.model import (
     PHASE_PERHAPS,
     PHASE_SPINNING,
     SOURCE_DEVICE_SAMPLES,
+    Float,
     Int,
     Lost,
     Rank,
@@ -33,6 +37,8 @@ from clusterprof.timeline.series import rise
 
 ASLEEP, SENDING, SPINNING = "asleep", "sending", "spinning"  # their names in the books
 PERHAPS = "perhaps-spinning"
+SURELY = "surely_asleep"
+"""Name of a total in ns * SHARE: sleep while the device idled for sure."""
 REASONS = ASLEEP, SENDING, SPINNING, PERHAPS
 ASLEEP_AT_LEAST_RATIO = 0.5
 SENT_AT_LEAST_BYTES_PER_SECOND = 100_000_000
@@ -50,27 +56,67 @@ def marks_operations(rank: Rank) -> bool:
     return table is not None and bool((table.a != 0).any())
 
 
-def unmarked(rank: Rank, lost: Lost, left: Int) -> tuple[Int, Int, Int]:
+def unmarked(rank: Rank, lost: Lost, left: Int) -> tuple[Int, Int, Int, Int]:
     """Return in which part of each piece the rank may have waited asleep, spinning, or perhaps so.
 
-    int64[n], in 1/SHARE, together no more than `left`, the part that no cause has claimed.
+    int64[n], in 1/SHARE, together no more than `left`, the part that no cause has claimed. Last
+    comes the part of the first in which it slept for sure.
     """
     spins = np.where(lost.phase == PHASE_SPINNING, left, 0)
     perhaps = np.where(lost.phase == PHASE_PERHAPS, left, 0)
-    asleep = np.zeros(left.size, np.int64)
+    asleep, surely = (
+        np.minimum(np.rint(part * SHARE).astype(np.int64), left)
+        for part in slept(rank, lost, left > 0)
+    )
+    return asleep, spins, perhaps, surely
+
+
+def waiting(part: Partial, rank: Rank, lost: Lost, left: Int, unknown: str) -> tuple[Partial, Int]:
+    """Tell what may be waiting for other ranks from what nothing is known of (`unknown`).
+
+    Second comes the part of each piece, in 1/SHARE.
+    """
+    asleep, spins, perhaps, surely = unmarked(rank, lost, left)
+    sleeps = SENDING if asleep.any() and sends(rank, lost, asleep) else ASLEEP
+    pairs = (sleeps, asleep), (SPINNING, spins), (PERHAPS, perhaps)
+    moved = {name: int((lost.lost_ns * units).sum()) for name, units in pairs}
+    share = asleep + spins + perhaps
+    unexplained = {**part.unexplained, **moved}
+    unexplained[unknown] = unexplained.get(unknown, 0) - sum(moved.values())
+    totals = {SURELY: int((lost.lost_ns * surely).sum())}
+    left_over = {reason: n for reason, n in unexplained.items() if n}
+    return replace(part, totals={**part.totals, **totals}, unexplained=left_over), share
+
+
+def without_sleep(rank: Rank, lost: Lost, startup: Float) -> Float:
+    """Return what `startup` claims of each piece less the host's sleep.
+
+    Who sleeps in the first step may wait for another that starts: that is told by all ranks.
+    """
+    return startup * (1.0 - slept(rank, lost, startup > 0)[0])
+
+
+def slept(rank: Rank, lost: Lost, which: NDArray[np.bool_]) -> tuple[Float, Float]:
+    """Return which part of the chosen pieces the host may have slept in an operation that was not
+    marked, and which part it surely slept while its device idled: float64[n] each, 0 to 1.
+
+    Of 100 ns with 20 idle and 90 asleep that is all, and (20 + 90 - 100) / 20.
+    """
+    out, surely = np.zeros((2, lost.start_ns.size))
     thread = rank.main.threads.get(rank.pid)
     if thread is None or not has_peers(rank) or marks_operations(rank):
-        return asleep, spins, perhaps
+        return out, surely
     inside = lost.phase == (PHASE_COMPUTE if rank.marked else PHASE_NONE)
-    rows = np.flatnonzero(inside & (lost.source == SOURCE_DEVICE_SAMPLES) & (left > 0))
+    rows = np.flatnonzero(inside & (lost.source == SOURCE_DEVICE_SAMPLES) & which)
     if rows.size:
         start, end = lost.start_ns[rows], lost.end_ns[rows]
-        slept = sampled(rank.main, start, end, surroundings(rank.chunk))[:, UNKNOWN]
+        asleep = sampled(rank.main, start, end, surroundings(rank.chunk))[:, UNKNOWN]
+        asleep[(asleep < ASLEEP_AT_LEAST_RATIO) | ~_counted(thread.t_ns, start, end)] = 0.0
         # A device idles while its host sleeps rather than while that gives it something to do.
-        part = np.minimum(slept * (end - start) / np.maximum(lost.lost_ns[rows], 1), 1.0)
-        part[(slept < ASLEEP_AT_LEAST_RATIO) | ~_counted(thread.t_ns, start, end)] = 0.0
-        asleep[rows] = np.minimum(np.rint(part * SHARE).astype(np.int64), left[rows])
-    return asleep, spins, perhaps
+        idle = lost.lost_ns[rows] / np.maximum(end - start, 1)
+        out[rows] = np.minimum(asleep / idle, 1.0)
+        surely[rows] = np.clip((asleep + idle - 1.0) / idle, 0.0, 1.0)
+    return out, surely
 
 
 def sends(rank: Rank, lost: Lost, asleep: Int) -> bool:

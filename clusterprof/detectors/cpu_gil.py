@@ -14,10 +14,12 @@ up to 5 ms for each time it had let go itself, and it does at nearly every launc
 ## How it decides
 
 Counters of the scheduler say how long the main thread was on no CPU in each lost piece outside any
-wait for data or other ranks. Of that it claims the part that samples found asleep in a futex
-(`wchan`) at the very instant at which another thread of the process was running; where that is
-seldom, nothing. No piece gives more than the other thread computed in it. Threads of autograd, NCCL
-and the driver are left out: they work for the main thread, and what they launch is its launching.
+wait for data or other ranks, and how long the busiest other thread of the process was on one: the
+lesser of the two is what may be. Samples say how much of it is: the part of them, at instants at
+which the other thread was running, that found the main thread asleep in a futex (`wchan`), beyond
+the part that found it there while the other rested. Where all that is little, nothing is claimed.
+Threads of autograd, NCCL and the driver are left out: they work for the main thread, and what they
+launch is its launching.
 
 ## What to do
 
@@ -37,7 +39,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.detectors.asleep import asleep_ns, spread, there_ratio
+from clusterprof.detectors.asleep import asleep_ns, asleep_samples, part_of, within
 from clusterprof.detectors.base import Claims, in_phase, mean_over
 from clusterprof.findings import Cause, Evidence
 from clusterprof.timeline.model import PHASE_COMPUTE, Feeding, Float, Int, Lost, Rank, ThreadTable
@@ -83,16 +85,14 @@ class CpuGil:
             return Claims(share, "B")
         locked = asleep_at(thread, rank.chunk.wchan_names, lambda name: "futex" in name)
         asleep = asleep_ns(rank, lost, inside)
-        kept = there_ratio(rank, lost, inside, locked & _running(others[tid], thread.t_ns))
-        kept_ns = kept * float(asleep.sum())
-        length = lost.end_ns - lost.start_ns
-        if kept_ns < limits.kept_at_least_ratio * float(length[inside].sum()):
-            return Claims(share, "B")
         used = np.zeros(share.size)
         used[inside] = other_ns
-        share = spread(kept_ns, np.minimum(asleep, used), lost)
-        if not share.any():
+        both = np.minimum(asleep, used)
+        kept = _kept_ratio(rank, lost, inside, locked, _running(others[tid], thread.t_ns))
+        length = lost.end_ns - lost.start_ns
+        if kept * float(both.sum()) < limits.kept_at_least_ratio * float(length[inside].sum()):
             return Claims(share, "B")
+        share = kept * within(both, lost, inside) / np.maximum(lost.lost_ns, 1)
         parts = np.stack([asleep * kept, used]) / np.maximum(length, 1)
         evidence = (
             Evidence(
@@ -109,6 +109,22 @@ class CpuGil:
             ),
         )
         return Claims(share, "B", evidence, f"thread {others[tid].name} {tid}")
+
+
+def _kept_ratio(
+    rank: Rank,
+    lost: Lost,
+    inside: NDArray[np.bool_],
+    locked: NDArray[np.bool_],
+    runs: NDArray[np.bool_],
+) -> float:
+    """How much oftener the main thread was found on a lock while another ran than while it rested.
+
+    1 = always and never, 0 = no oftener: on a lock 8 of 10 times and 3 of 10 times is 5 / 7.
+    """
+    asleep = asleep_samples(rank, lost, inside)
+    then, else_ = part_of(asleep & runs, locked), part_of(asleep & ~runs, locked)
+    return max(0.0, then - else_) / (1.0 - else_) if else_ < 1.0 else 0.0
 
 
 def _running(other: ThreadTable, t_ns: Int) -> NDArray[np.bool_]:

@@ -15,12 +15,13 @@ the next step: while the main thread is at it, it launches nothing.
 Its share is the whole of a lost piece inside a mark `clusterprof.span("eval")`. Without a mark it
 is the time in which the main thread slept in a kernel function of writing or sending (`wchan`: a
 journal, write-back, fsync, a full send buffer), inside a step and outside any wait for data, other
-ranks, copies and saves. How long it slept is counted in each piece; which part of that was writing
-is told by the samples of all of them. If the process wrote meanwhile the grade is B, else C. So is
-what the main thread computed around 0.1 s or more in which the GPU was given nothing at all, where
-fewer than half of the steps have that: slow launching is slow in each. **A save is not logging**:
-blocked for a second or more on end, with 64 MiB or more written in it, is a checkpoint that nobody
-marked, and is left unattributed.
+ranks, the device, copies and saves. How long it slept, or worked in the kernel, is counted in each
+piece; which part of that was writing is told by the samples of all of them. If the process wrote
+meanwhile the grade is B, else C. So is what the main thread computed in its own code while the GPU
+stood still for 0.1 s or more in two samples that follow each other, where fewer than half of the
+steps have that: slow launching is slow in each. The grade of that is B where such pauses come every
+so many steps, else C. **A save is not logging**: blocked for a second or more on end, with
+64 MiB or more written in it, is a checkpoint that nobody marked, and is left unattributed.
 
 ## What to do
 
@@ -43,12 +44,12 @@ from numpy.typing import NDArray
 
 from clusterprof.detectors.asleep import asleep_ns, spread, there_ratio
 from clusterprof.detectors.base import Claims, in_phase, main_thread, mean_over
+from clusterprof.detectors.pauses import pauses
 from clusterprof.findings import Cause, Evidence, Grade
 from clusterprof.probe import layout
 from clusterprof.timeline.model import (
     PHASE_COMPUTE,
     PHASE_EVAL,
-    SOURCE_DEVICE_SAMPLES,
     Feeding,
     Float,
     Lost,
@@ -84,9 +85,9 @@ class EvalHost:
         blocked_at_least_ratio: float = 0.05
         """A smaller part of the pieces blocked in writing is left unattributed."""
         nothing_launched_at_least_ns: int = 90_000_000
-        """So long on end the GPU must stand still all the time: shorter may be slow launching."""
+        """So long the GPU must stand still in two samples on end: shorter may be slow launching."""
         on_cpu_at_least_ratio: float = 0.5
-        """Part of such a piece that the main thread must have been on a CPU."""
+        """Part of that time that the main thread must have been on a CPU."""
         save_at_least_ns: int = 1_000_000_000
         """Blocked for so long on end, and with much written: a save that nobody marked."""
         save_at_least_bytes: int = 67_108_864
@@ -117,45 +118,14 @@ class EvalHost:
             if wrote is not None:
                 note = "the process wrote meanwhile"
                 evidence.append(Evidence("process.write_chars_total", wrote, "bytes", note))
-        alone = _computing(rank, lost, limits)
+        alone, regular = pauses(rank, lost, limits)
         if alone.any():
             if alone @ lost.lost_ns > (share + writing) @ lost.lost_ns:
-                grade = "C"
+                grade = "B" if regular else "C"
             note = "of that time it computed, and the GPU was given nothing"
             ratio = mean_over(lost, alone)
             evidence.append(Evidence("thread.on_cpu_ratio", ratio, "ratio", note))
         return Claims(share + np.maximum(writing, alone), grade, tuple(evidence))
-
-
-def _computing(rank: Rank, lost: Lost, limits: EvalHost.Limits) -> Float:
-    """float64[n]: the main thread's computing in stretches in which nothing was launched."""
-    length = lost.end_ns - lost.start_ns
-    idle = in_phase(lost, PHASE_COMPUTE) & (lost.step != 0) & (lost.lost_ns >= length)
-    idle &= lost.source == SOURCE_DEVICE_SAMPLES
-    if not idle.any():
-        return np.zeros(length.size)
-    goes_on = np.zeros(idle.size, np.bool_)
-    goes_on[1:] = idle[1:] & idle[:-1] & (lost.start_ns[1:] == lost.end_ns[:-1])
-    stretch = np.cumsum(~goes_on)
-    total = np.bincount(stretch, weights=np.where(idle, length, 0))
-    idle &= total[stretch] >= limits.nothing_launched_at_least_ns
-    if not _now_and_then(rank, lost, idle):
-        return np.zeros(length.size)
-    # It began and ended somewhere in the pieces beside it.
-    meets = np.append(lost.start_ns[1:] == lost.end_ns[:-1], False)
-    before, after = np.append(idle[1:], False) & meets, np.append(False, (idle & meets)[:-1])
-    idle |= (before | after) & in_phase(lost, PHASE_COMPUTE)
-    on_cpu = np.nan_to_num(main_thread(rank, "on_cpu_ns", lost, idle))
-    return np.where(on_cpu >= limits.on_cpu_at_least_ratio, on_cpu, 0.0)
-
-
-def _now_and_then(rank: Rank, lost: Lost, which: NDArray[np.bool_]) -> bool:
-    """True when fewer than half of the steps have such pieces: what each has is its launching."""
-    steps = rank.main.spans.get(layout.STEP)
-    if steps is None:
-        return False
-    inside = (steps.end_ns > lost.start_ns[0]) & (steps.start_ns < lost.end_ns[-1])
-    return 2 * np.unique(lost.step[which]).size < int(inside.sum())
 
 
 def _writing(rank: Rank, lost: Lost, limits: EvalHost.Limits) -> Float:
@@ -175,12 +145,15 @@ def _writing(rank: Rank, lost: Lost, limits: EvalHost.Limits) -> Float:
         start, end = thread.t_ns[first], thread.t_ns[min(last + 1, thread.t_ns.size - 1)]
         if end - start >= limits.save_at_least_ns and _is_save(rank, start, end, limits):
             writes[first : last + 1] = False
-    asleep = asleep_ns(rank, lost, inside)
-    held = there_ratio(rank, lost, inside, writes) * float(asleep.sum())
-    if held < limits.blocked_at_least_ratio * float((lost.end_ns - lost.start_ns)[inside].sum()):
+    # A write works in the kernel before it sleeps there, and after.
+    length = lost.end_ns - lost.start_ns
+    kernel = np.nan_to_num(main_thread(rank, "system_ns", lost, inside)) * length
+    away = asleep_ns(rank, lost, inside) + kernel
+    held = there_ratio(rank, lost, inside, writes) * float(away.sum())
+    if held < limits.blocked_at_least_ratio * float(length[inside].sum()):
         return out
     # While it was blocked nothing was launched: idle time of a piece is its, up to its length.
-    return spread(held, asleep, lost)
+    return spread(held, away, lost, inside)
 
 
 def _only_writes(rank: Rank, t_ns: np.ndarray) -> NDArray[np.bool_]:

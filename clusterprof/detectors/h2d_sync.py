@@ -16,7 +16,8 @@ device, until the host is ahead again.
 Would the device have stood still without those waits too? The host was at work for
 `step - waits for the device - other waits`; a device that was busy for longer than that could have
 been kept busy. What the host's work exceeds the device's by is left to `launch-bound`; the rest of
-the lost time in steps with such waits is this.
+the lost time in steps with such waits is this, as far as the main thread had work to do in it: what
+it slept elsewhere (writing a log, on a lock) is not launching.
 
 ## What to do
 
@@ -37,7 +38,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.detectors.base import Claims, in_phase
+from clusterprof.detectors.asleep import asleep_ns
+from clusterprof.detectors.base import Claims, in_phase, main_thread
 from clusterprof.findings import Cause, Evidence
 from clusterprof.probe import layout
 from clusterprof.timeline.intervals import overlaps, union
@@ -46,6 +48,8 @@ from clusterprof.timeline.model import PHASE_COMPUTE, Feeding, Lost, Rank, SpanT
 _OTHER_WAITS = (
     layout.DATA_WAIT, layout.H2D, layout.CHECKPOINT, layout.EVAL, layout.COMPILE, layout.GC,
 )  # fmt: skip
+
+_NAPS_RATIO = 0.1  # of the lost time slept elsewhere: as much as falling asleep and waking up take
 
 
 class H2dSync:
@@ -90,7 +94,7 @@ class H2dSync:
         exposed = 1 - min(max(host_ns - device_ns, 0.0), idle_ns) / idle_ns
         if exposed < limits.exposed_at_least_ratio:
             return Claims(share, "B")
-        share[inside] = exposed
+        share[inside] = min(exposed, _at_work(rank, lost, inside))
         count = max(int(held.sum()), 1)
         row = np.searchsorted(steps.start_ns, syncs.start_ns, side="right") - 1
         each = (row >= 0) & held[np.maximum(row, 0)]
@@ -110,6 +114,25 @@ class H2dSync:
             ),
         )
         return Claims(share, "B", evidence)
+
+
+def _at_work(rank: Rank, lost: Lost, inside: np.ndarray) -> float:
+    """Which part of the lost time the main thread can have been at work in: it ran or waited for a
+    CPU so long, or slept outside marked waits for no longer than the rest. 1 = not known.
+
+    Of all pieces together: those of a sample more or less say little of each.
+    """
+    ran = main_thread(rank, "on_cpu_ns", lost, inside)
+    ran += np.nan_to_num(main_thread(rank, "run_delay_ns", lost, inside))
+    known = inside & ~np.isnan(ran)
+    if not known.any():
+        return 1.0
+    ran_ns = float((ran * (lost.end_ns - lost.start_ns))[known].sum())
+    lost_ns = max(float(lost.lost_ns[known].sum()), 1.0)
+    elsewhere_ns = float(asleep_ns(rank, lost, known).sum())
+    if elsewhere_ns < _NAPS_RATIO * lost_ns:
+        return 1.0
+    return min(1.0, max(ran_ns, lost_ns - elsewhere_ns) / lost_ns)
 
 
 def _in_step(steps: SpanTable, syncs: SpanTable) -> np.ndarray:

@@ -13,10 +13,11 @@ again and again; normally the allocator's cache serves them all.
 
 ## How it decides
 
-The probe reads the allocator's counters about once a second. Allocation counts as churn when an
-allocation had to be tried again after a flush of the cache, or when as many blocks were both got
-from the driver and given back as there were steps. The share of a lost piece in such a second is
-what the main thread did not spend in user code: in the driver, or waiting for it.
+The probe reads the allocator's counters about once a second; a lost piece goes by the reading that
+covers it, or by the one before, if that is no older than two seconds. Allocation counts as churn
+when an allocation had to be tried again after a flush of the cache, or when as many blocks were
+both got from the driver and given back as there were steps. The share of a lost piece in such a
+second is what the main thread did not spend in user code: in the driver, or waiting for it.
 
 ## What to do
 
@@ -25,9 +26,8 @@ bucket shapes, and leave some memory free: a smaller batch may be faster.
 
 ## Where it is blind
 
-How long a call of the driver took is not measured, only that there were some. The reading that
-counts is up to two seconds old. Allocators other than PyTorch's own tell nothing, and torch before
-2.2 counts only what was tried again.
+How long a call of the driver took is not measured, only that there were some. Allocators other
+than PyTorch's own tell nothing, and torch before 2.2 counts only what was tried again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from clusterprof.findings import Cause, Evidence
 from clusterprof.probe import layout
 from clusterprof.timeline.model import PHASE_COMPUTE, Feeding, Lost, Rank, SpanTable
 
-_OLD_NS = 2_000_000_000  # as far back as a chunk is sure to reach
+_OLD_NS = 2_000_000_000  # as far back and ahead as a chunk is sure to reach
 
 
 class LaunchAlloc:
@@ -73,9 +73,7 @@ class LaunchAlloc:
         if table is None or not inside.any():
             return Claims(share, "B")
         churns = _churns(rank, table, limits)
-        row = np.searchsorted(table.end_ns, lost.start_ns, side="right") - 1
-        recent = (row >= 0) & (lost.start_ns - table.end_ns[np.maximum(row, 0)] < _OLD_NS)
-        inside &= recent & churns[np.maximum(row, 0)]
+        inside &= _while(table, lost, churns)
         if not inside.any():
             return Claims(share, "B")
         user = main_thread(rank, "user_ns", lost, inside)
@@ -90,6 +88,17 @@ class LaunchAlloc:
             )
         ]
         return Claims(share, "B", tuple(evidence) if share.any() else ())
+
+
+def _while(table: SpanTable, lost: Lost, churns: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """bool[n]: which pieces the reading that covers them calls churn, else the last one before."""
+    after = np.searchsorted(table.end_ns, lost.start_ns, side="right")
+    there = np.minimum(after, table.end_ns.size - 1)
+    covered = (after < table.end_ns.size) & (table.start_ns[there] <= lost.start_ns)
+    covered &= table.end_ns[there] - lost.start_ns < _OLD_NS
+    row = np.where(covered, there, after - 1)
+    recent = (row >= 0) & (lost.start_ns - table.end_ns[np.maximum(row, 0)] < _OLD_NS)
+    return np.asarray(recent & churns[np.maximum(row, 0)], np.bool_)
 
 
 def _churns(rank: Rank, table: SpanTable, limits: LaunchAlloc.Limits) -> NDArray[np.bool_]:

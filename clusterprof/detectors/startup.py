@@ -16,7 +16,8 @@ Outside the steps it is the time from the first record of the process to the fir
 or the first step. Inside, its share is the part of a wait of the first step in which the worker did
 not exist, lost time of the first step outside any wait, and the whole of a lost piece inside a
 compilation in one of the first ten steps. Where no wait for data is marked, nothing is outside the
-waits for sure.
+waits for sure. Where operations with other ranks are not marked, a main thread that sleeps may wait
+for another that starts: that is not claimed, but asked of all ranks.
 
 ## What to do
 

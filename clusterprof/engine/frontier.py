@@ -3,9 +3,7 @@
     steps of all ranks ──> do they end together? ──> operations ──> blame as ever (`engine.peers`)
                            no: nothing is said       families instead of leaves of waiting
 
-Ranks are *synchronous* when their steps carry the same numbers and end together: in nine of ten
-steps the distance between the ends of two ranks is, within 5 ms or a tenth of a step, that of the
-32 steps around it; and it does not wander off, as that of ranks which are only equally fast does.
+Which ranks are synchronous says `synchronous`, what becomes of steps that come apart `merged`.
 """
 
 from __future__ import annotations
@@ -21,31 +19,26 @@ from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.frontier import GROUP, TICK_NS
 from clusterprof.attribution.ledger import RankBooks, charged
 from clusterprof.attribution.partial import SHARE, Partial, merge
-from clusterprof.attribution.unmarked import ASLEEP, PERHAPS, REASONS, SENDING, SPINNING
-from clusterprof.engine.jobs import UNCLEAR
-from clusterprof.engine.node import NodeResult
-from clusterprof.engine.perhaps import FEWEST_STEPS, TOGETHER_RATIO, borne_out, kept_together
-from clusterprof.engine.spill import Place, Reader
-from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, Int
-from clusterprof.timeline.operation_rows import (
-    ARRIVE,
-    HEAD_ROWS,
-    SEQUENCE,
-    STAY,
-    RankOperations,
-    read_block,
+from clusterprof.attribution.unmarked import (
+    ASLEEP,
+    PERHAPS,
+    REASONS,
+    SENDING,
+    SPINNING,
+    SURELY,
 )
+from clusterprof.engine.jobs import UNCLEAR
+from clusterprof.engine.merged import ends_of, merged, steady, together_at
+from clusterprof.engine.node import NodeResult
+from clusterprof.engine.perhaps import borne_out, spins
+from clusterprof.engine.spill import Place, Reader, Shelf
+from clusterprof.engine.synchronous import kept_together, together
+from clusterprof.timeline.model import SOURCE_DEVICE_SAMPLES, Int
 from clusterprof.timeline.periods import SURE_FROM, Period
 
 NETWORK = "network"
-APART_NS, APART_RATIO = 5_000_000, 0.1
-AROUND = 32
 _ALIKE_RATIO = 0.1
 """Periods of ranks; one may show at a multiple of another's, which falls on a sample."""
-_WANDERS = 2.5
-"""Over 16 steps the distance of ranks that know nothing of each other grows 4 times as much as over
-one, that of synchronous ranks not at all."""
-_WANDERS_RATIO = 0.01  # of a step: less than that is jitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +53,8 @@ class Stepped:
     members: Mapping[tuple[int, int], Int] = field(default_factory=dict)
     """Ranks of the whole world of each, by (job, group)."""
     notes: tuple[str, ...] = ()
+    steady_ns: Mapping[int, int] = field(default_factory=dict)
+    """By job: for how long all ranks waited alike in every step, all steps together."""
 
 
 def stepped(nodes: Sequence[NodeResult], place: Place, troubled: Collection[int] = ()) -> Stepped:
@@ -71,6 +66,8 @@ def stepped(nodes: Sequence[NodeResult], place: Place, troubled: Collection[int]
                 by_job.setdefault(one.job, []).append(one)
     chosen: set[int] = set()
     spun: set[int] = set(troubled)
+    numbers: dict[int, Int] = {}
+    steady_ns: dict[int, int] = {}
     notes = []
     for job, books in by_job.items():
         with_steps = [one for one in books if one.frontier is not None]
@@ -79,12 +76,11 @@ def stepped(nodes: Sequence[NodeResult], place: Place, troubled: Collection[int]
         if not any(one.partial.unexplained.keys() & set(REASONS) for one in with_steps):
             continue  # nobody was seen to wait: without a device, or for nothing
         if all(one.marked for one in with_steps):
-            with Reader(place) as reader:
-                ends = [_ends(one.frontier, reader)[:2] for one in with_steps if one.frontier]
-            if not (together(ends) or kept_together(ends, [_own_ns(one) for one in with_steps])):
-                notes.append(_ALONE)
+            found = _in_step(with_steps, place)
+            notes.append(_ALONE if found is None else _STEPS)
+            if found is None:
                 continue
-            notes.append(_STEPS)
+            numbers[job], steady_ns[job] = found
         elif any(one.marked for one in with_steps):
             continue
         else:
@@ -93,25 +89,51 @@ def stepped(nodes: Sequence[NodeResult], place: Place, troubled: Collection[int]
             if not alike:
                 continue
         chosen.add(job)
-        if any(one.perhaps is not None for one in with_steps) and job not in spun:
-            with Reader(place) as reader:
-                if borne_out([_spun(one, reader) for one in with_steps]):
-                    spun.add(job)
+        if job not in spun and _perhaps_spun(with_steps, place):
+            spun.add(job)
     members = {
         (job, GROUP): np.arange(max(one.place.world_size or 0 for one in by_job[job]))
         for job in chosen
     }
-    moved = tuple(
-        replace(
-            node,
-            books=tuple(
-                _by_steps(one, one.job in spun) if one.job in chosen else one for one in node.books
-            ),
+    with Reader(place) as reader, Shelf(place) as shelf:
+        moved = tuple(
+            replace(
+                node,
+                books=tuple(
+                    _merged(_by_steps(one, one.job in spun), numbers.get(one.job), reader, shelf)
+                    if one.job in chosen
+                    else one
+                    for one in node.books
+                ),
+            )
+            for node in nodes
         )
-        for node in nodes
-    )
     whole = {job for job in chosen if len(by_job[job]) >= members[job, GROUP].size}
-    return Stepped(moved, frozenset(chosen), frozenset(whole), members, tuple(dict.fromkeys(notes)))
+    notes = list(dict.fromkeys(notes))
+    return Stepped(moved, frozenset(chosen), frozenset(whole), members, tuple(notes), steady_ns)
+
+
+def _in_step(books: Sequence[RankBooks], place: Place) -> tuple[Int, int] | None:
+    """Return the steps that synchronous ranks end together, and for how long all waited alike in
+    every step; None for ranks that are not synchronous."""
+    with Reader(place) as reader:
+        table = [ends_of(one.frontier, reader) for one in books if one.frontier is not None]
+    ends = [(number, end) for number, end, _ in table]
+    own_ns = [_own_ns(one) for one in books]
+    if not (together(ends) or kept_together(ends, own_ns, any(map(spins, books)))):
+        return None
+    return together_at(ends), steady(table)
+
+
+def _perhaps_spun(books: Sequence[RankBooks], place: Place) -> bool:
+    """Return whether devices span that perhaps did.
+
+    Ranks of a job run one program: where one was seen to spin, the others do too.
+    """
+    if all(one.perhaps is None for one in books):
+        return False
+    with Reader(place) as reader:
+        return any(map(spins, books)) or borne_out([_spun(one, reader) for one in books])
 
 
 def _by_steps(one: RankBooks, spun: bool) -> RankBooks:
@@ -119,6 +141,13 @@ def _by_steps(one: RankBooks, spun: bool) -> RankBooks:
     if spun and one.perhaps is not None:
         return replace(one, operations=one.perhaps)
     return replace(one, operations=one.frontier, perhaps=None)
+
+
+def _merged(one: RankBooks, numbers: Int | None, reader: Reader, shelf: Shelf) -> RankBooks:
+    if numbers is None or one.operations is None:
+        return one
+    operations = merged(one.operations, numbers, reader, shelf)
+    return replace(one, operations=operations)
 
 
 _STEPS = (
@@ -174,63 +203,19 @@ def _unknown_peer(one: RankBooks) -> RankBooks:
     return charged(one, replace(partial, unexplained=left), felt, one.caused)
 
 
-def together(ends: Sequence[tuple[Int, Int]]) -> bool:
-    """Return whether ranks are synchronous; number and end of the steps of each."""
-    numbers = ends[0][0]
-    for own, _ in ends[1:]:
-        numbers = np.intersect1d(numbers, own)
-    most = max(number.size for number, _ in ends)
-    if numbers.size < max(FEWEST_STEPS, TOGETHER_RATIO * most):
-        return False
-    table = np.stack([end[np.searchsorted(number, numbers)] for number, end in ends])
-    middle = np.sort(table - table[:, :1], axis=0)[(len(ends) - 1) // 2]
-    step_ns = float(np.median(np.diff(middle)))
-    return all(_with(row - row[0] - middle, step_ns) for row in table)
-
-
 def _own_ns(one: RankBooks) -> int:
     """What a rank lost by itself."""
     units = sum(one.partial.unexplained.get(name, 0) for name in REASONS)
     return one.partial.totals.get("lost", 0) - units // SHARE
 
 
-def _with(apart_ns: Int, step_ns: float) -> bool:
-    """`apart_ns`: from the middle rank's end of each step to another's."""
-    allowed = max(APART_NS, APART_RATIO * step_ns)
-    near = 0
-    for at in range(0, apart_ns.size, AROUND):
-        part = apart_ns[at : at + AROUND]
-        near += int(np.count_nonzero(np.abs(part - np.median(part)) <= allowed))
-    if near < TOGETHER_RATIO * apart_ns.size:
-        return False
-    far = AROUND // 2
-    if apart_ns.size < 2 * far:
-        return True
-    once = np.median(np.abs(apart_ns[1:] - apart_ns[:-1]))
-    later = np.median(np.abs(apart_ns[far:] - apart_ns[:-far]))
-    return bool(later <= max(_WANDERS * once, _WANDERS_RATIO * step_ns))
-
-
-def _ends(operations: RankOperations, reader: Reader) -> tuple[Int, Int, Int]:
-    """Number and end of all steps of a rank, by number, and the time waited in each."""
-    parts = [np.zeros((3, 0), np.int64)]
-    for block in operations.blocks:
-        kinds = max((int(c) for c in (*block.come, *block.go)), default=-1) + 1
-        rows = np.zeros((HEAD_ROWS + 2 * kinds, block.rows), np.int64)
-        read_block(reader.get(block.place, block.length), block, np.arange(kinds), rows)
-        parts.append(np.stack([rows[SEQUENCE], rows[ARRIVE] + rows[STAY], rows[STAY]]))
-    number, end, stay = np.concatenate(parts, axis=1)
-    number, first = np.unique(number, return_index=True)
-    return number, end[first], stay[first]
-
-
 def _spun(one: RankBooks, reader: Reader) -> tuple[Int, Int, Int]:
     """Number and end of the steps of a rank, and for how long its device perhaps span in each."""
     assert one.frontier is not None
-    number, end, stay = _ends(one.frontier, reader)
+    number, end, stay = ends_of(one.frontier, reader)
     if one.perhaps is None:
         return number, end, stay if SPINNING in one.partial.unexplained else 0 * stay
-    more = _ends(one.perhaps, reader)[2]
+    more = ends_of(one.perhaps, reader)[2]
     return number, end, more if SPINNING in one.partial.unexplained else more - stay
 
 
@@ -258,17 +243,28 @@ def taken_from(one: RankBooks, felt_ns: Mapping[str, int], rest_ns: int) -> dict
     return out
 
 
-def shown_ns(books: Sequence[RankBooks], troubled: Collection[int]) -> dict[int, int]:
+def shown_ns(
+    books: Sequence[RankBooks],
+    troubled: Collection[int],
+    steady_ns: Mapping[int, int],
+    sending_ns: Mapping[int, int],
+) -> dict[int, int]:
     """Return by job for how long data were on their way at most, as the least of its ranks shows.
 
     What all ranks of a job slept alike is not known to be waiting for data, unless devices spin,
     nodes send as fast as they can, or the network of the job is `troubled`: then there is no limit.
+    Else it is as far as they slept in every step (`steady_ns`), while their devices idled, and for
+    no longer than the job's connections had data on their way (`sending_ns`).
     """
     out: dict[int, int] = {}
     for one in books:
         if one.frontier is not None and one.job not in troubled:
-            units = sum(one.partial.unexplained.get(name, 0) for name in (SENDING, SPINNING))
-            out[one.job] = min(units // SHARE, out.get(one.job, units // SHARE))
+            names = SENDING, SPINNING, *((PERHAPS,) if one.perhaps is not None else ())
+            units = sum(one.partial.unexplained.get(name, 0) for name in names)
+            limits = steady_ns.get(one.job, 0), sending_ns.get(one.job, 0)
+            slept_ns = one.partial.totals.get(SURELY, 0) // SHARE
+            shown = units // SHARE + min(slept_ns, *limits)
+            out[one.job] = min(shown, out.get(one.job, shown))
     return out
 
 

@@ -38,10 +38,12 @@ from clusterprof.engine.jobs import UNCLEAR, told_apart
 from clusterprof.engine.limits import bound
 from clusterprof.engine.network import NetworkTimes, NetworkTold
 from clusterprof.engine.node import NodeResult
+from clusterprof.engine.paused import paused_together
 from clusterprof.engine.perhaps import given_back
 from clusterprof.engine.restarts import restarted
+from clusterprof.engine.silent import silent
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
-from clusterprof.engine.troubled import troubled
+from clusterprof.engine.troubled import sending_ns, troubled
 from clusterprof.engine.witness import Witness
 from clusterprof.findings import Blind, Finding, Grade
 from clusterprof.timeline.collectives_directory import Person
@@ -101,13 +103,14 @@ def across_ranks(
     told = told_apart(nodes)
     anew = restarted(told.nodes, told.jobs)
     across = _side_by_side(anew.nodes, place, limits or bound({}))
-    still = hung(given_back(alone(across.nodes)))
+    still = hung(paused_together(given_back(alone(across.nodes))))
+    quiet = silent(still.nodes)
     return replace(
         across,
-        nodes=agreed(still.nodes),
-        notes=(*still.notes, *told.notes, *across.notes),
+        nodes=agreed(quiet.nodes),
+        notes=(*still.notes, *quiet.notes, *told.notes, *across.notes),
         blinds=(*told.blinds, *across.blinds),
-        findings=(*still.findings, *anew.findings),
+        findings=(*still.findings, *quiet.findings, *anew.findings),
     )
 
 
@@ -144,7 +147,7 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         return Across(tuple(nodes), not_compared=str(error))
     told = network.told()
     structure = bubbles.done(), jitter.done()
-    shown = shown_ns([one for _, one in books], badly)
+    shown = shown_ns([one for _, one in books], badly, steps.steady_ns, sending_ns(nodes))
     new = {
         at: _charged(
             one, at, summed, told, structure,

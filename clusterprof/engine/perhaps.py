@@ -17,7 +17,7 @@ import numpy as np
 from clusterprof.attribution.ledger import RankBooks, charged
 from clusterprof.attribution.local import NO_SIGNAL
 from clusterprof.attribution.partial import SHARE, Partial, merge
-from clusterprof.attribution.unmarked import PERHAPS
+from clusterprof.attribution.unmarked import PERHAPS, SPINNING
 from clusterprof.engine.node import NodeResult
 from clusterprof.timeline.model import Float, Int
 
@@ -26,12 +26,6 @@ LEAST_AT_MOST_RATIO = 0.5
 """Of what ranks usually spin, over all stretches: what the rank does that does least."""
 AT_LEAST_RATIO = 0.01
 """Of the time: less is noise."""
-
-FEWEST_STEPS, TOGETHER_RATIO = 8, 0.9
-QUEUED_STEPS = 2.0
-"""So far a host runs ahead of its device at most."""
-DRIFT_STEPS = 4.0
-"""So far ranks would have drifted apart that do not wait for each other."""
 
 
 def borne_out(steps: Sequence[tuple[Int, Int, Int]]) -> bool:
@@ -54,23 +48,10 @@ def borne_out(steps: Sequence[tuple[Int, Int, Int]]) -> bool:
     return float(sums.min(axis=0).sum()) <= LEAST_AT_MOST_RATIO * usual
 
 
-def kept_together(ends: Sequence[tuple[Int, Int]], own_ns: Sequence[int]) -> bool:
-    """Return whether ranks stay within `QUEUED_STEPS` of each other though they should not.
-
-    Hosts run ahead of devices that wait, so that steps need not end together. `own_ns`: what each
-    rank lost by itself; ranks that do not wait for each other drift apart by the difference.
-    """
-    numbers = ends[0][0]
-    for own, _ in ends[1:]:
-        numbers = np.intersect1d(numbers, own)
-    if numbers.size < max(FEWEST_STEPS, TOGETHER_RATIO * max(number.size for number, _ in ends)):
-        return False
-    table = np.stack([end[np.searchsorted(number, numbers)] for number, end in ends])
-    step_ns = float(np.median(np.diff(table[0])))
-    apart = table - table[0]
-    widest = float((apart.max(axis=1) - apart.min(axis=1)).max())
-    drift = max(own_ns) - min(own_ns)
-    return widest <= QUEUED_STEPS * step_ns and drift >= DRIFT_STEPS * step_ns
+def spins(one: RankBooks) -> bool:
+    """Return whether the device of a rank was seen to spin, for more than noise."""
+    units = one.partial.unexplained.get(SPINNING, 0)
+    return units > SHARE * AT_LEAST_RATIO * one.partial.totals.get("in_step", 0)
 
 
 def given_back(nodes: Sequence[NodeResult]) -> tuple[NodeResult, ...]:

@@ -17,6 +17,7 @@ from clusterprof.engine.node import NodeResult
 FAR_NS = 2_000_000
 """A shortest round trip that is longer is no cluster's: machines of one hall are 0.2 ms apart."""
 
+BUSY = "tcp.job_busy_ns_total"
 QUEUED_RATIO = 3.0
 """Middle round trip over the shortest."""
 
@@ -29,6 +30,19 @@ def troubled(nodes: Sequence[NodeResult], limits: Mapping[str, Any]) -> frozense
         if jobs - out and _shows(number, node, limits):
             out |= jobs
     return frozenset(out)
+
+
+def sending_ns(nodes: Sequence[NodeResult]) -> dict[int, int]:
+    """Return by job for how long its connections had data on their way at most: of the node on
+    which it was longest, all connections together. Without jobs of which nobody knows.
+    """
+    out: dict[int, int] = {}
+    for node in nodes:
+        network = node.network_throughout
+        busy = sum(int(network.total(BUSY, d) or 0) for d in network.devices(BUSY))
+        for job in {one.job for one in node.books if one.job != UNCLEAR} if busy else ():
+            out[job] = max(busy, out.get(job, 0))
+    return out
 
 
 def _shows(number: int, node: NodeResult, limits: Mapping[str, Any]) -> bool:

@@ -88,10 +88,16 @@ def fetches_of(process: Process) -> SpanTable | None:
 
 
 def began_ns(process: Process) -> int:
-    """Return when a worker's loop began; long ago when it did not say."""
+    """Return when a worker was ready to fetch; long ago when it did not say.
+
+    Between the begin of its loop and its first fetch it sets itself up (`worker_init_fn`).
+    """
     spans = process.spans.get(WORKER_START)
     if spans is None or not len(spans.start_ns):
         return int(NEVER)
+    fetched = process.spans.get(FETCH)
+    if fetched is not None and np.array_equal(fetched.sequence[:1], spans.sequence[-1:] + 1):
+        return int(fetched.start_ns[0])
     return int(spans.start_ns[-1])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from builders import process, rank
 from hypothesis import given
@@ -24,6 +26,7 @@ from clusterprof.timeline.model import (
 )
 
 START, END = 5, 45
+BETWEEN_SAVES = -1
 KINDS = (
     layout.STEP, layout.DATA_WAIT, layout.GC, layout.H2D, layout.EVAL, layout.CHECKPOINT,
     layout.COMPILE,
@@ -53,9 +56,12 @@ def painted_rank(rows: list[Row]) -> Rank:
 def phase_at(rows: list[Row], t: int) -> int:
     """The precedence of the taxonomy, written down."""
     here = {(kind, kind == layout.DATA_WAIT and b != 0) for kind, s, e, b in rows if s <= t < e}
+    if between_saves(rows, t):
+        here.add((BETWEEN_SAVES, False))
     for kind, waits, phase in (
         (layout.COMPILE, False, PHASE_STARTUP),
         (layout.CHECKPOINT, False, PHASE_CHECKPOINT),
+        (BETWEEN_SAVES, False, PHASE_CHECKPOINT),
         (layout.EVAL, False, PHASE_EVAL),
         (layout.H2D, False, PHASE_H2D),
         (layout.DATA_WAIT, True, PHASE_DATA_WAIT),
@@ -66,6 +72,17 @@ def phase_at(rows: list[Row], t: int) -> int:
         if (kind, waits) in here:
             return phase
     return PHASE_NONE
+
+
+def between_saves(rows: list[Row], t: int) -> bool:
+    """From a save to the next, when both are in the step that began last before the first ended."""
+    saves = sorted((row for row in rows if row[0] == layout.CHECKPOINT), key=lambda row: row[1])
+    steps = sorted((row for row in rows if row[0] == layout.STEP), key=lambda row: row[1])
+    for (_, _, ended, _), (_, again, _, _) in pairwise(saves):
+        begun = [end for _, start, end, _ in steps if start <= ended]
+        if ended <= t < again and begun and again <= begun[-1]:
+            return True
+    return False
 
 
 def step_at(rows: list[Row], t: int) -> int:
@@ -107,3 +124,16 @@ def test_every_edge_is_a_cut() -> None:
     painted = paint(one, START, END, windows)
     assert painted.start_ns.tolist() == [5, 6, 8, 9, 15, 20, 25, 30]
     assert painted.measured.tolist() == [True] * 6 + [False] * 2
+
+
+def test_shards_saved_one_after_another_are_one_checkpoint_until_the_step_ends() -> None:
+    # step 0-20 with saves 2-5 and 9-12, step 20-40 with one at 30-33: 5-9 is the checkpoint's too
+    rows = [
+        (layout.STEP, 0, 20, 0), (layout.STEP, 20, 40, 0), (layout.CHECKPOINT, 2, 5, 0),
+        (layout.CHECKPOINT, 9, 12, 0), (layout.CHECKPOINT, 30, 33, 0),
+    ]  # fmt: skip
+    painted = paint(painted_rank(rows), 0, 40, intervals.EMPTY)
+    saving = painted.phase == PHASE_CHECKPOINT
+    found = list(zip(painted.start_ns[saving].tolist(), painted.end_ns[saving].tolist()))
+    assert found[0][0] == 2 and found[-1] == (30, 33)
+    assert sum(end - start for start, end in found) == 10 + 3

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from clusterprof.engine.perhaps import borne_out, kept_together
+from clusterprof.attribution.partial import SHARE, Partial
+from clusterprof.attribution.unmarked import SPINNING
+from clusterprof.engine.frontier import _perhaps_spun
+from clusterprof.engine.perhaps import borne_out, spins
+from clusterprof.engine.spill import IN_MEMORY
+from clusterprof.engine.synchronous import kept_together
 
 STEP_NS = 500_000_000
 N = 40
@@ -45,20 +52,55 @@ def test_steps_are_compared_by_number() -> None:
     assert not borne_out([tuple(part[:1] for part in one), other])
 
 
+@pytest.mark.parametrize(("spun_ms", "expected"), [(0, False), (100, False), (101, True)])
+def test_a_rank_was_seen_to_spin_when_it_did_for_more_than_a_hundredth_of_its_steps(
+    spun_ms: int, expected: bool
+) -> None:
+    partial = Partial(
+        totals={"in_step": 10_000_000_000}, unexplained={SPINNING: spun_ms * 1_000_000 * SHARE}
+    )
+    one = SimpleNamespace(partial=partial, perhaps=None)
+    assert spins(one) is expected  # type: ignore[arg-type]
+    # Ranks of a job run one program: what another perhaps did it did then.
+    other = SimpleNamespace(partial=Partial(), perhaps=None)
+    assert not _perhaps_spun([one, other], IN_MEMORY)  # type: ignore[list-item]
+    if expected:
+        other.perhaps = object()  # is not read
+        assert _perhaps_spun([one, other], IN_MEMORY)  # type: ignore[list-item]
+
+
+def ends(late_ms: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Steps of 0.5 s, each ended by so much later, on a clock of its own."""
+    return np.arange(N), (np.arange(N) + 1) * STEP_NS + np.array(late_ms) * 1_000_000
+
+
 @pytest.mark.parametrize(
-    ("apart_steps", "own_steps", "expected"),
+    ("late_steps", "own_steps", "spun", "expected"),
     [
-        (1.5, 5.0, True),  # lost five steps more, and never fell back by two: it was waited for
-        (1.5, 3.0, False),
-        (2.5, 5.0, False),
+        (2.2, 5.0, False, True),  # lost five steps more, and never fell far back: it was waited for
+        (2.2, 3.0, False, False),
+        (2.2, 0.0, True, True),  # devices span: they wait for somebody
+        (4.2, 5.0, True, False),  # four steps behind the others
     ],
 )
-def test_ranks_that_should_drift_apart_and_do_not_wait_for_each_other(
-    apart_steps: float, own_steps: float, expected: bool
+def test_ranks_that_stay_within_a_few_steps_and_are_seen_to_wait_are_synchronous(
+    late_steps: float, own_steps: float, spun: bool, expected: bool
 ) -> None:
-    number = np.arange(N)
-    ends = (number + 1) * STEP_NS
-    late = ends + np.where(number % 3 == 0, int(apart_steps * STEP_NS), 0)
-    assert (
-        kept_together([(number, ends), (number, late)], [0, int(own_steps * STEP_NS)]) is expected
-    )
+    # The other rank's clock is 7 s ahead. Where it ends a step 2.2 steps late the first has ended
+    # two more than it; one of its ends tells nothing, for usually it is in time.
+    late = [0] * 15 + [int(late_steps * 500)] * 5 + [0] * 20
+    number, other = ends(late)
+    own_ns = [0, int(own_steps * STEP_NS)]
+    both = [ends([0] * N), (number, other + 7_000_000_000)]
+    assert kept_together(both, own_ns, spun) is expected
+
+
+def test_steps_that_are_long_and_short_alike_are_those_of_ranks_that_wait_for_each_other() -> None:
+    draw = np.random.default_rng(4)
+    common, one, other = (np.cumsum(draw.integers(0, 60, N)) for _ in range(3))
+    apart = draw.integers(0, 5, N)  # of ends that nobody waits for exactly
+    alike = [ends(common.tolist()), ends((common + apart).tolist())]
+    assert kept_together(alike, [0, 0])
+    assert not kept_together([ends(one.tolist()), ends(other.tolist())], [0, 0])
+    few = [(number[:20], end[:20]) for number, end in alike]
+    assert not kept_together(few, [0, 0])

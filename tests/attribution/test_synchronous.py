@@ -8,7 +8,7 @@ from builders import header
 
 from clusterprof.attribution.device import Windows
 from clusterprof.attribution.spinning import NOTHING_SEEN, spinning
-from clusterprof.engine.frontier import together
+from clusterprof.engine.synchronous import together
 from clusterprof.timeline.model import Chunk, Process, Rank, Series
 
 MS = 1_000_000
@@ -74,13 +74,25 @@ def windows(n: int, idle_ns: int = 0) -> Windows:
 
 def test_what_is_below_the_usual_spins_in_proportion() -> None:
     # 16 windows to learn from: usual 0.9, spinning 0.05. Then one of which half is spinning:
-    # 0.475 = (0.9 + 0.05) / 2; the one after it, at work for nine tenths, counts too; alone not.
+    # 0.475 = (0.9 + 0.05) / 2; 0.815 is at work for nine tenths, which counts: at work all the time
+    # it would be at 0.9, as the twelve are that are alike.
     learnt = [0.9] * 12 + [0.05] * 4
     values = [*learnt, 0.475, 0.815, 0.9, 0.815]
     spun, *_ = spinning(rank_with(values), windows(len(values)), NOTHING_SEEN)
-    assert (spun[16:] / MS).tolist() == pytest.approx([50.0, 10.0, 0.0, 0.0], abs=0.5)
-    # before the first look, at 8 windows, nothing is judged
-    assert not spun[:8].any()
+    assert (spun[16:] / MS).tolist() == pytest.approx([50.0, 10.0, 0.0, 10.0], abs=0.5)
+    # before the first look, at 4 windows, nothing is judged
+    assert not spun[:4].any()
+
+
+def test_where_activity_varies_by_itself_only_large_drops_count() -> None:
+    # 28 windows at work, 0.63 to 0.90 in steps of 0.01, and 4 of spinning: the 90 % quantile is the
+    # 29th of 32 from below, 0.87. A quarter of them, 8, lies within 0.05 of it (0.82 to 0.90 are
+    # nine, within 0.04 there are eight: 0.83 to 0.90). Six times 0.04 below it is less than four
+    # fifths, 0.696: of 0.75 nothing is said, 0.475 spins, and what the window after it lacks too.
+    work = [0.63 + 0.01 * k for k in range(28)]
+    values = [*work[::2], *[0.05] * 4, *work[1::2], 0.75, 0.9, 0.475, 0.75, 0.75]
+    spun, *_ = spinning(rank_with(values), windows(len(values)), NOTHING_SEEN)
+    assert (spun[32:] > 0).tolist() == [False, False, True, True, False]
 
 
 def test_idle_time_does_not_spin() -> None:

@@ -72,6 +72,9 @@ def test_of_two_faults_the_larger_leads_and_of_equal_ones_either() -> None:
     assert found(500) == ("storage", False, False)  # 25 points, storage has 28
     assert found(545) == ("cpu", True, True)  # 27.25: as large, and said first
     assert found(600) == ("cpu", True, True)
+    # what else the group lost is not the fault's: 25 points of cpu-preprocess, 10 of contention
+    more = (Lost("cpu-preprocess", 0, 0, 500), Lost("cpu-contention", 0, 0, 200))
+    assert judge(ANSWER, replace(TRUTH, lost=(*TRUTH.lost, *more)), both).leaf_top1 is True
     truth = replace(TRUTH, lost=(*TRUTH.lost, Lost("cpu-preprocess", 0, 0, 600)))
     assert judge(ANSWER, truth, both).family_right is False
 

@@ -15,6 +15,7 @@ from clusterprof_lab.synth.simulate import run, simulate
 from clusterprof_lab.synth.simulate_blame import owed, split
 from clusterprof_lab.synth.simulate_faults import Fault, Faults
 from clusterprof_lab.synth.simulate_job import Job
+from clusterprof_lab.synth.simulate_nodes import nodes
 from clusterprof_lab.synth.simulate_plan import MS, Plan, PlanError, draw
 from clusterprof_lab.synth.story import Story, Thread
 
@@ -106,6 +107,21 @@ def test_more_work_is_lost_by_those_who_wait_and_slow_work_by_its_own_device_too
         ("device-throttled", 1, 0): 30 * MS,
         ("device-throttled", 1, 1): 30 * MS,
     }
+
+
+@pytest.mark.parametrize(
+    ("cause", "size_mb"), [("net-transfer", [5, 35, 5, 5]), ("net-congestion", [5, 5, 5, 5])]
+)
+def test_a_large_model_moves_more_bytes_and_a_bad_link_the_same(
+    cause: str, size_mb: list[int]
+) -> None:
+    # 5 ms of 1 GB/s in each step, and 30 ms more in the second: of data, or of a queue.
+    jobs = run(PLAIN, _once("transfer", cause, 30 * MS))
+    marks = [m for m in jobs[0].players[1].rank.main.marks if m.kind == layout.COLLECTIVE]
+    assert [m.c for m in marks] == [1_000_000 * one for one in size_mb]
+    for node in nodes(PLAIN, jobs, Faults(()), 2_000 * MS).values():
+        busy = node.extra["tcp.job_busy_ns_total", "eth0"]
+        assert sum(one.value for one in busy) == pytest.approx(50 * MS)
 
 
 def test_a_wait_is_split_among_what_the_last_to_come_had_more_of() -> None:

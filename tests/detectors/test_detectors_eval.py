@@ -7,6 +7,7 @@ import pytest
 from builders import activity, io, lost, ns, process, rank, spans, thread
 from feedings import feeding
 
+from clusterprof.detectors.asleep import within
 from clusterprof.detectors.base import Claims
 from clusterprof.detectors.eval_host import EvalHost
 from clusterprof.probe import layout
@@ -87,18 +88,26 @@ def test_any_other_sleep_is_not_logging(doing) -> None:
     np.testing.assert_array_equal(claim(doing, (0, 1, 0.5, PHASE_COMPUTE), wrote=wrote).share, [0])
 
 
-@pytest.mark.parametrize(("steps", "share"), [(4, 1.0), (2, 0.0)])
-def test_a_main_thread_that_computes_while_nothing_is_launched_evaluates(steps, share) -> None:
-    # 0.1 s in which nothing ran, and what adjoins it, as far as it was on a CPU; then launching:
-    # as much computing, but the device has something to do in every piece. One of the
-    # last three steps has it; where one of two has, it may be their launching.
-    marks = {layout.STEP: spans(*((2.1 * i / steps, 2.1 * (i + 1) / steps) for i in range(steps)))}
-    pieces = (
-        (0.9, 1.0, 0.05, PHASE_COMPUTE), (1.0, 1.1, 0.1, PHASE_COMPUTE),
-        (1.1, 1.2, 0.02, PHASE_COMPUTE), (1.2, 1.3, 0.09, PHASE_COMPUTE),
-        (1.3, 1.38, 0.08, PHASE_COMPUTE), (2.0, 2.1, 0.1, PHASE_DATA_WAIT),
-    )  # fmt: skip
-    got = claim("U2 S1", *pieces, marks=marks)
-    np.testing.assert_allclose(got.share, [share, share, share, 0.0, 0.0, 0.0])
-    wanted = ("C", {"thread.on_cpu_ratio": 1.0}) if share else ("A", {})
-    assert (got.grade, evidence(got)) == wanted
+def test_marked_waits_for_the_device_are_no_sleep_of_its_own() -> None:
+    # 2 s, 1.2 of them marked waits for the device: of 6 samples asleep elsewhere 5 are in a
+    # journal, of 0.6 s asleep and 0.2 s in the kernel 5 / 6 are writing: 2/3 s of 0.8 lost
+    wrote = io([0, 1, 2], write_chars=[0, MIB, MIB])
+    marks = {layout.SYNC: spans((0.2, 1.4, layout.WHOLE_NS, 1))}
+    doing = "K0.2 L1.2 S0.1 F0.5"
+    got = claim(doing, (0, 2, 0.8, PHASE_COMPUTE), wrote=wrote, marks=marks)
+    np.testing.assert_allclose(got.share, [2 / 3 / 0.8])
+
+
+def test_what_a_piece_has_too_much_of_goes_to_others_of_the_same_second() -> None:
+    rows = lost((0.1, 0.3, 0.03, 7), (0.3, 0.5, 0.03, 7), (0.5, 0.7, 0.04, 7), (1.1, 1.3, 0.1, 7))
+    every = np.ones(4, np.bool_)
+    amounts = np.array([0.06, 0.02, 0.0, 0.01]) * 1e9
+    # 0.03 s too many in the first, room for 0.01 and 0.04: three fifths of both
+    found = np.array([0.03, 0.026, 0.024, 0.01]) * 1e9
+    np.testing.assert_allclose(within(amounts, rows, every), found)
+    chosen = np.array([True, True, False, True])
+    found = np.array([0.03, 0.03, 0.0, 0.01]) * 1e9  # room for 0.01 only: the rest has no place
+    np.testing.assert_allclose(within(amounts, rows, chosen), found)
+    amounts = np.array([0.02, 0.01, 0.01, 0.3]) * 1e9  # enough room, and far too little
+    found = np.array([0.02, 0.01, 0.01, 0.1]) * 1e9
+    np.testing.assert_allclose(within(amounts, rows, every), found)

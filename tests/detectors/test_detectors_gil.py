@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import activity, lost, process, rank, thread
+from builders import activity, lost, process, rank, spans, thread
 from feedings import feeding
 
 from clusterprof.detectors.base import Claims
 from clusterprof.detectors.cpu_gil import CpuGil
+from clusterprof.probe import layout
 from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, Process
 
 PIECES = ((0, 1, 0.5, PHASE_COMPUTE), (1, 2, 0.8, PHASE_COMPUTE), (2, 3, 1.0, PHASE_DATA_WAIT))
@@ -43,10 +44,25 @@ def test_time_on_a_lock_while_another_thread_computes() -> None:
 
 def test_no_more_than_the_other_thread_computed() -> None:
     # the other computes 0.55 s of the first second and 0.2 s of the second: of 0.8 lost, 0.25
-    got = claim(training("L3", python="U0.55 S0.45 U0.2 S0.8 S1"))
+    got = claim(training("L0.55 S0.45 L0.2 S1.8", python="U0.55 S0.45 U0.2 S0.8 S1"))
     np.testing.assert_allclose(got.share, [1.0, 0.25, 0.0])
-    got = claim(training("L3", python="S1 U0.6 S0.4 S1"))
+    got = claim(training("S1 L0.6 S1.4", python="S1 U0.6 S0.4 S1"))
     np.testing.assert_allclose(got.share, [0.0, 0.75, 0.0])
+
+
+def test_a_lock_on_which_it_sleeps_anyway_is_not_the_interpreter() -> None:
+    # samples every 0.1 s: of 10 while the other ran 8 on a lock, of 10 while it rested 3: 5 / 7 of
+    # the 1 s in which it ran and the main thread slept, of which 0.5 s are lost
+    main = "L0.8 S0.2 L0.3 S0.7 S1"
+    got = claim(training(main, python="U1 S2"))
+    np.testing.assert_allclose(got.share, [5 / 7, 0.0, 0.0])
+    # as often in either
+    got = claim(training("L0.5 S0.5 L0.5 S0.5 S1", python="U1 S2"))
+    np.testing.assert_array_equal(got.share, [0.0, 0.0, 0.0])
+    # the main thread waits for the device there, and says so
+    marked = training("L3", python="U1 S2")
+    marked = replace(marked, spans={layout.SYNC: spans((0, 2, layout.WHOLE_NS, 9))})
+    np.testing.assert_array_equal(claim(marked).share, [0.0, 0.0, 0.0])
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,23 @@ def test_h2d_copy_is_confirmed_by_traffic_on_the_bus() -> None:
     }
 
 
+def test_h2d_copy_goes_on_behind_its_mark_when_it_did_not_block() -> None:
+    # 25 GB take 1 s, 5 GB 0.2 s. Behind the first: [2, 2.5) of 0.5 s idle, [2.5, 3.5) of 1 s idle
+    # (0.5 s of the copy). The second blocked: it is over at its end. Behind the third 0.1 s idle.
+    table = spans((1, 2, 25e9, 1), (4, 5, 25e9, 0), (6, 6, 5e9, 1), (7, 7, 25e9, 1))
+    main = process(100, spans={layout.H2D: table})
+    pieces = (
+        (2, 2.5, 0.5, PHASE_COMPUTE), (2.5, 3.5, 1.0, PHASE_COMPUTE), (5, 6, 1.0, PHASE_COMPUTE),
+        (6, 6.5, 0.1, PHASE_COMPUTE), (7, 8, 1.0, PHASE_DATA_WAIT),
+    )  # fmt: skip
+    blocked = feeding(*({} for _ in pieces))
+    one = rank(8, main)
+    got = H2dCopy().claim(one, lost(*pieces, step=3), blocked, H2dCopy.Limits())
+    np.testing.assert_allclose(got.share, [1.0, 0.5, 0.0, 1.0, 0.0])
+    got = H2dCopy().claim(one, lost(*pieces, step=-1), blocked, H2dCopy.Limits())
+    np.testing.assert_array_equal(got.share, [0.0] * 5)
+
+
 def test_launch_bound_needs_a_main_thread_that_is_busy() -> None:
     # [0, 1) 0.9 s on the CPU, [1, 2) asleep, [2, 3) 0.4 s on the CPU: below one half
     main = process(100, thread=thread(activity("U0.9 S0.1 S1 U0.4 S0.6"), 3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import lost, ns, process, rank, spans
+from builders import activity, lost, ns, process, rank, spans, thread
 from feedings import feeding
 
 from clusterprof.detectors.base import Claims
@@ -13,6 +13,7 @@ from clusterprof.probe import layout
 from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 
 WHOLE = layout.WHOLE_NS
+LIMITS = H2dSync.Limits()
 
 
 def claim(pieces, marks: dict) -> Claims:
@@ -52,6 +53,24 @@ def test_one_wait_at_the_end_of_a_step_that_is_bound_by_launching_is_nothing() -
     # The host works 9.9 s, the device 5: of 5 s idle 4.9 are launching
     got = claim(((0, 10, 5.0, PHASE_COMPUTE, 0),), {layout.SYNC: spans((9.9, 10, WHOLE, 1))})
     np.testing.assert_array_equal(got.share, [0.0])
+
+
+@pytest.mark.parametrize(
+    ("doing", "share"),
+    [
+        ("U2 S4 U4", 1.0),  # at work for 6 s, of which 5 may have been idle ones
+        ("U2 S4 U1 R1 F2", 0.8),  # at work for 4 of the 5 s idle, in a log for 2
+        ("U1 S4 F5", 0.2),
+        ("U2 S4 U3.6 F0.4", 1.0),  # a nap of less than a tenth of 5 s
+        ("U3.5 S6.5", 0.7),  # asleep, and not marked, for 2.5: the other half may be work
+    ],
+)
+def test_what_the_host_slept_elsewhere_is_not_launching(doing, share) -> None:
+    marks = {layout.STEP: spans((0, 10, 3)), layout.SYNC: spans((2, 6, WHOLE, 1))}
+    one = rank(10, process(100, spans=marks, thread=thread(activity(doing), 10)))
+    # the host waits for 4 s and works 6, the device is busy for 5: what launching takes is 1 of 5 s
+    got = H2dSync().claim(one, lost((0, 10, 5.0, PHASE_COMPUTE), step=3), feeding({}), LIMITS)
+    np.testing.assert_allclose(got.share, [min(share, 0.8)])
 
 
 @pytest.mark.parametrize("marks", [{}, {layout.SYNC: spans((30, 31, WHOLE, 1))}])

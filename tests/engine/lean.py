@@ -19,6 +19,7 @@ from clusterprof.findings import Report
 from clusterprof.probe import layout
 
 SM, POWER = "gpu.sm_active_ratio", "gpu.power_watts"
+PCIE, COPIED = "gpu.pcie_receive_bytes_per_second", 10e9
 TRANSFER_S = 0.1
 BEGIN_S = 1.0
 _SM = {"compute": 0.9, "spin": 0.05}
@@ -36,11 +37,20 @@ class Step:
     """Of the computing, at its beginning: the main thread is on a CPU."""
     save: float = 0.0
     """Between the data and the work the main thread writes a checkpoint, blocked on the disk."""
+    host: float = 0.0
+    """After that it computes on its CPU."""
+    copy: float = 0.0
+    """After that it sleeps while 10 GB a second are copied to the device."""
+
+    @property
+    def before(self) -> float:
+        """Between the data and the work."""
+        return self.save + self.host + self.copy
 
     @property
     def own(self) -> float:
         """Until it comes to the collective."""
-        return self.read + self.decode + self.save + self.compute
+        return self.read + self.decode + self.before + self.compute
 
 
 def cluster(*ranks: Sequence[Step], on_device: bool = False, world_size: int = 0) -> list[Script]:
@@ -63,6 +73,7 @@ def _script(
     main, worker, busy = [f"U{BEGIN_S}"], [f"I{BEGIN_S}"], []
     sm: list[tuple[float, float, float]] = []
     power: list[tuple[float, float, float]] = []
+    copies: list[tuple[float, float, float]] = []
     script.worker_spans.append((layout.WORKER_START, 0.5, 0.5, 0, 1, MAIN))
     at = BEGIN_S
     for number, (one, length) in enumerate(zip(steps, lengths)):
@@ -78,24 +89,28 @@ def _script(
             (layout.COLLECTIVE, come, leave, 7, number, 1000, layout.ALL_REDUCE),
             (layout.STEP, at, leave, number),
         ]
-        begin = round(fed + one.save, 6)
+        begin = round(fed + one.before, 6)
         if one.save:
-            script.main_spans.append((layout.CHECKPOINT, fed, begin, 1 << 20))
-            script.writes = [*script.writes, (fed, begin)]
+            saved = round(fed + one.save, 6)
+            script.main_spans.append((layout.CHECKPOINT, fed, saved, 1 << 20))
+            script.writes = [*script.writes, (fed, saved)]
+        if one.copy:
+            copies.append((round(begin - one.copy, 6), begin, COPIED))
         busy.append((begin, leave if on_device else come))
         sm.append((begin, come, _SM["compute"]))
         power += [(at, begin, _POWER["idle"]), (begin, come, _POWER["compute"])]
         power.append((come, leave, _POWER["spin" if on_device else "idle"]))
         if on_device:
             sm.append((come, leave, _SM["spin"]))
-        rest = round(length - wait - one.save - one.launch, 6)
-        main += [f"I{wait}", f"D{one.save}", f"U{one.launch}", f"I{rest}"]
+        rest = round(length - wait - one.before - one.launch, 6)
+        main += [f"I{wait}", f"D{one.save}", f"U{one.host}", f"I{one.copy}"]
+        main += [f"U{one.launch}", f"I{rest}"]
         worker += [f"D{one.read}", f"U{one.decode}", f"I{round(length - wait, 6)}"]
         at = leave
     script.main = " ".join(part for part in main if part[1:] != "0.0")
     script.worker = " ".join(part for part in worker if part[1:] != "0.0")
     script.busy, script.end = busy, round(at + 1.0, 6)
-    script.gauges = {SM: sm, POWER: power}
+    script.gauges = {SM: sm, POWER: power, **({PCIE: copies} if copies else {})}
     return script
 
 

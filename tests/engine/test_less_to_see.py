@@ -43,16 +43,14 @@ def blamed(report: Report) -> dict[str, list[int | None]]:
 def test_the_rank_that_waited_longest_for_data_keeps_the_others_waiting(tmp_path: Path) -> None:
     job = cluster([PLAIN] * N, [READS] * N, [PLAIN] * N)
     report = recorded(without(job, "collectives"), tmp_path)
-    # The first step is start-up as far as nothing in it is a wait for data: 0.3 and 0.1 s.
-    for rank in (0, 2):
-        found = {"storage-local": 5.8, "unattributed": 2.9, "startup": 0.3}
-        assert seconds_of(report, rank) == found
-    assert seconds_of(report, 1) == {"storage-local": 6.0, "unattributed": 2.9, "startup": 0.1}
+    # 0.2 s of 30 steps, and the 0.1 s in which all sleep: what moves then was not seen.
+    for rank in (0, 1, 2):
+        assert seconds_of(report, rank) == {"storage-local": 6.0, "unattributed": 3.0}
     assert blamed(report)["storage-local"] == [1]
-    assert dict(report.unattributed_reasons) == {"asleep": round(8.7 * SECOND)}
+    assert dict(report.unattributed_reasons) == {"asleep": round(9.0 * SECOND)}
     [storage] = [one for one in report.findings if one.cause.id == "storage-local"]
     assert (storage.culprits[0].own_ns, storage.culprits[0].others_ns) == (
-        6 * SECOND, round(11.6 * SECOND),
+        6 * SECOND, 12 * SECOND,
     )  # fmt: skip
     assert any("by their steps" in note for note in report.notes)
 
@@ -60,10 +58,11 @@ def test_the_rank_that_waited_longest_for_data_keeps_the_others_waiting(tmp_path
 def test_what_the_late_rank_worked_more_is_synchronization_and_no_leaf(tmp_path: Path) -> None:
     report = recorded(without(cluster([PLAIN] * N, [SLOW] * N), "collectives"), tmp_path)
     found = seconds_of(report, 0)
-    # 5.8 s, of which one step's wait of 0.2 s may be taken for work that only varies, and 2.9 s.
+    # 6 s, but of the first step nobody knows who began it first: 5.8, of which one step's wait of
+    # 0.2 s may be taken for work that only varies.
     assert found["synchronization"] == pytest.approx(5.8, abs=0.2)
-    assert found["synchronization"] + found["unattributed"] == pytest.approx(5.8 + 2.9)
-    assert seconds_of(report, 1) == {"unattributed": 2.9, "startup": 0.1}
+    assert found["synchronization"] + found["unattributed"] == pytest.approx(9.0)
+    assert seconds_of(report, 1) == {"unattributed": 3.0}
     assert blamed(report)["synchronization"] == [1]
 
 
@@ -76,7 +75,7 @@ def test_two_late_ranks_share_the_blame_step_by_step(tmp_path: Path) -> None:
     found = blamed(report)
     assert (found["storage-local"], found["cpu-preprocess"]) == ([0], [1])
     assert seconds_of(report, 2)["storage-local"] == pytest.approx(3.0, abs=0.15)
-    assert seconds_of(report, 2)["cpu-preprocess"] == pytest.approx(2.8, abs=0.15)
+    assert seconds_of(report, 2)["cpu-preprocess"] == pytest.approx(3.0, abs=0.15)
 
 
 def test_ranks_that_are_not_synchronous_are_not_blamed(tmp_path: Path) -> None:
@@ -86,16 +85,17 @@ def test_ranks_that_are_not_synchronous_are_not_blamed(tmp_path: Path) -> None:
     for script in (first, second):
         script.variables["WORLD_SIZE"] = "2"
     report = recorded(without([first, second], "collectives"), tmp_path)
-    assert seconds_of(report, 1) == {"storage-local": 6.0, "startup": 0.1, "unattributed": 2.9}
-    assert dict(report.unattributed_reasons) == {"asleep": round(5.8 * SECOND)}
+    assert seconds_of(report, 1) == {"storage-local": 6.0, "unattributed": 3.0}
+    assert dict(report.unattributed_reasons) == {"asleep": 6 * SECOND}
     assert any("do not end together" in note for note in report.notes)
 
 
 def test_a_rank_alone_does_not_guess_for_whom_it_slept(tmp_path: Path) -> None:
     job = without(cluster([PLAIN] * N, [READS] * N), "collectives")[:1]
     report = recorded(job, tmp_path)
-    assert seconds_of(report, 0) == {"startup": 0.3, "unattributed": 8.7}
-    assert dict(report.unattributed_reasons) == {"asleep": round(8.7 * SECOND)}
+    # The first step too: who sleeps there may wait for another that starts.
+    assert seconds_of(report, 0) == {"unattributed": 9.0}
+    assert dict(report.unattributed_reasons) == {"asleep": 9 * SECOND}
 
 
 def test_a_rank_alone_whose_device_spins_waits_for_one_that_was_not_recorded(
@@ -123,8 +123,10 @@ def test_a_device_that_spins_is_waiting(tmp_path: Path, gauge: str) -> None:
     other = POWER if gauge == SM else SM
     report = recorded(without(job, "collectives", other), tmp_path)
     # of 0.3 and 0.1 s in each of 30 steps; before it was seen to spin a few windows are missed
+    # (by power: of its SM activity it can be said later)
+    least = 6.0 if gauge == SM else 5.8
     for rank in (0, 2):
-        assert seconds_of(report, rank)["storage-local"] == pytest.approx(5.8, abs=0.2)
+        assert seconds_of(report, rank)["storage-local"] == pytest.approx(least, abs=0.2)
         assert seconds_of(report, rank)["network"] == pytest.approx(3.0, abs=0.5)
         assert report.ranks[rank].lost_ns / SECOND == pytest.approx(9.0, abs=0.5)
     assert seconds_of(report, 1)["storage-local"] == 6.0

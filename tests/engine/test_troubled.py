@@ -33,3 +33,17 @@ def test_sleep_that_all_ranks_share_is_the_network_where_that_shows_trouble(
     found = {id_: ns / SECOND for id_, ns in report.ranks[1].buckets}
     assert (found.get("network", 0.0) > 2.0) is network
     assert (found.get("unattributed", 0.0) > 2.0) is not network
+
+
+@pytest.mark.parametrize(("busy_s_per_s", "network_s"), [(0.3, 3.0), (0.1, 1.3), (0.0, 0.0)])
+def test_sleep_that_all_ranks_share_in_every_step_is_the_network_while_data_are_on_their_way(
+    tmp_path: Path, busy_s_per_s: float, network_s: float
+) -> None:
+    # 0.1 s in each of 30 steps, as far as the job's connections were busy in the 13 s.
+    job = without(cluster([PLAIN] * N, [PLAIN] * N), "collectives")
+    job[0].network["tcp.job_busy_ns_total", "eth0"] = busy_s_per_s * 1e9
+    report = recorded(job, tmp_path)
+    for rank in report.ranks:
+        found = {id_: ns / SECOND for id_, ns in rank.buckets if ns}
+        assert found.get("network", 0.0) == pytest.approx(network_s, abs=0.15)
+        assert sum(found.values()) == pytest.approx(3.0)

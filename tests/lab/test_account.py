@@ -64,6 +64,59 @@ def test_a_late_loader_is_felt_by_itself_and_by_who_waits_for_it() -> None:
     )  # fmt: skip
 
 
+def test_what_a_reader_computes_is_no_storage() -> None:
+    """Of 40 ms reading 12 are the process's own code (a protocol) and 4 without a CPU."""
+    item = Item(0, 40 * MS, 40 * MS, 4 * MS, 0, 0, 12 * MS)
+    one = life(0, 50, phases=[Phase(0, 50 * MS, "data_wait", 0)], batches=[[item]])
+    (lost,) = felt({0: one})
+    found = {part: ns // MS for (part, _), ns in lost.items() if ns}
+    assert found == {"storage": 24, "contention": 4, "decode": 12, "hand-over": 10}
+
+
+def test_a_finished_batch_waits_for_the_interpreter_that_decodes_the_next_one() -> None:
+    """One worker makes batch 0 until 20 and decodes batch 1 from 24 to 44, 4 of it without a CPU.
+
+    The process waits from 10 on and has batch 0 at 40: 10 decoding, 4 on the way, 16 behind the
+    next one (of 20: 14 busy, 4 late, 2 blocked), whose decoding goes on when it has arrived.
+    """
+    items = (
+        [Item(0, 0, 20 * MS, 0, 0, 20 * MS)],
+        [Item(20 * MS, 24 * MS, 44 * MS, 0, 4 * MS, 14 * MS)],
+    )
+    one = life(0, 50, phases=[Phase(10 * MS, 40 * MS, "data_wait", 0)], batches=list(items))
+    (lost,) = felt({0: one})
+    assert lost["decode", OWN] == 10 * MS + 16 * MS * 14 // 20
+    assert lost["contention", OWN] == 16 * MS * 4 // 20
+    # The next one's reading does not hold the interpreter.
+    assert lost["hand-over", OWN] == 4 * MS + 16 * MS * 2 // 20
+    one.workers = 2  # the other worker makes it: all of 20 ms were on the way
+    (lost,) = felt({0: one})
+    assert (lost["decode", OWN], lost["hand-over", OWN]) == (10 * MS, 20 * MS)
+
+
+def test_the_loops_own_time_in_the_first_of_several_steps_is_start_up() -> None:
+    one = life(0, 100, busy=[busy(20, 50), busy(60, 90)])
+    one.steps, one.loop_ends_ns, one.delays_ns = 2, [55 * MS, 100 * MS], [0, 0]
+    (lost,) = felt({0: one})
+    found = {key: ns for key, ns in lost.items() if ns}
+    assert found == {("startup", OWN): 25 * MS, ("loop", OWN): 15 * MS}
+
+
+def test_in_a_pipeline_the_work_of_stages_that_are_not_at_fault_is_its_order() -> None:
+    wanted = Wanted("synchronization", ("sync-imbalance",), "several")
+    zero = life(0, 100, busy=[busy(0, 100)], operations=[together(0, 100, 100)])
+    one = life(1, 100, busy=[busy(0, 70)], operations=[together(0, 70, 100)])
+    assert lost_rows([zero, one], wanted) == (Lost("sync-imbalance", 0, 1, 30 * MS),)
+    assert lost_rows([zero, one], wanted, [0]) == (Lost("sync-imbalance", 0, 1, 30 * MS),)
+    assert lost_rows([zero, one], wanted, [1]) == (Lost("sync-bubble", None, 1, 30 * MS),)
+
+
+def test_work_that_varies_in_a_job_with_nothing_wrong_has_no_cause() -> None:
+    zero = life(0, 100, busy=[busy(0, 100)], operations=[together(0, 100, 100)])
+    one = life(1, 100, busy=[busy(0, 70)], operations=[together(0, 70, 100)])
+    assert lost_rows([zero, one], Wanted("", (), "nobody")) == (Lost("other", None, 1, 30 * MS),)
+
+
 def test_a_throttled_device_loses_its_excess_and_keeps_others_waiting_for_it() -> None:
     """Rank 0 needs 150 ms for what takes 100 at full clock; a pause of its host costs 20 more."""
     slow = life(

@@ -9,7 +9,7 @@ import os
 import random
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -138,15 +138,31 @@ def test_a_quota_is_the_need_over_a_slowed_step(tmp_path: Path) -> None:
     assert [line["cause"] for line in injected(options)] == ["cpu-throttled"]
 
 
-def test_hogs_and_the_job_share_the_cpu_as_aimed(tmp_path: Path) -> None:
-    first_version("cpu")
+def test_hogs_come_first_and_leave_the_job_what_is_aimed(tmp_path: Path) -> None:
     with FAULTS[here("cpu-hogs")].apply(place(tmp_path, NODE)) as options:
-        assert options.cgroup is not None
-        others = options.cgroup.with_name(options.cgroup.name + "-hogs")
-        shares = group_value(options, "cpu.shares"), int((others / "cpu.shares").read_text())
-        assert shares == (50_176, 52_224)  # 0.7 * 0.7 of 102,400, and the rest
-        (hog,) = (others / "cgroup.procs").read_text().split()
-    assert not Path(f"/proc/{hog}").exists()
+        assert options.script == ["--decode-ms=105.00"]
+        (hog,) = children()
+        # 0.7 * 0.7 of the CPU is left to the ranks, of every 20 ms
+        assert hog.read_bytes().split(b"\0")[-4:-1] == [b"0", b"20000000", b"10200000"]
+        number = int(hog.parent.name)
+        end = time.monotonic() + 10
+        while os.sched_getscheduler(number) != os.SCHED_FIFO and time.monotonic() < end:
+            time.sleep(0.01)
+        assert os.sched_getscheduler(number) == os.SCHED_FIFO
+        assert os.sched_getaffinity(number) == {0}
+    assert not hog.exists()
+    assert [line["cause"] for line in injected(options)] == ["cpu-contention"]
+
+
+def children() -> list[Path]:
+    """The command lines of processes that this one has started."""
+    own = str(os.getpid())
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[1] == own:
+                found.append(stat.with_name("cmdline"))
+    return found
 
 
 def test_a_free_neighbour_stands_back(tmp_path: Path) -> None:

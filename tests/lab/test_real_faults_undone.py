@@ -105,7 +105,9 @@ def test_nothing_is_left_of_it_after_an_exception(name: str, clean: bool, tmp_pa
 
 
 def test_nothing_is_left_when_it_is_killed(tmp_path: Path) -> None:
-    faults = [here(name) for name in ("disk-cap", "fuse-latency", "cpu-hogs", "memory-short")]
+    faults = [
+        here(name) for name in ("disk-cap", "fuse-latency", "cpu-hogs", "cpu-quota", "memory-short")
+    ]
     script = f"""
 import numpy, sys
 from contextlib import ExitStack
@@ -128,7 +130,7 @@ with ExitStack() as stack:
     with subprocess.Popen([sys.executable, "-c", script], **pipes) as victim:
         assert victim.stdout is not None and victim.stdout.readline() == b"on\n"
         groups = list(cgroups.MOUNTED.rglob(f"clusterprof-lab-{victim.pid}-*"))
-        assert len(groups) == 3
+        assert len(groups) == 2
         assert len(traces(tmp_path)["mounts"]) == 2
         victim.send_signal(signal.SIGKILL)
     end = time.monotonic() + 60

@@ -145,6 +145,16 @@ def test_before_the_worker_began_there_was_none() -> None:
     }
 
 
+def test_a_worker_that_sets_itself_up_before_its_first_fetch_is_not_there_yet() -> None:
+    # as above, but the fetch 5-9 is the first record after its loop began at 4
+    rows = one_worker("I5 D4 I1", (5, 9), (0, 10), began=4)
+    marks = rows.workers[0].spans
+    first = replace(marks[FETCH], sequence=marks[WORKER_START].sequence + 1)
+    worker = replace(rows.workers[0], spans={**marks, FETCH: first})
+    one = rank(30, rows.main, [worker])
+    assert row(fed(one, 0, 10)) == {"no_worker": 0.5, "block_io": 0.4, "delivery": 0.1}
+
+
 def test_pieces_of_a_wait_get_what_happened_inside_them() -> None:
     given = one_worker("I5 D4 I1", (5, 9), (0, 10), began=4)
     found = feed(given, ints([0, 3, 6, 9, 10]), ints([3, 6, 9, 10, 12]))

@@ -26,7 +26,8 @@ WORK, TRANSFER = "work", "transfer"
 STORAGE, DECODE, BLOCKED, CONTENTION, LOOP = "storage", "decode", "blocked", "contention", "loop"
 HAND_OVER = "hand-over"
 """Parts whose leaf depends on what was injected; anything else is a leaf already. A batch is handed
-over from its last item until the training process has it."""
+over from its last item until the training process has it. The loop's time in the first step is
+start-up: threads, buckets and states are made there."""
 THROTTLED, COPY, STARTUP = "device-throttled", "h2d-copy", "startup"
 NOBODY, OWN = -1, -2
 Key = tuple[str, int, int, int]
@@ -100,7 +101,9 @@ def _host(life: Life) -> Iterator[Piece]:
     for phase in life.phases:
         if phase.name == "data_wait":
             items = life.batches[step] if step < len(life.batches) else []
-            claims += _data_wait(phase, items, first=step == 0)
+            then = step + life.workers
+            behind = life.batches[then] if step < then < len(life.batches) else []
+            claims += _data_wait(phase, items, behind, first=step == 0)
             step += 1
         else:
             claims.append(Piece(phase.start_ns, phase.end_ns, ((phase.name, 1),)))
@@ -135,27 +138,32 @@ def _loop(life: Life, start_ns: int, end_ns: int) -> Iterator[Piece]:
             length_ns = end_of_step_ns - before_ns - sum(o.end_ns - o.start_ns for o in inside)
             late_ns = so_far_ns - delay_ns - sum(one.delay_ns for one in inside)
             late_ns = max(0, min(late_ns, length_ns)) if delay_ns else 0
-            yield Piece(at_ns, stop_ns, ((LOOP, length_ns - late_ns), (CONTENTION, late_ns)))
+            own = STARTUP if before_ns == life.began_ns and life.steps > 1 else LOOP
+            yield Piece(at_ns, stop_ns, ((own, length_ns - late_ns), (CONTENTION, late_ns)))
             at_ns = stop_ns
         before_ns, delay_ns = end_of_step_ns, so_far_ns
     if end_ns > at_ns:
         yield Piece(at_ns, end_ns, ((LOOP, 1),))
 
 
-def _data_wait(phase: Phase, items: Sequence[Item], first: bool) -> list[Piece]:
-    """Cut a wait for a batch by what was done for that batch meanwhile."""
+def _data_wait(
+    phase: Phase, items: Sequence[Item], behind: Sequence[Item], first: bool
+) -> list[Piece]:
+    """Cut a wait for a batch by what was done for that batch meanwhile.
+
+    When it is made, its worker goes on to the batch `behind`; while it decodes, the thread that
+    sends the finished one has to wait for its interpreter.
+    """
     out: list[Piece] = []
     for one in items:
-        decode_ns = one.made_ns - one.read_ns
-        busy_ns = min(one.decode_cpu_ns, decode_ns)
-        late_ns = min(one.decode_delay_ns, decode_ns - busy_ns)
         read_ns = one.read_ns - one.begun_ns
         read_late_ns = min(one.read_delay_ns, read_ns)
-        parts = ((STORAGE, read_ns - read_late_ns), (CONTENTION, read_late_ns))
+        user_ns = min(one.read_user_ns, read_ns - read_late_ns)
+        rest_ns = read_ns - read_late_ns - user_ns
+        parts = ((STORAGE, rest_ns), (CONTENTION, read_late_ns), (DECODE, user_ns))
         out.append(Piece(one.begun_ns, one.read_ns, parts))
-        rest_ns = decode_ns - busy_ns - late_ns
-        parts = ((DECODE, busy_ns), (CONTENTION, late_ns), (BLOCKED, rest_ns))
-        out.append(Piece(one.read_ns, one.made_ns, parts))
+        out.append(_decoding(one, BLOCKED))
+    out += [_decoding(one, HAND_OVER) for one in behind]
     inside = [
         piece._replace(start_ns=begin, end_ns=end)
         for piece in out
@@ -170,6 +178,14 @@ def _data_wait(phase: Phase, items: Sequence[Item], first: bool) -> list[Piece]:
     late_ns = min(phase.delay_ns, rest_ns)
     way = ((HAND_OVER, rest_ns - late_ns), (CONTENTION, late_ns))
     return [*inside, Piece(phase.start_ns, phase.end_ns, way)]
+
+
+def _decoding(one: Item, rest: str) -> Piece:
+    decode_ns = one.made_ns - one.read_ns
+    busy_ns = min(one.decode_cpu_ns, decode_ns)
+    late_ns = min(one.decode_delay_ns, decode_ns - busy_ns)
+    parts = ((DECODE, busy_ns), (CONTENTION, late_ns), (rest, decode_ns - busy_ns - late_ns))
+    return Piece(one.read_ns, one.made_ns, parts)
 
 
 def felt(lives: Mapping[int, Life]) -> list[Sums]:

@@ -29,6 +29,8 @@ class Item(NamedTuple):
     read_delay_ns: int
     decode_delay_ns: int
     decode_cpu_ns: int
+    read_user_ns: int = 0
+    """While reading, in code of the process: a protocol, a checksum."""
 
 
 class Operation(NamedTuple):
@@ -65,6 +67,8 @@ class Life:
     phases: list[Phase] = field(default_factory=list)
     batches: list[list[Item]] = field(default_factory=list)
     """By step."""
+    workers: int = 1
+    """Of the loader; each makes every so many batches."""
     operations: list[Operation] = field(default_factory=list)
     busy: list[Busy] = field(default_factory=list)
     injected: list[tuple[int, int, str]] = field(default_factory=list)
@@ -83,6 +87,7 @@ def told(folder: Path) -> list[Life]:
 def _life(text: str) -> Life:
     first, *lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     life = Life(first["rank"], first["host"], first["life"], first["started_ns"])
+    life.workers = first.get("workers", 1)
     sent: dict[tuple[int, int], int] = {}
     for line in lines:
         life.began_ns, life.ended_ns = line["began_ns"], line["ended_ns"]

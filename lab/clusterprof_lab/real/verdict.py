@@ -24,8 +24,13 @@ _FAMILIES = {account.STORAGE: ("storage-local", "storage"),
              account.TRANSFER: ("net-transfer", "network")}  # fmt: skip
 
 
+BUBBLE = "sync-bubble"
+
+
 def leaf_of(part: str, wanted: Wanted) -> str:
     """Return the cause that a part of lost time is in a scenario."""
+    if part == account.WORK and not wanted.family:
+        return OTHER  # work that only varies, of a job with nothing wrong
     named = (*wanted.leaves, *(leaf for _, leaf in wanted.also))
     if part in _MAY_BE:
         return next((leaf for leaf in named if leaf in _MAY_BE[part]), _MAY_BE[part][0])
@@ -35,15 +40,23 @@ def leaf_of(part: str, wanted: Wanted) -> str:
     return part
 
 
-def lost_rows(lives: Sequence[Life], wanted: Wanted) -> tuple[Lost, ...]:
-    """Return the lost time of the ranks of one life, exact to the nanosecond."""
+def lost_rows(
+    lives: Sequence[Life], wanted: Wanted, stages: Sequence[int] | None = None
+) -> tuple[Lost, ...]:
+    """Return the lost time of the ranks of one life, exact to the nanosecond.
+
+    `stages`: of a pipeline, those at fault. What others wait for the work of any other stage is the
+    order of the pipeline, and nobody's.
+    """
     by_rank = {life.rank: life for life in lives}
     sums: dict[tuple[str, int | None, int], int] = {}
     for rank, felt in zip(sorted(by_rank), account.felt(by_rank)):
         for (part, culprit), ns in felt.items():
             who = {account.OWN: rank, account.NOBODY: None}.get(culprit, culprit)
             cause = leaf_of(part, wanted)
-            key = (cause, None if cause == OTHER else who, rank)
+            if part == account.WORK and stages is not None and who not in stages:
+                cause = BUBBLE
+            key = (cause, None if cause in (OTHER, BUBBLE) else who, rank)
             sums[key] = sums.get(key, 0) + ns
     return tuple(Lost(*key, ns) for key, ns in sorted(sums.items(), key=str) if ns)
 
@@ -85,8 +98,10 @@ def truth_of(
     wanted = trial.scenario.wanted
     trained = [life for life in lives if life.steps]
     lost: dict[tuple[str, int | None, int], int] = {}
+    script = (trial.scenario.real or {}).get("script", {})
+    stages = culprits if script.get("micro-batches") else None
     for number in range(last_life(lives) + 1):
-        for one in lost_rows([life for life in trained if life.number == number], wanted):
+        for one in lost_rows([life for life in trained if life.number == number], wanted, stages):
             key = (one.cause, one.culprit, one.rank)
             lost[key] = lost.get(key, 0) + one.ns
     places: dict[int, Place] = {}

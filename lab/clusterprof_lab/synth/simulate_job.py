@@ -13,7 +13,7 @@ from clusterprof_lab.synth.simulate_faults import Fault, Faults
 from clusterprof_lab.synth.simulate_loader import Loader
 from clusterprof_lab.synth.simulate_plan import Plan
 from clusterprof_lab.synth.simulate_player import Part, Player
-from clusterprof_lab.synth.story import Act, Rank, Thread
+from clusterprof_lab.synth.story import Act, Rank, Thread, Work
 from clusterprof_lab.truth import OTHER
 
 MICRO = 8
@@ -137,7 +137,9 @@ class Job:
         player.launch(self.plan.copy_ns, "copy")
         if more:  # a blocking copy: the host waits for it, the device computes nothing
             player.synchronise()
+            copies = player.t
             player.do(Part(more, "device", "h2d-copy"))
+            player.rank.work.append(Work(copies, player.t, "copy"))
         player.mark(began, layout.H2D, size, int(not more))
 
     def _passes(self, step: int) -> None:
@@ -205,7 +207,9 @@ class Job:
                 net = {("net-transfer", None): plan.transfer_ns}
                 for label, ns in more.items():
                     net[label] = net.get(label, 0) + ns
-                size = round(plan.transfer_ns * 1e-9 * plan.link_bytes_per_second)
+                # What merely takes its time is more data; what a fault adds is not.
+                due_ns = net["net-transfer", None]
+                size = round(due_ns * 1e-9 * plan.link_bytes_per_second)
                 self._meet(members, layout.GRADIENTS, net, size)
 
     def _meet(

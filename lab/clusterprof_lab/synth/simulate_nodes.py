@@ -40,16 +40,17 @@ def nodes(plan: Plan, jobs: Sequence[Job], faults: Faults, end_ns: int) -> dict[
     return out
 
 
-def _moved(jobs: Sequence[Job], end_ns: int) -> dict[int, dict[int, float]]:
-    """Return bytes by node and slot of 0.1 s."""
-    out: dict[int, dict[int, float]] = {}
+def _moved(jobs: Sequence[Job], end_ns: int) -> dict[int, dict[int, tuple[float, int]]]:
+    """Return bytes, and for how long they moved, by node and slot of 0.1 s."""
+    out: dict[int, dict[int, tuple[float, int]]] = {}
     for job in jobs:
         for start, end, node, size in job.moved:
             slots = out.setdefault(node, {})
             length = max(1, end - start)
             for slot in range(start // _SLOT_NS, (end - 1) // _SLOT_NS + 1):
                 low, high = max(start, slot * _SLOT_NS), min(end, (slot + 1) * _SLOT_NS)
-                slots[slot] = slots.get(slot, 0.0) + 2.0 * size * (high - low) / length
+                before, ns = slots.get(slot, (0.0, 0))
+                slots[slot] = before + 2.0 * size * (high - low) / length, ns + high - low
     return out
 
 
@@ -66,7 +67,12 @@ _EVERYWHERE = ("latency",)
 
 
 def _links(
-    extra: Signals, plan: Plan, slots: dict[int, float], end_ns: int, names: list[str], here: bool
+    extra: Signals,
+    plan: Plan,
+    slots: dict[int, tuple[float, int]],
+    end_ns: int,
+    names: list[str],
+    here: bool,
 ) -> None:
     name = names[0] if names and (here or names[0] in _EVERYWHERE) else ""
     bad = _LINKS.get(name, {"rtt": 1.1, "least": 1.0, "again": 0.0, "others": 0.0})
@@ -79,7 +85,7 @@ def _links(
         start, end = slot * _SLOT_NS, min((slot + 1) * _SLOT_NS, end_ns)
         if end <= start:
             continue
-        size = slots.get(slot, 0.0)
+        size, moving_ns = slots.get(slot, (0.0, 0))
         others = bad["others"] * link * (end - start) * 1e-9
 
         def grow(signal: str, device: str, value: float, a: int = start, b: int = end) -> None:
@@ -92,8 +98,8 @@ def _links(
         grow("tcp.segments_sent_total", "", size / _SEGMENT)
         grow("tcp.retransmits_total", "", bad["again"] * size / _SEGMENT)
         grow("tcp.job_retransmits_total", NIC, bad["again"] * size / _SEGMENT)
-        busy = min(1.0, size / (link * (end - start) * 1e-9)) if size else 0.0
-        grow("tcp.job_busy_ns_total", NIC, busy * (end - start))
+        # The kernel counts while data are on their way, however fast they are.
+        grow("tcp.job_busy_ns_total", NIC, float(min(moving_ns, end - start)))
         moving = size > 0
         grow("tcp.job_rtt_ns", NIC, RTT_NS * (bad["rtt"] if moving else bad["least"]))
         grow("tcp.job_min_rtt_ns", NIC, RTT_NS * bad["least"])

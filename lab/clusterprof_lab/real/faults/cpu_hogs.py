@@ -1,58 +1,59 @@
-"""Others compute on the node's CPU, and the kernel shares it out between them and the job."""
+"""Others compute on the node's CPU before the job may, for a part of every few milliseconds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from clusterprof_lab.real.faults import cgroups, processes
-from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns
-from clusterprof_lab.real.faults.cpu_quota import CPU_OF_STEP, cpu_group, cpus_of, decoding_ms
+from clusterprof_lab.real.faults import processes
+from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns, root_only
+from clusterprof_lab.real.faults.cpu_quota import cpu_of_step, cpus_of, decoding_ms
 
-_ALL_SHARES = 102_400  # of both groups: whoever else is about hardly counts
-_BE_BUSY = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass\n"
+_PERIOD_NS = 20_000_000
+# With the priority of a real-time process: shares of groups are kept only while both sides always
+# want the CPU, and a loader that rests now and then was found to lose nothing to its neighbour.
+_BE_BUSY = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+period, mine = int(sys.argv[2]), int(sys.argv[3])
+due = time.monotonic_ns()
+while True:
+    while time.monotonic_ns() < due + mine:
+        pass
+    due += period
+    time.sleep(max(0, due - time.monotonic_ns()) / 1e9)
+"""
 
 
 class CpuHogs:
-    """An endless loop per CPU in a group of its own, beside the group of the ranks.
+    """A loop per CPU that takes its part of every `_PERIOD_NS` before anybody else.
 
-    As long as both want the CPU each gets its part of the shares: the ranks get so much that their
-    decoding, `CPU_OF_STEP` of a clean step, takes as long as a slowed step.
+    The ranks get so much that their decoding, `cpu_of_step` of a clean step, takes as long as a
+    slowed step.
     """
 
     name = "cpu-hogs"
 
     def why_not_here(self) -> str:
-        """Return why the CPU cannot be shared out as wanted, "" when it can."""
-        return cgroups.why_not("cpu")
+        """Return why no process can be put before the ranks, "" when one can."""
+        return root_only("a process that runs before all others")
 
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
-        """Make the two groups and keep one of them busy."""
-        parts = CPU_OF_STEP * (1.0 - place.share)
-        own, parent = place.path("hogged").name, cpu_group(place)
+        """Keep the node's CPU busy for others' part of the time."""
+        parts = cpu_of_step(place) * (1.0 - place.share)
         with ExitStack() as stack:
-            job = stack.enter_context(cgroups.group("cpu", own, parent))
-            others = stack.enter_context(cgroups.group("cpu", f"{own}-hogs", parent))
-            _share_out(job, parts)
-            _share_out(others, 1.0 - parts)
             log = Log(place.path("cpu-hogs.jsonl"))
             cpus = cpus_of(place)
+            others_ns = round((1.0 - parts) * _PERIOD_NS)
             for cpu in cpus if not place.clean else ():
-                hog = processes.running(processes.python(_BE_BUSY, str(cpu)))
-                others.enter(stack.enter_context(hog).pid)
+                words = (str(cpu), str(_PERIOD_NS), str(others_ns))
+                stack.enter_context(processes.running(processes.python(_BE_BUSY, *words)))
             start_ns = now_ns()
-            yield Options([f"--decode-ms={decoding_ms(place):.2f}"], job.folder, log=log.path)
+            yield Options([f"--decode-ms={decoding_ms(place):.2f}"], log=log.path)
             if not place.clean:
                 log.write(start_ns, now_ns(), "cpu-contention", cpus=cpus, job_gets=parts)
-
-
-def _share_out(group: cgroups.Group, part: float) -> None:
-    shares = max(2, round(part * _ALL_SHARES))
-    if group.controller.version == 1:
-        group.write(shares, "cpu.shares")
-    else:
-        group.write(max(1, round(shares * 10_000 / _ALL_SHARES)), "", "cpu.weight")
 
 
 FAULT = CpuHogs()

@@ -10,7 +10,7 @@ from pathlib import Path
 from clusterprof_lab.real.faults import cgroups
 from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns
 
-PERIOD_US = 100_000  # the kernel's own, and what container managers leave
+PERIOD_US = 100_000  # the kernel's own; a scenario may have another (`period_ms`)
 CPU_OF_STEP = 0.7
 """Part of the node's CPUs that the clean job's decoding takes."""
 _LEAST_US = 2_000  # the kernel takes no less than 1,000
@@ -19,8 +19,10 @@ _LEAST_US = 2_000  # the kernel takes no less than 1,000
 class CpuQuota:
     """The quota is what the node's ranks need per step, spread over a slowed step.
 
-    They need their decoding, `CPU_OF_STEP` of a clean step together, and `other_ms` of the scenario
-    (10) each for everything else. The quota stops all threads of a rank, the main thread as well.
+    They need their decoding, `cpu_of_step` of the scenario (0.7) of a clean step together,
+    and `other_ms` (10) each for everything else. Of the time in which a batch is awaited they run
+    for the part of the quota in a period: the less they need, the more of it is the quota's. It
+    stops all threads of a rank, the main thread as well.
     """
 
     name = "cpu-quota"
@@ -34,15 +36,16 @@ class CpuQuota:
         """Make a group with the quota for the ranks to enter."""
         decode_ms = decoding_ms(place)
         need_ms = place.ranks * (decode_ms + place.number("other_ms", 10.0))
+        period_us = round(1000 * place.number("period_ms", PERIOD_US / 1000))
         with cgroups.group("cpu", place.path("quota").name, cpu_group(place)) as group:
             log = Log(place.path("cpu-quota.jsonl"))
             if not place.clean:
-                quota_us = max(_LEAST_US, round(need_ms * 1e6 / place.slowed_ns * PERIOD_US))
+                quota_us = max(_LEAST_US, round(need_ms * 1e6 / place.slowed_ns * period_us))
                 if group.controller.version == 1:
-                    group.write(PERIOD_US, "cpu.cfs_period_us")
+                    group.write(period_us, "cpu.cfs_period_us")
                     group.write(quota_us, "cpu.cfs_quota_us")
                 else:
-                    group.write(f"{quota_us} {PERIOD_US}", "", "cpu.max")
+                    group.write(f"{quota_us} {period_us}", "", "cpu.max")
             start_ns = now_ns()
             yield Options([f"--decode-ms={decode_ms:.2f}"], group.folder, log=log.path)
             if not place.clean:
@@ -55,9 +58,14 @@ def cpus_of(place: Place) -> list[int]:
     return sorted(os.sched_getaffinity(0)) if place.node is None else [place.node.cpu]
 
 
+def cpu_of_step(place: Place) -> float:
+    """Return which part of the node's CPUs the clean job's decoding takes."""
+    return place.number("cpu_of_step", CPU_OF_STEP)
+
+
 def decoding_ms(place: Place) -> float:
-    """Return how much a rank decodes per step when that takes `CPU_OF_STEP` of the ranks' CPUs."""
-    return CPU_OF_STEP * place.step_ns / 1e6 * min(1.0, len(cpus_of(place)) / place.ranks)
+    """Return how much a rank decodes per step when that takes `cpu_of_step` of the ranks' CPUs."""
+    return cpu_of_step(place) * place.step_ns / 1e6 * min(1.0, len(cpus_of(place)) / place.ranks)
 
 
 def cpu_group(place: Place) -> Path | None:

@@ -6,6 +6,7 @@ import argparse
 import mmap
 import os
 import random
+import resource
 import time
 import urllib.request
 
@@ -13,7 +14,10 @@ import torch
 from torch.utils.data import Dataset
 
 ITEMS_PER_BATCH = 8
-ITEM = ("begun_ns", "read_ns", "made_ns", "read_delay_ns", "decode_delay_ns", "decode_cpu_ns")
+ITEM = (
+    "begun_ns", "read_ns", "made_ns", "read_delay_ns", "decode_delay_ns", "decode_cpu_ns",
+    "read_user_ns",
+)  # fmt: skip
 now_ns = time.monotonic_ns
 
 
@@ -21,6 +25,11 @@ def run_delay_ns() -> int:
     """Time this thread was ready to run while others had its CPU, as the kernel counts it."""
     with open("/proc/thread-self/schedstat") as file:
         return int(file.read().split()[1])
+
+
+def user_cpu_ns() -> int:
+    """Time this thread spent in its own code."""
+    return round(resource.getrusage(resource.RUSAGE_THREAD).ru_utime * 1e9)
 
 
 class Records(Dataset):
@@ -36,13 +45,15 @@ class Records(Dataset):
         return self.options.steps * ITEMS_PER_BATCH
 
     def __getitem__(self, index: int):
-        begun_ns, delay_ns = now_ns(), run_delay_ns()
+        begun_ns, delay_ns, user_ns = now_ns(), run_delay_ns(), user_cpu_ns()
         self._read(index)
         read_ns, read_delay_ns, cpu_ns = now_ns(), run_delay_ns(), time.thread_time_ns()
+        read_user_ns = user_cpu_ns() - user_ns
         self._decode(index)
         made_ns, made_delay_ns = now_ns(), run_delay_ns()
         row = (begun_ns, read_ns, made_ns, read_delay_ns - delay_ns, made_delay_ns - read_delay_ns)
-        self.watch[index] = torch.tensor((*row, time.thread_time_ns() - cpu_ns))
+        cpu_ns = time.thread_time_ns() - cpu_ns
+        self.watch[index] = torch.tensor((*row, cpu_ns, read_user_ns))
         return torch.full((self.options.features,), 0.01 * (index % 7))
 
     def _read(self, index: int) -> None:

@@ -63,6 +63,7 @@ class Trainer:
     def __init__(self, options: argparse.Namespace, rank: int, world: int) -> None:
         self.options, self.rank, self.world = options, rank, world
         said = {"rank": rank, "world": world, "host": os.uname().nodename}
+        said["workers"] = options.workers
         self.watch = Watch(options.folder, rank, said)
         depth = max(8, options.queued_steps * max(options.kernels, 8))
         self.device = Device(depth)
@@ -122,9 +123,9 @@ class Trainer:
         )
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001)
         self.loss = torch.zeros(())
-        batches = iter(loader)
-        dist.barrier()
+        dist.barrier()  # behind the loader's start the first step has begun, to those who watch
         began_ns = now_ns()
+        batches = iter(loader)
         for self.step in range(options.steps):
             self.draw()
             with self.watch.phase("data_wait"):
@@ -134,12 +135,14 @@ class Trainer:
                 self.pipeline(x)
             else:
                 self.one_step(x, optimizer)
-            self.troubles.after_step(self.step, self.model, cuda.on_device(self.loss))
-            if self.step == options.steps - 1:
-                self.device.synchronize()
+            if not self.last():  # what comes after the last step is in none
+                self.troubles.after_step(self.step, self.model, cuda.on_device(self.loss))
             items = slice(self.step * ITEMS_PER_BATCH, (self.step + 1) * ITEMS_PER_BATCH)
             self.watch.step(self.step, began_ns, records.watch[items].tolist(), self.device.log)
         self.watch.step(-1, began_ns, [], self.device.log)
+
+    def last(self) -> bool:
+        return self.step == self.options.steps - 1
 
     def one_step(self, x, optimizer) -> None:
         self.troubles.before_forward(self.step)
@@ -154,6 +157,8 @@ class Trainer:
         if self.on_host:
             came = (self.arrived_ns, left_ns)
             self.watch.operations.append(["all", -1, self.step, *came])
+        if self.last():  # else the job is over on the host while its device still works
+            self.device.synchronize()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -13,6 +13,11 @@ from device import Device
 from watch import Watch, now_ns
 
 
+def _due(step: int, every: int) -> bool:
+    """In the middle of so many steps: the last steps of a job are then as usual as the first."""
+    return every > 0 and step % every == every // 2
+
+
 class Troubles:
     """Does what the options ask for, between the parts of a step."""
 
@@ -69,12 +74,10 @@ class Troubles:
         if options.log_ms or options.log:
             with self.watch.phase("eval-host"):
                 self._write_log(loss.item(), options.log_ms)
-        if options.checkpoint_every and step % options.checkpoint_every == (
-            options.checkpoint_every - 1
-        ):
+        if _due(step, options.checkpoint_every):
             with self.watch.phase("checkpoint"):
                 self._checkpoint(model, options.checkpoint_ms)
-        if options.eval_every and step % options.eval_every == options.eval_every - 1:
+        if _due(step, options.eval_every):
             with self.watch.phase("eval-host"):
                 self._evaluate(model, options.eval_ms)
 
