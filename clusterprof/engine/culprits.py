@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clusterprof.attribution.confidence import main_grade
+from clusterprof.attribution.confidence import AT_MOST, calibrated, main_grade
 from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.gain import common_ns, recoverable_ns
 from clusterprof.attribution.ledger import STARTUP, Bucket, RankBooks
@@ -22,8 +22,7 @@ from clusterprof.findings import Culprit, Evidence, Finding, Persistence, RankLe
 # Less than this part of the time inside steps is in the ledger and no finding.
 FINDING_AT_LEAST_RATIO = 0.01
 _MOST_EVIDENCE = 3
-_STARTUP_CONFIDENCE = 0.95  # seen from the probe's first mark; from the device's first work less
-_STARTUP_CONFIDENCE_UNMARKED = 0.75
+_STARTUP_CONFIDENCE = AT_MOST  # was right in every job of the corpus, marked or not
 _WAITED_RATIO = 0.1  # of a finding: with less waiting nothing is said about how it changes
 
 
@@ -86,7 +85,7 @@ def _finding(
         lost_ns=lost_ns,
         share_ratio=lost_ns / in_step_ns if in_step_ns else 0.0,
         recoverable_ns=gain_ns,
-        confidence_ratio=sure / lost_ns if lost_ns else 0.0,
+        confidence_ratio=calibrated(sure / lost_ns, lost_ns) if lost_ns else 0.0,
         grade=main_grade(grades),
         upper_bound=upper_bound,
         outside_steps=False,
@@ -166,7 +165,7 @@ def _outside_findings(books: Sequence[RankBooks], window_ns: int) -> list[Findin
         lost_ns=startup_ns,
         share_ratio=startup_ns / window_ns if window_ns else 0.0,
         recoverable_ns=None,
-        confidence_ratio=_STARTUP_CONFIDENCE if marked else _STARTUP_CONFIDENCE_UNMARKED,
+        confidence_ratio=_STARTUP_CONFIDENCE,
         grade="A" if marked else "C",
         upper_bound=False,
         outside_steps=True,

@@ -12,6 +12,8 @@ from clusterprof_lab.score.calibrate import Bin, ece_over, isotonic, main, relia
 from clusterprof_lab.score.figures import NO_FIGURE, Figure, over_trials, p95, wilson
 from clusterprof_lab.score.judge import Judged
 from clusterprof_lab.score.metrics import Row, Score, scored, wrong
+from clusterprof_lab.score.sizes import Claim, by_size
+from clusterprof_lab.score.sizes import main as learn
 
 ZERO = dict.fromkeys(FAMILIES, 0.0)
 
@@ -160,3 +162,22 @@ def test_confidence_is_learnt_from_dev_only(
     path.write_text(json.dumps({"split": "dev", "claims": [[0.9, True]]}), encoding="utf-8")
     assert main([str(path)]) == 0
     assert "(0.900, 1.000),  # 1" in capsys.readouterr().out
+
+
+def test_parts_right_by_size_weigh_testbeds_alike_and_never_fall() -> None:
+    def some(testbed: str, gpu_s: float, right: int, n: int) -> list[Claim]:
+        return [Claim(testbed, gpu_s, at < right) for at in range(n)]
+
+    # Of 4 synthetic claims each weighs 1/4, of 2 real ones each 1/2.
+    claims = [*some("synth", 0.2, 1, 2), *some("real", 0.2, 0, 1),
+              *some("synth", 3.0, 2, 2), *some("real", 3.0, 1, 1)]  # fmt: skip
+    # small: 1/4 of 2/4 + 1/2; large: all
+    assert by_size(claims) == [(0.3, 0.25, 3), (4.8, 1.0, 3)]
+    # larger claims that are right less often are pooled with those before: 1/4 + 1/4 of all
+    falling = [*some("synth", 0.2, 1, 2), *some("synth", 3.0, 1, 2), *some("real", 3.0, 0, 2)]
+    assert by_size(falling) == [(4.8, 0.25, 6)]
+
+
+def test_sizes_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert learn([str(tmp_path)]) == 2
+    assert "give folders" in capsys.readouterr().err

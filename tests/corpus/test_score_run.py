@@ -15,7 +15,7 @@ from score_runs import pair
 
 from clusterprof_lab.answer import Answer, Said, dump, load
 from clusterprof_lab.scenario import Scenario, Wanted, load_corpus
-from clusterprof_lab.score import sabotage, work
+from clusterprof_lab.score import sabotage, sizes, work
 from clusterprof_lab.score.figures import wilson
 from clusterprof_lab.score.ours import ours
 from clusterprof_lab.score.page import pages, results, store
@@ -279,6 +279,7 @@ def test_the_split_test_is_not_looked_at(runs: Path, tmp_path: Path) -> None:
     told = [document[key] for key in ("split", "claims", "wrong", "wrong_count")]
     assert told == ["test", [], [], 1]
     assert "not shown" in (tmp_path / "score.md").read_text(encoding="utf-8")
+    assert sizes.main([str(tmp_path / "runs")]) == 2  # nor is confidence learnt from it
 
 
 def test_the_examples_of_the_manual_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""How often a claim is right by how much GPU time it names: what confidence is made from.
+
+    python -m clusterprof_lab.score.sizes RUNS…     # folders of runs of the split dev, nothing else
+
+Real and synthetic jobs weigh the same, however many there are. Parts that would fall as claims grow
+are pooled with their neighbours.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clusterprof.engine.local import analyze
+from clusterprof_lab.scenario import Scenario, load_corpus
+from clusterprof_lab.score.judge import judge
+from clusterprof_lab.score.leading import missed
+from clusterprof_lab.score.ours import answer_of
+from clusterprof_lab.score.plan import lying_in
+from clusterprof_lab.score.work import RECORDING
+from clusterprof_lab.truth import Truth, read
+
+EDGES_S = (0.3, 0.6, 1.2, 2.4, 4.8, 9.6, float("inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A leaf that was named inside steps."""
+
+    testbed: str
+    gpu_s: float
+    right: bool
+
+
+def claims_of(folder: Path, truth: Truth, scenario: Scenario) -> Iterator[Claim]:
+    """Yield the leaves that our report of a run names inside steps."""
+    report = analyze(folder / RECORDING)
+    answer = answer_of(report)
+    for finding, said in zip(report.findings, answer.causes or ()):
+        alone = judge(replace(answer, causes=(said,)), truth, scenario.wanted)
+        for _, _, right in alone.emitted if not said.outside_steps else ():
+            yield Claim(truth.testbed, finding.lost_ns * 1e-9, right)
+
+
+def by_size(claims: Sequence[Claim]) -> list[tuple[float, float, int]]:
+    """Return (up to GPU-seconds, part that was right, claims behind it), never falling."""
+    weight: Mapping[str, float] = {
+        testbed: 1 / sum(one.testbed == testbed for one in claims)
+        for testbed in {one.testbed for one in claims}
+    }
+    pooled: list[list[float]] = []  # up to, right, all, claims
+    for below, upto in zip((0.0, *EDGES_S), EDGES_S):
+        some = [one for one in claims if below <= one.gpu_s < upto]
+        if not some:
+            continue
+        right = sum(weight[one.testbed] for one in some if one.right)
+        pooled.append([upto, right, sum(weight[one.testbed] for one in some), len(some)])
+        while len(pooled) > 1 and pooled[-2][1] * pooled[-1][2] >= pooled[-1][1] * pooled[-2][2]:
+            last = pooled.pop()
+            pooled[-1] = [last[0], *(one + two for one, two in zip(pooled[-1][1:], last[1:]))]
+    return [(upto, right / whole, int(n)) for upto, right, whole, n in pooled]
+
+
+def main(folders: Sequence[str]) -> int:
+    """Print the parts; 2 when there are no runs, or some of the other split."""
+    corpus = {one.id: one for one in load_corpus()}
+    claims: list[Claim] = []
+    for work in (work for name in folders for work in lying_in(Path(name), ("M0",), False)):
+        assert work.folder is not None
+        truth = read(work.folder)
+        if truth.split != "dev":
+            print(f"{work.folder}: split {truth.split!r}: only dev may be learnt from",
+                  file=sys.stderr)  # fmt: skip
+            return 2
+        wanted = corpus[truth.scenario].wanted
+        aimed = truth.parameters.get("share") if truth.testbed == "real" else None
+        if not missed(truth, wanted, aimed):
+            claims += claims_of(work.folder, truth, corpus[truth.scenario])
+    if not claims:
+        print("give folders of runs in which leaves are named", file=sys.stderr)
+        return 2
+    for upto, part, n in by_size(claims):
+        print(f"below {upto:g} GPU-seconds: {part:.3f} right of {n} claims")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

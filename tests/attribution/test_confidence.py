@@ -1,0 +1,28 @@
+"""How sure a finding is: the score of its evidence, and how much there was to see of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterprof.attribution.confidence import AT_MOST, calibrated
+
+S = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("score", "lost_s", "right"),
+    [
+        (0.86, 0.9, 0.93),  # as measured
+        (0.86, 0.2, 0.69),
+        (0.86, 0.001, 0.69),  # smaller ones than were measured
+        (0.86, 0.3, 0.705),  # 0.3 is half-way from 0.2 to 0.45 by logarithm
+        (0.86, 3600.0, 0.945),
+        (0.43, 0.9, 0.465),  # half the score, half as sure
+        (0.95, 3600.0, AT_MOST),  # 0.945 * 0.95 / 0.86 = 1.04
+        (0.0, 3600.0, 0.0),
+    ],
+)
+def test_a_claim_is_as_sure_as_claims_of_its_size_were_right(
+    score: float, lost_s: float, right: float
+) -> None:
+    assert calibrated(score, round(lost_s * S)) == pytest.approx(right, abs=5e-4)
