@@ -53,6 +53,12 @@ def test_no_file_and_no_function_is_long(path: Path) -> None:
     assert long == []
 
 
+def test_no_two_test_files_bear_one_name() -> None:
+    """Without packages pytest imports them by name, and the second ends the whole run."""
+    names = [path.name for path in python_files("tests") if path.name.startswith("test_")]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
 def test_every_collector_is_registered_under_its_file_name() -> None:
     from clusterprof.collectors.registry import COLLECTORS
 

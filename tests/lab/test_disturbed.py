@@ -20,17 +20,14 @@ def test_who_is_kin() -> None:
     assert not _kin(me + 9, found)  # ended between two looks
 
 
-def test_a_child_alive_and_one_that_ended_are_ours() -> None:
+def test_children_of_a_child_alive_and_one_that_ended_are_ours() -> None:
     before = _cpu_s()
-    subprocess.run([sys.executable, "-c", BURN], check=True)
-    waits = f"{BURN}\nprint(1, flush=True)\ntime.sleep(60)"
-    alive = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE)
-    try:
-        assert alive.stdout is not None and alive.stdout.readline() == b"1\n"
+    waits = f"{BURN}\nprint(1, flush=True)\ninput()"
+    shell = ["sh", "-c", '"$0" -c "$1"; "$0" -c "$2"', sys.executable, BURN, waits]
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin and child.stdout and child.stdout.readline() == b"1\n"
         busy, whole, own = (now - then for now, then in zip(_cpu_s(), before))
-    finally:
-        alive.kill()
-        alive.communicate()
+        child.stdin.write(b"\n")
     assert 1.2 <= own <= busy + 0.1 <= whole + 0.2  # /proc/stat counts in hundredths
 
 
