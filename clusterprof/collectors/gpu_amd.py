@@ -52,6 +52,9 @@ LEAST_MEMORY_BYTES = 4 << 30
 _DRIVERS = ("amdgpu",)
 _RARELY_NS = 10_000_000_000
 _NOT_READ = Unavailable("failed", "the device was not read")
+_NOT_APART = Unavailable(
+    "absent", "which partition a process uses is told outside of containers only"
+)
 _GRAPHICS = Unavailable("absent", "only graphics of the processor: less than 4 GiB of its own")
 
 
@@ -73,7 +76,9 @@ class GpuAmdCollector:
         self._found: list[Card] = []
         self._devices: dict[str, list[tuple[str, int]]] = {}
         self._entries: list[dict[str, Any]] = []
-        self._usage: Together[Usage] = Together(clock, rest_ns=_RARELY_NS, **waits)
+        self._usage: Together[Usage] = Together(
+            clock, **{"first_wait_seconds": 0.2, **waits, "rest_ns": _RARELY_NS}
+        )
         self._used: Usage | Unavailable = _NOT_READ
         self._looked_ns = 0
         self._announced = Announced(context.roots)
@@ -123,8 +128,11 @@ class GpuAmdCollector:
 
     def close(self) -> None:
         """Close all files; a reading that is under way keeps its own."""
-        self._together.close()
+        hanging = self._together.close()
         self._usage.close()
+        for pci, card in self._cards.items():
+            if pci not in hanging:
+                card.close()
         self._cards, self._devices = {}, {}
 
     def _accelerators(self) -> list[Card]:
@@ -179,7 +187,7 @@ class GpuAmdCollector:
         if isinstance(used, Unavailable):
             held: Value = used
         else:
-            held = used.denied or used.memory_bytes.get(device, 0)
+            held = used.denied or used.memory_bytes.get(device, _NOT_APART)
         row[SIGNALS.index(signals.GPU_JOB_MEMORY)] = held
         return row
 

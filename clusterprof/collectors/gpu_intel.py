@@ -58,6 +58,7 @@ class GpuIntelCollector:
         """When the newest of the values that `sample()` returned were read."""
         self._together: Together[Any] = Together(clock, **waits)
         self._found: list[Card] = []
+        self._cards: dict[str, IntelCard] = {}
         self._busy: dict[str, ShareIntegral] = {}
         self._looked_ns = 0
         self._announced = Announced(context.roots)
@@ -67,9 +68,8 @@ class GpuIntelCollector:
         """Find the cards and read them once; raises Unavailable where there is none."""
         self._found = self._accelerators()
         self._looked_ns = self._clock()
-        reads: dict[str, Callable[[], Any]] = {
-            card.pci: IntelCard(card, self._clock).read for card in self._found
-        }
+        self._cards = {card.pci: IntelCard(card, self._clock) for card in self._found}
+        reads: dict[str, Callable[[], Any]] = {pci: card.read for pci, card in self._cards.items()}
         devices = {card.pci: [(card.pci, 0)] for card in self._found}
         usage = JobUsage(self._roots, _DRIVERS, self._job_pids, devices, self._clock)
         reads[_USAGE] = usage.read
@@ -104,8 +104,12 @@ class GpuIntelCollector:
         return events
 
     def close(self) -> None:
-        """Let the threads end; a reading that is under way keeps its files."""
-        self._together.close()
+        """Close all files; a reading that is under way keeps its own."""
+        hanging = self._together.close()
+        for pci, card in self._cards.items():
+            if pci not in hanging:
+                card.close()
+        self._cards = {}
 
     def _accelerators(self) -> list[Card]:
         found = [card for card in cards(self._roots, _DRIVERS) if not is_integrated(card)]

@@ -240,7 +240,9 @@ def _highest(file: Attribute) -> float | Unavailable:
     except Unavailable as reason:
         return reason
     steps = [int(step) for step in _MEGAHERTZ.findall(content)]
-    return max(steps) * 1e6 if steps else Unavailable("failed", f"{file.path}: no clock in it")
+    return (
+        max(steps) * 1e6 if steps else Unavailable("failed", f"{file.path.name} has no clock in it")
+    )
 
 
 def _memory_errors(file: Attribute) -> tuple[int | Unavailable, int | Unavailable]:
@@ -248,7 +250,7 @@ def _memory_errors(file: Attribute) -> tuple[int | Unavailable, int | Unavailabl
         found = dict(_ERRORS.findall(file.read()))
     except Unavailable as reason:
         return reason, reason
-    absent = Unavailable("absent", f"{file.path}: no count in it")
+    absent = Unavailable("failed", f"{file.path.name} has no count in it")
     corrected, uncorrected = found.get(b"ce"), found.get(b"ue")
     return (
         absent if corrected is None else int(corrected),

@@ -10,12 +10,13 @@ Documentation/gpu/drm-uapi.rst; the PCI files are those of Documentation/ABI/tes
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clusterprof.errors import Unavailable, unavailable_from_os_error
+from clusterprof.errors import DevicesChanged, Unavailable, unavailable_from_os_error
 from clusterprof.linux.held import MissingFile, hold
 from clusterprof.linux.roots import Roots
 from clusterprof.linux.tree import entries, number, text
@@ -88,6 +89,9 @@ class Attribute:
         try:
             return self._held.read()
         except Unavailable as reason:
+            if reason.kind == "absent":  # worded alike for all devices, so that it is said once
+                message = f"the driver does not tell {self.path.name}"
+                raise Unavailable("absent", message) from None
             if reason.kind == "denied" and not isinstance(self._held, MissingFile):
                 # It could be opened, so this is the driver's word and not a permission.
                 message = f"{self.path}: the driver refuses; the device may be in a reset"
@@ -154,7 +158,7 @@ def link_generation(card: Card, which: str = "current") -> int | Unavailable:
     try:
         return _GENERATIONS[float(word)]
     except (ValueError, KeyError):
-        return Unavailable("absent", f"{path}: the speed of the link is not told")
+        return Unavailable("absent", "the speed of the PCIe link is not told")
 
 
 def link_width(card: Card, which: str = "current") -> int | Unavailable:
@@ -162,12 +166,17 @@ def link_width(card: Card, which: str = "current") -> int | Unavailable:
     path = card.folder / "device" / f"{which}_link_width"
     lanes = number(path)
     if lanes is None or not 0 < lanes <= 32:
-        return Unavailable("absent", f"{path}: the width of the link is not told")
+        return Unavailable("absent", "the width of the PCIe link is not told")
     return lanes
 
 
 def asleep(card: Card) -> bool:
-    """True when the device is suspended: reading its counters would wake it."""
+    """True when the device is suspended: reading its counters would wake it.
+
+    Raises DevicesChanged when the device has gone.
+    """
+    if not os.path.exists(card.folder / "device/uevent"):
+        raise DevicesChanged(f"{card.pci} is gone")
     return text(card.folder / "device/power/runtime_status") == "suspended"
 
 

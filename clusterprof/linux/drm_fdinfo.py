@@ -99,24 +99,30 @@ class Descriptors:
         self._proc = str(roots.proc)
         self._drivers = frozenset(drivers)
         self._found: dict[int, list[str]] = {}
-        self.denied: Unavailable | None = None
-        """Why descriptors of a process could not be seen, as of the last look."""
+        self._unseen: Unavailable | None = None
+        self._unread: Unavailable | None = None
+
+    @property
+    def denied(self) -> Unavailable | None:
+        """Why something of a process could not be seen, as of the last look and reading."""
+        return self._unseen or self._unread
 
     def look(self, pids: Iterable[int]) -> None:
         """Search the processes' descriptors; one that has ended has none."""
-        self.denied = None
+        self._unseen = None
         self._found = {pid: found for pid in pids if (found := self._devices(pid))}
 
     def clients(self) -> list[Client]:
         """Return every client once, as it is now; raises nothing."""
         seen: dict[tuple[str, int], Client] = {}
+        self._unread = None
         for pid, found in self._found.items():
             for fd in found:
                 try:
                     with open(f"{self._proc}/{pid}/fdinfo/{fd}", "rb") as file:
                         data = file.read().decode(errors="replace")
                 except PermissionError as error:
-                    self.denied = unavailable_from_os_error(error, f"{self._proc}/{pid}/fdinfo")
+                    self._unread = unavailable_from_os_error(error, f"{self._proc}/{pid}/fdinfo")
                     continue
                 except OSError:
                     continue  # closed meanwhile, or the process has ended
@@ -130,7 +136,7 @@ class Descriptors:
         try:
             names = os.listdir(folder)[:_MOST_DESCRIPTORS]
         except PermissionError as error:
-            self.denied = unavailable_from_os_error(error, folder)
+            self._unseen = unavailable_from_os_error(error, folder)
             return []
         except OSError:
             return []

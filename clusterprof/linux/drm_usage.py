@@ -27,7 +27,7 @@ class Usage(NamedTuple):
 
     t_ns: int
     memory_bytes: dict[str, int]
-    """device -> memory that processes of the job hold."""
+    """device -> memory that processes of the job hold; one that nobody tells of is not in it."""
     shares: dict[str, float | Unavailable]
     """PCI address -> share of the time since the last reading in which an engine computed for the
     job; of several at once the sum, at most 1."""
@@ -70,7 +70,12 @@ class JobUsage:
             self._looked_ns, self._pids = now_ns, pids
         clients = [one for one in self._descriptors.clients() if one.pci in self._devices]
         held = {pid: self._held(pid, clients) for pid in pids}
-        memory: dict[str, int] = {}
+        memory = {
+            device: 0
+            for pairs in self._devices.values()
+            for device, gpu_id in pairs
+            if len(pairs) == 1 or (self._kfd and gpu_id)
+        }
         for of_process in held.values():
             for device, size in of_process.items():
                 memory[device] = memory.get(device, 0) + size

@@ -47,12 +47,12 @@ class CycleShare:
     """Which share of the firmware's cycles something held, from sums of 32 bits that wrap.
 
     The unit of the sum of the compute dies' activity is told nowhere: percent, or one per cycle in
-    which they worked. A share above 1.05 proves percent; else the percentage of the same table
-    decides, once the device works.
+    which they worked. A share above 1.05 proves percent; one per cycle is taken for it when three
+    times in a row the percentage of the same table agrees while the device works.
     """
 
     _TOLERANCE = 1.05
-    _CLEAR_PERCENT, _CLEAR_TIMES = 20, 3
+    _CLEAR_PERCENT, _NEAR_PERCENT, _CLEAR_TIMES = 20, 25, 3
 
     def __init__(self, unit: float = 0.0) -> None:
         self.unit = unit
@@ -86,7 +86,7 @@ class CycleShare:
         if rate > self._TOLERANCE:
             self.unit = 100.0
         elif not self.unit and percent >= self._CLEAR_PERCENT:
-            near_one = abs(100 * rate - percent) < abs(rate - percent)
-            self._agreed = self._agreed + 1 if near_one else 0
+            agrees = abs(100 * rate - percent) <= self._NEAR_PERCENT
+            self._agreed = self._agreed + 1 if agrees else 0
             if self._agreed >= self._CLEAR_TIMES:
                 self.unit = 1.0

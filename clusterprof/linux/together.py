@@ -98,9 +98,11 @@ class Together(Generic[Reading]):
         self._asides[name] = Aside(read, self._clock, rest_times=self._rest, rest_ns=self._rest_ns)
         self._asides[name].start()
 
-    def close(self) -> None:
-        """Let the threads end when they come back."""
+    def close(self) -> set[str]:
+        """Let the threads end when they come back; return whose reading is still under way."""
         for aside in self._asides.values():
             aside.close()
-        self._left |= {name: aside for name, aside in self._asides.items() if aside.hangs}
-        self._asides, self._taken = {}, {}
+        hanging = {name: aside for name, aside in self._asides.items() if aside.hangs}
+        self._left |= hanging
+        self._asides, self._taken, self._reads = {}, {}, {}
+        return set(hanging)
