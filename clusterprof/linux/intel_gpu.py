@@ -5,8 +5,9 @@ Documentation/ABI/testing/sysfs-driver-intel-{i915,xe}-hwmon.
 
     i915: card0/gt/gt0/rps_act_freq_mhz, rps_RP0_freq_mhz, throttle_reason_thermal, …
     xe:   card0/device/tile0/gt0/freq0/act_freq, rp0_freq, throttle/reason_thermal, …
-    card0/device/hwmon/hwmon2/energy1_input    µJ of the card; energy2_input of the package (xe)
-                              power1_max       µW; 0 = no limit
+    card0/device/hwmon/hwmon2/energy1_input    µJ of the card; where it is not told, energy2_input
+                                               of the package (xe)
+                              power1_max       µW; 0 = no limit; likewise power2_max
                               temp2_input      millidegrees of the package (xe)
 
 A graphics engine block (GT) that sleeps runs at 0 MHz. Blocks for video have a lower highest clock
@@ -56,9 +57,13 @@ class IntelCard:
             if block not in self._blocks:
                 block.close()
         sensors = hwmon(card, card.driver) or card.folder / "device/hwmon"
-        names = ("energy1_input", "power1_max", "temp2_input")
-        self._files = {name: Attribute(sensors / name) for name in names}
+        self._files = {
+            "energy": Attribute(_either(sensors, "energy1_input", "energy2_input")),
+            "limit": Attribute(_either(sensors, "power1_max", "power2_max")),
+            "temperature": Attribute(sensors / "temp2_input"),
+        }
         self._energy: tuple[int, int] | None = None
+        """When the energy was read last, and what it was."""
 
     def read(self) -> Values:
         """Return signal -> value; what is missing has its reason."""
@@ -66,8 +71,8 @@ class IntelCard:
         if asleep(self._card):
             self._energy = None
             return {"": _SLEEPS}
-        energy = self._files["energy1_input"].number()
-        limit = self._files["power1_max"].number()
+        energy = self._files["energy"].number()
+        limit = self._files["limit"].number()
         return {
             "gpu.sm_clock_hertz": self._mean("actual"),
             "gpu.sm_clock_max_hertz": self._mean("highest"),
@@ -77,7 +82,7 @@ class IntelCard:
             "gpu.power_limit_watts": Unavailable("absent", "no power limit is set")
             if limit == 0
             else scaled(limit, 1e-6),
-            "gpu.temperature_celsius": scaled(self._files["temp2_input"].number(), 1e-3),
+            "gpu.temperature_celsius": scaled(self._files["temperature"].number(), 1e-3),
         }
 
     def close(self) -> None:
@@ -146,6 +151,12 @@ class _Block:
         """Close all files."""
         for file in (self.actual, self.highest, *(file for _, file in self.reasons)):
             file.close()
+
+
+def _either(folder: Path, name: str, otherwise: str) -> Path:
+    """Return the file of a name, of another one where only that is there."""
+    there = os.path.exists(folder / otherwise) and not os.path.exists(folder / name)
+    return folder / (otherwise if there else name)
 
 
 def is_integrated(card: Card) -> bool:

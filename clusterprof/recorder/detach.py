@@ -96,7 +96,10 @@ def _become(command: list[str], run_dir: Path, kept: Sequence[int]) -> NoReturn:
             except (OSError, ValueError):
                 pass  # reserved by the C library
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.execve(command[0], command, {**os.environ, "CLUSTERPROF_DISABLE": "1"})
+        # Every thread may get 64 MiB of address space for its own small allocations, and the
+        # recorder's is bounded: a node has a thread for each GPU.
+        environment = {"MALLOC_ARENA_MAX": "2", **os.environ, "CLUSTERPROF_DISABLE": "1"}
+        os.execve(command[0], command, environment)
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     os._exit(127)

@@ -126,7 +126,7 @@ class _Assembly:
         self._columns: dict[str, list[ColumnBuffer]] = {}
         self._processes = ProcessBuffer()
         self._events: list[Event] = []
-        self._works_on: dict[Any, Any] = {}
+        self._works_on: dict[str, str] = {}
         """pid -> the device it was last seen to work on."""
         self._open_gaps: list[Gap] = []
 
@@ -213,10 +213,11 @@ class _Assembly:
         """Name with every device the processes that were last seen to work on it, as `users`."""
         if not self._works_on:
             return list(devices)
-        users: dict[Any, list[Any]] = {}
+        users: dict[str, list[int]] = {}
         for pid, device in self._works_on.items():
-            users.setdefault(device, []).append(pid)
-        return [{**device, "users": users.get(device.get("id"), [])} for device in devices]
+            if pid.isdecimal():
+                users.setdefault(device, []).append(int(pid))
+        return [{**device, "users": users.get(str(device.get("id")), [])} for device in devices]
 
     def _add_event(self, event: Event) -> None:
         self._saw(event.t_ns, event.t_ns)
@@ -230,7 +231,7 @@ class _Assembly:
                 devices = [*self.header.devices, dict(event.attributes)]
                 self.header = replace(self.header, devices=devices)
         if event.kind == "device-used":
-            self._works_on[event.attributes.get("pid")] = event.attributes.get("device")
+            self._works_on[str(event.attributes.get("pid"))] = str(event.attributes.get("device"))
             self.header = replace(self.header, devices=self._with_users(self.header.devices))
         if len(self.kept_events) < MOST_EVENTS:
             self.kept_events.append(event)

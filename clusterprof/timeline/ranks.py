@@ -82,7 +82,7 @@ def _without_spans(chunk: Chunk) -> list[Process]:
         own = {p.pid for p in ranked}
         return [p for p in ranked if not own & set(_ancestors(chunk, p))]
     owners = {device.get("pid") for device in chunk.header.devices}
-    owners |= {pid for device in chunk.header.devices for pid in device.get("users", ())}
+    owners |= {pid for device in chunk.header.devices for pid in _users(device)}
     owning = [process for process in chunk.processes.values() if process.pid in owners]
     if owning:
         return owning
@@ -144,7 +144,7 @@ def _devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
     named = {str(d["uuid"]): str(d["id"]) for d in chunk.header.devices if "uuid" in d}
     owned = {d["pid"]: str(d["id"]) for d in chunk.header.devices if "pid" in d and "id" in d}
     for device in chunk.header.devices:
-        owned |= {pid: str(device["id"]) for pid in device.get("users", ()) if pid not in owned}
+        owned |= {pid: str(device.get("id")) for pid in _users(device) if pid not in owned}
     found = {}
     for main in mains:
         said = str(main.registration.get("device") or "")
@@ -161,6 +161,12 @@ def _devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
             if number is not None and number < len(known):
                 found[process.pid] = known[number]
     return found
+
+
+def _users(device: Mapping[str, Any]) -> list[int]:
+    """The processes that the recorder saw to work on a device."""
+    users = device.get("users")
+    return [pid for pid in users if isinstance(pid, int)] if isinstance(users, list) else []
 
 
 def _owned_by(chunk: Chunk, main: Process, owned: Mapping[int, str]) -> str:
