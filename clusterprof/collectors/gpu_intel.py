@@ -40,6 +40,12 @@ SIGNALS = (
 _DRIVERS = ("i915", "xe")
 _RARELY_NS = 10_000_000_000
 _USAGE = "processes"
+_NAMES = {  # as in pci.ids, for the kernel does not tell
+    "8086:0bd5": "Intel Data Center GPU Max 1550",
+    "8086:0bda": "Intel Data Center GPU Max 1100",
+    "8086:56c0": "Intel Data Center GPU Flex 170",
+    "8086:56c1": "Intel Data Center GPU Flex 140",
+}
 _NOT_READ = Unavailable("failed", "the device was not read")
 
 
@@ -93,10 +99,13 @@ class GpuIntelCollector:
 
     def inventory(self) -> list[dict[str, Any]]:
         """Return for the header what each device is."""
-        return [
-            inventory_entry(card, index, "intel", link=False)
-            for index, card in enumerate(self._found)
-        ]
+        entries = []
+        for index, card in enumerate(self._found):
+            entry = inventory_entry(card, index, "intel", link=False)
+            if card.pci_id in _NAMES:
+                entry["name"] = _NAMES[card.pci_id]
+            entries.append(entry)
+        return entries
 
     def events(self) -> list[tuple[str, dict[str, Any]]]:
         """Return which processes of the job have come to work on which device: `device-used`."""

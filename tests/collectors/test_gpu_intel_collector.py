@@ -80,10 +80,12 @@ def test_what_each_device_is(host: Any) -> None:
         {
             "id": XE, "vendor": "intel", "index": 0, "emulated": False, "pci_bus_id": XE,
             "pci_id": "8086:0bd5", "driver": "xe", "numa_node": 0,
+            "name": "Intel Data Center GPU Max 1550",
         },
         {
             "id": I915, "vendor": "intel", "index": 1, "emulated": False, "pci_bus_id": I915,
             "pci_id": "8086:56c0", "driver": "i915", "numa_node": 1,
+            "name": "Intel Data Center GPU Flex 170",
         },
     ]  # fmt: skip
 
