@@ -60,13 +60,13 @@ class Aside(Generic[Reading]):
         self._wait_seconds = min(self._wait_seconds, _LATER_WAIT_SECONDS)
         taken = self.take()
         if taken is None:
-            raise SILENT
+            raise SILENT.with_traceback(None)
         return taken
 
     def start(self) -> None:
         """Start and ask for the first reading; raises `Unavailable` while an old one hangs."""
         if self.hangs:
-            raise SILENT
+            raise SILENT.with_traceback(None)
         self._worker = _Worker(self._read, self._clock, self._rest_times, self._rest_ns)
         self._worker.ask()
 
@@ -85,7 +85,7 @@ class Aside(Generic[Reading]):
         assert worker is not None, "first() comes first"
         if worker.hangs:
             if self._clock() - worker.asked_ns >= DEADLINE_NS:
-                raise SILENT
+                raise SILENT.with_traceback(None)
             return None
         answer, worker.answer = worker.answer, None
         if self._clock() >= worker.due_ns:

@@ -110,7 +110,9 @@ def _layouts() -> dict[tuple[int, int, int], Layout]:
     # v1.7 has 8 bytes of bandwidth before the energy, and the links' states before the clocks.
     seven = _v1_4(24, counter=True)
     found[1, 7, 2208] = Layout(_behind(seven, 68, gap=24), (344, 232, 104))
-    found[1, 8, 3360] = Layout(_behind(seven, 68, gap=24), (344, 376, 120))
+    eight = _behind(seven, 68, gap=24)
+    found[1, 8, 3360] = Layout(eight, (344, 376, 120))  # without the sum of all limits
+    found[1, 8, 3872] = Layout(eight, (344, 440, 120))
     return found
 
 

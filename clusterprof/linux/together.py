@@ -45,15 +45,19 @@ class Together(Generic[Reading]):
         self._rest = _REST_TIMES * max(1, len(reads))
         self._taken.clear()
         self._silent.clear()
+        old = {name: self._left[name] for name in reads if name in self._left}
         for name in reads:
-            old = self._left.get(name)
-            if old is not None and old.hangs:
-                self._asides[name] = old  # until it comes back
-                self._silent.add(name)
-            else:
-                self._left.pop(name, None)
+            if name not in old:
                 self._start(name)
         end = time.monotonic() + self._wait_seconds
+        for name, aside in old.items():  # one that was only just under way comes back
+            aside.wait(end - time.monotonic())
+            if aside.hangs:
+                self._asides[name] = aside
+                self._silent.add(name)
+            else:
+                del self._left[name]
+                self._start(name)
         for name, aside in self._asides.items():
             if name not in self._silent:
                 aside.wait(end - time.monotonic())
@@ -86,7 +90,7 @@ class Together(Generic[Reading]):
                 self._silent.discard(name)
                 self._taken[name] = taken
         if len(self._silent) == len(self._asides):
-            raise SILENT
+            raise SILENT.with_traceback(None)
         if len(self._taken) + len(self._silent) < len(self._asides) or not self._taken:
             raise NothingNew
         taken_all, self._taken = self._taken, {}

@@ -67,10 +67,12 @@ V1_6 = [*START, *ENERGY, *RESIDENCIES, *words(U32, "lock"), *LINKS, *ACC, *PCIE,
 SEVEN = [*START, *words(U64, "bandwidth"), *ENERGY, *RESIDENCIES, *words(U32, "lock"), *LINKS, *ACC,
          *PCIE, *NAKS, *XGMI, *words(U16, "states*8 padding"), *CLOCKS]  # fmt: skip
 V1_7 = [*SEVEN, *of_partitions(partition(32, "below*8"))]
+V1_8_SHORT = [*SEVEN, *of_partitions(partition(40, "ppt*8 thm*8 low*8"))]
 V1_8 = [*SEVEN, *of_partitions(partition(40, "ppt*8 thm*8 low*8 total*8"))]
 VERSIONS = {
     (1, 1, 96): V1_1, (1, 2, 104): V1_2, (1, 3, 120): V1_3, (1, 4, 288): V1_4, (1, 5, 360): V1_5,
-    (1, 6, 384): V1_6_OLD, (1, 6, 1664): V1_6, (1, 7, 2208): V1_7, (1, 8, 3360): V1_8,
+    (1, 6, 384): V1_6_OLD, (1, 6, 1664): V1_6, (1, 7, 2208): V1_7, (1, 8, 3360): V1_8_SHORT,
+    (1, 8, 3872): V1_8,
 }  # fmt: skip
 
 
@@ -118,7 +120,7 @@ def test_every_version_is_read_where_its_fields_are(version: tuple[int, int, int
     assert found.partition_busy == ()
 
 
-@pytest.mark.parametrize("version", [(1, 6, 1664), (1, 7, 2208), (1, 8, 3360)], ids=str)
+@pytest.mark.parametrize("version", [v for v in VERSIONS if v[2] > 1000], ids=str)
 def test_partitions_are_the_mean_of_their_compute_dies(version: tuple[int, int, int]) -> None:
     made = table(*version, partitions=2)
     for place, (inst, acc) in enumerate([((90, 80), (1000, 3000)), ((), (7,))]):
