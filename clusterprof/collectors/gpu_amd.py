@@ -184,10 +184,13 @@ class GpuAmdCollector:
         otherwise = read.get("", _NOT_READ)
         row = [read.get(signal.name, otherwise) for signal in SIGNALS]
         used = self._used
+        held: Value
         if isinstance(used, Unavailable):
-            held: Value = used
+            held = used
+        elif used.denied is not None:
+            held = used.denied
         else:
-            held = used.denied or used.memory_bytes.get(device, _NOT_APART)
+            held = used.memory_bytes.get(device, _NOT_APART)
         row[SIGNALS.index(signals.GPU_JOB_MEMORY)] = held
         return row
 

@@ -42,7 +42,7 @@ class Slowdown:
     def values(self, table: Metrics | Unavailable, now_ns: int) -> dict[str, int | Unavailable]:
         """Return the reasons as NVML's mask and both times, or why they are not known."""
         absent = not_told(table)
-        told = {_BITS: absent, _HEAT_NS: absent, _POWER_NS: absent}
+        told: dict[str, int | Unavailable] = dict.fromkeys((_BITS, _HEAT_NS, _POWER_NS), absent)
         if isinstance(table, Unavailable):
             return told
         if "throttle" in table.values:

@@ -50,9 +50,7 @@ class IntelCard:
         self._card, self._clock = card, clock
         blocks = [_Block(folder, card.driver) for folder in _blocks(card)]
         highest = [block.highest.number() for block in blocks]
-        self._blocks = [
-            block for block, mhz in zip(blocks, highest) if mhz == (highest or [None])[0]
-        ]
+        self._blocks = [block for block, mhz in zip(blocks, highest) if mhz == highest[0]]
         for block in blocks:
             if block not in self._blocks:
                 block.close()
