@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Rig:
         context = Context(roots, None, lambda: pids)
         waits = {"first_wait_seconds": PATIENCE, "rest_ns": S // 2}
         self.collector = GpuAmdCollector(context, lambda: self.now_ns, **waits)
+        _rigs.append(self)
         self.columns = self.collector.open()
 
     def sample(self) -> dict[tuple[str, str], Value]:
@@ -61,6 +63,16 @@ class Rig:
         for place, value in words.items():
             struct.pack_into("=I", data, int(place[1:]), value)
         self.file(card, "gpu_metrics").write_bytes(bytes(data))
+
+
+_rigs: list[Rig] = []
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    while _rigs:
+        _rigs.pop().collector.close()
 
 
 def of(found: dict[tuple[str, str], Value], device: str) -> list[Value]:
@@ -228,9 +240,7 @@ def test_who_works_on_which_device_is_told_once(host_copy: Any) -> None:
         seconds += 1
         rig.at(seconds)
         events = rig.collector.events()
-    assert events == [
-        ("device-used", {"pid": 4712, "started_ticks": 501, "device": THREE[0]})
-    ]
+    assert events == [("device-used", {"pid": 4712, "started_ticks": 501, "device": THREE[0]})]
 
 
 def test_a_device_that_goes_and_comes_back(host_copy: Any, tmp_path: Path) -> None:

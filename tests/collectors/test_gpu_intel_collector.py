@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Rig:
         context = Context(roots, None, lambda: pids)
         waits = {"first_wait_seconds": PATIENCE, "rest_ns": S // 2}
         self.collector = GpuIntelCollector(context, lambda: self.now_ns, **waits)
+        _rigs.append(self)
         self.columns = self.collector.open()
 
     def sample(self) -> dict[tuple[str, str], Value]:
@@ -49,6 +51,16 @@ class Rig:
 
     def file(self, card: int, name: str) -> Path:
         return self.roots.sys / f"class/drm/card{card}" / name
+
+
+_rigs: list[Rig] = []
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    while _rigs:
+        _rigs.pop().collector.close()
 
 
 def of(found: dict[tuple[str, str], Value], device: str) -> list[Value]:
