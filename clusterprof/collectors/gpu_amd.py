@@ -34,7 +34,7 @@ from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.linux import kfd
 from clusterprof.linux.amdgpu import AmdCard, Values
 from clusterprof.linux.drm import Card, cards, inventory_entry
-from clusterprof.linux.drm_usage import Announced, JobUsage, Usage
+from clusterprof.linux.drm_usage import Announced, JobUsage, Usage, tree_of
 from clusterprof.linux.together import Together
 from clusterprof.linux.tree import number, text
 from clusterprof.signals import Signal
@@ -68,7 +68,8 @@ class GpuAmdCollector:
     def __init__(
         self, context: Context, clock: Callable[[], int] = time.monotonic_ns, **waits: Any
     ) -> None:
-        self._roots, self._job_pids, self._clock = context.roots, context.job_pids, clock
+        self._context, self._roots, self._clock = context, context.roots, clock
+        self._pids: tuple[int, ...] = ()
         self.sampled_ns = 0
         """When the newest of the values that `sample()` returned were read."""
         self._together: Together[list[Values]] = Together(clock, **waits)
@@ -93,7 +94,8 @@ class GpuAmdCollector:
             own = [node for node in nodes if node.pci == card.pci.rpartition(".")[0]]
             self._admit(card, index, own)
         self._looked_ns = self._clock()
-        usage = JobUsage(self._roots, _DRIVERS, self._job_pids, self._devices, self._clock)
+        self._find_processes()
+        usage = JobUsage(self._roots, _DRIVERS, lambda: self._pids, self._devices, self._clock)
         self._usage.open({"usage": usage.read})
         self._together.open({pci: card.read for pci, card in self._cards.items()})
         return [(signal, str(entry["id"])) for entry in self._entries for signal in SIGNALS]
@@ -101,6 +103,7 @@ class GpuAmdCollector:
     def sample(self) -> Sequence[Value]:
         """Return what has been read since the last call; raises NothingNew when nothing has."""
         self._notice_changes()
+        self._find_processes()
         self.sampled_ns, found = self._together.take()
         self._take_usage()
         values: list[Value] = []
@@ -167,6 +170,9 @@ class GpuAmdCollector:
             self._entries.append(own)
             self._devices[card.pci].append((own["id"], node.gpu_id if node is not None else 0))
         self._cards[card.pci] = AmdCard(self._roots, card, nodes, self._clock)
+
+    def _find_processes(self) -> None:
+        self._pids = tree_of(self._context.job_pids(), self._context.readings)
 
     def _notice_changes(self) -> None:
         now_ns = self._clock()

@@ -26,7 +26,7 @@ from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux.drm import Card, cards, inventory_entry
-from clusterprof.linux.drm_usage import Announced, JobUsage, Usage
+from clusterprof.linux.drm_usage import Announced, JobUsage, Usage, tree_of
 from clusterprof.linux.integral import EXACT_HOLD_NS, ShareIntegral
 from clusterprof.linux.intel_gpu import IntelCard, Values, is_integrated
 from clusterprof.linux.together import Together
@@ -59,7 +59,8 @@ class GpuIntelCollector:
     def __init__(
         self, context: Context, clock: Callable[[], int] = time.monotonic_ns, **waits: Any
     ) -> None:
-        self._roots, self._job_pids, self._clock = context.roots, context.job_pids, clock
+        self._context, self._roots, self._clock = context, context.roots, clock
+        self._pids: tuple[int, ...] = ()
         self.sampled_ns = 0
         """When the newest of the values that `sample()` returned were read."""
         self._together: Together[Any] = Together(clock, **waits)
@@ -77,7 +78,8 @@ class GpuIntelCollector:
         self._cards = {card.pci: IntelCard(card, self._clock) for card in self._found}
         reads: dict[str, Callable[[], Any]] = {pci: card.read for pci, card in self._cards.items()}
         devices = {card.pci: [(card.pci, 0)] for card in self._found}
-        usage = JobUsage(self._roots, _DRIVERS, self._job_pids, devices, self._clock)
+        self._find_processes()
+        usage = JobUsage(self._roots, _DRIVERS, lambda: self._pids, devices, self._clock)
         reads[_USAGE] = usage.read
         self._busy = {card.pci: self._busy.get(card.pci, ShareIntegral()) for card in self._found}
         self._together.open(reads)
@@ -89,6 +91,7 @@ class GpuIntelCollector:
         if now_ns - self._looked_ns >= _RARELY_NS:
             self._looked_ns = now_ns
             self._notice_changes()
+        self._find_processes()
         self.sampled_ns, found = self._together.take()
         used = found[_USAGE]
         if not isinstance(used, Unavailable):
@@ -125,6 +128,9 @@ class GpuIntelCollector:
         if not found:
             raise Unavailable("absent", "only graphics of the processor")
         return found
+
+    def _find_processes(self) -> None:
+        self._pids = tree_of(self._context.job_pids(), self._context.readings)
 
     def _notice_changes(self) -> None:
         try:

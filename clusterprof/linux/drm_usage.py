@@ -13,8 +13,10 @@ from clusterprof.linux import kfd
 from clusterprof.linux.drm_fdinfo import Client, Descriptors, main_device
 from clusterprof.linux.processes import read_identity
 from clusterprof.linux.roots import Roots
+from clusterprof.linux.task import Readings
 
 _LOOK_NS = 5_000_000_000
+_PIDS_AT_MOST = 512
 # What computes; copies, video and display are not the work that a GPU is trained with.
 _COMPUTING = ("compute", "render", "gfx", "ccs", "rcs")
 _NO_TIMES = Unavailable(
@@ -126,6 +128,15 @@ class JobUsage:
             elif not isinstance(so_far, Unavailable):
                 shares[client.pci] = min(so_far + share, 1.0)
         return shares
+
+
+def tree_of(job_pids: Sequence[int], readings: Readings) -> tuple[int, ...]:
+    """Return the registered processes and those of their tree that somebody reads.
+
+    The oldest numbers come first, for a client that a child has inherited is its parent's. Called
+    by the recorder's loop, whose own lists these are: a thread must not ask for them.
+    """
+    return tuple(sorted({*job_pids, *readings.pids()})[:_PIDS_AT_MOST])
 
 
 class Announced:

@@ -26,7 +26,7 @@ class Rig:
 
     def __init__(self, roots: Roots, pids: tuple[int, ...] = (4711, 4712)) -> None:
         self.roots, self.now_ns = roots, 100 * S
-        context = Context(roots, None, lambda: pids)
+        context = self.context = Context(roots, None, lambda: pids)
         waits = {"first_wait_seconds": PATIENCE, "rest_ns": S // 2}
         self.collector = GpuIntelCollector(context, lambda: self.now_ns, **waits)
         _rigs.append(self)
@@ -48,6 +48,15 @@ class Rig:
         """Return what is read so many seconds after the beginning."""
         self.now_ns = 100 * S + round(seconds * S)
         return self.sample()
+
+    def sample_until_events(self) -> None:
+        """Take samples a second apart until one brings events."""
+        self.events: list[Any] = []
+        end = time.monotonic() + PATIENCE
+        while not self.events and time.monotonic() < end:
+            self.now_ns += S
+            self.sample()
+            self.events = self.collector.events()
 
     def file(self, card: int, name: str) -> Path:
         return self.roots.sys / f"class/drm/card{card}" / name
@@ -163,6 +172,15 @@ def test_who_works_on_which_device_is_told(host: Any) -> None:
     ]
     rig.at(1)
     assert rig.collector.events() == []
+
+
+def test_children_of_what_was_registered_are_seen_too(host: Any) -> None:
+    rig = Rig(host("intel-max-node"), (4711,))
+    rig.sample()
+    assert [about["pid"] for _, about in rig.collector.events()] == [4711]
+    rig.context.readings.note(4712, 0, b"")  # the collector `threads` has found it
+    rig.sample_until_events()
+    assert rig.events == [("device-used", {"pid": 4712, "started_ticks": 501, "device": I915})]
 
 
 def test_a_device_that_goes_changes_the_columns(host_copy: Any) -> None:
