@@ -38,7 +38,7 @@ TURNS = 15
 SAMPLES = 50
 SETTLE_S = 6
 # No kernel files (docs/gpu-notes.md has their cost), and what a thread reads now and then.
-LEFT_OUT = {"gpu_nvidia", "gpu_emulated", "ethtool", "rdma"}
+LEFT_OUT = {"gpu_nvidia", "gpu_amd", "gpu_intel", "gpu_emulated", "ethtool", "rdma"}
 PER_PROCESS = ("stat", "io", "schedstat", "wchan")
 KERNEL_FILES = ("/proc/", "/sys/")
 

@@ -239,7 +239,7 @@ RDMA_LINK_SPEED = _signal(
 )
 RDMA_LINK_WIDTH = _signal("rdma.link_width_lanes_count", "port", "Lanes of the link.")
 
-# --- gpu: NVML, or the emulated accelerator; device = UUID or "emulated-<n>" ---------------------
+# --- gpu: NVML, amdgpu, i915 and xe, or the emulated accelerator; device = UUID, PCI address, … --
 GPU_BUSY = _signal("gpu.busy_ratio", "gpu", "Share of the driver's window with a kernel resident.")
 GPU_BUSY_TIME = _signal(
     "gpu.busy_ns_total",
@@ -251,6 +251,7 @@ GPU_MEMORY_BUSY = _signal("gpu.memory_busy_ratio", "gpu", "Share of the window m
 GPU_SM_ACTIVE = _signal("gpu.sm_active_ratio", "gpu", "Share of multiprocessors with a warp (GPM).")
 GPU_MEMORY_USED = _signal("gpu.memory_used_bytes", "gpu", "Device memory in use.")
 GPU_MEMORY_TOTAL = _signal("gpu.memory_total_bytes", "gpu", "Device memory there is.")
+GPU_JOB_MEMORY = _signal("gpu.job_memory_bytes", "gpu", "Device memory the job's processes hold.")
 GPU_POWER = _signal("gpu.power_watts", "gpu", "Power drawn.")
 GPU_POWER_LIMIT = _signal("gpu.power_limit_watts", "gpu", "Power limit in force.")
 GPU_ENERGY = _signal("gpu.energy_joules_total", "gpu", "Energy used since the driver was loaded.")
@@ -276,6 +277,12 @@ GPU_PCIE_WIDTH = _signal("gpu.pcie_width_count", "gpu", "PCIe lanes of the link 
 GPU_PCIE_REPLAYS = _signal("gpu.pcie_replays_total", "gpu", "PCIe packets sent again.")
 GPU_ECC_CORRECTED = _signal("gpu.ecc_corrected_total", "gpu", "Memory errors corrected.")
 GPU_ECC_UNCORRECTED = _signal("gpu.ecc_uncorrected_total", "gpu", "Memory errors not corrected.")
+GPU_XGMI_READ = _signal(
+    "gpu.xgmi_read_bytes_total", "gpu", "Bytes read over AMD's links between devices, all links."
+)
+GPU_XGMI_WRITE = _signal(
+    "gpu.xgmi_write_bytes_total", "gpu", "Bytes written over AMD's links between devices."
+)
 GPU_PROCESSES = _signal("gpu.processes_count", "gpu", "Processes with a context on the device.")
 
 # --- self: what recording costs -----------------------------------------------------------------

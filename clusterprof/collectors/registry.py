@@ -7,7 +7,9 @@ from clusterprof.collectors.cores import CoresCollector
 from clusterprof.collectors.cpu import CpuCollector
 from clusterprof.collectors.disk import DiskCollector
 from clusterprof.collectors.ethtool import EthtoolCollector
+from clusterprof.collectors.gpu_amd import GpuAmdCollector
 from clusterprof.collectors.gpu_emulated import GpuEmulatedCollector
+from clusterprof.collectors.gpu_intel import GpuIntelCollector
 from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
 from clusterprof.collectors.memory import MemoryCollector
 from clusterprof.collectors.mounts import MountsCollector
@@ -33,5 +35,7 @@ COLLECTORS: tuple[type, ...] = (
     RdmaCollector,
     SocketsCollector,  # after threads, whose processes it takes
     GpuNvidiaCollector,
+    GpuAmdCollector,
+    GpuIntelCollector,
     GpuEmulatedCollector,
 )

@@ -12,9 +12,9 @@ clocks, and with synchronous training all other GPUs wait for this one.
 ## How it decides
 
 Only while work was on the device, and only while the device itself gave a reason that is a fault
-(NVML's mask: hardware slowdown, thermal slowdown, power brake). The excess is busy time multiplied
-by the missing part of the clock, 1 - clock / highest clock. The power cap alone is no fault: large
-GPUs run at it all day.
+(NVML's mask: hardware slowdown, thermal slowdown, power brake; what AMD's firmware and Intel's
+drivers say is put into the same words). The excess is busy time multiplied by the missing part of
+the clock, 1 - clock / highest clock. The power cap alone is no fault: large GPUs run at it all day.
 
 ## What to do
 
@@ -24,7 +24,8 @@ those of its neighbours.
 ## Where it is blind
 
 Kernels bound by memory bandwidth suffer less from a lower clock than assumed. An idle GPU at a low
-clock is never called throttled.
+clock is never called throttled. AMD devices tell their reasons in table v1.3 (MI200) and from v1.6
+on (MI300 from Linux 6.12 on); of the versions between nothing is claimed.
 """
 
 from __future__ import annotations

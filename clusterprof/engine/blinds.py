@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.attribution.partial import merge
@@ -11,6 +12,7 @@ from clusterprof.detectors.registry import DETECTORS
 from clusterprof.engine.node import NodeResult
 from clusterprof.findings import Blind
 from clusterprof.hostlists import fold
+from clusterprof.trace.schema import Gap
 from clusterprof.trace.sources import LeftOut
 
 _OPERATIONS = "operations between ranks"
@@ -55,6 +57,8 @@ def blinds_of(
         for blind in _lost_records(node):
             found[(blind.what, blind.message)] = blind
         for gap in node.loaded.gaps:
+            if _is_of_another_maker(gap, node.loaded.header.devices):
+                continue
             what = gap.signal or gap.collector
             found.setdefault((what, gap.message), Blind(what, gap.kind, gap.message, gap.remedy))
             where.setdefault((what, gap.message), []).append(node.facts.name)
@@ -69,6 +73,18 @@ def blinds_of(
     ]
     blinds = sorted(found.values(), key=lambda b: (b.kind != "lost", b.what, b.message))
     return (*lost, *blinds, *_unmatched(unmatched), *_abstained(books))
+
+
+def _is_of_another_maker(gap: Gap, devices: Sequence[Mapping[str, Any]]) -> bool:
+    """True for GPUs of a maker of which the node has none: nothing is missed by that.
+
+    Without any real accelerator NVIDIA's absence stays, for all.
+    """
+    if gap.signal or gap.kind != "absent" or not gap.collector.startswith("gpu_"):
+        return False
+    if gap.collector == "gpu_nvidia":
+        return any(not device.get("emulated") for device in devices)
+    return gap.collector != "gpu_emulated"
 
 
 def _unmatched(counts: Mapping[str, int]) -> list[Blind]:

@@ -2,8 +2,8 @@
 
 Some counters lie in a network card's firmware. Reading them takes milliseconds and a lock of the
 whole network stack, and for ever when the firmware hangs. So a thread reads, and `take()` returns
-what it brought since the last call. It reads at most a 200th of the time, and is left behind when
-it does not come back.
+what it brought since the last call. It reads at most a 200th of the time, or as its maker says, and
+is left behind when it does not come back.
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ class Aside(Generic[Reading]):
         read: Callable[[], Reading],
         clock: Callable[[], int] = time.monotonic_ns,
         first_wait_seconds: float = _FIRST_WAIT_SECONDS,
+        rest_times: int = _REST_TIMES,
+        rest_ns: int = 0,
     ) -> None:
+        """After a reading it rests `rest_times` as long as that took, and at least `rest_ns`."""
         self._read = read
         self._clock = clock
+        self._rest_times, self._rest_ns = rest_times, rest_ns
         self._wait_seconds = first_wait_seconds
         self._worker: _Worker[Reading] | None = None
 
@@ -51,16 +55,25 @@ class Aside(Generic[Reading]):
         Raises `Unavailable` when it does not come, or one from before a `close()` still hangs;
         raises what the function raised.
         """
-        if self.hangs:
-            raise SILENT
-        self._worker = _Worker(self._read, self._clock)
-        self._worker.ask()
-        self._worker.answered.wait(self._wait_seconds)
+        self.start()
+        self.wait(self._wait_seconds)
         self._wait_seconds = min(self._wait_seconds, _LATER_WAIT_SECONDS)
         taken = self.take()
         if taken is None:
-            raise SILENT
+            raise SILENT.with_traceback(None)
         return taken
+
+    def start(self) -> None:
+        """Start and ask for the first reading; raises `Unavailable` while an old one hangs."""
+        if self.hangs:
+            raise SILENT.with_traceback(None)
+        self._worker = _Worker(self._read, self._clock, self._rest_times, self._rest_ns)
+        self._worker.ask()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the reading that is under way has come, or so long."""
+        if self._worker is not None:
+            self._worker.answered.wait(max(0.0, seconds))
 
     def take(self) -> tuple[int, Reading] | None:
         """Return what has been read since the last call and ask anew; None = nothing yet.
@@ -72,7 +85,7 @@ class Aside(Generic[Reading]):
         assert worker is not None, "first() comes first"
         if worker.hangs:
             if self._clock() - worker.asked_ns >= DEADLINE_NS:
-                raise SILENT
+                raise SILENT.with_traceback(None)
             return None
         answer, worker.answer = worker.answer, None
         if self._clock() >= worker.due_ns:
@@ -93,8 +106,15 @@ class Aside(Generic[Reading]):
 class _Worker(Generic[Reading]):
     """The thread, and what passes between it and whoever asks."""
 
-    def __init__(self, read: Callable[[], Reading], clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Reading],
+        clock: Callable[[], int],
+        rest_times: int,
+        rest_ns: int,
+    ) -> None:
         self._read, self._clock = read, clock
+        self._rest_times, self._rest_ns = rest_times, rest_ns
         self._asked = threading.Event()
         self._ended = False
         self.answered = threading.Event()
@@ -138,6 +158,6 @@ class _Worker(Generic[Reading]):
             except Exception as error:
                 reading = error
             took_ns = self._clock() - began_ns
-            self.due_ns = began_ns + took_ns + _REST_TIMES * took_ns
+            self.due_ns = began_ns + took_ns + max(self._rest_times * took_ns, self._rest_ns)
             self.answer = (began_ns + took_ns // 2, reading)
             self.answered.set()

@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +38,15 @@ def python_command(arguments: Sequence[str]) -> list[str]:
     """Return the command line that runs `clusterprof.agent` with these arguments."""
     roots = [str(Path(module.__file__ or "").parent.parent) for module in (clusterprof, msgspec)]
     return [sys.executable, "-I", "-c", _BOOT, ":".join(dict.fromkeys(roots)), *arguments]
+
+
+def agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment the agent is started with.
+
+    The C library reserves 64 MiB of address space for the small allocations of every thread, and
+    the recorder's address space is bounded: with a thread for each of eight GPUs little is left.
+    """
+    return {"MALLOC_ARENA_MAX": "2", **environ, "CLUSTERPROF_DISABLE": "1"}
 
 
 def start_detached(
@@ -96,7 +105,7 @@ def _become(command: list[str], run_dir: Path, kept: Sequence[int]) -> NoReturn:
             except (OSError, ValueError):
                 pass  # reserved by the C library
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.execve(command[0], command, {**os.environ, "CLUSTERPROF_DISABLE": "1"})
+        os.execve(command[0], command, agent_environment(os.environ))
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     os._exit(127)

@@ -24,7 +24,7 @@ from clusterprof.errors import (
 )
 from clusterprof.linux.roots import Roots
 from clusterprof.recorder import identity, inject
-from clusterprof.recorder.detach import python_command, start_detached
+from clusterprof.recorder.detach import agent_environment, python_command, start_detached
 from clusterprof.recorder.election import join
 from clusterprof.recorder.order import DEFAULT_OUT
 from clusterprof.recorder.plan import Plan, plan_to_json
@@ -203,4 +203,4 @@ def record_here(
     if pid is not None:
         arguments.append(f"--pid={pid}")
     command = python_command(arguments)
-    become(command[0], command, {**environ, "CLUSTERPROF_DISABLE": "1"})
+    become(command[0], command, agent_environment(environ))

@@ -32,6 +32,8 @@ _NOBODY_CAME_NS = 10_000_000_000
 _FIRST_WAIT_SECONDS = 1.0  # of the 2 s that a launcher waits for the recorder
 _COLLECT_NS = 60_000_000_000
 _ENVIRON_BYTES_AT_MOST = 1 << 20
+_OTHER_MAKERS = frozenset({"gpu_amd", "gpu_intel"})
+"""Who has none of their GPUs misses nothing."""
 
 
 class Service:
@@ -152,7 +154,7 @@ class Service:
         found = []
         for slot in self._slots:
             why = slot.reason
-            if why is not None:
+            if why is not None and not (why.kind == "absent" and slot.name in _OTHER_MAKERS):
                 found.append(Unseen(slot.name, why.kind, why.message, why.remedy))
         return found
 

@@ -82,6 +82,7 @@ def _without_spans(chunk: Chunk) -> list[Process]:
         own = {p.pid for p in ranked}
         return [p for p in ranked if not own & set(_ancestors(chunk, p))]
     owners = {device.get("pid") for device in chunk.header.devices}
+    owners |= {pid for device in chunk.header.devices for pid in _users(device)}
     owning = [process for process in chunk.processes.values() if process.pid in owners]
     if owning:
         return owning
@@ -134,16 +135,22 @@ def _workers(chunk: Chunk, main: Process, mains: set[int], marked: bool) -> tupl
 def _devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
     """The accelerator of each training process, "" where it cannot be told.
 
-    What the process said, else what the device says of its owner, else the only device of the
-    only process, else the devices in order of the local ranks.
+    What the process said, by a name the device has; else what the device says of its owner, or
+    the recorder saw of its users; else the only device of the only process, else the devices in
+    order of the local ranks.
     """
     known = [str(d["id"]) for d in chunk.header.devices if "id" in d]
     known += sorted({d for name, d in chunk.series if name.startswith("gpu.")} - set(known) - {""})
+    named = {str(d["uuid"]): str(d["id"]) for d in chunk.header.devices if "uuid" in d}
     owned = {d["pid"]: str(d["id"]) for d in chunk.header.devices if "pid" in d and "id" in d}
+    for device in chunk.header.devices:
+        owned |= {pid: str(device.get("id")) for pid in _users(device) if pid not in owned}
     found = {}
     for main in mains:
         said = str(main.registration.get("device") or "")
-        found[main.pid] = said or _owned_by(chunk, main, owned)
+        said = said if said in known else named.get(said, said)
+        seen = "" if said in known else _owned_by(chunk, main, owned)
+        found[main.pid] = seen or said
     free = [d for d in known if d not in found.values()]
     left = [p for p in mains if not found[p.pid]]
     if len(left) == 1 and len(free) == 1:
@@ -154,6 +161,12 @@ def _devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
             if number is not None and number < len(known):
                 found[process.pid] = known[number]
     return found
+
+
+def _users(device: Mapping[str, Any]) -> list[int]:
+    """The processes that the recorder saw to work on a device."""
+    users = device.get("users")
+    return [pid for pid in users if isinstance(pid, int)] if isinstance(users, list) else []
 
 
 def _owned_by(chunk: Chunk, main: Process, owned: Mapping[int, str]) -> str:

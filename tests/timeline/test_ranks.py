@@ -74,6 +74,38 @@ def test_an_emulated_device_belongs_to_who_opened_it() -> None:
     ]
 
 
+def test_a_process_may_call_its_device_by_another_name() -> None:
+    said = {100: "GPU-3166", 101: "GPU-77"}
+    mains = [
+        process(pid, spans=STEPS, registration=named(device=name)) for pid, name in said.items()
+    ]
+    devices = ({"id": "GPU-1f", "uuid": "GPU-3166"}, {"id": "GPU-2e", "uuid": "GPU-3265"})
+    found = ranks_of(with_devices(chunk(2, mains), *devices))
+    assert [(r.pid, r.device) for r in found] == [(100, "GPU-1f"), (101, "GPU-77")]
+
+
+def test_a_device_was_seen_to_be_used() -> None:
+    mains = [process(100, spans=STEPS), process(101, spans=STEPS, registration=named(device="no"))]
+    mains.append(process(102, spans=STEPS, registration=named(device="0000:05:00.0")))
+    devices = (
+        {"id": "0000:05:00.0", "users": [101, 102]},
+        {"id": "0000:85:00.0", "users": [100]},
+    )
+    found = ranks_of(with_devices(chunk(2, mains), *devices))
+    assert [(r.pid, r.device) for r in found] == [
+        (100, "0000:85:00.0"),
+        (101, "0000:05:00.0"),  # what it said is no device here
+        (102, "0000:05:00.0"),
+    ]
+
+
+def test_without_spans_and_ranks_those_that_use_a_device_train() -> None:
+    mains = [process(pid, registration=named("command" if pid == 100 else "python"))
+             for pid in (100, 101, 102)]  # fmt: skip
+    found = with_devices(chunk(2, mains), {"id": "a", "users": [101]}, {"id": "b", "users": [102]})
+    assert [(r.pid, r.device) for r in ranks_of(found)] == [(101, "a"), (102, "b")]
+
+
 def test_the_only_process_has_the_only_device_even_if_only_its_samples_name_it() -> None:
     series = {("gpu.busy_ns_total", "GPU-a"): busy_counter([], 2)}
     assert seen(chunk(2, [process(100, spans=STEPS)], series)) == [(None, 100, "GPU-a", [], True)]

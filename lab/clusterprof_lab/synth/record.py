@@ -229,7 +229,8 @@ def _header(sight: Sight, having: set[str], begin: ClockRecord) -> Header:
         versions={"clusterprof": clusterprof.__version__, "python": "3.11.7", "schema": "1"},
         profile={},
         collectors=[{"name": kind.name, "interval_ns": kind.interval_ns,  # type: ignore[attr-defined]
-                     "status": status[kind.name]} for kind in _KINDS],  # type: ignore[attr-defined]
+                     "status": status.get(kind.name, "absent")}  # type: ignore[attr-defined]
+                    for kind in _KINDS],
     )  # fmt: skip
 
 
