@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clusterprof.signals_accelerators import ACCELERATORS
 from clusterprof.units import unit_of
 
 
@@ -277,6 +278,10 @@ GPU_PCIE_REPLAYS = _signal("gpu.pcie_replays_total", "gpu", "PCIe packets sent a
 GPU_ECC_CORRECTED = _signal("gpu.ecc_corrected_total", "gpu", "Memory errors corrected.")
 GPU_ECC_UNCORRECTED = _signal("gpu.ecc_uncorrected_total", "gpu", "Memory errors not corrected.")
 GPU_PROCESSES = _signal("gpu.processes_count", "gpu", "Processes with a context on the device.")
+
+# --- gpu of other makers: what has another meaning than NVML's values -----------------------------
+for _name, _device, _doc in ACCELERATORS:
+    _signal(_name, _device, _doc)
 
 # --- self: what recording costs -----------------------------------------------------------------
 SELF_CPU = _signal("self.cpu_ns_total", "process", "CPU time used by the recorder or a helper.")

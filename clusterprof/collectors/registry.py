@@ -8,7 +8,10 @@ from clusterprof.collectors.cpu import CpuCollector
 from clusterprof.collectors.disk import DiskCollector
 from clusterprof.collectors.ethtool import EthtoolCollector
 from clusterprof.collectors.gpu_emulated import GpuEmulatedCollector
+from clusterprof.collectors.gpu_gaudi import GpuGaudiCollector
+from clusterprof.collectors.gpu_neuron import GpuNeuronCollector
 from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
+from clusterprof.collectors.gpu_tpu import GpuTpuCollector
 from clusterprof.collectors.memory import MemoryCollector
 from clusterprof.collectors.mounts import MountsCollector
 from clusterprof.collectors.network import NetworkCollector
@@ -33,5 +36,8 @@ COLLECTORS: tuple[type, ...] = (
     RdmaCollector,
     SocketsCollector,  # after threads, whose processes it takes
     GpuNvidiaCollector,
+    GpuGaudiCollector,
+    GpuNeuronCollector,
+    GpuTpuCollector,
     GpuEmulatedCollector,
 )
