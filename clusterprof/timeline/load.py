@@ -126,6 +126,8 @@ class _Assembly:
         self._processes = ProcessBuffer()
         self._events: list[Event] = []
         self._open_gaps: list[Gap] = []
+        self._owners: dict[object, object] = {}
+        """Device -> process, as told by `device-owner`."""
 
     def chunks(self, frames: Iterable[Sequence[Record | PackedSpans]]) -> Iterator[Chunk]:
         start_ns: int | None = None
@@ -205,6 +207,7 @@ class _Assembly:
         known = {device.get("id") for device in header.devices}
         more = [device for device in self.header.devices if device.get("id") not in known]
         self.header = replace(header, devices=[*header.devices, *more])
+        self._name_owners()
 
     def _add_event(self, event: Event) -> None:
         self._saw(event.t_ns, event.t_ns)
@@ -217,8 +220,20 @@ class _Assembly:
             if event.attributes.get("id") not in known:
                 devices = [*self.header.devices, dict(event.attributes)]
                 self.header = replace(self.header, devices=devices)
+        if event.kind == "device-owner":
+            self._owners[event.attributes.get("device")] = event.attributes.get("pid")
+        self._name_owners()
         if len(self.kept_events) < MOST_EVENTS:
             self.kept_events.append(event)
+
+    def _name_owners(self) -> None:
+        """What a tool saw of which process uses a device; a later process takes its place."""
+        if self._owners:
+            devices = [
+                {**one, "pid": self._owners[one["id"]]} if one.get("id") in self._owners else one
+                for one in self.header.devices
+            ]
+            self.header = replace(self.header, devices=devices)
 
     def _saw(self, first_ns: int, last_ns: int) -> None:
         if self.first_ns is None or first_ns < self.first_ns:

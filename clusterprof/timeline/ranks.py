@@ -135,14 +135,23 @@ def _devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
     """The accelerator of each training process, "" where it cannot be told.
 
     What the process said, else what the device says of its owner, else the only device of the
-    only process, else the devices in order of the local ranks.
+    only process, else the devices in order of the local ranks. A device that does not tell when it
+    is busy (`tells_busy` false in the header) is nobody's: what it cannot say, the host must.
     """
-    known = [str(d["id"]) for d in chunk.header.devices if "id" in d]
-    known += sorted({d for name, d in chunk.series if name.startswith("gpu.")} - set(known) - {""})
-    owned = {d["pid"]: str(d["id"]) for d in chunk.header.devices if "pid" in d and "id" in d}
+    listed = [d for d in chunk.header.devices if "id" in d]
+    silent = {str(d["id"]) for d in listed if d.get("tells_busy") is False} | {""}
+    known = [str(d["id"]) for d in listed if str(d["id"]) not in silent]
+    known += sorted(
+        {d for name, d in chunk.series if name.startswith("gpu.")} - set(known) - silent
+    )
+    owned: dict[Any, str] = {}
+    for device in listed:
+        if "pid" in device and str(device["id"]) not in silent:
+            owned.setdefault(device["pid"], str(device["id"]))  # of several cores the first
     found = {}
     for main in mains:
         said = str(main.registration.get("device") or "")
+        said = "" if said in silent else said
         found[main.pid] = said or _owned_by(chunk, main, owned)
     free = [d for d in known if d not in found.values()]
     left = [p for p in mains if not found[p.pid]]

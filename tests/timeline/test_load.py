@@ -219,6 +219,21 @@ def test_a_device_that_appears_later_is_in_the_header_from_then_on() -> None:
     assert list(chunks_of(records, ns(10)))[-1].header.devices == [device]
 
 
+def test_who_uses_a_device_is_known_from_the_event_on_and_outlives_a_new_header() -> None:
+    cores = [{"id": "neuron-0-core-0"}, {"id": "neuron-0-core-1"}]
+    head = replace(header(), devices=cores)
+    owner = {"collector": "gpu_neuron", "device": "neuron-0-core-1", "pid": 100}
+    records = [head, *one_second_each(25)[1:], Event(ns(12), "device-owner", owner), head]
+    records += [
+        Event(ns(20), "device-owner", {**owner, "device": "elsewhere"}),
+        Clock(ns(30), 0, 0),
+    ]
+    assert list(chunks_of(records, ns(10)))[-1].header.devices == [
+        {"id": "neuron-0-core-0"},
+        {"id": "neuron-0-core-1", "pid": 100},
+    ]
+
+
 @pytest.mark.parametrize(
     "records", [[], [header()], [Clock(5, 5, 5)], [spans(1, 1)], [disk()], [disk((3, 1))]], ids=str
 )
