@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clusterprof.signals_accelerators import ACCELERATORS
 from clusterprof.units import unit_of
 
 
@@ -284,6 +285,10 @@ GPU_XGMI_WRITE = _signal(
     "gpu.xgmi_write_bytes_total", "gpu", "Bytes written over AMD's links between devices."
 )
 GPU_PROCESSES = _signal("gpu.processes_count", "gpu", "Processes with a context on the device.")
+
+# --- gpu of other makers: what has another meaning than NVML's values -----------------------------
+for _name, _device, _doc in ACCELERATORS:
+    _signal(_name, _device, _doc)
 
 # --- self: what recording costs -----------------------------------------------------------------
 SELF_CPU = _signal("self.cpu_ns_total", "process", "CPU time used by the recorder or a helper.")

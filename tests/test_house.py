@@ -64,7 +64,8 @@ def test_every_collector_is_registered_under_its_file_name() -> None:
 
     names = [collector.name for collector in COLLECTORS]
     assert len(set(names)) == len(names)
-    files = modules_of(clusterprof.collectors, {"base", "registry", "nvml"})
+    bindings = {"nvml", "hlml", "neuron", "tpu"}
+    files = modules_of(clusterprof.collectors, {"base", "registry"} | bindings)
     assert files == set(names)
 
 

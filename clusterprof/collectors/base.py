@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
-from clusterprof.errors import Unavailable
+from clusterprof.errors import NothingNew, Unavailable
 from clusterprof.linux.roots import Roots
 from clusterprof.linux.task import Readings
-from clusterprof.signals import Signal
+from clusterprof.signals import BY_NAME, Signal
 
 Value = int | float | Unavailable
 
@@ -81,3 +81,49 @@ class TableCollector(Protocol):
     def close(self) -> None:
         """Release what `open()` took."""
         ...
+
+
+class OpenedHere:
+    """An isolated collector's library, opened in this process; the recorder opens it in a helper.
+
+    A subclass says how: `library(mark)` returns an object with `devices` (each with `sample()`:
+    one value per signal, None = nothing new), `inventory`, `signals` and `close()`.
+    """
+
+    isolated: ClassVar[bool] = True
+
+    def __init__(self, context: Context) -> None:
+        self._library: Any = None
+
+    def library(self, mark: Callable[[int, str], None]) -> Any:
+        """Open the library; raises Unavailable, and may hang or crash with the driver."""
+        raise NotImplementedError
+
+    def open(self) -> Sequence[tuple[Signal, str]]:
+        """Open the library in this process; raises Unavailable."""
+        self._library = self.library(lambda index, call: None)
+        return [
+            (BY_NAME[name], str(entry["id"]))
+            for entry in self._library.inventory
+            for name in self._library.signals
+        ]
+
+    def sample(self) -> Sequence[Value]:
+        """Return the values of all devices; raises NothingNew when one has none."""
+        values: list[Value] = []
+        for device in self._library.devices:
+            taken = device.sample()
+            if taken is None:
+                raise NothingNew
+            values += taken
+        return values
+
+    def inventory(self) -> list[dict[str, Any]]:
+        """Return for the header what each device is."""
+        return [] if self._library is None else list(self._library.inventory)
+
+    def close(self) -> None:
+        """Close the library."""
+        if self._library is not None:
+            self._library.close()
+            self._library = None

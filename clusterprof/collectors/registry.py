@@ -9,8 +9,11 @@ from clusterprof.collectors.disk import DiskCollector
 from clusterprof.collectors.ethtool import EthtoolCollector
 from clusterprof.collectors.gpu_amd import GpuAmdCollector
 from clusterprof.collectors.gpu_emulated import GpuEmulatedCollector
+from clusterprof.collectors.gpu_gaudi import GpuGaudiCollector
 from clusterprof.collectors.gpu_intel import GpuIntelCollector
+from clusterprof.collectors.gpu_neuron import GpuNeuronCollector
 from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
+from clusterprof.collectors.gpu_tpu import GpuTpuCollector
 from clusterprof.collectors.memory import MemoryCollector
 from clusterprof.collectors.mounts import MountsCollector
 from clusterprof.collectors.network import NetworkCollector
@@ -37,5 +40,8 @@ COLLECTORS: tuple[type, ...] = (
     GpuNvidiaCollector,
     GpuAmdCollector,
     GpuIntelCollector,
+    GpuGaudiCollector,
+    GpuNeuronCollector,
+    GpuTpuCollector,
     GpuEmulatedCollector,
 )

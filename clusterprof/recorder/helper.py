@@ -7,9 +7,10 @@ only its own; the main thread only listens, so that the end of the pipe is alway
     → ["adopt", index]                 ← ["adopted", index, entry]
                                        ← ["opened", inventory, signals] | ["unavailable", k, m, r]
 
-A value is a number or [kind, message, remedy]. At the end of the pipe the helper leaves, but not
-out of a call: killing a process inside the driver has frozen GPUs until a reboot. It waits for the
-call to return, and after a while goes if the call sleeps where a signal can reach it.
+A value is a number or [kind, message, remedy]; no values at all: nothing new since the last answer.
+At the end of the pipe the helper ends its tools and leaves, but not out of a call: killing a
+process inside the driver has frozen GPUs until a reboot. It waits for the call to return, and after
+a while goes if the call sleeps where a signal can reach it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import signal
 import sys
 import threading
 import time
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 from clusterprof.errors import Unavailable
 from clusterprof.recorder import marker, wire
+from clusterprof.recorder.drivers import library
 
 _OOM_SCORE_ADJUST = 500
 _GRACE_NS = 10_000_000_000
@@ -38,18 +40,19 @@ def main(arguments: list[str]) -> None:
     name = arguments[0]
     options = dict(zip(arguments[1::2], arguments[2::2]))
     skip = {int(word) for word in options.get("--skip", "").split(",") if word}
-    if name != "gpu_nvidia":
-        raise ValueError(f"no such isolated collector: {name}")
+    opened = library(name)
     _settle()
-    service = _Service(skip)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a library prints must not get between the messages
+    service = _Service(opened, skip, answers)
     threading.Thread(target=service.open, daemon=True).start()
     service.listen()
     service.depart(int(options.get("--grace-ns", _GRACE_NS)))
 
 
 class _Service:
-    def __init__(self, skip: set[int]) -> None:
-        self._skip = skip
+    def __init__(self, opened: Callable[..., Any], skip: set[int], answers: int) -> None:
+        self._opened, self._skip, self._answers = opened, skip, answers
         self._page = marker.attach(_MARKER_FD)
         self._sending = threading.Lock()
         self._wanted: dict[int, _Mailbox] = {}
@@ -57,10 +60,12 @@ class _Service:
 
     def open(self) -> None:
         try:
-            Library = _nvml_library()  # noqa: N806 - a class
-            library = Library(self._mark, self._skip)
+            library = self._opened(self._mark, self._skip)
         except Unavailable as reason:
             self._send(["unavailable", reason.kind, reason.message, reason.remedy])
+            return
+        except Exception as error:  # a binding that cannot even be imported
+            self._send(["unavailable", "failed", f"{type(error).__name__}: {error}"[:300], ""])
             return
         _return_memory()
         self._library = library
@@ -81,8 +86,11 @@ class _Service:
                     mailbox.put(message)
 
     def depart(self, grace_ns: int) -> None:
-        """Exit as soon as no call of the driver is interrupted by that."""
+        """End tools, and exit as soon as no call of the driver is interrupted by that."""
         ended_ns = time.monotonic_ns()
+        end_tools = getattr(self._library, "end_tools", None)
+        if end_tools is not None:
+            end_tools()
         while marker.in_calls(self._page):
             if time.monotonic_ns() - ended_ns > grace_ns and not _in_kernel():
                 break
@@ -97,7 +105,11 @@ class _Service:
                 self._send(["adopted", message[1], self._library.inventory[message[1]]])
                 continue
             t_ns = time.monotonic_ns()
-            values = [_plain(value) for value in device.sample()]
+            sampled = device.sample()
+            if sampled is None:  # nothing new
+                sampled = []
+            t_ns = getattr(device, "t_ns", t_ns)  # of values that a tool brought earlier
+            values = [_plain(value) for value in sampled]
             notes = []
             while device.notes:
                 notes.append(list(device.notes.popleft()))
@@ -115,7 +127,7 @@ class _Service:
         with self._sending:
             while data:
                 try:
-                    data = data[os.write(1, data) :]
+                    data = data[os.write(self._answers, data) :]
                 except OSError:  # the recorder is gone; `listen` notices, too
                     return
 
@@ -157,17 +169,6 @@ def _settle() -> None:
             os.close(fd)
     os.lseek(_MARKER_FD, marker.PAGE_BYTES, os.SEEK_SET)
     faulthandler.enable(_MARKER_FD, all_threads=True)  # only that form names the thread
-
-
-def _nvml_library() -> Any:
-    # pynvml imports `find_library` and never calls it; the real module brings subprocess,
-    # tempfile and lzma along, 2 of the 15 MB a helper may have.
-    light = ModuleType("ctypes.util")
-    light.find_library = lambda name: None  # type: ignore[attr-defined]
-    sys.modules.setdefault("ctypes.util", light)
-    from clusterprof.collectors.nvml import Library
-
-    return Library
 
 
 def _return_memory() -> None:

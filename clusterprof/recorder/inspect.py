@@ -7,6 +7,7 @@ administrator's (a permission, a kernel setting), or nobody's on this machine.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.collectors.base import Context
-from clusterprof.errors import CannotStart, Unavailable
+from clusterprof.errors import CannotStart, NothingNew, Unavailable
 from clusterprof.linux.roots import Roots
 from clusterprof.recorder.rundir import choose_base
 
@@ -22,6 +23,8 @@ OWNER_YOU = "you"
 OWNER_ADMIN = "cluster admin"
 OWNER_NOBODY = "impossible here"
 _FOUND_AT_MOST = 4
+_PATIENCE_SECONDS = 4.0  # a tool that reports once a second needs two of them
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,9 @@ def owner_of(why: Unavailable) -> str:
 
 def _look(name: str, collector: Any) -> Look:
     try:
-        columns = list(collector.open())
+        columns = list(_patiently(collector.open))
         try:
-            sample = collector.sample()
+            sample = _patiently(collector.sample)
         finally:
             collector.close()
         if hasattr(collector, "strings"):
@@ -106,6 +109,18 @@ def _look(name: str, collector: Any) -> Look:
         if isinstance(error, KeyboardInterrupt):
             raise
         return _unseen(name, _as_reason(error))
+
+
+def _patiently(ask: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    """Open or sample; a helper process and its tools may need a while."""
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return ask()
+        except NothingNew:
+            if time.monotonic() > end:
+                raise Unavailable("failed", "nothing has come") from None
+        time.sleep(_LOOK_SECONDS)
 
 
 def _values(name: str, columns: Sequence[Any], sample: Sequence[Any]) -> Look:

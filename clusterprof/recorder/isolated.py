@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from clusterprof.collectors.base import Context, Value
-from clusterprof.collectors.nvml import why_absent
-from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
+from clusterprof.recorder import drivers
 from clusterprof.recorder.child import Child
 from clusterprof.recorder.remote import DEADLINE_NS, Backoff, Remote
 from clusterprof.signals import BY_NAME, Signal
@@ -28,8 +28,6 @@ _FIRST_WAIT_SECONDS = 2.0
 _ABANDONED_AT_MOST = 2
 _LIBRARY = -1
 _STARTING = Unavailable("failed", "the helper process is starting")
-_SILENT = Unavailable("failed", "NVML does not answer", "look at the driver; others are unaffected")
-_RESTING = Unavailable("failed", "NVML crashed its process; it is left alone for a while")
 _STORM = Unavailable("failed", "earlier helpers still hang in the driver", "reboot the node")
 
 
@@ -46,14 +44,20 @@ class IsolatedCollector:
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
-        absent: Callable[[Mapping[str, str]], Unavailable | None] = why_absent,
+        absent: Callable[[Mapping[str, str]], Unavailable | None] | None = None,
         options: Sequence[str] = (),
         first_wait_seconds: float = _FIRST_WAIT_SECONDS,
     ) -> None:
         self.name = name
         self.sampled_ns = 0
         """When the newest of the values that `sample()` returned were taken."""
-        self._python, self._clock, self._absent, self._options = python, clock, absent, options
+        self._python, self._clock, self._options = python, clock, options
+        self._absent = absent or (lambda environ: drivers.why_absent(name, environ))
+        word = drivers.WORDS.get(name, name)
+        look = "look at the driver; others are unaffected"
+        self._silent = Unavailable("failed", f"{word} does not answer", look)
+        crashed = f"{word} crashed its process; it is left alone for a while"
+        self._resting = Unavailable("failed", crashed)
         self._environment = dict(os.environ if environment is None else environment)
         self._child: Child | None = None
         self._left: list[Child] = []
@@ -73,31 +77,38 @@ class IsolatedCollector:
         return None if self._child is None else self._child.pid
 
     def open(self) -> Sequence[tuple[Signal, str]]:
-        """Start the helper and return its devices' columns; raises Unavailable.
+        """Start the helper and return its devices' columns.
 
         Waits for the devices and their first values a while, and only the first time; later
-        calls, from within the loop, find what has arrived since.
+        calls, from within the loop, find what has arrived since. Raises Unavailable, or NothingNew
+        while the helper still looks for devices.
         """
         if self._refusal is None:
             self._refusal = self._absent(self._environment)
         now_ns = self._clock()
         if self._refusal is None and self._child is None:
             if not self._rest.over(now_ns):
-                raise _RESTING
+                raise self._resting
             self._start(now_ns)
         self._receive(now_ns)
         end, self._first = time.monotonic() + self._first * self._first_wait_seconds, False
         self._wait(end, lambda: self._opened or self._refusal is not None)
         self._refuse()
         if not self._opened:
-            raise _SILENT if self._late_opening(self._clock()) else _STARTING
+            if self._child is None:
+                raise self._resting
+            raise self._silent if self._late_opening(self._clock()) else NothingNew
         self._changed = False
         self._ask(self._clock())
         self._wait(end, lambda: not any(device.owes for device in self._devices))
         return [(BY_NAME[name], device.id) for device in self._devices for name in self._signals]
 
     def sample(self) -> Sequence[Value]:
-        """Return what has arrived; raises DevicesChanged when a restart found other devices."""
+        """Return what has arrived.
+
+        Raises DevicesChanged when a restart found other devices, NothingNew when a device says so
+        or one behind a tool takes its time.
+        """
         now_ns = self._clock()
         if self._child is None and self._rest.over(now_ns):
             self._start(now_ns)
@@ -107,6 +118,12 @@ class IsolatedCollector:
         self._late_opening(now_ns)
         values: list[Value] = []
         width = len(self._signals)
+        if any(device.waits_for_news for device in self._devices):
+            for device in self._devices:
+                self._events += device.overdue(now_ns, self._child)
+            if not any(device.hangs for device in self._devices):
+                self._ask(now_ns)
+                raise NothingNew
         for device in self._devices:
             self._events += device.overdue(now_ns, self._child)
             taken = device.take()

@@ -7,8 +7,10 @@ from typing import Any
 from clusterprof.collectors.base import Value
 from clusterprof.errors import Unavailable
 from clusterprof.recorder.child import Child
+from clusterprof.recorder.drivers import ELSEWHERE
 
 DEADLINE_NS = 1_000_000_000
+_LIBRARY_WORDS = {"gpu_nvidia": "nvml "}
 _REST_NS, _REST_AT_MOST_NS = 1_000_000_000, 60_000_000_000
 _NOT_YET = Unavailable("failed", "no answer yet")
 _PARKED = Unavailable(
@@ -53,11 +55,24 @@ class Remote:
         self._adopting = False
         self._values: list[Value] | None = None
         self._hung: Unavailable | None = None
+        self._nothing_new = False
 
     @property
     def owes(self) -> bool:
         """True while a question is not answered."""
         return self._asked_ns is not None
+
+    @property
+    def waits_for_news(self) -> bool:
+        """True when nothing is new, or an answer that may take its time is still to come."""
+        coming = self.owes and not self.skipped and self._hung is None
+        patient = self._collector in ELSEWHERE
+        return self._values is None and (self._nothing_new or (patient and coming))
+
+    @property
+    def hangs(self) -> bool:
+        """True while its answer is late."""
+        return self._hung is not None
 
     def ask(self, child: Child, now_ns: int) -> None:
         """Ask for values, or for the device to be taken up again, unless an answer is owed."""
@@ -78,8 +93,10 @@ class Remote:
         events = [(kind, {**self._who(), **attributes}) for kind, attributes in notes]
         if sequence == self._sequence:
             events += self._settle(now_ns)
-            self.t_ns = t_ns
-            self._values = [_value(value) for value in values]
+            self._nothing_new = not values
+            if values:
+                self.t_ns = t_ns
+                self._values = [_value(value) for value in values]
         return events
 
     def adopted(self, entry: dict[str, Any]) -> bool:
@@ -95,7 +112,7 @@ class Remote:
             return []
         call = child.in_call(self.index) if child is not None else None
         name = call.call if call is not None else ""
-        inside = f" (inside nvml {name})" if name else ""
+        inside = f" (inside {_LIBRARY_WORDS.get(self._collector, '')}{name})" if name else ""
         self._hung = Unavailable("failed", f"no answer for over a second{inside}")
         return [("collector-hung", {**self._who(), "call": name})]
 
@@ -118,7 +135,7 @@ class Remote:
     def forget(self) -> None:
         """The helper that was asked is gone; what it answered before still counts."""
         self._asked_ns = None
-        self._adopting = False
+        self._adopting = self._nothing_new = False
         self._hung = None
 
     def _settle(self, now_ns: int) -> list[tuple[str, dict[str, Any]]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterprof.collectors.base import Context
 from clusterprof.errors import CannotStart
-from clusterprof.recorder import identity, inventory, neighbour
+from clusterprof.recorder import drivers, identity, inventory, neighbour
 from clusterprof.recorder.budget import Budget
 from clusterprof.recorder.clock import SystemClock
 from clusterprof.recorder.dumps import Dumps
@@ -106,7 +106,7 @@ class Service:
         slots = []
         for kind in collectors:
             name, default_ns = str(kind.name), int(kind.interval_ns)  # type: ignore[attr-defined]
-            if not order.plan.enabled(name):
+            if not order.plan.enabled(name) or not _may_be_here(name):
                 continue
             try:
                 collector = isolate(name, context) if kind.isolated else kind(context)  # type: ignore[attr-defined]
@@ -202,6 +202,11 @@ class _Ending:
             return self._registry.anybody()
 
         return leave(self._order.run_dir, somebody_joined)
+
+
+def _may_be_here(name: str) -> bool:
+    """False for accelerators of other makers than this node's: what nobody misses is no gap."""
+    return name not in drivers.ELSEWHERE or drivers.why_absent(name, os.environ) is None
 
 
 def isolate(name: str, context: Context) -> Any:

@@ -59,6 +59,10 @@ class Slot:
                     tuple(signal.name for signal, _ in columns),
                     tuple(device for _, device in columns),
                 )
+        except NothingNew:  # it is still looking for its devices: no hole yet
+            self.status = "opening"
+            self.due_ns = now_ns + _RETRY_NS
+            return
         except Unavailable as reason:
             self.status = reason.kind
             self._whole_gap(now_ns, reason)

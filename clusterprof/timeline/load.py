@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from clusterprof.timeline.buffers import ColumnBuffer, Key, merge, times_of
+from clusterprof.timeline.device_users import DeviceUsers
 from clusterprof.timeline.model import Chunk, Series
 from clusterprof.timeline.processes import ProcessBuffer
 from clusterprof.trace.reader import NodeReader
@@ -125,9 +125,8 @@ class _Assembly:
         self.kept_events: list[Event] = []
         self._columns: dict[str, list[ColumnBuffer]] = {}
         self._processes = ProcessBuffer()
+        self._users = DeviceUsers()
         self._events: list[Event] = []
-        self._works_on: dict[str, str] = {}
-        """pid -> the device it was last seen to work on."""
         self._open_gaps: list[Gap] = []
 
     def chunks(self, frames: Iterable[Sequence[Record | PackedSpans]]) -> Iterator[Chunk]:
@@ -207,17 +206,7 @@ class _Assembly:
         """Every segment begins with one; devices that appeared meanwhile stay."""
         known = {device.get("id") for device in header.devices}
         more = [device for device in self.header.devices if device.get("id") not in known]
-        self.header = replace(header, devices=self._with_users([*header.devices, *more]))
-
-    def _with_users(self, devices: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Name with every device the processes that were last seen to work on it, as `users`."""
-        if not self._works_on:
-            return list(devices)
-        users: dict[str, list[int]] = {}
-        for pid, device in self._works_on.items():
-            if pid.isdecimal():
-                users.setdefault(device, []).append(int(pid))
-        return [{**device, "users": users.get(str(device.get("id")), [])} for device in devices]
+        self.header = replace(header, devices=self._users.named([*header.devices, *more]))
 
     def _add_event(self, event: Event) -> None:
         self._saw(event.t_ns, event.t_ns)
@@ -230,9 +219,8 @@ class _Assembly:
             if event.attributes.get("id") not in known:
                 devices = [*self.header.devices, dict(event.attributes)]
                 self.header = replace(self.header, devices=devices)
-        if event.kind == "device-used":
-            self._works_on[str(event.attributes.get("pid"))] = str(event.attributes.get("device"))
-            self.header = replace(self.header, devices=self._with_users(self.header.devices))
+        if event.kind == "device-appeared" or self._users.saw(event):
+            self.header = replace(self.header, devices=self._users.named(self.header.devices))
         if len(self.kept_events) < MOST_EVENTS:
             self.kept_events.append(event)
 

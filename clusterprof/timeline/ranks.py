@@ -8,7 +8,7 @@ that own an accelerator, else the busiest of the command and its descendants. Th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clusterprof.probe.layout import FETCH, FIRST_USER_KIND, WORKER_START
@@ -137,17 +137,22 @@ def _devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
 
     What the process said, by a name the device has; else what the device says of its owner, or
     the recorder saw of its users; else the only device of the only process, else the devices in
-    order of the local ranks.
+    order of the local ranks. A device that does not tell when it is busy (`tells_busy` false in the
+    header) is nobody's: what it cannot say, the host must.
     """
-    known = [str(d["id"]) for d in chunk.header.devices if "id" in d]
-    known += sorted({d for name, d in chunk.series if name.startswith("gpu.")} - set(known) - {""})
-    named = {str(d["uuid"]): str(d["id"]) for d in chunk.header.devices if "uuid" in d}
-    owned = {d["pid"]: str(d["id"]) for d in chunk.header.devices if "pid" in d and "id" in d}
-    for device in chunk.header.devices:
-        owned |= {pid: str(device.get("id")) for pid in _users(device) if pid not in owned}
+    listed = [d for d in chunk.header.devices if "id" in d]
+    silent = {str(d["id"]) for d in listed if d.get("tells_busy") is False} | {""}
+    telling = [d for d in listed if str(d["id"]) not in silent]
+    known = [str(d["id"]) for d in telling]
+    known += sorted(
+        {d for name, d in chunk.series if name.startswith("gpu.")} - set(known) - silent
+    )
+    named = {str(d["uuid"]): str(d["id"]) for d in telling if "uuid" in d}
+    owned = _owners(telling)
     found = {}
     for main in mains:
         said = str(main.registration.get("device") or "")
+        said = "" if said in silent else said
         said = said if said in known else named.get(said, said)
         seen = "" if said in known else _owned_by(chunk, main, owned)
         found[main.pid] = seen or said
@@ -161,6 +166,18 @@ def _devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
             if number is not None and number < len(known):
                 found[process.pid] = known[number]
     return found
+
+
+def _owners(devices: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
+    """The device of each process that one names: its owner first, of several devices the first."""
+    owned: dict[Any, str] = {}
+    for device in devices:
+        if "pid" in device:
+            owned.setdefault(device["pid"], str(device["id"]))
+    for device in devices:
+        for pid in _users(device):
+            owned.setdefault(pid, str(device["id"]))
+    return owned
 
 
 def _users(device: Mapping[str, Any]) -> list[int]:

@@ -106,8 +106,8 @@ class Event:
 
     t_ns: int
     kind: str
-    """process-registered, process-exited, group-announced, operation-under-way, collector-hung,
-    collector-recovered, disk-full, disk-resumed, recorder-stopped, oom-kill, …"""
+    """process-registered, process-exited, group-announced, operation-under-way, device-owner,
+    collector-hung, collector-recovered, disk-full, disk-resumed, recorder-stopped, oom-kill, …"""
     attributes: dict[str, Any]
 
 

@@ -212,28 +212,6 @@ def test_silence_is_one_long_chunk() -> None:
     assert [a.end_ns for a in found[:-1]] == [b.start_ns for b in found[1:]]
 
 
-def test_a_device_that_appears_later_is_in_the_header_from_then_on() -> None:
-    device = {"id": "emulated-0", "pid": 100, "emulated": True}
-    records = [*one_second_each(25), Event(ns(12), "device-appeared", device), header()]
-    records.append(Clock(ns(30), 0, 0))
-    assert list(chunks_of(records, ns(10)))[-1].header.devices == [device]
-
-
-def test_devices_name_the_processes_last_seen_to_work_on_them() -> None:
-    known = replace(header(), devices=[{"id": "a"}, {"id": "b"}])
-
-    def used(seconds: float, pid: int, device: str) -> Event:
-        about = {"pid": pid, "started_ticks": 1, "device": device}
-        return Event(ns(seconds), "device-used", about)
-
-    records = [known, *one_second_each(25), used(3, 100, "a"), used(4, 101, "a"), used(5, 100, "b")]
-    records += [known, Clock(ns(30), 0, 0)]  # every segment begins with a header
-    assert list(chunks_of(records, ns(10)))[-1].header.devices == [
-        {"id": "a", "users": [101]},
-        {"id": "b", "users": [100]},
-    ]
-
-
 @pytest.mark.parametrize(
     "records", [[], [header()], [Clock(5, 5, 5)], [spans(1, 1)], [disk()], [disk((3, 1))]], ids=str
 )

@@ -106,6 +106,28 @@ def test_without_spans_and_ranks_those_that_use_a_device_train() -> None:
     assert [(r.pid, r.device) for r in ranks_of(found)] == [(101, "a"), (102, "b")]
 
 
+def test_of_several_cores_a_process_has_the_first_and_others_their_own() -> None:
+    mains = [
+        process(100, spans=STEPS, registration=named(RANK="0", LOCAL_RANK="0")),
+        process(101, spans=STEPS, registration=named(RANK="1", LOCAL_RANK="1")),
+    ]
+    owners = {0: 100, 1: 100, 2: 101, 3: 101}  # by order of local ranks the second had core 1
+    cores = [{"id": f"neuron-0-core-{n}", "pid": pid} for n, pid in owners.items()]
+    found = ranks_of(with_devices(chunk(2, mains), *cores))
+    assert [r.device for r in found] == ["neuron-0-core-0", "neuron-0-core-2"]
+
+
+def test_a_device_that_does_not_tell_when_it_is_busy_is_nobodys() -> None:
+    silent = {"id": "HL-1", "tells_busy": False}
+    series = {("gpu.power_watts", "HL-1"): busy_counter([], 2)}
+    for said in ("", "HL-1"):
+        one = process(100, spans=STEPS, registration=named(device=said, LOCAL_RANK="0"))
+        found = with_devices(chunk(2, [one], series), silent)
+        assert [r.device for r in ranks_of(found)] == [""]
+    both = with_devices(chunk(2, [process(100, spans=STEPS)], series), silent, {"id": "GPU-a"})
+    assert [r.device for r in ranks_of(both)] == ["GPU-a"]
+
+
 def test_the_only_process_has_the_only_device_even_if_only_its_samples_name_it() -> None:
     series = {("gpu.busy_ns_total", "GPU-a"): busy_counter([], 2)}
     assert seen(chunk(2, [process(100, spans=STEPS)], series)) == [(None, 100, "GPU-a", [], True)]

@@ -1,0 +1,28 @@
+"""Intel Gaudi through its management library (`pyhlml`), else through `hl-smi`.
+
+Identity of a device is its UUID. What Gaudi calls utilisation is drawn from its power, so nothing
+says how long a Gaudi was busy: lost time of its ranks is what the host's waits bound from above
+(docs/design.md, section 15). With `hl-smi` alone there is a reading every 5 s.
+
+Library and tool run in the helper process, which they may hang or crash; the tool is ended with it.
+Which process uses which device is told by neither: ranks take devices in the order of local ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from clusterprof.collectors.base import OpenedHere
+from clusterprof.collectors.hlml import library
+
+
+class GpuGaudiCollector(OpenedHere):
+    """Power, memory, clocks, throttling, temperature, errors of Gaudi accelerators."""
+
+    name: ClassVar[str] = "gpu_gaudi"
+    interval_ns: ClassVar[int] = 1_000_000_000
+
+    def library(self, mark: Callable[[int, str], None]) -> Any:
+        """Open HLML or hl-smi in this process."""
+        return library(mark)

@@ -1,0 +1,15 @@
+"""Numbers of the library's return values, as HLML's header has them."""
+
+
+class HLML_RETURN:  # noqa: N801 - the binding's own name
+    HLML_SUCCESS = 0
+    HLML_ERROR_UNINITIALIZED = 1
+    HLML_ERROR_INVALID_ARGUMENT = 2
+    HLML_ERROR_NOT_SUPPORTED = 3
+    HLML_ERROR_NOT_FOUND = 6
+    HLML_ERROR_DRIVER_NOT_LOADED = 9
+    HLML_ERROR_TIMEOUT = 10
+    HLML_ERROR_AIP_IS_LOST = 15
+    HLML_ERROR_MEMORY = 20
+    HLML_ERROR_NO_DATA = 21
+    HLML_ERROR_UNKNOWN = 49
