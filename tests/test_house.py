@@ -68,6 +68,7 @@ def test_every_cause_is_registered_under_its_file_name_and_has_a_whole_page() ->
     ids = [detector.cause.id for detector in DETECTORS]
     assert len(set(ids)) == len(ids)
     shared = {"asleep", "pauses", "base", "registry", "pages", "peers", "network", "storage"}
+    shared.add("storage_others")
     files = modules_of(clusterprof.detectors, shared)
     assert {name.replace("_", "-") for name in files} == set(ids)
     for name in files:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from clusterprof.collectors.cgroup import CgroupCollector
+from clusterprof.collectors.cifs import CifsCollector
 from clusterprof.collectors.cores import CoresCollector
 from clusterprof.collectors.cpu import CpuCollector
 from clusterprof.collectors.disk import DiskCollector
 from clusterprof.collectors.ethtool import EthtoolCollector
 from clusterprof.collectors.gpu_emulated import GpuEmulatedCollector
 from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
+from clusterprof.collectors.lustre import LustreCollector
 from clusterprof.collectors.memory import MemoryCollector
 from clusterprof.collectors.mounts import MountsCollector
 from clusterprof.collectors.network import NetworkCollector
@@ -28,6 +30,8 @@ COLLECTORS: tuple[type, ...] = (
     ProcessesCollector,
     DiskCollector,
     MountsCollector,
+    LustreCollector,
+    CifsCollector,
     NetworkCollector,
     EthtoolCollector,
     RdmaCollector,

@@ -14,8 +14,10 @@ the job, or its neighbours, leave too little for the page cache, each epoch pays
 
 The kernel remembers what it evicted lately: a page that comes back too soon is a refault
 (`memory.refaults_total`). Its share is the time the loading thread was reading or blocked on reads,
-times refaulted bytes over all bytes that disks and NFS mounts read during those waits, if that is
-at least 0.3. The rest stays with `storage-local` or the causes of a network file system.
+times refaulted bytes over all bytes that disks and mounts read during those waits, if that is
+at least 0.3. The rest stays with `storage-local` or the causes of a network file system. Evidence
+is also how much of what the loaders asked for the cache did not have (bytes read from devices and
+file servers over bytes read by calls, `/proc/<pid>/io`).
 
 ## What to do
 
@@ -34,11 +36,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from clusterprof import signals
 from clusterprof.detectors.base import Claims, busiest, grown, waited
 from clusterprof.detectors.storage import PAGE_BYTES, reading_of
 from clusterprof.findings import Cause, Evidence
-from clusterprof.timeline.model import Feeding, Lost, Rank
+from clusterprof.timeline import series
+from clusterprof.timeline.model import Feeding, Float, Lost, Rank
 
 
 class StorageColdCache:
@@ -68,7 +73,7 @@ class StorageColdCache:
             return Claims(share, "B")
         pages = grown(rank, signals.MEMORY_REFAULTS.name, "", lost, share) or 0.0
         disk, read_bytes = busiest(rank, signals.DISK_READ_BYTES.name, lost, share)
-        evidence = (
+        evidence = [
             Evidence(
                 "memory.refaulted_bytes_total",
                 pages * PAGE_BYTES,
@@ -81,5 +86,26 @@ class StorageColdCache:
                 "bytes",
                 "read from the disk during those waits",
             ),
-        )
-        return Claims(share, "B", evidence, disk)
+        ]
+        missed = _missed_ratio(rank, lost, share)
+        if missed is not None:
+            note = "of the bytes the loaders asked for, the page cache did not have"
+            evidence.append(Evidence("page_cache.missed_ratio", missed, "ratio", note))
+        return Claims(share, "B", tuple(evidence), disk)
+
+
+def _missed_ratio(rank: Rank, lost: Lost, share: Float) -> float | None:
+    """Bytes the rank's processes had to wait for, of those they asked for; None when unknown."""
+    rows = np.flatnonzero(share > 0)
+    start, end = lost.start_ns[rows], lost.end_ns[rows]
+    asked = fetched = 0.0
+    for process in (rank.main, *rank.workers):
+        io = process.io
+        if io is None or not io.t_ns.size:
+            continue
+        chars = series.rise_of(io.t_ns, io.read_chars, start, end)
+        read = series.rise_of(io.t_ns, io.read_bytes, start, end)
+        known = ~np.isnan(chars + read)
+        asked += float(chars[known].sum())
+        fetched += float(read[known].sum())
+    return min(1.0, fetched / asked) if asked > 0 else None

@@ -8,41 +8,8 @@ A collector may not write, and a detector may not read, what is not listed here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from clusterprof.units import unit_of
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    """One named kind of number; `device` says of what there is one value each ("" = the node)."""
-
-    name: str
-    device: str
-    doc: str
-
-    def __post_init__(self) -> None:
-        unit_of(self.name)  # raises ValueError when the name does not end with its unit
-
-    @property
-    def unit(self) -> str:
-        """The canonical unit the name promises."""
-        return unit_of(self.name)
-
-    @property
-    def is_counter(self) -> bool:
-        """True for integrals that only grow; False for gauges, which are values of an instant."""
-        return self.name.endswith("_total")
-
-
-_CATALOGUE: list[Signal] = []
-
-
-def _signal(name: str, device: str, doc: str) -> Signal:
-    signal = Signal(name, device, doc)
-    _CATALOGUE.append(signal)
-    return signal
-
+from clusterprof.signals.made import DECLARED, Signal
+from clusterprof.signals.made import declare as _signal
 
 # --- cpu: /proc/stat ---------------------------------------------------------------------------
 CPU_USER = _signal("cpu.user_ns_total", "cpu", "Time running user code, nice included.")
@@ -107,25 +74,8 @@ CGROUP_MEMORY_HIGH = _signal(
 )
 CGROUP_OOM_KILLS = _signal("cgroup.oom_kills_total", "", "Processes of the job killed for memory.")
 
-# --- disk: /proc/diskstats ----------------------------------------------------------------------
-DISK_READ_BYTES = _signal("disk.read_bytes_total", "disk", "Bytes read from the device.")
-DISK_READS = _signal("disk.reads_total", "disk", "Read requests completed.")
-DISK_READ_TIME = _signal("disk.read_ns_total", "disk", "Sum over reads of queue and service time.")
-DISK_WRITE_BYTES = _signal("disk.write_bytes_total", "disk", "Bytes written to the device.")
-DISK_WRITES = _signal("disk.writes_total", "disk", "Write requests completed.")
-DISK_WRITE_TIME = _signal("disk.write_ns_total", "disk", "Sum over writes of their time.")
-DISK_BUSY = _signal("disk.busy_ns_total", "disk", "Time with at least one request outstanding.")
-DISK_QUEUE = _signal("disk.queue_ns_total", "disk", "Integral of the requests outstanding.")
-
-# --- mounts: /proc/self/mountstats (NFS); device = "<mount point>" or "<mount point>:<OP>" -------
-NFS_OPS = _signal("nfs.operations_total", "mount:op", "Operations of this kind finished.")
-NFS_QUEUE = _signal("nfs.queue_ns_total", "mount:op", "Sum of time waiting for an RPC slot.")
-NFS_RTT = _signal("nfs.rtt_ns_total", "mount:op", "Sum of time between sending and the reply.")
-NFS_EXECUTE = _signal("nfs.execute_ns_total", "mount:op", "Sum of time from request to result.")
-NFS_RETRANSMITS = _signal("nfs.retransmits_total", "mount:op", "Requests sent more than once.")
-NFS_READ_BYTES = _signal("nfs.read_bytes_total", "mount", "Bytes received from the server.")
-NFS_WRITE_BYTES = _signal("nfs.write_bytes_total", "mount", "Bytes sent to the server.")
-NFS_BACKLOG = _signal("nfs.backlog_count_total", "mount", "Integral of the requests in backlog.")
+# --- disk, mounts, lustre, cifs ------------------------------------------------------------------
+from clusterprof.signals.storage import *  # noqa: E402, F403 - in the order of the catalogue
 
 # --- network: /proc/net/dev, /sys/class/net, /proc/net/snmp, netstat ------------------------------
 NET_RECEIVE = _signal("network.receive_bytes_total", "nic", "Bytes received.")
@@ -284,5 +234,5 @@ SELF_RSS = _signal("self.rss_bytes", "process", "Memory of the recorder or a hel
 SELF_LATE = _signal("self.late_ns_total", "", "Sum of time by which samples were taken late.")
 SELF_TICKS_MISSED = _signal("self.ticks_missed_total", "", "Samples that were not taken at all.")
 
-CATALOGUE: tuple[Signal, ...] = tuple(_CATALOGUE)
+CATALOGUE: tuple[Signal, ...] = tuple(DECLARED)
 BY_NAME: dict[str, Signal] = {signal.name: signal for signal in CATALOGUE}
