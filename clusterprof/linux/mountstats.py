@@ -131,7 +131,9 @@ def _parse_mount(point: str, body: bytes) -> NfsMount:
 def _parse_transport(fields: list[bytes]) -> NfsTransport:
     words = _WORDS[fields[1]]
     return NfsTransport._make(
-        int(fields[at]) if at is not None and at < len(fields) else None for at in words
+        # What is no number is not known; it must not cost the rest of the mount.
+        int(fields[at]) if at is not None and at < len(fields) and fields[at].isdigit() else None
+        for at in words
     )
 
 
