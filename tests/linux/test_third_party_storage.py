@@ -1,7 +1,7 @@
 """Our readers of storage on the tree node_exporter is tested on: every counter that both know.
 
-Which of theirs is which of ours is the table of docs/agreement.md, read here. The trees are not ours
-to ship: they are read where they lie, beside the repository.
+Which of theirs is which of ours is the table of docs/agreement.md, read here. The trees are not
+ours to ship: they are read where they lie, beside the repository.
 """
 
 from __future__ import annotations

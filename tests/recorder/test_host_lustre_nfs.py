@@ -1,7 +1,6 @@
 """A node whose data lie on file servers: what doctor says of it, and what is recorded there.
 
-After a change that is meant: CLUSTERPROF_ACCEPT_GOLDEN=1 python -m pytest tests/recorder/…, and look
-at the diff.
+After a change that is meant run this with CLUSTERPROF_ACCEPT_GOLDEN=1, and look at the diff.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from clusterprof.trace.dump import dump
 from clusterprof.trace.schema import Clock, Header
 from clusterprof.trace.writer import RecordingWriter
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[1] / "hosts/lustre-nfs"
 KINDS = (MemoryCollector, DiskCollector, MountsCollector, LustreCollector, CifsCollector)
 NOW_NS = 5_000_000_000
 
@@ -45,7 +44,7 @@ def test_what_doctor_says(host) -> None:
     roots = host("lustre-nfs")
     looks = [asdict(look) for look in look_at(KINDS, roots)]
     assert [look["status"] for look in looks] == ["available"] * len(KINDS)
-    check("lustre-nfs.doctor.json", json.dumps(looks, indent=1) + "\n", roots)
+    check("doctor.json", json.dumps(looks, indent=1) + "\n", roots)
 
 
 def test_what_is_recorded(host, tmp_path: Path) -> None:
@@ -73,4 +72,4 @@ def test_what_is_recorded(host, tmp_path: Path) -> None:
         writer.append(*slot.take(NOW_NS))
         slot.close()
     writer.close()
-    check("lustre-nfs.recording.jsonl", "\n".join(dump(tmp_path)) + "\n", roots)
+    check("recording.jsonl", "\n".join(dump(tmp_path)) + "\n", roots)
