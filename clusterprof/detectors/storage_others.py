@@ -4,7 +4,7 @@ The kernel says what each disk moved and what each process of the job moved, not
 
     the disk moved            |====== the job's, at most ======|======== others', at least =======|
 
-Processes are read half as often a second as a wait may last, so both are asked for the waits and a
+Processes are read twice a second, and waits are shorter, so both are asked for the waits and a
 second around each. What the job read is taken off what the disk read. What it wrote may reach a
 disk half a minute later, so all that it wrote in the chunk is taken off what the disk wrote
 meanwhile, and what went to and from swap is nobody's. The disk is the one that was busy longest,
@@ -74,8 +74,8 @@ def others_of(rank: Rank, lost: Lost, share: Float) -> Others:
 
 def _around(chunk: Chunk, start: Int, end: Int) -> tuple[Int, Int]:
     """The pieces with a second around each, as stretches that do not overlap."""
-    low = np.maximum(start - AROUND_NS, chunk.start_ns)
-    high = np.minimum(end + AROUND_NS, chunk.end_ns)
+    low = np.maximum(start - AROUND_NS, np.minimum(start, chunk.start_ns))
+    high = np.minimum(end + AROUND_NS, np.maximum(end, chunk.end_ns))
     order = np.argsort(low, kind="stable")
     low, high = low[order], np.maximum.accumulate(high[order])
     first = np.concatenate([[True], low[1:] > high[:-1]])
@@ -106,7 +106,8 @@ def _job_read(chunk: Chunk, start: Int, end: Int) -> float | None:
         first, last = io.t_ns[0], io.t_ns[-1]
         low, high = np.clip(start, first, last), np.clip(end, first, last)
         total += float(series.rise_of(io.t_ns, io.read_bytes, low, high).sum())
-        if (start < first).any():  # what it had read by its first reading it may have read just now
+        born = chunk.first or first > chunk.start_ns + AROUND_NS
+        if born and (start < first).any():  # what its first reading holds may be of these waits
             total += float(io.read_bytes[0])
     return total if seen and not np.isnan(total) else None
 
