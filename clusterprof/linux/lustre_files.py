@@ -69,7 +69,12 @@ class Files:
         """Return the content of "osc/…/stats"; raises `Unavailable`, denied before absent."""
         held = self._held.get(name)
         if held is not None:
-            return held.read()
+            try:
+                return held.read()
+            except Unavailable:
+                held.close()  # it may come back, and elsewhere
+                del self._held[name], self._where[name]
+                raise
         if name in self._where:
             return read_once(self._where[name])
         why: Unavailable | None = None

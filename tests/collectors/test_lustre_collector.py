@@ -142,13 +142,13 @@ class Rig:
 
     def next(self, seconds: float = 1) -> dict[tuple[str, str], object]:
         self.clock.now_ns += round(seconds * 1e9)
-        try:
-            self.collector.sample()  # asks; what it brings is of now
-        except NothingNew:
-            pass
-        assert self.collector._aside._worker is not None
-        assert self.collector._aside._worker.answered.wait(10)
+        self.settle()
+        self.collector.sample()  # what was read before; it asks, and what that brings is of now
+        self.settle()
         return dict(zip(self.columns, self.collector.sample()))
+
+    def settle(self) -> None:
+        assert self.collector._aside._worker.answered.wait(10)
 
     def edit(self, file: str, old: str, new: str) -> None:
         path = self.debug / file
@@ -222,6 +222,7 @@ def test_connections_are_read_every_ten_seconds(rig: Rig) -> None:
 
 
 def test_a_client_that_hangs_costs_the_loop_nothing(rig: Rig) -> None:
+    rig.settle()
     rig.collector._aside._worker.answered.clear()  # as while a lock is held
     rig.clock.now_ns += 1_000_000_000
     rig.collector._aside._worker.asked_ns = rig.clock.now_ns
