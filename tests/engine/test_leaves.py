@@ -24,7 +24,7 @@ def blocked_on(letter: str, read: int = 0, **signals: float) -> Script:
     script.worker_spans = [
         (*span[:6], read) if span[0] == layout.FETCH else span for span in script.worker_spans
     ]
-    device = {"nfs": "/data", "tcp": "eth0", "disk": "vda"}
+    device = {"nfs": "/data", "lustre": "/data", "tcp": "eth0", "disk": "vda"}
     for name, rate in signals.items():
         kind, _, rest = name.partition("_")
         rest, _, operation = rest.partition("__")
@@ -53,6 +53,11 @@ READS = {"nfs_operations_total__READ": 100, "nfs_read_bytes_total": 1 << 20}
         ("N", {**READS, "nfs_rtt_ns_total__READ": 0.4 * S, "nfs_execute_ns_total__READ": 0.4 * S,
                "nfs_operations_total__OPEN": 100, "nfs_rtt_ns_total__OPEN": 0.6 * S,
                "nfs_execute_ns_total__OPEN": 0.6 * S},
+         {"storage-metadata": 3.6, "storage-remote": 2.4}),
+        # of 2 s of RPCs to servers in each second, 1.2 s to those of metadata
+        ("N", {"lustre_fetched_bytes_total": 1 << 20,
+               "lustre_rpcs_total__read": 100, "lustre_rpc_ns_total__read": 0.8 * S,
+               "lustre_rpcs_total__metadata": 900, "lustre_rpc_ns_total__metadata": 1.2 * S},
          {"storage-metadata": 3.6, "storage-remote": 2.4}),
         ("W", {"tcp_job_received_bytes_total": 1e6}, {"storage-object": 6.0}),
         ("I", {"tcp_job_received_bytes_total": 1e6}, {"storage-object": 6.0}),
