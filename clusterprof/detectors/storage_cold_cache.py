@@ -17,7 +17,8 @@ The kernel remembers what it evicted lately: a page that comes back too soon is 
 times refaulted bytes over all bytes that disks and mounts read during those waits, if that is
 at least 0.3. The rest stays with `storage-local` or the causes of a network file system. Evidence
 is also how much of what the loaders asked for the cache did not have (bytes read from devices and
-file servers over bytes read by calls, `/proc/<pid>/io`).
+file servers over bytes read by calls, `/proc/<pid>/io`), and what a sample cost: a data set that is
+cached needs nothing after its first epoch.
 
 ## What to do
 
@@ -29,7 +30,7 @@ pinned buffers), shard the data over nodes, or cache decoded samples on a local 
 The counter is of the whole node, in pages of 4 KiB. A data set much larger than memory is evicted
 for longer than the kernel remembers, which is no refault, and no cache would have held it. Network
 and user-space file systems that do not use the page cache never refault. The first epoch reads
-everything once, and is never cold by this rule.
+everything once, and is never cold by this rule. Bytes per sample are not compared between epochs.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from clusterprof import signals
 from clusterprof.detectors.base import Claims, busiest, grown, waited
 from clusterprof.detectors.storage import PAGE_BYTES, reading_of
 from clusterprof.findings import Cause, Evidence
+from clusterprof.probe import layout
 from clusterprof.timeline import series
 from clusterprof.timeline.model import Feeding, Float, Lost, Rank
 
@@ -91,7 +93,25 @@ class StorageColdCache:
         if missed is not None:
             note = "of the bytes the loaders asked for, the page cache did not have"
             evidence.append(Evidence("page_cache.missed_ratio", missed, "ratio", note))
+        per_sample = _sample_bytes(rank, lost, share)
+        if per_sample is not None:
+            note = "were read for each sample; a data set that is cached needs none after an epoch"
+            evidence.append(Evidence("loader.sample_read_bytes", per_sample, "bytes", note))
         return Claims(share, "B", tuple(evidence), disk)
+
+
+def _sample_bytes(rank: Rank, lost: Lost, share: Float) -> float | None:
+    """Bytes that fetches read from devices per sample, from the first to the last claimed wait."""
+    rows = np.flatnonzero(share > 0)
+    start, end = lost.start_ns[rows].min(), lost.end_ns[rows].max()
+    samples = read_bytes = 0
+    for process in (rank.main, *rank.workers):
+        fetches = process.spans.get(layout.FETCH)
+        if fetches is not None:
+            inside = (fetches.end_ns > start) & (fetches.end_ns <= end) & (fetches.d >= 0)
+            samples += int(fetches.a[inside].sum())
+            read_bytes += int(fetches.d[inside].sum())
+    return read_bytes / samples if samples > 0 else None
 
 
 def _missed_ratio(rank: Rank, lost: Lost, share: Float) -> float | None:

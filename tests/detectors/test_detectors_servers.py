@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import counter, gauge, header, io, lost, process, rank
+from builders import counter, gauge, header, io, lost, process, rank, spans
 from feedings import feeding
 
 from clusterprof.detectors.storage_client_queue import StorageClientQueue
@@ -13,6 +13,7 @@ from clusterprof.detectors.storage_contention import StorageContention
 from clusterprof.detectors.storage_local import StorageLocal
 from clusterprof.detectors.storage_metadata import StorageMetadata
 from clusterprof.detectors.storage_remote import StorageRemote
+from clusterprof.probe.layout import FETCH
 from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 
 DETECTORS = (
@@ -247,12 +248,23 @@ def test_pages_over_two_names_of_a_disk_are_compared_once() -> None:
     }
     main = process(
         100,
+        # of fetches of one sample each, those that read 2 and 6 MiB ended in the wait
+        spans={
+            FETCH: spans(
+                (3, 3.4, 1, 0, 0, 9 * MIB),
+                (3.7, 4.1, 1, 0, 0, 2 * MIB),
+                (4.2, 4.6, 1, 0, 0, 6 * MIB),
+                (4.8, 5.2, 1, 0, 0, 9 * MIB),
+            )
+        },
         io=io([0, 4, 5, 10], read_bytes=[0, 0, 75, 75], read_chars=[0, 0, 100, 100],
               write_bytes=[0, 0, 0, 0]),
     )  # fmt: skip
     found = claims(series, {"block_io": 1.0}, main, ({"name": "dm-0", "on": ["sda"]},))
     assert shares(found) == {"storage-local": 0.6, "storage-cold-cache": 0.4}
-    assert evidence(found["storage-cold-cache"])["page_cache.missed_ratio"] == 0.75
+    got = evidence(found["storage-cold-cache"])
+    assert got["page_cache.missed_ratio"] == 0.75
+    assert got["loader.sample_read_bytes"] == 4 * MIB
 
 
 def test_nothing_is_claimed_where_nothing_was_waited_for() -> None:

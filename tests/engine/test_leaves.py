@@ -65,6 +65,9 @@ READS = {"nfs_operations_total__READ": 100, "nfs_read_bytes_total": 1 << 20}
         # a MiB read by each of two fetches a second; three quarters of it were refaults
         ("D", {"disk_read_bytes_total": 2 << 20, "memory_refaults_total": 384},
          {"storage-local": 1.5, "storage-cold-cache": 4.5}),
+        # of 10 MB a second the two processes of the job read 2
+        ("D", {"disk_read_bytes_total": 10e6, "disk_busy_ns_total": 0.9 * S},
+         {"storage-local": 1.2, "storage-contention": 4.8}),
     ],
 )  # fmt: skip
 def test_what_the_worker_was_blocked_on(letter, signals, expected, tmp_path: Path) -> None:
