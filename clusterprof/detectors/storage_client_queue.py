@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from clusterprof import signals
 from clusterprof.detectors.base import Claims, grown, waited
 from clusterprof.detectors.storage import read_latency, reading_of
-from clusterprof.findings import Cause, Evidence
+from clusterprof.findings import Cause, Evidence, Grade
 from clusterprof.timeline.model import Feeding, Float, Lost, Rank
 
 
@@ -81,7 +81,8 @@ class StorageClientQueue:
             evidence += _nfs(rank, lost, share, mount)
         elif kind == "lustre":
             evidence += _lustre(rank, lost, share, mount)
-        return Claims(share, "A", tuple(evidence), mount)
+        grade: Grade = "A" if kind == "nfs" else "B"  # a queue looked at once a second
+        return Claims(share, grade, tuple(evidence), mount)
 
 
 def _nfs(rank: Rank, lost: Lost, share: Float, mount: str) -> list[Evidence]:

@@ -141,8 +141,8 @@ class Rig:
         return [(signal.name, device) for signal, device in self.collector.open()]
 
     def next(self, seconds: float = 1) -> dict[tuple[str, str], object]:
+        self.settle()  # a reading must not see the clock jump
         self.clock.now_ns += round(seconds * 1e9)
-        self.settle()
         self.collector.sample()  # what was read before; it asks, and what that brings is of now
         self.settle()
         return dict(zip(self.columns, self.collector.sample()))
@@ -193,7 +193,9 @@ def test_a_target_that_vanishes_is_unknown_and_then_changes_the_columns(rig: Rig
     shutil.rmtree(rig.debug.parents[2] / "fs/lustre" / OSC1)
     with pytest.raises(DevicesChanged):
         rig.next(seconds=10)
+    rig.settle()
     rig.collector.close()
+    rig.settle()
     assert ("lustre.target_rpcs_total", "scratch-OST0001") not in rig.open()
 
 
