@@ -41,7 +41,7 @@ _AT_REST = (b"FULL", b"IDLE")
 class Counted(NamedTuple):
     """One line of a `stats` file."""
 
-    count: int
+    samples: int
     unit: str
     """bytes, usec, usecs, regs, reqs, …"""
     total: int | None
@@ -152,7 +152,7 @@ def asked(stats: Mapping[str, Counted], *without: str) -> tuple[int, int] | None
     if all_ns is None:
         return None
     off = [stats[name] for name in (*_NOT_ASKED_FOR, *without) if name in stats]
-    count = whole.count - sum(one.count for one in off)
+    count = whole.samples - sum(one.samples for one in off)
     return max(0, count), max(0, all_ns - sum(time_ns(one) or 0 for one in off))
 
 

@@ -237,7 +237,7 @@ def _kind(
 def _timed(stats: Mapping[str, Counted], name: str) -> tuple[Value, Value]:
     one = stats.get(name)
     ns = time_ns(one)
-    return 0 if one is None else one.count, _NO_TIME if ns is None else _checked(ns)
+    return 0 if one is None else one.samples, _NO_TIME if ns is None else _checked(ns)
 
 
 def _calls(

@@ -184,6 +184,7 @@ def test_text_where_a_number_should_be_is_a_reason(rig: Rig) -> None:
 
 
 def test_a_target_that_vanishes_is_unknown_and_then_changes_the_columns(rig: Rig) -> None:
+    rig.settle()
     shutil.rmtree(rig.debug / OSC1)
     rig.collector._held[0]._files.close()  # a held file of a real debugfs fails as well
     now = rig.next()
