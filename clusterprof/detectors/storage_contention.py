@@ -3,7 +3,7 @@
 ## What it sees
 
 Lost time in which the host waited for a batch, the thread that was making that batch was blocked on
-a local disk, and most of what that disk moved meanwhile was not moved by the job.
+a local disk, and much of what that disk moved meanwhile was not moved by the job.
 
 ## Why the GPU waits
 
@@ -14,7 +14,7 @@ takes the bandwidth and lengthens the queue that the reads of this job stand in.
 
 Its share is the time the loading thread was blocked on the disk, times the part of the bytes that
 the busiest disk moved in those waits and a second around them and no process of the job can have
-moved (`/proc/<pid>/io` against `/proc/diskstats`), if that is at least half. What is doubtful
+moved (`/proc/<pid>/io` against `/proc/diskstats`), if that is at least 0.4. What is doubtful
 counts as the job's: all it wrote lately, all that went to swap. The rest stays with
 `storage-local`.
 

@@ -23,8 +23,8 @@ from clusterprof.timeline import series
 from clusterprof.timeline.disks import undermost
 from clusterprof.timeline.model import Chunk, Float, Int, Lost, Process, Rank
 
-OTHERS_FROM_RATIO = 0.5
-"""Others that move less than the job are no reason for its waits."""
+OTHERS_FROM_RATIO = 0.4
+"""Less may be the job's own: what it read half a second earlier or later than its counters say."""
 AROUND_NS = 1_000_000_000
 
 

@@ -187,7 +187,7 @@ def test_others_keep_the_disk_busy() -> None:
 @pytest.mark.parametrize(
     ("series", "main"),
     [
-        pytest.param(disk("sda", 1000, busy_s=9), job(600), id="most is the job's own"),
+        pytest.param(disk("sda", 1000, busy_s=9), job(610), id="most is the job's own"),
         pytest.param(disk("sda", 1000, busy_s=9), process(100), id="the job is not told"),
         pytest.param(
             disk("sda", 1000, busy_s=9),
