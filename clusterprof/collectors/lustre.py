@@ -12,7 +12,8 @@ connections, and reads and writes of data they hold themselves. Attributes that 
 servers too (sizes) are among those servers' RPCs and of no kind.
 
 From Lustre 2.12 on most of it lies in debugfs, for root only. Reading the state of a connection
-takes a lock that a server which is gone may hold, so a thread reads, connections every 10 s.
+takes a lock that a server which is gone may hold, so a thread reads, connections every 10 s. It
+reads at most a 200th of the time: 200 targets take 22 ms, and so are read every 4.5 s.
 """
 
 from __future__ import annotations

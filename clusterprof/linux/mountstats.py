@@ -115,15 +115,16 @@ def _parse_mount(point: str, body: bytes) -> NfsMount:
         if not fields:
             continue
         if fields[0] == b"bytes:" and len(fields) > 6:
-            read_bytes, write_bytes = int(fields[5]), int(fields[6])
+            read_bytes, write_bytes = _number(fields[5]), _number(fields[6])
         elif fields[0] == b"xprt:" and len(fields) > 1 and fields[1] in _WORDS:
             transports.append(_parse_transport(fields))
     operations = {}
     for line in table.split(b"\n"):
         name, _, numbers = line.partition(b":")
         word = name.strip().decode(errors="replace")
-        if word in OPERATIONS:
-            operations[word] = _parse_operation(numbers.split(None, 8))
+        row = numbers.split(None, 8)[:8]
+        if word in OPERATIONS and len(row) == 8 and all(number.isdigit() for number in row):
+            operations[word] = _parse_operation(row)
     whole = _together(transports)
     return NfsMount(point, read_bytes, write_bytes, len(transports), whole, operations)
 
@@ -131,10 +132,13 @@ def _parse_mount(point: str, body: bytes) -> NfsMount:
 def _parse_transport(fields: list[bytes]) -> NfsTransport:
     words = _WORDS[fields[1]]
     return NfsTransport._make(
-        # What is no number is not known; it must not cost the rest of the mount.
-        int(fields[at]) if at is not None and at < len(fields) and fields[at].isdigit() else None
-        for at in words
+        _number(fields[at]) if at is not None and at < len(fields) else None for at in words
     )
+
+
+def _number(word: bytes) -> int | None:
+    """What is no number is not known; it must not cost the rest of the mount."""
+    return int(word) if word.isdigit() else None
 
 
 def _together(transports: list[NfsTransport]) -> NfsTransport:

@@ -243,6 +243,16 @@ def test_mountstats_without_statistics_and_with_a_hidden_mount() -> None:
     assert parse_mountstats(data) == [NfsMount("/c", None, None, 0, NfsTransport(*[None] * 8), {})]
 
 
+def test_text_where_numbers_should_be_costs_no_more_than_itself() -> None:
+    (mount,) = parse_mountstats(
+        b"device a:/b mounted on /c with fstype nfs4 statvers=1.1\n"
+        b"\tbytes:\t1 2 3 4 x 6 7 8\n\tper-op statistics\n"
+        b"\t READ: 1 2 3 4 5 6 7 -8\n\t WRITE: 1 2 3\n\t LOOKUP: 1 2 3 4 5 6 7 8\n"
+    )
+    assert (mount.read_bytes, mount.write_bytes) == (None, 6)
+    assert mount.operations == {"LOOKUP": NfsOperation(1, 1, 6, 7, 8, 3)}
+
+
 def test_memberships() -> None:
     data = b"4:cpu,cpuacct:/a\n2:memory:/a/b:c\n1:name=systemd:/s\n0::/u (deleted)\n"
     assert parse_memberships(data) == {
