@@ -74,7 +74,8 @@ def test_every_cause_is_registered_under_its_file_name_and_has_a_whole_page() ->
 
     ids = [detector.cause.id for detector in DETECTORS]
     assert len(set(ids)) == len(ids)
-    shared = {"asleep", "pauses", "base", "registry", "pages", "peers", "network", "storage"}
+    shared = {"asleep", "pauses", "base", "registry", "pages", "peers", "network", "storage",
+              "storage_others"}  # fmt: skip
     files = modules_of(clusterprof.detectors, shared)
     assert {name.replace("_", "-") for name in files} == set(ids)
     for name in files:

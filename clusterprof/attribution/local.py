@@ -54,6 +54,7 @@ PRECEDENCE = (
     "h2d-copy",
     "h2d-sync",
     "storage-local",
+    "storage-contention",
     "storage-remote",
     "storage-client-queue",
     "storage-metadata",

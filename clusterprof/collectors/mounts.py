@@ -1,10 +1,11 @@
 """What every NFS mount asked of its server, and where its requests waited.
 
-Columns: per mount point `nfs.read_bytes_total`, `nfs.write_bytes_total` and
-`nfs.backlog_count_total`; per "<mount point>:<OP>" the five numbers of an operation. READ and WRITE
-are always there, other operations once they have happened. Seen from the job's first process, whose
-container may have mounts that ours has not. Nothing here touches the server: a dead one costs
-nothing.
+Columns: per mount point bytes, and what its connections did (slots, queues, replies nobody waited
+for), added up over them where a mount has several (nconnect); per "<mount point>:<OP>" the six
+numbers of an operation. READ and WRITE are always there, other operations once they have happened.
+A kind of transport that does not count something (RDMA has no queues of its own) says so in the
+column. Seen from the job's first process, whose container may have mounts that ours has not.
+Nothing here touches the server: a dead one costs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from clusterprof.signals import Signal
 _MOUNT: tuple[Signal, ...] = (
     signals.NFS_READ_BYTES,
     signals.NFS_WRITE_BYTES,
+    signals.NFS_CONNECTIONS,
+    signals.NFS_CONNECTS,
+    signals.NFS_SENDS,
+    signals.NFS_BAD_XIDS,
+    signals.NFS_SLOTS_USED,
     signals.NFS_BACKLOG,
+    signals.NFS_SLOTS_MOST,
+    signals.NFS_SENDING,
+    signals.NFS_PENDING,
 )
 _OPERATION: tuple[Signal, ...] = (
     signals.NFS_OPS,
@@ -30,6 +39,7 @@ _OPERATION: tuple[Signal, ...] = (
     signals.NFS_QUEUE,
     signals.NFS_RTT,
     signals.NFS_EXECUTE,
+    signals.NFS_TIMEOUTS,
 )
 _ALWAYS = ("READ", "WRITE")
 _MS = 1_000_000
@@ -72,7 +82,7 @@ class MountsCollector:
             raise DevicesChanged
         values: list[Value] = []
         for mount, (_, operations) in zip(mounts, self._shape, strict=True):
-            totals = (mount.read_bytes, mount.write_bytes, mount.backlog)
+            totals = (mount.read_bytes, mount.write_bytes, mount.connections, *mount.transport)
             values += [_NOT_WRITTEN if total is None else _checked(total) for total in totals]
             for op in operations:
                 values += _operation_values(mount.operations[op])
@@ -110,6 +120,7 @@ def _operation_values(done: NfsOperation) -> list[Value]:
         _checked(done.queue_ms * _MS),
         _checked(done.rtt_ms * _MS),
         _checked(done.execute_ms * _MS),
+        _checked(done.timeouts),
     ]
 
 

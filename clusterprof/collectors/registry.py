@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterprof.collectors.cgroup import CgroupCollector
+from clusterprof.collectors.cifs import CifsCollector
 from clusterprof.collectors.cores import CoresCollector
 from clusterprof.collectors.cpu import CpuCollector
 from clusterprof.collectors.disk import DiskCollector
@@ -14,6 +15,7 @@ from clusterprof.collectors.gpu_intel import GpuIntelCollector
 from clusterprof.collectors.gpu_neuron import GpuNeuronCollector
 from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
 from clusterprof.collectors.gpu_tpu import GpuTpuCollector
+from clusterprof.collectors.lustre import LustreCollector
 from clusterprof.collectors.memory import MemoryCollector
 from clusterprof.collectors.mounts import MountsCollector
 from clusterprof.collectors.network import NetworkCollector
@@ -33,6 +35,8 @@ COLLECTORS: tuple[type, ...] = (
     ProcessesCollector,
     DiskCollector,
     MountsCollector,
+    LustreCollector,
+    CifsCollector,
     NetworkCollector,
     EthtoolCollector,
     RdmaCollector,

@@ -21,6 +21,7 @@ from clusterprof.detectors.launch_recompile import LaunchRecompile
 from clusterprof.detectors.startup import Startup
 from clusterprof.detectors.storage_client_queue import StorageClientQueue
 from clusterprof.detectors.storage_cold_cache import StorageColdCache
+from clusterprof.detectors.storage_contention import StorageContention
 from clusterprof.detectors.storage_local import StorageLocal
 from clusterprof.detectors.storage_metadata import StorageMetadata
 from clusterprof.detectors.storage_object import StorageObject
@@ -28,6 +29,7 @@ from clusterprof.detectors.storage_remote import StorageRemote
 
 DETECTORS: tuple[Detector, ...] = (
     StorageLocal(),
+    StorageContention(),
     StorageRemote(),
     StorageClientQueue(),
     StorageMetadata(),

@@ -14,8 +14,11 @@ the job, or its neighbours, leave too little for the page cache, each epoch pays
 
 The kernel remembers what it evicted lately: a page that comes back too soon is a refault
 (`memory.refaults_total`). Its share is the time the loading thread was reading or blocked on reads,
-times refaulted bytes over all bytes that disks and NFS mounts read during those waits, if that is
-at least 0.3. The rest stays with `storage-local` or the causes of a network file system.
+times refaulted bytes over all bytes that disks and mounts read during those waits, if that is
+at least 0.3. The rest stays with `storage-local` or the causes of a network file system. Evidence
+is also how much of what the loaders asked for the cache did not have (bytes read from devices and
+file servers over bytes read by calls, `/proc/<pid>/io`), and what a sample cost: a data set that is
+cached needs nothing after its first epoch.
 
 ## What to do
 
@@ -27,18 +30,22 @@ pinned buffers), shard the data over nodes, or cache decoded samples on a local 
 The counter is of the whole node, in pages of 4 KiB. A data set much larger than memory is evicted
 for longer than the kernel remembers, which is no refault, and no cache would have held it. Network
 and user-space file systems that do not use the page cache never refault. The first epoch reads
-everything once, and is never cold by this rule.
+everything once, and is never cold by this rule. Bytes per sample are not compared between epochs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from clusterprof import signals
 from clusterprof.detectors.base import Claims, busiest, grown, waited
 from clusterprof.detectors.storage import PAGE_BYTES, reading_of
 from clusterprof.findings import Cause, Evidence
-from clusterprof.timeline.model import Feeding, Lost, Rank
+from clusterprof.probe import layout
+from clusterprof.timeline import series
+from clusterprof.timeline.model import Feeding, Float, Lost, Rank
 
 
 class StorageColdCache:
@@ -68,7 +75,7 @@ class StorageColdCache:
             return Claims(share, "B")
         pages = grown(rank, signals.MEMORY_REFAULTS.name, "", lost, share) or 0.0
         disk, read_bytes = busiest(rank, signals.DISK_READ_BYTES.name, lost, share)
-        evidence = (
+        evidence = [
             Evidence(
                 "memory.refaulted_bytes_total",
                 pages * PAGE_BYTES,
@@ -81,5 +88,44 @@ class StorageColdCache:
                 "bytes",
                 "read from the disk during those waits",
             ),
-        )
-        return Claims(share, "B", evidence, disk)
+        ]
+        missed = _missed_ratio(rank, lost, share)
+        if missed is not None:
+            note = "of the bytes the loaders asked for, the page cache did not have"
+            evidence.append(Evidence("page_cache.missed_ratio", missed, "ratio", note))
+        per_sample = _sample_bytes(rank, lost, share)
+        if per_sample is not None:
+            note = "were read for each sample; a data set that is cached needs none after an epoch"
+            evidence.append(Evidence("loader.sample_read_bytes", per_sample, "bytes", note))
+        return Claims(share, "B", tuple(evidence), disk)
+
+
+def _sample_bytes(rank: Rank, lost: Lost, share: Float) -> float | None:
+    """Bytes that fetches read from devices per sample, from the first to the last claimed wait."""
+    rows = np.flatnonzero(share > 0)
+    start, end = lost.start_ns[rows].min(), lost.end_ns[rows].max()
+    samples = read_bytes = 0
+    for process in (rank.main, *rank.workers):
+        fetches = process.spans.get(layout.FETCH)
+        if fetches is not None:
+            inside = (fetches.end_ns > start) & (fetches.end_ns <= end) & (fetches.d >= 0)
+            samples += int(fetches.a[inside].sum())
+            read_bytes += int(fetches.d[inside].sum())
+    return read_bytes / samples if samples > 0 else None
+
+
+def _missed_ratio(rank: Rank, lost: Lost, share: Float) -> float | None:
+    """Bytes the rank's processes had to wait for, of those they asked for; None when unknown."""
+    rows = np.flatnonzero(share > 0)
+    start, end = lost.start_ns[rows], lost.end_ns[rows]
+    asked = fetched = 0.0
+    for process in (rank.main, *rank.workers):
+        io = process.io
+        if io is None or not io.t_ns.size:
+            continue
+        chars = series.rise_of(io.t_ns, io.read_chars, start, end)
+        read = series.rise_of(io.t_ns, io.read_bytes, start, end)
+        known = ~np.isnan(chars + read)
+        asked += float(chars[known].sum())
+        fetched += float(read[known].sum())
+    return min(1.0, fetched / asked) if asked > 0 else None

@@ -16,9 +16,11 @@ disk.
 It looks at the worker that owned the awaited batch (the main thread when it loads itself). Its
 share is the part of that thread's time in which it was blocked on a block device, or in the kernel
 on behalf of reads from one. Evidence is what the disk did in exactly those intervals: bytes,
-mean latency of a read (rise of `disk.read_ns_total` over rise of `disk.reads_total`), and the part
-of the time it had requests outstanding. Reading pages again that had been in memory is
-`storage-cold-cache`.
+mean latency and size of a read (rise of `disk.read_ns_total` and of bytes over rise of
+`disk.reads_total`), the part of the time it had requests outstanding, and how many on average.
+Reads of a few KiB are many small files, or random access. A volume is named with the disks under
+it. What others kept the disk busy with is `storage-contention`, reading pages again that had been
+in memory `storage-cold-cache`.
 
 ## What to do
 
@@ -36,13 +38,17 @@ takes a thread sleeping in a storage driver of its own for "blocked on something
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from clusterprof import signals
 from clusterprof.detectors.base import Claims, busiest, grown, mean_over, waited
 from clusterprof.detectors.storage import reading_of
 from clusterprof.findings import Cause, Evidence, Grade
-from clusterprof.timeline.model import Feeding, Lost, Rank
+from clusterprof.timeline.disks import under
+from clusterprof.timeline.model import Feeding, Float, Lost, Rank
 
 
 class StorageLocal:
@@ -65,9 +71,11 @@ class StorageLocal:
 
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim blocked and reading time of the critical thread."""
+        reading = reading_of(rank, lost, feeding)
         share = waited(lost, feeding.block_io + feeding.reading_cpu)
         share[share < limits.blocked_at_least_ratio] = 0.0
-        share *= 1 - reading_of(rank, lost, feeding).cold_ratio
+        others = waited(lost, feeding.block_io) * reading.others.ratio
+        share = np.maximum(share - others, 0.0) * (1 - reading.cold_ratio)
         if not share.any():
             return Claims(share, "B")
         disk, read_bytes = busiest(rank, signals.DISK_READ_BYTES.name, lost, share)
@@ -90,13 +98,27 @@ class StorageLocal:
                     "read from the disk during those waits",
                 )
             )
-            evidence += _latency(rank, disk, lost, share)
+            evidence += _how(rank, disk, lost, share)
+            below = under(rank.chunk, disk)
+            disk = f"{disk} ({', '.join(below)})" if below else disk
         return Claims(share, grade, tuple(evidence), disk)
 
 
-def _latency(rank: Rank, disk: str, lost: Lost, share: object) -> list[Evidence]:
-    reads = grown(rank, signals.DISK_READS.name, disk, lost, share)  # type: ignore[arg-type]
-    time_ns = grown(rank, signals.DISK_READ_TIME.name, disk, lost, share)  # type: ignore[arg-type]
-    if not reads or time_ns is None:
-        return []
-    return [Evidence("disk.read_latency_ns", time_ns / reads, "ns", "a read took on average")]
+def _how(rank: Rank, disk: str, lost: Lost, share: Float) -> Iterator[Evidence]:
+    """How long, how large and how many the disk's requests were."""
+    reads = grown(rank, signals.DISK_READS.name, disk, lost, share)
+    time_ns = grown(rank, signals.DISK_READ_TIME.name, disk, lost, share)
+    read_bytes = grown(rank, signals.DISK_READ_BYTES.name, disk, lost, share)
+    if reads and time_ns is not None:
+        yield Evidence("disk.read_latency_ns", time_ns / reads, "ns", "a read took on average")
+    if reads and read_bytes:
+        yield Evidence("disk.read_size_bytes", read_bytes / reads, "bytes", "a read asked for")
+    length_ns = float(np.sum((lost.end_ns - lost.start_ns)[share > 0]))
+    busy_ns = grown(rank, signals.DISK_BUSY.name, disk, lost, share)
+    queue_ns = grown(rank, signals.DISK_QUEUE.name, disk, lost, share)
+    if busy_ns is not None and length_ns > 0:
+        note = "of those waits, the disk had requests to work on"
+        yield Evidence("disk.busy_ratio", min(1.0, busy_ns / length_ns), "ratio", note)
+    if queue_ns is not None and length_ns > 0:
+        note = "requests stood at the disk on average"
+        yield Evidence("disk.queue_count", queue_ns / length_ns, "count", note)

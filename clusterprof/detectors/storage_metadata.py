@@ -3,7 +3,7 @@
 ## What it sees
 
 Lost time in which the host waited for a batch, and the thread that was making that batch was
-blocked on an NFS mount that was mostly asked for names and attributes.
+blocked on a network mount that was mostly asked for names and attributes.
 
 ## Why the GPU waits
 
@@ -13,9 +13,10 @@ first byte is read. With one sample to a file, that is most of the time, whateve
 ## How it decides
 
 Its share is the time the loading thread was blocked on the mount, times the part of the requests'
-time (`nfs.execute_ns_total`) that LOOKUP, OPEN, CLOSE, ACCESS, GETATTR and READDIR spent at the
-server, during exactly those waits. A part below a fifth is left to `storage-remote` or
-`storage-client-queue`, whichever is larger.
+time that names and attributes spent at the server, during exactly those waits: LOOKUP, OPEN, CLOSE,
+ACCESS, GETATTR and READDIR of NFS; all RPCs to metadata servers of Lustre, reads of data they hold
+aside (`lustre.rpc_ns_total` of kind metadata); CREATE, CLOSE and queries of CIFS. A part below a
+fifth is left to `storage-remote` or `storage-client-queue`, whichever is larger.
 
 ## What to do
 
@@ -24,9 +25,11 @@ folders. Longer attribute caching (`actimeo`, `nocto` for data nobody writes) sa
 
 ## Where it is blind
 
-The counters are the mount's, and read once a second. Lustre, CIFS and file systems in user space
-keep no such counters here, and a local file system answers from the same disk as it reads: there
-many small files show as `storage-remote` or `storage-local`.
+The counters are the mount's, and read once a second. CIFS keeps time only where the kernel was
+built to; file systems in user space keep nothing. The size of a file on Lustre comes from its
+object servers and counts as neither. A local file system answers from the same disk as it reads,
+and counts no opens: there many small files show as `storage-local`, with small requests as
+evidence.
 """
 
 from __future__ import annotations
@@ -67,13 +70,13 @@ class StorageMetadata:
             return Claims(share, "A")
         evidence = (
             Evidence(
-                "nfs.metadata_ratio",
+                f"{reading.kind}.metadata_ratio",
                 reading.metadata_ratio,
                 "ratio",
                 "of the requests' time went to names and attributes",
             ),
             Evidence(
-                "nfs.metadata_operations_total",
+                f"{reading.kind}.metadata_operations_total",
                 reading.operations,
                 "count",
                 "lookups, opens and checks of attributes during those waits",

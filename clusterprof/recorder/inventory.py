@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import clusterprof
-from clusterprof.linux.mountinfo import parse_mountinfo
+from clusterprof.linux.mountinfo import mount_of, parse_mountinfo
 from clusterprof.linux.roots import Roots
 from clusterprof.linux.tree import entries, number, text
 from clusterprof.recorder import identity, links
@@ -46,7 +46,7 @@ def host_inventory(roots: Roots) -> dict[str, Any]:
     """Return the header's `host`: cpus, memory_bytes, disks, nics, hcas, mounts."""
     host: dict[str, Any] = {
         "cpus": _cpus(roots),
-        "disks": list(_disks(roots.sys / "class/block"))[:_DISKS_AT_MOST],
+        "disks": list(_disks(roots))[:_DISKS_AT_MOST],
         "nics": links.nics(roots.sys, roots.proc),
         "hcas": links.hcas(roots.sys),
         "mounts": _mounts(roots),
@@ -79,8 +79,8 @@ def _cpus(roots: Roots) -> dict[str, Any]:
     return cpus
 
 
-def _disks(folder: Path) -> Iterator[dict[str, Any]]:
-    for disk in entries(folder):
+def _disks(roots: Roots) -> Iterator[dict[str, Any]]:
+    for disk in entries(roots.sys / "class/block"):
         size = number(disk / "size")
         if not size:
             continue  # an unused loop or ram device
@@ -90,10 +90,26 @@ def _disks(folder: Path) -> Iterator[dict[str, Any]]:
             entry["device"] = device
         if (disk / "partition").exists():
             entry["partition_of"] = os.path.basename(os.path.dirname(os.path.realpath(disk)))
+        under = [one.name for one in entries(disk / "slaves")] or _backing(disk, roots)
+        if under:
+            entry["on"] = under  # device-mapper, md, bcache, loop; a partition is named as one
         rotational = number(disk / "queue/rotational")
         if rotational is not None:
             entry["rotational"] = bool(rotational)
         yield entry
+
+
+def _backing(disk: Path, roots: Roots) -> list[str]:
+    """Return the device that holds the file of a loop device; [] for others and unknown ones."""
+    file = text(disk / "loop/backing_file")
+    if not file:
+        return []
+    try:
+        mount = mount_of(parse_mountinfo((roots.proc / "self/mountinfo").read_bytes()), file)
+    except OSError:
+        return []
+    blocks = entries(roots.sys / "class/block")
+    return [one.name for one in blocks if mount and text(one / "dev") == mount.device]
 
 
 def _mounts(roots: Roots) -> list[dict[str, str]]:

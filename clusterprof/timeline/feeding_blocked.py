@@ -22,6 +22,7 @@ disk's. Asleep elsewhere - a lock, a pipe, `sleep` - is unknown.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from clusterprof import signals
 from clusterprof.probe import layout
 from clusterprof.timeline import series
+from clusterprof.timeline.disks import undermost
 from clusterprof.timeline.model import Chunk, Float, Int, ThreadTable
 
 ASLEEP, REMOTE, MEMORY, LOCAL, PAGE, OTHER, SOCKET, POLL, NAMELESS = KINDS = range(9)
@@ -63,6 +65,7 @@ _LOCK_WORDS = ("rwsem", "mutex", "futex", "down_", "__down", "vfork", "freez")
 _REMOTE_TYPES = (
     "nfs", "cifs", "smb", "fuse", "ceph", "9p", "lustre", "gpfs", "beegfs", "afs", "glusterfs",
 )  # fmt: skip
+_REMOTE_BYTES = (signals.NFS_READ_BYTES, signals.LUSTRE_FETCHED_BYTES, signals.CIFS_READ_BYTES)
 _SURROUNDINGS = "surroundings"
 _RECEIVED_BYTES_PER_SECOND = 100_000  # less than this feeds nobody
 _SWAP_CLUSTER_BYTES = 32_768  # page-cluster 3: a swap fault reads up to 8 pages
@@ -79,7 +82,7 @@ class Surroundings:
     disk_bytes: float
     """Read from local disks in this chunk; NaN when unknown."""
     remote_bytes: float
-    """Read from NFS mounts in this chunk; NaN when unknown."""
+    """Read from NFS, Lustre and CIFS mounts in this chunk; NaN when unknown."""
     swap_in_bytes: float
     """Read back from swap in this chunk; 0 when unknown."""
     polls_sockets: bool
@@ -102,11 +105,21 @@ def _surroundings(chunk: Chunk) -> Surroundings:
     return Surroundings(
         wchan_kind=np.array([*kinds, NAMELESS], np.int64),
         remote_mounts=any(_is_remote(mount) for mount in mounts),
-        disk_bytes=_node_rise(chunk, signals.DISK_READ_BYTES.name),
-        remote_bytes=_node_rise(chunk, signals.NFS_READ_BYTES.name),
+        disk_bytes=_node_rise(chunk, signals.DISK_READ_BYTES.name, undermost(chunk)),
+        remote_bytes=_remote_bytes(chunk, mounts),
         swap_in_bytes=0.0 if np.isnan(swapped) else swapped,
         polls_sockets=_received(chunk) and not _loaders_have_children(chunk),
     )
+
+
+def _remote_bytes(chunk: Chunk, mounts: Sequence[object]) -> float:
+    """What file servers sent; NaN when unknown, of Lustre too when it is mounted and not read."""
+    parts = [_node_rise(chunk, signal.name) for signal in _REMOTE_BYTES]
+    known = [part for part in parts if not np.isnan(part)]
+    lustre = any(isinstance(one, dict) and one.get("type") == "lustre" for one in mounts)
+    if not known or (lustre and np.isnan(parts[1])):
+        return np.nan
+    return sum(known)
 
 
 def _received(chunk: Chunk) -> bool:
@@ -152,10 +165,12 @@ def _is_remote(mount: object) -> bool:
     return any(word.startswith(_REMOTE_TYPES) for word in words if word)
 
 
-def _node_rise(chunk: Chunk, name: str) -> float:
+def _node_rise(chunk: Chunk, name: str, among: frozenset[str] | None = None) -> float:
     """The growth of a counter over the chunk, all its devices together; NaN when unknown."""
     known = []
-    for (signal, _device), readings in chunk.series.items():
+    for (signal, device), readings in chunk.series.items():
+        if among is not None and device not in among:
+            continue
         if signal == name and len(readings.t_ns) > 1:
             growth, bad = series.differences(readings.values)
             inside = readings.t_ns[1:] > chunk.start_ns

@@ -16,6 +16,7 @@ FAMILIES = (
 
 FAMILY_OF: Mapping[str, str] = {
     "storage-local": "storage",
+    "storage-contention": "storage",
     "storage-remote": "storage",
     "storage-client-queue": "storage",
     "storage-metadata": "storage",

@@ -8,7 +8,10 @@ from clusterprof.errors import DevicesChanged, Unavailable
 
 MS = 1_000_000
 NAMES = ["operations_total", "retransmits_total", "queue_ns_total", "rtt_ns_total",
-         "execute_ns_total"]  # fmt: skip
+         "execute_ns_total", "timeouts_total"]  # fmt: skip
+
+
+NOT_COUNTED = Unavailable("absent", "the kernel does not write it for this mount", "")
 
 
 def operation(device: str, *numbers: object) -> list[tuple[str, str, object]]:
@@ -16,27 +19,61 @@ def operation(device: str, *numbers: object) -> list[tuple[str, str, object]]:
 
 
 def mount(device: str, *numbers: object) -> list[tuple[str, str, object]]:
-    names = ["read_bytes_total", "write_bytes_total", "backlog_count_total"]
-    return [(f"nfs.{name}", device, value) for name, value in zip(names, numbers)]
+    names = ["read_bytes_total", "write_bytes_total", "connections_count", "connects_total",
+             "sends_total", "bad_xids_total", "slots_used_count_total", "backlog_count_total",
+             "slots_most_count", "sending_count_total", "pending_count_total"]  # fmt: skip
+    return [(f"nfs.{name}", device, value) for name, value in zip(names, numbers, strict=True)]
 
 
 DATA = [
-    *mount("/data", 1_210_214_218, 600, 70 + 30),  # backlog of both connections
-    *operation("/data:READ", 1298, 3, 6 * MS, 79_386 * MS, 79_407 * MS),  # 1301 sent for 1298
-    *operation("/data:WRITE", 2, 0, 0, 4 * MS, 5 * MS),
-    *operation("/data:GETATTR", 50, 0, 1 * MS, 20 * MS, 25 * MS),
-    *operation("/data:READDIR", 9, 0, 0, 9 * MS, 9 * MS),
+    # Two connections; the most slots are those of the better one, all else is a sum.
+    *mount(
+        "/data",
+        1_210_214_218,
+        600,
+        2,
+        1 + 1,
+        6428 + 6000,
+        0,
+        12154 + 12000,
+        70 + 30,
+        24,
+        26 + 26,
+        5726 + 5700,
+    ),
+    *operation("/data:READ", 1298, 3, 6 * MS, 79_386 * MS, 79_407 * MS, 0),  # 1301 sent for 1298
+    *operation("/data:WRITE", 2, 0, 0, 4 * MS, 5 * MS, 0),
+    *operation("/data:GETATTR", 50, 0, 1 * MS, 20 * MS, 25 * MS, 0),
+    *operation("/data:READDIR", 9, 0, 0, 9 * MS, 9 * MS, 0),
 ]
 HOME = [
-    *mount("/mnt/a b", 30, 40, 9),
-    *operation("/mnt/a b:LOOKUP", 3, 0, 0, 2 * MS, 3 * MS),
-    *operation("/mnt/a b:READ", 0, 0, 0, 0, 0),
-    *operation("/mnt/a b:WRITE", 0, 0, 0, 0, 0),
+    *mount("/mnt/a b", 30, 40, 1, NOT_COUNTED, 6428, 0, 12154, 9, 24, 26, 5726),  # UDP
+    *operation("/mnt/a b:LOOKUP", 3, 0, 0, 2 * MS, 3 * MS, 0),
+    *operation("/mnt/a b:READ", 0, 0, 0, 0, 0, 0),
+    *operation("/mnt/a b:WRITE", 0, 0, 0, 0, 0, 0),
 ]
 
 
 def test_the_mounts_of_the_job(host) -> None:
     assert Opened(MountsCollector, host("h100-node"), [4711]).readings() == [*DATA, *HOME]
+
+
+def test_connections_over_rdma_count_no_queues_of_their_own(host) -> None:
+    mounts = Opened(MountsCollector, host("lustre-nfs"), [4711])
+    readings = {(name, device): value for name, device, value in mounts.readings()}
+    proj = {
+        name.removeprefix("nfs."): value for (name, at), value in readings.items() if at == "/proj"
+    }
+    assert proj == {
+        "read_bytes_total": 900_000_000, "write_bytes_total": 0,
+        "connections_count": 4, "connects_total": 4,
+        "sends_total": 100 + 200 + 300 + 400, "bad_xids_total": 0 + 1 + 2 + 3,
+        "slots_used_count_total": 30_000, "backlog_count_total": 400,
+        "slots_most_count": NOT_COUNTED, "sending_count_total": NOT_COUNTED,
+        "pending_count_total": NOT_COUNTED,
+    }  # fmt: skip
+    assert readings["nfs.timeouts_total", "/proj:READ"] == 1
+    assert readings["nfs.bad_xids_total", "/home"] == 3
 
 
 @pytest.mark.parametrize("name", ["h100-node", "no-psi", "container-no-sys"])

@@ -24,7 +24,7 @@ def blocked_on(letter: str, read: int = 0, **signals: float) -> Script:
     script.worker_spans = [
         (*span[:6], read) if span[0] == layout.FETCH else span for span in script.worker_spans
     ]
-    device = {"nfs": "/data", "tcp": "eth0", "disk": "vda"}
+    device = {"nfs": "/data", "lustre": "/data", "tcp": "eth0", "disk": "vda"}
     for name, rate in signals.items():
         kind, _, rest = name.partition("_")
         rest, _, operation = rest.partition("__")
@@ -54,12 +54,20 @@ READS = {"nfs_operations_total__READ": 100, "nfs_read_bytes_total": 1 << 20}
                "nfs_operations_total__OPEN": 100, "nfs_rtt_ns_total__OPEN": 0.6 * S,
                "nfs_execute_ns_total__OPEN": 0.6 * S},
          {"storage-metadata": 3.6, "storage-remote": 2.4}),
+        # of 2 s of RPCs to servers in each second, 1.2 s to those of metadata
+        ("N", {"lustre_fetched_bytes_total": 1 << 20,
+               "lustre_rpcs_total__read": 100, "lustre_rpc_ns_total__read": 0.8 * S,
+               "lustre_rpcs_total__metadata": 900, "lustre_rpc_ns_total__metadata": 1.2 * S},
+         {"storage-metadata": 3.6, "storage-remote": 2.4}),
         ("W", {"tcp_job_received_bytes_total": 1e6}, {"storage-object": 6.0}),
         ("I", {"tcp_job_received_bytes_total": 1e6}, {"storage-object": 6.0}),
         ("I", {"tcp_job_received_bytes_total": 1e3}, {"unattributed": 6.0}),
         # a MiB read by each of two fetches a second; three quarters of it were refaults
         ("D", {"disk_read_bytes_total": 2 << 20, "memory_refaults_total": 384},
          {"storage-local": 1.5, "storage-cold-cache": 4.5}),
+        # of 10 MB a second the two processes of the job read 2
+        ("D", {"disk_read_bytes_total": 10e6, "disk_busy_ns_total": 0.9 * S},
+         {"storage-local": 1.2, "storage-contention": 4.8}),
     ],
 )  # fmt: skip
 def test_what_the_worker_was_blocked_on(letter, signals, expected, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from clusterprof.linux.diskstats import DiskStats, disk_names, is_partition, par
 from clusterprof.linux.fields import Columns, Numbers
 from clusterprof.linux.meminfo import MeminfoParser, Memory
 from clusterprof.linux.mountinfo import Mount, mount_of, parse_mountinfo
-from clusterprof.linux.mountstats import NfsMount, NfsOperation, parse_mountstats
+from clusterprof.linux.mountstats import NfsMount, NfsOperation, NfsTransport, parse_mountstats
 from clusterprof.linux.netdev import NetDev, parse_interface
 from clusterprof.linux.numastat import NumastatParser
 from clusterprof.linux.pressure import Pressure, parse_pressure
@@ -191,24 +191,45 @@ def test_mountinfo() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "backlog"),
+    ("transport", "connections", "numbers"),
     [
-        (b"tcp 1 2 3 4 5 6 7 8 9 10 11 12 13", 10),
-        (b"rdma 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21", 10),
-        (b"udp 1 2 3 4 5 6 7 8 9 10", 7),
-        (b"local 1 2 3 4 5 6 7 8 9 10 11", 9),
-        (b"quic 1 2 3 4 5 6 7 8 9 10", None),
-        (b"tcp 1 2 3", None),
+        # connects, sends, bad XIDs, slots, backlog, most, sending, pending
+        (b"tcp 1 2 3 4 5 6 7 8 9 10 11 12 13", 1, (3, 6, 8, 9, 10, 11, 12, 13)),
+        (b"tcp 1 2 3 4 5 6 7 8 9 10", 1, (3, 6, 8, 9, 10, None, None, None)),  # statvers=1.0
+        (
+            b"rdma 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21",
+            1,
+            (3, 6, 8, 9, 10, None, None, None),
+        ),
+        (b"udp 1 2 3 4 5 6 7 8 9 10", 1, (None, 3, 5, 6, 7, 8, 9, 10)),
+        (b"local 1 2 3 4 5 6 7 8 9 10 11 12", 1, (2, 5, 7, 8, 9, 10, 11, 12)),
+        (b"quic 1 2 3 4 5 6 7 8 9 10", 0, (None,) * 8),
+        (b"tcp 1 2 3", 1, (3, *(None,) * 7)),
+        (b"tcp 1 2 x 4 5 6 y 8 9 10 11 12 13", 1, (None, 6, 8, 9, 10, 11, 12, 13)),
+        (
+            b"tcp 1 2 3 4 5 6 7 8 9 10 11 12 13\n\txprt:\ttcp 1 0 1 0 5 60 7 80 90 100 5 120 130",
+            2,
+            (4, 66, 88, 99, 110, 11, 132, 143),  # the most slots are the larger, all else is a sum
+        ),
     ],
 )
-def test_the_backlog_of_every_transport(transport: bytes, backlog: int | None) -> None:
+def test_what_connections_of_every_kind_count(
+    transport: bytes, connections: int, numbers: tuple[int | None, ...]
+) -> None:
     data = (
         b"device a:/b mounted on /c with fstype nfs4 statvers=1.1\n"
         b"\tbytes:\t1 2 3 4 5 6 7 8\n\txprt:\t" + transport + b"\n\tper-op statistics\n"
         b"\t        READ: 1 2 3 4 5 6 7 8\n"
     )
     assert parse_mountstats(data) == [
-        NfsMount("/c", 5, 6, backlog, {"READ": NfsOperation(1, 1, 6, 7, 8)})
+        NfsMount(
+            "/c",
+            5,
+            6,
+            connections,
+            NfsTransport(*numbers),
+            {"READ": NfsOperation(1, 1, 6, 7, 8, 3)},
+        )
     ]
 
 
@@ -219,7 +240,17 @@ def test_mountstats_without_statistics_and_with_a_hidden_mount() -> None:
         b"device a:/d mounted on /c with fstype nfs4\n"
         b"device nfsd mounted on /proc/fs/nfsd with fstype nfsd\n"
     )
-    assert parse_mountstats(data) == [NfsMount("/c", None, None, None, {})]
+    assert parse_mountstats(data) == [NfsMount("/c", None, None, 0, NfsTransport(*[None] * 8), {})]
+
+
+def test_text_where_numbers_should_be_costs_no_more_than_itself() -> None:
+    (mount,) = parse_mountstats(
+        b"device a:/b mounted on /c with fstype nfs4 statvers=1.1\n"
+        b"\tbytes:\t1 2 3 4 x 6 7 8\n\tper-op statistics\n"
+        b"\t READ: 1 2 3 4 5 6 7 -8\n\t WRITE: 1 2 3\n\t LOOKUP: 1 2 3 4 5 6 7 8\n"
+    )
+    assert (mount.read_bytes, mount.write_bytes) == (None, 6)
+    assert mount.operations == {"LOOKUP": NfsOperation(1, 1, 6, 7, 8, 3)}
 
 
 def test_memberships() -> None:

@@ -138,7 +138,10 @@ def test_nfs_mounts_as_node_exporter_prints_them(node_exporter: Roots) -> None:
     read = mounts[0].operations["READ"]
     assert (read.operations, read.queue_ms, read.rtt_ms, read.execute_ms) == (1298, 6, 79386, 79407)
     export = "192.168.1.1:/srv/test"
-    assert mounts[0].backlog == theirs["node_mountstats_nfs_transport_backlog_queue_total", export]
+    assert (
+        mounts[0].transport.backlog
+        == theirs["node_mountstats_nfs_transport_backlog_queue_total", export]
+    )
 
 
 def test_procfs_tree(trees: Path) -> None:

@@ -72,6 +72,12 @@ _ABSENT = {
     ),
 }
 """Why a collector has no column at all; the others then say nothing."""
+_OTHERS = tuple(
+    name
+    for kind in _KINDS
+    if (name := kind.name) not in _SAMPLED and name not in _TABLES  # type: ignore[attr-defined]
+)
+_ABSENT.update({name: Unavailable("absent", "no synthetic node has it", "") for name in _OTHERS})
 
 
 def record(
@@ -178,7 +184,7 @@ def _gaps(sight: Sight, frames: Sequence[Frame]) -> list[Record]:
     """Why collectors and columns have no values."""
     found: list[Record] = []
     having = {name for name, _, _ in frames} | set(_TABLES)
-    for name in (*_SAMPLED, *_TABLES):
+    for name in (*_SAMPLED, *_TABLES, *_OTHERS):
         why = sight.seen.why(name) or (_ABSENT.get(name) if name not in having else None)
         if why is not None:
             found.append(_gap(sight.start_ns, name, "", "", why))
@@ -215,7 +221,7 @@ def _header(sight: Sight, having: set[str], begin: ClockRecord) -> Header:
     key = f"{node.name}-{boot[:8]}-{start}.{rest // 1_000_000:03d}-{_recorder_pid(sight)}"
     status = {
         name: why.kind if (why := sight.seen.why(name) or _missing(name, having)) else "available"
-        for name in (*_SAMPLED, *_TABLES)
+        for name in (*_SAMPLED, *_TABLES, *_OTHERS)
     }
     return Header(
         node={"key": key, "hostname": node.name, "display": node.name, "boot_id": boot,

@@ -97,6 +97,11 @@ _READS = (signals.DISK_READ_BYTES, signals.DISK_READS, signals.DISK_READ_TIME)
 _WRITES = (signals.DISK_WRITE_BYTES, signals.DISK_WRITES, signals.DISK_WRITE_TIME)
 
 
+_SLOTS = 64
+# Drawn by chance; what came later begins at 0, so that earlier jobs stay as they were.
+_BASED = (signals.NFS_READ_BYTES, signals.NFS_WRITE_BYTES, signals.NFS_BACKLOG)
+
+
 def nfs_mounts(sight: Sight) -> list[str]:
     """Return the mount points of NFS file systems."""
     return [point for point, _, kind in sight.node.mounts if kind.startswith("nfs")]
@@ -123,14 +128,28 @@ def _mount(
     queued = np.minimum(asked.queued_ns, asked.length_ns)
     reply = asked.length_ns - queued
     backlog = np.where(queued > 0, requests * np.maximum(1, queued // np.maximum(reply, 1)), 0)
+    in_use = requests * np.where(queued > 0, _SLOTS, 1)
     found = []
     for signal, of, amount in (
         (signals.NFS_READ_BYTES, mine & (what == "READ"), asked.bytes),
         (signals.NFS_WRITE_BYTES, mine & (what == "WRITE"), asked.bytes),
+        (signals.NFS_CONNECTIONS, mine, None),
+        (signals.NFS_CONNECTS, mine, 0 * requests),
+        (signals.NFS_SENDS, mine, requests),
+        (signals.NFS_BAD_XIDS, mine, 0 * requests),
+        (signals.NFS_SLOTS_USED, mine, in_use),
         (signals.NFS_BACKLOG, mine, backlog),
+        (signals.NFS_SLOTS_MOST, mine, None),
+        (signals.NFS_SENDING, mine, 0 * requests),
+        (signals.NFS_PENDING, mine, in_use),
     ):
+        if amount is None:  # one connection, whose slots have all been in use
+            now = 1 if signal is signals.NFS_CONNECTIONS else _SLOTS
+            found.append(Column(signal, point, np.full(ticks.size, float(now))))
+            continue
         total = asked.total(of, amount, t_ns) + sight.risen(signal.name, point, ticks)
-        found.append(Column(signal, point, grain(sight.base() + total, 1)))
+        base = sight.base() if signal in _BASED else 0
+        found.append(Column(signal, point, grain(base + total, 1)))
     told = [d.removeprefix(f"{point}:") for d in sight.devices("nfs.") if f"{point}:" in d]
     for op in dict.fromkeys(["READ", "WRITE", *sorted(set(what[mine].tolist())), *told]):
         of = mine & (what == op)
@@ -141,9 +160,11 @@ def _mount(
             (signals.NFS_QUEUE, queued, MS),
             (signals.NFS_RTT, reply, MS),
             (signals.NFS_EXECUTE, asked.length_ns, MS),
+            (signals.NFS_TIMEOUTS, 0 * requests, 1),
         ):
             total = asked.total(of, amount, t_ns) + sight.risen(signal.name, device, ticks)
-            found.append(Column(signal, device, grain(sight.base(unit) + total, unit)))
+            base = 0 if signal is signals.NFS_TIMEOUTS else sight.base(unit)
+            found.append(Column(signal, device, grain(base + total, unit)))
     return found
 
 

@@ -1,0 +1,68 @@
+"""Signals of the host: CPUs, pressure, memory and the job's cgroup."""
+
+from __future__ import annotations
+
+from clusterprof.signals.made import declare as _signal
+
+# --- cpu: /proc/stat ---------------------------------------------------------------------------
+CPU_USER = _signal("cpu.user_ns_total", "cpu", "Time running user code, nice included.")
+CPU_SYSTEM = _signal("cpu.system_ns_total", "cpu", "Time in the kernel, interrupts included.")
+CPU_IDLE = _signal("cpu.idle_ns_total", "cpu", "Time with nothing to run and no I/O outstanding.")
+CPU_IOWAIT = _signal("cpu.iowait_ns_total", "cpu", "Idle time while a task of it waited for I/O.")
+CPU_STEAL = _signal("cpu.steal_ns_total", "cpu", "Time the hypervisor gave to somebody else.")
+CPU_RUNNABLE = _signal("cpu.runnable_count", "", "Tasks running or ready to run on the node.")
+CPU_BLOCKED = _signal("cpu.blocked_count", "", "Tasks waiting for I/O on the node.")
+
+# --- pressure: /proc/pressure, <cgroup>/*.pressure; device "" = node, "cgroup" = the job's --------
+PRESSURE_CPU_SOME = _signal(
+    "pressure.cpu_some_ns_total", "scope", "Time at least one task waited for a CPU."
+)
+PRESSURE_IO_SOME = _signal(
+    "pressure.io_some_ns_total", "scope", "Time at least one task waited for I/O."
+)
+PRESSURE_IO_FULL = _signal(
+    "pressure.io_full_ns_total", "scope", "Time every non-idle task waited for I/O."
+)
+PRESSURE_MEMORY_SOME = _signal(
+    "pressure.memory_some_ns_total", "scope", "Time at least one task waited for memory."
+)
+PRESSURE_MEMORY_FULL = _signal(
+    "pressure.memory_full_ns_total", "scope", "Time every non-idle task waited for memory."
+)
+
+# --- memory: /proc/meminfo, /proc/vmstat, node*/numastat ----------------------------------------
+MEMORY_AVAILABLE = _signal("memory.available_bytes", "", "Memory to be had without swapping.")
+MEMORY_CACHED = _signal("memory.cached_bytes", "", "The page cache.")
+MEMORY_DIRTY = _signal("memory.dirty_bytes", "", "Cache that still has to be written.")
+MEMORY_WRITEBACK = _signal("memory.writeback_bytes", "", "Cache being written now.")
+MEMORY_SWAP_FREE = _signal("memory.swap_free_bytes", "", "Unused swap.")
+MEMORY_MAJOR_FAULTS = _signal("memory.major_faults_total", "", "Page faults that needed I/O.")
+MEMORY_SWAP_IN = _signal("memory.swap_in_bytes_total", "", "Bytes read back from swap.")
+MEMORY_SWAP_OUT = _signal("memory.swap_out_bytes_total", "", "Bytes written to swap.")
+MEMORY_RECLAIM_DIRECT = _signal(
+    "memory.direct_reclaim_pages_total", "", "Pages an allocating task had to scan itself."
+)
+MEMORY_REFAULTS = _signal(
+    "memory.refaults_total", "", "File pages read again soon after they were evicted."
+)
+MEMORY_OOM_KILLS = _signal("memory.oom_kills_total", "", "Processes killed for want of memory.")
+MEMORY_NUMA_MISSES = _signal(
+    "memory.numa_misses_total", "node", "Allocations that fell on another NUMA node."
+)
+
+# --- cgroup: the job's own, v1 and v2 -----------------------------------------------------------
+CGROUP_CPU = _signal("cgroup.cpu_ns_total", "", "CPU time used by the job's cgroup.")
+CGROUP_PERIODS = _signal("cgroup.quota_periods_total", "", "Quota periods that began.")
+CGROUP_THROTTLED_PERIODS = _signal(
+    "cgroup.throttled_periods_total", "", "Quota periods in which the quota ran out."
+)
+CGROUP_THROTTLED = _signal(
+    "cgroup.throttled_ns_total", "", "Time runnable tasks were held back by the CPU quota."
+)
+CGROUP_QUOTA = _signal("cgroup.cpu_quota_ratio", "", "CPUs the quota allows; absent = no quota.")
+CGROUP_MEMORY = _signal("cgroup.memory_bytes", "", "Memory charged to the job's cgroup.")
+CGROUP_MEMORY_LIMIT = _signal("cgroup.memory_limit_bytes", "", "Its limit; absent = none.")
+CGROUP_MEMORY_HIGH = _signal(
+    "cgroup.memory_high_events_total", "", "Times the cgroup was throttled to reclaim memory."
+)
+CGROUP_OOM_KILLS = _signal("cgroup.oom_kills_total", "", "Processes of the job killed for memory.")
