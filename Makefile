@@ -8,7 +8,7 @@ SCORE  ?= score-$(SPLIT)
 ANSWERS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev torch test check lint types contracts golden docs docs-check host bench
+.PHONY: help demo dev torch test test-long check lint types contracts golden docs docs-check host bench
 .PHONY: score score-full score-rivals score-sabotage blame-check lab-cluster accept-cluster test-launchers clean
 
 help: ## print the targets
@@ -35,8 +35,12 @@ demo: $(BIN)/clusterprof ## the whole job on emulated accelerators: record, anal
 dev: $(VENV)/dev ## virtual environment with everything but torch
 
 test: $(VENV)/torch ## all tests, real torch training included (about ten minutes)
-	$(BIN)/python -m pytest tests -m "not quiet" --numprocesses 2
-	$(BIN)/python -m pytest tests -m quiet
+	$(BIN)/python -m pytest tests -m "not quiet and not long" --numprocesses 2
+	$(BIN)/python -m pytest tests -m "quiet and not long"
+
+test-long: $(VENV)/torch ## variants of the tests that take long
+	$(BIN)/python -m pytest tests -m "long and not quiet" --numprocesses 2
+	$(BIN)/python -m pytest tests -m "long and quiet"
 
 check: lint types contracts docs-check test ## what CI runs: lint, types, contracts, docs, tests
 

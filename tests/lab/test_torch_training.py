@@ -69,7 +69,7 @@ def off_target(said: dict, report: Report, cause: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(
     ("fault", "cause"), [("reads", "storage-local"), ("burn", "cpu-preprocess")]
 )

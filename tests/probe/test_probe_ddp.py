@@ -44,7 +44,14 @@ def gradients(ring: Ring) -> list[Operation]:
     return [each for each in operations(ring) if each.what == GRADIENTS]
 
 
-@pytest.mark.parametrize("options", ["", "static_graph=True", "find_unused_parameters=True"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "static_graph=True",
+        pytest.param("", marks=pytest.mark.long),
+        pytest.param("find_unused_parameters=True", marks=pytest.mark.long),
+    ],
+)
 def test_the_wait_for_a_slow_rank_is_seen_by_the_others(tmp_path: Path, options: str) -> None:
     code = f"""
 ddp = model({options})
@@ -273,7 +280,16 @@ def test_compiled_models_are_traced_as_they_are_without_us(tmp_path: Path) -> No
     assert with_probe.rings[0].switched_off == 0
 
 
-@pytest.mark.parametrize("where", ["groups.find", "ddp._Model", "ddp._graph", "ddp._queue"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "ddp._graph",
+        *(
+            pytest.param(where, marks=pytest.mark.long)
+            for where in ("groups.find", "ddp._Model", "ddp._queue")
+        ),
+    ],
+)
 def test_an_error_in_the_hook_switches_the_probe_off_and_is_not_seen(
     tmp_path: Path, where: str
 ) -> None:

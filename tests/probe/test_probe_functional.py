@@ -163,7 +163,7 @@ dist.barrier()
 """
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("eager", marks=pytest.mark.long)])
 def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path, backend: str) -> None:
     code = BEGIN + COMPILED.replace("BACKEND", backend)
     with_probe = launch(code, tmp_path, install(tmp_path / "run"))
@@ -175,7 +175,14 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path, backend: st
 
 
 @pytest.mark.parametrize(
-    "where", ["groups.find", "functional._place", "functional.ring.emit", "functional._waited"]
+    "where",
+    [
+        "functional._waited",
+        *(
+            pytest.param(where, marks=pytest.mark.long)
+            for where in ("groups.find", "functional._place", "functional.ring.emit")
+        ),
+    ],
 )
 def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(
     tmp_path: Path, where: str
