@@ -34,8 +34,7 @@ def doctor(
         from clusterprof.recorder.service import isolate
 
         looks = [*look_at(COLLECTORS, isolate=isolate), look_at_spans(dict(os.environ))]
-        fabric = look_at_fabric()
-        looks += [fabric] if fabric else []
+        looks.append(look_at_fabric())
         _print_looks(looks, as_json)
 
 

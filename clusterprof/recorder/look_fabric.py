@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterprof.linux.roots import Roots
 from clusterprof.recorder import fabric, links
-from clusterprof.recorder.inspect import OWNER_ADMIN, Look
+from clusterprof.recorder.inspect import OWNER_NOBODY, Look
 
 NAME = "fabric"
 _SHOWN_AT_MOST = 4
@@ -17,11 +17,11 @@ _BEHIND = {
     "numa": "of the same NUMA node",
     "system": "of another NUMA node",
 }
-_REMEDY = "load nvidia-peermem (modprobe nvidia-peermem), or the open kernel modules of the driver"
+_REMEDY = "the cluster admin can load nvidia-peermem (modprobe nvidia-peermem)"
 
 
-def look_at_fabric(roots: Roots | None = None) -> Look | None:
-    """Say how network cards and GPUs lie to each other; None where there is nothing to say."""
+def look_at_fabric(roots: Roots | None = None) -> Look:
+    """Say how network cards and GPUs lie to each other."""
     roots = roots or Roots()
     nics, hcas = links.nics(roots.sys, roots.proc), links.hcas(roots.sys)
     told = fabric.told(roots, nics, hcas)
@@ -29,13 +29,11 @@ def look_at_fabric(roots: Roots | None = None) -> Look | None:
     found = [*_rails(told), *_near(told), *_direct(told)]
     found += [f"{nic['name']} is a bond of {', '.join(nic.get('lower', ()))}" for nic in bonds]
     if not found:
-        return None
+        message = "no cards that are alike, no bond, and none whose way to a GPU is known"
+        return Look(NAME, "absent", "", message, "", OWNER_NOBODY)
     missing = [*_far(told), *_unknown(told)]
     missing += [f"{nic['name']}'s member {m}: it is down" for nic in bonds for m in _down(nic)]
-    direct = told.get("gpudirect", {})
-    lost = direct.get("module") == "" and not direct.get("dma_buf", True)
-    remedy, owner = (_REMEDY, OWNER_ADMIN) if lost else ("", "")
-    return Look(NAME, "available", "; ".join(found), "", remedy, owner, tuple(missing))
+    return Look(NAME, "available", "; ".join(found), "", "", "", tuple(missing))
 
 
 def _down(nic: Mapping[str, Any]) -> Sequence[str]:
@@ -84,6 +82,6 @@ def _unknown(told: Mapping[str, Any]) -> Iterator[str]:
     if "module" not in direct:
         yield "GPUDirect: /proc/modules cannot be read, so whether it is there is not known"
     elif not direct["module"] and not direct.get("dma_buf", True):
-        yield "GPUDirect: no nvidia-peermem, no dma-buf: data go through the host's memory"
+        yield f"GPUDirect: neither by a module nor by dma-buf, data go by the host; {_REMEDY}"
     elif not direct["module"] and "dma_buf" not in direct:
         yield "nvidia-peermem: whether the driver offers dma-buf instead is not known"
