@@ -183,14 +183,20 @@ def _idle(
     for kind, amounts in ((NIC, nic), (HCA, hca)):
         for device in sorted(set(amounts) - (set(used) if kind == NIC else set())):
             speed = _speed(network, kind, device, physical)
-            if amounts[device] <= quiet and speed is not None and is_up(network, kind, device):
+            if amounts[device] <= quiet and speed is not None and _up(network, kind, device):
                 found.append((device, speed))
     return tuple(found)
 
 
-def is_up(network: NodeNetwork, kind: str, device: str) -> bool:
+def _up(network: NodeNetwork, kind: str, device: str) -> bool:
     """A link that is down has no speed; a port says what it is."""
     if kind == NIC:
         return True
     state = network.levels.get((STATE, device))
     return state is not None and state.count > 0 and state.most == state.least == _ACTIVE
+
+
+def is_down(network: NodeNetwork, port: str) -> bool:
+    """True when an RDMA port said that its link was not up, all the time."""
+    state = network.levels.get((STATE, port))
+    return state is not None and state.count > 0 and state.most < _ACTIVE

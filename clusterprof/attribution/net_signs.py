@@ -18,7 +18,7 @@ from clusterprof.attribution.net_links import (
     RTT,
     UNSENT,
     NodeLinks,
-    is_up,
+    is_down,
 )
 from clusterprof.detectors.network import CONGESTION, LINK, PATH
 from clusterprof.findings import Evidence
@@ -247,8 +247,8 @@ def _of_paths(links: NodeLinks, limits: Any) -> Iterator[Sign]:
             name = "rdma.rail_ratio" if links.kind == HCA else "network.rail_ratio"
             strength = 1 / max(ratio, _LEAST_RATIO)
             note = f"of the traffic of {links.used[0]} went over this rail"
-            if links.quiet_rails and not is_up(links.network, HCA, least):
-                note += ", whose link is not up"
+            if is_down(links.network, least):
+                note += ", whose link is down"
             yield _sign(links, WRONG, least, strength, name, ratio, "ratio", note)
 
 

@@ -206,7 +206,7 @@ class NetworkMeter:
                 found = done[id(t_ns)] = times, t_ns[max(times.known - 1, 0) :]
             times, left = found
             if times.known > 1:
-                most = self._most(key, t_ns[: times.known], before)
+                most = self._most(key, times.known, before)
                 self._judge(key, times, values[: times.known], most)
                 self._open[key] = left, values[times.known - 1 :]
         if until_ns is not None and done:
@@ -225,17 +225,16 @@ class NetworkMeter:
             inside &= self._begin[np.minimum(at, self._end.size - 1)] < t_ns[1:]
         return _Times(n, inside, np.diff(t_ns)[inside])
 
-    def _most(
-        self, key: _Key, t_ns: Int, readings: Mapping[_Key, tuple[Int, Float]]
-    ) -> Float | None:
-        """Up to how much a counter can have grown between readings; None = nobody says."""
+    def _most(self, key: _Key, known: int, open_: Mapping[_Key, tuple[Int, Float]]) -> Float | None:
+        """By how much a counter can have grown between readings; None = nobody says."""
         name, device = key
-        speed = readings.get((_SPEED_OF.get(name, ""), device))
-        if speed is None or speed[1].size < t_ns.size or device in (self._made_up or ()):
+        speed = open_.get((_SPEED_OF.get(name, ""), device))
+        if speed is None or device in (self._made_up or ()):
             return None
-        ends = speed[1][: t_ns.size]
-        most = np.fmax(ends[1:], ends[:-1]) * np.diff(t_ns)
-        return most * (JUMPED_RATIO / _SECOND_NS)
+        t_ns, values = open_[key][0][:known], speed[1][:known]
+        if not np.array_equal(t_ns, speed[0][:known]):
+            return None
+        return np.fmax(values[1:], values[:-1]) * np.diff(t_ns) * (JUMPED_RATIO / _SECOND_NS)
 
     def _judge(self, key: _Key, times: _Times, values: Float, most: Float | None) -> None:
         if not key[0].endswith("_total"):
