@@ -50,7 +50,7 @@ def told(roots: Roots, nics: _Entries, hcas: _Entries) -> dict[str, Any]:
     """Return `rails`, `gpu_nics` and `gpudirect` of the header, without what is not there."""
     gpus = [_place(roots, gpu.name) for gpu in _gpus(roots)]
     near = [entry for entry in (_near(roots, gpu, nics, hcas) for gpu in gpus) if entry]
-    beside = {nic for entry in near if entry.get("path") == PATHS[0] for nic in entry["nics"]}
+    beside = {nic for entry in near if entry["path"] in PATHS[:2] for nic in entry["nics"]}
     found = {
         "rails": list(_rails(roots, nics, hcas, beside)),
         "gpu_nics": near,
@@ -123,11 +123,17 @@ def _near(roots: Roots, gpu: Place, nics: _Entries, hcas: _Entries) -> dict[str,
 def _rails(
     roots: Roots, nics: _Entries, hcas: _Entries, beside: set[str]
 ) -> Iterator[dict[str, Any]]:
-    """Ports of the same kind of card, two at least: apart those that lie beside a GPU."""
+    """Ports of the same kind of card, two at least: apart those that lie beside a GPU.
+
+    Members of a bond are none: the bond spreads what goes over them.
+    """
     alike: dict[tuple[Any, ...], list[str]] = {}
     taken = {nic for hca in hcas for nic in hca.get("netdevs", ())}
+    bonded = {nic["name"] for nic in nics if "master" in nic}
     for hca in hcas:
         for port in hca.get("ports", ()):
+            if port.get("netdev") in bonded:
+                continue
             kind = _kind(roots, hca, hca["name"] in beside)
             key = (str(port.get("link_layer", "")), *kind)
             alike.setdefault(key, []).append(f"{hca['name']}/{port['port']}")
@@ -139,10 +145,16 @@ def _rails(
             alike.setdefault(key, []).append(str(nic["name"]))
     for key, ports in alike.items():
         if len(ports) > 1 and key[1]:
-            entry: dict[str, Any] = {"ports": ports}
+            entry: dict[str, Any] = {"ports": sorted(ports, key=_natural)}
             if key[0]:
                 entry["link_layer"] = key[0]
             yield entry
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """mlx5_3 before mlx5_10."""
+    return [(int(part or 0), "") if part.isdecimal() else (-1, part)
+            for part in re.split(r"(\d+)", name)]  # fmt: skip
 
 
 def _kind(roots: Roots, card: Mapping[str, Any], beside: bool) -> tuple[Any, ...]:

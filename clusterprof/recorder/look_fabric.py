@@ -57,7 +57,7 @@ def _near(told: Mapping[str, Any]) -> Iterator[str]:
     for path in fabric.PATHS[:-1]:
         count = sum(entry["path"] == path for entry in near)
         if count:
-            yield f"{count} GPUs with a card {_BEHIND[path]}"
+            yield f"{count} GPU{'s' if count > 1 else ''} with a card {_BEHIND[path]}"
 
 
 def _direct(told: Mapping[str, Any]) -> Iterator[str]:
@@ -72,7 +72,7 @@ def _far(told: Mapping[str, Any]) -> Iterator[str]:
     for entry in told.get("gpu_nics", ()):
         if entry["path"] == fabric.PATHS[-1]:
             nics = _shown(entry["nics"])
-            yield f"a card near GPU {entry['gpu']}: the nearest, {nics}, are {_BEHIND['system']}"
+            yield f"a card near GPU {entry['gpu']}: the nearest, {nics}, is {_BEHIND['system']}"
 
 
 def _unknown(told: Mapping[str, Any]) -> Iterator[str]:
