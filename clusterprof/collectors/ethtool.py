@@ -68,7 +68,7 @@ def _paused(direction: str) -> _Rule:
     d = direction
     parts = (
         rf"{d}_prio\d_pause_duration|{d}_global_pause_duration|{d}_pause_duration"
-        rf"|pfc_pri\d_{d}_duration_us"
+        rf"|pfc_pri\d_{d}_duration_us|{d}_pause_duration_prio_\d"
     )
     return _Rule(signals.NET_PAUSED, d, re.compile(parts), factor=_US)
 

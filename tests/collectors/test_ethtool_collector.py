@@ -109,6 +109,7 @@ def test_mlx4_and_ixgbe_number_their_priorities_in_other_places() -> None:
     assert values(mlx4) == {
         ("network.pause_frames_total", "c rx"): 3,
         ("network.pause_frames_total", "c tx"): 4,
+        ("network.paused_ns_total", "c rx"): 9_000,
         ("network.priority_pause_frames_total", "c rx 3"): 2,
         ("network.priority_pause_frames_total", "c tx 0"): 4,
     }
