@@ -214,8 +214,8 @@ of the time the receiver took no more.
 ## What it sees
 
 What transfers took more than they would on a faster interface of the same nodes that stood idle, or
-beyond what was expected while RDMA was there and unused, or rails carried unequal traffic, or one of
-them none while most did.
+beyond what was expected while RDMA was there and unused, or rails carried unequal traffic, or one
+of them none while most did.
 
 ## Why the GPU waits
 
