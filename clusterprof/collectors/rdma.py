@@ -6,7 +6,7 @@ that reason. Drivers name their own counters differently: those of mlx5, mlx4, b
 ionic, hfi1 and cxi are known, and the counters of the InfiniBand specification.
 
     driver    bytes are                          which count
-    mlx5      port_rcv_data, in words of 4       all the port carried
+    mlx5      port_rcv_data, in words of 4       all the port carried; on Ethernet its RDMA only
     mlx4      port_rcv_data, in words of 4       32 bits on old firmware: unknown at their end
     hfi1      port_rcv_data, in flits of 8       all the port carried; PSM's and verbs' alike
     bnxt_re   rx_roce_only_bytes, or rx_bytes    RoCE, of single addresses
