@@ -81,18 +81,24 @@ class Counters:
                     self._paths.setdefault(file, f"{place}/{file}")
         self._files: dict[str, TaskFile] = {}
         self._chosen: dict[Source, tuple[str, ...]] = {}
+        self._counted: set[str] = set()  # files that gave a number: without one there is no sum
+        self._settled: dict[tuple[Source, ...], tuple[Source]] = {}
 
     def value(self, *sources: Source) -> int | Unavailable:
-        """Return the sum of the first source that gives a number, else why the first does not."""
+        """Return the sum of the first source that gives a number, else why none does.
+
+        What gave a number once is asked from then on: another count would not go on from it.
+        """
         why: Unavailable | None = None
-        for source in sources:
+        for source in self._settled.get(sources, sources):
             value = self._sum(source)
             if not isinstance(value, Unavailable):
+                self._settled[sources] = (source,)
                 return value
             if why is None or why.kind == "absent":
                 why = value
             if why.kind != "absent":
-                break  # it is counted and cannot be told now: another count would not go on from it
+                break  # it is counted and cannot be told now
         assert why is not None
         return why
 
@@ -123,7 +129,8 @@ class Counters:
             if not isinstance(value, Unavailable):
                 total += value * self._dialect.factors.get(name, source.factor)
                 counted = True
-            elif value.kind != "absent":
+                self._counted.add(name)
+            elif value.kind != "absent" or name in self._counted:
                 return value  # one part is unknown, so the sum is
             else:
                 why = value

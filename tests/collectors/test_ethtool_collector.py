@@ -103,7 +103,7 @@ def test_mlx4_and_ixgbe_number_their_priorities_in_other_places() -> None:
     mlx4 = {
         "rx_pause": 1,
         "rx_pause_prio_3": 2,
-        "rx_pause_duration_prio_3": 99,
+        "rx_pause_duration_prio_3": 9,
         "tx_pause_prio_0": 4,
     }
     assert values(mlx4) == {

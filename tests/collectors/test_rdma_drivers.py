@@ -89,8 +89,20 @@ def test_text_and_numbers_that_cannot_be_are_no_values(host_copy) -> None:
     assert of(found, "mlx5_2/1", names) == [
         Unavailable("failed", "port_rcv_data of mlx5_2/1 is -7: no count", ""),
         Unavailable("absent", "mlx5_2/1 keeps no port_xmit_data", ""),
-        2 + 3 + 4,
+        Unavailable("absent", "mlx5_2/1 keeps no packet_seq_err", ""),  # not the sum of the others
     ]
+
+
+def test_what_was_counted_by_one_file_is_not_counted_on_by_another(host_copy) -> None:
+    roots = host_copy("rdma-zoo")
+    port = roots.sys / "class/infiniband/bnxt_re0/ports/1"
+    data = port / "counters/port_rcv_data"
+    data.write_text("2000\n")
+    rig = Rig(roots)
+    assert rig.readings()["rdma.receive_bytes_total", "bnxt_re0/1"] == 8000
+    data.write_text("N/A (no PMA)\n")  # rx_roce_only_bytes says 7000
+    found = rig.fresh()["rdma.receive_bytes_total", "bnxt_re0/1"]
+    assert found == Unavailable("absent", "bnxt_re0/1 keeps no port_rcv_data", "")
 
 
 def test_a_device_that_came_back_under_its_name_is_read_on(host_copy, monkeypatch) -> None:
