@@ -123,7 +123,7 @@ class Counters:
             there = (tuple(n for n in group if n in self._paths) for group in source.groups)
             names = self._chosen[source] = next(filter(None, there), ())
         total, counted = 0, False
-        why = Unavailable("absent", f"the driver of {self.name} does not count it", "")
+        why = Unavailable("absent", "the driver does not count it", "")
         for name in names:
             value = self._number(name)
             if not isinstance(value, Unavailable):
@@ -141,7 +141,7 @@ class Counters:
             text = self._text_of(name)
         except OSError as error:
             if error.errno in _NOT_COUNTED:
-                return Unavailable("absent", f"the driver of {self.name} does not count it", "")
+                return Unavailable("absent", "the driver does not count it", "")
             return unavailable_from_os_error(error, self._paths[name])
         try:
             value = self.parse(text)

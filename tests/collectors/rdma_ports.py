@@ -67,8 +67,8 @@ def of(zoo: dict[tuple[str, str], Value], port: str, names: list[str]) -> list[V
     return [zoo[f"rdma.{name}", port] for name in names]
 
 
-def uncounted(port: str) -> Unavailable:
-    return Unavailable("absent", f"the driver of {port} does not count it", "")
+def uncounted() -> Unavailable:
+    return Unavailable("absent", "the driver does not count it", "")
 
 
 def at_its_end(port: str, name: str, value: int) -> Unavailable:
