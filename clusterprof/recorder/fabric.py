@@ -48,13 +48,14 @@ class Place(NamedTuple):
 
 def told(roots: Roots, nics: _Entries, hcas: _Entries) -> dict[str, Any]:
     """Return `rails`, `gpu_nics` and `gpudirect` of the header, without what is not there."""
-    gpus = [_place(roots, gpu.name) for gpu in _gpus(roots)]
-    near = [entry for entry in (_near(roots, gpu, nics, hcas) for gpu in gpus) if entry]
+    gpus = list(_gpus(roots))
+    cards = _places(roots, nics, hcas) if gpus else []
+    near = [one for one in (_near(_place(roots, gpu.name), cards) for gpu in gpus) if one]
     beside = {nic for entry in near if entry["path"] in PATHS[:2] for nic in entry["nics"]}
     found = {
         "rails": list(_rails(roots, nics, hcas, beside)),
         "gpu_nics": near,
-        "gpudirect": _gpudirect(roots) if hcas else {},
+        "gpudirect": _gpudirect(roots, gpus) if hcas else {},
     }
     return {key: value for key, value in found.items() if value}
 
@@ -102,19 +103,23 @@ def _place(roots: Roots, pci: str, name: str = "") -> Place:
     return Place(name or pci, tuple(parts[top:]), node if node is not None and node >= 0 else None)
 
 
-def _near(roots: Roots, gpu: Place, nics: _Entries, hcas: _Entries) -> dict[str, Any]:
-    """The cards nearest to one GPU; {} where there is none, or nothing tells which."""
+def _places(roots: Roots, nics: _Entries, hcas: _Entries) -> list[Place]:
+    """Where the RDMA devices are, or the network cards of a node without any."""
     cards = [card for card in hcas if card.get("pci")] or [
         nic for nic in nics if nic.get("physical") and nic.get("pci")
     ]
-    places = [_place(roots, str(card["pci"]), str(card["name"])) for card in cards]
-    found = [(path_between(gpu, place), place.name) for place in places]
-    entry: dict[str, Any] = {"gpu": gpu.name}
-    if gpu.numa_node is not None:
-        entry["numa_node"] = gpu.numa_node
+    return [_place(roots, str(card["pci"]), str(card["name"])) for card in cards]
+
+
+def _near(gpu: Place, cards: Sequence[Place]) -> dict[str, Any]:
+    """The cards nearest to one GPU; {} where there is none, or nothing tells which."""
+    found = [(path_between(gpu, card), card.name) for card in cards]
     nearest = min((path for path, _ in found), default=None)
     if nearest is None or nearest[0] == len(PATHS):
         return {}
+    entry: dict[str, Any] = {"gpu": gpu.name}
+    if gpu.numa_node is not None:
+        entry["numa_node"] = gpu.numa_node
     entry["nics"] = [name for path, name in found if path == nearest]
     entry["path"] = PATHS[nearest[0]]
     return entry
@@ -163,9 +168,9 @@ def _kind(roots: Roots, card: Mapping[str, Any], beside: bool) -> tuple[Any, ...
     return (card.get("driver", ""), model, beside)
 
 
-def _gpudirect(roots: Roots) -> dict[str, Any]:
+def _gpudirect(roots: Roots, gpus: Sequence[Path]) -> dict[str, Any]:
     """Which way RDMA cards have to the memory of NVIDIA GPUs; {} without such GPUs."""
-    if not any(text(gpu / "vendor") == NVIDIA for gpu in _gpus(roots)):
+    if not any(text(gpu / "vendor") == NVIDIA for gpu in gpus):
         return {}
     entry: dict[str, Any] = {}
     try:
