@@ -8,12 +8,14 @@ Guide".
     cxi0/device/properties/link                  1            0 while it is down
 
 A value is followed by the time of day at which it was read. Counters have up to 56 bits and begin
-anew. A card has one port, here called 1.
+anew. A card has one port, here called 1. Without /sys/class/cxi (a container) the same files are
+found by the card's network interface, hsn0/device.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from clusterprof.errors import Unavailable, unavailable_from_os_error
 from clusterprof.linux.infiniband import ACTIVE, DOWN, Counters, Link
@@ -27,13 +29,26 @@ _LANES = Unavailable("absent", "the driver says no width", "")
 
 
 def cards(roots: Roots) -> list[str]:
-    """Return the Slingshot cards, in order; [] without any."""
-    folder = roots.sys / "class/cxi"
+    """Return the Slingshot cards, in order, or else their interfaces; [] without any."""
+    found = _names(roots.sys / "class/cxi")
+    if not found:
+        net = roots.sys / "class/net"
+        found = [nic for nic in _names(net) if nic.startswith("hsn")]
+        found = [nic for nic in found if os.path.isdir(net / nic / "device/telemetry")]
+    return sorted(found, key=lambda name: (len(name), name))[:CARDS_AT_MOST]
+
+
+def device_of(roots: Roots, card: str) -> Path:
+    """Return the folder of a card's device."""
+    kind = "net" if card.startswith("hsn") else "cxi"
+    return roots.sys / "class" / kind / card / "device"
+
+
+def _names(folder: Path) -> list[str]:
     try:
-        found = os.listdir(folder)
+        return os.listdir(folder)
     except OSError:
         return []
-    return sorted(found, key=lambda name: (len(name), name))[:CARDS_AT_MOST]
 
 
 class CxiPort(Counters):
@@ -41,7 +56,7 @@ class CxiPort(Counters):
 
     def __init__(self, roots: Roots, card: str, descriptors: Descriptors) -> None:
         """Open the files that are there."""
-        self._device = f"{roots.sys}/class/cxi/{card}/device"
+        self._device = str(device_of(roots, card))
         super().__init__(f"{card}/{PORT}", [f"{self._device}/telemetry"], descriptors)
 
     @staticmethod

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.linux import bonding
-from clusterprof.linux.cxi import PORT, cards
+from clusterprof.linux.cxi import PORT, cards, device_of
 from clusterprof.linux.roots import Roots
 from clusterprof.linux.tree import entries, number, text
 
@@ -52,7 +52,8 @@ def hcas(sys: Path) -> list[dict[str, Any]]:
     with port, link_layer and netdev.
     """
     found = [_hca(hca) for hca in entries(sys / "class/infiniband")]
-    found += [_slingshot(sys / "class/cxi" / card) for card in cards(Roots(sys=sys))]
+    roots = Roots(sys=sys)
+    found += [_slingshot(card, device_of(roots, card)) for card in cards(roots)]
     return found[:HCAS_AT_MOST]
 
 
@@ -121,10 +122,10 @@ def _hca(hca: Path) -> dict[str, Any]:
     return entry
 
 
-def _slingshot(card: Path) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": card.name, **_device(card / "device")}
+def _slingshot(card: str, device: Path) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": card, **_device(device)}
     port = {"port": PORT, "link_layer": "Slingshot"}
-    netdevs = [nic.name for nic in entries(card / "device/net")]
+    netdevs = [nic.name for nic in entries(device / "net")]
     if netdevs:
         entry["netdevs"] = netdevs
         port["netdev"] = netdevs[0]

@@ -12,6 +12,7 @@ from rdma_ports import COUNTERS, LINK, PATIENCE, Rig, of, uncounted
 from clusterprof.collectors.base import Context, Value
 from clusterprof.collectors.rdma import RdmaCollector
 from clusterprof.errors import Unavailable
+from clusterprof.recorder import links
 
 
 @pytest.fixture
@@ -65,6 +66,20 @@ def test_slingshot_links(host_copy, link: str, speed: str, expected: tuple[Any, 
     said = state.message.split(": ")[-1] if isinstance(state, Unavailable) else state
     assert isinstance(rate, Unavailable)
     assert (said, rate.message.split(": ")[-1]) == expected
+
+
+def test_a_container_without_the_class_finds_slingshot_by_the_interface(host_copy) -> None:
+    roots = host_copy("rdma-zoo")
+    shutil.rmtree(roots.sys / "class/infiniband")
+    (roots.sys / "class/net/hsn0").mkdir()
+    (roots.sys / "class/cxi/cxi0/device").rename(roots.sys / "class/net/hsn0/device")
+    shutil.rmtree(roots.sys / "class/cxi")
+    (roots.sys / "class/net/hsn1/device").mkdir(parents=True)  # of that name, and no such card
+    found = Rig(roots).readings()
+    assert of(found, "hsn0/1", ["receive_bytes_total", "state_count"]) == [88_000, 4]
+    assert {device for _, device in found} == {"hsn0/1"}
+    [hca] = links.hcas(roots.sys)
+    assert (hca["name"], hca["ports"][0]["netdev"]) == ("hsn0", "hsn0")
 
 
 def test_counters_of_a_device_with_two_ports_are_of_neither(host_copy) -> None:
