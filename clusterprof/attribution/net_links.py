@@ -9,7 +9,7 @@ is a speed that was exceeded; both are unknown here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ STATE, CONNECTIONS = "rdma.state_count", "tcp.job_connections_count"
 RTT, LEAST_RTT, UNSENT = "tcp.job_rtt_ns", "tcp.job_min_rtt_ns", "tcp.job_unsent_bytes"
 _ACTIVE = 4  # of `rdma.state_count`, as sysfs numbers it
 _IN_USE_RATIO = 0.1
-_EXCEEDED = 1.1
+_EXCEEDED = 1.05
 _CARRIED_RATIO = 0.5
 
 
@@ -46,6 +46,8 @@ class NodeLinks:
     """An idle device that is faster, and its rate."""
     unused: tuple[str, ...]
     """RDMA ports that are up and were not used while a NIC was."""
+    quiet_rails: tuple[str, ...]
+    """RDMA ports that carried next to nothing while most of those like them were in use."""
     by_sockets: bool
     """True when the job's own connections told which devices carried its traffic."""
     job_bytes: float
@@ -74,14 +76,15 @@ def links_of(
     node: int,
     name: str,
     network: NodeNetwork,
-    nics: Iterable[Mapping[str, Any]],
+    host: Mapping[str, Any],
     job_bytes: tuple[float, float | None],
     limits: Mapping[str, Any],
 ) -> NodeLinks:
     """Say which links of a node carried the traffic of its operations.
 
-    `nics`: of the inventory. `job_bytes`: what the job sent from this node, at least and at most.
+    `host`: the inventory. `job_bytes`: what the job sent from this node, at least and at most.
     """
+    nics: Sequence[Mapping[str, Any]] = host.get("nics", ())
     physical = {str(one.get("name")) for one in nics if one.get("physical")}
     hca = {d: carried(network, HCA, d) for d in network.devices(*HCA_BYTES)}
     nic = {d: carried(network, NIC, d) for d in network.devices(*NIC_BYTES)}
@@ -97,10 +100,13 @@ def links_of(
         used = of_job or _busiest(nic)[:1]
     speeds = [_speed(network, kind, device, physical) for device in used]
     whole = None if not speeds or None in speeds else sum(s for s in speeds if s is not None)
-    sure = by_sockets or sum(nic.values()) >= _CARRIED_RATIO * job_bytes[0] > 0
+    below = _below(nic, nics)
+    whole_bytes = sum(amount for device, amount in nic.items() if device not in below)
+    sure = by_sockets or whole_bytes >= _CARRIED_RATIO * job_bytes[0] > 0
     idle: tuple[tuple[str, float], ...] = ()
     if kind == NIC and used and sure:
-        idle = _idle(network, nic, hca, used, physical, limits[PATH.id].idle_at_most_ratio)
+        apart = {d: amount for d, amount in nic.items() if d not in _below(used, nics)}
+        idle = _idle(network, apart, hca, used, physical, limits[PATH.id].idle_at_most_ratio)
     best = max(idle, key=lambda one: one[1], default=None)
     if best is not None and not (
         whole is not None and best[1] >= limits[PATH.id].faster_at_least_ratio * whole
@@ -108,8 +114,36 @@ def links_of(
         best = None
     return NodeLinks(
         node, name, network, kind if used else "", used, whole, best,
-        tuple(device for device, _ in idle if device in hca), by_sockets, *job_bytes,
+        tuple(device for device, _ in idle if device in hca),
+        _quiet_rails(hca, used, host.get("rails", ())) if kind == HCA else (),
+        by_sockets, *job_bytes,
     )  # fmt: skip
+
+
+def _below(devices: Iterable[str], nics: Iterable[Mapping[str, Any]]) -> set[str]:
+    """What these stand on: the members of a bond count what the bond counts."""
+    lower = {str(nic.get("name")): nic.get("lower", ()) for nic in nics}
+    found: set[str] = set()
+    more = [one for device in devices for one in lower.get(device, ())]
+    while more:
+        device = more.pop()
+        if device not in found:
+            found.add(device)
+            more += lower.get(device, ())
+    return found
+
+
+def _quiet_rails(
+    amounts: Mapping[str, float], used: Sequence[str], rails: Iterable[Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """The least busy first. A job may use few rails; one that uses most of them uses all."""
+    found: list[str] = []
+    for rail in rails:
+        ports = [port for port in rail.get("ports", ()) if port in amounts]
+        quiet = [port for port in ports if port not in used]
+        if 2 * len(quiet) < len(ports):
+            found += quiet
+    return tuple(sorted(found, key=lambda port: (amounts[port], port)))
 
 
 def _busiest(amounts: Mapping[str, float]) -> tuple[str, ...]:
@@ -160,3 +194,9 @@ def _up(network: NodeNetwork, kind: str, device: str) -> bool:
         return True
     state = network.levels.get((STATE, device))
     return state is not None and state.count > 0 and state.most == state.least == _ACTIVE
+
+
+def is_down(network: NodeNetwork, port: str) -> bool:
+    """True when an RDMA port said that its link was not up, all the time."""
+    state = network.levels.get((STATE, port))
+    return state is not None and state.count > 0 and state.most < _ACTIVE

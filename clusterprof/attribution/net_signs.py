@@ -18,6 +18,7 @@ from clusterprof.attribution.net_links import (
     RTT,
     UNSENT,
     NodeLinks,
+    is_down,
 )
 from clusterprof.detectors.network import CONGESTION, LINK, PATH
 from clusterprof.findings import Evidence
@@ -30,6 +31,7 @@ _FEWEST_RETRANSMITS = 20
 _MS = 1e6
 _BYTES_PER_WORD = 4  # of InfiniBand's data counters
 _RECEIVER_RATIO = 0.5
+_LEAST_RATIO = 0.001
 _DOUBLE = 2.0
 _MSS, _MATHIS, _WITHIN = 1448, 1.22, 3.0
 _DOWN = {
@@ -40,6 +42,8 @@ _ERRORS = {
     NIC: (("network.errors_total", "packets with errors"),),
     HCA: (
         ("rdma.symbol_errors_total", "symbol errors"),
+        ("rdma.receive_errors_total", "packets that came with errors"),
+        ("rdma.link_recoveries_total", "times the link failed and recovered"),
         ("rdma.retransmits_total", "packets sent again"),
         ("rdma.out_of_sequence_total", "packets out of sequence"),
     ),
@@ -237,12 +241,15 @@ def _of_paths(links: NodeLinks, limits: Any) -> Iterator[Sign]:
         note = "RDMA port without traffic, while TCP carried the job's"
         yield _sign(links, WRONG, links.unused[0], rate, name, rate, "bytes/s", note)
     if len(links.used) > 1 and (links.kind == HCA or links.by_sockets):
-        amounts = [links.bytes_of(device) for device in links.used]
-        if amounts[0] >= limits.uneven_at_least_ratio * amounts[-1]:
+        least = links.quiet_rails[0] if links.quiet_rails else links.used[-1]
+        ratio = links.bytes_of(least) / links.bytes_of(links.used[0])
+        if limits.uneven_at_least_ratio * ratio <= 1:
             name = "rdma.rail_ratio" if links.kind == HCA else "network.rail_ratio"
-            ratio, strength = amounts[-1] / amounts[0], amounts[0] / amounts[-1]
+            strength = 1 / max(ratio, _LEAST_RATIO)
             note = f"of the traffic of {links.used[0]} went over this rail"
-            yield _sign(links, WRONG, links.used[-1], strength, name, ratio, "ratio", note)
+            if is_down(links.network, least):
+                note += ", whose link is down"
+            yield _sign(links, WRONG, least, strength, name, ratio, "ratio", note)
 
 
 def _sign(

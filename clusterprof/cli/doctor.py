@@ -30,9 +30,11 @@ def doctor(
             return
         from clusterprof.collectors.registry import COLLECTORS
         from clusterprof.recorder.inspect import look_at, look_at_spans
+        from clusterprof.recorder.look_fabric import look_at_fabric
         from clusterprof.recorder.service import isolate
 
         looks = [*look_at(COLLECTORS, isolate=isolate), look_at_spans(dict(os.environ))]
+        looks.append(look_at_fabric())
         _print_looks(looks, as_json)
 
 

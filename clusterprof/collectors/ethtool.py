@@ -2,9 +2,17 @@
 
 Columns: of every interface with a device behind it, those of these signals its driver counts, as
 `ethtool -S` names them; drivers known by their names are mlx5, mlx4, bnxt_en, ice, i40e, ixgbe,
-ionic, sfc and ena. Pause frames are told by direction: "<nic> rx" were received, so the card had
-to stop sending; "<nic> tx" were sent, so this machine took in data too slowly. What a driver counts
-for all priorities and again for each is counted once.
+ionic, sfc, ena, gve and virtio_net. Pause frames are told by direction: "<nic> rx" were received,
+so the card had to stop sending; "<nic> tx" were sent, so this machine took in data too slowly. What
+a driver counts for all priorities and again for each is counted once; those of one priority are
+told again as "<nic> rx 3".
+
+    mlx5          rx_prio3_pause, rx_discards_phy, rx_out_of_buffer, rx_ecn_mark, rx_prio3_marked
+    bnxt_en       rx_pfc_ena_frames_pri3, rx_stat_discard, rx_total_ring_discards
+    ice, i40e     rx_priority_3_xoff.nic, rx_dropped.nic
+    ena           bw_in_allowance_exceeded, …: what the size of the instance allows
+    gve           rx_no_buffers_posted[0]
+    virtio_net    rx_hw_ratelimit_packets, rx_hw_drop_overruns, where the host tells them
 
 Reading takes the network stack's lock and asks the card's firmware, so a thread reads every 2 s,
 and less often when it takes more than 10 ms; a value carries the time at which it was read.
@@ -40,6 +48,8 @@ class _Rule(NamedTuple):
     whole: re.Pattern[str] | None = None
     """Several names for one count, of which the largest is taken and added."""
     factor: int = 1
+    spare: re.Pattern[str] | None = None
+    """Added up where there is nothing of `parts`: what is counted by queue only."""
 
 
 def _pause(direction: str) -> _Rule:
@@ -48,6 +58,7 @@ def _pause(direction: str) -> _Rule:
         rf"{d}_prio\d_pause|{d}_pause_frames|{d}_pfc_frames|{d}_pause|port_{d}_pause"
         rf"|(port\.)?link_xoff_{d}(\.nic)?|(port\.)?{d}_priority_\d_xoff(\.nic)?"
         rf"|{d}_flow_control_xoff|{d}_pb_\d+_pxoff|frames_{d}_pause|frames_{d}_pripause"
+        rf"|{d}_pause_prio_\d"
     )
     whole = rf"{d}_pause_ctrl_phy|{d}_global_pause"
     return _Rule(signals.NET_PAUSE_FRAMES, d, re.compile(parts), re.compile(whole))
@@ -57,7 +68,7 @@ def _paused(direction: str) -> _Rule:
     d = direction
     parts = (
         rf"{d}_prio\d_pause_duration|{d}_global_pause_duration|{d}_pause_duration"
-        rf"|pfc_pri\d_{d}_duration_us"
+        rf"|pfc_pri\d_{d}_duration_us|{d}_pause_duration_prio_\d"
     )
     return _Rule(signals.NET_PAUSED, d, re.compile(parts), factor=_US)
 
@@ -78,9 +89,30 @@ RULES: tuple[_Rule, ...] = (
         ),
     ),
     _Rule(
-        signals.NET_SHAPED, "", re.compile(r"bw_(in|out)_allowance_exceeded|pps_allowance_exceeded")
+        signals.NET_OUT_OF_BUFFER,
+        "",
+        re.compile(
+            r"rx_out_of_buffer|rx_total_(ring|oom)_discards|rx_no_buffer_count|rx_hw_drop_overruns"
+            r"|rx_no_buffers_posted\[\d+\]|port_rx_nodesc_drops"
+        ),
+        spare=re.compile(r"queue_\d+_rx_empty_rx_ring|rx\d+_hw_drop_overruns"),
+    ),
+    _Rule(
+        signals.NET_SHAPED,
+        "",
+        re.compile(r"(bw_in|bw_out|pps)_allowance_exceeded|[rt]x_hw_ratelimit_packets"),
+        spare=re.compile(r"[rt]x\d+_hw_ratelimit_packets"),
     ),
 )
+
+# The priority is what stands in for a digit: mlx5, mlx4, bnxt_en, ice and i40e, ixgbe.
+_PRIORITIES = {
+    d: re.compile(
+        rf"{d}_prio(\d)_pause|{d}_pause_prio_(\d)|{d}_pfc_ena_frames_pri(\d)"
+        rf"|(?:port\.)?{d}_priority_(\d)_xoff(?:\.nic)?|{d}_pb_(\d)_pxoff"
+    )
+    for d in ("rx", "tx")
+}
 
 
 class Column(NamedTuple):
@@ -104,14 +136,31 @@ def columns_of(nic: str, names: Sequence[str]) -> list[Column]:
     """Return the columns that a card with these statistics has."""
     columns = []
     for rule in RULES:
-        parts = tuple(i for i, name in enumerate(names) if rule.parts.fullmatch(name))
-        whole = tuple(
-            i for i, name in enumerate(names) if rule.whole and rule.whole.fullmatch(name)
-        )
+        parts = _matching(rule.parts, names) or _matching(rule.spare, names)
+        whole = _matching(rule.whole, names)
         if parts or whole:
             device = f"{nic} {rule.direction}".rstrip()
             columns.append(Column(rule.signal, device, parts, whole, rule.factor))
-    return columns
+    return columns + _priorities(nic, names)
+
+
+def _matching(pattern: re.Pattern[str] | None, names: Sequence[str]) -> tuple[int, ...]:
+    if pattern is None:
+        return ()
+    return tuple(i for i, name in enumerate(names) if pattern.fullmatch(name))
+
+
+def _priorities(nic: str, names: Sequence[str]) -> list[Column]:
+    """Return the columns of priorities; cards tell those that pause frames are used for."""
+    found: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        for direction, pattern in _PRIORITIES.items():
+            match = pattern.fullmatch(name)
+            if match:
+                number = next(group for group in match.groups() if group)
+                found.setdefault(f"{nic} {direction} {number}", []).append(index)
+    signal = signals.NET_PRIORITY_PAUSE_FRAMES
+    return [Column(signal, device, tuple(found[device]), (), 1) for device in sorted(found)]
 
 
 class _Card(NamedTuple):

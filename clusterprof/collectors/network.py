@@ -1,9 +1,13 @@
 """What goes over the network interfaces, and what TCP had to send again.
 
 Columns: bytes, drops, errors, link speed and changes of the carrier of every interface that is up
-or has carried traffic, the loopback left out; then the three `tcp.*` of our network namespace. The
-link speed is read when the collector opens: it takes the network stack's lock, and an interface
-that comes up opens it anew.
+or has carried traffic, the loopback left out; of every bond how many of its members are up; then
+the three `tcp.*` of our network namespace. The link speed is read when the collector opens: it
+takes the network stack's lock, and an interface that comes up opens it anew.
+
+What a bond carried is what its members carried: the header says who is whose member, and an
+analysis counts one of the two. A member that is down, or goes down, is an event `bond-member-down`
+(bond, nic), one that comes back `bond-member-up`.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import ClassVar
 from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.linux.bonding import Bond, bonds
 from clusterprof.linux.held import HeldFile, MissingFile, hold
 from clusterprof.linux.netdev import (
     HEADER_LINES,
@@ -51,6 +56,9 @@ class NetworkCollector:
 
     def __init__(self, context: Context) -> None:
         self._roots = context.roots
+        self._bonds: list[Bond] = []
+        self._down: dict[str, list[str]] = {}  # by bond: members last known to be down
+        self._events: list[tuple[str, dict[str, str]]] = []
 
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Open the counters, choose the interfaces and read the speed of their links."""
@@ -76,7 +84,9 @@ class NetworkCollector:
                 self._nics.append((number, nic, speed, changes))
             else:
                 self._asleep.append((number, line))
+        self._bonds = bonds(self._roots, [nic for _, nic, _, _ in self._nics])
         columns = [(signal, nic) for _, nic, _, _ in self._nics for signal in _NIC]
+        columns += [(signals.NET_BOND_MEMBERS_UP, bond.name) for bond in self._bonds]
         return columns + [(signal, "") for signal in _TCP]
 
     def sample(self) -> Sequence[Value]:
@@ -95,12 +105,34 @@ class NetworkCollector:
             values += traffic
             values.append(speed)
             values.append(_number(changes))
+        if any(bond.changed() for bond in self._bonds):
+            raise DevicesChanged
+        values += [self._members_up(bond) for bond in self._bonds]
         return values + self._sample_tcp()
+
+    def events(self) -> list[tuple[str, dict[str, str]]]:
+        """Return which members of bonds have gone down or come back since the last call."""
+        taken, self._events = self._events, []
+        return taken
 
     def close(self) -> None:
         """Close all files."""
-        for held in (self._dev, self._snmp, self._netstat, *(nic[3] for nic in self._nics)):
-            held.close()
+        held = (self._dev, self._snmp, self._netstat, *(nic[3] for nic in self._nics))
+        for one in (*held, *self._bonds):
+            one.close()
+
+    def _members_up(self, bond: Bond) -> Value:
+        try:
+            down = bond.down()
+        except Unavailable as reason:
+            return reason
+        before = self._down.get(bond.name, [])
+        self._down[bond.name] = down
+        for nic in sorted({*before, *down}):
+            if (nic in before) != (nic in down):
+                kind = "bond-member-down" if nic in down else "bond-member-up"
+                self._events.append((kind, {"bond": bond.name, "nic": nic}))
+        return len(bond.members) - len(down)
 
     def _sample_tcp(self) -> list[Value]:
         values: list[Value] = []

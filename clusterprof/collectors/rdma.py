@@ -1,14 +1,25 @@
-"""What goes over InfiniBand and RoCE ports, what had to be sent again, and who asked for less.
+"""What goes over InfiniBand, RoCE, Omni-Path and Slingshot ports, and what had to be sent again.
 
-Columns: the `rdma.*` signals of every port in /sys/class/infiniband, named "<device>/<port>";
-one that the driver does not count carries that reason. Drivers name their own counters
-differently: those of mlx5, bnxt_re, irdma, efa and ionic are known, and the counters of the
-InfiniBand specification, which hfi1 and mlx4 keep too.
+Columns: the `rdma.*` signals of every port in /sys/class/infiniband, named "<device>/<port>", and
+of every Slingshot card in /sys/class/cxi ("cxi0/1"); one that the driver does not count carries
+that reason. Drivers name their own counters differently: those of mlx5, mlx4, bnxt_re, irdma, efa,
+ionic, hfi1 and cxi are known, and the counters of the InfiniBand specification.
+
+    driver    bytes are                          which count
+    mlx5      port_rcv_data, in words of 4       all the port carried; on Ethernet its RDMA only
+    mlx4      port_rcv_data, in words of 4       32 bits on old firmware: unknown at their end
+    hfi1      port_rcv_data, in flits of 8       all the port carried; PSM's and verbs' alike
+    bnxt_re   rx_roce_only_bytes, or rx_bytes    RoCE, of single addresses
+    irdma     ip4InOctets + ip6InOctets          RoCE and iWARP
+    efa       rx_bytes                           all the device carried, RDMA reads and writes too
+    cxi       hni_sts_rx_ok_octets               all the card carried, TCP too
 
 Some of these have 32, 16 or 8 bits and stop at their end: such a value is unknown from there on,
-not a rate of zero. Pause frames of a RoCE port are counted by its network interface: see
-`ethtool`. Reading asks the card's firmware, so a thread reads, and a value carries the time at
-which it was read; state and speed are read every 10 s.
+not a rate of zero. What begins anew at its end steps back, and that step is left out. Files that a
+driver never fills (`symbol_error` and `port_xmit_wait` of hfi1) are no counters. Pause frames of a
+RoCE port are counted by its network interface: see `ethtool`. Reading asks the card's firmware, so
+a thread reads, and a value carries the time at which it was read; state and speed are read every
+10 s.
 """
 
 from __future__ import annotations
@@ -20,24 +31,30 @@ from typing import Any, ClassVar
 from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.linux import infiniband as ib
+from clusterprof.linux import rdma_names as names
 from clusterprof.linux.aside import Aside
-from clusterprof.linux.infiniband import Link, Port, ports
+from clusterprof.linux.cxi import CxiPort, cards
+from clusterprof.linux.infiniband import Counters, Link, Port, ports
+from clusterprof.linux.roots import Roots
 from clusterprof.linux.task import Descriptors
 from clusterprof.signals import Signal
 
-_COUNTERS: tuple[tuple[Signal, tuple[ib.Source, ...]], ...] = (
-    (signals.RDMA_RECEIVE, (ib.RECEIVED_WORDS, ib.RECEIVED)),
-    (signals.RDMA_TRANSMIT, (ib.SENT_WORDS, ib.SENT)),
-    (signals.RDMA_TRANSMIT_WAIT, (ib.XMIT_WAIT,)),
-    (signals.RDMA_CNP, (ib.CNP_RECEIVED,)),
-    (signals.RDMA_CNP_SENT, (ib.CNP_SENT,)),
-    (signals.RDMA_ECN_MARKED, (ib.ECN_MARKED,)),
-    (signals.RDMA_OUT_OF_SEQUENCE, (ib.OUT_OF_SEQUENCE,)),
-    (signals.RDMA_RETRANSMITS, (ib.RETRANSMITS,)),
-    (signals.RDMA_DISCARDS, (ib.DISCARDS,)),
-    (signals.RDMA_LINK_DOWNED, (ib.LINK_DOWNED,)),
-    (signals.RDMA_SYMBOL_ERRORS, (ib.SYMBOL_ERRORS,)),
+_COUNTERS: tuple[tuple[Signal, tuple[names.Source, ...]], ...] = (
+    (signals.RDMA_RECEIVE, (names.RECEIVED_WORDS, names.RECEIVED)),
+    (signals.RDMA_TRANSMIT, (names.SENT_WORDS, names.SENT)),
+    (signals.RDMA_TRANSMIT_WAIT, (names.XMIT_WAIT,)),
+    (signals.RDMA_CNP, (names.CNP_RECEIVED,)),
+    (signals.RDMA_CNP_SENT, (names.CNP_SENT,)),
+    (signals.RDMA_ECN_MARKED, (names.ECN_MARKED,)),
+    (signals.RDMA_OUT_OF_SEQUENCE, (names.OUT_OF_SEQUENCE,)),
+    (signals.RDMA_RETRANSMITS, (names.RETRANSMITS,)),
+    (signals.RDMA_DISCARDS, (names.DISCARDS,)),
+    (signals.RDMA_LINK_DOWNED, (names.LINK_DOWNED,)),
+    (signals.RDMA_SYMBOL_ERRORS, (names.SYMBOL_ERRORS,)),
+    (signals.RDMA_RECEIVE_ERRORS, (names.RECEIVE_ERRORS,)),
+    (signals.RDMA_LINK_RECOVERIES, (names.LINK_RECOVERIES,)),
+    (signals.RDMA_OUT_OF_BUFFER, (names.OUT_OF_BUFFER,)),
+    (signals.RDMA_NOT_READY, (names.NOT_READY,)),
 )
 _LINK: tuple[Signal, ...] = (
     signals.RDMA_STATE,
@@ -63,7 +80,7 @@ class RdmaCollector:
         self.sampled_ns = 0
         """When the values that `sample()` returned were read."""
         self._aside = Aside(self._read, clock, **waits)
-        self._ports: list[Port] = []
+        self._ports: list[Counters] = []
         self._names: list[tuple[str, str]] = []
         self._links: list[Link] = []
         self._link_ns = 0
@@ -71,11 +88,16 @@ class RdmaCollector:
 
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Find the ports, read them once, and say what can be read of each."""
-        self._names = ports(self._roots)
+        self._names = _found(self._roots)
         if not self._names:
             raise Unavailable("absent", "there is no RDMA device", "")
         descriptors = Descriptors(_DESCRIPTORS)
-        self._ports = [Port(self._roots, *name, descriptors) for name in self._names]
+        self._ports = [
+            Port(self._roots, device, port, descriptors)
+            if port
+            else CxiPort(self._roots, device, descriptors)
+            for device, port in self._names
+        ]
         self._links = []
         try:
             self._first = self._aside.first()
@@ -105,10 +127,10 @@ class RdmaCollector:
     def _read(self) -> list[Value]:
         """Read every port, in the thread."""
         try:
-            names = ports(self._roots)
+            found = _found(self._roots)
         except Unavailable:
-            names = []
-        if names != self._names:
+            found = []
+        if found != self._names:
             raise DevicesChanged
         held = self._ports
         now_ns = self._clock()
@@ -119,3 +141,14 @@ class RdmaCollector:
             values += [port.value(*sources) for _, sources in _COUNTERS]
             values += link
         return values
+
+
+def _found(roots: Roots) -> list[tuple[str, str]]:
+    """Return (device, port), "" for the port of a Slingshot card; raises Unavailable."""
+    slingshot = [(card, "") for card in cards(roots)]
+    try:
+        return ports(roots) + slingshot
+    except Unavailable:
+        if slingshot:
+            return slingshot
+        raise

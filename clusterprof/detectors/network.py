@@ -77,7 +77,7 @@ class LinkLimits:
     retransmits_at_least_ratio: float = 0.001
     """Segments sent again over segments sent."""
     errors_per_minute_at_least_count: float = 6.0
-    """Packets with errors, or symbol errors, of one port."""
+    """Packets with errors, symbol errors, or recoveries of the link, of one port."""
     rate_at_most_ratio: float = 0.75
     """Rate of a link over that of its peers on the other nodes."""
 
@@ -214,7 +214,8 @@ of the time the receiver took no more.
 ## What it sees
 
 What transfers took more than they would on a faster interface of the same nodes that stood idle, or
-beyond what was expected while RDMA was there and unused, or rails carried unequal traffic.
+beyond what was expected while RDMA was there and unused, or rails carried unequal traffic, or one
+of them none while most did.
 
 ## Why the GPU waits
 
@@ -224,7 +225,8 @@ The library chose the wrong interface, or was told so: the data cross a slow lin
 
 The interface that carried the job's traffic has a known rate, and on every node that uses such a
 slow one another is up, idle and at least twice as fast. Without a faster one: an active RDMA port
-without traffic beside TCP, or rails in use that differ by a factor of two.{_ORDER}
+without traffic beside TCP, or rails that differ by a factor of two: those in use, and the others of
+their kind when these are fewer.{_ORDER}
 
 ## What to do
 

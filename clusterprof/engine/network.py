@@ -87,7 +87,7 @@ class NetworkTimes:
                 number,
                 node.facts.name,
                 node.network,
-                node.loaded.header.host.get("nics", ()),
+                node.loaded.header.host,
                 sent.get(number, (0.0, None)),
                 self._limits,
             )

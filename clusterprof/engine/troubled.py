@@ -46,8 +46,8 @@ def sending_ns(nodes: Sequence[NodeResult]) -> dict[int, int]:
 
 
 def _shows(number: int, node: NodeResult, limits: Mapping[str, Any]) -> bool:
-    nics = node.loaded.header.host.get("nics", ())
-    links = links_of(number, node.facts.name, node.network_throughout, nics, (0.0, None), limits)
+    host = node.loaded.header.host
+    links = links_of(number, node.facts.name, node.network_throughout, host, (0.0, None), limits)
     if not links.used:
         return False
     rtt_ns, least_ns, _ = round_trip(links)

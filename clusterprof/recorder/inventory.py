@@ -15,7 +15,7 @@ import clusterprof
 from clusterprof.linux.mountinfo import mount_of, parse_mountinfo
 from clusterprof.linux.roots import Roots
 from clusterprof.linux.tree import entries, number, text
-from clusterprof.recorder import identity, links
+from clusterprof.recorder import fabric, identity, links
 from clusterprof.trace.schema import SCHEMA_VERSION
 from clusterprof.trace.schema import Clock as ClockRecord
 
@@ -43,7 +43,7 @@ def node_identity(roots: Roots, start: ClockRecord, environ: Mapping[str, str]) 
 
 
 def host_inventory(roots: Roots) -> dict[str, Any]:
-    """Return the header's `host`: cpus, memory_bytes, disks, nics, hcas, mounts."""
+    """Return the header's `host`: cpus, memory_bytes, disks, nics, hcas, mounts, and `fabric`'s."""
     host: dict[str, Any] = {
         "cpus": _cpus(roots),
         "disks": list(_disks(roots))[:_DISKS_AT_MOST],
@@ -51,6 +51,7 @@ def host_inventory(roots: Roots) -> dict[str, Any]:
         "hcas": links.hcas(roots.sys),
         "mounts": _mounts(roots),
     }
+    host.update(fabric.told(roots, host["nics"], host["hcas"]))
     for line in text(roots.proc / "meminfo").splitlines():
         if line.startswith("MemTotal:"):
             host["memory_bytes"] = int(line.split()[1]) * 1024

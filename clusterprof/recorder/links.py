@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from clusterprof.linux import bonding
+from clusterprof.linux.cxi import PORT, cards, device_of
+from clusterprof.linux.roots import Roots
 from clusterprof.linux.tree import entries, number, text
 
 NICS_AT_MOST = 128
@@ -27,7 +30,7 @@ def nics(sys: Path, proc: Path) -> list[dict[str, Any]]:
     name, link_bytes_per_second, state, mtu, kind ("bond", "vlan", "bridge", "tun", …; none of a
     card), driver, pci, numa_node, physical (there is hardware below it), master (the bond or bridge
     it belongs to), lower (what a bond, bridge or vlan stands on), default_route: true where there
-    is one.
+    is one; of a bond mode and, where there are any, down (members whose link is down).
     """
     folder = sys / "class/net"
     default = _default_routes(proc)
@@ -43,12 +46,15 @@ def nics(sys: Path, proc: Path) -> list[dict[str, Any]]:
 
 
 def hcas(sys: Path) -> list[dict[str, Any]]:
-    """Return one entry per RDMA device.
+    """Return one entry per RDMA device and per Slingshot card.
 
     name, driver, pci, numa_node, netdevs (the network interfaces of the same card), and `ports`
     with port, link_layer and netdev.
     """
-    return [_hca(hca) for hca in entries(sys / "class/infiniband")][:HCAS_AT_MOST]
+    found = [_hca(hca) for hca in entries(sys / "class/infiniband")]
+    roots = Roots(sys=sys)
+    found += [_slingshot(card, device_of(roots, card)) for card in cards(roots)]
+    return found[:HCAS_AT_MOST]
 
 
 def _nic(nic: Path) -> dict[str, Any]:
@@ -72,7 +78,18 @@ def _nic(nic: Path) -> dict[str, Any]:
     lower = sorted(e.name[len(_LOWER) :] for e in entries(nic) if e.name.startswith(_LOWER))
     if lower:
         entry["lower"] = lower[:NICS_AT_MOST]
+    entry.update(_bond(nic))
     return entry
+
+
+def _bond(nic: Path) -> dict[str, Any]:
+    roots = Roots(sys=nic.parents[2])
+    mode = bonding.mode(roots, nic.name)
+    if not mode:
+        return {}
+    members = bonding.members(roots, nic.name)
+    down = [member for member in members if bonding.is_up(roots, member) is False]
+    return {"mode": mode, "down": down} if down else {"mode": mode}
 
 
 def _physical(nic: Path, deep: int = 3) -> bool:
@@ -102,6 +119,17 @@ def _hca(hca: Path) -> dict[str, Any]:
     if netdevs:
         entry["netdevs"] = netdevs
     entry["ports"] = list(_ports(hca / "ports"))
+    return entry
+
+
+def _slingshot(card: str, device: Path) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": card, **_device(device)}
+    port = {"port": PORT, "link_layer": "Slingshot"}
+    netdevs = [nic.name for nic in entries(device / "net")]
+    if netdevs:
+        entry["netdevs"] = netdevs
+        port["netdev"] = netdevs[0]
+    entry["ports"] = [port]
     return entry
 
 

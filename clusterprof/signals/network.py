@@ -19,6 +19,9 @@ TCP_TIMEOUTS = _signal("tcp.timeouts_total", "", "TCP retransmission timers that
 NET_CARRIER_CHANGES = _signal(
     "network.carrier_changes_total", "nic", "Times the link went down or came up."
 )
+NET_BOND_MEMBERS_UP = _signal(
+    "network.bond_members_up_count", "bond", "Members of the bond whose link is up."
+)
 
 # --- sockets: NETLINK_SOCK_DIAG; the job's own connections, by the interface they go out by -------
 TCP_JOB_CONNECTIONS = _signal(
@@ -64,6 +67,11 @@ NET_PAUSE_FRAMES = _signal(
     "nic direction",
     "Pause frames of all priorities; rx: the peer told us to stop sending, tx: we told the peer.",
 )
+NET_PRIORITY_PAUSE_FRAMES = _signal(
+    "network.priority_pause_frames_total",
+    "nic direction priority",
+    'Pause frames of one priority (PFC), "<nic> rx 3"; a part of network.pause_frames_total.',
+)
 NET_PAUSED = _signal(
     "network.paused_ns_total",
     "nic direction",
@@ -77,6 +85,11 @@ NET_DISCARDS_PHY = _signal(
     "network.discards_phy_total",
     "nic",
     "Packets dropped at the port for want of buffers, both ways.",
+)
+NET_OUT_OF_BUFFER = _signal(
+    "network.out_of_buffer_total",
+    "nic",
+    "Packets that came and found no buffer of the host's: it takes them in too slowly.",
 )
 NET_SHAPED = _signal(
     "network.shaped_total", "nic", "Packets a cloud's limits held back or dropped, both ways."
@@ -107,6 +120,20 @@ RDMA_DISCARDS = _signal("rdma.discards_total", "port", "Packets the port dropped
 RDMA_LINK_DOWNED = _signal("rdma.link_downed_total", "port", "Times the link failed and went down.")
 RDMA_SYMBOL_ERRORS = _signal(
     "rdma.symbol_errors_total", "port", "Minor errors of the link on one or more lanes."
+)
+RDMA_RECEIVE_ERRORS = _signal(
+    "rdma.receive_errors_total", "port", "Packets that came with an error and were dropped."
+)
+RDMA_LINK_RECOVERIES = _signal(
+    "rdma.link_recoveries_total", "port", "Times the link failed and came back by itself."
+)
+RDMA_OUT_OF_BUFFER = _signal(
+    "rdma.out_of_buffer_total", "port", "Messages that came and found no buffer posted for them."
+)
+RDMA_NOT_READY = _signal(
+    "rdma.not_ready_total",
+    "port",
+    "Times a peer had no buffer for what was sent, and it had to be sent again.",
 )
 RDMA_STATE = _signal(
     "rdma.state_count", "port", "State by its number: 1 down, 2 initialising, 3 armed, 4 active."

@@ -9,6 +9,10 @@ What a counter grew by between two readings counts as a whole when a rank of the
 operation at any time between them: operations are shorter than that, and where in between it grew
 nobody knows. A gauge counts where the counters of its time do. Memory does not depend on the length
 of the recording: sums, the least and the most, and how often each size was read, in classes.
+
+A counter of bytes that grew by many times what its link carries has jumped, and nothing is known of
+that time: no driver's slip is anybody's traffic. Links are RDMA ports and NICs with hardware below
+them; what other devices say of their speed is made up.
 """
 
 from __future__ import annotations
@@ -29,6 +33,14 @@ HOLD_NS = 30_000_000_000
 """Readings are judged this long after them: an operation is only known once it has ended."""
 CLOSE_NS = 50_000_000
 """Operations that follow each other more closely are one: no two readings lie between them."""
+JUMPED_RATIO = 8.0
+"""Growth over what the link carries meanwhile: beyond this the counter has jumped. Less may be a
+card that hands its counts on late, or a speed that is not the link's."""
+_SPEED_OF = {
+    f"{kind}.{way}_bytes_total": f"{kind}.link_bytes_per_second"
+    for kind in ("network", "rdma")
+    for way in ("receive", "transmit")
+}
 _CLASSES_PER_OCTAVE = 8
 _SECOND_NS = 1e9
 _Key = tuple[str, str]
@@ -129,6 +141,7 @@ class NetworkMeter:
         self._counts: dict[_Key, Count] = {}
         self._levels: dict[_Key, Spread] = {}
         self._open: dict[_Key, tuple[Int, Float]] = {}
+        self._made_up: frozenset[str] | None = None
         self._begin = np.zeros(0, np.int64)
         self._end = np.zeros(0, np.int64)
 
@@ -142,6 +155,9 @@ class NetworkMeter:
         """Take the readings and operations of a chunk."""
         if self._off:
             return
+        if self._made_up is None:
+            nics = chunk.header.host.get("nics", ())
+            self._made_up = frozenset(str(n.get("name")) for n in nics if not n.get("physical"))
         self._join_operations(chunk)
         if self._throughout and self._end.size:
             self._off = True
@@ -182,14 +198,16 @@ class NetworkMeter:
     def _settle(self, until_ns: int | None) -> None:
         """Judge the readings up to a time; None = all."""
         done: dict[int, tuple[_Times, Int]] = {}
-        for key, (t_ns, values) in self._open.items():
+        before = dict(self._open)
+        for key, (t_ns, values) in before.items():
             found = done.get(id(t_ns))
             if found is None:
                 times = self._judged(t_ns, until_ns)
                 found = done[id(t_ns)] = times, t_ns[max(times.known - 1, 0) :]
             times, left = found
             if times.known > 1:
-                self._judge(key, times, values[: times.known])
+                most = self._most(key, times.known, before)
+                self._judge(key, times, values[: times.known], most)
                 self._open[key] = left, values[times.known - 1 :]
         if until_ns is not None and done:
             oldest = min(int(left[0]) for _, left in done.values())
@@ -207,7 +225,18 @@ class NetworkMeter:
             inside &= self._begin[np.minimum(at, self._end.size - 1)] < t_ns[1:]
         return _Times(n, inside, np.diff(t_ns)[inside])
 
-    def _judge(self, key: _Key, times: _Times, values: Float) -> None:
+    def _most(self, key: _Key, known: int, open_: Mapping[_Key, tuple[Int, Float]]) -> Float | None:
+        """By how much a counter can have grown between readings; None = nobody says."""
+        name, device = key
+        speed = open_.get((_SPEED_OF.get(name, ""), device))
+        if speed is None or device in (self._made_up or ()):
+            return None
+        t_ns, values = open_[key][0][:known], speed[1][:known]
+        if not np.array_equal(t_ns, speed[0][:known]):
+            return None
+        return np.fmax(values[1:], values[:-1]) * np.diff(t_ns) * (JUMPED_RATIO / _SECOND_NS)
+
+    def _judge(self, key: _Key, times: _Times, values: Float, most: Float | None) -> None:
         if not key[0].endswith("_total"):
             known = values[1:][times.inside]
             self._levels.setdefault(key, Spread()).add(known[~np.isnan(known)])
@@ -219,6 +248,8 @@ class NetworkMeter:
                 count.per_second.add(np.zeros(times.length_ns.size))
             return
         growth, bad = differences(values)
+        if most is not None and (growth > most).any():  # never where the speed is not known: NaN
+            bad = bad | (growth > most)
         growth, length = growth[times.inside], times.length_ns
         if bad.any():
             good = ~bad[times.inside]

@@ -28,7 +28,7 @@ class Header:
     started: dict[str, int]
     """monotonic_ns, boottime_ns, realtime_ns."""
     host: dict[str, Any]
-    """cpus, memory_bytes, disks, nics, hcas, mounts: the inventory."""
+    """cpus, memory_bytes, disks, nics, hcas, mounts, rails, gpu_nics, gpudirect: the inventory."""
     devices: Sequence[dict[str, Any]]
     """id, vendor, name, emulated, …: the accelerators."""
     launcher: dict[str, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from synthetic.jobs import CATEGORIES, MS, World
@@ -64,12 +65,17 @@ def links(
     readings: Mapping[str, float],
     job: tuple[float, float | None] = (10 * GB, 10 * GB),
     virtual: Sequence[str] = (),
+    rails: Sequence[Mapping[str, Sequence[str]]] = (),
+    lower: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> NodeLinks:
     """The links of node `number`, whose NICs are physical but for those named."""
     found = network(readings)
     names = found.devices("network.transmit_bytes_total")
-    nics = [{"name": one, "physical": one not in virtual} for one in names]
-    return links_of(number, f"node{number}", found, nics, job, LIMITS)
+    nics = [
+        {"name": one, "physical": one not in virtual, "lower": lower.get(one, ())} for one in names
+    ]
+    host = {"nics": nics, "rails": rails}
+    return links_of(number, f"node{number}", found, host, job, LIMITS)
 
 
 def all_reduces(

@@ -99,3 +99,65 @@ def test_rails_with_unequal_traffic_are_a_wrong_path() -> None:
     [sign] = found.shares["net-path"].signs
     assert (sign.node, sign.device, sign.evidence.value) == (1, "b/1", 0.4)
     assert shared(even, {**hca("a/1"), **hca("b/1", sent=6 * GB)})[0] == {}
+
+
+def eight(*sent: float, down: int | None = None) -> dict[str, float]:
+    """Eight rails of 25 GB/s with what each sent."""
+    out: dict[str, float] = {}
+    for number, amount in enumerate(sent):
+        out |= hca(f"r{number}/1", sent=amount)
+    if down is not None:
+        out[f"rdma.state_count r{down}/1"] = 1.0
+    return out
+
+
+RAILS = [{"ports": [f"r{number}/1" for number in range(8)]}]
+FULL = 10 * GB
+
+
+def test_a_rail_that_carries_nothing_while_the_others_do_is_a_wrong_path() -> None:
+    # 100 MB over eight rails of 25 GB/s take 0.5 ms, over seven 0.57; of 30 ms 29.43 are beyond.
+    even, one_off = eight(*[FULL] * 8), eight(*[FULL] * 7, 0.0)
+    given, found = shared(even, one_off, rails=RAILS)
+    assert given == {"net-path": pytest.approx(40 * 29.4286, abs=0.01)}
+    [sign] = found.shares["net-path"].signs
+    assert (sign.node, sign.device, sign.evidence.value) == (1, "r7/1", 0.0)
+    assert sign.evidence.note == "of the traffic of r0/1 went over this rail: r7/1 of node1"
+    # the header did not say that they belong together
+    assert shared(even, one_off)[0] == {}
+
+
+def test_a_rail_whose_link_is_down_is_called_so() -> None:
+    even = eight(*[FULL] * 8)
+    _, found = shared(even, eight(*[FULL] * 3, 0.0, *[FULL] * 4, down=3), rails=RAILS)
+    [sign] = found.shares["net-path"].signs
+    assert sign.evidence.note == (
+        "of the traffic of r0/1 went over this rail, whose link is down: r3/1 of node1"
+    )
+
+
+def test_a_job_that_uses_few_rails_leaves_none_out() -> None:
+    two = eight(FULL, FULL, *[0.0] * 6)
+    assert shared(two, two, rails=RAILS)[0] == {}
+
+
+def test_members_of_the_bond_in_use_are_no_idle_interfaces_and_count_once() -> None:
+    # The standby member is idle and twice as fast; were it not of the bond, 50 of 120 ms would be
+    # the wrong path's: 100 MB take 100 ms at 1 GB/s and 50 at 2.
+    both = {**nic("bond0", speed=1 * GB), **nic("eth0", speed=1 * GB),
+            **nic("eth1", sent=0.0, speed=2 * GB)}  # fmt: skip
+    took = [120 * MS] * 40
+    assert shared(both, both, took=took, lower={"bond0": ["eth0", "eth1"]})[0] == {}
+    assert shared(both, both, took=took, lower={"bond0": ["eth0"]})[0] == {"net-path": 40 * 50}
+    # The bond carried 3 GB of the job's 10, its members the same 3 again: too little to be sure.
+    few = {**nic("bond0", sent=3 * GB, speed=1 * GB), **nic("eth0", sent=3 * GB, speed=1 * GB),
+           **nic("eth2", sent=0.0, speed=2 * GB)}  # fmt: skip
+    assert shared(few, few, took=took, lower={"bond0": ["eth0"]})[0] == {}
+    assert shared(few, few, took=took)[0] == {"net-path": 40 * 50}
+
+
+def test_a_speed_that_was_exceeded_is_not_the_links() -> None:
+    for carried, known in ((1.05, True), (1.06, False)):
+        both = hca(sent=60 * carried * GB, speed=1 * GB)
+        _, found = shared(both, both)
+        assert found.by_rate is known

@@ -12,6 +12,7 @@ from nvml.simulated import Scenario, build, environment, uuid
 from clusterprof.collectors.registry import COLLECTORS
 
 NAMES = [kind.name for kind in COLLECTORS]
+OTHERS = ["spans", "fabric"]
 
 
 def looks(**changes: str) -> dict[str, dict[str, object]]:
@@ -19,7 +20,7 @@ def looks(**changes: str) -> dict[str, dict[str, object]]:
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert (document["format"], document["schema_version"]) == ("clusterprof-doctor", 1)
-    assert [look["name"] for look in document["collectors"]] == [*NAMES, "spans"]
+    assert [look["name"] for look in document["collectors"]] == [*NAMES, *OTHERS]
     return {look["name"]: look for look in document["collectors"]}
 
 
@@ -40,9 +41,9 @@ def test_the_table_has_a_line_for_every_collector_and_counts() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     first_words = [line.split()[0] for line in lines if not line.startswith(" ")]
-    assert first_words[:-1] == [*NAMES, "spans"]
+    assert first_words[:-1] == [*NAMES, *OTHERS]
     seen = sum(line.split()[1] == "available" for line in lines[:-1] if not line.startswith(" "))
-    assert lines[-1] == f"{seen} of {len(NAMES) + 1} sources can be recorded here."
+    assert lines[-1] == f"{seen} of {len(NAMES) + len(OTHERS)} sources can be recorded here."
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_mlx5_counts_a_pause_once_whatever_it_is_called() -> None:
             "rx_prio3_pause_transition": 9, "rx_prio4_pause": 4, "tx_prio3_pause": 50,
             "tx_pause_storm_warning_events": 8, "rx_prio0_marked": 3, "rx_ecn_mark": 11,
             "rx0_ecn_mark": 11, "rx_discards_phy": 13, "tx_discards_phy": 17,
-            "rx_prio0_buf_discard": 13, "rx_prio3_bytes": 10**12,
+            "rx_prio0_buf_discard": 13, "rx_prio3_bytes": 10**12, "rx_out_of_buffer": 19,
         }
     ) == {
         ("network.pause_frames_total", "c rx"): 5 + 30 + 4,
@@ -44,6 +44,10 @@ def test_mlx5_counts_a_pause_once_whatever_it_is_called() -> None:
         ("network.paused_ns_total", "c tx"): 200_000,
         ("network.ecn_marked_total", "c"): 14,
         ("network.discards_phy_total", "c"): 30,
+        ("network.out_of_buffer_total", "c"): 19,
+        ("network.priority_pause_frames_total", "c rx 3"): 30,
+        ("network.priority_pause_frames_total", "c rx 4"): 4,
+        ("network.priority_pause_frames_total", "c tx 3"): 50,
     }  # fmt: skip
 
 
@@ -54,7 +58,8 @@ def test_bnxt_counts_priorities_beside_their_frames() -> None:
             "rx_pfc_ena_frames_pri0": 2, "tx_pause_frames": 3, "tx_pfc_frames": 4,
             "pfc_pri0_rx_duration_us": 5, "pfc_pri0_rx_transitions": 6,
             "pfc_pri0_tx_duration_us": 7, "continuous_pause_events": 8, "rx_stat_discard": 9,
-            "tx_stat_discard": 10, "rx_total_discard_pkts": 99,
+            "tx_stat_discard": 10, "rx_total_discard_pkts": 99, "rx_total_ring_discards": 11,
+            "rx_total_oom_discards": 12,
         }
     ) == {
         ("network.pause_frames_total", "c rx"): 3,
@@ -62,6 +67,8 @@ def test_bnxt_counts_priorities_beside_their_frames() -> None:
         ("network.paused_ns_total", "c rx"): 5_000,
         ("network.paused_ns_total", "c tx"): 7_000,
         ("network.discards_phy_total", "c"): 19,
+        ("network.out_of_buffer_total", "c"): 23,
+        ("network.priority_pause_frames_total", "c rx 0"): 2,
     }  # fmt: skip
 
 
@@ -75,6 +82,8 @@ def test_intel_cards_count_what_begins_a_pause_not_what_ends_it() -> None:
         ("network.pause_frames_total", "c rx"): 8,
         ("network.pause_frames_total", "c tx"): 11,
         ("network.discards_phy_total", "c"): 17,
+        ("network.priority_pause_frames_total", "c rx 0"): 6,
+        ("network.priority_pause_frames_total", "c tx 7"): 7,
     }
     assert values(ice) == expected
     i40e = {f"port.{name.removesuffix('.nic')}": n for name, n in ice.items() if n != 99}
@@ -88,6 +97,41 @@ def test_a_card_of_a_cloud_counts_what_its_limits_held_back() -> None:
             "pps_allowance_exceeded": 4, "conntrack_allowance_exceeded": 50,
         }
     ) == {("network.shaped_total", "c"): 9}  # fmt: skip
+
+
+def test_mlx4_and_ixgbe_number_their_priorities_in_other_places() -> None:
+    mlx4 = {
+        "rx_pause": 1,
+        "rx_pause_prio_3": 2,
+        "rx_pause_duration_prio_3": 9,
+        "tx_pause_prio_0": 4,
+    }
+    assert values(mlx4) == {
+        ("network.pause_frames_total", "c rx"): 3,
+        ("network.pause_frames_total", "c tx"): 4,
+        ("network.paused_ns_total", "c rx"): 9_000,
+        ("network.priority_pause_frames_total", "c rx 3"): 2,
+        ("network.priority_pause_frames_total", "c tx 0"): 4,
+    }
+    ixgbe = {"rx_flow_control_xoff": 5, "rx_flow_control_xon": 99, "rx_pb_4_pxoff": 6,
+             "rx_pb_4_pxon": 99, "rx_no_buffer_count": 7, "rx_missed_errors": 99}  # fmt: skip
+    assert values(ixgbe) == {
+        ("network.pause_frames_total", "c rx"): 11,
+        ("network.priority_pause_frames_total", "c rx 4"): 6,
+        ("network.out_of_buffer_total", "c"): 7,
+    }
+
+
+def test_buffers_and_limits_of_virtual_cards_are_summed_over_queues_once() -> None:
+    gve = {"rx_dropped": 99, "rx_no_buffers_posted[0]": 1, "rx_no_buffers_posted[11]": 2,
+           "rx_queue_drop_cnt[0]": 99}  # fmt: skip
+    assert values(gve) == {("network.out_of_buffer_total", "c"): 3}
+    ena = {"queue_0_rx_empty_rx_ring": 4, "queue_1_rx_empty_rx_ring": 5, "queue_1_rx_cnt": 99}
+    assert values(ena) == {("network.out_of_buffer_total", "c"): 9}
+    queues = {"rx0_hw_drop_overruns": 6, "rx1_hw_drop_overruns": 1, "tx0_hw_ratelimit_packets": 8}
+    virtio = {"rx_hw_drop_overruns": 7, "rx_hw_drops": 99, "tx_hw_ratelimit_packets": 8, **queues}
+    expected = {("network.out_of_buffer_total", "c"): 7, ("network.shaped_total", "c"): 8}
+    assert values(virtio) == values(queues) == expected
 
 
 def test_cards_that_count_nothing_of_this() -> None:
@@ -160,10 +204,11 @@ def test_cards_of_a_node_are_read_again_and_again(host) -> None:
     assert cards(roots) == ["ens1f1", "ens2f0", "ens3f0"]  # neither bond, vlan, tap nor loopback
     drivers = {"ens2f0": {"x": 9, "rx_prio3_pause": 1}, "ens3f0": {"tx_pfc_frames": 2}}
     rig = Rig(roots, drivers)
-    pause = "network.pause_frames_total"
-    assert rig.next() == {(pause, "ens2f0 rx"): 1, (pause, "ens3f0 tx"): 2}
+    pause, one = "network.pause_frames_total", "network.priority_pause_frames_total"
+    third = (one, "ens2f0 rx 3")
+    assert rig.next() == {(pause, "ens2f0 rx"): 1, third: 1, (pause, "ens3f0 tx"): 2}
     drivers["ens2f0"]["rx_prio3_pause"] = 70
-    assert rig.fresh() == {(pause, "ens2f0 rx"): 70, (pause, "ens3f0 tx"): 2}
+    assert rig.fresh() == {(pause, "ens2f0 rx"): 70, third: 70, (pause, "ens3f0 tx"): 2}
     gone = drivers.pop("ens3f0")
     assert rig.fresh()[pause, "ens3f0 tx"] == Unavailable("absent", "ens3f0: no such device", "")
     drivers["ens3f0"] = {**gone, "rx_pause_frames": 3}  # its names have changed

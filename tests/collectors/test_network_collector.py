@@ -158,3 +158,40 @@ def test_tcp_table_with_more_columns_after_a_driver_was_loaded(host_copy) -> Non
         "IpExt: A\nIpExt: 9\n"
     )
     assert network.reading("tcp.timeouts_total") == 116
+
+
+def bonded(network: Opened) -> tuple[object, list[tuple[str, dict[str, str]]]]:
+    """How many members of the bond are up, and what has happened to them since the last call."""
+    return network.reading("network.bond_members_up_count", "bond0"), network.collector.events()
+
+
+def test_a_member_of_a_bond_that_is_down_is_told_once(host_copy) -> None:
+    roots = host_copy("roce-cloud-node")
+    network = Opened(NetworkCollector, roots)
+    first, second = ({"bond": "bond0", "nic": nic} for nic in ("eth0", "eth1"))
+    assert bonded(network) == (1, [("bond-member-down", second)])
+    assert bonded(network) == (1, [])
+    states = [roots.sys / f"class/net/{nic}/bonding_slave/mii_status" for nic in ("eth0", "eth1")]
+    states[1].write_text("up\n")
+    assert bonded(network) == (2, [("bond-member-up", second)])
+    for state in states:
+        state.write_text("going down\n")  # any word but up
+    assert bonded(network) == (0, [("bond-member-down", first), ("bond-member-down", second)])
+    states[0].unlink()
+    network.close()
+    again = Opened(NetworkCollector, roots)
+    unknown, events = bonded(again)
+    assert isinstance(unknown, Unavailable) and unknown.kind == "absent" and events == []
+    again.close()
+
+
+def test_a_member_that_comes_changes_the_columns(host_copy, open_files) -> None:
+    roots = host_copy("roce-cloud-node")
+    before = open_files()
+    network = Opened(NetworkCollector, roots)
+    network.readings()
+    (roots.sys / "class/net/bond0/lower_rdma0").symlink_to("../rdma0")
+    with pytest.raises(DevicesChanged):
+        network.readings()
+    network.close()
+    assert open_files() == before

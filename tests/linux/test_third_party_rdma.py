@@ -54,7 +54,10 @@ def test_ports_as_node_exporter_prints_them(tmp_path: Path) -> None:
     }
     compared = {key: value for key, value in theirs.items() if key[0] in names}
     assert len(compared) == 13
-    assert {key: ours[names[key[0]], key[1]] for key in compared} == compared
+    # Omni-Path's driver hands on flits of eight octets; they count them as words of four.
+    for (name, port), value in compared.items():
+        double = 2 if port.startswith("hfi1") and "_data_" in name else 1
+        assert ours[names[name], port] == double * value, (name, port)
     # Where they print the end of a counter of 32 bits, we know that we do not know.
     assert theirs["port_transmit_wait_total", "mlx4_0/1"] == 0xFFFFFFFF
     stopped = ours["transmit_wait_total", "mlx4_0/1"]
@@ -72,7 +75,9 @@ def test_ports_of_the_procfs_library(tmp_path: Path) -> None:
         match = re.search(r"infiniband/(\w+)/ports/(\d)/counters/port_(rcv|xmit)_data$", path)
         if match and text.isdigit():
             name = "receive_bytes_total" if match[3] == "rcv" else "transmit_bytes_total"
-            assert ours[name, f"{match[1]}/{match[2]}"] == 4 * int(text), path
+            # Omni-Path's driver hands on flits of eight octets; they count them as words of four.
+            octets = 8 if match[1].startswith("hfi1") else 4
+            assert ours[name, f"{match[1]}/{match[2]}"] == octets * int(text), path
             compared += 1
     assert compared >= 8
     # The driver's own counters of the port of mlx5: NAKs, timeouts, implied NAKs, retransmissions.

@@ -30,7 +30,11 @@ def test_interfaces_of_a_node_cards_first(host) -> None:
 def test_rdma_devices_of_a_node(host) -> None:
     roots = host("rdma-zoo")
     hcas = {hca["name"]: hca for hca in links.hcas(roots.sys)}
-    assert list(hcas) == sorted(hcas) and len(hcas) == 8
+    assert list(hcas) == [*sorted(set(hcas) - {"cxi0"}), "cxi0"] and len(hcas) == 9
+    assert hcas["cxi0"] == {
+        "name": "cxi0", "netdevs": ["hsn0"],
+        "ports": [{"port": "1", "link_layer": "Slingshot", "netdev": "hsn0"}],
+    }  # fmt: skip
     assert hcas["mlx5_0"] == {
         "name": "mlx5_0", "driver": "mlx5_core", "pci": "0000:3b:00.0", "numa_node": 0,
         "ports": [{"port": "1", "link_layer": "InfiniBand"}],
@@ -58,7 +62,7 @@ def test_a_node_with_many_interfaces_names_its_cards(tmp_path) -> None:
 def test_the_header_holds_both_and_no_address(host) -> None:
     inventory = host_inventory(host("rdma-zoo"))
     assert [nic["name"] for nic in inventory["nics"]][:2] == ["ens1f1", "ens2f0"]
-    assert len(inventory["hcas"]) == 8
+    assert len(inventory["hcas"]) == 9
     nothing = host_inventory(host("container-no-sys"))
     assert (nothing["nics"], nothing["hcas"]) == ([], [])
 
@@ -68,7 +72,7 @@ def test_this_machine() -> None:
     names = {nic["name"] for nic in links.nics(roots.sys, roots.proc)}
     known = {
         "name", "link_bytes_per_second", "state", "mtu", "kind", "physical", "driver", "pci",
-        "numa_node", "master", "lower", "default_route",
+        "numa_node", "master", "lower", "default_route", "mode", "down",
     }  # fmt: skip
     for nic in links.nics(roots.sys, roots.proc):
         assert set(nic) <= known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ from builders import header, ints
 
 from clusterprof.probe import layout
 from clusterprof.timeline.model import Chunk, Process, Series, SpanTable
-from clusterprof.timeline.network import NetworkMeter, NodeNetwork, Spread
+from clusterprof.timeline.network import Count, NetworkMeter, NodeNetwork, Spread
 
 SECOND = 1_000_000_000
 BYTES, SPEED = ("network.transmit_bytes_total", "eth0"), ("network.link_bytes_per_second", "eth0")
@@ -93,3 +94,67 @@ def test_a_quantile_is_at_most_nine_percent_too_large_and_never_beyond_what_was_
     assert 4.0 <= spread.quantile(0.75) <= 4.0 * 2 ** (1 / 8)
     assert spread.quantile(1.0) == 5.0
     assert np.isnan(Spread().quantile(0.5))
+
+
+PORT = "rdma.receive_bytes_total", "mlx5_0/1"
+LINK = "rdma.link_bytes_per_second", "mlx5_0/1"
+NAN = float("nan")
+RATE = 12_500_000_000  # of a link of 100 Gb/s
+
+
+@pytest.mark.parametrize(
+    ("what", "readings", "known"),
+    [
+        ("steady", [0, 1, 2, 3], [1, 1, 1]),
+        ("at 1.05 of the link", [0, 1.05 * RATE], [1.05 * RATE]),
+        ("reset to zero", [50, 60, 0, 7], [10, 7]),
+        ("reset and more than before", [50, 60, 2, 70], [10, 68]),
+        ("wrap at 32 bits", [2**32 - 5, 2**32 - 1, 6, 8], [4, 2]),
+        ("wrap at 32 bits of words", [4 * (2**32 - 5), 4 * (2**32 - 1), 4 * 6], [16]),
+        ("wrap at 48 bits", [2**48 - 9, 3, 5], [2]),
+        ("wrap at 64 bits, as doubles", [2.0**64, 0, 4096], [4096]),
+        ("clamped: its end is no reading", [10, 20, NAN, NAN], [10]),
+        ("clamped and reset by hand", [10, NAN, 0, 5], [5]),
+        ("backwards by one", [5, 4, 6], [2]),
+        ("gone and back", [10, 20, NAN, 3, 4], [10, 1]),
+        ("gone and back with the same count", [10, 20, NAN, 20, 21], [10, 1]),
+        ("never known", [NAN, NAN], []),
+        ("known once", [7], []),
+        ("jumped by 2**40", [0, 5, 5 + 2**40, 6 + 2**40], [5, 1]),
+        ("jumped by 2**62 and back", [0, 5, 2**62, 6, 7], [5, 1]),
+        ("jumped twice", [0, 2**41, 2**42, 2**42 + 1], [1]),
+        ("a jump and a step back", [0, 2**41, 4, 5], [1]),
+        ("stands still", [9, 9, 9], [0, 0]),
+    ],
+)
+def test_no_counter_makes_a_negative_rate_or_one_that_no_link_carries(
+    what: str, readings: list[float], known: list[float]
+) -> None:
+    end = len(readings)
+    operations = [(0.0, float(end))]
+    found = metered(chunk(0, end, operations, of={PORT: readings, LINK: [RATE] * end}))
+    count = found.counts.get(PORT, Count())
+    assert (count.total, count.covered_ns) == (sum(known), len(known) * SECOND)
+    if known:
+        assert (count.per_second.least, count.per_second.most) == (min(known), max(known))
+        assert count.per_second.least >= 0 and count.per_second.most <= 1.05 * RATE
+
+
+def test_a_jump_is_none_where_the_speed_is_not_the_links() -> None:
+    # A tap says 10 Mb/s and carries a thousand times that; nobody knows what a bond's speed is
+    # while it cannot be read.
+    readings, slow = [0, 10**9, 2 * 10**9], [1_250_000] * 3
+    names = BYTES, SPEED
+    of = dict(zip(names, (readings, slow)))
+    made_up = [{"name": "eth0", "physical": False}]
+    one = chunk(0, 3, [(0.0, 3.0)], of=of)
+    assert metered(replace(one, header=header(nics=made_up))).total(*BYTES) == 2 * 10**9
+    physical = [{"name": "eth0", "physical": True}]
+    assert metered(replace(one, header=header(nics=physical))).total(*BYTES) == 0
+    unread = chunk(0, 3, [(0.0, 3.0)], of={BYTES: readings, SPEED: [NAN] * 3})
+    assert metered(unread).total(*BYTES) == 2 * 10**9
+
+
+def test_a_link_that_came_up_faster_counts_with_its_faster_speed() -> None:
+    of = {PORT: [0, 1, 8 * RATE, 8 * RATE + 1], LINK: [RATE / 10, RATE / 10, RATE, RATE]}
+    assert metered(chunk(0, 4, [(0.0, 4.0)], of=of)).total(*PORT) == 8 * RATE + 1
