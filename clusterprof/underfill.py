@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+KNOWN_AT_LEAST_RATIO = 0.5
+"""Of the time at work: a device of which less was measured counts as not measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class Levels:
@@ -69,10 +72,10 @@ class RankFill:
     """Codes of what is advised (`Advice.code`)."""
 
     @property
-    def underfilled_ratio(self) -> float | None:
-        """Part of the measured time that was under-filled; None where nothing was measured."""
-        measured_ns = self.filled_ns + self.underfilled_ns
-        return self.underfilled_ns / measured_ns if measured_ns else None
+    def is_measured(self) -> bool:
+        """True when enough is known of how it was filled."""
+        known_ns = self.filled_ns + self.underfilled_ns
+        return 0 < known_ns >= KNOWN_AT_LEAST_RATIO * (self.busy_ns - self.lost_ns)
 
 
 @dataclass(frozen=True, slots=True)

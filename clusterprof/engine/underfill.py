@@ -34,8 +34,6 @@ LAUNCHING_RATIO = 0.8
 """Of its time outside marked waits: the main thread is always launching."""
 LOW_POWER_RATIO, MUCH_ROOM_RATIO = 0.4, 0.5
 """Weaker signs: of the way from idle to the limit of power; memory never in use."""
-KNOWN_AT_LEAST_RATIO = 0.5
-"""Of the time at work: with less of it measured nothing is advised."""
 LEAST_WORK_NS = 1_000_000_000
 ZERO_READING = "zero-reading"
 NOT_MEASURED = "no accelerator was measured inside steps"
@@ -47,9 +45,9 @@ TEXTS: Mapping[str, str] = {
     " a larger batch (activation checkpointing, sharded optimizer states)",
     "uneven-step": "Part of each step fills the device and part does not: fuse the small operations"
     " (torch.compile, fused optimizers), overlap communication with computation",
-    "memory-bound": "Nothing to gain from a larger batch: the device's memory is busy, which few"
-    " multiprocessors can do",
-    "tensor-bound": "Nothing to gain from a larger batch: the tensor cores are busy",
+    "memory-bound": "Nothing to gain from a larger batch: the rate of the device's memory is the"
+    " limit",
+    "tensor-bound": "Nothing to gain from a larger batch: its tensor cores are busy",
 }
 """Code -> what is said."""
 
@@ -156,10 +154,10 @@ def _power(sums: Mapping[tuple[str, int], int]) -> float | None:
 
 def _advised(one: RankFill) -> tuple[str, ...]:
     """Return codes of what to do about one device."""
-    levels, measured_ns = one.levels, one.filled_ns + one.underfilled_ns
+    levels = one.levels
     if one.busy_ns - one.lost_ns < LEAST_WORK_NS:
         return ()
-    if measured_ns < KNOWN_AT_LEAST_RATIO * (one.busy_ns - one.lost_ns):
+    if not one.is_measured:
         low = levels.power_ratio is not None and levels.power_ratio < LOW_POWER_RATIO
         room = levels.memory_free_ratio
         return ("larger-batch",) if low and room is not None and room >= MUCH_ROOM_RATIO else ()
@@ -183,7 +181,7 @@ def _advice(ranks: Sequence[RankFill], peers: bool) -> tuple[Advice, ...]:
     found = []
     for code, text in TEXTS.items():
         for measured in (True, False):
-            some = [one for one in ranks if code in one.advice and _is_measured(one) == measured]
+            some = [one for one in ranks if code in one.advice and one.is_measured == measured]
             if some:
                 found.append(_one(code, text, some, measured, peers))
     return tuple(sorted(found, key=lambda one: (-one.ranks, not one.measured)))
@@ -205,11 +203,6 @@ def _one(code: str, text: str, some: Sequence[RankFill], measured: bool, peers: 
     unknown = sum(one.unmeasured_ns for one in some) if measured else 0
     score = confidence({"B" if sure else "C": max(known, 1)}, unknown, 1.0)
     return Advice(code, text, measured, score, "B" if sure else "C", len(some))
-
-
-def _is_measured(one: RankFill) -> bool:
-    measured_ns = one.filled_ns + one.underfilled_ns
-    return measured_ns >= KNOWN_AT_LEAST_RATIO * (one.busy_ns - one.lost_ns)
 
 
 def _largest_first(amounts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
