@@ -129,7 +129,7 @@ def test_readings_older_than_their_windows_add_up_to_the_same() -> None:
 def test_a_reading_that_comes_too_late_tells_nothing_of_a_window() -> None:
     series = {(SM, DEVICE): gauge([3.0], [0.5])}
     one = rank(3, process(100), series=series, marked=False)
-    found = sums(one, windows(*[0] * 10))  # the ends of five are more than 2.5 s before 3.0
+    found = sums(one, windows(*[0] * 10))  # four end more than 2.5 s before 3.0
     assert in_ms(found, "no-reading", "work") == [400, 600]
 
 
