@@ -15,6 +15,7 @@ over a run know nothing of that, so amounts are added up here and compared in `e
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof import signals
 from clusterprof.attribution.device import SNAPSHOT_HOLDS_NS, Windows
@@ -24,13 +25,13 @@ from clusterprof.timeline.intervals import overlap_ns, overlaps, union
 from clusterprof.timeline.model import Float, Int, Rank
 from clusterprof.timeline.series import rise_of
 
+Bool = NDArray[np.bool_]
 Sums = dict[tuple[str, int], int]
 """(what, level) -> ns, or ns times a unit; level 0 unless it is a histogram."""
 BUSY, LOST, WORK, ACTIVE = "busy", "lost", "work", "active"
 SM, SM_KNOWN = "sm", "sm_known"
-POWER, POWER_KNOWN, POWER_BUSY = "power", "power_known", "power_busy"
-REST, REST_KNOWN, LIMIT, LIMIT_KNOWN = "rest", "rest_known", "limit", "limit_known"
-HOST, HOST_KNOWN = "host", "host_known"
+POWER, REST, LIMIT, POWER_BUSY = "power", "rest", "limit", "power_busy"
+HOST = "host"
 LEVEL, MEMORY, MEMORY_TOTAL = "level", "memory", "memory_total"
 """Histograms: of SM activity at work in percent, of memory in use in thousandths, of its size."""
 NO_SM_ACTIVITY, NO_READING, PERHAPS = "no-sm-activity", "no-reading", "perhaps-waiting"
@@ -42,6 +43,7 @@ MEANS = {
 }
 """What else is averaged over the time at work, where the catalogue and the recording have it."""
 KNOWN = "_known"
+"""Behind any of these names: for how long it is known."""
 _BUSY_RATIO = 0.5  # below it a window says little about the level of its work
 _IMPOSSIBLE_RATIO = 1.05  # a share above it is no reading
 _WAITS = (
@@ -63,30 +65,79 @@ def filling(rank: Rank, every: Windows, windows: Windows, lost_ns: Int, perhaps_
     perhaps = np.minimum(perhaps_ns, busy - lost)
     work = busy - lost - perhaps
     clean = lost + perhaps == 0
+    told = _Told(rank, windows.end_ns)
     sums = {(BUSY, 0): busy.sum(), (LOST, 0): lost.sum(), (PERHAPS, 0): perhaps.sum()}
     whole = np.maximum(_sampled_ns(every, windows), length)
-    ratio = _ratio(rank, signals.GPU_SM_ACTIVE.name, windows.end_ns)
-    known = ~np.isnan(ratio)
-    there = bool(known.any()) or (signals.GPU_SM_ACTIVE.name, rank.device) in rank.chunk.series
-    sums[NO_READING if there else NO_SM_ACTIVITY, 0] = work[~known].sum()
-    active = np.rint(np.nan_to_num(ratio) * whole).astype(np.int64)
-    sums[SM, 0] = np.minimum(active, length)[known].sum()
-    sums[SM_KNOWN, 0] = length[known].sum()
-    # Where it span too, its work is taken to have been as full as it can have been.
-    active = np.where(clean, active, np.minimum(active, work))
-    sums[WORK, 0], sums[ACTIVE, 0] = work[known].sum(), active[known].sum()
-    level = clean & known & (busy > 0) & (busy >= _BUSY_RATIO * length)
-    percent = np.clip(np.rint(100 * active / np.maximum(busy, 1)), 0, 100).astype(np.int64)
-    _counted(sums, LEVEL, percent[level], work[level])
+    ratio = told.ratio(signals.GPU_SM_ACTIVE.name)
+    if ratio is None:
+        sums[NO_SM_ACTIVITY, 0] = work.sum()
+    else:
+        sums |= _activity(ratio, whole, length, busy, work, clean)
     for what, name in MEANS.items():
-        mean = _ratio(rank, name, windows.end_ns)
-        some = clean & ~np.isnan(mean)
-        sums[what, 0] = np.rint(mean[some] * whole[some]).sum()
-        sums[what + KNOWN, 0] = work[some].sum()
-    _power(sums, rank, windows, clean)
-    _memory(sums, rank, windows)
+        mean = told.ratio(name)
+        if mean is not None:
+            some = clean & ~np.isnan(mean)
+            sums[what, 0] = np.rint(mean[some] * whole[some]).sum()
+            sums[what + KNOWN, 0] = work[some].sum()
+    _power(sums, told, length, busy, clean)
+    _memory(sums, told, length)
     _host(sums, rank, windows, clean & (work > 0))
     return {key: int(ns) for key, ns in sums.items() if ns}
+
+
+class _Told:
+    """Readings of one rank's device at the ends of windows."""
+
+    def __init__(self, rank: Rank, end_ns: Int) -> None:
+        self._series, self._device = rank.chunk.series, rank.device
+        self._end_ns = end_ns
+        self._rows: tuple[Int, Int, Float] | None = None
+        """Times of readings, the row of each window's, 0 or NaN where there is none."""
+
+    def value(self, name: str) -> Float | None:
+        """Return the first reading at the end of each window or soon after it, else NaN.
+
+        A reading tells of the time before it. None: the signal was not recorded.
+        """
+        series = self._series.get((name, self._device))
+        if name not in signals.BY_NAME or series is None or not series.t_ns.size:
+            return None
+        if self._rows is None or self._rows[0] is not series.t_ns:  # mostly those of one collector
+            t_ns = series.t_ns
+            row = np.minimum(t_ns.searchsorted(self._end_ns, "left"), t_ns.size - 1)
+            late = t_ns[row] - self._end_ns
+            none = np.where((late < 0) | (late > SNAPSHOT_HOLDS_NS), np.nan, 0.0)
+            self._rows = t_ns, row, none
+        _, row, none = self._rows
+        return series.values[row] + none
+
+    def ratio(self, name: str) -> Float | None:
+        """Return readings of a share, those that cannot be one as NaN."""
+        value = self.value(name)
+        if value is None:
+            return None
+        good = (value >= 0) & (value <= _IMPOSSIBLE_RATIO)  # of NaN neither is true
+        return (
+            np.minimum(value, 1.0) if good.all() else np.where(good, np.minimum(value, 1), np.nan)
+        )
+
+
+def _activity(ratio: Float, whole: Int, length: Int, busy: Int, work: Int, clean: Bool) -> Sums:
+    """Add up SM activity; `whole` is how long each window was when it was sampled."""
+    known = ~np.isnan(ratio)
+    active = np.rint(np.nan_to_num(ratio) * whole).astype(np.int64)
+    sums = {
+        (NO_READING, 0): work[~known].sum(),
+        (SM, 0): np.minimum(active, length).sum(),  # 0 where it is not known
+        (SM_KNOWN, 0): length[known].sum(),
+    }
+    # Where it span too, its work is taken to have been as full as it can have been.
+    active = np.where(clean, active, np.minimum(active, work))
+    sums[WORK, 0], sums[ACTIVE, 0] = work[known].sum(), active.sum()
+    level = clean & known & (busy > 0) & (busy >= _BUSY_RATIO * length)
+    percent = np.rint(100 * active[level] / busy[level])
+    _counted(sums, LEVEL, np.minimum(percent, 100).astype(np.int64), work[level])
+    return sums
 
 
 def _sampled_ns(every: Windows, windows: Windows) -> Int:
@@ -95,66 +146,49 @@ def _sampled_ns(every: Windows, windows: Windows) -> Int:
     return (every.end_ns - every.start_ns)[np.minimum(row, every.end_ns.size - 1)]
 
 
-def _reading(rank: Rank, name: str, t_ns: Int) -> Float:
-    """Return the first reading at each time or soon after it, NaN where there is none.
-
-    A reading tells of the time before it.
-    """
-    series = rank.chunk.series.get((name, rank.device))
-    if name not in signals.BY_NAME or series is None or not series.t_ns.size:
-        return np.full(t_ns.size, np.nan)
-    row = np.searchsorted(series.t_ns, t_ns, side="left")
-    at = np.minimum(row, series.t_ns.size - 1)
-    late = (row >= series.t_ns.size) | (series.t_ns[at] - t_ns > SNAPSHOT_HOLDS_NS)
-    return np.where(late, np.nan, series.values[at])
-
-
-def _ratio(rank: Rank, name: str, t_ns: Int) -> Float:
-    """Return readings of a share, those that cannot be one as NaN."""
-    value = _reading(rank, name, t_ns)
-    with np.errstate(invalid="ignore"):
-        good = (value >= 0) & (value <= _IMPOSSIBLE_RATIO)
-    return np.where(good, np.minimum(value, 1.0), np.nan)
-
-
 def _counted(sums: Sums, what: str, levels: Int, ns: Int) -> None:
-    """Add a histogram: how long each level was seen."""
-    for level in np.unique(levels).tolist():
-        sums[what, level] = int(ns[levels == level].sum())
+    """Add a histogram of small levels: how long each was seen."""
+    if not levels.size:
+        return
+    low, high = int(levels.min()), int(levels.max())
+    if low == high:
+        sums[what, low] = int(ns.sum())
+        return
+    total = np.bincount(levels, ns)  # whole numbers, far below 2**53
+    (some,) = total.nonzero()
+    sums.update({(what, level): int(total[level]) for level in some.tolist()})
 
 
-def _power(sums: Sums, rank: Rank, windows: Windows, clean: np.ndarray) -> None:
+def _power(sums: Sums, told: _Told, length: Int, busy: Int, clean: Bool) -> None:
     """Watts times ns: of windows at work (they may have idled in part), and of idle ones."""
-    length = windows.end_ns - windows.start_ns
-    busy = length - windows.idle_ns
-    watts = _reading(rank, signals.GPU_POWER.name, windows.end_ns)
-    limit = _reading(rank, signals.GPU_POWER_LIMIT.name, windows.end_ns)
-    with np.errstate(invalid="ignore"):
-        drawn, limited = watts >= 0, limit > 0
-    parts = (
-        (POWER, POWER_KNOWN, watts, drawn & clean & (busy > 0)),
-        (REST, REST_KNOWN, watts, drawn & (busy == 0)),
-        (LIMIT, LIMIT_KNOWN, limit, limited),
-    )
-    for what, known, values, some in parts:
-        sums[what, 0] = int(np.rint(values[some] * length[some]).sum())
-        sums[known, 0] = int(length[some].sum())
-    sums[POWER_BUSY, 0] = int(busy[parts[0][3]].sum())
+    watts, limit = told.value(signals.GPU_POWER.name), told.value(signals.GPU_POWER_LIMIT.name)
+    if watts is None or limit is None:
+        return
+    drawn = (watts >= 0) & (limit > 0)
+    at_work, at_rest = drawn & clean & (busy > 0), drawn & (busy == 0)
+    parts = (POWER, watts, at_work), (REST, watts, at_rest), (LIMIT, limit, drawn)
+    for what, values, some in parts:
+        sums[what, 0] = np.rint(values[some] * length[some]).sum()
+        sums[what + KNOWN, 0] = length[some].sum()
+    sums[POWER_BUSY, 0] = busy[at_work].sum()
 
 
-def _memory(sums: Sums, rank: Rank, windows: Windows) -> None:
+def _memory(sums: Sums, told: _Told, length: Int) -> None:
     """For how long which part of the memory was in use, rounded up to thousandths."""
-    used = _reading(rank, signals.GPU_MEMORY_USED.name, windows.end_ns)
-    total = _reading(rank, signals.GPU_MEMORY_TOTAL.name, windows.end_ns)
-    with np.errstate(invalid="ignore"):
-        some = (used >= 0) & (total > 0) & (used <= total)
-    length = (windows.end_ns - windows.start_ns)[some]
-    part = np.ceil(1000 * used[some] / total[some]).astype(np.int64)
-    _counted(sums, MEMORY, part, length)
-    _counted(sums, MEMORY_TOTAL, total[some].astype(np.int64), length)
+    used, total = (
+        told.value(signals.GPU_MEMORY_USED.name),
+        told.value(signals.GPU_MEMORY_TOTAL.name),
+    )
+    if used is None or total is None:
+        return
+    some = (used >= 0) & (total > 0) & (used <= total)
+    used, total, ns = used[some], total[some], length[some]
+    _counted(sums, MEMORY, np.ceil(1000 * used / total).astype(np.int64), ns)
+    if total.size:
+        sums[MEMORY_TOTAL, int(total.max())] = int(ns.sum())
 
 
-def _host(sums: Sums, rank: Rank, windows: Windows, some: np.ndarray) -> None:
+def _host(sums: Sums, rank: Rank, windows: Windows, some: Bool) -> None:
     """How long the main thread ran outside marked waits, and how long it was outside them.
 
     It may spin while it waits for the device, which is no launching; unmarked, that is not told
@@ -172,7 +206,7 @@ def _host(sums: Sums, rank: Rank, windows: Windows, some: np.ndarray) -> None:
     outside = np.maximum(outside - synced, 0)
     ran = np.clip(ran - synced, 0, outside)
     sums[HOST, 0] = int(np.rint(ran[known]).sum())
-    sums[HOST_KNOWN, 0] = int(np.rint(outside[known]).sum())
+    sums[HOST + KNOWN, 0] = int(np.rint(outside[known]).sum())
 
 
 def _synced(rank: Rank, start_ns: Int, end_ns: Int) -> Float:

@@ -98,7 +98,7 @@ def _rank(books: RankBooks) -> RankFill:
 
 
 def _levels(sums: Mapping[tuple[str, int], int], filled: int, work: int) -> Levels:
-    means = {what: _mean(sums, what, what + filling.KNOWN) for what in filling.MEANS}
+    means = {what: _mean(sums, what) for what in filling.MEANS}
     totals = _histogram(sums, filling.MEMORY_TOTAL)
     used = _histogram(sums, filling.MEMORY)
     size = max(totals) if totals else None
@@ -111,13 +111,19 @@ def _levels(sums: Mapping[tuple[str, int], int], filled: int, work: int) -> Leve
         power_ratio=_power(sums),
         memory_used_bytes=size * max(used) // 1000 if size is not None else None,
         memory_total_bytes=size,
-        host_on_cpu_ratio=_mean(sums, filling.HOST, filling.HOST_KNOWN),
+        host_on_cpu_ratio=_mean(sums, filling.HOST),
     )
 
 
-def _mean(sums: Mapping[tuple[str, int], int], what: str, over: str) -> float | None:
-    known = sums.get((over, 0), 0)
-    return min(1.0, sums.get((what, 0), 0) / known) if known else None
+def _mean(sums: Mapping[tuple[str, int], int], what: str) -> float | None:
+    """Return the mean of a share over the time for which it is known."""
+    mean = _over(sums, what)
+    return None if mean is None else min(1.0, mean)
+
+
+def _over(sums: Mapping[tuple[str, int], int], what: str) -> float | None:
+    known = sums.get((what + filling.KNOWN, 0), 0)
+    return sums.get((what, 0), 0) / known if known else None
 
 
 def _histogram(sums: Mapping[tuple[str, int], int], what: str) -> dict[int, int]:
@@ -136,17 +142,11 @@ def _p90(levels: Mapping[int, int]) -> float | None:
 
 def _power(sums: Mapping[tuple[str, int], int]) -> float | None:
     """Power at work between idle and the limit: what idle parts of windows drew is taken out."""
-
-    def watts(what: str, over: str) -> float | None:
-        known = sums.get((over, 0), 0)
-        return sums.get((what, 0), 0) / known if known else None
-
-    drawn = watts(filling.POWER, filling.POWER_KNOWN)
-    limit = watts(filling.LIMIT, filling.LIMIT_KNOWN)
+    drawn, limit = _over(sums, filling.POWER), _over(sums, filling.LIMIT)
     if drawn is None or limit is None:
         return None
-    rest = watts(filling.REST, filling.REST_KNOWN) or 0.0
-    busy = sums.get((filling.POWER_BUSY, 0), 0) / sums[filling.POWER_KNOWN, 0]
+    rest = _over(sums, filling.REST) or 0.0
+    busy = sums.get((filling.POWER_BUSY, 0), 0) / sums[filling.POWER + filling.KNOWN, 0]
     if limit <= rest or busy <= 0:
         return None
     return min(1.0, max(0.0, (drawn - rest) / busy / (limit - rest)))
