@@ -78,6 +78,9 @@ def _rank(books: RankBooks) -> RankFill:
     sums, ledger = books.partial.fill, books.ledger
     work, active = (sums.get((what, 0), 0) for what in (filling.WORK, filling.ACTIVE))
     unmeasured = {why: ns for why in filling.UNMEASURED if (ns := sums.get((why, 0), 0))}
+    if not sums.get((filling.SM_KNOWN, 0), 0) and filling.NO_READING in unmeasured:
+        missing = unmeasured.pop(filling.NO_READING)  # a column without a single reading
+        unmeasured[filling.NO_SM_ACTIVITY] = unmeasured.get(filling.NO_SM_ACTIVITY, 0) + missing
     if work >= LEAST_WORK_NS and not active:
         # Kernels cannot run on no multiprocessor: a driver that says so measures nothing.
         unmeasured[ZERO_READING], work = work, 0

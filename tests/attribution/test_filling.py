@@ -103,6 +103,8 @@ def test_unknown_is_not_zero() -> None:
     assert (one.filled_ns, one.underfilled_ns, one.unmeasured_ns) == (0, 0, 100 * MS)
     assert one.levels.sm_active_ratio is None and not one.is_measured
     assert whole.reasons == (("no-sm-activity", 100 * MS),)
+    masked, _ = ledger(sums(device(2, sm=[nan, nan]), windows(0, 0)))  # GPM that is not supported
+    assert masked.reasons == (("no-sm-activity", 200 * MS),)
 
 
 def test_a_driver_that_says_zero_while_kernels_run_measures_nothing() -> None:
