@@ -116,7 +116,8 @@ def imbalances(found: Underfill | None) -> list[tuple[str, int, int]]:
     if found is None:
         return []
     sums = []
-    for name, one in (("", found), *((f" of pid {one.pid}", one) for one in found.ranks)):
+    lines: list[tuple[str, Underfill | RankFill]] = [("", found)]
+    for name, one in (*lines, *((f" of pid {rank.pid}", rank) for rank in found.ranks)):
         parts = one.lost_ns + one.filled_ns + one.underfilled_ns + one.unmeasured_ns
         sums.append((f"busy{name}", one.busy_ns, parts))
         reasons = sum(ns for _, ns in one.reasons)

@@ -221,4 +221,4 @@ def _synced(rank: Rank, start_ns: Int, end_ns: Int) -> Float:
     weight = np.minimum(sync.a, length) / length
     parts = overlaps((start_ns, end_ns), (sync.start_ns, sync.end_ns))
     waited = (parts.end_ns - parts.start_ns) * weight[parts.interval]
-    return np.bincount(parts.piece, waited, minlength=start_ns.size)
+    return np.bincount(parts.piece, waited, minlength=start_ns.size).astype(np.float64)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from clusterprof.findings import Report
 from clusterprof.hostlists import fold_numbers
 from clusterprof.renderers.text_safety import safe_text
-from clusterprof.underfill import Advice, RankFill, Underfill
+from clusterprof.underfill import RankFill, Underfill
 from clusterprof.units import human
 
 HEADING = "UNDER-FILLED, apart from lost time"
@@ -25,7 +25,12 @@ def sentences(report: Report) -> list[str]:
     found = report.underfill
     if found is None or not found.advice:
         return []
-    return [_ledger(found), *(_told(found, one, report) for one in found.advice)]
+    groups: dict[tuple[tuple[str, ...], bool], list[RankFill]] = {}
+    for one in found.ranks:
+        if one.advice:
+            groups.setdefault((one.advice, one.is_measured), []).append(one)
+    largest_first = sorted(groups.values(), key=lambda some: -len(some))
+    return [_ledger(found), *(_told(found, some, report) for some in largest_first)]
 
 
 def reason(code: str) -> str:
@@ -47,18 +52,19 @@ def _ledger(found: Underfill) -> str:
     if found.unmeasured_ns:
         why = ", ".join(reason(code) for code, _ in found.reasons)
         text += f"; not known for {human(found.unmeasured_ns, 'ns')}: {why}"
-    return f"{text}. It is no idle time."
+    return f"{text}. None of it is idle."
 
 
-def _told(found: Underfill, advice: Advice, report: Report) -> str:
-    """One piece of advice: whose, what was seen, what to do, how sure that is."""
-    some = [one for one in found.ranks if advice.code in one.advice]
-    some = [one for one in some if one.is_measured == advice.measured]
-    may_be = "" if advice.measured else " may be under-filled"
-    sure = f"{100 * advice.confidence_ratio:.0f} % {advice.grade}"
-    seen = ", ".join(_seen(some))
-    text = f"{_names(some)}{may_be} ({seen}): {safe_text(advice.text, 300)} (sure {sure})."
-    if advice.code == "fewer-launches" and _idle_too(report):
+def _told(found: Underfill, some: Sequence[RankFill], report: Report) -> str:
+    """What ranks with the same advice were seen to do, what to do, and how sure that is."""
+    codes, measured = some[0].advice, some[0].is_measured
+    text = _names(some) + ("" if measured else " may be under-filled")
+    text += f" ({', '.join(_seen(some))}):"
+    for one in found.advice:
+        if one.code in codes and one.measured == measured:
+            sure = f"{100 * one.confidence_ratio:.0f} % {one.grade}"
+            text += f" {safe_text(one.text, 300)} (sure {sure})."
+    if "fewer-launches" in codes and _idle_too(report):
         text += " What stood idle between launches is launch-bound, among the causes."
     return text
 

@@ -76,7 +76,7 @@ def test_a_small_batch_is_told_beside_the_waits_and_never_among_them(tmp_path: P
 @pytest.mark.parametrize("renderer", [Terminal(), Plain(), Markdown()], ids=lambda r: r.name)
 def test_every_output_for_people_says_it_apart(tmp_path: Path, renderer: object) -> None:
     text = " ".join(renderer.render(analysed(small(), tmp_path)).split())  # type: ignore[attr-defined]
-    assert "12.00 s: 3.60 s filled and 8.40 s under-filled (70.0 %). It is no idle time." in text
+    assert "12.00 s: 3.60 s filled and 8.40 s under-filled (70.0 %). None of it is idle." in text
     assert "10.0 GiB of 80.0 GiB memory used): Raise the batch size" in text
     full = training([(0.2, 0.3)] * 40)
     full.gauges = {SM: [(start, end, 0.9) for start, end in full.busy or ()]}
