@@ -175,6 +175,9 @@ def test_waits_for_the_device_are_no_launching() -> None:
     assert in_ms(found, "host", "host_known") == [500, 500]
     asleep = device(10, marks, "I0.2 U0.4 I0.4", sm=[0.3] * 10)
     assert in_ms(sums(asleep, windows(*[0] * 10)), "host", "host_known") == [400, 500]
+    # of each of the last windows 50 ms on a CPU, no longer than it waited there: it span
+    spun = device(10, marks, "I0.2 U0.4" + " U0.05 I0.05" * 4, sm=[0.3] * 10)
+    assert in_ms(sums(spun, windows(*[0] * 10)), "host", "host_known") == [400, 500]
 
 
 WINDOWS = st.lists(
@@ -212,5 +215,5 @@ def test_busy_time_is_shared_out_exactly_however_it_is_cut(rows: list, cut: int)
     found, mine = ledger(whole)
     assert mine.busy_ns == busy
     assert [line for line in imbalances(found) if line[1] != line[2]] == []
-    amounts = (mine.lost_ns, mine.filled_ns, mine.underfilled_ns, *(ns for _, ns in mine.reasons))
-    assert min(amounts) >= 0
+    assert min(mine.lost_ns, mine.filled_ns, mine.underfilled_ns) >= 0
+    assert all(ns > 0 for _, ns in mine.reasons)
