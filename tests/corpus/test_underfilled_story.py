@@ -7,6 +7,9 @@ import pytest
 from stories import LOST_NS, alone, caused, training
 
 from clusterprof.engine.local import analyze
+from clusterprof.renderers.plain import Plain
+from clusterprof_lab.scenario import Trial, load_corpus
+from clusterprof_lab.synth.make import make
 from clusterprof_lab.synth.record import record
 
 
@@ -29,3 +32,17 @@ def test_small_kernels_are_told_from_full_ones(tmp_path, sm_ratio, advice):
     assert levels.power_ratio == pytest.approx(min(most / 700, 1.0), rel=0.03)
     assert one.advice == advice
     assert not any("fill" in finding.cause.id for finding in report.findings)
+
+
+def test_idle_time_between_small_kernels_is_a_cause_and_what_they_leave_empty_is_not(tmp_path):
+    tiny = next(one for one in load_corpus() if one.id == "launch-tiny-kernels")
+    make(Trial(tiny, "medium", 2, "dev"), tmp_path / "run", 2)
+    report = analyze(tmp_path / "run" / "recording")
+    launches = next(one for one in report.findings if one.cause.id == "launch-bound")
+    assert launches.lost_ns == caused(report)["launch-bound"]
+    assert {one.advice for one in report.underfill.ranks} == {("larger-batch", "fewer-launches")}
+    for one, rank in zip(report.underfill.ranks, report.ranks):
+        assert one.busy_ns <= rank.productive_ns + one.lost_ns  # idle time is not among it
+        assert one.levels.sm_active_ratio < 0.3 and one.levels.host_on_cpu_ratio > 0.8
+    text = " ".join(Plain().render(report).split())
+    assert "What stood idle between launches is launch-bound, among the causes." in text
