@@ -8,8 +8,9 @@ from builders import activity, gauge, ns, process, rank, spans, thread
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from clusterprof import signals
 from clusterprof.attribution.device import Windows
-from clusterprof.attribution.filling import Sums, filling
+from clusterprof.attribution.filling import MEANS, Sums, filling
 from clusterprof.attribution.ledger import RankName, keep_books
 from clusterprof.attribution.partial import Partial, merge
 from clusterprof.attribution.regions import RankState
@@ -178,6 +179,22 @@ def test_waits_for_the_device_are_no_launching() -> None:
     # of each of the last windows 50 ms on a CPU, no longer than it waited there: it span
     spun = device(10, marks, "I0.2 U0.4" + " U0.05 I0.05" * 4, sm=[0.3] * 10)
     assert in_ms(sums(spun, windows(*[0] * 10)), "host", "host_known") == [400, 500]
+
+
+def test_other_means_are_of_the_time_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 0.12 over windows of which 40 of 100 ms were idle is 0.2 at work; the third has no reading,
+    # in the last it span too
+    ends, values = [0.1, 0.2, 0.3, 0.4], [0.12, 0.12, float("nan"), 0.9]
+    series = {(name, DEVICE): gauge(ends, values) for name in MEANS.values()}
+    one = rank(0.4, process(100), series=series, marked=False)
+    for name in MEANS.values():
+        monkeypatch.setitem(signals.BY_NAME, name, signals.GPU_SM_ACTIVE)
+    found = sums(one, windows(40, 40, 0, 0), lost_ms=[0, 0, 0, 10])
+    levels = ledger(found)[1].levels
+    known = (levels.sm_occupancy_ratio, levels.tensor_active_ratio, levels.dram_active_ratio)
+    assert known == (0.2, 0.2, 0.2)
+    monkeypatch.delitem(signals.BY_NAME, MEANS["dram"])  # a name that is no signal is not read
+    assert ledger(sums(one, windows(40, 40, 0, 0)))[1].levels.dram_active_ratio is None
 
 
 WINDOWS = st.lists(
