@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from clusterprof.underfill import Underfill
+
 Grade = Literal["A", "B", "C", "D"]
 UNATTRIBUTED = "unattributed"
 
@@ -272,4 +274,6 @@ class Report:
     nobody: tuple[tuple[str, int], ...] = ()
     """(cause id, ns) that no rank caused (`RankLedger.caused`): with all that ranks caused, this is
     `lost_ns`."""
+    underfill: Underfill | None = None
+    """How work filled the devices while they were busy; apart from all lost time."""
     schema_version: int = 1

@@ -19,6 +19,7 @@ from clusterprof.findings import (
     RankLedger,
     Report,
 )
+from clusterprof.underfill import Advice, Levels, RankFill, Underfill
 
 S = 1_000_000_000
 
@@ -170,12 +171,56 @@ def nothing() -> Report:
     )  # fmt: skip
 
 
+def underfilled() -> Report:
+    """Two ranks of 100 s whose kernels fill three tenths of their devices; nearly nothing is lost.
+
+    Each was busy for 99 s; rank 1 span for 1 s of it, and for 8 s its SM activity was not read.
+    """
+    ranks = tuple(
+        RankLedger(
+            "node-a", at, 4711 + at, f"GPU-{at}", "device-samples", 100 * S, 0, 0, 100 * S,
+            (99 - at) * S, (1 + at) * S, (("sync-imbalance", at * S), ("unattributed", S)), (),
+            400, 1.0,
+        )
+        for at in (0, 1)
+    )  # fmt: skip
+    levels = Levels(0.3, 0.35, 0.12, 0.05, 0.2, 0.31, 21 << 30, 80 << 30, 0.95)
+    codes = ("larger-batch", "fewer-launches")
+    fills = (
+        RankFill(
+            "node-a", 0, 4711, "GPU-0", 99 * S, 0, 29_700_000_003, 69_299_999_997, 0, (), levels,
+            codes,
+        ),
+        RankFill(
+            "node-a", 1, 4712, "GPU-1", 99 * S, S, 27 * S, 63 * S, 8 * S, (("no-reading", 8 * S),),
+            levels, codes,
+        ),
+    )  # fmt: skip
+    advice = (
+        Advice("larger-batch", "Raise the batch size", True, 0.84, "B", 2),
+        Advice("fewer-launches", "Launch less: torch.compile", True, 0.84, "B", 2),
+    )
+    found = Underfill(
+        198 * S, S, 56_700_000_003, 132_299_999_997, 8 * S, (("no-reading", 8 * S),), fills, advice
+    )
+    metrics = (
+        Metric("gpu.busy_ratio", 0.99, "ratio"),
+        Metric("gpu.sm_active_ratio", 0.297, "ratio"),
+        Metric("underfill.ratio", 0.7, "ratio"),
+    )
+    return Report(
+        "runs/small-batch", False, (node(),), ranks, 200 * S, 0, 0, 200 * S, 197 * S, 3 * S, (),
+        2 * S, (("no-signal", 2 * S),), (), metrics, (), underfill=found,
+    )  # fmt: skip
+
+
 ALL = {
     "storage": storage_verdict,
     "clean": clean,
     "upper-bound": upper_bound,
     "damaged-emulated": damaged,
     "nothing": nothing,
+    "underfilled": underfilled,
     "two-nodes": lambda: cluster(2, 2),
     "cluster": cluster,
 }

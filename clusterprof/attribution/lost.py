@@ -12,13 +12,14 @@ which are edges anyway: reading in one chunk or in many gives the same pieces.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from clusterprof.attribution.device import Windows, busy_windows, within
 from clusterprof.attribution.draining import at_the_end, filled
 from clusterprof.attribution.exposed import exposed, is_measured
+from clusterprof.attribution.filling import Sums, filling
 from clusterprof.attribution.painting import FILL_ORDER, Painted, fill, paint, steps_of
 from clusterprof.attribution.regions import RankState, Region, regions
 from clusterprof.attribution.spinning import NOTHING_SEEN, Activity, spinning
@@ -80,6 +81,8 @@ class Account:
     """Of that, time without work on the device."""
     stream_pieces: int
     """Pieces whose loss was measured by stream events."""
+    fill: Sums = field(default_factory=dict)
+    """How the device was filled while it was busy (`attribution.filling`)."""
 
 
 def lost_pieces(
@@ -145,7 +148,8 @@ def _from_samples(
     window, phase, length = painted.window, painted.phase, painted.end_ns - painted.start_ns
     parts: list[tuple[Int, int]] = []
     rest, room, left = windows.idle_ns, length, length
-    stream_pieces = 0
+    none = np.zeros(length.size, np.int64)
+    stream_pieces, busy_lost, doubtful = 0, none, none  # of the time that samples see as busy
     if is_measured(rank):
         events = exposed(rank, painted)
         known = np.bincount(window, weights=events.idle_ns, minlength=windows.start_ns.size)
@@ -153,26 +157,36 @@ def _from_samples(
         room, left = np.where(events.measured, 0, length), length - events.lost_ns
         stream_pieces = int(np.count_nonzero(events.measured))
         parts.append((events.lost_ns, SOURCE_STREAM_EVENTS))
+        busy_lost = np.maximum(events.lost_ns - events.idle_ns, 0)
     idle = filled(rank, painted, every, windows, room, rest)
     lost = _lost(rank, painted, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
     tails = []
     if spun_ns.any():
         spun = fill(window, phase, left - idle, spun_ns, _SPIN_ORDER)
-        left = left - spun
+        left, busy_lost = left - spun, busy_lost + spun
         tails.append((spun, np.where(phase == PHASE_COLLECTIVE, phase, PHASE_SPINNING)))
     if perhaps_ns.any():
         spun = fill(window, phase, left - idle, perhaps_ns, _SPIN_ORDER)
-        left = left - spun
+        left, doubtful = left - spun, spun
         tails.append((spun, np.full(spun.size, PHASE_PERHAPS, np.int64)))
     if windows.slowed_ns.any():
         slow = fill(window, phase, left - idle, windows.slowed_ns, FILL_ORDER[::-1])
+        busy_lost = busy_lost + slow
         tails.append((slow, np.full(slow.size, PHASE_THROTTLED, np.int64)))
     if tails:
         lost = _with_tails(rank, lost, painted, tails)
     lost = at_the_end(lost)
     measured_ns = int((windows.end_ns - windows.start_ns).sum())
     unmeasured = region.end_ns - region.start_ns - measured_ns
-    return lost, Account(unmeasured, measured_ns, int(windows.idle_ns.sum()), stream_pieces)
+    not_work = (_by_window(windows, window, one) for one in (busy_lost, doubtful))
+    fill_ = filling(rank, every, windows, *not_work)
+    idle_ns = int(windows.idle_ns.sum())
+    return lost, Account(unmeasured, measured_ns, idle_ns, stream_pieces, fill_)
+
+
+def _by_window(windows: Windows, window: Int, ns: Int) -> Int:
+    """Add amounts of rows up by the window in which each lies."""
+    return np.bincount(window, ns, minlength=windows.start_ns.size).astype(np.int64)
 
 
 def _lost(rank: Rank, painted: Painted, parts: list[tuple[Int, int]]) -> Lost:

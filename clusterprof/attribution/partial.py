@@ -43,6 +43,8 @@ class Partial:
     """cause id -> lost pieces about which it was asked and did not abstain."""
     missing: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(cause id, what it needs) -> times it could not be asked."""
+    fill: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """How the device was filled while it was busy: (what, level) -> ns (`attribution.filling`)."""
 
 
 EMPTY = Partial()

@@ -47,7 +47,7 @@ def completed(part: Partial, rank: Rank, region: Region, lost: Lost, account: Ac
     if waits is not None:
         inside = clip(union((waits.start_ns, waits.end_ns)), region.start_ns, region.end_ns)
         totals["wait"] = total(inside)
-    return replace(part, totals=totals, steps=lengths, slowest=long)
+    return replace(part, totals=totals, steps=lengths, slowest=long, fill=account.fill)
 
 
 _SCALES = np.array([1, 1, *(10**n for n in range(17))])  # by the digits before the last

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from clusterprof.attribution import filling
 from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.attribution.partial import Partial, merge
 from clusterprof.detectors.network import LIMITS as NETWORK_LIMITS
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.findings import UNATTRIBUTED, Metric, NodeFacts
-from clusterprof.units import unit_of
+from clusterprof.underfill import Underfill
+from clusterprof.units import human, unit_of
 
 Bound = Literal["exact", "at most", "at least"]
 _NO_STEPS = "no steps were seen"
+_NO_DEVICE = "no accelerator was measured inside steps"
+_NO_SM_ACTIVITY = "no SM activity was recorded"
+_KNOWN_AT_LEAST_RATIO = 0.9  # of the time: less says too little of all of it
 
 
-def metrics_of(books: Sequence[RankBooks], nodes: Sequence[NodeFacts]) -> tuple[Metric, ...]:
+def metrics_of(
+    books: Sequence[RankBooks], nodes: Sequence[NodeFacts], underfill: Underfill
+) -> tuple[Metric, ...]:
     """Return every metric there is, in a fixed order, for the sum of all ranks."""
     whole = merge(*(one.partial for one in books))
     in_step_ns = sum(one.ledger.in_step_ns for one in books)
@@ -31,6 +38,8 @@ def metrics_of(books: Sequence[RankBooks], nodes: Sequence[NodeFacts]) -> tuple[
     least: Bound = "at least" if bounded else "exact"
     return (
         _busy(whole),
+        _sm_active(whole),
+        _underfill(underfill),
         _ratio("lost.ratio", lost_ns, in_step_ns, most),
         _ratio("productive.ratio", in_step_ns - lost_ns, in_step_ns, least),
         _au(whole, in_step_ns, lost_ns, least),
@@ -58,8 +67,29 @@ def _ratio(name: str, part: int, whole: int, bound: Bound = "exact") -> Metric:
 
 def _busy(whole: Partial) -> Metric:
     measured, busy = whole.totals.get("measured", 0), whole.totals.get("busy", 0)
-    why = "no accelerator was measured inside steps"
-    return _metric("gpu.busy_ratio", busy / measured if measured > 0 else None, why)
+    return _metric("gpu.busy_ratio", busy / measured if measured > 0 else None, _NO_DEVICE)
+
+
+def _sm_active(whole: Partial) -> Metric:
+    """Share of the multiprocessors with work, mean of the time in steps, idle or not."""
+    active, known = (whole.fill.get((what, 0), 0) for what in (filling.SM, filling.SM_KNOWN))
+    return _known_part("gpu.sm_active_ratio", active, known, whole.totals.get("measured", 0))
+
+
+def _underfill(found: Underfill) -> Metric:
+    """Of the time with work, how much of the devices it left empty."""
+    known = found.filled_ns + found.underfilled_ns
+    return _known_part(
+        "underfill.ratio", found.underfilled_ns, known, found.busy_ns - found.lost_ns
+    )
+
+
+def _known_part(name: str, part: int, known: int, whole: int) -> Metric:
+    """A share that was measured for most of a time, else why it is not known."""
+    if known > 0 and known >= _KNOWN_AT_LEAST_RATIO * whole:
+        return _metric(name, part / known)
+    why = f"SM activity is known for {human(known / whole, 'ratio')} of it" if known else ""
+    return _metric(name, None, why or (_NO_SM_ACTIVITY if whole > 0 else _NO_DEVICE))
 
 
 def _au(whole: Partial, in_step_ns: int, lost_ns: int, bound: Bound) -> Metric:

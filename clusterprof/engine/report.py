@@ -13,6 +13,7 @@ from clusterprof.engine.culprits import findings_of
 from clusterprof.engine.job import job_facts
 from clusterprof.engine.metrics import metrics_of
 from clusterprof.engine.peers import Across
+from clusterprof.engine.underfill import underfill_of
 from clusterprof.findings import Blind, Finding, Report, Tail
 from clusterprof.trace.sources import LeftOut
 
@@ -32,6 +33,7 @@ def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -
     reasons = _added(one.reasons for one in books)
     outside = _added(one.outside_buckets for one in ledgers)
     found = findings_of(books, doings, witness, in_step_ns, window_ns)
+    underfill = underfill_of(books)
     return Report(
         title=title,
         emulated=any(one.emulated for one in books),
@@ -47,7 +49,7 @@ def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -
         unattributed_ns=sum(reasons.values()),
         unattributed_reasons=_largest_first(reasons),
         outside_buckets=_largest_first(outside),
-        metrics=metrics_of(books, facts),
+        metrics=metrics_of(books, facts, underfill),
         blinds=(
             *_not_compared(across),
             *blinds_of(nodes, books, across.unmatched, left_out),
@@ -57,6 +59,7 @@ def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -
         job=job_facts(nodes, across.clock_bound_ns, across.clock_reason),
         tail=_tail(across, books),
         nobody=() if witness is None else _largest_first(nobodys(books)),
+        underfill=underfill,
     )
 
 

@@ -25,6 +25,7 @@ from clusterprof.findings import (
 from clusterprof.hostlists import fold
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.renderers.words import summed
+from clusterprof.underfill import RankFill, Underfill
 
 FORMAT = "clusterprof-report"
 _LONG = 4096  # characters of one foreign string
@@ -58,14 +59,13 @@ def document(report: Report) -> dict[str, Any]:
             "lost_ns": report.lost_ns,
             "buckets": _buckets(tuple(summed(report).items())),
             "unattributed_ns": report.unattributed_ns,
-            "unattributed_reasons": [
-                {"reason": _text(reason), "ns": ns} for reason, ns in report.unattributed_reasons
-            ],
+            "unattributed_reasons": _reasons(report.unattributed_reasons),
             "outside_buckets": _buckets(report.outside_buckets),
             "caused_by_nobody": _buckets(report.nobody),
         },
         "findings": [_finding(finding) for finding in report.findings],
         "ranks": [_rank(rank) for rank in report.ranks],
+        "underfill": _underfill(report.underfill),
         "tail": _tail(report.tail),
         "metrics": [_metric(metric) for metric in report.metrics],
         "not_seen": [
@@ -187,6 +187,64 @@ def _rank(rank: RankLedger) -> dict[str, Any]:
     }
 
 
+def _underfill(found: Underfill | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        **_fill(found),
+        "advice": [
+            {
+                "code": _text(one.code),
+                "text": _text(one.text),
+                "measured": one.measured,
+                "confidence_ratio": _number(one.confidence_ratio),
+                "grade": one.grade,
+                "ranks": one.ranks,
+            }
+            for one in found.advice
+        ],
+        "ranks": [
+            {
+                "node": _text(one.node),
+                "rank": one.rank,
+                "pid": one.pid,
+                "device": _text(one.device),
+                **_fill(one),
+                "levels": _levels(one),
+                "advice": [_text(code) for code in one.advice],
+            }
+            for one in found.ranks
+        ],
+        "why_missing": _text(found.why_missing),
+    }
+
+
+def _fill(found: Underfill | RankFill) -> dict[str, Any]:
+    return {
+        "busy_ns": found.busy_ns,
+        "lost_ns": found.lost_ns,
+        "filled_ns": found.filled_ns,
+        "underfilled_ns": found.underfilled_ns,
+        "unmeasured_ns": found.unmeasured_ns,
+        "unmeasured_reasons": _reasons(found.reasons),
+    }
+
+
+def _levels(one: RankFill) -> dict[str, Any]:
+    levels = one.levels
+    return {
+        "sm_active_ratio": _number(levels.sm_active_ratio),
+        "sm_active_p90_ratio": _number(levels.sm_active_p90_ratio),
+        "sm_occupancy_ratio": _number(levels.sm_occupancy_ratio),
+        "tensor_active_ratio": _number(levels.tensor_active_ratio),
+        "dram_active_ratio": _number(levels.dram_active_ratio),
+        "power_ratio": _number(levels.power_ratio),
+        "memory_used_bytes": levels.memory_used_bytes,
+        "memory_total_bytes": levels.memory_total_bytes,
+        "host_on_cpu_ratio": _number(levels.host_on_cpu_ratio),
+    }
+
+
 def _metric(metric: Metric) -> dict[str, Any]:
     return {
         "name": _text(metric.name),
@@ -211,6 +269,10 @@ def _node(node: NodeFacts) -> dict[str, Any]:
 
 def _buckets(buckets: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
     return [{"cause": _text(cause), "ns": ns} for cause, ns in buckets]
+
+
+def _reasons(reasons: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    return [{"reason": _text(reason), "ns": ns} for reason, ns in reasons]
 
 
 def _text(text: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from clusterprof.findings import Report
-from clusterprof.renderers import header, unseen, whose, words
+from clusterprof.renderers import header, underfill, unseen, whose, words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
 from clusterprof.renderers.matrix import amount, matrix_of
 from clusterprof.renderers.text_safety import markdown_text as md
@@ -55,6 +55,7 @@ class Markdown:
             yield f"> **Warning** {md(warning, 600)}"
         yield from _causes(report)
         yield from self._ranks(report)
+        yield from _underfilled(report)
         yield from _unknown(report)
         yield from self._ledger(report)
 
@@ -122,6 +123,13 @@ def _causes(report: Report) -> Iterator[str]:
         yield from ("", f"**Do next:** {md(findings[0].cause.advice, 600)}")
         if evidence:
             yield from ("", f"Seen: {md(evidence, 600)}")
+
+
+def _underfilled(report: Report) -> Iterator[str]:
+    told = underfill.sentences(report)
+    if told:
+        yield from ("", "**Under-filled, apart from lost time**", "")
+        yield from (f"- {md(line, 1000)}" for line in told)
 
 
 def _unknown(report: Report) -> Iterator[str]:

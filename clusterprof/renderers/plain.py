@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import header, unseen, whose, words
+from clusterprof.renderers import header, underfill, unseen, whose, words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
 from clusterprof.renderers.matrix import matrix_of
 from clusterprof.renderers.text_safety import safe_text
@@ -59,6 +59,8 @@ class Plain:
             yield from _finding(number, finding, report.in_step_ns)
         for cause, ns in words.small_causes(report):
             yield f"Too small to be a finding: {safe_text(cause)}: {human(ns, 'ns')}"
+        for line in underfill.sentences(report):
+            yield f"Under-filled, apart from lost time: {line}"
         yield from _unattributed(report)
         yield from _not_seen(report)
         for line in whose.tail(report):

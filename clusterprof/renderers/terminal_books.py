@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clusterprof.findings import RankLedger, Report
-from clusterprof.renderers import header, unseen, whose, words
+from clusterprof.renderers import header, underfill, unseen, whose, words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of, worst_first
 from clusterprof.renderers.paint import Paint
 from clusterprof.renderers.terminal_matrix import matrix
@@ -26,6 +26,10 @@ def books(report: Report, width: int, paint: Paint, most_ranks: int) -> list[str
         ("RANKS BY CAUSE", list(matrix(report, width))),
         ("RANKS", list(_ranks(report, width, most_ranks))),
         ("LEDGER, in seconds, exact to the nanosecond", list(_ledger(report, width, most_ranks))),
+        (
+            underfill.HEADING,
+            [line for t in underfill.sentences(report) for line in _item(t, width)],
+        ),
         ("SLOW STEPS", [line for text in whose.tail(report) for line in _item(text, width)]),
         ("UNATTRIBUTED", list(_unattributed(report, width))),
         ("NOT SEEN", list(_not_seen(report, width))),
@@ -119,6 +123,11 @@ def _ledger(report: Report, width: int, most_ranks: int) -> Iterator[str]:
         for row in rows:
             label = fit("  " * row.depth + row.label, _LABEL)
             yield f" {label}" + "".join(exact_seconds(row.ns[i]).rjust(_AMOUNT) for i in block)
+
+
+def _underfilled(report: Report, width: int) -> Iterator[str]:
+    for told in underfill.sentences(report):
+        yield from _item(told, width)
 
 
 def _unattributed(report: Report, width: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ from clusterprof.findings import (
 )
 from clusterprof.renderers import whose
 from clusterprof.renderers.text_safety import safe_text
+from clusterprof.underfill import imbalances as fill_imbalances
 from clusterprof.units import human
 
 _HOUR_NS = 3600 * 10**9
@@ -202,6 +203,7 @@ def imbalances(report: Report) -> list[str]:
     if any(rank.caused for rank in report.ranks):
         caused = sum(ns for rank in report.ranks for _, ns in rank.caused)
         sums.append(("caused", report.lost_ns, caused + sum(ns for _, ns in report.nobody)))
+    sums += fill_imbalances(report.underfill)
     sums += [
         (f"{safe_text(f.cause.id, 60)} of ranks", f.lost_ns, buckets.get(f.cause.id, 0))
         for f in in_step(report)

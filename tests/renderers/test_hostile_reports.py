@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cluster_report import cluster
 from hostile import HOSTILE
-from reports import storage_verdict
+from reports import storage_verdict, underfilled
 
 from clusterprof.findings import Report
 from clusterprof.renderers.base import Renderer
@@ -55,6 +55,7 @@ def report_of(poison: str) -> Report:
         nodes=(*one.nodes, *some.nodes),
         findings=(*one.findings, *some.findings),
         ranks=(*one.ranks, *some.ranks),
+        underfill=underfilled().underfill,
     )
     report: Report = poisoned(both, poison)
     return report

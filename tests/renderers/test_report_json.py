@@ -60,8 +60,8 @@ def test_every_object_of_the_schema_is_closed_and_complete() -> None:
         return [found for item in node for found in objects(item)] if isinstance(node, list) else []
 
     found = objects(schema())
-    # report, ledger, reason, 9 definitions, culprit, evidence, who set slow steps
-    assert len(found) == 15
+    # report, ledger, reason, 14 definitions, culprit, evidence, who set slow steps
+    assert len(found) == 20
     for node in found:
         assert node["additionalProperties"] is False
         assert node["required"] == list(node["properties"])
@@ -84,6 +84,11 @@ def test_sums_redone_from_the_document_hold_to_the_nanosecond(name: str) -> None
         assert part["productive_ns"] + part["lost_ns"] == part["in_step_ns"]
     for rank in document["ranks"]:
         assert sum(b["ns"] for b in rank["buckets"]) == rank["lost_ns"]
+    fill = document["underfill"]
+    for part in (fill, *fill["ranks"]) if fill else ():
+        parts = ("lost_ns", "filled_ns", "underfilled_ns", "unmeasured_ns")
+        assert sum(part[name] for name in parts) == part["busy_ns"]
+        assert sum(r["ns"] for r in part["unmeasured_reasons"]) == part["unmeasured_ns"]
     assert sum(r["lost_ns"] for r in document["ranks"]) == ledger["lost_ns"]
 
 
