@@ -19,6 +19,7 @@ from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.recorder import drivers
 from clusterprof.recorder.child import Child
+from clusterprof.recorder.device_pids import DevicePids
 from clusterprof.recorder.remote import DEADLINE_NS, Backoff, Remote
 from clusterprof.signals import BY_NAME, Signal
 
@@ -64,6 +65,7 @@ class IsolatedCollector:
         self._devices: list[Remote] = []
         self._signals: list[str] = []
         self._events: list[Event] = []
+        self._pids = DevicePids(context)
         self._started_ns = 0
         self._opened = self._hung = self._changed = False
         self._first, self._first_wait_seconds = True, first_wait_seconds
@@ -144,10 +146,10 @@ class IsolatedCollector:
         """Return (kind, attributes) of what happened since the last call.
 
         collector-hung, collector-recovered, helper-died, helper-restarted, device-lost,
-        call-slowed.
+        call-slowed, device-used.
         """
         events, self._events = self._events, []
-        return events
+        return self._pids.told(events)
 
     def close(self) -> None:
         """Close the helper's pipe and return at once, whatever the helper does."""
@@ -232,7 +234,10 @@ class IsolatedCollector:
             for device, entry in zip(self._devices, inventory)
         )
         if not known:
-            self._devices = [Remote(self.name, entry) for entry in inventory]
+            resting = {d.index: d for d in self._devices if d.skipped}
+            self._devices = [
+                resting.get(int(entry["index"])) or Remote(self.name, entry) for entry in inventory
+            ]
             self._changed = True
 
     def _bury(self, now_ns: int) -> None:

@@ -104,7 +104,8 @@ class Remote:
         self._adopting = self.skipped = False
         self._asked_ns = None
         self._hung = None
-        return str(entry["id"]) != self.id
+        # A GPU in MIG mode comes back without its instances: all are to be found anew.
+        return str(entry["id"]) != self.id or entry.get("mig") is True
 
     def overdue(self, now_ns: int, child: Child | None) -> list[tuple[str, dict[str, Any]]]:
         """Return the event that the device hangs, once, when its answer is late."""

@@ -1,31 +1,45 @@
 """All that is asked of a GPU, as one table.
 
-Percent, MHz, mW, mJ and KB (1,000 bytes) become ratios, hertz, watts, joules and bytes here.
+Percent, MHz, mW, mJ, KB (1,000 bytes), KiB and MiB become ratios, hertz, watts, joules and bytes
+here. GPM, where the GPU has it, gives means that leave no gap; without it PCIe traffic is a look of
+20 ms, for which NVML makes its caller wait.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from clusterprof.collectors.nvml import gpm, health
 from clusterprof.collectors.nvml.busy import BusyIntegral
 from clusterprof.collectors.nvml.errors import FATAL, NOT_FOUND
+from clusterprof.collectors.nvml.gpm import Gpm, Value
 from clusterprof.errors import Unavailable
 
-Values = tuple[int | float, ...]
+Values = tuple[Value, ...]
 _EVERY_SAMPLE, _SECOND_NS = 0, 1_000_000_000
+_GPM_NS = 150_000_000  # every second sample at 10 Hz: NVML wants more than 100 ms between two
+NEVER_NS = 1 << 62
+_PIDS_AT_MOST = 256
 
 
 class Memory:
     """What the calls of one device leave for each other."""
 
-    __slots__ = ("clock", "integral", "percent")
+    __slots__ = ("clock", "gpm", "integral", "means", "notes", "percent", "processes")
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+    def __init__(self, clock: Callable[[], int], notes: deque[tuple[str, dict[str, Any]]]) -> None:
         self.clock = clock
+        self.notes = notes
         self.integral = BusyIntegral()
         self.percent: int | None = None
         """The utilisation of this sample; None = not available."""
+        self.gpm: Gpm | Unavailable = gpm.UNSUPPORTED
+        self.means: dict[int, Value] = {}
+        """What GPM said last; empty = nothing."""
+        self.processes: list[list[int]] | None = None
+        """[pid, bytes] of those that were told last."""
 
 
 class Call:
@@ -94,6 +108,52 @@ def _percent(value: int) -> int:
     return value
 
 
+def _processes(nvml: Any, handle: Any, memory: Memory) -> Values:
+    found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    held = sorted([int(one.pid), int(one.usedGpuMemory or 0)] for one in found)[:_PIDS_AT_MOST]
+    if held != memory.processes:
+        memory.processes = held
+        memory.notes.append(("device-processes", {"held": held}))
+    return (len(found),)
+
+
+def no_gpm(nvml: Any, handle: Any, memory: Memory) -> Values:
+    """Say why there is no GPM."""
+    if isinstance(memory.gpm, Unavailable):
+        raise memory.gpm.with_traceback(None)
+    raise gpm.UNSUPPORTED.with_traceback(None)
+
+
+def _gpm_means(nvml: Any, handle: Any, memory: Memory) -> Values:
+    assert isinstance(memory.gpm, Gpm)
+    means = memory.gpm.read()
+    return tuple(means[metric] for metric in WHOLE_GPU)
+
+
+def _links_up(nvml: Any, handle: Any, _: Memory) -> Values:
+    return (sum(health.nvlinks(nvml, handle)),)
+
+
+WHOLE_GPU = (
+    gpm.SM, gpm.OCCUPANCY, gpm.TENSOR, gpm.DRAM, gpm.NVLINK_RECEIVE, gpm.NVLINK_TRANSMIT,
+    gpm.PCIE_RECEIVE, gpm.PCIE_TRANSMIT,
+)  # fmt: skip
+"""Metrics of GPM in the order of the signals they fill."""
+_GPM_SIGNALS = (
+    "gpu.sm_active_ratio", "gpu.sm_occupancy_ratio", "gpu.tensor_active_ratio",
+    "gpu.memory_bandwidth_ratio", "gpu.nvlink_receive_bytes_per_second",
+    "gpu.nvlink_transmit_bytes_per_second",
+)  # fmt: skip
+_PCIE = ("gpu.pcie_receive_bytes_per_second", "gpu.pcie_transmit_bytes_per_second")
+WITH_GPM = Call("GpmMetricsGet", _GPM_NS, (*_GPM_SIGNALS, *_PCIE), _gpm_means)
+WITHOUT_GPM = (
+    Call("GpmQueryDeviceSupport", NEVER_NS, _GPM_SIGNALS, no_gpm),
+    Call("GetPcieThroughput:RX", _SECOND_NS, _PCIE[:1],
+          lambda n, h, _: (n.nvmlDeviceGetPcieThroughput(h, n.NVML_PCIE_UTIL_RX_BYTES) * 1000,)),
+    Call("GetPcieThroughput:TX", _SECOND_NS, _PCIE[1:],
+          lambda n, h, _: (n.nvmlDeviceGetPcieThroughput(h, n.NVML_PCIE_UTIL_TX_BYTES) * 1000,)),
+)  # fmt: skip
+
 CALLS: tuple[Call, ...] = (
     Call("GetUtilizationRates", _EVERY_SAMPLE, ("gpu.busy_ratio", "gpu.memory_busy_ratio"),
           _utilisation),
@@ -118,10 +178,13 @@ CALLS: tuple[Call, ...] = (
           lambda n, h, _: (_violation(n, h, n.NVML_PERF_POLICY_THERMAL),)),
     Call("GetViolationStatus:POWER", _SECOND_NS, ("gpu.power_violation_ns_total",),
           lambda n, h, _: (_violation(n, h, n.NVML_PERF_POLICY_POWER),)),
-    Call("GetPcieThroughput:RX", _SECOND_NS, ("gpu.pcie_receive_bytes_per_second",),
-          lambda n, h, _: (n.nvmlDeviceGetPcieThroughput(h, n.NVML_PCIE_UTIL_RX_BYTES) * 1000,)),
-    Call("GetPcieThroughput:TX", _SECOND_NS, ("gpu.pcie_transmit_bytes_per_second",),
-          lambda n, h, _: (n.nvmlDeviceGetPcieThroughput(h, n.NVML_PCIE_UTIL_TX_BYTES) * 1000,)),
+    *(
+        Call(f"GetViolationStatus:{name}", 10 * _SECOND_NS,
+              (f"gpu.{name.lower()}_violation_ns_total",),
+              lambda n, h, _, p=f"NVML_PERF_POLICY_{name}": (_violation(n, h, getattr(n, p)),))
+        for name in ("BOARD_LIMIT", "RELIABILITY", "SYNC_BOOST")
+    ),
+    *WITHOUT_GPM,
     Call("GetCurrPcieLinkGeneration", _SECOND_NS, ("gpu.pcie_generation_count",),
           lambda n, h, _: (n.nvmlDeviceGetCurrPcieLinkGeneration(h),)),
     Call("GetCurrPcieLinkWidth", _SECOND_NS, ("gpu.pcie_width_count",),
@@ -132,10 +195,24 @@ CALLS: tuple[Call, ...] = (
           lambda n, h, _: (_ecc(n, h, n.NVML_MEMORY_ERROR_TYPE_CORRECTED),)),
     Call("GetTotalEccErrors:UNCORRECTED", 10 * _SECOND_NS, ("gpu.ecc_uncorrected_total",),
           lambda n, h, _: (_ecc(n, h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),)),
-    Call("GetComputeRunningProcesses", 10 * _SECOND_NS, ("gpu.processes_count",),
-          lambda n, h, _: (len(n.nvmlDeviceGetComputeRunningProcesses(h)),)),
+    Call("GetRemappedRows", 60 * _SECOND_NS,
+          ("gpu.remapped_rows_corrected_count", "gpu.remapped_rows_uncorrected_count",
+           "gpu.remap_pending_count", "gpu.remap_failed_count"),
+          lambda n, h, _: health.remapped_rows(n, h)),
+    Call("GetRetiredPages", 60 * _SECOND_NS,
+          ("gpu.retired_pages_count", "gpu.retirement_pending_count"),
+          lambda n, h, _: health.retired_pages(n, h)),
+    Call("GetFieldValues:NVLINK_BYTES", _SECOND_NS,
+          ("gpu.nvlink_receive_bytes_total", "gpu.nvlink_transmit_bytes_total"),
+          lambda n, h, _: health.nvlink_bytes(n, h)),
+    Call("GetNvLinkState", 10 * _SECOND_NS, ("gpu.nvlink_active_count",), _links_up),
+    Call("GetFieldValues:NVLINK_ERRORS", 10 * _SECOND_NS,
+          ("gpu.nvlink_replays_total", "gpu.nvlink_recoveries_total",
+           "gpu.nvlink_crc_errors_total"),
+          lambda n, h, _: health.nvlink_errors(n, h)),
+    Call("GetComputeRunningProcesses", 10 * _SECOND_NS, ("gpu.processes_count",), _processes),
 )  # fmt: skip
-"""All that is asked of a GPU: name of the call, how often, and the signals it fills."""
+"""All that is asked of a GPU without GPM: name of the call, how often, the signals it fills."""
 
 SIGNALS: tuple[str, ...] = tuple(signal for call in CALLS for signal in call.signals)
 """Names of a device's values, in the order of `Device.sample()`."""

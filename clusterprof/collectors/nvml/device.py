@@ -1,17 +1,17 @@
-"""One GPU: every value guarded for itself, every call timed and made when it is due."""
+"""One GPU or MIG instance: every value guarded for itself, every call made when it is due."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from clusterprof.collectors.nvml.calls import CALLS, SIGNALS, Call, Memory
 from clusterprof.collectors.nvml.errors import FATAL, explain
+from clusterprof.collectors.nvml.gpm import Gpm, Value
 from clusterprof.errors import Unavailable
 
-Value = int | float | Unavailable
 Mark = Callable[[int, str], None]
 """Told (index of the device, name of the call, "" = it is back) around every call."""
 
@@ -33,11 +33,17 @@ class Device:
     ) -> None:
         self.index = index
         self.notes: deque[tuple[str, dict[str, Any]]] = deque(maxlen=64)
-        """Events since somebody last took them: `device-lost`, `call-slowed`."""
+        """Events since somebody last took them: `device-lost`, `call-slowed`, `device-processes`
+        (held: [pid, bytes], whenever that is another list than before)."""
         self._nvml, self._handle, self._mark, self._clock = nvml, handle, mark, clock
         self._lost: Unavailable | None = None
-        self._memory = Memory(clock)
+        self._memory = Memory(clock, self.notes)
         self._states = [_State(call) for call in CALLS]
+
+    def follow(self, calls: Sequence[Call], gpm: Gpm | Unavailable) -> None:
+        """Make these calls; `gpm`: its counters, or why there are none."""
+        self._memory.gpm = gpm
+        self._states = [_State(call) for call in calls]
 
     def sample(self) -> list[Value]:
         """Return one value per entry of `SIGNALS`, asking only what is due."""

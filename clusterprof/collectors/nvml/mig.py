@@ -1,0 +1,70 @@
+"""MIG: GPUs that are split up, and their compute instances.
+
+A compute instance is what a process sees as its device; its UUID ("MIG-…") is its identity. Its
+memory and processes are its own; clocks, power, heat, links and errors are told of the whole GPU.
+https://docs.nvidia.com/deploy/nvml-api/group__nvmlMultiInstanceGPU.html
+
+NVML does not tell the utilisation of a GPU in MIG mode or of its instances. GPM does, from Hopper
+on: of a *GPU instance*, in shares of that instance (DCGM takes it so, too). Where several compute
+instances share one GPU instance it is nobody's. Before driver 550 GPM is not used in MIG mode:
+users report that memory cannot be read any more once it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from clusterprof.collectors.nvml.facts import Asking, text
+
+GPM_SINCE_DRIVER = 550
+
+
+class Instance(NamedTuple):
+    """A compute instance of a GPU."""
+
+    parent: int
+    """Index of the GPU."""
+    position: int
+    """Number under which NVML has its handle."""
+    gpu_instance: int | None
+    compute_instance: int | None
+
+
+def instances(asking: Asking, handle: Any, parent: int) -> list[tuple[Instance, Any]]:
+    """Return the instances of a GPU that this process may see, with their handles."""
+    most = asking.ask("GetMaxMigDeviceCount", handle) or 0
+    found = []
+    for position in range(most):
+        own = asking.ask("GetMigDeviceHandleByIndex", handle, position)
+        if own is not None:  # most numbers are not in use
+            numbers = (asking.ask(f"Get{kind}InstanceId", own) for kind in ("Gpu", "Compute"))
+            found.append((Instance(parent, position, *numbers), own))
+    return found
+
+
+def describe(asking: Asking, handle: Any, one: Instance, parent: dict[str, Any]) -> dict[str, Any]:
+    """Return what is known of an instance: what is its own, and where it is."""
+    name = asking.ask("GetName", handle)
+    memory = asking.ask("GetMemoryInfo", handle)
+    attributes = asking.ask("GetAttributes", handle)
+    known = {
+        "name": name,
+        "parent": parent["id"],
+        "gpu_instance": one.gpu_instance,
+        "compute_instance": one.compute_instance,
+        "memory_bytes": None if memory is None else memory.total,
+        "sm_count": None if attributes is None else attributes.multiprocessorCount,
+        **{key: parent.get(key) for key in ("pci_bus_id", "numa_node", "cpus")},
+    }
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def torch_name(uuid: str) -> str:
+    """Return what the probe calls an instance: PyTorch has the UUID without its prefix."""
+    return "GPU-" + text(uuid).removeprefix("MIG-")
+
+
+def gpm_allowed(driver: str) -> bool:
+    """True when GPM may be used beside MIG with this version of the driver."""
+    major = driver.partition(".")[0]
+    return major.isdecimal() and int(major) >= GPM_SINCE_DRIVER
