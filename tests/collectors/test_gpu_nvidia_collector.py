@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nvml.simulated import Scenario, build, uuid
+from nvml.healthy import HEALTHY, entry
+from nvml.simulated import Scenario, load, uuid
 
 from clusterprof.collectors.base import Context
 from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
 from clusterprof.collectors.nvml import Library
-from clusterprof.collectors.nvml.calls import CALLS
+from clusterprof.collectors.nvml.calls import CALLS, NEVER_NS
 from clusterprof.errors import Unavailable
 from clusterprof.linux.roots import Roots
 
 SECOND_NS = 1_000_000_000
-# What the simulated GPU says (tests/nvml/simulated.py), in base units: 97 % and 40 %, 1 GiB of
-# 80 GiB, 612,500 mW of 700,000, 5,000,500 mJ, MHz, KB/s of 1,000 bytes.
-HEALTHY = {
-    "gpu.busy_ratio": 0.97,
-    "gpu.memory_busy_ratio": 0.4,
-    "gpu.busy_ns_total": 0,
-    "gpu.sm_clock_hertz": 1_980_000_000,
-    "gpu.throttle_bits": 4,
-    "gpu.memory_used_bytes": 1 << 30,
-    "gpu.memory_total_bytes": 80 << 30,
-    "gpu.power_watts": 612.5,
-    "gpu.power_limit_watts": 700.0,
-    "gpu.energy_joules_total": 5000.5,
-    "gpu.temperature_celsius": 61,
-    "gpu.memory_clock_hertz": 2_619_000_000,
-    "gpu.sm_clock_max_hertz": 1_980_000_000,
-    "gpu.thermal_violation_ns_total": 7000,
-    "gpu.power_violation_ns_total": 9000,
-    "gpu.pcie_receive_bytes_per_second": 12_000_000,
-    "gpu.pcie_transmit_bytes_per_second": 3_000_000,
-    "gpu.pcie_generation_count": 5,
-    "gpu.pcie_width_count": 16,
-    "gpu.pcie_replays_total": 2,
-    "gpu.ecc_corrected_total": 1,
-    "gpu.ecc_uncorrected_total": 0,
-    "gpu.processes_count": 3,
-}
 NOT_SUPPORTED = Unavailable("absent", "not supported by this GPU or driver")
 LOST = Unavailable(
     "failed",
@@ -52,15 +25,9 @@ LOST = Unavailable(
 )
 
 
-@pytest.fixture(scope="session")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = build(tmp_path_factory.mktemp("nvml"))
-    # glibc matches by soname: pynvml's own CDLL("libnvidia-ml.so.1") gets this one.
-    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-
-
 @pytest.fixture
-def scenario(loaded: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
+def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
+    load()
     made = Scenario(tmp_path / "scenario", devices=2)
     monkeypatch.setenv("FAKENVML_CTL", str(made.path))
     return made
@@ -104,20 +71,9 @@ def test_the_inventory_says_what_each_device_is(scenario: Scenario) -> None:
     scenario.write("1 GetName error 3")
     library = Library(unmarked)
     library.close()
-    first = {
-        "id": uuid(0),
-        "vendor": "nvidia",
-        "index": 0,
-        "emulated": False,
-        "name": "NVIDIA H100 80GB HBM3",
-        "pci_bus_id": "00000000:01:00.0",
-        "memory_bytes": 80 << 30,
-        "driver": "570.00.01",
-        "nvml": "13.570.00.01",
-    }
-    second = {**first, "id": uuid(1), "index": 1, "pci_bus_id": "00000000:02:00.0"}
+    second = entry(1)
     del second["name"]  # not supported: left out, not guessed
-    assert library.inventory == [first, second]
+    assert library.inventory == [entry(0), second]
 
 
 def test_an_unsupported_value_takes_nothing_else_with_it(scenario: Scenario) -> None:
@@ -168,10 +124,10 @@ def test_a_lost_gpu_stays_lost_and_is_never_touched_again(scenario: Scenario) ->
         healthy = named(other.sample())
         assert healthy == {**HEALTHY, "gpu.busy_ns_total": healthy["gpu.busy_ns_total"]}
         clock.now_ns += SECOND_NS
-    assert list(lost_one.notes) == [
-        ("device-lost", {"message": "GPU is lost", "call": "GetMemoryInfo"})
-    ]
-    assert list(other.notes) == []
+    processes = ("device-processes", {"held": [[901, 5], [902, 6], [903, 7]]})
+    lost = ("device-lost", {"message": "GPU is lost", "call": "GetMemoryInfo"})
+    assert list(lost_one.notes) == [processes, lost]
+    assert list(other.notes) == [processes]
 
 
 def test_a_gpu_that_cannot_be_opened_is_listed_with_its_reason(scenario: Scenario) -> None:
@@ -256,7 +212,9 @@ def test_a_slow_call_is_made_ten_times_less_often_and_reported(scenario: Scenari
     assert made["GetPcieThroughput:RX"] == 5
     assert made["GetPcieThroughput:TX"] == 30
     slowed = {"call": "GetPcieThroughput:RX", "median_ns": 6_000_000}
-    assert list(device.notes) == [("call-slowed", slowed)]
+    assert [note for note in device.notes if note[0] != "device-processes"] == [
+        ("call-slowed", slowed)
+    ]
 
 
 def test_slow_values_are_asked_for_rarely(scenario: Scenario) -> None:
@@ -271,6 +229,6 @@ def test_slow_values_are_asked_for_rarely(scenario: Scenario) -> None:
     for _ in range(100):  # 10 s at 10 Hz
         device.sample()
         clock.now_ns += SECOND_NS // 10
-    expected = {0: 100, SECOND_NS: 10, 10 * SECOND_NS: 1}
+    expected = {0: 100, SECOND_NS: 10, 10 * SECOND_NS: 1, 60 * SECOND_NS: 1, NEVER_NS: 1}
     del made[""]  # every call is back
     assert made == {call.name: expected[call.every_ns] for call in CALLS}

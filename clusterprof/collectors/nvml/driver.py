@@ -52,19 +52,25 @@ class Library:
             self._add(*self._open_gpu(index, index in skip))
         split = [at for at in range(count) if self.inventory[at].get("mig") and at not in skip]
         found = [
-            pair for at in split for pair in mig.instances(self._asking(at), self._handles[at], at)
+            (at, *pair) for at in split for pair in mig.handles(self._asking(at), self._handles[at])
         ]
-        self._instances = dict(enumerate((one for one, _ in found), count))
-        for index, (_, handle) in enumerate(found, count):
+        for index, (at, position, handle) in enumerate(found, count):
+            self._instances[index] = (
+                Instance(at, position, None, None)
+                if index in skip
+                else mig.identify(self._asking(index), handle, at, position)
+            )
+        for index, (_, _, handle) in enumerate(found, count):
             self._add(*self._open_instance(index, handle, skip))
 
     def adopt(self, index: int) -> Device:
         """Open a device that was skipped, or open one anew, and return it."""
         if index in self._instances:
             one = self._instances[index]
-            handle = self._asking(index).ask(
-                "GetMigDeviceHandleByIndex", self._handles[one.parent], one.position
-            )
+            asking = self._asking(index)
+            gpu = self._handles[one.parent]
+            handle = asking.ask("GetMigDeviceHandleByIndex", gpu, one.position)
+            self._instances[index] = mig.identify(asking, handle, one.parent, one.position)
             opened = self._open_instance(index, handle, ())
         else:
             opened = self._open_gpu(index, False)

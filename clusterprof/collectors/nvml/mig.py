@@ -30,16 +30,19 @@ class Instance(NamedTuple):
     compute_instance: int | None
 
 
-def instances(asking: Asking, handle: Any, parent: int) -> list[tuple[Instance, Any]]:
-    """Return the instances of a GPU that this process may see, with their handles."""
-    most = asking.ask("GetMaxMigDeviceCount", handle) or 0
-    found = []
-    for position in range(most):
-        own = asking.ask("GetMigDeviceHandleByIndex", handle, position)
-        if own is not None:  # most numbers are not in use
-            numbers = (asking.ask(f"Get{kind}InstanceId", own) for kind in ("Gpu", "Compute"))
-            found.append((Instance(parent, position, *numbers), own))
-    return found
+def handles(asking: Asking, gpu: Any) -> list[tuple[int, Any]]:
+    """Return (position, handle) of the instances of a GPU that this process may see."""
+    most = asking.ask("GetMaxMigDeviceCount", gpu) or 0
+    found = [(at, asking.ask("GetMigDeviceHandleByIndex", gpu, at)) for at in range(most)]
+    return [(at, handle) for at, handle in found if handle is not None]  # most are not in use
+
+
+def identify(asking: Asking, handle: Any, parent: int, position: int) -> Instance:
+    """Return the numbers of an instance."""
+    gpu_instance, compute_instance = (
+        asking.ask(f"Get{kind}InstanceId", handle) for kind in ("Gpu", "Compute")
+    )
+    return Instance(parent, position, gpu_instance, compute_instance)
 
 
 def describe(asking: Asking, handle: Any, one: Instance, parent: dict[str, Any]) -> dict[str, Any]:

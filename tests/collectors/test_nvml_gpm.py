@@ -1,0 +1,136 @@
+"""Performance counters by NVML's GPM, through the unmodified pynvml on a simulated library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvml.healthy import HEALTHY, MEANS, NO_GPM
+from nvml.simulated import GPM, Scenario, load
+
+from clusterprof.collectors.nvml import Library
+from clusterprof.errors import Unavailable
+
+MS = 1_000_000
+DENIED = Unavailable(
+    "denied",
+    "NVML: no permission",
+    "an administrator must run it, or set NVreg_RestrictProfilingToAdminUsers=0",
+)
+
+
+@pytest.fixture
+def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
+    load()
+    made = Scenario(tmp_path / "scenario", devices=1)
+    monkeypatch.setenv("FAKENVML_CTL", str(made.path))
+    return made
+
+
+class World:
+    """A clock, what waits on it, and the calls made."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000 * MS
+        self.waits: list[float] = []
+        self.calls: list[str] = []
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def pause(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now_ns += round(seconds * 1e9)
+
+    def open(self) -> Library:
+        return Library(lambda _, call: self.calls.append(call), clock=self, pause=self.pause)
+
+
+def sampled(library: Library) -> dict[str, Any]:
+    return dict(zip(Library.signals, library.devices[0].sample(), strict=True))
+
+
+def sample(at: float, sm: float) -> str:
+    """A line of the counters' integrals: percent × seconds of SM activity, nothing else."""
+    return f"0 GpmSample = {at} 2:{sm}"
+
+
+def test_means_in_base_units_stand_in_for_the_look_at_pcie(scenario: Scenario) -> None:
+    scenario.write(*GPM.splitlines())
+    world = World()
+    found = sampled(world.open())
+    assert found == {**HEALTHY, **MEANS}
+    assert "GetPcieThroughput:RX" not in world.calls
+    assert world.waits == [0.1]  # the first two samples lie 100 ms apart
+
+
+def test_a_mean_begins_where_the_one_before_it_ended(scenario: Scenario) -> None:
+    scenario.write("* GpmQueryDeviceSupport = 1", sample(10.0, 500))
+    world = World()
+    library = world.open()
+    scenario.write("* GpmQueryDeviceSupport = 1", sample(10.1, 508))
+    found = [sampled(library)["gpu.sm_active_ratio"]]
+    for at, sm in ((10.2, 510), (10.3, 518), (10.4, 526)):
+        world.now_ns += 100 * MS
+        scenario.write("* GpmQueryDeviceSupport = 1", sample(at, sm))
+        found.append(sampled(library)["gpu.sm_active_ratio"])
+    # 8 %·s in 0.1 s; 2 in the next 0.1 s; 100 ms later it is not read again; then 16 in 0.2 s.
+    assert found == pytest.approx([0.8, 0.2, 0.2, 0.8])
+    assert world.calls.count("GpmMetricsGet") == 3 and world.waits == [0.1]
+
+
+def test_a_metric_that_is_not_told_takes_no_other_with_it(scenario: Scenario) -> None:
+    told = [line for line in GPM.splitlines() if ":3 " not in line]
+    scenario.write(*told, "* GpmMetric:10 = nan", "* GpmMetric:5 = 250", "* GpmMetric:2 = 100.4")
+    found = sampled(World().open())
+    assert found == {
+        **HEALTHY,
+        **MEANS,
+        "gpu.sm_active_ratio": 1.0,  # rounding
+        "gpu.sm_occupancy_ratio": Unavailable("absent", "not supported by this GPU or driver"),
+        "gpu.tensor_active_ratio": Unavailable("failed", "NVML: impossible value 250"),
+        "gpu.memory_bandwidth_ratio": Unavailable("failed", "NVML: impossible value nan"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("trouble", "why"),
+    [
+        ("* GpmQueryDeviceSupport = 0", NO_GPM),
+        ("* GpmQueryDeviceSupport error 13", NO_GPM),  # an older driver
+        ("* GpmSampleGet error 4", DENIED),
+    ],
+)
+def test_without_gpm_pcie_is_looked_at_as_before(
+    scenario: Scenario, trouble: str, why: Unavailable
+) -> None:
+    scenario.write(*GPM.splitlines(), trouble)
+    names = [name for name, value in HEALTHY.items() if value is NO_GPM]
+    assert sampled(World().open()) == {**HEALTHY, **dict.fromkeys(names, why)}
+
+
+def test_a_reading_that_fails_is_a_hole_and_the_next_mean_covers_it(scenario: Scenario) -> None:
+    scenario.write("* GpmQueryDeviceSupport = 1", sample(10.0, 500))
+    world = World()
+    library = world.open()
+    found = []
+    for at, sm, trouble in ((10.2, 510.0, ""), (10.4, 530.0, "0 GpmSampleGet error 10"),
+                            (10.6, 536.0, ""), (30.6, 999.0, "")):  # fmt: skip
+        world.now_ns += 200 * MS if at < 30 else 20_000 * MS
+        scenario.write("* GpmQueryDeviceSupport = 1", sample(at, sm), trouble)
+        found.append(sampled(library)["gpu.sm_active_ratio"])
+    timed_out = Unavailable("failed", "NVML: timed out")
+    # 10 in 0.2 s; 26 in 0.4 s; what is older than 10 s begins nothing: two samples at one time.
+    assert found[:3] == [pytest.approx(0.5), timed_out, pytest.approx(0.65)]
+    assert found[3] == Unavailable("failed", "NVML (2)") and world.waits == [0.1]
+
+
+def test_a_gpu_that_is_lost_while_gpm_is_tried_is_left_alone(scenario: Scenario) -> None:
+    scenario.write(*GPM.splitlines(), "* GpmSampleGet error 15")
+    world = World()
+    library = world.open()
+    made = len(world.calls)
+    lost = {value for value in library.devices[0].sample()}
+    assert {why.message for why in lost if isinstance(why, Unavailable)} == {"GPU is lost"}
+    assert len(lost) == 1 and len(world.calls) == made
