@@ -136,7 +136,8 @@ def test_with_gpm_means_of_the_instance_add_up_to_its_busy_time(scenario: Scenar
         found.append(sampled(library)[FIRST])
     timed_out = Unavailable("failed", "NVML: timed out")
     assert [one["gpu.busy_ratio"] for one in found] == [
-        1.0, pytest.approx(0.25), timed_out, pytest.approx(0.35), timed_out, timed_out, _two_at_once(),
+        1.0, pytest.approx(0.25), timed_out, pytest.approx(0.35), timed_out, timed_out,
+        _two_at_once(),
     ]  # fmt: skip
     totals = [one["gpu.busy_ns_total"] for one in found[:4]]
     assert totals == [100 * MS, 150 * MS, timed_out, pytest.approx(290 * MS, abs=1)]

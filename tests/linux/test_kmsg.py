@@ -13,8 +13,8 @@ import pytest
 from clusterprof.errors import Unavailable
 from clusterprof.linux.kmsg import DriverError, KernelLog, driver_error
 
-XID = (b"3,1234,98765432,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has "
-       b"fallen off the bus.\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n")  # fmt: skip
+XID = (b"3,1234,98765432,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU "
+       b"has fallen off the bus.\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n")  # fmt: skip
 
 
 class Log:
