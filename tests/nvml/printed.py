@@ -1,4 +1,4 @@
-"""What `nvidia-smi -q -x` printed, as a scenario and as what is to come out (nvml/inventories.py)."""
+"""What `nvidia-smi -q -x` printed, as a scenario and what is to come out (nvml/inventories.py)."""
 
 from __future__ import annotations
 
