@@ -1,6 +1,6 @@
 """What `doctor` says of NVIDIA GPUs of fixture machines, and what a recording of them holds.
 
-NVML is the simulated library behind the real pynvml; the recording comes through the helper process.
+NVML is the simulated library behind the real pynvml; the recording comes through the helper.
 CLUSTERPROF_ACCEPT_GOLDEN=1 writes tests/hosts/<name>/{doctor.txt,recording.jsonl} anew.
 """
 
