@@ -19,21 +19,22 @@ driver keeps its caller waiting, and the rest is absent.
 
 **MIG**: each compute instance is a device of its own ("MIG-…", `parent` = UUID of its GPU) with its
 memory and its processes. NVML tells no utilisation of a GPU in MIG mode or of its instances; where
-GPM can be had (driver 550 and newer, one compute instance in its GPU instance), busy time is the sum
-of the instance's activity. Else nobody knows when it is busy (`tells_busy` false), and lost time is
-an upper bound by the waits of the host. Clocks, power, heat, links and errors stand at the GPU, which
-is nobody's device then. Instances that are made while a recording runs are not seen.
+GPM can be had (driver 550 and newer, one compute instance in its GPU instance), busy time is the
+sum of the instance's activity. Else nobody knows when it is busy (`tells_busy` false), and lost
+time is an upper bound by the waits of the host. Clocks, power, heat, links and errors stand at the
+GPU, which is nobody's device then. Instances that are made while a recording runs are not seen.
 
 **Who uses which**: of processes of the job, the GPU of which NVML says that they hold most memory
-(event `device-used`). In a container of its own PID namespace only processes that have a file of the
-driver open count, for older drivers give the node's process numbers.
+(event `device-used`). In a container of its own PID namespace only processes that have a file of
+the driver open count, for older drivers give the node's process numbers.
 
-The header says of each GPU: name, PCI address, memory, NUMA node and processors its slot belongs to,
-PCIe generation and width at most, power limit by default and at most, number of NVLinks, compute
-capability, MIG, ECC and persistence mode, versions of driver, NVML and CUDA.
+The header says of each GPU: name, PCI address, memory, NUMA node and processors its slot belongs
+to, PCIe generation and width at most, power limit by default and at most, number of NVLinks,
+compute capability, MIG, ECC and persistence mode, versions of driver, NVML and CUDA.
 
-Blind spots: NVLink errors of Blackwell, which counts them elsewhere; NVLink bytes before Ampere; what
-other processes of a device do apart from the job's; retired pages from Ampere on (rows are remapped).
+Blind spots: NVLink errors of Blackwell, which counts them elsewhere; NVLink bytes before Ampere;
+what other processes of a device do apart from the job's; retired pages from Ampere on (rows are
+remapped).
 """
 
 from __future__ import annotations

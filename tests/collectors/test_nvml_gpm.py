@@ -94,6 +94,23 @@ def test_a_metric_that_is_not_told_takes_no_other_with_it(scenario: Scenario) ->
     }
 
 
+def test_more_than_a_link_can_carry_is_no_value(scenario: Scenario) -> None:
+    """16 lanes of generation 5: 63.0 GB/s one way; three NVLinks: 75 GB/s; and 5 % to spare."""
+    lines = [*GPM.splitlines(), "* GpmMetric:20 = 63000", "* GpmMetric:21 = 64000",
+             "* GpmMetric:60 = 75000", "* GpmMetric:61 = 76000"]  # fmt: skip
+    scenario.write(*lines)
+    found = sampled(World().open())
+    names = ("pcie_transmit", "pcie_receive", "nvlink_receive", "nvlink_transmit")
+    words = "NVML: impossible value {} bytes/s for its link"
+    assert [found[f"gpu.{name}_bytes_per_second"] for name in names] == [
+        63000 << 20, Unavailable("failed", words.format("6.71089e+10")),
+        75000 << 20, Unavailable("failed", words.format("7.96918e+10")),
+    ]  # fmt: skip
+    scenario.write("* GetPcieThroughput:RX = 67000000")  # KB/s
+    looked = sampled(World().open())["gpu.pcie_receive_bytes_per_second"]
+    assert looked == Unavailable("failed", words.format("6.7e+10"))
+
+
 @pytest.mark.parametrize(
     ("trouble", "why"),
     [

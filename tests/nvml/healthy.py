@@ -100,4 +100,5 @@ def entry(index: int) -> dict[str, Any]:
         "ecc": True,
         "mig": False,
         "nvlink_count": 3,
+        "nvlink_bytes_per_second": 75_000_000_000,
     }

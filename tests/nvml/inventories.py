@@ -60,7 +60,7 @@ def profile(text: str) -> Told:
     numa = {address: complex_["numa_node"]
             for complex_ in said.get("pcie_topology", {}).get("root_complexes", ())
             for address in complex_["devices"]}  # fmt: skip
-    links = said.get("nvlink", {}).get("links_per_gpu", 0)
+    nvlink = said.get("nvlink", {})
     major, minor = system["cuda_version_major"], system["cuda_version_minor"]
     lines = [
         f"* DriverVersion = {system['driver_version']}",
@@ -78,16 +78,19 @@ def profile(text: str) -> Told:
         }  # fmt: skip
         gpu = Gpu(str(index), entry)
         gpu.tell("GetUUID", own["uuid"])
-        _identity(gpu, merged, own["pci"]["bus_id"], numa.get(own["pci"]["bus_id"]), links)
+        _identity(gpu, merged, own["pci"]["bus_id"], numa.get(own["pci"]["bus_id"]), nvlink)
         _state(gpu, merged)
         gpus.append(gpu)
     return together(lines, gpus)
 
 
-def _identity(gpu: Gpu, said: dict[str, Any], address: str, node: int | None, links: int) -> None:
+def _identity(
+    gpu: Gpu, said: dict[str, Any], address: str, node: int | None, nvlink: dict[str, Any]
+) -> None:
     """What does not change."""
     power, pcie, mig = said["power"], said["pcie"], said["mig"]
-    capability = said["compute_capability"]
+    capability, links = said["compute_capability"], nvlink.get("links_per_gpu", 0)
+    speed = nvlink.get("bandwidth_per_link_mbps")
     gpu.tell("GetName", said["name"], name=said["name"])
     gpu.tell("GetPciInfo", address, pci_bus_id=address)
     gpu.tell("GetCudaComputeCapability", f"{capability['major']} {capability['minor']}",
@@ -110,6 +113,7 @@ def _identity(gpu: Gpu, said: dict[str, Any], address: str, node: int | None, li
         gpu.tell("GetMemoryAffinity", f"{1 << node:x}", numa_node=node)
     if links:
         gpu.tell("GetNvLinkState", "1 " * links, nvlink_count=links, nvlink_active_count=links)
+        gpu.tell("FieldValue:90", speed, nvlink_bytes_per_second=(speed or 0) * links * 1_000_000)
 
 
 def _state(gpu: Gpu, said: dict[str, Any]) -> None:

@@ -49,6 +49,7 @@ HEALTHY = """\
 * GetNvLinkState = 1 1 0
 * FieldValue:138 = 7
 * FieldValue:139 = 5
+* FieldValue:90 = 25000
 * FieldValue:52 = 21
 * FieldValue:59 = 22
 * FieldValue:38 = 20

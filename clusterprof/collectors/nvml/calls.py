@@ -7,6 +7,7 @@ here. GPM, where the GPU has it, gives means that leave no gap; without it PCIe 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ _PIDS_AT_MOST = 256
 class Memory:
     """What the calls of one device leave for each other."""
 
-    __slots__ = ("clock", "gpm", "integral", "means", "notes", "percent", "processes")
+    __slots__ = ("clock", "gpm", "integral", "means", "most", "notes", "percent", "processes")
 
     def __init__(self, clock: Callable[[], int], notes: deque[tuple[str, dict[str, Any]]]) -> None:
         self.clock = clock
@@ -38,6 +39,8 @@ class Memory:
         self.gpm: Gpm | Unavailable = gpm.UNSUPPORTED
         self.means: dict[int, Value] = {}
         """What GPM said last; empty = nothing."""
+        self.most = (math.inf, math.inf)
+        """Bytes per second that PCIe and NVLink can carry at most, one way."""
         self.processes: list[list[int]] | None = None
         """[pid, bytes] of those that were told last."""
 
@@ -127,7 +130,21 @@ def no_gpm(nvml: Any, handle: Any, memory: Memory) -> Values:
 def _gpm_means(nvml: Any, handle: Any, memory: Memory) -> Values:
     assert isinstance(memory.gpm, Gpm)
     means = memory.gpm.read()
-    return tuple(means[metric] for metric in WHOLE_GPU)
+    pcie, nvlink = memory.most
+    most = {gpm.NVLINK_RECEIVE: nvlink, gpm.NVLINK_TRANSMIT: nvlink,
+            gpm.PCIE_RECEIVE: pcie, gpm.PCIE_TRANSMIT: pcie}  # fmt: skip
+    return tuple(_at_most(means[metric], most.get(metric, math.inf)) for metric in WHOLE_GPU)
+
+
+def _pcie(nvml: Any, handle: Any, memory: Memory, way: int) -> Values:
+    return (_at_most(nvml.nvmlDeviceGetPcieThroughput(handle, way) * 1000, memory.most[0]),)
+
+
+def _at_most(value: Value, most: float) -> Value:
+    """A rate, or that it is more than its link can carry."""
+    if isinstance(value, Unavailable) or value <= most:
+        return value
+    return Unavailable("failed", f"NVML: impossible value {value:g} bytes/s for its link")
 
 
 def _links_up(nvml: Any, handle: Any, _: Memory) -> Values:
@@ -149,9 +166,9 @@ WITH_GPM = Call("GpmMetricsGet", _GPM_NS, (*_GPM_SIGNALS, *_PCIE), _gpm_means)
 WITHOUT_GPM = (
     Call("GpmQueryDeviceSupport", NEVER_NS, _GPM_SIGNALS, no_gpm),
     Call("GetPcieThroughput:RX", _SECOND_NS, _PCIE[:1],
-          lambda n, h, _: (n.nvmlDeviceGetPcieThroughput(h, n.NVML_PCIE_UTIL_RX_BYTES) * 1000,)),
+          lambda n, h, m: _pcie(n, h, m, n.NVML_PCIE_UTIL_RX_BYTES)),
     Call("GetPcieThroughput:TX", _SECOND_NS, _PCIE[1:],
-          lambda n, h, _: (n.nvmlDeviceGetPcieThroughput(h, n.NVML_PCIE_UTIL_TX_BYTES) * 1000,)),
+          lambda n, h, m: _pcie(n, h, m, n.NVML_PCIE_UTIL_TX_BYTES)),
 )  # fmt: skip
 
 CALLS: tuple[Call, ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,9 +41,14 @@ class Device:
         self._memory = Memory(clock, self.notes)
         self._states = [_State(call) for call in CALLS]
 
-    def follow(self, calls: Sequence[Call], gpm: Gpm | Unavailable) -> None:
-        """Make these calls; `gpm`: its counters, or why there are none."""
-        self._memory.gpm = gpm
+    def follow(
+        self,
+        calls: Sequence[Call],
+        gpm: Gpm | Unavailable,
+        most: tuple[float, float] = (math.inf, math.inf),
+    ) -> None:
+        """Make these calls. `gpm`: its counters, or why there are none; `most`: `most_bytes()`."""
+        self._memory.gpm, self._memory.most = gpm, most
         self._states = [_State(call) for call in calls]
 
     def sample(self) -> list[Value]:

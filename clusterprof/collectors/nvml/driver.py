@@ -108,10 +108,11 @@ class Library:
             device.fail(reason)
         elif entry.get("mig"):
             entry["tells_busy"] = False  # nobody runs on all of it
-            device.follow(plans.plan_of_split(), plans.SPLIT)
+            device.follow(plans.plan_of_split(), plans.SPLIT, facts.most_bytes(entry))
         else:
             counters = self._gpm(asking, handle)
-            device.follow(plans.plan(isinstance(counters, Gpm)), counters)
+            has_gpm = isinstance(counters, Gpm)
+            device.follow(plans.plan(has_gpm), counters, facts.most_bytes(entry))
             if asking.fatal is not None:
                 device.fail(asking.fatal)
         return device, entry, handle

@@ -6,6 +6,7 @@ memory and processors of a GPU: those its PCIe slot belongs to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,13 @@ _CPU_WORDS = 128  # 8,192 processors
 _NODE_WORDS = 16
 _WORD_BITS = 64
 _MEMORY_SCOPE = 0  # NVML_AFFINITY_SCOPE_NODE
+_NVLINK_SPEED = 90  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: of a link, one way
+_LANE_BYTES = {
+    1: 250_000_000, 2: 500_000_000, 3: 984_615_385, 4: 1_969_230_769, 5: 3_938_461_538,
+    6: 7_563_025_210, 7: 15_126_050_420,
+}  # fmt: skip
+"""Bytes per second that a PCIe lane can carry one way, by generation, after its line code."""
+_MORE_RATIO = 1.05
 
 
 class Asking:
@@ -65,6 +73,7 @@ def describe(asking: Asking, handle: Any) -> dict[str, Any]:
     limits = ask("GetPowerManagementLimitConstraints", handle)
     usual = ask("GetPowerManagementDefaultLimit", handle)
     links = asking.call("GetNvLinkState", lambda: health.nvlinks(nvml, handle))
+    speed = asking.call("GetFieldValues", lambda: _link_speed(nvml, handle)) if links else None
     capability = ask("GetCudaComputeCapability", handle)
     nodes = _bits(ask("GetMemoryAffinity", handle, _NODE_WORDS, _MEMORY_SCOPE))
     known = {
@@ -82,8 +91,22 @@ def describe(asking: Asking, handle: Any) -> dict[str, Any]:
         "ecc": None if ecc is None else bool(ecc[0]),
         "mig": None if mig is None else bool(mig[0]),
         "nvlink_count": None if links is None else len(links),
+        "nvlink_bytes_per_second": None if speed is None else speed * len(links),
     }
     return {key: value for key, value in known.items() if value is not None}
+
+
+def most_bytes(entry: dict[str, Any]) -> tuple[float, float]:
+    """Return bytes per second, one way, that no reading of PCIe and of NVLink can exceed."""
+    lane = _LANE_BYTES.get(entry.get("pcie_generation_max", 0), math.inf)
+    pcie = lane * entry.get("pcie_width_max", math.inf)
+    return _MORE_RATIO * pcie, _MORE_RATIO * entry.get("nvlink_bytes_per_second", math.inf)
+
+
+def _link_speed(nvml: Any, handle: Any) -> int | None:
+    """Bytes per second of an NVLink, one way."""
+    (speed,) = health.fields(nvml, handle, ((_NVLINK_SPEED, 0),))
+    return None if isinstance(speed, Unavailable) or not speed else int(speed) * 1_000_000
 
 
 def cpu_list(numbers: Iterable[int]) -> str:
