@@ -62,8 +62,8 @@ class GpuNvidiaCollector:
         self._library = Library(mark=lambda index, call: None)
         return [
             (BY_NAME[name], str(entry["id"]))
-            for entry in self._library.inventory
-            for name in Library.signals
+            for entry, device in zip(self._library.inventory, self._library.devices)
+            for name in device.signals
         ]
 
     def sample(self) -> Sequence[Value]:

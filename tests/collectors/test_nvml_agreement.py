@@ -28,7 +28,7 @@ def read(told: Told, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     scenario.replace("\n".join(told.lines) + "\n")
     monkeypatch.setenv("FAKENVML_CTL", str(scenario.path))
     library = Library(lambda index, call: None)
-    values = [dict(zip(Library.signals, one.sample(), strict=True)) for one in library.devices]
+    values = [dict(zip(one.signals, one.sample(), strict=True)) for one in library.devices]
     library.close()
     return Told(told.lines, library.inventory, values)
 
@@ -64,7 +64,7 @@ def as_printed(entry: dict[str, Any], values: dict[str, Any], known: Any) -> dic
     """Our values as nvidia-smi writes them; what is not told is N/A, or not printed."""
 
     def word(signal: str, unit: str, scale: float, missing: Any, digits: int = 0) -> Any:
-        value = values[f"gpu.{signal}"]
+        value = values.get(f"gpu.{signal}")
         return f"{value / scale:.{digits}f} {unit}" if isinstance(value, int | float) else missing
 
     watts = word("power_watts", "W", 1, None, 2)

@@ -10,13 +10,7 @@ from nvml.healthy import HEALTHY, entry
 from nvml.simulated import Scenario, load, uuid
 
 from clusterprof.collectors.nvml import Library
-from clusterprof.collectors.nvml.plans import (
-    NO_UTILISATION,
-    OF_GPU,
-    OLD_DRIVER,
-    SHARED,
-    SPLIT,
-)
+from clusterprof.collectors.nvml.plans import NO_UTILISATION, OLD_DRIVER, SHARED
 from clusterprof.errors import Unavailable
 
 MS = 1_000_000
@@ -45,11 +39,8 @@ OWN = {
     "gpu.memory_total_bytes": 10468982784,
     "gpu.processes_count": 1,
 }
-GPM_SIGNALS = (
-    "gpu.sm_active_ratio", "gpu.sm_occupancy_ratio", "gpu.tensor_active_ratio",
-    "gpu.memory_bandwidth_ratio", "gpu.nvlink_receive_bytes_per_second",
-    "gpu.nvlink_transmit_bytes_per_second",
-)  # fmt: skip
+GPM_SIGNALS = ("gpu.sm_active_ratio", "gpu.sm_occupancy_ratio", "gpu.tensor_active_ratio",
+               "gpu.memory_bandwidth_ratio")  # fmt: skip
 
 
 @pytest.fixture
@@ -76,7 +67,7 @@ class World:
 
 def sampled(library: Library) -> dict[str, dict[str, Any]]:
     return {
-        one["id"]: dict(zip(Library.signals, device.sample(), strict=True))
+        one["id"]: dict(zip(device.signals, device.sample(), strict=True))
         for one, device in zip(library.inventory, library.devices, strict=True)
     }
 
@@ -109,12 +100,13 @@ def test_without_gpm_an_instance_tells_memory_and_processes_and_why_no_more(
     found = sampled(World().open())
     gap = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
     silent = {**dict.fromkeys(BUSY, NO_UTILISATION), **dict.fromkeys(GPM_SIGNALS, gap)}
-    assert found[FIRST] == {**dict.fromkeys(HEALTHY, OF_GPU), **silent, **OWN}
-    own = {**OWN, "gpu.memory_used_bytes": 0, "gpu.processes_count": 0}
-    assert found[SECOND] == {**dict.fromkeys(HEALTHY, OF_GPU), **silent, **own}
-    unsaid = (*BUSY, "gpu.memory_busy_ratio", *GPM_SIGNALS)
-    assert found[uuid(0)] == {**HEALTHY, **dict.fromkeys(unsaid, SPLIT)}
-    assert found[uuid(1)] == HEALTHY
+    unsaid = (*BUSY, "gpu.memory_busy_ratio", "gpu.sm_active_ratio")
+    assert found == {
+        uuid(0): {name: value for name, value in HEALTHY.items() if name not in unsaid},
+        uuid(1): HEALTHY,
+        FIRST: {**silent, **OWN},
+        SECOND: {**silent, **OWN, "gpu.memory_used_bytes": 0, "gpu.processes_count": 0},
+    }
 
 
 def test_with_gpm_means_of_the_instance_add_up_to_its_busy_time(scenario: Scenario) -> None:
@@ -141,12 +133,9 @@ def test_with_gpm_means_of_the_instance_add_up_to_its_busy_time(scenario: Scenar
     ]  # fmt: skip
     totals = [one["gpu.busy_ns_total"] for one in found[:4]]
     assert totals == [100 * MS, 150 * MS, timed_out, pytest.approx(290 * MS, abs=1)]
-    assert found[0] == {
-        **dict.fromkeys(HEALTHY, OF_GPU), **OWN, "gpu.busy_ratio": 1.0,
-        "gpu.busy_ns_total": 100 * MS, "gpu.sm_active_ratio": 0.625,
-        "gpu.sm_occupancy_ratio": 0.125, "gpu.tensor_active_ratio": 0.25,
-        "gpu.memory_bandwidth_ratio": 0.5,
-    }  # fmt: skip
+    means = dict(zip(GPM_SIGNALS, (0.625, 0.125, 0.25, 0.5), strict=True))
+    busy = {"gpu.busy_ratio": 1.0, "gpu.busy_ns_total": 100 * MS}
+    assert found[0] == {**OWN, **busy, **means}
     assert found[2]["gpu.sm_active_ratio"] == Unavailable("failed", "GPM was not read")
 
 

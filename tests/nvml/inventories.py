@@ -2,7 +2,8 @@
 
 `profile(text)` takes a profile of NVIDIA's mock NVML (k8s-test-infra), `printed.smi(text)` what
 `nvidia-smi -q -x` printed. Both give every value in NVML's own unit to the library, and say in ours
-what the file states; a value that the file does not state, or as N/A, is not supported.
+what the file states; a value that the file does not state, or as N/A, is not supported. All of the
+profiles are of Ampere or newer: their retired pages, which such GPUs have not, are not told.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from nvml.healthy import HEALTHY, NO_GPM
 from clusterprof.errors import Unavailable
 
 NOT_SUPPORTED = Unavailable("absent", "not supported by this GPU or driver")
-NO_LINKS = Unavailable("absent", "the GPU has no NVLink")
 REASONS = {"gpu_idle": 1, "applications_clocks_setting": 2, "sw_power_cap": 4, "hw_slowdown": 8,
            "sync_boost": 0x10, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40,
            "hw_power_brake_slowdown": 0x80, "display_clocks_setting": 0x100}  # fmt: skip
@@ -34,10 +34,8 @@ class Gpu:
 
     def __init__(self, name: str, entry: dict[str, Any]) -> None:
         self.name, self.lines, self.entry = name, list[str](), entry
-        gpm = {signal for signal, value in HEALTHY.items() if value is NO_GPM}
         self.values: dict[str, Any] = dict.fromkeys(HEALTHY, NOT_SUPPORTED)
-        self.values |= dict.fromkeys(gpm, NO_GPM)
-        self.values["gpu.nvlink_active_count"] = NO_LINKS
+        self.values["gpu.sm_active_ratio"] = NO_GPM
 
     def tell(self, call: str, raw: Any, **known: Any) -> None:
         """Let NVML answer `raw`; `known`: signals without "gpu.", or keys of the header."""
@@ -49,6 +47,11 @@ class Gpu:
                 self.values[f"gpu.{key}"] = value
             else:
                 self.entry[key] = value
+
+    def without_links(self) -> None:
+        """It has no NVLink, and so no signals of any."""
+        self.entry["nvlink_count"] = 0
+        self.values = {key: one for key, one in self.values.items() if "nvlink" not in key}
 
 
 def profile(text: str) -> Told:
@@ -111,7 +114,9 @@ def _identity(
         gpu.tell("GetMigMode", "0 0", mig=False)
     if node is not None:
         gpu.tell("GetMemoryAffinity", f"{1 << node:x}", numa_node=node)
-    if links:
+    if not links:
+        gpu.without_links()
+    else:
         gpu.tell("GetNvLinkState", "1 " * links, nvlink_count=links, nvlink_active_count=links)
         gpu.tell("FieldValue:90", speed, nvlink_bytes_per_second=(speed or 0) * links * 1_000_000)
 
@@ -120,7 +125,7 @@ def _state(gpu: Gpu, said: dict[str, Any]) -> None:
     """What does."""
     power, pcie, clocks = said["power"], said["pcie"], said["clocks"]
     memory, errors = said["memory"], said["ecc"]["errors"]["volatile"]
-    rows, retired, busy = said["remapped_rows"], said["retired_pages"], said["utilization"]
+    rows, busy = said["remapped_rows"], said["utilization"]
     bits = sum(bit for name, bit in REASONS.items() if said["clocks_throttle_reasons"].get(name))
     energy = power.get("total_energy_consumption_mj")
     gpu.tell("GetMemoryInfo", f"{memory['used_bytes']} {memory['total_bytes']}",
@@ -159,11 +164,6 @@ def _state(gpu: Gpu, said: dict[str, Any]) -> None:
     gpu.tell("GetRemappedRows", " ".join(map(str, numbers)),
              remapped_rows_corrected_count=numbers[0], remapped_rows_uncorrected_count=numbers[1],
              remap_pending_count=numbers[2], remap_failed_count=numbers[3])  # fmt: skip
-    single, double = (retired[f"{kind}_bit_retirement"]["count"] for kind in ("single", "double"))
-    gpu.tell("GetRetiredPages:SINGLE", single, retired_pages_count=single + double)
-    gpu.tell("GetRetiredPages:DOUBLE", double)
-    pending = int(retired["pending_retirement"])
-    gpu.tell("GetRetiredPagesPendingStatus", pending, retirement_pending_count=pending)
     processes = [(one["pid"], one.get("used_memory_bytes", 0)) for one in said["processes"]]
     listed = " ".join(f"{pid}:{size}" for pid, size in processes)
     gpu.tell("GetComputeRunningProcesses", listed, processes_count=len(processes))

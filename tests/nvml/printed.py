@@ -5,13 +5,14 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
-from nvml.healthy import NO_GPM
 from nvml.inventories import NOT_SUPPORTED, Gpu, Told, together
 
-from clusterprof.collectors.nvml.plans import OF_GPU, SPLIT
-from clusterprof.collectors.nvml.plans import OLD_DRIVER as OLD
+from clusterprof.collectors.nvml.plans import OLD_DRIVER
 
 MIB = 1 << 20
+BY_GPM = ("gpu.busy_ratio", "gpu.busy_ns_total", "gpu.sm_active_ratio", "gpu.sm_occupancy_ratio",
+          "gpu.tensor_active_ratio", "gpu.memory_bandwidth_ratio")  # fmt: skip
+"""What only GPM tells of an instance, here too old."""
 
 
 def smi(text: str) -> Told:
@@ -32,6 +33,9 @@ def smi(text: str) -> Told:
         gpu = Gpu(str(index), entry)
         gpu.tell("GetUUID", uuid)
         _printed(gpu, said)
+        gpu.values |= dict.fromkeys(("gpu.retired_pages_count", "gpu.retirement_pending_count"),
+                                    NOT_SUPPORTED)  # fmt: skip
+        gpu.without_links()
         gpus.append(gpu)
         if _word(said, "mig_mode/current_mig") == "Enabled":
             _split(gpu)
@@ -116,9 +120,8 @@ def _watts(gpu: Gpu, said: Any) -> None:
 def _split(gpu: Gpu) -> None:
     """What is not told of a GPU in MIG mode."""
     gpu.entry["tells_busy"] = False
-    gpm = [signal for signal, value in gpu.values.items() if value is NO_GPM]
-    unsaid = ("gpu.busy_ratio", "gpu.memory_busy_ratio", "gpu.busy_ns_total", *gpm)
-    gpu.values |= dict.fromkeys(unsaid, SPLIT)
+    for signal in ("busy_ratio", "memory_busy_ratio", "busy_ns_total", "sm_active_ratio"):
+        del gpu.values[f"gpu.{signal}"]
 
 
 def _slice(gpu: Gpu, said: Any, versions: dict[str, str]) -> Gpu:
@@ -129,9 +132,7 @@ def _slice(gpu: Gpu, said: Any, versions: dict[str, str]) -> Gpu:
              "parent": gpu.entry["id"], "pci_bus_id": gpu.entry["pci_bus_id"],
              "tells_busy": False, **versions}  # fmt: skip
     one = Gpu(f"{gpu.name}/{position}", entry)
-    gpm = [signal for signal, value in one.values.items() if value is NO_GPM]
-    one.values = {**dict.fromkeys(one.values, OF_GPU), **dict.fromkeys(gpm, OLD)}
-    one.values |= {"gpu.busy_ratio": OLD, "gpu.busy_ns_total": OLD}
+    one.values = {"gpu.processes_count": NOT_SUPPORTED, **dict.fromkeys(BY_GPM, OLD_DRIVER)}
     one.tell("GetUUID", uuid)
     for call, tag, key in (("GetGpuInstanceId", "gpu_instance_id", "gpu_instance"),
                            ("GetComputeInstanceId", "compute_instance_id", "compute_instance"),
@@ -141,9 +142,8 @@ def _slice(gpu: Gpu, said: Any, versions: dict[str, str]) -> Gpu:
     used = _number(said, "fb_memory_usage/used", " MiB")
     total = _number(said, "fb_memory_usage/total", " MiB")
     assert used is not None and total is not None
-    one.tell("GetMemoryInfo", f"{used * MIB} {total * MIB}", memory_bytes=total * MIB,
-             memory_used_bytes=used * MIB, memory_total_bytes=total * MIB)  # fmt: skip
-    one.values["gpu.processes_count"] = NOT_SUPPORTED
+    one.tell("GetMemoryInfo", f"{used * MIB} {total * MIB}", memory_bytes=total * MIB)
+    one.values |= {"gpu.memory_used_bytes": used * MIB, "gpu.memory_total_bytes": total * MIB}
     return one
 
 

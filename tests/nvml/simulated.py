@@ -115,14 +115,15 @@ def build(folder: Path, *flags: str) -> Path:
 class Scenario:
     """The text file that the library reads at every call."""
 
-    def __init__(self, path: Path, devices: int = 2) -> None:
+    def __init__(self, path: Path, devices: int = 2, gpm: bool = False) -> None:
         self.path = path
         self.devices = devices
+        self.gpm = gpm
         self.write()
 
     def write(self, *lines: str) -> None:
         """Let the devices be healthy but for `lines` from the next call on."""
-        text = HEALTHY + f"* GetCount = {self.devices}\n"
+        text = HEALTHY + GPM * self.gpm + f"* GetCount = {self.devices}\n"
         for index in range(self.devices):
             text += f"{index} GetUUID = {uuid(index)}\n"
             text += f"{index} GetPciInfo = 00000000:{index + 1:02X}:00.0\n"

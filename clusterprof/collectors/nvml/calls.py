@@ -20,7 +20,7 @@ from clusterprof.errors import Unavailable
 
 Values = tuple[Value, ...]
 _EVERY_SAMPLE, _SECOND_NS = 0, 1_000_000_000
-_GPM_NS = 150_000_000  # every second sample at 10 Hz: NVML wants more than 100 ms between two
+GPM_NS = 150_000_000  # every second sample at 10 Hz: NVML wants more than 100 ms between two
 NEVER_NS = 1 << 62
 _PIDS_AT_MOST = 256
 
@@ -127,13 +127,19 @@ def no_gpm(nvml: Any, handle: Any, memory: Memory) -> Values:
     raise gpm.UNSUPPORTED.with_traceback(None)
 
 
-def _gpm_means(nvml: Any, handle: Any, memory: Memory) -> Values:
-    assert isinstance(memory.gpm, Gpm)
-    means = memory.gpm.read()
-    pcie, nvlink = memory.most
-    most = {gpm.NVLINK_RECEIVE: nvlink, gpm.NVLINK_TRANSMIT: nvlink,
-            gpm.PCIE_RECEIVE: pcie, gpm.PCIE_TRANSMIT: pcie}  # fmt: skip
-    return tuple(_at_most(means[metric], most.get(metric, math.inf)) for metric in WHOLE_GPU)
+def gpm_call(metrics: tuple[int, ...]) -> Call:
+    """Return the call that reads GPM for these metrics of a whole GPU."""
+
+    def read(nvml: Any, handle: Any, memory: Memory) -> Values:
+        assert isinstance(memory.gpm, Gpm)
+        means = memory.gpm.read()
+        pcie, nvlink = memory.most
+        most = {gpm.NVLINK_RECEIVE: nvlink, gpm.NVLINK_TRANSMIT: nvlink,
+                gpm.PCIE_RECEIVE: pcie, gpm.PCIE_TRANSMIT: pcie}  # fmt: skip
+        return tuple(_at_most(means[metric], most.get(metric, math.inf)) for metric in metrics)
+
+    signals = tuple(BY_METRIC[metric] for metric in metrics)
+    return Call("GpmMetricsGet", GPM_NS, signals, read)
 
 
 def _pcie(nvml: Any, handle: Any, memory: Memory, way: int) -> Values:
@@ -151,18 +157,19 @@ def _links_up(nvml: Any, handle: Any, _: Memory) -> Values:
     return (sum(health.nvlinks(nvml, handle)),)
 
 
-WHOLE_GPU = (
-    gpm.SM, gpm.OCCUPANCY, gpm.TENSOR, gpm.DRAM, gpm.NVLINK_RECEIVE, gpm.NVLINK_TRANSMIT,
-    gpm.PCIE_RECEIVE, gpm.PCIE_TRANSMIT,
-)  # fmt: skip
-"""Metrics of GPM in the order of the signals they fill."""
-_GPM_SIGNALS = (
-    "gpu.sm_active_ratio", "gpu.sm_occupancy_ratio", "gpu.tensor_active_ratio",
-    "gpu.memory_bandwidth_ratio", "gpu.nvlink_receive_bytes_per_second",
-    "gpu.nvlink_transmit_bytes_per_second",
-)  # fmt: skip
-_PCIE = ("gpu.pcie_receive_bytes_per_second", "gpu.pcie_transmit_bytes_per_second")
-WITH_GPM = Call("GpmMetricsGet", _GPM_NS, (*_GPM_SIGNALS, *_PCIE), _gpm_means)
+BY_METRIC = {
+    gpm.SM: "gpu.sm_active_ratio",
+    gpm.OCCUPANCY: "gpu.sm_occupancy_ratio",
+    gpm.TENSOR: "gpu.tensor_active_ratio",
+    gpm.DRAM: "gpu.memory_bandwidth_ratio",
+    gpm.NVLINK_RECEIVE: "gpu.nvlink_receive_bytes_per_second",
+    gpm.NVLINK_TRANSMIT: "gpu.nvlink_transmit_bytes_per_second",
+    gpm.PCIE_RECEIVE: "gpu.pcie_receive_bytes_per_second",
+    gpm.PCIE_TRANSMIT: "gpu.pcie_transmit_bytes_per_second",
+}
+"""The signal that each metric of GPM fills."""
+_PCIE = (BY_METRIC[gpm.PCIE_RECEIVE], BY_METRIC[gpm.PCIE_TRANSMIT])
+_GPM_SIGNALS = tuple(signal for signal in BY_METRIC.values() if signal not in _PCIE)
 WITHOUT_GPM = (
     Call("GpmQueryDeviceSupport", NEVER_NS, _GPM_SIGNALS, no_gpm),
     Call("GetPcieThroughput:RX", _SECOND_NS, _PCIE[:1],
@@ -229,7 +236,7 @@ CALLS: tuple[Call, ...] = (
           lambda n, h, _: health.nvlink_errors(n, h)),
     Call("GetComputeRunningProcesses", 10 * _SECOND_NS, ("gpu.processes_count",), _processes),
 )  # fmt: skip
-"""All that is asked of a GPU without GPM: name of the call, how often, the signals it fills."""
+"""All that may be asked of a GPU without GPM: name, how often, the signals it fills."""
 
 SIGNALS: tuple[str, ...] = tuple(signal for call in CALLS for signal in call.signals)
-"""Names of a device's values, in the order of `Device.sample()`."""
+"""Names of all values that a device may have."""

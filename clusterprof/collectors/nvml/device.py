@@ -40,6 +40,8 @@ class Device:
         self._lost: Unavailable | None = None
         self._memory = Memory(clock, self.notes)
         self._states = [_State(call) for call in CALLS]
+        self.signals = SIGNALS
+        """Names of its values."""
 
     def follow(
         self,
@@ -50,16 +52,17 @@ class Device:
         """Make these calls. `gpm`: its counters, or why there are none; `most`: `most_bytes()`."""
         self._memory.gpm, self._memory.most = gpm, most
         self._states = [_State(call) for call in calls]
+        self.signals = tuple(signal for call in calls for signal in call.signals)
 
     def sample(self) -> list[Value]:
-        """Return one value per entry of `SIGNALS`, asking only what is due."""
+        """Return one value per entry of `signals`, asking only what is due."""
         values: list[Value] = []
         for state in self._states:
             if self._lost is None and self._clock() >= state.due_ns:
                 self._ask(state)
             values += state.values
         if self._lost is not None:
-            return [self._lost] * len(SIGNALS)
+            return [self._lost] * len(self.signals)
         return values
 
     def fail(self, reason: Unavailable) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from clusterprof.collectors.nvml import facts, gpm, mig, plans
-from clusterprof.collectors.nvml.calls import SIGNALS, WHOLE_GPU
+from clusterprof.collectors.nvml.calls import SIGNALS
 from clusterprof.collectors.nvml.device import Device, Mark
 from clusterprof.collectors.nvml.errors import explain, load
 from clusterprof.collectors.nvml.facts import Asking, text
@@ -108,11 +108,10 @@ class Library:
             device.fail(reason)
         elif entry.get("mig"):
             entry["tells_busy"] = False  # nobody runs on all of it
-            device.follow(plans.plan_of_split(), plans.SPLIT, facts.most_bytes(entry))
+            device.follow(plans.plan_of_split(entry), gpm.UNSUPPORTED, facts.most_bytes(entry))
         else:
-            counters = self._gpm(asking, handle)
-            has_gpm = isinstance(counters, Gpm)
-            device.follow(plans.plan(has_gpm), counters, facts.most_bytes(entry))
+            counters = self._gpm(asking, handle, plans.metrics(entry))
+            device.follow(plans.plan(entry, counters), counters, facts.most_bytes(entry))
             if asking.fatal is not None:
                 device.fail(asking.fatal)
         return device, entry, handle
@@ -124,6 +123,7 @@ class Library:
         parent = self.inventory[one.parent]
         entry["id"] = f"{parent['id']}/{one.position}"
         device = Device(self._nvml, index, handle, self._mark, self._clock)
+        device.follow(plans.plan_of_instance(False), gpm.UNSUPPORTED)
         if index in skip or handle is None:
             device.fail(_CRASHED if index in skip else plans.GONE)
             return device, entry, handle
@@ -140,14 +140,14 @@ class Library:
             device.fail(asking.fatal)
         return device, entry, handle
 
-    def _gpm(self, asking: Asking, handle: Any) -> Gpm | Unavailable:
+    def _gpm(self, asking: Asking, handle: Any, metrics: tuple[int, ...]) -> Gpm | Unavailable:
         """The counters of a GPU, or why there are none."""
         nvml = self._nvml
 
         def take(sample: Any) -> Any:
             return nvml.nvmlGpmSampleGet(handle, sample)
 
-        return self._counters(asking, handle, take, WHOLE_GPU)
+        return self._counters(asking, handle, take, metrics)
 
     def _gpm_of_instance(self, asking: Asking, one: Instance) -> Gpm | Unavailable:
         """The counters of the GPU instance, if it is one compute instance's alone."""

@@ -73,6 +73,8 @@ def describe(asking: Asking, handle: Any) -> dict[str, Any]:
     limits = ask("GetPowerManagementLimitConstraints", handle)
     usual = ask("GetPowerManagementDefaultLimit", handle)
     links = asking.call("GetNvLinkState", lambda: health.nvlinks(nvml, handle))
+    if asking.why == health.NO_LINKS:
+        links = []
     speed = asking.call("GetFieldValues", lambda: _link_speed(nvml, handle)) if links else None
     capability = ask("GetCudaComputeCapability", handle)
     nodes = _bits(ask("GetMemoryAffinity", handle, _NODE_WORDS, _MEMORY_SCOPE))

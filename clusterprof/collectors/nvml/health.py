@@ -12,7 +12,7 @@ _ALL_LINKS = 0xFFFFFFFF
 """What nvml.h has instead of a link's number where all are meant."""
 _KIB = 1024
 _TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-_NO_LINKS = Unavailable("absent", "the GPU has no NVLink")
+NO_LINKS = Unavailable("absent", "the GPU has no NVLink")
 _LINKS_AT_MOST = 64
 _NOT_SUPPORTED, _INVALID = 3, 2
 
@@ -62,7 +62,7 @@ def nvlinks(nvml: Any, handle: Any) -> list[bool]:
         if error.value in FATAL or error.value not in (_NOT_SUPPORTED, _INVALID):
             raise
     if not states:
-        raise _NO_LINKS.with_traceback(None)
+        raise NO_LINKS.with_traceback(None)
     return states
 
 
