@@ -33,6 +33,7 @@ def _of_node(
     times: dict[tuple[Any, ...], int] = {}
     for event in events:
         said = event.attributes
+        key: tuple[Any, ...]
         if event.kind in _KINDS:
             key = (event.kind, said.get("pci"), said.get("code"), said.get("gpu_instance"))
         elif event.kind == "device-lost":

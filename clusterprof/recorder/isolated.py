@@ -227,8 +227,8 @@ class IsolatedCollector:
             return
         self._events.append(("helper-restarted", {"collector": self.name}))
         known = len(inventory) == len(self._devices) and all(
-            device.skipped or device.is_as(*pair)
-            for device, *pair in zip(self._devices, inventory, signals)
+            device.skipped or device.is_as(entry, own)
+            for device, entry, own in zip(self._devices, inventory, signals)
         )
         if not known:
             resting = {d.index: d for d in self._devices if d.skipped}

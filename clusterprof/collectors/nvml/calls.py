@@ -101,6 +101,16 @@ def _violation(nvml: Any, handle: Any, policy: int) -> int:
     return int(nvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime)  # nanoseconds
 
 
+def _violation_call(name: str) -> Call:
+    """The call for a kind of slowing that is rare."""
+
+    def read(nvml: Any, handle: Any, _: Memory) -> Values:
+        return (_violation(nvml, handle, getattr(nvml, f"NVML_PERF_POLICY_{name}")),)
+
+    signals = (f"gpu.{name.lower()}_violation_ns_total",)
+    return Call(f"GetViolationStatus:{name}", 10 * _SECOND_NS, signals, read)
+
+
 def _ecc(nvml: Any, handle: Any, kind: int) -> int:
     return int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC))
 
@@ -202,12 +212,7 @@ CALLS: tuple[Call, ...] = (
           lambda n, h, _: (_violation(n, h, n.NVML_PERF_POLICY_THERMAL),)),
     Call("GetViolationStatus:POWER", _SECOND_NS, ("gpu.power_violation_ns_total",),
           lambda n, h, _: (_violation(n, h, n.NVML_PERF_POLICY_POWER),)),
-    *(
-        Call(f"GetViolationStatus:{name}", 10 * _SECOND_NS,
-              (f"gpu.{name.lower()}_violation_ns_total",),
-              lambda n, h, _, p=f"NVML_PERF_POLICY_{name}": (_violation(n, h, getattr(n, p)),))
-        for name in ("BOARD_LIMIT", "RELIABILITY", "SYNC_BOOST")
-    ),
+    *(_violation_call(name) for name in ("BOARD_LIMIT", "RELIABILITY", "SYNC_BOOST")),
     *WITHOUT_GPM,
     Call("GetCurrPcieLinkGeneration", _SECOND_NS, ("gpu.pcie_generation_count",),
           lambda n, h, _: (n.nvmlDeviceGetCurrPcieLinkGeneration(h),)),
