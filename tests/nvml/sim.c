@@ -58,6 +58,7 @@ static int find(long device, const char *call, int value, char *rest, size_t siz
     for (line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         char who[16], what[64], kind[16];
         int at = 0;
+        if (!strstr(line, call) && !strstr(line, " * ")) continue; /* most of them */
         if (sscanf(line, "%15s %63s %15s %n", who, what, kind, &at) < 3) continue;
         if (strcmp(who, "*") && strcmp(who, number)) continue;
         if (strcmp(what, "*") && strcmp(what, call)) continue;
