@@ -144,6 +144,27 @@ def test_a_reading_that_fails_is_a_hole_and_the_next_mean_covers_it(scenario: Sc
     assert found[3] == Unavailable("failed", "NVML (2)") and world.waits == [0.1]
 
 
+def test_counters_that_stand_still_on_a_busy_gpu_are_not_believed(scenario: Scenario) -> None:
+    dead = [*GPM.splitlines(), "* GpmMetric:2 = 0", "* GpmMetric:10 = 0"]
+    world = World()
+    scenario.write(*dead)
+    library = world.open()
+    found = []
+    for reading in range(12):
+        if reading == 6:
+            scenario.write(*dead, "* GetUtilizationRates = 5 0")  # it has nothing to do
+        if reading == 7:
+            scenario.write(*dead)
+        found.append(sampled(library)["gpu.sm_active_ratio"])
+        world.now_ns += 200 * MS
+    why = Unavailable(
+        "failed",
+        "GPM counts nothing while the GPU is busy",
+        "look for Xid lines in the kernel log",
+    )
+    assert found == [0, 0, 0, 0, why, why, 0, 0, 0, 0, 0, why]
+
+
 def test_a_gpu_that_is_lost_while_gpm_is_tried_is_left_alone(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines(), "* GpmSampleGet error 15")
     world = World()

@@ -23,12 +23,17 @@ _EVERY_SAMPLE, _SECOND_NS = 0, 1_000_000_000
 GPM_NS = 150_000_000  # every second sample at 10 Hz: NVML wants more than 100 ms between two
 NEVER_NS = 1 << 62
 _PIDS_AT_MOST = 256
+_BUSY_PERCENT, _CONTRADICTED_TIMES = 90, 5
+_DEAD = Unavailable(
+    "failed", "GPM counts nothing while the GPU is busy", "look for Xid lines in the kernel log"
+)
 
 
 class Memory:
     """What the calls of one device leave for each other."""
 
-    __slots__ = ("clock", "gpm", "integral", "means", "most", "notes", "percent", "processes")
+    __slots__ = ("clock", "contradicted", "gpm", "integral", "means", "most", "notes", "percent",
+                 "processes")  # fmt: skip
 
     def __init__(self, clock: Callable[[], int], notes: deque[tuple[str, dict[str, Any]]]) -> None:
         self.clock = clock
@@ -37,6 +42,8 @@ class Memory:
         self.percent: int | None = None
         """The utilisation of this sample; None = not available."""
         self.gpm: Gpm | Unavailable = gpm.UNSUPPORTED
+        self.contradicted = 0
+        """How often in a row GPM and the utilisation excluded each other."""
         self.means: dict[int, Value] = {}
         """What GPM said last; empty = nothing."""
         self.most = (math.inf, math.inf)
@@ -137,12 +144,25 @@ def no_gpm(nvml: Any, handle: Any, memory: Memory) -> Values:
     raise gpm.UNSUPPORTED.with_traceback(None)
 
 
+def _dead(means: dict[int, Value], memory: Memory) -> bool:
+    """True once GPM has said for a second that nothing happens on a GPU that NVML calls busy.
+
+    Counters have been seen to stay at 0 after an error; that must not pass for waiting.
+    """
+    busy = memory.percent is not None and memory.percent >= _BUSY_PERCENT
+    nothing = means.get(gpm.SM) == 0 and means.get(gpm.DRAM) == 0
+    memory.contradicted = memory.contradicted + 1 if busy and nothing else 0
+    return memory.contradicted >= _CONTRADICTED_TIMES
+
+
 def gpm_call(metrics: tuple[int, ...]) -> Call:
     """Return the call that reads GPM for these metrics of a whole GPU."""
 
     def read(nvml: Any, handle: Any, memory: Memory) -> Values:
         assert isinstance(memory.gpm, Gpm)
         means = memory.gpm.read()
+        if _dead(means, memory):
+            return (_DEAD,) * len(metrics)
         pcie, nvlink = memory.most
         most = {gpm.NVLINK_RECEIVE: nvlink, gpm.NVLINK_TRANSMIT: nvlink,
                 gpm.PCIE_RECEIVE: pcie, gpm.PCIE_TRANSMIT: pcie}  # fmt: skip
