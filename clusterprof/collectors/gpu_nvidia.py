@@ -14,8 +14,9 @@ is above 5 ms is made ten times less often, with an event; in between the last v
 **GPM** (Hopper and newer): multiprocessors active, warps resident, tensor operations, memory
 bandwidth, PCIe and NVLink traffic. Each value is the mean since the reading before it, of all
 multiprocessors; the first is of 0.1 s. It needs no administrator unless
-NVreg_RestrictProfilingToAdminUsers is 1. Without GPM, PCIe traffic is a look of 20 ms in which the
-driver keeps its caller waiting, and the rest is absent.
+NVreg_RestrictProfilingToAdminUsers is 1; `sampling.gpm: false` in a profile leaves it alone.
+Without GPM, PCIe traffic is a look of 20 ms in which the driver keeps its caller waiting, and the
+rest is absent.
 
 **MIG**: each compute instance is a device of its own ("MIG-…", `parent` = UUID of its GPU) with its
 memory and its processes. NVML tells no utilisation of a GPU in MIG mode or of its instances; where

@@ -37,11 +37,11 @@ _MARKER_FD = 3
 
 
 def main(arguments: list[str]) -> None:
-    """Serve `NAME [--skip I,J] [--grace-ns N]` until stdin ends; never returns."""
+    """Serve `NAME [--skip I,J] [--grace-ns N] [--gpm off]` until stdin ends; never returns."""
     name = arguments[0]
     options = dict(zip(arguments[1::2], arguments[2::2]))
     skip = {int(word) for word in options.get("--skip", "").split(",") if word}
-    opened = library(name)
+    opened = library(name, options)
     _settle()
     answers = os.dup(1)
     os.dup2(2, 1)  # what a library prints must not get between the messages

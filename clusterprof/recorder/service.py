@@ -110,7 +110,8 @@ class Service:
             if not order.plan.enabled(name) or not _may_be_here(kind, order.roots):
                 continue
             try:
-                collector = isolate(name, context) if kind.isolated else kind(context)  # type: ignore[attr-defined]
+                options = order.plan.helper_options(name)
+                collector = isolate(name, context, options) if kind.isolated else kind(context)  # type: ignore[attr-defined]
             except Exception as error:
                 self._note(name, error)
                 continue
@@ -214,11 +215,11 @@ def _may_be_here(kind: Any, roots: Roots) -> bool:
     return name not in drivers.ELSEWHERE or drivers.why_absent(name, os.environ) is None
 
 
-def isolate(name: str, context: Context) -> Any:
+def isolate(name: str, context: Context, options: Sequence[str] = ()) -> Any:
     """Return a collector that can hang or crash, in a process of its own."""
     from clusterprof.recorder.isolated import IsolatedCollector
 
-    return IsolatedCollector(name, context, first_wait_seconds=_FIRST_WAIT_SECONDS)
+    return IsolatedCollector(name, context, options=options, first_wait_seconds=_FIRST_WAIT_SECONDS)
 
 
 def process_variables(proc: Path, pid: int) -> dict[str, str]:

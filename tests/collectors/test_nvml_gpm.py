@@ -11,6 +11,7 @@ from nvml.simulated import GPM, Scenario, load
 
 from clusterprof.collectors.nvml import Library
 from clusterprof.errors import Unavailable
+from clusterprof.recorder import drivers
 
 MS = 1_000_000
 DENIED = Unavailable(
@@ -126,6 +127,18 @@ def test_without_gpm_pcie_is_looked_at_as_before(
     scenario.write(*GPM.splitlines(), trouble)
     names = [name for name in MEANS if "pcie" not in name] if why is DENIED else []
     assert sampled(World().open()) == {**HEALTHY, **dict.fromkeys(names, why)}
+
+
+def test_where_it_is_switched_off_it_is_never_touched(scenario: Scenario) -> None:
+    scenario.write(*GPM.splitlines(), "* GpmQueryDeviceSupport segv", "* GpmSampleGet segv")
+    calls: list[str] = []
+    library = drivers.library("gpu_nvidia", {"--gpm": "off"})(
+        lambda _, call: calls.append(call), ()
+    )
+    remedy = "set sampling.gpm in the profile to true"
+    off = Unavailable("absent", "GPM is not to be used", remedy)
+    assert sampled(library) == {**HEALTHY, "gpu.sm_active_ratio": off}
+    assert not [call for call in calls if call.startswith("GpmSample")]
 
 
 def test_a_reading_that_fails_is_a_hole_and_the_next_mean_covers_it(scenario: Scenario) -> None:

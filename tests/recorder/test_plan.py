@@ -46,6 +46,15 @@ def test_a_profile_and_the_command_line_make_a_plan() -> None:
     assert plan_of_profile(PROFILE, hz=20).hz == 20  # the command line comes first
 
 
+def test_only_the_helper_of_nvml_is_told_to_leave_counters_alone() -> None:
+    assert plan_of_profile(PROFILE).helper_options("gpu_nvidia") == ()
+    sampling = {**PROFILE["sampling"], "gpm": False}
+    plan = plan_from_json(plan_to_json(plan_of_profile({**PROFILE, "sampling": sampling})))
+    assert plan.helper_options("gpu_nvidia") == ("--gpm", "off")
+    assert plan.helper_options("gpu_gaudi") == ()
+    assert Plan(profile={"sampling": "odd"}).helper_options("gpu_nvidia") == ()
+
+
 def test_a_plan_survives_its_file() -> None:
     plan = plan_of_profile(PROFILE)
     assert plan_from_json(plan_to_json(plan)) == plan

@@ -36,8 +36,10 @@ class Library:
         skip: Collection[int] = (),
         clock: Callable[[], int] = time.monotonic_ns,
         pause: Callable[[float], None] = time.sleep,
+        use_gpm: bool = True,
     ) -> None:
         self._nvml, self._mark, self._clock, self._pause = load(), mark, clock, pause
+        self._use_gpm = use_gpm
         self.devices: list[Device] = []
         self.inventory: list[dict[str, Any]] = []
         """id (UUID), vendor, index, versions, and what `facts` and `mig` tell, where known."""
@@ -167,6 +169,8 @@ class Library:
     def _counters(
         self, asking: Asking, gpu: Any, take: Callable[[Any], Any], metrics: tuple[int, ...]
     ) -> Gpm | Unavailable:
+        if not self._use_gpm:
+            return gpm.OFF
         nvml = self._nvml
         support = asking.call("GpmQueryDeviceSupport", lambda: nvml.nvmlGpmQueryDeviceSupport(gpu))
         if support is None or not support.isSupportedDevice:

@@ -28,6 +28,7 @@ _STALE_NS = 10_000_000_000
 _MIB = 1 << 20
 _MOST_PERCENT = 101.0  # rounding; more is no share of anything
 _RATES = frozenset({PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_RECEIVE, NVLINK_TRANSMIT})
+OFF = Unavailable("absent", "GPM is not to be used", "set sampling.gpm in the profile to true")
 UNSUPPORTED = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
 
 

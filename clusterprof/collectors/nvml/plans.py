@@ -63,7 +63,7 @@ def plan(entry: dict[str, Any], counters: Gpm | Unavailable) -> tuple[Call, ...]
     else:
         known = (BY_METRIC[metric] for metric in metrics(entry))
         signals = tuple(one for one in known if one in WITHOUT_GPM[0].signals)
-        if counters is gpm.UNSUPPORTED:
+        if counters in (gpm.UNSUPPORTED, gpm.OFF):
             signals = signals[:1]
         middle = (Call(WITHOUT_GPM[0].name, NEVER_NS, signals, no_gpm), *WITHOUT_GPM[1:])
     return _that_apply((*before, *middle, *after), entry)
