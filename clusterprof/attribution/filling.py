@@ -39,7 +39,7 @@ UNMEASURED = (NO_SM_ACTIVITY, NO_READING, PERHAPS)
 MEANS = {
     "occupancy": "gpu.sm_occupancy_ratio",
     "tensor": "gpu.tensor_active_ratio",
-    "dram": "gpu.dram_active_ratio",
+    "dram": "gpu.memory_bandwidth_ratio",
 }
 """What else is averaged over the time at work, where the catalogue and the recording have it."""
 KNOWN = "_known"

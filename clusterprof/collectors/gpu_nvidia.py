@@ -3,6 +3,39 @@
 Calls into the driver can hang for ever or crash the process, so the recorder never makes them
 itself: it runs `recorder.isolated.IsolatedCollector("gpu_nvidia", …)`, whose helper process uses
 the package `nvml` directly. This class is the same source in the process that opens it.
+
+**How often.** At every sample: utilisation, the driver's buffer of busy samples, clock, reasons for
+lowered clocks, power. Every second sample: GPM. Every second: memory, energy, temperature, memory
+clock, time slowed by heat and power, PCIe link and replays, NVLink bytes; PCIe traffic where there
+is no GPM. Every 10 s: power limit, highest clock, other times of slowing, ECC, NVLink states and
+errors, the list of processes. Every 60 s: rows and pages of memory out of use. A call whose median
+is above 5 ms is made ten times less often, with an event; in between the last value is repeated.
+
+**GPM** (Hopper and newer): multiprocessors active, warps resident, tensor operations, memory
+bandwidth, PCIe and NVLink traffic. Each value is the mean since the reading before it, of all
+multiprocessors; the first is of 0.1 s. It needs no administrator unless
+NVreg_RestrictProfilingToAdminUsers is 1; `sampling.gpm: false` in a profile leaves it alone.
+Without GPM, PCIe traffic is a look of 20 ms in which the driver keeps its caller waiting, and the
+rest is absent.
+
+**MIG**: each compute instance is a device of its own ("MIG-…", `parent` = UUID of its GPU) with its
+memory and its processes. NVML tells no utilisation of a GPU in MIG mode or of its instances; where
+GPM can be had (driver 550 and newer, one compute instance in its GPU instance), busy time is the
+sum of the instance's activity. Else nobody knows when it is busy (`tells_busy` false), and lost
+time is an upper bound by the waits of the host. Clocks, power, heat, links and errors stand at the
+GPU, which is nobody's device then. Instances that are made while a recording runs are not seen.
+
+**Who uses which**: of processes of the job, the GPU of which NVML says that they hold most memory
+(event `device-used`). In a container of its own PID namespace only processes that have a file of
+the driver open count, for older drivers give the node's process numbers.
+
+The header says of each GPU: name, PCI address, memory, NUMA node and processors its slot belongs
+to, PCIe generation and width at most, power limit by default and at most, number of NVLinks,
+compute capability, MIG, ECC and persistence mode, versions of driver, NVML and CUDA.
+
+Blind spots: NVLink errors of Blackwell, which counts them elsewhere; NVLink bytes before Ampere;
+what other processes of a device do apart from the job's; retired pages from Ampere on (rows are
+remapped).
 """
 
 from __future__ import annotations
@@ -30,8 +63,8 @@ class GpuNvidiaCollector:
         self._library = Library(mark=lambda index, call: None)
         return [
             (BY_NAME[name], str(entry["id"]))
-            for entry in self._library.inventory
-            for name in Library.signals
+            for entry, device in zip(self._library.inventory, self._library.devices)
+            for name in device.signals
         ]
 
     def sample(self) -> Sequence[Value]:

@@ -15,6 +15,7 @@ from clusterprof.collectors.gpu_intel import GpuIntelCollector
 from clusterprof.collectors.gpu_neuron import GpuNeuronCollector
 from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
 from clusterprof.collectors.gpu_tpu import GpuTpuCollector
+from clusterprof.collectors.kernel_log import KernelLogCollector
 from clusterprof.collectors.lustre import LustreCollector
 from clusterprof.collectors.memory import MemoryCollector
 from clusterprof.collectors.mounts import MountsCollector
@@ -42,6 +43,7 @@ COLLECTORS: tuple[type, ...] = (
     RdmaCollector,
     SocketsCollector,  # after threads, whose processes it takes
     GpuNvidiaCollector,
+    KernelLogCollector,
     GpuAmdCollector,
     GpuIntelCollector,
     GpuGaudiCollector,

@@ -148,8 +148,12 @@ class Announced:
 
     def news(self, used: Usage) -> list[tuple[str, dict[str, Any]]]:
         """Return the events `device-used` (pid, started_ticks, device) that are to be written."""
+        return self.changes(used.works_on)
+
+    def changes(self, works_on: Mapping[int, str]) -> list[tuple[str, dict[str, Any]]]:
+        """Return the same of pid -> the device it works on."""
         events = []
-        for pid, device in used.works_on.items():
+        for pid, device in works_on.items():
             identity = read_identity(self._roots, pid)
             if identity is None or self._said.get(pid) == device:
                 continue

@@ -104,6 +104,7 @@ def _limit(raw: Any) -> Any:
 KEYS: dict[str, Key] = {
     "extends": Key("", _text),
     "sampling.hz": Key(10.0, _number(0.01, 1000)),
+    "sampling.gpm": Key(False, _boolean),
     "sampling.collectors.*.enabled": Key(True, _boolean),
     "sampling.collectors.*.hz": Key(None, _number(0.001, 1000)),
     "recording.segment_bytes": Key(64 << 20, _size),

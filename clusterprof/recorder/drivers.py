@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from clusterprof.errors import Unavailable
@@ -45,9 +45,12 @@ def why_absent(name: str, environ: Mapping[str, str]) -> Unavailable | None:
     return nvml.why_absent(environ)
 
 
-def library(name: str) -> Callable[[Callable[[int, str], None], Collection[int]], Any]:
+def library(
+    name: str, options: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Callable[[int, str], None], Collection[int]], Any]:
     """Return what opens a collector's library: `(mark, indices to skip) -> library`.
 
+    `options`: `--gpm off` keeps NVML from reading performance counters.
     Raises ValueError for a name that no isolated collector has.
     """
     if name == "gpu_nvidia":
@@ -58,7 +61,8 @@ def library(name: str) -> Callable[[Callable[[int, str], None], Collection[int]]
         sys.modules.setdefault("ctypes.util", light)
         from clusterprof.collectors.nvml import Library
 
-        return Library
+        use_gpm = options.get("--gpm") != "off"
+        return lambda mark, skip: Library(mark, skip, use_gpm=use_gpm)
     if name == "gpu_gaudi":
         from clusterprof.collectors.hlml import library as gaudi
 

@@ -4,10 +4,11 @@ Speaks `recorder.wire` on stdin and stdout. One thread per device, so that a cal
 only its own; the main thread only listens, so that the end of the pipe is always noticed.
 
     → ["sample", index, sequence]      ← ["values", index, sequence, t_ns, values, notes]
-    → ["adopt", index]                 ← ["adopted", index, entry]
-                                       ← ["opened", inventory, signals] | ["unavailable", k, m, r]
+    → ["adopt", index]                 ← ["adopted", index, entry, signals]
+                                       ← ["opened", inventory, [signals]] | ["unavailable", k, m, r]
 
-A value is a number or [kind, message, remedy]; no values at all: nothing new since the last answer.
+Signals are a device's own list. A value is a number or [kind, message, remedy]; no values at all:
+nothing new since the last answer.
 At the end of the pipe the helper ends its tools and leaves, but not out of a call: killing a
 process inside the driver has frozen GPUs until a reboot. It waits for the call to return, and after
 a while goes if the call sleeps where a signal can reach it.
@@ -36,11 +37,11 @@ _MARKER_FD = 3
 
 
 def main(arguments: list[str]) -> None:
-    """Serve `NAME [--skip I,J] [--grace-ns N]` until stdin ends; never returns."""
+    """Serve `NAME [--skip I,J] [--grace-ns N] [--gpm off]` until stdin ends; never returns."""
     name = arguments[0]
     options = dict(zip(arguments[1::2], arguments[2::2]))
     skip = {int(word) for word in options.get("--skip", "").split(",") if word}
-    opened = library(name)
+    opened = library(name, options)
     _settle()
     answers = os.dup(1)
     os.dup2(2, 1)  # what a library prints must not get between the messages
@@ -72,7 +73,8 @@ class _Service:
         for index, device in enumerate(library.devices):
             mailbox = self._wanted[index] = _Mailbox()
             threading.Thread(target=self._serve, args=(device, mailbox), daemon=True).start()
-        self._send(["opened", library.inventory, list(library.signals)])
+        signals = [self._signals(device) for device in library.devices]
+        self._send(["opened", library.inventory, signals])
 
     def listen(self) -> None:
         """Hand requests to the devices' threads until the recorder closes its end."""
@@ -102,7 +104,8 @@ class _Service:
             message = mailbox.get()
             if message[0] == "adopt":
                 device = self._library.adopt(message[1])
-                self._send(["adopted", message[1], self._library.inventory[message[1]]])
+                entry = self._library.inventory[message[1]]
+                self._send(["adopted", message[1], entry, self._signals(device)])
                 continue
             t_ns = time.monotonic_ns()
             sampled = device.sample()
@@ -114,6 +117,10 @@ class _Service:
             while device.notes:
                 notes.append(list(device.notes.popleft()))
             self._send(["values", message[1], message[2], t_ns, values, notes])
+
+    def _signals(self, device: Any) -> list[str]:
+        """What a device tells; of most libraries all devices tell the same."""
+        return list(getattr(device, "signals", self._library.signals))
 
     def _mark(self, index: int, call: str) -> None:
         if call:

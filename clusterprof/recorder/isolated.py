@@ -19,6 +19,7 @@ from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.recorder import drivers
 from clusterprof.recorder.child import Child
+from clusterprof.recorder.device_pids import DevicePids
 from clusterprof.recorder.remote import DEADLINE_NS, Backoff, Remote
 from clusterprof.signals import BY_NAME, Signal
 
@@ -62,8 +63,8 @@ class IsolatedCollector:
         self._child: Child | None = None
         self._left: list[Child] = []
         self._devices: list[Remote] = []
-        self._signals: list[str] = []
         self._events: list[Event] = []
+        self._pids = DevicePids(context)
         self._started_ns = 0
         self._opened = self._hung = self._changed = False
         self._first, self._first_wait_seconds = True, first_wait_seconds
@@ -101,7 +102,7 @@ class IsolatedCollector:
         self._changed = False
         self._ask(self._clock())
         self._wait(end, lambda: not any(device.owes for device in self._devices))
-        return [(BY_NAME[name], device.id) for device in self._devices for name in self._signals]
+        return [(BY_NAME[name], device.id) for device in self._devices for name in device.signals]
 
     def sample(self) -> Sequence[Value]:
         """Return what has arrived.
@@ -117,7 +118,6 @@ class IsolatedCollector:
             raise DevicesChanged("the GPUs of this node are not those of before")
         self._late_opening(now_ns)
         values: list[Value] = []
-        width = len(self._signals)
         if any(device.waits_for_news for device in self._devices):
             for device in self._devices:
                 self._events += device.overdue(now_ns, self._child)
@@ -126,7 +126,7 @@ class IsolatedCollector:
                 raise NothingNew
         for device in self._devices:
             self._events += device.overdue(now_ns, self._child)
-            taken = device.take()
+            taken, width = device.take(), len(device.signals)
             if taken is None or len(taken) != width:
                 values += [device.reason(_STARTING if not self._opened else None)] * width
             else:
@@ -144,10 +144,10 @@ class IsolatedCollector:
         """Return (kind, attributes) of what happened since the last call.
 
         collector-hung, collector-recovered, helper-died, helper-restarted, device-lost,
-        call-slowed.
+        call-slowed, device-used.
         """
         events, self._events = self._events, []
-        return events
+        return self._pids.told(events)
 
     def close(self) -> None:
         """Close the helper's pipe and return at once, whatever the helper does."""
@@ -206,33 +206,36 @@ class IsolatedCollector:
             elif kind == "opened":
                 self._take_devices(message[1], message[2], now_ns)
             elif kind == "adopted":
-                self._changed |= self._devices[message[1]].adopted(message[2])
+                self._changed |= self._devices[message[1]].adopted(message[2], message[3])
             elif kind == "unavailable":
                 self._refusal = Unavailable(*message[1:4])
         if self._child.ended():
             self._bury(now_ns)
 
     def _take_devices(
-        self, inventory: list[dict[str, Any]], signals: list[str], now_ns: int
+        self, inventory: list[dict[str, Any]], signals: list[list[str]], now_ns: int
     ) -> None:
         if self._hung:
             since = {"device": "", "hung_ns": now_ns - self._started_ns}
             self._events.append(("collector-recovered", {"collector": self.name, **since}))
         self._opened, self._hung = True, False
-        self._signals = signals
         if not self._devices:
-            self._devices = [Remote(self.name, entry) for entry in inventory]
+            self._devices = [Remote(self.name, *pair) for pair in zip(inventory, signals)]
             for index in self._crashed_unopened:
                 self._devices[index].park(now_ns)
             self._crashed_unopened = set()
             return
         self._events.append(("helper-restarted", {"collector": self.name}))
         known = len(inventory) == len(self._devices) and all(
-            device.skipped or device.id == entry["id"]
-            for device, entry in zip(self._devices, inventory)
+            device.skipped or device.is_as(entry, own)
+            for device, entry, own in zip(self._devices, inventory, signals)
         )
         if not known:
-            self._devices = [Remote(self.name, entry) for entry in inventory]
+            resting = {d.index: d for d in self._devices if d.skipped}
+            self._devices = [
+                resting.get(int(entry["index"])) or Remote(self.name, entry, own)
+                for entry, own in zip(inventory, signals)
+            ]
             self._changed = True
 
     def _bury(self, now_ns: int) -> None:

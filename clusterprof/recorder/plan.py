@@ -39,6 +39,12 @@ class Plan:
         """Return whether the collector is to be opened at all."""
         return bool(self.collectors.get(name, {}).get("enabled", True))
 
+    def helper_options(self, name: str) -> tuple[str, ...]:
+        """Return what an isolated collector's helper is told beside its name."""
+        sampling = self.profile.get("sampling")
+        wanted = isinstance(sampling, Mapping) and sampling.get("gpm") is True
+        return ("--gpm", "off") if name == "gpu_nvidia" and not wanted else ()
+
     def interval_ns(self, name: str, default_ns: int) -> int:
         """Return the collector's interval: its own, unless it belongs to the fast tier.
 

@@ -40,8 +40,8 @@ class Backoff:
 class Remote:
     """A device: at most one question outstanding, its newest answer, and its trouble."""
 
-    def __init__(self, collector: str, entry: dict[str, Any]) -> None:
-        self.entry = entry
+    def __init__(self, collector: str, entry: dict[str, Any], signals: list[str]) -> None:
+        self.entry, self.signals = entry, signals
         self.id = str(entry["id"])
         self.index = int(entry["index"])
         self.t_ns = 0
@@ -99,12 +99,17 @@ class Remote:
                 self._values = [_value(value) for value in values]
         return events
 
-    def adopted(self, entry: dict[str, Any]) -> bool:
+    def adopted(self, entry: dict[str, Any], signals: list[str]) -> bool:
         """Take an `adopted` message; True when this is not the device it was."""
         self._adopting = self.skipped = False
         self._asked_ns = None
         self._hung = None
-        return str(entry["id"]) != self.id
+        # A GPU in MIG mode comes back without its instances: all are to be found anew.
+        return not self.is_as(entry, signals) or entry.get("mig") is True
+
+    def is_as(self, entry: dict[str, Any], signals: list[str]) -> bool:
+        """True when this is what a helper says of its device."""
+        return str(entry["id"]) == self.id and signals == self.signals
 
     def overdue(self, now_ns: int, child: Child | None) -> list[tuple[str, dict[str, Any]]]:
         """Return the event that the device hangs, once, when its answer is late."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from clusterprof.collectors.base import Context
 from clusterprof.errors import CannotStart
+from clusterprof.linux.roots import Roots
 from clusterprof.recorder import drivers, identity, inventory, neighbour
 from clusterprof.recorder.budget import Budget
 from clusterprof.recorder.clock import SystemClock
@@ -106,10 +107,11 @@ class Service:
         slots = []
         for kind in collectors:
             name, default_ns = str(kind.name), int(kind.interval_ns)  # type: ignore[attr-defined]
-            if not order.plan.enabled(name) or not _may_be_here(name):
+            if not order.plan.enabled(name) or not _may_be_here(kind, order.roots):
                 continue
             try:
-                collector = isolate(name, context) if kind.isolated else kind(context)  # type: ignore[attr-defined]
+                options = order.plan.helper_options(name)
+                collector = isolate(name, context, options) if kind.isolated else kind(context)  # type: ignore[attr-defined]
             except Exception as error:
                 self._note(name, error)
                 continue
@@ -204,16 +206,20 @@ class _Ending:
         return leave(self._order.run_dir, somebody_joined)
 
 
-def _may_be_here(name: str) -> bool:
-    """False for accelerators of other makers than this node's: what nobody misses is no gap."""
+def _may_be_here(kind: Any, roots: Roots) -> bool:
+    """False for what belongs to accelerators that this node has not: nobody misses it, no gap."""
+    why_absent = getattr(kind, "why_absent", None)
+    if why_absent is not None:
+        return why_absent(roots) is None
+    name = str(kind.name)
     return name not in drivers.ELSEWHERE or drivers.why_absent(name, os.environ) is None
 
 
-def isolate(name: str, context: Context) -> Any:
+def isolate(name: str, context: Context, options: Sequence[str] = ()) -> Any:
     """Return a collector that can hang or crash, in a process of its own."""
     from clusterprof.recorder.isolated import IsolatedCollector
 
-    return IsolatedCollector(name, context, first_wait_seconds=_FIRST_WAIT_SECONDS)
+    return IsolatedCollector(name, context, options=options, first_wait_seconds=_FIRST_WAIT_SECONDS)
 
 
 def process_variables(proc: Path, pid: int) -> dict[str, str]:

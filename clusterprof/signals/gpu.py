@@ -14,6 +14,24 @@ GPU_BUSY_TIME = _signal(
 )
 GPU_MEMORY_BUSY = _signal("gpu.memory_busy_ratio", "gpu", "Share of the window memory was in use.")
 GPU_SM_ACTIVE = _signal("gpu.sm_active_ratio", "gpu", "Share of multiprocessors with a warp (GPM).")
+GPU_SM_OCCUPANCY = _signal(
+    "gpu.sm_occupancy_ratio",
+    "gpu",
+    "Warps resident on the multiprocessors, of the most there can be; mean since the reading "
+    "before (GPM).",
+)
+GPU_TENSOR_ACTIVE = _signal(
+    "gpu.tensor_active_ratio",
+    "gpu",
+    "Share of the time in which multiprocessors did tensor operations of any kind; mean since "
+    "the reading before (GPM).",
+)
+GPU_MEMORY_BANDWIDTH = _signal(
+    "gpu.memory_bandwidth_ratio",
+    "gpu",
+    "Bandwidth of the device's memory used, of the theoretical maximum; mean since the reading "
+    "before (GPM).",
+)
 GPU_MEMORY_USED = _signal("gpu.memory_used_bytes", "gpu", "Device memory in use.")
 GPU_MEMORY_TOTAL = _signal("gpu.memory_total_bytes", "gpu", "Device memory there is.")
 GPU_JOB_MEMORY = _signal("gpu.job_memory_bytes", "gpu", "Device memory the job's processes hold.")
@@ -29,6 +47,15 @@ GPU_THERMAL_VIOLATION = _signal(
     "gpu.thermal_violation_ns_total", "gpu", "Time slowed by temperature."
 )
 GPU_POWER_VIOLATION = _signal("gpu.power_violation_ns_total", "gpu", "Time slowed by power limit.")
+GPU_BOARD_LIMIT_VIOLATION = _signal(
+    "gpu.board_limit_violation_ns_total", "gpu", "Time slowed by a limit of the board."
+)
+GPU_RELIABILITY_VIOLATION = _signal(
+    "gpu.reliability_violation_ns_total", "gpu", "Time slowed so that voltages stay reliable."
+)
+GPU_SYNC_BOOST_VIOLATION = _signal(
+    "gpu.sync_boost_violation_ns_total", "gpu", "Time slowed to the clock of a slower GPU beside."
+)
 GPU_PCIE_RECEIVE = _signal(
     "gpu.pcie_receive_bytes_per_second", "gpu", "PCIe traffic into the device."
 )
@@ -42,6 +69,50 @@ GPU_PCIE_WIDTH = _signal("gpu.pcie_width_count", "gpu", "PCIe lanes of the link 
 GPU_PCIE_REPLAYS = _signal("gpu.pcie_replays_total", "gpu", "PCIe packets sent again.")
 GPU_ECC_CORRECTED = _signal("gpu.ecc_corrected_total", "gpu", "Memory errors corrected.")
 GPU_ECC_UNCORRECTED = _signal("gpu.ecc_uncorrected_total", "gpu", "Memory errors not corrected.")
+GPU_REMAPPED_CORRECTED = _signal(
+    "gpu.remapped_rows_corrected_count",
+    "gpu",
+    "Rows of memory replaced by spare ones for errors that were corrected (Ampere and newer).",
+)
+GPU_REMAPPED_UNCORRECTED = _signal(
+    "gpu.remapped_rows_uncorrected_count",
+    "gpu",
+    "Rows of memory replaced by spare ones for errors that were not.",
+)
+GPU_REMAP_PENDING = _signal(
+    "gpu.remap_pending_count", "gpu", "1 while a row waits to be replaced: the GPU needs a reset."
+)
+GPU_REMAP_FAILED = _signal(
+    "gpu.remap_failed_count", "gpu", "1 when a row could not be replaced: the GPU needs a service."
+)
+GPU_RETIRED_PAGES = _signal(
+    "gpu.retired_pages_count",
+    "gpu",
+    "Pages of memory no longer used, for errors of any kind (before Ampere).",
+)
+GPU_RETIREMENT_PENDING = _signal(
+    "gpu.retirement_pending_count", "gpu", "1 while a page waits to be retired by a reset."
+)
+GPU_NVLINK_RECEIVE_RATE = _signal(
+    "gpu.nvlink_receive_bytes_per_second",
+    "gpu",
+    "NVLink traffic into the device, all links; mean since the reading before (GPM).",
+)
+GPU_NVLINK_TRANSMIT_RATE = _signal(
+    "gpu.nvlink_transmit_bytes_per_second", "gpu", "NVLink traffic out of the device, likewise."
+)
+GPU_NVLINK_RECEIVE = _signal(
+    "gpu.nvlink_receive_bytes_total", "gpu", "Data received over NVLink, all links."
+)
+GPU_NVLINK_TRANSMIT = _signal(
+    "gpu.nvlink_transmit_bytes_total", "gpu", "Data sent over NVLink, all links."
+)
+GPU_NVLINK_ACTIVE = _signal("gpu.nvlink_active_count", "gpu", "NVLinks that are up.")
+GPU_NVLINK_REPLAYS = _signal("gpu.nvlink_replays_total", "gpu", "NVLink packets sent again.")
+GPU_NVLINK_RECOVERIES = _signal(
+    "gpu.nvlink_recoveries_total", "gpu", "Times an NVLink had to be trained again."
+)
+GPU_NVLINK_CRC = _signal("gpu.nvlink_crc_errors_total", "gpu", "Damaged flits and data on NVLinks.")
 GPU_XGMI_READ = _signal(
     "gpu.xgmi_read_bytes_total", "gpu", "Bytes read over AMD's links between devices, all links."
 )
@@ -49,3 +120,11 @@ GPU_XGMI_WRITE = _signal(
     "gpu.xgmi_write_bytes_total", "gpu", "Bytes written over AMD's links between devices."
 )
 GPU_PROCESSES = _signal("gpu.processes_count", "gpu", "Processes with a context on the device.")
+
+# --- kernel_log: /dev/kmsg ----------------------------------------------------------------------
+KERNEL_GPU_ERRORS = _signal(
+    "kernel.gpu_errors_total",
+    "",
+    "Errors of GPUs and NVSwitches (Xid, SXid) that the NVIDIA driver wrote to the kernel's log "
+    "since the recorder began to read it.",
+)

@@ -141,7 +141,8 @@ def _devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
     header) is nobody's: what it cannot say, the host must.
     """
     listed = [d for d in chunk.header.devices if "id" in d]
-    silent = {str(d["id"]) for d in listed if d.get("tells_busy") is False} | {""}
+    mute = [d for d in listed if d.get("tells_busy") is False]
+    silent = {str(d[key]) for d in mute for key in ("id", "uuid") if key in d} | {""}
     telling = [d for d in listed if str(d["id"]) not in silent]
     known = [str(d["id"]) for d in telling]
     known += sorted(

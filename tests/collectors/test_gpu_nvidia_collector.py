@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nvml.simulated import Scenario, build, uuid
+from nvml.healthy import HEALTHY, entry
+from nvml.simulated import Scenario, load, uuid
 
 from clusterprof.collectors.base import Context
 from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
 from clusterprof.collectors.nvml import Library
-from clusterprof.collectors.nvml.calls import CALLS
+from clusterprof.collectors.nvml.calls import CALLS, NEVER_NS
 from clusterprof.errors import Unavailable
 from clusterprof.linux.roots import Roots
 
 SECOND_NS = 1_000_000_000
-# What the simulated GPU says (tests/nvml/simulated.py), in base units: 97 % and 40 %, 1 GiB of
-# 80 GiB, 612,500 mW of 700,000, 5,000,500 mJ, MHz, KB/s of 1,000 bytes.
-HEALTHY = {
-    "gpu.busy_ratio": 0.97,
-    "gpu.memory_busy_ratio": 0.4,
-    "gpu.busy_ns_total": 0,
-    "gpu.sm_clock_hertz": 1_980_000_000,
-    "gpu.throttle_bits": 4,
-    "gpu.memory_used_bytes": 1 << 30,
-    "gpu.memory_total_bytes": 80 << 30,
-    "gpu.power_watts": 612.5,
-    "gpu.power_limit_watts": 700.0,
-    "gpu.energy_joules_total": 5000.5,
-    "gpu.temperature_celsius": 61,
-    "gpu.memory_clock_hertz": 2_619_000_000,
-    "gpu.sm_clock_max_hertz": 1_980_000_000,
-    "gpu.thermal_violation_ns_total": 7000,
-    "gpu.power_violation_ns_total": 9000,
-    "gpu.pcie_receive_bytes_per_second": 12_000_000,
-    "gpu.pcie_transmit_bytes_per_second": 3_000_000,
-    "gpu.pcie_generation_count": 5,
-    "gpu.pcie_width_count": 16,
-    "gpu.pcie_replays_total": 2,
-    "gpu.ecc_corrected_total": 1,
-    "gpu.ecc_uncorrected_total": 0,
-    "gpu.processes_count": 3,
-}
 NOT_SUPPORTED = Unavailable("absent", "not supported by this GPU or driver")
 LOST = Unavailable(
     "failed",
@@ -52,15 +25,9 @@ LOST = Unavailable(
 )
 
 
-@pytest.fixture(scope="session")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = build(tmp_path_factory.mktemp("nvml"))
-    # glibc matches by soname: pynvml's own CDLL("libnvidia-ml.so.1") gets this one.
-    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-
-
 @pytest.fixture
-def scenario(loaded: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
+def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
+    load()
     made = Scenario(tmp_path / "scenario", devices=2)
     monkeypatch.setenv("FAKENVML_CTL", str(made.path))
     return made
@@ -91,7 +58,7 @@ def collected() -> dict[str, dict[str, Any]]:
 
 
 def named(values: list[Any]) -> dict[str, Any]:
-    return dict(zip(Library.signals, values, strict=True))
+    return dict(zip(HEALTHY, values, strict=True))
 
 
 def test_two_gpus_in_full(scenario: Scenario) -> None:
@@ -104,20 +71,24 @@ def test_the_inventory_says_what_each_device_is(scenario: Scenario) -> None:
     scenario.write("1 GetName error 3")
     library = Library(unmarked)
     library.close()
-    first = {
-        "id": uuid(0),
-        "vendor": "nvidia",
-        "index": 0,
-        "emulated": False,
-        "name": "NVIDIA H100 80GB HBM3",
-        "pci_bus_id": "00000000:01:00.0",
-        "memory_bytes": 80 << 30,
-        "driver": "570.00.01",
-        "nvml": "13.570.00.01",
-    }
-    second = {**first, "id": uuid(1), "index": 1, "pci_bus_id": "00000000:02:00.0"}
+    second = entry(1)
     del second["name"]  # not supported: left out, not guessed
-    assert library.inventory == [first, second]
+    assert library.inventory == [entry(0), second]
+
+
+def test_what_a_kind_of_gpu_cannot_have_is_no_column(scenario: Scenario) -> None:
+    """A Volta, whose pages are retired (4 for repeated errors, 1), beside a GPU without NVLink."""
+    scenario.write("0 GetCudaComputeCapability = 7 0", "1 GetNvLinkState error 3")
+    repair = {"gpu.retired_pages_count": 5, "gpu.retirement_pending_count": 1}
+    assert collected() == {
+        uuid(0): {**{k: v for k, v in HEALTHY.items() if "remap" not in k}, **repair},
+        uuid(1): {k: v for k, v in HEALTHY.items() if "nvlink" not in k},
+    }
+    library = Library(unmarked)
+    library.close()
+    without = {**entry(1), "nvlink_count": 0}
+    del without["nvlink_bytes_per_second"]
+    assert library.inventory == [{**entry(0), "compute_capability": "7.0"}, without]
 
 
 def test_an_unsupported_value_takes_nothing_else_with_it(scenario: Scenario) -> None:
@@ -164,14 +135,14 @@ def test_a_lost_gpu_stays_lost_and_is_never_touched_again(scenario: Scenario) ->
         if tick < 5:
             assert named(values) == {**HEALTHY, "gpu.busy_ns_total": values[2]}
         else:
-            assert values == [LOST] * len(Library.signals)
+            assert values == [LOST] * len(HEALTHY)
         healthy = named(other.sample())
         assert healthy == {**HEALTHY, "gpu.busy_ns_total": healthy["gpu.busy_ns_total"]}
         clock.now_ns += SECOND_NS
-    assert list(lost_one.notes) == [
-        ("device-lost", {"message": "GPU is lost", "call": "GetMemoryInfo"})
-    ]
-    assert list(other.notes) == []
+    processes = ("device-processes", {"held": [[901, 5], [902, 6], [903, 7]]})
+    lost = ("device-lost", {"message": "GPU is lost", "call": "GetMemoryInfo"})
+    assert list(lost_one.notes) == [processes, lost]
+    assert list(other.notes) == [processes]
 
 
 def test_a_gpu_that_cannot_be_opened_is_listed_with_its_reason(scenario: Scenario) -> None:
@@ -202,7 +173,7 @@ def test_busy_time_is_the_sum_of_the_drivers_samples(scenario: Scenario) -> None
     clock = Clock()
     scenario.write("0 GetSamples = 1000000:50 1200000:90")
     device = Library(unmarked, clock=clock).devices[0]
-    at = Library.signals.index("gpu.busy_ns_total")
+    at = list(HEALTHY).index("gpu.busy_ns_total")
     busy = [device.sample()[at]]  # the first look only learns where the buffer ends
     scenario.write("0 GetSamples = 1000000:50 1200000:90 1400000:100 1500000:10")
     clock.now_ns += SECOND_NS // 10
@@ -218,7 +189,7 @@ def test_without_samples_the_snapshot_counts_once_a_second(scenario: Scenario) -
     clock = Clock()
     scenario.write("0 GetUtilizationRates = 25 0", "0 GetSamples error 6")
     device = Library(unmarked, clock=clock).devices[0]
-    at = Library.signals.index("gpu.busy_ns_total")
+    at = list(HEALTHY).index("gpu.busy_ns_total")
     busy = []
     for _ in range(5):
         busy.append(device.sample()[at])
@@ -231,7 +202,7 @@ def test_a_driver_without_a_buffer_leaves_the_snapshots(scenario: Scenario) -> N
     clock = Clock()
     scenario.write("0 GetUtilizationRates = 50 0", "0 GetSamples error 3")
     device = Library(unmarked, clock=clock).devices[0]
-    at = Library.signals.index("gpu.busy_ns_total")
+    at = list(HEALTHY).index("gpu.busy_ns_total")
     busy = []
     for _ in range(3):
         busy.append(device.sample()[at])
@@ -256,7 +227,9 @@ def test_a_slow_call_is_made_ten_times_less_often_and_reported(scenario: Scenari
     assert made["GetPcieThroughput:RX"] == 5
     assert made["GetPcieThroughput:TX"] == 30
     slowed = {"call": "GetPcieThroughput:RX", "median_ns": 6_000_000}
-    assert list(device.notes) == [("call-slowed", slowed)]
+    assert [note for note in device.notes if note[0] != "device-processes"] == [
+        ("call-slowed", slowed)
+    ]
 
 
 def test_slow_values_are_asked_for_rarely(scenario: Scenario) -> None:
@@ -271,6 +244,7 @@ def test_slow_values_are_asked_for_rarely(scenario: Scenario) -> None:
     for _ in range(100):  # 10 s at 10 Hz
         device.sample()
         clock.now_ns += SECOND_NS // 10
-    expected = {0: 100, SECOND_NS: 10, 10 * SECOND_NS: 1}
+    expected = {0: 100, SECOND_NS: 10, 10 * SECOND_NS: 1, 60 * SECOND_NS: 1, NEVER_NS: 1}
     del made[""]  # every call is back
-    assert made == {call.name: expected[call.every_ns] for call in CALLS}
+    asked = [call for call in CALLS if call.name != "GetRetiredPages"]  # of older GPUs only
+    assert made == {call.name: expected[call.every_ns] for call in asked}

@@ -31,7 +31,7 @@ class Rig:
     """An isolated collector on two simulated GPUs."""
 
     def __init__(self, folder: Path, *flags: str, grace_ns: int = 0) -> None:
-        self.scenario = Scenario(folder / "scenario", devices=2)
+        self.scenario = Scenario(folder / "scenario", devices=2, gpm=True)
         self.clock = Clock()
         self.seen: list[tuple[str, dict[str, Any]]] = []
         self.pids: set[int] = set()

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvml.healthy import NAMES_WITH_GPM
 from nvml.rig import LIVENESS_SECONDS, SECOND_NS, Rig, wait_gone
 from nvml.simulated import uuid
 
 from clusterprof.collectors.base import Context
-from clusterprof.collectors.nvml import Library
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux.roots import Roots
 from clusterprof.recorder.isolated import IsolatedCollector
 
-WIDTH = len(Library.signals)
+WIDTH = len(NAMES_WITH_GPM)
 PARKED = "left alone after it crashed the driver's library"
 
 
@@ -47,7 +47,7 @@ def message(value: Any) -> str:
 def test_values_come_from_the_helper_and_are_there_at_the_first_look(rig: Rig) -> None:
     columns = rig.collector.open()
     assert [(signal.name, device) for signal, device in columns] == [
-        (name, uuid(index)) for index in (0, 1) for name in Library.signals
+        (name, uuid(index)) for index in (0, 1) for name in NAMES_WITH_GPM
     ]
     assert [entry["id"] for entry in rig.collector.inventory()] == [uuid(0), uuid(1)]
     before_ns = time.monotonic_ns()
@@ -63,14 +63,14 @@ def test_a_missing_value_arrives_with_its_reason(rig: Rig) -> None:
     rig.collector.open()
     values = rig.tick()
     holes = [at for at, value in enumerate(values) if isinstance(value, Unavailable)]
-    assert holes == [WIDTH + Library.signals.index("gpu.power_watts")]
+    assert holes == [WIDTH + NAMES_WITH_GPM.index("gpu.power_watts")]
     assert values[holes[0]] == Unavailable("absent", "not supported by this GPU or driver", "")
 
 
 def test_an_old_driver_lacks_single_values(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "-DOLD_DRIVER")
     rig.collector.open()
-    values = dict(zip(Library.signals, first(rig.tick())))
+    values = dict(zip(NAMES_WITH_GPM, first(rig.tick())))
     rig.collector.close()
     wait_gone(rig.pids)
     assert values["gpu.throttle_bits"] == 4  # under the name the call had before

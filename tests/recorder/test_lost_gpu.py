@@ -66,7 +66,7 @@ def enough(times: set[int], began_ns: int, ended_ns: int) -> bool:
 
 @pytest.mark.parametrize(("line", "event"), TROUBLES.values(), ids=TROUBLES.keys())
 def test_trouble_with_one_gpu_is_its_own(line: str, event: str, tmp_path: Path) -> None:
-    scenario = Scenario(tmp_path / "scenario", devices=2)
+    scenario = Scenario(tmp_path / "scenario", devices=2, gpm=True)
     nvml = nvml_environment(build(tmp_path / "lib"), scenario)
     own = {name: nvml[name] for name in ("LD_LIBRARY_PATH", "FAKENVML_CTL")}
     job, out = own_job("gpu"), tmp_path / "out"

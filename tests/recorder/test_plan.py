@@ -46,6 +46,16 @@ def test_a_profile_and_the_command_line_make_a_plan() -> None:
     assert plan_of_profile(PROFILE, hz=20).hz == 20  # the command line comes first
 
 
+def test_the_helper_of_nvml_leaves_counters_alone_unless_a_profile_asks() -> None:
+    left_alone = plan_of_profile(PROFILE)
+    assert left_alone.helper_options("gpu_nvidia") == ("--gpm", "off")
+    assert left_alone.helper_options("gpu_gaudi") == ()
+    sampling = {**PROFILE["sampling"], "gpm": True}
+    plan = plan_from_json(plan_to_json(plan_of_profile({**PROFILE, "sampling": sampling})))
+    assert plan.helper_options("gpu_nvidia") == ()
+    assert Plan(profile={"sampling": "odd"}).helper_options("gpu_nvidia") == ("--gpm", "off")
+
+
 def test_a_plan_survives_its_file() -> None:
     plan = plan_of_profile(PROFILE)
     assert plan_from_json(plan_to_json(plan)) == plan

@@ -167,7 +167,7 @@ def test_no_secret_of_the_job_enters_the_recording(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
-    scenario = Scenario(tmp_path / "scenario", devices=2)
+    scenario = Scenario(tmp_path / "scenario", devices=2, gpm=True)
     scenario.write()
     nvml = nvml_environment(build(tmp_path / "lib"), scenario)
     own = ("LD_LIBRARY_PATH", "FAKENVML_CTL")

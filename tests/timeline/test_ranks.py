@@ -118,9 +118,9 @@ def test_of_several_cores_a_process_has_the_first_and_others_their_own() -> None
 
 
 def test_a_device_that_does_not_tell_when_it_is_busy_is_nobodys() -> None:
-    silent = {"id": "HL-1", "tells_busy": False}
+    silent = {"id": "HL-1", "uuid": "GPU-1", "tells_busy": False}
     series = {("gpu.power_watts", "HL-1"): busy_counter([], 2)}
-    for said in ("", "HL-1"):
+    for said in ("", "HL-1", "GPU-1"):
         one = process(100, spans=STEPS, registration=named(device=said, LOCAL_RANK="0"))
         found = with_devices(chunk(2, [one], series), silent)
         assert [r.device for r in ranks_of(found)] == [""]

@@ -6,6 +6,10 @@ whose median is above 5 ms is made ten times less often. In between, a slow valu
 most for its own period; after an error nothing is repeated. A GPU that is lost, needs a reset or
 answers "unknown error" is not asked again until NVML is opened anew: drivers crash on that.
 
+`calls` is the table of what is asked, `plans` which of it of which device; `gpm` reads performance
+counters, `health` links and memory, `mig` the instances of GPUs that are split up, `facts` what the
+header says.
+
 This package runs in the helper process and stays light (15 MB with the driver's library): no
 dataclasses, no signals, no `pynvml` before `errors.load()`.
 """

@@ -1,17 +1,18 @@
-"""One GPU: every value guarded for itself, every call timed and made when it is due."""
+"""One GPU or MIG instance: every value guarded for itself, every call made when it is due."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from clusterprof.collectors.nvml.calls import CALLS, SIGNALS, Call, Memory
 from clusterprof.collectors.nvml.errors import FATAL, explain
+from clusterprof.collectors.nvml.gpm import Gpm, Value
 from clusterprof.errors import Unavailable
 
-Value = int | float | Unavailable
 Mark = Callable[[int, str], None]
 """Told (index of the device, name of the call, "" = it is back) around every call."""
 
@@ -33,21 +34,35 @@ class Device:
     ) -> None:
         self.index = index
         self.notes: deque[tuple[str, dict[str, Any]]] = deque(maxlen=64)
-        """Events since somebody last took them: `device-lost`, `call-slowed`."""
+        """Events since somebody last took them: `device-lost`, `call-slowed`, `device-processes`
+        (held: [pid, bytes], whenever that is another list than before)."""
         self._nvml, self._handle, self._mark, self._clock = nvml, handle, mark, clock
         self._lost: Unavailable | None = None
-        self._memory = Memory(clock)
+        self._memory = Memory(clock, self.notes)
         self._states = [_State(call) for call in CALLS]
+        self.signals = SIGNALS
+        """Names of its values."""
+
+    def follow(
+        self,
+        calls: Sequence[Call],
+        gpm: Gpm | Unavailable,
+        most: tuple[float, float] = (math.inf, math.inf),
+    ) -> None:
+        """Make these calls. `gpm`: its counters, or why there are none; `most`: `most_bytes()`."""
+        self._memory.gpm, self._memory.most = gpm, most
+        self._states = [_State(call) for call in calls]
+        self.signals = tuple(signal for call in calls for signal in call.signals)
 
     def sample(self) -> list[Value]:
-        """Return one value per entry of `SIGNALS`, asking only what is due."""
+        """Return one value per entry of `signals`, asking only what is due."""
         values: list[Value] = []
         for state in self._states:
             if self._lost is None and self._clock() >= state.due_ns:
                 self._ask(state)
             values += state.values
         if self._lost is not None:
-            return [self._lost] * len(SIGNALS)
+            return [self._lost] * len(self.signals)
         return values
 
     def fail(self, reason: Unavailable) -> None:

@@ -65,14 +65,18 @@ def load() -> Any:
     return pynvml
 
 
+def reason_of(code: int, name: str = "NVML") -> Unavailable:
+    """Translate an error code into our words; `name` stands for one that has none."""
+    return _ERRORS.get(code) or Unavailable("failed", f"{name} ({code})")
+
+
 def explain(nvml: Any, error: Exception) -> Unavailable:
     """Translate what a call raised into our words."""
     if isinstance(error, Unavailable):
         return error
     if isinstance(error, nvml.NVMLError):
-        code = int(getattr(error, "value", -1))
         # Not str(error): it asks the library for its words, outside of any mark.
-        return _ERRORS.get(code) or Unavailable("failed", f"{type(error).__name__} ({code})")
+        return reason_of(int(getattr(error, "value", -1)), type(error).__name__)
     if isinstance(error, AttributeError):
         return Unavailable(
             "absent", "nvidia-ml-py is too old for this value", "update nvidia-ml-py"
