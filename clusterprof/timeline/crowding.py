@@ -1,0 +1,180 @@
+"""How many CPUs the processes of a rank may run on, against how many they would have kept busy.
+
+    needed  = sum over threads of (time on a CPU + time ready and waiting for one) / time
+    allowed = what affinity and cpuset leave to the rank's processes, as far as it is online
+
+Eight workers that each want a whole CPU and were bound to one need eight and get one, however
+idle the rest of the node is. Whoever shares the same CPUs counts too. Two hyper-threads of a core
+are two CPUs here, and do little more than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterprof import signals
+from clusterprof.cpulists import parse_cpulist
+from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
+from clusterprof.timeline import series
+from clusterprof.timeline.model import Chunk, Float, Int, Process, Rank
+from clusterprof.trace.schema import Header
+
+_CPUS = "cpus"  # name in `Chunk.shared`
+_CROWDED_FROM_RATIO = 1.05  # needed over allowed: less is what every scheduler costs
+_IDLE_FROM_RATIO = 0.1  # of the other CPUs: with less, more of them would not have helped
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """The CPUs of a node, from the header of its recording."""
+
+    online: frozenset[int]
+    """Empty = unknown."""
+    cores: tuple[frozenset[int], ...]
+    """CPUs that share a core, for every core; empty where each CPU is a core, or it is unknown."""
+    nodes: tuple[tuple[int, frozenset[int]], ...]
+    """NUMA nodes and their CPUs; empty = unknown."""
+
+    def cores_among(self, cpus: frozenset[int]) -> int:
+        """Return how many cores some CPUs are."""
+        if not self.cores:
+            return len(cpus)
+        return sum(1 for core in self.cores if core & cpus)
+
+    def node_of(self, cpu: int) -> int | None:
+        """Return the NUMA node of a CPU, None when unknown."""
+        return next((node for node, cpus in self.nodes if cpu in cpus), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """What the processes of a rank had to share for a while."""
+
+    allowed: frozenset[int]
+    """CPUs that are online and that any of them may run on."""
+    online: int
+    """CPUs of the node."""
+    cores: int
+    """Cores that the allowed CPUs are."""
+    needed: float
+    """CPUs that all processes of the job allowed there would have kept busy; NaN unknown."""
+    workers: int
+    """Dataloader workers among them."""
+    idle_elsewhere: float
+    """Part of the time in which the node's other CPUs were idle; NaN unknown."""
+
+    @property
+    def bound(self) -> bool:
+        """True when affinity or cpuset kept them from CPUs that were idle and would have helped."""
+        return (
+            len(self.allowed) < self.online
+            and self.needed > _CROWDED_FROM_RATIO * len(self.allowed)
+            and not self.idle_elsewhere < _IDLE_FROM_RATIO
+        )
+
+
+def cpus_of(header: Header) -> Cpus:
+    """Return the CPUs that a header names; garbage is unknown."""
+    facts = header.host.get("cpus")
+    facts = facts if isinstance(facts, dict) else {}
+    nodes = facts.get("nodes")
+    nodes = nodes if isinstance(nodes, dict) else {}
+    return Cpus(
+        _listed(facts.get("online")),
+        tuple(_listed(core) for core in facts.get("cores") or ()),
+        tuple((int(n), _listed(cpus)) for n, cpus in nodes.items() if str(n).isdigit()),
+    )
+
+
+def crowd_of(rank: Rank, start_ns: int, end_ns: int) -> Crowd | None:
+    """Return what the rank's processes had to share in a stretch of a chunk.
+
+    None when nobody looked where they may run.
+    """
+    cpus = node_cpus(rank.chunk)
+    allowed = allowed_to((rank.main, *rank.workers), cpus)
+    if not allowed or end_ns <= start_ns:
+        return None
+    beside = [
+        one
+        for one in rank.chunk.processes.values()
+        if one.placement is not None and one.placement.cpus & allowed
+    ]
+    return Crowd(
+        allowed=allowed,
+        online=len(cpus.online),
+        cores=cpus.cores_among(allowed),
+        needed=_needed(beside, start_ns, end_ns),
+        workers=sum(is_loader(one) for one in beside),
+        idle_elsewhere=_idle(rank.chunk, cpus.online - allowed, start_ns, end_ns),
+    )
+
+
+def node_cpus(chunk: Chunk) -> Cpus:
+    """Return the CPUs of a chunk's node; worked out once for all its ranks."""
+    known: Cpus | None = chunk.shared.get(_CPUS)
+    if known is None:
+        known = chunk.shared[_CPUS] = cpus_of(chunk.header)
+    return known
+
+
+def allowed_to(processes: Iterable[Process], cpus: Cpus) -> frozenset[int]:
+    """Return the CPUs that any of them may run on; empty when unknown of one of them."""
+    found: frozenset[int] = frozenset()
+    for process in processes:
+        own = process.placement.cpus & cpus.online if process.placement is not None else None
+        if not own:
+            return frozenset()
+        found |= own
+    return found
+
+
+def is_loader(process: Process) -> bool:
+    """Return whether a process is a dataloader worker: it fetches and does not train."""
+    if WORKER_START in process.spans:
+        return True
+    return FETCH in process.spans and not {DATA_WAIT, STEP} & process.spans.keys()
+
+
+def _needed(processes: Iterable[Process], start_ns: int, end_ns: int) -> float:
+    threads = [thread for process in processes for thread in process.threads.values()]
+    if not any(len(thread.t_ns) > 1 and thread.run_delay_ns[-1] >= 0 for thread in threads):
+        return np.nan
+    spent_ns = 0.0
+    for thread in threads:
+        spent_ns += _growth(thread.t_ns, thread.on_cpu_ns, start_ns, end_ns)
+        spent_ns += _growth(thread.t_ns, thread.run_delay_ns, start_ns, end_ns)
+    return spent_ns / (end_ns - start_ns)
+
+
+def _idle(chunk: Chunk, cpus: frozenset[int], start_ns: int, end_ns: int) -> float:
+    idle_ns = length_ns = 0.0
+    for cpu in cpus:
+        readings = chunk.series.get((signals.CPU_IDLE.name, str(cpu)))
+        if readings is not None and len(readings.t_ns) > 1:
+            idle_ns += _growth(readings.t_ns, readings.values, start_ns, end_ns)
+            length_ns += max(
+                0, min(end_ns, int(readings.t_ns[-1])) - max(start_ns, int(readings.t_ns[0]))
+            )
+    return min(1.0, idle_ns / length_ns) if length_ns > 0 else np.nan
+
+
+def _growth(t_ns: Int, values: Float | Int, start_ns: int, end_ns: int) -> float:
+    """By how much a counter rose in the part of a stretch that was read; 0 where nothing was."""
+    if len(t_ns) < 2:
+        return 0.0
+    start, end = max(start_ns, int(t_ns[0])), min(end_ns, int(t_ns[-1]))
+    if end <= start:
+        return 0.0
+    growth = series.rise_of(t_ns, values, np.array([start]), np.array([end]))
+    return 0.0 if np.isnan(growth[0]) else float(growth[0])
+
+
+def _listed(text: object) -> frozenset[int]:
+    try:
+        return parse_cpulist(text) if isinstance(text, str) else frozenset()
+    except ValueError:
+        return frozenset()
