@@ -31,6 +31,7 @@ _PACKAGE: tuple[Signal, ...] = (
     signals.CPU_PACKAGE_THROTTLES,
     signals.CPU_THROTTLED,
 )
+_REST_NS = 4_000_000_000
 _NOT_TOLD = Unavailable("absent", "this machine does not tell it", "")
 _NOTHING = Unavailable("absent", "this machine tells neither clocks nor heat of its CPUs", "")
 
@@ -48,7 +49,7 @@ class CpuClockCollector:
         self._roots = context.roots
         self.sampled_ns = 0
         """When the values that `sample()` returned were read."""
-        self._aside: Aside[list[Value]] = Aside(self._read, clock, **waits)
+        self._aside: Aside[list[Value]] = Aside(self._read, clock, rest_ns=_REST_NS, **waits)
         self._first: tuple[int, list[Value]] | None = None
 
     def open(self) -> Sequence[tuple[Signal, str]]:

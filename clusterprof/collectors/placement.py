@@ -2,8 +2,9 @@
 
 One row per process and look: the list of CPUs that its affinity and its cpuset leave, the list of
 NUMA nodes it may have memory of (`/proc/<pid>/status`), and the CPU its main thread ran on last
-(`stat`, field 39). At most 64 processes are looked at in a tick, all of them in turn. What single
-threads were given (OMP_PROC_BIND and the like) is not looked at.
+(`stat`, field 39). A process is looked at when it is new and every 2 s from then on, at most 64 in
+one tick, who waited longest first. What single threads were given (OMP_PROC_BIND and the like) is
+not looked at.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ COLUMNS = ("t_ns", "pid", "processor", "cpus_allowed", "nodes_allowed")
 """Names of the values of a row, all int64, in their order; -1 = not available."""
 
 _MOST = 64
+_EVERY_NS = 2_000_000_000
+_NEVER_NS = -_EVERY_NS
 
 
 class PlacementCollector:
@@ -29,7 +32,7 @@ class PlacementCollector:
 
     name: ClassVar[str] = "placement"
     isolated: ClassVar[bool] = False
-    interval_ns: ClassVar[int] = 2_000_000_000
+    interval_ns: ClassVar[int] = 500_000_000
 
     def __init__(self, context: Context, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._context = context
@@ -38,21 +41,22 @@ class PlacementCollector:
     def open(self) -> Sequence[str]:
         """Start without any process; whose they are is known from the collector `threads`."""
         self._cpus, self._nodes = Strings(), Strings()
-        self._latest = -1
+        self._looked_ns: dict[int, int] = {}
         return COLUMNS
 
     def sample(self) -> Sequence[tuple[int, ...]]:
         """Return the rows of this tick; raises Unavailable (denied) when /proc hides the job."""
         now_ns = self._clock()
         known = {*self._context.readings.pids(), *self._context.job_pids()}
-        turn = sorted(known, key=lambda pid: (pid <= self._latest, pid))[:_MOST]
+        self._looked_ns = {pid: self._looked_ns.get(pid, _NEVER_NS) for pid in sorted(known)}
+        due = [pid for pid, looked_ns in self._looked_ns.items() if now_ns - looked_ns >= _EVERY_NS]
+        turn = sorted(due, key=self._looked_ns.__getitem__)[:_MOST]
         rows = [row for pid in turn if (row := self._row(now_ns, pid)) is not None]
-        if turn:
-            self._latest = turn[-1]
         if turn and not rows:
             invisible = why_invisible(self._context.roots, turn)
             if invisible is not None:
                 raise invisible
+        self._looked_ns |= dict.fromkeys(turn, now_ns)
         return rows
 
     def strings(self) -> dict[str, Sequence[str]]:

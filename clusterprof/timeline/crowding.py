@@ -3,9 +3,9 @@
     needed  = sum over threads of (time on a CPU + time ready and waiting for one) / time
     allowed = what affinity and cpuset leave to the rank's processes, as far as it is online
 
-Eight workers that each want a whole CPU and were bound to one need eight and get one, however
-idle the rest of the node is. Whoever shares the same CPUs counts too. Two hyper-threads of a core
-are two CPUs here, and do little more than one.
+Eight workers that each want a whole CPU and were bound to one need eight and get one. Whoever
+shares the same CPUs counts too. Two hyper-threads of a core are two CPUs here, and do little more
+than one.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof import signals
 from clusterprof.cpulists import parse_cpulist
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from clusterprof.timeline import series
-from clusterprof.timeline.model import Chunk, Float, Int, Process, Rank
+from clusterprof.timeline.model import Chunk, Int, Process, Rank
 from clusterprof.trace.schema import Header
 
 _CPUS = "cpus"  # name in `Chunk.shared`
 _CROWDED_FROM_RATIO = 1.05  # needed over allowed: less is what every scheduler costs
-_IDLE_FROM_RATIO = 0.1  # of the other CPUs: with less, more of them would not have helped
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +61,12 @@ class Crowd:
     """CPUs that all processes of the job allowed there would have kept busy; NaN unknown."""
     workers: int
     """Dataloader workers among them."""
-    idle_elsewhere: float
-    """Part of the time in which the node's other CPUs were idle; NaN unknown."""
 
     @property
     def bound(self) -> bool:
-        """True when affinity or cpuset kept them from CPUs that were idle and would have helped."""
-        return (
-            len(self.allowed) < self.online
-            and self.needed > _CROWDED_FROM_RATIO * len(self.allowed)
-            and not self.idle_elsewhere < _IDLE_FROM_RATIO
-        )
+        """True when affinity or cpuset kept them from CPUs that they would have used."""
+        fewer = len(self.allowed) < self.online
+        return fewer and self.needed > _CROWDED_FROM_RATIO * len(self.allowed)
 
 
 def cpus_of(header: Header) -> Cpus:
@@ -109,7 +102,6 @@ def crowd_of(rank: Rank, start_ns: int, end_ns: int) -> Crowd | None:
         cores=cpus.cores_among(allowed),
         needed=_needed(beside, start_ns, end_ns),
         workers=sum(is_loader(one) for one in beside),
-        idle_elsewhere=_idle(rank.chunk, cpus.online - allowed, start_ns, end_ns),
     )
 
 
@@ -150,19 +142,7 @@ def _needed(processes: Iterable[Process], start_ns: int, end_ns: int) -> float:
     return spent_ns / (end_ns - start_ns)
 
 
-def _idle(chunk: Chunk, cpus: frozenset[int], start_ns: int, end_ns: int) -> float:
-    idle_ns = length_ns = 0.0
-    for cpu in cpus:
-        readings = chunk.series.get((signals.CPU_IDLE.name, str(cpu)))
-        if readings is not None and len(readings.t_ns) > 1:
-            idle_ns += _growth(readings.t_ns, readings.values, start_ns, end_ns)
-            length_ns += max(
-                0, min(end_ns, int(readings.t_ns[-1])) - max(start_ns, int(readings.t_ns[0]))
-            )
-    return min(1.0, idle_ns / length_ns) if length_ns > 0 else np.nan
-
-
-def _growth(t_ns: Int, values: Float | Int, start_ns: int, end_ns: int) -> float:
+def _growth(t_ns: Int, values: Int, start_ns: int, end_ns: int) -> float:
     """By how much a counter rose in the part of a stretch that was read; 0 where nothing was."""
     if len(t_ns) < 2:
         return 0.0
