@@ -28,7 +28,7 @@ from clusterprof.linux.tree import entries, number, text
 CLOCKS_AT_MOST = 8
 _CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 _PACKAGE_LABELS = ("Package", "Physical", "Tctl")
-_ZONES = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal", "soc_thermal")
+_ZONES, _INTEL_ZONE = ("cpu-thermal", "cpu_thermal", "soc_thermal"), "x86_pkg_temp"
 _NS_PER_MS = 1_000_000
 
 
@@ -72,7 +72,8 @@ def read_package(roots: Roots, members: Sequence[Cpu]) -> Package:
 def sensors(roots: Roots) -> dict[str, Path]:
     """Return the files that hold the temperature of CPU packages, in m°C, by a name for each.
 
-    The chip's device and the sensor ("coretemp.0/temp1"); where no chip says it, a thermal zone.
+    The chip's device and the sensor ("coretemp.0/temp1"), or a thermal zone; of Intel's packages
+    both tell the same, and the chip is taken.
     """
     found = {}
     for chip in entries(roots.sys / "class/hwmon"):
@@ -83,10 +84,10 @@ def sensors(roots: Roots) -> dict[str, Path]:
                 sensor = label.name.removesuffix("_label")
                 name = os.path.basename(os.path.realpath(chip / "device")) or chip.name
                 found[f"{name}/{sensor}"] = chip / f"{sensor}_input"
-    if not found:
-        for zone in entries(roots.sys / "class/thermal"):
-            if text(zone / "type") in _ZONES:
-                found[zone.name] = zone / "temp"
+    for zone in entries(roots.sys / "class/thermal"):
+        kind = text(zone / "type")
+        if kind in _ZONES or (kind == _INTEL_ZONE and not found):
+            found[zone.name] = zone / "temp"
     return dict(sorted(found.items()))
 
 

@@ -37,8 +37,16 @@ class Cpu(NamedTuple):
 
 
 def online_cpus(roots: Roots) -> frozenset[int]:
-    """Return the CPUs that are online; empty where that is not shown."""
-    return _listed(text(roots.sys / "devices/system/cpu/online"))
+    """Return the CPUs that are online; empty where that is not shown.
+
+    Without the list, every CPU that has a folder and does not say that it is off.
+    """
+    folder = roots.sys / "devices/system/cpu"
+    listed = _listed(text(folder / "online"))
+    if listed:
+        return listed
+    found = [path for path in folder.glob("cpu*") if path.name[3:].isdecimal()]
+    return frozenset(int(path.name[3:]) for path in found if text(path / "online") != "0")
 
 
 def cpus(roots: Roots) -> list[Cpu]:
