@@ -82,8 +82,9 @@ def sensors(roots: Roots) -> dict[str, Path]:
         for label in chip.glob("temp*_label"):
             if text(label).startswith(_PACKAGE_LABELS):
                 sensor = label.name.removesuffix("_label")
-                name = os.path.basename(os.path.realpath(chip / "device")) or chip.name
-                found[f"{name}/{sensor}"] = chip / f"{sensor}_input"
+                device = chip / "device"
+                name = os.path.realpath(device) if device.exists() else text(chip / "name")
+                found[f"{os.path.basename(name)}/{sensor}"] = chip / f"{sensor}_input"
     for zone in entries(roots.sys / "class/thermal"):
         kind = text(zone / "type")
         if kind in _ZONES or (kind == _INTEL_ZONE and not found):

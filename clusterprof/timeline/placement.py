@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class Placements:
         self._lists: dict[str, tuple[frozenset[int], ...]] = dict.fromkeys(_LISTS, ())
         self._tables: Mapping[int, Mapping[str, Int]] = {}
         self._known: dict[int, Placement] = {}
+        self._start_ns = self._end_ns = 0
 
     def add(self, rows: Rows) -> None:
         """Take a frame of the table."""
@@ -32,20 +34,21 @@ class Placements:
             if len(words) > len(self._lists[name]):
                 self._lists[name] = tuple(_parsed(word) for word in words)
 
-    def turn(self, end_ns: int) -> None:
-        """Go on to the chunk that ends at `end_ns`."""
+    def turn(self, start_ns: int, end_ns: int) -> None:
+        """Go on to the chunk between the two."""
+        self._start_ns, self._end_ns = start_ns, end_ns
         self._tables = groups(self._rows.take(end_ns), "pid")
 
     def of(self, pid: int) -> Placement | None:
         """Return the placement of a process; what was seen last while nobody looked anew."""
         table = self._tables.get(pid)
         if table is not None:
-            ran_on = table["processor"]
+            inside = (table["t_ns"] >= self._start_ns) & (table["t_ns"] < self._end_ns)
             cpus, nodes = (self._last(name, table) for name in _LISTS)
+            ran_on = table["processor"][inside]
             self._known[pid] = Placement(cpus, nodes, ran_on[ran_on >= 0])
         elif pid in self._known:
-            before = self._known[pid]
-            return Placement(before.cpus, before.nodes, np.zeros(0, np.int64))
+            self._known[pid] = replace(self._known[pid], ran_on=np.zeros(0, np.int64))
         return self._known.get(pid)
 
     def forget(self, seen: set[int]) -> None:

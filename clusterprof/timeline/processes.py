@@ -85,7 +85,7 @@ class ProcessBuffer:
         rows = self._rows.take(end_ns)
         io = {pid: _io(table) for pid, table in groups(rows, "pid").items()}
         self._learn(rows)
-        self._placements.turn(end_ns)
+        self._placements.turn(start_ns, end_ns)
         taken = self._spans.take(end_ns, last)
         spans = taken.of
         registered = [p for p in self._registered if self._exited_ns.get(p, end_ns) >= start_ns]
