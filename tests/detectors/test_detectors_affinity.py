@@ -7,8 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from builders import activity, chunk, header, lost, process, rank, spans, thread
-
-
 from feedings import feeding
 
 from clusterprof.detectors.cpu_contention import CpuContention
