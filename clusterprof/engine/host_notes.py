@@ -97,8 +97,8 @@ class HostNotes:
         if len(cpus.nodes) < 2:
             return
         for device in chunk.header.devices:
-            node = device.get("numa_node")
-            if not isinstance(node, int) or node < 0:
+            node = _node_of(device, chunk.header.host)
+            if node is None:
                 continue
             for process in _users(chunk, device):
                 if process.placement is None:
@@ -140,6 +140,20 @@ def of_nodes(said: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
         for note in notes:
             where.setdefault(note, []).append(name)
     return tuple(f"{fold(names)}: {note}" for note, names in where.items())
+
+
+def _node_of(device: Mapping[str, Any], host: Mapping[str, Any]) -> int | None:
+    """The NUMA node of an accelerator by its own entry, else by its PCI address; None unknown.
+
+    NVML writes eight digits for the PCI domain and capitals, the kernel four.
+    """
+    node = device.get("numa_node")
+    cpus = host.get("cpus")
+    nodes = cpus.get("accelerators") if isinstance(cpus, dict) else None
+    if not isinstance(node, int) and isinstance(nodes, dict):
+        domain, _, rest = str(device.get("pci_bus_id", "")).lower().partition(":")
+        node = nodes.get(f"{domain[-4:]}:{rest}")
+    return node if isinstance(node, int) and node >= 0 else None
 
 
 def _users(chunk: Chunk, device: Mapping[str, Any]) -> list[Process]:

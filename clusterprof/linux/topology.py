@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 from clusterprof.cpulists import cpulist, parse_cpulist
 from clusterprof.linux.numastat import numa_nodes
 from clusterprof.linux.roots import Roots
-from clusterprof.linux.tree import number, text
+from clusterprof.linux.tree import entries, number, text
 
 _CPUS_AT_MOST = 4096
+_ACCELERATORS = ("0x03", "0x12")
 
 
 class Cpu(NamedTuple):
@@ -90,6 +91,21 @@ def topology(roots: Roots) -> dict[str, Any]:
     if nodes:
         facts["nodes"] = nodes
     return facts
+
+
+def accelerator_nodes(roots: Roots) -> dict[str, int]:
+    """Return the NUMA node of every PCI device that shows, computes or accelerates, by address.
+
+    Of the classes 03 (display) and 12 (processing accelerator); those whose node the firmware does
+    not say (-1) are left out. Documentation/ABI/testing/sysfs-bus-pci
+    """
+    found = {}
+    for device in entries(roots.sys / "bus/pci/devices"):
+        if text(device / "class").startswith(_ACCELERATORS):
+            node = number(device / "numa_node")
+            if node is not None and node >= 0:
+                found[device.name.lower()] = node
+    return found
 
 
 def _listed(listed: str) -> frozenset[int]:

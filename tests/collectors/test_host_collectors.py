@@ -19,7 +19,7 @@ from clusterprof.collectors.shm import ShmCollector
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.linux.roots import Roots
 from clusterprof.linux.schedstat import parse_schedstat
-from clusterprof.linux.topology import topology
+from clusterprof.linux.topology import accelerator_nodes, topology
 
 S = 1_000_000_000
 NOT_COUNTED = Unavailable("absent", "this kernel does not count it", "")
@@ -124,6 +124,21 @@ def test_where_cpus_sit(host) -> None:
         "nodes": {"0": "0-1", "1": "2-3"},
     }
     assert topology(host("container-no-sys")) == {}
+
+
+def test_which_node_an_accelerator_is_at(tmp_path: Path) -> None:
+    for address, kind, node in (
+        ("0000:3b:00.0", "0x030200", "1"),  # a GPU without a display
+        ("0000:3C:00.0", "0x120000", "0"),  # a processing accelerator
+        ("0000:3d:00.0", "0x030000", "-1"),  # the firmware does not say
+        ("0000:3e:00.0", "0x020000", "1"),  # a network card
+    ):
+        folder = tmp_path / "bus/pci/devices" / address
+        folder.mkdir(parents=True)
+        (folder / "class").write_text(kind + "\n")
+        (folder / "numa_node").write_text(node + "\n")
+    roots = Roots(tmp_path / "proc", tmp_path)
+    assert accelerator_nodes(roots) == {"0000:3b:00.0": 1, "0000:3c:00.0": 0}
 
 
 def test_reclaim_and_the_nodes_pages_came_from(host) -> None:

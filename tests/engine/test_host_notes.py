@@ -73,6 +73,16 @@ def test_an_accelerator_of_another_numa_node() -> None:
     assert said(0, 0, 0) == ()
 
 
+def test_an_accelerator_is_found_by_its_pci_address() -> None:
+    """NVML says 00000000:3B:00.0 of what the kernel calls 0000:3b:00.0."""
+    device = {"id": "GPU-1", "pci_bus_id": "00000000:3B:00.0", "pid": 100}
+    cpus = {**CPUS, "accelerators": {"0000:3b:00.0": 1}}
+    process_ = placed(process(100), range(8), [0, 0, 0])
+    node = replace(header(cpus=cpus), devices=[device])
+    assert "GPU-1 (node 1) 100% of the time" in notes(chunk(4, [process_], node=node))[0]
+    assert notes(chunk(4, [process_], node=replace(NODE, devices=[device]))) == ()
+
+
 def test_looks_add_up_over_chunks() -> None:
     node = replace(NODE, devices=[{"id": "GPU-1", "numa_node": 1, "users": [100]}])
     one = chunk(4, [placed(process(100), range(8), [0, 0])], node=node)
