@@ -17,6 +17,7 @@ from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import Unavailable, unavailable_from_os_error
 from clusterprof.linux.held import read_once
 from clusterprof.linux.mountinfo import mount_of, parse_mountinfo
+from clusterprof.linux.processes import why_invisible
 from clusterprof.signals import Signal
 
 POINT = "/dev/shm"
@@ -63,7 +64,11 @@ class ShmCollector:
         if self._known[0] == who:
             return self._known[1]
         process = self._context.roots.proc / who
-        mount = mount_of(parse_mountinfo(read_once(process / "mountinfo")), POINT)
+        try:
+            mounts = parse_mountinfo(read_once(process / "mountinfo"))
+        except Unavailable as reason:
+            raise why_invisible(self._context.roots, pids[:1]) or reason from None
+        mount = mount_of(mounts, POINT)
         if mount is None or mount.point != POINT:
             raise Unavailable("absent", f"nothing is mounted at {POINT}", "")
         if mount.type not in _IN_MEMORY:

@@ -56,7 +56,7 @@ class HostNotes:
         """Return the sentences, each without the name of the node."""
         said = list(self._bound.values())[:_MOST]
         for (who, device, node), looks in sorted(self._looks.items()):
-            far = self._far[who, device, node] / looks
+            far = self._far[who, device, node] / max(looks, 1)
             if looks >= _LOOKS_AT_LEAST and far >= _FAR_FROM_RATIO:
                 said.append(
                     f"{who} ran on another NUMA node than its accelerator {device} (node {node})"

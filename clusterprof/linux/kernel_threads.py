@@ -13,6 +13,7 @@ A container with process numbers of its own, and a /proc mounted with hidepid, s
 from __future__ import annotations
 
 from clusterprof.errors import Unavailable
+from clusterprof.linux.processes import why_invisible
 from clusterprof.linux.roots import Roots
 from clusterprof.linux.task import Descriptors, TaskFile, read_unheld
 
@@ -29,20 +30,21 @@ FAMILIES = {
 (write-back, NFS, decryption), handles interrupts, sends Lustre's requests."""
 THREADS_AT_MOST = 1024
 _CHILDREN_BYTES = 65536
+_KTHREADD = 2
 _HIDDEN = Unavailable(
-    "absent", "the kernel's own threads are not visible here (a container, or hidepid)", ""
+    "absent", "the kernel's own threads are not visible here, as in most containers", ""
 )
 
 
 def kernel_threads(roots: Roots) -> list[int]:
     """Return the numbers of the kernel's threads, oldest first; raises Unavailable."""
-    folder = f"{roots.proc}/2"
+    folder = f"{roots.proc}/{_KTHREADD}"
     try:
         name = read_unheld(f"{folder}/comm")
-        numbers = read_unheld(f"{folder}/task/2/children", _CHILDREN_BYTES).split()
+        numbers = read_unheld(f"{folder}/task/{_KTHREADD}/children", _CHILDREN_BYTES).split()
         found = [int(word) for word in numbers]
     except (OSError, ValueError):
-        raise _HIDDEN.with_traceback(None) from None
+        raise why_invisible(roots, [_KTHREADD]) or _HIDDEN.with_traceback(None) from None
     if name.strip() != b"kthreadd":
         raise _HIDDEN.with_traceback(None)
     return found

@@ -20,7 +20,7 @@ from clusterprof.linux.task import Descriptors
 
 S = 1_000_000_000
 STAT = "{pid} (a) S {parent} 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {pid} 0 0" + " 0" * 30
-OTHERS = 5000
+OTHERS = 2000
 
 
 def write(proc: Path, pid: int, parent: int, children: str | None) -> None:
@@ -87,8 +87,8 @@ def test_processes_of_others_cost_nothing(tmp_path: Path, asked: list[str]) -> N
 def test_without_children_files_each_is_asked_once_and_few_at_a_time(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_MOST_SCANNED", 100)
-    for pid in range(1, 251):
+    monkeypatch.setattr(processes, "_MOST_SCANNED", 50)
+    for pid in range(1, 126):
         write(tmp_path, pid, 1, None)
     write(tmp_path, 900, 1, None)
     write(tmp_path, 901, 900, None)
@@ -98,7 +98,7 @@ def test_without_children_files_each_is_asked_once_and_few_at_a_time(
         asked.clear()
         assert sorted(tree.refresh([900], thorough=True)) == [900, 901]  # the youngest come first
         counts.append(sum(path.endswith("/stat") for path in asked))
-    assert counts == [100, 100, 52, 0]
+    assert counts == [50, 50, 27, 0]
     write(tmp_path, 902, 901, None)
     assert sorted(tree.refresh([900], thorough=True)) == [900, 901, 902]
     tree.close()
