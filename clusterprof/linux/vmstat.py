@@ -97,4 +97,4 @@ class ReclaimParser:
         """Return the events since boot."""
         found = self._find(data)
         zones = [count for count in self._find_stalls(data) if count is not None]
-        return Reclaim(*found[:4], sum(zones) if zones else None, *found[4:])
+        return Reclaim._make([*found[:4], sum(zones) if zones else None, *found[4:]])
