@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterprof.linux.roots import Roots
+from clusterprof.linux.task import read_unheld
 from clusterprof.linux.topology import Cpu, cpu_folder, cpus
-from clusterprof.linux.tree import entries, number, text
+from clusterprof.linux.tree import entries, text
 
 CLOCKS_AT_MOST = 8
 _CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
@@ -53,9 +54,9 @@ def packages(roots: Roots) -> dict[str, list[Cpu]]:
 def read_package(roots: Roots, members: Sequence[Cpu]) -> Package:
     """Read one package; what is not there or no number is None."""
     step = max(1, -(-len(members) // CLOCKS_AT_MOST))
-    policies = [cpu_folder(roots, cpu.number) / "cpufreq" for cpu in members[::step]]
-    clocks = _numbers(policy / "scaling_cur_freq" for policy in policies)
-    limits = _numbers(policy / "scaling_max_freq" for policy in policies)
+    policies = [f"{cpu_folder(roots, cpu.number)}/cpufreq" for cpu in members[::step]]
+    clocks = _numbers(f"{policy}/scaling_cur_freq" for policy in policies)
+    limits = _numbers(f"{policy}/scaling_max_freq" for policy in policies)
     core_counts, core_ms = _by_core(roots, members, "core_throttle")
     counts = _throttle(roots, members, "package_throttle_count")
     package_ms = _throttle(roots, members, "package_throttle_total_time_ms")
@@ -103,10 +104,18 @@ def _by_core(roots: Roots, members: Sequence[Cpu], stem: str) -> tuple[list[int]
 
 
 def _throttle(roots: Roots, members: Sequence[Cpu], file: str) -> list[int]:
-    folders = (cpu_folder(roots, cpu.number) / "thermal_throttle" for cpu in members)
-    return _numbers(folder / file for folder in folders)
+    base = f"{roots.sys}/devices/system/cpu/cpu"
+    return _numbers(f"{base}{cpu.number}/thermal_throttle/{file}" for cpu in members)
 
 
-def _numbers(paths: Iterable[Path]) -> list[int]:
-    found = (number(path) for path in paths)
-    return [one for one in found if one is not None and one >= 0]
+def _numbers(paths: Iterable[str]) -> list[int]:
+    """The counts in some files, of those that hold one; a node may have thousands of them."""
+    found = []
+    for path in paths:
+        try:
+            count = int(read_unheld(path))
+        except (OSError, ValueError):
+            continue
+        if count >= 0:
+            found.append(count)
+    return found
