@@ -21,10 +21,10 @@ intervals.
 A read that takes long because its reader, long woken, is not given a CPU counts here and not for
 the disk, however slow the file system looks to the program.
 
-Where affinity or a cpuset leaves the rank's processes fewer CPUs than they would have kept busy and
-than the node has, the culprit is called `affinity`: eight workers that were bound to one CPU need
-eight and get one. Time stolen by a hypervisor, from 2 % on, and
-time of the kernel's own threads (ksoftirqd, kworker, …), from a tenth of a CPU on, are evidence.
+Where affinity or a cpuset leaves processes of the rank fewer CPUs than they would have kept busy
+and than the node has, the culprit is called `affinity`: eight workers that were bound to one CPU
+need eight and get one. Time stolen by a hypervisor, from 2 % on, and time of the kernel's own
+threads (ksoftirqd, kworker, …), from a tenth of a CPU on, are evidence.
 
 ## What to do
 

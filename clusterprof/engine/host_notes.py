@@ -76,7 +76,7 @@ class HostNotes:
         """Workers that may run on fewer CPUs than there are of them."""
         loaders: dict[int, list[Process]] = {}
         for process in chunk.processes.values():
-            if is_loader(process):
+            if is_loader(process) and process.placement is not None:
                 loaders.setdefault(process.parent_pid, []).append(process)
         for pid, workers in loaders.items():
             allowed = allowed_to(workers, cpus)

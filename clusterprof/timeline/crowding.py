@@ -1,10 +1,10 @@
 """How many CPUs the processes of a rank may run on, against how many they would have kept busy.
 
     needed  = sum over threads of (time on a CPU + time ready and waiting for one) / time
-    allowed = what affinity and cpuset leave to the rank's processes, as far as it is online
+    allowed = what affinity and cpuset leave to them, as far as it is online
 
-Eight workers that each want a whole CPU and were bound to one need eight and get one. Whoever
-shares the same CPUs counts too. Two hyper-threads of a core are two CPUs here, and do little more
+Eight workers that each want a whole CPU and were bound to one need eight and get one, also where
+the main process may run anywhere. Two hyper-threads of a core are two CPUs here, and do little more
 than one.
 """
 
@@ -52,21 +52,25 @@ class Crowd:
     """What the processes of a rank had to share for a while."""
 
     allowed: frozenset[int]
-    """CPUs that are online and that any of them may run on."""
+    """CPUs that are online and that they may run on."""
     online: int
     """CPUs of the node."""
     cores: int
     """Cores that the allowed CPUs are."""
     needed: float
-    """CPUs that all processes of the job allowed there would have kept busy; NaN unknown."""
+    """CPUs that all who may run nowhere else would have kept busy; NaN unknown."""
     workers: int
     """Dataloader workers among them."""
 
     @property
+    def pressed(self) -> float:
+        """Needed over allowed; 0 when unknown."""
+        return self.needed / len(self.allowed) if self.needed >= 0 else 0.0
+
+    @property
     def bound(self) -> bool:
         """True when affinity or cpuset kept them from CPUs that they would have used."""
-        fewer = len(self.allowed) < self.online
-        return fewer and self.needed > _CROWDED_FROM_RATIO * len(self.allowed)
+        return len(self.allowed) < self.online and self.pressed > _CROWDED_FROM_RATIO
 
 
 def cpus_of(header: Header) -> Cpus:
@@ -83,26 +87,25 @@ def cpus_of(header: Header) -> Cpus:
 
 
 def crowd_of(rank: Rank, start_ns: int, end_ns: int) -> Crowd | None:
-    """Return what the rank's processes had to share in a stretch of a chunk.
+    """Return the tightest set of CPUs that processes of the rank are bound to, in a stretch.
 
-    None when nobody looked where they may run.
+    A set is that of any of them; who may run nowhere else shares it, of whichever rank. None when
+    none is bound to fewer CPUs than the node has, or nobody looked.
     """
     cpus = node_cpus(rank.chunk)
-    allowed = allowed_to((rank.main, *rank.workers), cpus)
-    if not allowed or end_ns <= start_ns:
+    found = [allowed_to([one], cpus) for one in (rank.main, *rank.workers)]
+    sets = {allowed for allowed in found if allowed and allowed != cpus.online}
+    if not sets or end_ns <= start_ns:
         return None
-    beside = [
-        one
-        for one in rank.chunk.processes.values()
-        if one.placement is not None and one.placement.cpus & allowed
-    ]
-    return Crowd(
-        allowed=allowed,
-        online=len(cpus.online),
-        cores=cpus.cores_among(allowed),
-        needed=_needed(beside, start_ns, end_ns),
-        workers=sum(is_loader(one) for one in beside),
-    )
+    everybody = [(one, allowed_to([one], cpus)) for one in rank.chunk.processes.values()]
+    crowds = []
+    for allowed in sets:
+        inside = [one for one, own in everybody if own and own <= allowed]
+        needed = _needed(inside, start_ns, end_ns)
+        workers = sum(is_loader(one) for one in inside)
+        cores = cpus.cores_among(allowed)
+        crowds.append(Crowd(allowed, len(cpus.online), cores, needed, workers))
+    return max(crowds, key=lambda one: (one.pressed, -len(one.allowed), min(one.allowed)))
 
 
 def node_cpus(chunk: Chunk) -> Cpus:

@@ -68,11 +68,29 @@ def test_hyper_threads_are_two_cpus_and_one_core() -> None:
 
 
 def test_nobody_is_bound_who_may_run_anywhere_or_needs_no_more() -> None:
-    everywhere = crowd_of(job(*range(8)), 0, 4 * S)
-    assert everywhere is not None and not everywhere.bound
+    assert crowd_of(job(*range(8)), 0, 4 * S) is None
     # 4.125 needed of 4: less than a twentieth more, as every scheduler costs
     enough = crowd_of(job(0, 1, 2, 3), 0, 4 * S)
     assert enough is not None and enough.needed > 4 and not enough.bound
+
+
+def test_workers_are_bound_though_the_main_process_is_not() -> None:
+    one = job(3)
+    free = replace(one, main=placed(one.main, *range(8)))
+    whole = chunk(4, [free.main, *free.workers], node=NODE)
+    crowd = crowd_of(replace(free, chunk=whole), 0, 4 * S)
+    assert crowd is not None and crowd.bound
+    assert (crowd.allowed, crowd.needed, crowd.workers) == ({3}, 4.0, 4)  # without the main one
+
+
+def test_of_several_sets_the_tightest_is_told() -> None:
+    """Workers on a CPU each have enough; the two that share one do not."""
+    one = job(3)
+    spread = [placed(worker, cpu) for worker, cpu in zip(one.workers, (0, 1, 2, 2), strict=True)]
+    main = placed(one.main, 0, 1, 2)
+    whole = chunk(4, [main, *spread], node=NODE)
+    crowd = crowd_of(replace(one, main=main, workers=tuple(spread), chunk=whole), 0, 4 * S)
+    assert crowd is not None and (crowd.allowed, crowd.needed, crowd.workers) == ({2}, 2.0, 2)
 
 
 def test_cpus_that_are_offline_are_not_left_to_anybody() -> None:
@@ -80,16 +98,24 @@ def test_cpus_that_are_offline_are_not_left_to_anybody() -> None:
     assert crowd is not None and crowd.allowed == {3}
 
 
-def test_whoever_was_not_looked_at_makes_it_unknown() -> None:
+def test_who_was_not_looked_at_is_unknown() -> None:
     one = job(3)
-    assert crowd_of(replace(one, main=replace(one.main, placement=None)), 0, 4 * S) is None
+    unseen = [replace(worker, placement=None) for worker in one.workers[1:]]
+    whole = chunk(4, [one.main, one.workers[0], *unseen], node=NODE)
+    crowd = crowd_of(replace(one, workers=(one.workers[0], *unseen), chunk=whole), 0, 4 * S)
+    assert crowd is not None and crowd.needed == pytest.approx((4 + 0.5) / 4)
+    nobody = rank(4, replace(one.main, placement=None), unseen, node=NODE)
+    assert crowd_of(nobody, 0, 4 * S) is None
     assert crowd_of(rank(4, one.main, one.workers), 0, 4 * S) is None  # a header without CPUs
 
 
-def test_others_on_the_same_cpus_count_and_those_elsewhere_do_not() -> None:
+def test_others_on_the_same_cpus_count_and_those_who_may_run_elsewhere_do_not() -> None:
     one = job(3, workers=1)
+    busy = thread(activity("U4"), 4)
     beside = [
-        placed(process(pid, thread=thread(activity("U4"), 4)), cpu) for pid, cpu in ((7, 3), (8, 2))
+        placed(process(7, thread=busy), 3),
+        placed(process(8, thread=busy), 2),
+        placed(process(9, thread=busy), 2, 3),
     ]
     whole = chunk(4, [one.main, *one.workers, *beside], node=NODE)
     crowd = crowd_of(replace(one, chunk=whole), 0, 4 * S)
