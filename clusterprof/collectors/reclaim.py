@@ -8,13 +8,13 @@ A line the kernel does not write is a reason in its column.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from clusterprof import signals
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import Unavailable
-from clusterprof.linux.held import HeldFile, hold
+from clusterprof.linux.held import HeldFile, MissingFile, hold
 from clusterprof.linux.numastat import NumaPlacesParser, numa_nodes
 from clusterprof.linux.vmstat import LONGEST_RECORD, ReclaimParser
 from clusterprof.signals import Signal
@@ -34,6 +34,7 @@ _NODE: tuple[Signal, ...] = (
     signals.MEMORY_NUMA_LOCAL,
     signals.MEMORY_NUMA_REMOTE,
 )
+_NO_NUMBER = Unavailable("failed", "the kernel's file holds words where numbers should be", "")
 _NO_LINE = Unavailable("absent", "this kernel does not count it", "")
 
 
@@ -58,14 +59,9 @@ class ReclaimCollector:
 
     def sample(self) -> Sequence[Value]:
         """Return the events and pages since boot."""
-        values: list[Value] = [
-            _NO_LINE if count is None else count for count in self._parse(self._vmstat.read())
-        ]
+        values = _counts(self._vmstat, self._parse, len(_VMSTAT))
         for held, parse in self._nodes:
-            try:
-                values += [_NO_LINE if pages is None else pages for pages in parse(held.read())]
-            except Unavailable as reason:
-                values += [reason] * len(_NODE)
+            values += _counts(held, parse, len(_NODE))
         return values
 
     def close(self) -> None:
@@ -73,3 +69,15 @@ class ReclaimCollector:
         self._vmstat.close()
         for held, _ in self._nodes:
             held.close()
+
+
+def _counts(
+    held: HeldFile | MissingFile, parse: Callable[[bytes], Sequence[int | None]], width: int
+) -> list[Value]:
+    """Return what a file counts, or in the place of each count why it is not known."""
+    try:
+        return [_NO_LINE if count is None else count for count in parse(held.read())]
+    except Unavailable as reason:
+        return [reason] * width
+    except ValueError:
+        return [_NO_NUMBER] * width

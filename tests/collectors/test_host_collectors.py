@@ -168,6 +168,18 @@ def test_what_a_kernel_does_not_count_is_no_zero(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_words_and_files_that_go_are_reasons(host_copy) -> None:
+    roots = host_copy("hidepid-node")
+    reclaim = Opened(ReclaimCollector, roots)
+    vmstat = roots.proc / "vmstat"
+    vmstat.write_text(vmstat.read_text().replace("pgfault 7000000", "pgfault many"))
+    (roots.sys / "devices/system/node/node1/numastat").write_text("numa_hit 1\n")
+    words = Unavailable("failed", "the kernel's file holds words where numbers should be", "")
+    assert [value for _, _, value in reclaim.readings()] == [
+        *[words] * 8, 1000, 900, 105, 1, NOT_COUNTED, NOT_COUNTED,
+    ]  # fmt: skip
+
+
 def shm(roots: Roots, used: int, blocks: int = 16384) -> ShmCollector:
     found = SimpleNamespace(f_blocks=blocks, f_frsize=4096, f_bfree=blocks - used)
     return ShmCollector(Context(roots, None, lambda: [4711]), lambda path: found)

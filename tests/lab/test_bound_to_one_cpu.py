@@ -46,7 +46,7 @@ def test_affinity_is_blamed_and_not_the_disk(tmp_path: Path) -> None:
     record = [sys.executable, "-m", "clusterprof", "record", "-o", str(run), "--"]
     done = subprocess.run(
         [sys.executable, "-c", BIND, str(cpu), *record, *job],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     said = json.loads(done.stdout)
     # The truth: reads took long, and for most of it their reader was ready to run.
