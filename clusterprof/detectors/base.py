@@ -174,6 +174,13 @@ def busiest(rank: Rank, name: str, lost: Lost, share: Float) -> tuple[str, float
     return best
 
 
+def cpus_left(allowed: int, cores: int, online: int) -> Evidence:
+    """Return how many CPUs affinity and cpuset leave, and how many cores those are."""
+    some = "" if cores == allowed else f" ({cores} cores)"
+    note = f"of {online} CPUs{some} are left to them by affinity or cpuset"
+    return Evidence("job.cpus_allowed_count", float(allowed), "count", note)
+
+
 def main_thread(rank: Rank, column: str, lost: Lost, rows: NDArray[np.bool_]) -> Float:
     """Return float64[n]: part of each chosen piece by which a counter of the main thread rose.
 

@@ -51,6 +51,7 @@ from clusterprof import signals
 from clusterprof.detectors.base import (
     Claims,
     busiest,
+    cpus_left,
     grown,
     held_back,
     mean_over,
@@ -113,11 +114,10 @@ class CpuContention:
 
 def _needed(crowd: Crowd) -> list[Evidence]:
     """What affinity left, against what would have been used."""
-    cores = "" if crowd.cores == len(crowd.allowed) else f" ({crowd.cores} cores)"
-    allowed = f"of {crowd.online} CPUs{cores} are left to them by affinity or cpuset"
+    kept_busy = "CPUs would have been kept busy"
     return [
-        Evidence("job.cpus_needed_count", crowd.needed, "count", "CPUs would have been kept busy"),
-        Evidence("job.cpus_allowed_count", float(len(crowd.allowed)), "count", allowed),
+        Evidence("job.cpus_needed_count", crowd.needed, "count", kept_busy),
+        cpus_left(len(crowd.allowed), crowd.cores, crowd.online),
     ]
 
 

@@ -10,6 +10,7 @@ from builders import activity, chunk, header, lost, process, rank, spans, thread
 from feedings import feeding
 
 from clusterprof.detectors.cpu_contention import CpuContention
+from clusterprof.detectors.cpu_preprocess import CpuPreprocess
 from clusterprof.probe.layout import DATA_WAIT, FETCH, WORKER_START
 from clusterprof.timeline.crowding import Cpus, cpus_of, crowd_of, is_loader
 from clusterprof.timeline.model import PHASE_DATA_WAIT, Placement, Process, Rank
@@ -148,6 +149,21 @@ def test_contention_is_called_affinity_where_it_is() -> None:
     }
     assert free.resource == "" and [one.name for one in free.evidence] == ["thread.runnable_ratio"]
     np.testing.assert_array_equal(bound.share, free.share)  # it is the same time, by another name
+
+
+def test_workers_that_compute_are_told_which_cpus_there_are() -> None:
+    pieces = lost((0, 4, 4.0, PHASE_DATA_WAIT), step=3)
+
+    def said(*cpus: int) -> list[tuple[str, float, str]]:
+        claims = CpuPreprocess().claim(
+            job(*cpus), pieces, feeding({"user_cpu": 0.9}), CpuPreprocess.Limits()
+        )
+        assert claims is not None
+        return [(one.name, one.value, one.note) for one in claims.evidence][2:]
+
+    note = "of 8 CPUs (2 cores) are left to them by affinity or cpuset"
+    assert said(0, 1, 4, 5) == [("job.cpus_allowed_count", 4.0, note)]
+    assert said(*range(8)) == []
 
 
 @pytest.mark.parametrize("cpus", [2, None, {"online": "what"}, {"online": 3}, {}])
