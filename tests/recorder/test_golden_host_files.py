@@ -13,8 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import HOSTS
-from test_golden_hosts import PATIENCE, S, accepted, lines_of
+from test_golden_hosts import HOSTS, PATIENCE, S, accepted, lines_of
 
 from clusterprof.cli.doctor import _print_looks
 from clusterprof.collectors.base import Context
