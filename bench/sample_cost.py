@@ -37,8 +37,10 @@ from clusterprof.linux.roots import Roots
 TURNS = 15
 SAMPLES = 50
 SETTLE_S = 6
-# No kernel files (docs/gpu-notes.md has their cost), and what a thread reads now and then.
+# No kernel files (docs/gpu-notes.md has their cost), what a thread reads now and then, and what is
+# opened anew every few seconds, so that C would not read it too.
 LEFT_OUT = {"gpu_nvidia", "gpu_amd", "gpu_intel", "gpu_emulated", "ethtool", "rdma"}
+LEFT_OUT |= {"cpu_clock", "kernel_threads", "placement", "shm"}
 PER_PROCESS = ("stat", "io", "schedstat", "wchan")
 KERNEL_FILES = ("/proc/", "/sys/")
 

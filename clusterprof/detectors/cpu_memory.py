@@ -15,7 +15,7 @@ pages.
 
 Its share is the part of the critical thread's time that was blocked in memory management: major
 faults of that thread, or a kernel function of reclaim or swap in `wchan`. Evidence is the pressure
-on memory in those intervals.
+on memory in those intervals, what was read back from swap, and how long kswapd ran.
 
 ## What to do
 
@@ -32,10 +32,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from clusterprof import signals
-from clusterprof.detectors.base import Claims, mean_over, pressure, waited
+from clusterprof.detectors.base import Claims, grown, mean_over, pressure, waited
 from clusterprof.findings import Cause, Evidence
-from clusterprof.timeline.model import Feeding, Lost, Rank
+from clusterprof.timeline.model import Feeding, Float, Lost, Rank
+
+_KSWAPD_FROM_RATIO = 0.05
 
 
 class CpuMemory:
@@ -70,4 +74,17 @@ class CpuMemory:
         )
         note = "of that time, some task of the node waited for memory"
         grade, pressed = pressure(rank, signals.PRESSURE_MEMORY_SOME, lost, share, note)
-        return Claims(share, grade, (waiting, *pressed))
+        return Claims(share, grade, (waiting, *pressed, *_found(rank, lost, share)))
+
+
+def _found(rank: Rank, lost: Lost, share: Float) -> list[Evidence]:
+    """How memory was found meanwhile: out of swap, else by kswapd. Said only where it was."""
+    swapped = grown(rank, signals.MEMORY_SWAP_IN.name, "", lost, share)
+    if swapped:
+        note = "were read back from swap meanwhile"
+        return [Evidence(signals.MEMORY_SWAP_IN.name, swapped, "bytes", note)]
+    freed = grown(rank, signals.KERNEL_CPU.name, "kswapd", lost, share) or 0.0
+    ratio = freed / max(1.0, float(np.sum((lost.end_ns - lost.start_ns)[share > 0])))
+    if ratio < _KSWAPD_FROM_RATIO:
+        return []
+    return [Evidence("kernel.kswapd_ratio", ratio, "ratio", "of that time, kswapd ran")]

@@ -17,7 +17,9 @@ share is the part of that thread's time spent on a CPU, without the kernel's wor
 device. The thread reports its own CPU time with each batch, beside the kernel's count of the same
 thread. When a batch is ready and held up because the worker's interpreter is busy with the next
 one, that counts too. Where workers rest for most of the time and would have made the batch ahead
-had they been allowed to, it is `cpu-loader-config`.
+had they been allowed to, it is `cpu-loader-config`. Where affinity or a cpuset leaves the rank
+fewer CPUs than the node has, evidence says how many, and how many cores those are: two busy
+hyper-threads do little more than one.
 
 ## What to do
 
@@ -38,8 +40,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.detectors.base import Claims, computing, hand_over, mean_over
+from clusterprof.detectors.base import Claims, computing, cpus_left, hand_over, mean_over
 from clusterprof.findings import Cause, Evidence
+from clusterprof.timeline.crowding import allowed_to, node_cpus
 from clusterprof.timeline.model import Feeding, Lost, Rank
 
 
@@ -82,6 +85,16 @@ class CpuPreprocess:
                 "count",
                 "dataloader workers of the rank",
             ),
+            *_cpus(rank),
         )
         resource = f"worker pid {int(pids[0])}" if pids.size == 1 else ""
         return Claims(share, "A", evidence, resource)
+
+
+def _cpus(rank: Rank) -> list[Evidence]:
+    """Said only where there are fewer than the node has: more workers may find none free."""
+    cpus = node_cpus(rank.chunk)
+    allowed = allowed_to((rank.main, *rank.workers), cpus)
+    if not allowed or allowed == cpus.online:
+        return []
+    return [cpus_left(len(allowed), cpus.cores_among(allowed), len(cpus.online))]

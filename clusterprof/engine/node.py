@@ -21,6 +21,7 @@ from clusterprof.attribution.partial import EMPTY, Partial, merge
 from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
 from clusterprof.attribution.spent import Spending
 from clusterprof.engine.endings import Ending, Endings
+from clusterprof.engine.host_notes import HostNotes
 from clusterprof.engine.spill import IN_MEMORY, Place, Shelf
 from clusterprof.findings import NodeFacts
 from clusterprof.signals import SELF_CPU
@@ -49,6 +50,8 @@ class NodeResult:
     """Its counters in the time of operations between ranks."""
     network_throughout: NodeNetwork = field(default_factory=NodeNetwork)
     """The same of all the time, where nobody marked an operation."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know of its host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,9 @@ def analyse_node(
     """
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
     meter, endings, network = _Meter(), Endings(), NetworkMeter()
-    throughout = NetworkMeter(throughout=True)
-    chunks = endings.watch(meter.watch(throughout.watch(network.watch(load.chunks()))))
+    throughout, host = NetworkMeter(throughout=True), HostNotes()
+    chunks = host.watch(throughout.watch(network.watch(load.chunks())))
+    chunks = endings.watch(meter.watch(chunks))
     with Shelf(place) as shelf:
         books = books_of(chunks, limits, shelf)
     loaded = load.facts()
@@ -92,7 +96,9 @@ def analyse_node(
         dropped_spans=loaded.dropped_spans,
         recorder_cpu_ratio=meter.cpu_ratio(duration_ns),
     )
-    return NodeResult(facts, books, loaded, endings.all(), network.done(), throughout.done())
+    return NodeResult(
+        facts, books, loaded, endings.all(), network.done(), throughout.done(), host.notes()
+    )
 
 
 def books_of(

@@ -11,6 +11,7 @@ from clusterprof.engine.blinds import blinds_of
 from clusterprof.engine.caused import doings_of, nobodys
 from clusterprof.engine.culprits import findings_of
 from clusterprof.engine.driver_errors import notes_of
+from clusterprof.engine.host_notes import of_nodes
 from clusterprof.engine.job import job_facts
 from clusterprof.engine.metrics import metrics_of
 from clusterprof.engine.peers import Across
@@ -56,7 +57,13 @@ def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -
             *blinds_of(nodes, books, across.unmatched, left_out),
             *across.blinds,
         ),
-        notes=(*_notes(books), *notes_of(nodes), *across.notes, *_copies(left_out)),
+        notes=(
+            *_notes(books),
+            *notes_of(nodes),
+            *of_nodes([(node.facts.name, node.notes) for node in nodes]),
+            *across.notes,
+            *_copies(left_out),
+        ),
         job=job_facts(nodes, across.clock_bound_ns, across.clock_reason),
         tail=_tail(across, books),
         nobody=() if witness is None else _largest_first(nobodys(books)),

@@ -36,6 +36,7 @@ _STATE, _PARENT, _MAJOR_FAULTS, _USER, _SYSTEM, _THREADS, _STARTED, _RSS = (
     19,
     21,
 )
+_PROCESSOR = 36
 _BLOCK_IO = 39
 
 
@@ -113,6 +114,11 @@ def parse_thread_stat(data: bytes, block_io: bool = True) -> tuple[int, int, int
         int(words[_BLOCK_IO]) * NS_PER_TICK if block_io else -1,
         int(words[_MAJOR_FAULTS]),
     )
+
+
+def parse_processor(data: bytes) -> int:
+    """Return the CPU a task runs or last ran on, from its `stat` line."""
+    return int(data[data.rindex(b")") + 2 :].split(None, _PROCESSOR + 1)[_PROCESSOR])
 
 
 def parse_io(data: bytes) -> TaskIo:
@@ -200,11 +206,7 @@ class TaskFile:
         """Return the content as it is now; raises OSError (ESRCH: the task is gone)."""
         if self.fd >= 0:
             return os.pread(self.fd, size, 0)
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(fd, size)
-        finally:
-            os.close(fd)
+        return read_unheld(self.path, size)
 
     def close(self) -> None:
         """Close the descriptor if one is held; harmless when repeated."""
@@ -212,6 +214,15 @@ class TaskFile:
             os.close(self.fd)
             self.fd = -1
             self._descriptors.held -= 1
+
+
+def read_unheld(path: str, size: int = _READ_BYTES) -> bytes:
+    """Return the beginning of a file that is not worth holding; raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, size)
+    finally:
+        os.close(fd)
 
 
 def hold(path: str, descriptors: Descriptors) -> TaskFile | None:

@@ -14,6 +14,7 @@ from typing import Any
 import clusterprof
 from clusterprof.linux.mountinfo import mount_of, parse_mountinfo
 from clusterprof.linux.roots import Roots
+from clusterprof.linux.topology import accelerator_nodes, topology
 from clusterprof.linux.tree import entries, number, text
 from clusterprof.recorder import fabric, identity, links
 from clusterprof.trace.schema import SCHEMA_VERSION
@@ -77,6 +78,10 @@ def _cpus(roots: Roots) -> dict[str, Any]:
     cpus: dict[str, Any] = {"count": count or os.cpu_count() or 0}
     if model:
         cpus["model"] = model
+    cpus |= topology(roots)
+    nodes = accelerator_nodes(roots)
+    if nodes:
+        cpus["accelerators"] = nodes
     return cpus
 
 

@@ -13,6 +13,32 @@ CPU_STEAL = _signal("cpu.steal_ns_total", "cpu", "Time the hypervisor gave to so
 CPU_RUNNABLE = _signal("cpu.runnable_count", "", "Tasks running or ready to run on the node.")
 CPU_BLOCKED = _signal("cpu.blocked_count", "", "Tasks waiting for I/O on the node.")
 
+# --- runqueue: /proc/schedstat --------------------------------------------------------------------
+CPU_RUN_DELAY = _signal(
+    "cpu.run_delay_ns_total", "cpu", "Time tasks were ready to run on it and waited; sum of tasks."
+)
+
+# --- cpu_clock: cpufreq, thermal_throttle, hwmon; device = package, temperatures: sensor ----------
+CPU_CLOCK = _signal("cpu.clock_hertz", "package", "Clock; mean of up to eight of its CPUs.")
+CPU_CLOCK_LIMIT = _signal(
+    "cpu.clock_limit_hertz", "package", "Highest clock its governor may ask for now."
+)
+CPU_CORE_THROTTLES = _signal(
+    "cpu.core_throttles_total", "package", "Times a core was too hot and slowed; sum of cores."
+)
+CPU_PACKAGE_THROTTLES = _signal(
+    "cpu.package_throttles_total", "package", "Times the package was too hot and slowed."
+)
+CPU_THROTTLED = _signal(
+    "cpu.throttled_ns_total", "package", "Time slowed by heat: of the package or its worst core."
+)
+CPU_TEMPERATURE = _signal("cpu.temperature_celsius", "sensor", "Temperature of a CPU package.")
+
+# --- kernel_threads: /proc/<pid>/schedstat of the kernel's own threads ----------------------------
+KERNEL_CPU = _signal(
+    "kernel.cpu_ns_total", "family", "CPU time of the kernel's threads of that name, since seen."
+)
+
 # --- pressure: /proc/pressure, <cgroup>/*.pressure; device "" = node, "cgroup" = the job's --------
 PRESSURE_CPU_SOME = _signal(
     "pressure.cpu_some_ns_total", "scope", "Time at least one task waited for a CPU."
@@ -49,6 +75,41 @@ MEMORY_OOM_KILLS = _signal("memory.oom_kills_total", "", "Processes killed for w
 MEMORY_NUMA_MISSES = _signal(
     "memory.numa_misses_total", "node", "Allocations that fell on another NUMA node."
 )
+
+# --- reclaim: /proc/vmstat, node*/numastat --------------------------------------------------------
+MEMORY_FAULTS = _signal("memory.faults_total", "", "Page faults of all kinds.")
+MEMORY_KSWAPD_SCAN = _signal(
+    "memory.kswapd_scan_pages_total", "", "Pages that kswapd looked at to find some to free."
+)
+MEMORY_KSWAPD_STEAL = _signal("memory.kswapd_freed_pages_total", "", "Pages that kswapd freed.")
+MEMORY_DIRECT_STEAL = _signal(
+    "memory.direct_freed_pages_total", "", "Pages an allocating task had to free itself."
+)
+MEMORY_STALLS = _signal(
+    "memory.allocation_stalls_total", "", "Times an allocating task began to free pages itself."
+)
+MEMORY_HUGE_FAULTS = _signal(
+    "memory.huge_faults_total", "", "Page faults that were given a huge page."
+)
+MEMORY_HUGE_FALLBACKS = _signal(
+    "memory.huge_fallbacks_total", "", "Page faults for which no huge page was free."
+)
+MEMORY_COMPACTION_STALLS = _signal(
+    "memory.compaction_stalls_total", "", "Times a task moved pages itself to make a huge one."
+)
+MEMORY_NUMA_HITS = _signal(
+    "memory.numa_hits_total", "node", "Allocations that fell on the NUMA node that was wanted."
+)
+MEMORY_NUMA_LOCAL = _signal(
+    "memory.numa_local_total", "node", "Allocations on this node by tasks that ran on it."
+)
+MEMORY_NUMA_REMOTE = _signal(
+    "memory.numa_remote_total", "node", "Allocations on this node by tasks that ran on another."
+)
+
+# --- shm: statvfs of /dev/shm, as the job's first process sees it ---------------------------------
+SHM_USED = _signal("shm.used_bytes", "folder", "What lies in shared memory, batches among it.")
+SHM_SIZE = _signal("shm.size_bytes", "folder", "What may lie there.")
 
 # --- cgroup: the job's own, v1 and v2 -----------------------------------------------------------
 CGROUP_CPU = _signal("cgroup.cpu_ns_total", "", "CPU time used by the job's cgroup.")

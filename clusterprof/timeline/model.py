@@ -74,6 +74,18 @@ class ProcessIo:
 
 
 @dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one process may run and have its memory, as last seen, and where it ran."""
+
+    cpus: frozenset[int]
+    """CPUs that affinity and cpuset leave it; empty = unknown."""
+    nodes: frozenset[int]
+    """NUMA nodes it may have memory of; empty = unknown."""
+    ran_on: Int
+    """The CPU its main thread had last run on, at each look."""
+
+
+@dataclass(frozen=True, slots=True)
 class Process:
     """One process of the job in this chunk."""
 
@@ -91,6 +103,7 @@ class Process:
     threads: Mapping[int, ThreadTable]
     """By tid; the main thread's tid is the pid."""
     io: ProcessIo | None
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True)

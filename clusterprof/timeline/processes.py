@@ -8,6 +8,7 @@ from typing import Any
 from clusterprof.probe.layout import WORKER_START
 from clusterprof.timeline.buffers import RowBuffer, groups
 from clusterprof.timeline.model import Int, Process, ProcessIo, SpanTable, ThreadTable
+from clusterprof.timeline.placement import Placements
 from clusterprof.timeline.spans import SpanBuffer
 from clusterprof.trace.schema import Event, Rows, Spans
 from clusterprof.trace.spanframes import PackedSpans
@@ -41,6 +42,7 @@ class ProcessBuffer:
         self._threads = RowBuffer([*_THREADS.values(), "pid", "tid", "name"])
         self._rows = RowBuffer([*_IO.values(), *_WHO])
         self._spans = SpanBuffer()
+        self._placements = Placements()
         self._registered: dict[int, Mapping[str, Any]] = {}
         self._exited_ns: dict[int, int] = {}
         self._who: dict[int, tuple[int, int, str]] = {}  # parent, started ticks, name
@@ -49,7 +51,7 @@ class ProcessBuffer:
         self._thread_names: tuple[str, ...] = ()
 
     def add_rows(self, rows: Rows) -> None:
-        """Take a frame of one of the two tables; others are not ours."""
+        """Take a frame of one of the three tables; others are not ours."""
         if rows.table == "threads":
             self._threads.add(rows)
             self._wchan_names = _longer(self._wchan_names, rows.strings.get("wchan"))
@@ -57,6 +59,8 @@ class ProcessBuffer:
         elif rows.table == "processes":
             self._rows.add(rows)
             self._names = _longer(self._names, rows.strings.get("name"))
+        elif rows.table == "placement":
+            self._placements.add(rows)
 
     def add_spans(self, spans: Spans | PackedSpans) -> None:
         """Take a frame of spans."""
@@ -81,6 +85,7 @@ class ProcessBuffer:
         rows = self._rows.take(end_ns)
         io = {pid: _io(table) for pid, table in groups(rows, "pid").items()}
         self._learn(rows)
+        self._placements.turn(start_ns, end_ns)
         taken = self._spans.take(end_ns, last)
         spans = taken.of
         registered = [p for p in self._registered if self._exited_ns.get(p, end_ns) >= start_ns]
@@ -116,11 +121,13 @@ class ProcessBuffer:
             ticks = of_spans
         elif ticks < 0:
             ticks = int(registration.get("started_ticks", -1))
-        return Process(pid, ticks, parent, name, registration, spans, threads, io)
+        placement = self._placements.of(pid)
+        return Process(pid, ticks, parent, name, registration, spans, threads, io, placement)
 
     def _forget(self, start_ns: int, seen: set[int]) -> None:
         """Drop processes that were not in this chunk at all."""
         self._spans.forget(seen)
+        self._placements.forget(seen)
         for pid in [pid for pid in self._who if pid not in seen]:
             del self._who[pid]
         for pid in [pid for pid, t in self._exited_ns.items() if t < start_ns]:

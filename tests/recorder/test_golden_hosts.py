@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HOSTS
 
 from clusterprof.cli.doctor import _print_looks
 from clusterprof.collectors.base import Context
@@ -22,6 +22,7 @@ from clusterprof.recorder.inspect import look_at
 from clusterprof.recorder.slot import Slot
 from clusterprof.trace.schema import Columns, Event, Gap, Record
 
+HOSTS = Path(__file__).parents[1] / "hosts"
 PATIENCE = 20.0
 S = 1_000_000_000
 NAMES = ("mi300x-node", "intel-max-node")
