@@ -1,0 +1,187 @@
+"""Where in a job we are: its launchers, its name, and its processes on this node.
+
+Processes that registered with a recorder of the job are known by that; without one those of our own
+user are taken that carry a launcher's rank and the same job's name. Of processes below one another
+with the same rank (a shell, dataloader workers) the first counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterprof.linux.roots import Roots
+from clusterprof.recorder import identity
+from clusterprof.recorder.registry import checked
+from clusterprof.recorder.rundir import choose_base, read_small_json, run_dir_path
+
+# Outermost first; what tells of each.
+_LAUNCHERS = (
+    ("Kubernetes", ("KUBERNETES_SERVICE_HOST",)),
+    ("Slurm", ("SLURM_JOB_ID",)),
+    ("PBS", ("PBS_JOBID",)),
+    ("LSF", ("LSB_JOBID",)),
+    ("Flux", ("FLUX_JOB_ID",)),
+    ("Ray", ("RAY_JOB_ID",)),
+    ("PALS", ("PALS_RANKID",)),
+    ("Open MPI", ("OMPI_COMM_WORLD_RANK",)),
+    ("MVAPICH", ("MV2_COMM_WORLD_RANK",)),
+    ("MPI", ("PMI_RANK",)),
+    ("torchrun", ("TORCHELASTIC_RUN_ID",)),
+)
+DEVICE_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "HABANA_VISIBLE_DEVICES",
+    "NEURON_RT_VISIBLE_CORES", "TPU_VISIBLE_CHIPS", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS",
+    "SLURM_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK",
+    "SLURM_GPU_BIND",
+)  # fmt: skip
+"""Variables that say which accelerators a process may use."""
+_ENVIRON_BYTES_AT_MOST = 1 << 20
+_SCANNED_AT_MOST = 8192
+_VALUE_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One rank's process on this node."""
+
+    pid: int
+    rank: int | None
+    node_local_rank: int | None
+    device: str
+    """The device it said it uses when it registered; "" = it did not say."""
+    chosen: Mapping[str, str]
+    """Those of DEVICE_VARIABLES that it has."""
+    here: bool
+    """True for the place in which doctor itself was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is known of the job."""
+
+    launchers: tuple[str, ...]
+    """Those that left variables, the outermost first; () = started by hand."""
+    job: str
+    """Its name; "" = it has none."""
+    facts: Mapping[str, Any]
+    """rank, world_size, node_local_rank, node_number, node."""
+    allocation_only: bool
+    """True within an allocation of Slurm but in none of its steps."""
+    run_dir: Path | None
+    """Where a recorder of this job would be, None when there was none."""
+    processes: tuple[Process, ...]
+    from_recorder: bool
+    """True when the processes are those that registered with the recorder."""
+
+
+def find_place(roots: Roots, environ: Mapping[str, str], pid: int, parent_pid: int) -> Place:
+    """Return where we are; reads environments of our own user's processes and starts nothing."""
+    facts = identity.resolved(environ)
+    job = identity.launcher_job(environ, parent_pid) or ""
+    launchers = [name for name, marks in _LAUNCHERS if any(mark in environ for mark in marks)]
+    if not launchers and facts["rank"] is not None:
+        launchers = ["a launcher that sets RANK"]
+    run_dir = run_dir_path(choose_base(environ), identity.boot8(roots), job) if job else None
+    registered = _registered(roots, run_dir, environ) if run_dir is not None else []
+    processes = registered or _ranked(roots, environ, pid)
+    return Place(
+        tuple(launchers),
+        job,
+        {
+            "rank": facts["rank"],
+            "world_size": facts["world_size"],
+            "node_local_rank": facts["node_local_rank"],
+            "node_number": facts["node_number"],
+            "node": identity.display_name(environ),
+        },
+        "SLURM_JOB_ID" in environ and facts["rank"] is None,
+        run_dir if registered else None,
+        tuple(sorted(processes, key=_order)),
+        bool(registered),
+    )
+
+
+def _order(process: Process) -> tuple[int, int, int]:
+    local, rank = process.node_local_rank, process.rank
+    return (1 << 30 if local is None else local, 1 << 30 if rank is None else rank, process.pid)
+
+
+def _registered(roots: Roots, run_dir: Path, environ: Mapping[str, str]) -> list[Process]:
+    found: dict[int, Process] = {}
+    for path in sorted((run_dir / "register").glob("*.json")):
+        entry = checked(read_small_json(str(path)) or {})
+        if entry is None:
+            continue
+        pid = int(entry["pid"])
+        if identity.started_ticks(str(roots.proc), pid) != entry["started_ticks"]:
+            continue
+        variables = _environ(roots, pid) or entry["variables"]
+        found[pid] = _process(pid, {**entry["variables"], **variables}, str(entry["device"]), False)
+    ranks = [one for one in found.values() if one.rank is not None]
+    return ranks or list(found.values())
+
+
+def _ranked(roots: Roots, environ: Mapping[str, str], own_pid: int) -> list[Process]:
+    """Return the processes of our user with a rank in the job of the same name."""
+    job = identity.named_job(environ)
+    found: dict[int, tuple[int, Process]] = {}
+    numbers = [int(name) for name in _list(roots.proc) if name.isdigit()]
+    for pid in sorted(numbers)[-_SCANNED_AT_MOST:]:  # the newest: a job is younger than its node
+        variables = dict(environ) if pid == own_pid else _environ(roots, pid)
+        if not variables or identity.named_job(variables) != job:
+            continue
+        fields = identity.stat_fields(str(roots.proc), pid)
+        process = _process(pid, variables, "", pid == own_pid)
+        if process.rank is not None and fields is not None:
+            found[pid] = (int(fields[1]), process)
+    tops: dict[int, Process] = {}
+    for pid, (_, process) in found.items():
+        top = pid
+        while top in found and _same_rank(found, top):
+            top = found[top][0]
+        here = process.here or (top in tops and tops[top].here)
+        first = found[top][1]
+        tops[top] = Process(first.pid, first.rank, first.node_local_rank, "", first.chosen, here)
+    return list(tops.values())
+
+
+def _same_rank(found: Mapping[int, tuple[int, Process]], pid: int) -> bool:
+    """True when the parent is in the list too, and of the same rank."""
+    parent = found[pid][0]
+    return parent in found and parent != pid and found[parent][1].rank == found[pid][1].rank
+
+
+def _process(pid: int, variables: Mapping[str, str], device: str, here: bool) -> Process:
+    chosen = {
+        name: variables[name][:_VALUE_CHARACTERS] for name in DEVICE_VARIABLES if name in variables
+    }
+    rank, local = identity.global_rank(variables), identity.node_local_rank(variables)
+    return Process(pid, rank, local, device, chosen, here)
+
+
+def _environ(roots: Roots, pid: int) -> dict[str, str] | None:
+    """Return the environment of a process of our own user; None for any other."""
+    folder = roots.proc / str(pid)
+    try:
+        if os.stat(folder).st_uid != os.geteuid():
+            return None
+        with open(folder / "environ", "rb") as environ:
+            content = environ.read(_ENVIRON_BYTES_AT_MOST)
+    except OSError:
+        return None
+    pairs = (entry.partition(b"=") for entry in content.split(b"\0"))
+    return {
+        name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs
+    }
+
+
+def _list(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
