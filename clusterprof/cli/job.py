@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 _NARROWEST = 60
 _LIST_AT_MOST = 16
 _LABEL = 14
+_REMEDY = " " * (_LABEL - 2) + "->"
+_OWNERS = {
+    "you": "You can change",
+    "job": "Whoever submits the job can change",
+    "cluster admin": "The cluster admin can change",
+}
 
 
 def job_text(found: Surroundings, width: int = WIDTH) -> str:
@@ -21,7 +27,7 @@ def job_text(found: Surroundings, width: int = WIDTH) -> str:
     width = max(width, _NARROWEST)
     parts = [
         _job(found),
-        _changes(found),
+        *_changes(found),
         _devices(found),
         _cores(found.affinity),
         _files(found.files),
@@ -30,11 +36,9 @@ def job_text(found: Surroundings, width: int = WIDTH) -> str:
     ]
     lines: list[str] = []
     for title, rows in parts:
-        if not rows:
-            continue
         lines += ["", title] if lines else [title]
         for label, text in rows:
-            lines += hanging(f"  {label:<{_LABEL}}" if label else "  ", text, width, 1000)
+            lines += hanging(f"  {label:<{_LABEL}}  " if label else "  ", text, width, 1000)
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -64,19 +68,18 @@ def _job(found: Surroundings) -> tuple[str, _Rows]:
     return "Job", rows
 
 
-def _changes(found: Surroundings) -> tuple[str, _Rows]:
-    rows: _Rows = []
+def _changes(found: Surroundings) -> list[tuple[str, _Rows]]:
+    """Return a section for everybody who can change something."""
+    by_owner: dict[str, _Rows] = {}
     for change in found.changes:
-        rows.append((change.owner, f"{change.message}. {_sentence(change.remedy)}"))
-    return ("To change, and by whom", rows) if rows else ("Nothing to change.", [("", "")][:0])
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text and text[0].isalpha() else f"{text}."
+        rows = by_owner.setdefault(change.owner, [])
+        rows.append((change.about, change.message))
+        rows.append((_REMEDY, change.remedy))
+    return [(_OWNERS.get(owner, owner), rows) for owner, rows in by_owner.items()]
 
 
 def _devices(found: Surroundings) -> tuple[str, _Rows]:
-    rows: _Rows = []
+    rows: _Rows = [] if found.devices else [("", "none was found")]
     for entry in found.devices[:_LIST_AT_MOST]:
         words = [str(entry["id"])]
         if entry.get("emulated"):
@@ -90,7 +93,7 @@ def _devices(found: Surroundings) -> tuple[str, _Rows]:
         rows.append(("", f"and {rest} more: --json"))
     for name, value in _chosen(found).items():
         rows.append(("", f"{name}={value}"))
-    return "Accelerators", rows or [("", "none was found")]
+    return "Accelerators", rows
 
 
 def _whose(entry: Mapping[str, Any]) -> str:

@@ -123,7 +123,7 @@ def _marked(looks: Sequence[Look]) -> list[Look]:
     ]
 
 
-def look_at_spans(environ: dict[str, str]) -> Look:
+def look_at_spans(environ: Mapping[str, str]) -> Look:
     """Say whether the probe of a job could report spans here: they travel through memory."""
     base = choose_base(environ)
     try:

@@ -1,7 +1,7 @@
 """What a job finds on this node: its devices, cores, file systems and links, and who can do more.
 
-Everything is read from /proc, /sys, the environment and the collectors, once; nothing is started but
-the helpers of isolated collectors, and no server is asked.
+Everything is read from /proc, /sys, the environment and the collectors, once; nothing is started
+but the helpers of isolated collectors, and no server is asked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from clusterprof.collectors.base import Context
 from clusterprof.linux.roots import Roots
-from clusterprof.recorder.inspect import OWNER_YOU, Look, look_at
+from clusterprof.recorder.inspect import OWNER_YOU, Look, look_at, look_at_spans
 from clusterprof.recorder.surroundings import affinity, devices, fabric, files, kernel
 from clusterprof.recorder.surroundings.change import ADMIN, JOB, YOU, Change
 from clusterprof.recorder.surroundings.place import Place, find_place
@@ -68,7 +68,7 @@ def look_around(
     roots = roots or Roots()
     place = find_place(roots, environ, *own)
     pids = [process.pid for process in place.processes]
-    looks = look_at(collectors, roots, isolate, place.run_dir, pids)
+    looks = [*look_at(collectors, roots, isolate, place.run_dir, pids), look_at_spans(environ)]
     found = devices.whose(looks, place.processes)
     # With a recorder's word for who is of the job, cores are those of the job and not ours.
     first = place.processes[0].pid if place.from_recorder and place.processes else None

@@ -167,11 +167,12 @@ def changes(
         remedy = "ask for more CPUs, or raise limits.cpu of the container to what it requests"
         out.append(Change("affinity", f"{message}: what is beyond it is throttled", remedy, JOB))
     elif workers < 1 and online and online > allowed:
-        message = f"a rank has {allowed / sharing:g} CPUs{of}: no core for dataloader workers"
+        message = f"a rank has {_cpus(allowed / sharing)}{of}: no core for dataloader workers"
         out.append(Change("affinity", message, _more_cores(launchers), JOB))
     threads = affinity.get("omp_num_threads")
     if threads is not None and threads * sharing > allowed:
-        message = f"OMP_NUM_THREADS={threads} in {sharing} ranks is more than {allowed} CPUs"
+        ranks = "a rank" if sharing == 1 else f"{sharing} ranks"
+        message = f"OMP_NUM_THREADS={threads} of {ranks} on {_cpus(allowed)} takes turns"
         remedy = f"set OMP_NUM_THREADS={max(1, allowed // sharing)} or less"
         out.append(Change("affinity", message, remedy, YOU))
     nodes = set(affinity.get("numa_nodes", ()))
@@ -190,6 +191,10 @@ def changes(
         message = "how many CPUs the node has cannot be read"
         out.append(Change("affinity", message, "mount /sys into the container", ADMIN))
     return out
+
+
+def _cpus(count: float) -> str:
+    return f"{count:g} CPU{'' if count == 1 else 's'}"
 
 
 def _more_cores(launchers: Sequence[str]) -> str:

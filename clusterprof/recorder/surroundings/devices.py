@@ -26,8 +26,8 @@ def whose(looks: Sequence[Look], processes: Sequence[Process]) -> list[dict[str,
     """Return one entry per accelerator of the node, with the ranks it belongs to.
 
     id, collector, name, pci_bus_id, numa_node, index, emulated where they are known, and `users`:
-    pid, rank, how (SEEN, REGISTERED, ONLY, BY_LOCAL_RANK: the surest there is), here. `visible`: whether
-    any process of the job may see it; None without such a process.
+    pid, rank, how (SEEN, REGISTERED, ONLY, BY_LOCAL_RANK: the surest there is), here (doctor's own
+    place). `visible`: whether any process of the job may see it; None without such a process.
     """
     out = []
     for look in looks:

@@ -1,8 +1,8 @@
 """On which file systems the job works: its folder, home, temporary files, memory, data.
 
-Of a path the mount is looked up in our own mount table; a server is never asked. How much room there
-is is asked of local file systems only. Options are those that decide speed; an option that may name
-a person or a secret is never shown.
+Of a path the mount is looked up in our own mount table; a server is never asked. How much room
+there is is asked of local file systems only. Options are those that decide speed; an option that
+may name a person or a secret is never shown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPTIONS = frozenset((
     "nfsvers", "proto", "nconnect", "max_connect", "rsize", "wsize", "actimeo", "acregmin",
     "acregmax", "acdirmin", "acdirmax", "lookupcache", "fsc", "local_lock", "timeo", "retrans",
     "flock", "localflock", "lazystatfs", "cache", "multichannel", "max_channels", "size",
-    "nr_inodes", "huge", "direct_io", "kernel_cache", "max_read", "nobarrier", "discard", "dax",
+    "nr_inodes", "huge", "direct_io", "kernel_cache", "max_read", "nobarrier", "dax",
 ))  # fmt: skip
 _MEMORY = frozenset(("tmpfs", "ramfs"))
 _LOCAL = _MEMORY | {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay"}
