@@ -3,6 +3,26 @@
 Calls into the driver can hang for ever or crash the process, so the recorder never makes them
 itself: it runs `recorder.isolated.IsolatedCollector("gpu_nvidia", …)`, whose helper process uses
 the package `nvml` directly. This class is the same source in the process that opens it.
+
+## Source
+
+NVML of the driver, `libnvidia-ml.so.1` (docs.nvidia.com/deploy/nvml-api).
+
+## Privilege
+
+None for most; a container needs the driver's library (NVIDIA runtime). Profiling counters may be
+kept for root (NVreg_RestrictProfilingToAdminUsers).
+
+## Cost
+
+A process of its own (15 MB) that asks each GPU some 20 questions; one that takes more than 5 ms is
+asked ten times less often. The recorder itself only reads a pipe.
+
+## Where it is blind
+
+Busy means that some kernel ran, whatever it did: a collective that waits is busy too, and only SM
+activity, power and traffic tell it apart. Samples of the driver are a sixth of a second to a second
+apart. What MIG or a virtual GPU does not tell is a reason.
 """
 
 from __future__ import annotations

@@ -4,6 +4,25 @@ Columns: bytes, drops, errors, link speed and changes of the carrier of every in
 or has carried traffic, the loopback left out; then the three `tcp.*` of our network namespace. The
 link speed is read when the collector opens: it takes the network stack's lock, and an interface
 that comes up opens it anew.
+
+## Source
+
+`/proc/net/{dev,snmp,netstat}` and `/sys/class/net/*/{speed,carrier_changes}`
+(docs.kernel.org/networking/statistics, networking/snmp_counter).
+
+## Privilege
+
+None.
+
+## Cost
+
+Three files of our network namespace and one for each interface, once a second.
+
+## Where it is blind
+
+RDMA bypasses it: see `rdma`. Who sent is not told; `sockets` has the job's own connections. In a
+container only its own interfaces are seen, and their speed may be made up (virtual interfaces: not
+said). Drops inside switches appear as retransmissions here or at the peer.
 """
 
 from __future__ import annotations

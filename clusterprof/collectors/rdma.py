@@ -9,6 +9,25 @@ Some of these have 32, 16 or 8 bits and stop at their end: such a value is unkno
 not a rate of zero. Pause frames of a RoCE port are counted by its network interface: see
 `ethtool`. Reading asks the card's firmware, so a thread reads, and a value carries the time at
 which it was read; state and speed are read every 10 s.
+
+## Source
+
+`/sys/class/infiniband/*/ports/*/{counters,hw_counters,state,rate}`
+(Documentation/ABI/stable/sysfs-class-infiniband; names of hw_counters in drivers/infiniband/hw).
+
+## Privilege
+
+None for reading; resetting a counter that stands at its end is root's.
+
+## Cost
+
+A thread reads some 15 files for each port, once a second; reading asks the card's firmware.
+
+## Where it is blind
+
+Which rank or queue pair sent what. A counter at its end is unknown until it is reset. What happens
+within a switch shows only as waits, marks and retransmissions at this port. Traffic within the node
+(NVLink, shared memory) does not pass here.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ DEVICE_VARIABLES = (
     "SLURM_GPU_BIND",
 )  # fmt: skip
 """Variables that say which accelerators a process may use."""
+_OF_TASKS = ("SLURM_PROCID", "SLURM_LOCALID")
 _ENVIRON_BYTES_AT_MOST = 1 << 20
 _SCANNED_AT_MOST = 8192
 _VALUE_CHARACTERS = 256
@@ -81,13 +82,15 @@ class Place:
 
 def find_place(roots: Roots, environ: Mapping[str, str], pid: int, parent_pid: int) -> Place:
     """Return where we are; reads environments of our own user's processes and starts nothing."""
+    outside = "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ
+    if outside:  # a batch script is numbered as its first task, and is none
+        environ = {name: value for name, value in environ.items() if name not in _OF_TASKS}
     facts = identity.resolved(environ)
     job = identity.launcher_job(environ, parent_pid) or ""
     launchers = [name for name, marks in _LAUNCHERS if any(mark in environ for mark in marks)]
     if not launchers and facts["rank"] is not None:
         launchers = ["a launcher that sets RANK"]
-    run_dir = run_dir_path(choose_base(environ), identity.boot8(roots), job) if job else None
-    registered = _registered(roots, run_dir, environ) if run_dir is not None else []
+    run_dir, registered = _recorded(roots, environ, job)
     processes = registered or _ranked(roots, environ, pid)
     return Place(
         tuple(launchers),
@@ -99,8 +102,8 @@ def find_place(roots: Roots, environ: Mapping[str, str], pid: int, parent_pid: i
             "node_number": facts["node_number"],
             "node": identity.display_name(environ),
         },
-        "SLURM_JOB_ID" in environ and facts["rank"] is None,
-        run_dir if registered else None,
+        outside,
+        run_dir,
         tuple(sorted(processes, key=_order)),
         bool(registered),
     )
@@ -111,7 +114,23 @@ def _order(process: Process) -> tuple[int, int, int]:
     return (1 << 30 if local is None else local, 1 << 30 if rank is None else rank, process.pid)
 
 
-def _registered(roots: Roots, run_dir: Path, environ: Mapping[str, str]) -> list[Process]:
+def _recorded(
+    roots: Roots, environ: Mapping[str, str], job: str
+) -> tuple[Path | None, list[Process]]:
+    """Return the run directory of a recorder of this job, and who registered there and lives."""
+    if not job:
+        return None, []
+    mine = run_dir_path(choose_base(environ), identity.boot8(roots), job)
+    whole = environ.get("SLURM_JOB_ID", "")
+    others = mine.parent.glob(f"{mine.name[: -len(job)]}{whole}.*") if whole.isalnum() else ()
+    for run_dir in (mine, *sorted(others)):
+        registered = _registered(roots, run_dir)
+        if registered:
+            return run_dir, registered
+    return None, []
+
+
+def _registered(roots: Roots, run_dir: Path) -> list[Process]:
     found: dict[int, Process] = {}
     for path in sorted((run_dir / "register").glob("*.json")):
         entry = checked(read_small_json(str(path)) or {})
@@ -127,18 +146,26 @@ def _registered(roots: Roots, run_dir: Path, environ: Mapping[str, str]) -> list
 
 
 def _ranked(roots: Roots, environ: Mapping[str, str], own_pid: int) -> list[Process]:
-    """Return the processes of our user with a rank in the job of the same name."""
-    job = identity.named_job(environ)
+    """Return the processes of our user with a rank in the job of the same name.
+
+    Where another step of Slurm has ranks, ours was started beside it to look, and has none.
+    """
+    job = _without_step(environ)
     found: dict[int, tuple[int, Process]] = {}
+    steps: dict[int, str] = {}
     numbers = [int(name) for name in _list(roots.proc) if name.isdigit()]
     for pid in sorted(numbers)[-_SCANNED_AT_MOST:]:  # the newest: a job is younger than its node
         variables = dict(environ) if pid == own_pid else _environ(roots, pid)
-        if not variables or identity.named_job(variables) != job:
+        if not variables or _without_step(variables) != job:
             continue
         fields = identity.stat_fields(str(roots.proc), pid)
         process = _process(pid, variables, "", pid == own_pid)
         if process.rank is not None and fields is not None:
             found[pid] = (int(fields[1]), process)
+            steps[pid] = variables.get("SLURM_STEP_ID", "")
+    if any(step != environ.get("SLURM_STEP_ID", "") for step in steps.values()):
+        own = environ.get("SLURM_STEP_ID", "")
+        found = {pid: one for pid, one in found.items() if steps[pid] != own}
     tops: dict[int, Process] = {}
     for pid, (_, process) in found.items():
         top = pid
@@ -148,6 +175,10 @@ def _ranked(roots: Roots, environ: Mapping[str, str], own_pid: int) -> list[Proc
         first = found[top][1]
         tops[top] = Process(first.pid, first.rank, first.node_local_rank, "", first.chosen, here)
     return list(tops.values())
+
+
+def _without_step(variables: Mapping[str, str]) -> str | None:
+    return identity.named_job({k: v for k, v in variables.items() if k != "SLURM_STEP_ID"})
 
 
 def _same_rank(found: Mapping[int, tuple[int, Process]], pid: int) -> bool:
