@@ -80,7 +80,7 @@ def run(path: Path) -> tuple[str, bool]:
 
 
 def store(answers: list[str], only_some: bool = False) -> None:
-    """Replace the results in bench/README.md; of only some questions theirs alone, with the date."""
+    """Replace the results in bench/README.md; of only some questions theirs alone, dated."""
     page = FOLDER / "README.md"
     head, _, tail = page.read_text(encoding="utf-8").partition(RESULTS_MARK)
     if only_some:

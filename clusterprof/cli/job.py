@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterprof.cli.looks import WIDTH, hanging
+from clusterprof.recorder.surroundings.devices import BY_LOCAL_RANK
 from clusterprof.units import human
 
 if TYPE_CHECKING:
@@ -64,7 +65,10 @@ def _job(found: Surroundings) -> tuple[str, _Rows]:
     count = len(place.processes)
     if count:
         how = "told by its recorder" if place.from_recorder else "found by their environment"
+        beside = not place.from_recorder and not any(one.here for one in place.processes)
         rows.append(("processes", f"{count} on this node, {how}"))
+        if beside:
+            rows.append(("", "This was started beside them, in no rank's place."))
     return "Job", rows
 
 
@@ -91,6 +95,10 @@ def _devices(found: Surroundings) -> tuple[str, _Rows]:
     rest = len(found.devices) - _LIST_AT_MOST
     if rest > 0:
         rows.append(("", f"and {rest} more: --json"))
+    if any(user["how"] == BY_LOCAL_RANK for entry in found.devices for user in entry["users"]):
+        rows.append(
+            ("", "Ranks take devices in the order of local ranks: none was seen using one.")
+        )
     for name, value in _chosen(found).items():
         rows.append(("", f"{name}={value}"))
     return "Accelerators", rows
@@ -123,6 +131,11 @@ def _cores(cores: Mapping[str, Any]) -> tuple[str, _Rows]:
     if "cpus_online_count" in cores:
         allowed += f" of {cores['cpus_online_count']}"
     rows = [("allowed", f"{allowed}, on {_number(cores['cores_count'], 'core')}")]
+    apart = {one["cpus_allowed"] for one in cores["ranks"] if "cpus_allowed" in one}
+    if apart - {cores["cpus_allowed"]}:
+        told = [f"{one['rank']} on {one.get('cpus_allowed', 'unknown')}" for one in cores["ranks"]]
+        more = f" and {len(told) - _LIST_AT_MOST} more" if len(told) > _LIST_AT_MOST else ""
+        rows.append(("ranks", "; ".join(told[:_LIST_AT_MOST]) + more))
     if "quota_cpus" in cores:
         rows.append(("quota", f"{cores['quota_cpus']:g} CPUs"))
     if len(cores.get("numa_nodes_online", ())) > 1:

@@ -70,11 +70,15 @@ def look_around(
     pids = [process.pid for process in place.processes]
     looks = [*look_at(collectors, roots, isolate, place.run_dir, pids), look_at_spans(environ)]
     found = devices.whose(looks, place.processes)
-    # With a recorder's word for who is of the job, cores are those of the job and not ours.
-    first = place.processes[0].pid if place.from_recorder and place.processes else None
+    # Beside a job the cores that matter are those of its ranks, and not ours.
+    first = place.processes[0].pid if place.processes and not _in_place(place) else None
     cores = affinity.read_affinity(roots, first, place.processes, environ)
-    mounts = files.read_files(roots, environ, cwd, paths)
-    net = fabric.read_fabric(roots, environ)
+    if roots == Roots():
+        mounts = files.read_files(roots, environ, cwd, paths)
+        net = fabric.read_fabric(roots, environ)
+    else:  # paths of a fixture machine are not there to be asked
+        mounts = files.read_files(roots, environ, cwd, paths, str, _no_room)
+        net = fabric.read_fabric(roots, environ, lambda path: True)
     settings = kernel.read_settings(roots, first)
     changes = [
         *devices.changes(found, place.processes),
@@ -86,6 +90,14 @@ def look_around(
     ]
     changes.sort(key=lambda change: _OWNERS.index(change.owner))
     return Surroundings(place, found, cores, mounts, net, settings, changes, looks)
+
+
+def _in_place(place: Place) -> bool:
+    return any(process.here for process in place.processes)
+
+
+def _no_room(path: str) -> None:
+    raise FileNotFoundError(path)
 
 
 def _of_sources(looks: Sequence[Look]) -> list[Change]:

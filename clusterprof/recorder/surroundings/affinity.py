@@ -34,9 +34,10 @@ def read_affinity(
 
     cpus_allowed, cpus_online (lists of ranges as the kernel writes them), their counts, cores_count
     (physical, of those allowed), quota_cpus, numa_nodes of the allowed, ranks_sharing (how many
-    ranks have the same cores), workers_count (dataloader workers of one rank that have a core of
-    their own beside its main thread), worker_threads_count (the same with hyper-threads),
-    omp_num_threads, bound. A key that is not there is unknown.
+    ranks have the same cores), ranks_count (how many the quota is for), workers_count (dataloader
+    workers of one rank that have a core of their own beside its main thread),
+    worker_threads_count (the same with hyper-threads), omp_num_threads, bound, and `ranks`: pid,
+    rank, cpus_allowed, numa_nodes of each. A key that is not there is unknown.
     """
     online = parse_cpus(text(roots.sys / "devices/system/cpu/online"))
     allowed = _allowed(roots, pid)
@@ -59,9 +60,13 @@ def read_affinity(
     quota = _quota(roots, pid)
     if quota is not None:
         out["quota_cpus"] = quota
-    out["ranks_sharing"] = sharing = _sharing(roots, allowed, processes, environ)
-    out["workers_count"] = _fit(len(cores), quota, sharing)
-    out["worker_threads_count"] = _fit(len(allowed), quota, sharing)
+    ranks = [one for one in processes if one.rank is not None]
+    out["ranks"] = [_rank(roots, one, nodes) for one in ranks]
+    out["ranks_sharing"] = sharing = _sharing(roots, allowed, ranks, environ)
+    out["ranks_count"] = all_ranks = max(sharing, len(ranks))
+    share = None if quota is None else quota / all_ranks
+    out["workers_count"] = _fit(len(cores) / sharing, share)
+    out["worker_threads_count"] = _fit(len(allowed) / sharing, share)
     threads = environ.get("OMP_NUM_THREADS", "")
     if threads.isascii() and threads.isdigit():
         out["omp_num_threads"] = int(threads)
@@ -69,9 +74,18 @@ def read_affinity(
     return out
 
 
-def _fit(cpus: int, quota: float | None, sharing: int) -> int:
-    usable = cpus if quota is None else min(float(cpus), quota)
-    return max(0, int(usable / sharing) - _MAIN_THREADS)
+def _rank(roots: Roots, process: Process, nodes: Mapping[int, set[int]]) -> dict[str, Any]:
+    allowed = _allowed(roots, process.pid)
+    out: dict[str, Any] = {"pid": process.pid, "rank": process.rank}
+    if allowed:
+        out["cpus_allowed"] = ranges(allowed)
+        out["numa_nodes"] = sorted(node for node, cpus in nodes.items() if cpus & allowed)
+    return out
+
+
+def _fit(cpus: float, quota: float | None) -> int:
+    usable = cpus if quota is None else min(cpus, quota)
+    return max(0, int(usable) - _MAIN_THREADS)
 
 
 def parse_cpus(words: str) -> set[int]:
@@ -137,12 +151,10 @@ def _quota(roots: Roots, pid: int | None) -> float | None:
 
 
 def _sharing(
-    roots: Roots, allowed: set[int], processes: Sequence[Process], environ: Mapping[str, str]
+    roots: Roots, allowed: set[int], ranks: Sequence[Process], environ: Mapping[str, str]
 ) -> int:
-    """Return how many ranks of this node have these very cores, at least 1."""
-    same = sum(
-        bool(_allowed(roots, one.pid) & allowed) for one in processes if one.rank is not None
-    )
+    """Return how many ranks of this node may run on any of these cores, at least 1."""
+    same = sum(bool(_allowed(roots, one.pid) & allowed) for one in ranks)
     said = [int(environ[name]) for name in _SHARED_RANKS if environ.get(name, "").isdigit()]
     bound_apart = "SLURM_STEP_ID" in environ and "LOCAL_WORLD_SIZE" not in environ
     if same > 1 or bound_apart or not said:
@@ -162,8 +174,9 @@ def changes(
     sharing, workers = affinity["ranks_sharing"], affinity["workers_count"]
     quota = affinity.get("quota_cpus")
     of = f" of the node's {online}" if online else ""
-    if quota is not None and quota < allowed * _FEW_RATIO:
-        message = f"the cgroup's quota is {quota:g} CPUs on {allowed} that may be used"
+    if quota is not None and quota / affinity["ranks_count"] < allowed / sharing * _FEW_RATIO:
+        per = f" for {affinity['ranks_count']} ranks" if affinity["ranks_count"] > 1 else ""
+        message = f"the cgroup's quota is {quota:g} CPUs{per} on {allowed} that a rank may use"
         remedy = "ask for more CPUs, or raise limits.cpu of the container to what it requests"
         out.append(Change("affinity", f"{message}: what is beyond it is throttled", remedy, JOB))
     elif workers < 1 and online and online > allowed:
@@ -175,16 +188,16 @@ def changes(
         message = f"OMP_NUM_THREADS={threads} of {ranks} on {_cpus(allowed)} takes turns"
         remedy = f"set OMP_NUM_THREADS={max(1, allowed // sharing)} or less"
         out.append(Change("affinity", message, remedy, YOU))
-    nodes = set(affinity.get("numa_nodes", ()))
+    nodes = {one["pid"]: one.get("numa_nodes") for one in affinity["ranks"]}
     far = [
-        str(one["id"])
+        f"{one['id']} of rank {user['rank']}"
         for one in devices
-        if "numa_node" in one and nodes and one["numa_node"] not in nodes
-        and any(user.get("here") for user in one["users"])
+        for user in one["users"]
+        if nodes.get(user["pid"]) and one.get("numa_node", nodes[user["pid"]][0])
+        not in nodes[user["pid"]]
     ]  # fmt: skip
     if far:
-        told = ", ".join(map(str, sorted(nodes)))
-        message = f"{', '.join(far)} stands at another NUMA node than the CPUs of its rank ({told})"
+        message = f"{', '.join(far)}: the device is at another NUMA node than the rank's CPUs"
         remedy = "bind tasks close to their devices: --gpu-bind=closest, or numactl --cpunodebind"
         out.append(Change("affinity", message, remedy, JOB))
     if "cores_count" in affinity and online is None:

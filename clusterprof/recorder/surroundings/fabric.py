@@ -131,11 +131,11 @@ def changes(fabric: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) -> 
     up = [port for port in fabric["ports"] if port["state"] == "ACTIVE"]
     down = [port for port in fabric["ports"] if port["state"] not in ("ACTIVE", "unknown")]
     if up and variables.get("NCCL_IB_DISABLE") == "1":
-        message = f"NCCL_IB_DISABLE=1 though {len(up)} RDMA ports are up: traffic goes over TCP"
+        message = f"NCCL_IB_DISABLE=1 though {_up(up)}: traffic goes over TCP"
         out.append(Change("fabric", message, "unset NCCL_IB_DISABLE", YOU))
     out += _of_lists(fabric, variables, up)
     if up and fabric.get("verbs") is False:
-        message = f"{len(up)} RDMA ports are up, and /dev/infiniband is not in the container"
+        message = f"{_up(up)}, and /dev/infiniband is not in the container"
         remedy = "docker run --device=/dev/infiniband; in Kubernetes an RDMA device plugin"
         out.append(Change("fabric", message, remedy, JOB))
     memlock = fabric.get("memlock_bytes")
@@ -153,6 +153,10 @@ def changes(fabric: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) -> 
         message = f"RDMA ports that are not up: {told}"
         out.append(Change("fabric", message, "look at their cables and at the switch", ADMIN))
     return out
+
+
+def _up(ports: Sequence[Any]) -> str:
+    return "1 RDMA port is up" if len(ports) == 1 else f"{len(ports)} RDMA ports are up"
 
 
 def _of_lists(

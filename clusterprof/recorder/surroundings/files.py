@@ -28,6 +28,7 @@ _OPTIONS = frozenset((
 _MEMORY = frozenset(("tmpfs", "ramfs"))
 _LOCAL = _MEMORY | {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay"}
 _NFS = ("nfs", "nfs4")
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _HANG_S = 1.0
 _SMALL_SHM_BYTES = 1 << 30
 _SMALL_TMP_BYTES = 1 << 30
@@ -82,12 +83,23 @@ def _entry(
     entry["options"] = [
         option for option in dict.fromkeys(mount.options) if option.partition("=")[0] in _OPTIONS
     ]
+    if type_size := options_size(mount):
+        entry["size_bytes"] = type_size
     if mount.type in _LOCAL and where is not None:
         found = within(_HANG_S, lambda: room(where))
         if found is not None:
             entry["size_bytes"] = found.f_blocks * found.f_frsize
             entry["free_bytes"] = found.f_bavail * found.f_frsize
     return entry
+
+
+def options_size(mount: Mount) -> int | None:
+    """Return how large a file system in memory may become, as its options say; None = unsaid."""
+    for option in mount.options:
+        name, _, value = option.partition("=")
+        if mount.type == "tmpfs" and name == "size" and value[:-1].isdigit():
+            return int(value[:-1]) * _UNITS.get(value[-1], 1)
+    return None
 
 
 def within(seconds: float, ask: Callable[[], Any]) -> Any:
@@ -129,7 +141,7 @@ def changes(entries: Sequence[Mapping[str, Any]], launchers: Sequence[str]) -> l
         size = entry.get("size_bytes")
         if what == "shared memory" and size is not None and size < _SMALL_SHM_BYTES:
             message = f"{path} has {size >> 20:,} MiB: dataloader workers pass batches through it"
-            remedy = "docker run --shm-size, or --ipc=host"
+            remedy = "docker run --shm-size or --ipc=host; outside of one remount it with a size"
             if "Kubernetes" in launchers:
                 remedy = "an emptyDir with medium: Memory mounted at /dev/shm"
             out.append(Change("files", message, remedy, JOB))

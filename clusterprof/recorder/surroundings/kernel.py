@@ -106,7 +106,8 @@ def _delegation(roots: Roots, pid: int | None) -> list[dict[str, Any]]:
     having = text(place.folder / "cgroup.controllers").split()
     wanted = {"cpu": "throttling by a quota", "memory": "memory of the job", "io": "its disk I/O"}
     lacking = [name for name in wanted if name not in having]
-    gives = "per job: " + ", ".join(wanted[name] for name in lacking or wanted)
+    told = ", ".join(wanted[name] for name in lacking or wanted)
+    gives = f"of the job's own cgroup: {told}"
     remedy = "systemd: Delegate=yes, or CPUAccounting, MemoryAccounting and IOAccounting=yes"
     value = " ".join(having)
     return [_setting("cgroup.controllers", value, not lacking, gives, remedy)]

@@ -82,9 +82,8 @@ class Place:
 
 def find_place(roots: Roots, environ: Mapping[str, str], pid: int, parent_pid: int) -> Place:
     """Return where we are; reads environments of our own user's processes and starts nothing."""
-    outside = "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ
-    if outside:  # a batch script is numbered as its first task, and is none
-        environ = {name: value for name, value in environ.items() if name not in _OF_TASKS}
+    outside = _in_no_step(environ)
+    environ = _of_a_task(environ)
     facts = identity.resolved(environ)
     job = identity.launcher_job(environ, parent_pid) or ""
     launchers = [name for name, marks in _LAUNCHERS if any(mark in environ for mark in marks)]
@@ -92,6 +91,8 @@ def find_place(roots: Roots, environ: Mapping[str, str], pid: int, parent_pid: i
         launchers = ["a launcher that sets RANK"]
     run_dir, registered = _recorded(roots, environ, job)
     processes = registered or _ranked(roots, environ, pid)
+    if processes and not registered and not any(one.here for one in processes):
+        facts = {**facts, "rank": None, "world_size": None, "node_local_rank": None}  # beside it
     return Place(
         tuple(launchers),
         job,
@@ -155,7 +156,7 @@ def _ranked(roots: Roots, environ: Mapping[str, str], own_pid: int) -> list[Proc
     steps: dict[int, str] = {}
     numbers = [int(name) for name in _list(roots.proc) if name.isdigit()]
     for pid in sorted(numbers)[-_SCANNED_AT_MOST:]:  # the newest: a job is younger than its node
-        variables = dict(environ) if pid == own_pid else _environ(roots, pid)
+        variables = dict(environ) if pid == own_pid else _of_a_task(_environ(roots, pid) or {})
         if not variables or _without_step(variables) != job:
             continue
         fields = identity.stat_fields(str(roots.proc), pid)
@@ -175,6 +176,16 @@ def _ranked(roots: Roots, environ: Mapping[str, str], own_pid: int) -> list[Proc
         first = found[top][1]
         tops[top] = Process(first.pid, first.rank, first.node_local_rank, "", first.chosen, here)
     return list(tops.values())
+
+
+def _in_no_step(variables: Mapping[str, str]) -> bool:
+    return "SLURM_JOB_ID" in variables and "SLURM_STEP_ID" not in variables
+
+
+def _of_a_task(variables: Mapping[str, str]) -> dict[str, str]:
+    """A batch script is numbered as the first task of its job, and is none."""
+    drop = _OF_TASKS if _in_no_step(variables) else ()
+    return {name: value for name, value in variables.items() if name not in drop}
 
 
 def _without_step(variables: Mapping[str, str]) -> str | None:
