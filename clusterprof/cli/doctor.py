@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from clusterprof.errors import UsageError
 if TYPE_CHECKING:
     from clusterprof.profiles import Profile
     from clusterprof.recorder.inspect import Look
+
+_HANG_S = 1.0  # a path of a dead server is told as one, and not waited for
 
 
 def doctor(
@@ -75,9 +78,10 @@ def _print_job(collectors: Sequence[type], paths: Sequence[str], as_json: bool) 
     from clusterprof.cli.looks import looks_document
     from clusterprof.recorder.service import isolate
     from clusterprof.recorder.surroundings import look_around
+    from clusterprof.recorder.surroundings.files import within
 
     for path in paths:
-        if not os.path.lexists(path):
+        if within(_HANG_S, functools.partial(os.path.lexists, path)) is False:
             raise UsageError(f"--path {path}: there is no such file or folder on this node")
     full = [os.path.abspath(path) for path in paths]
     own = (os.getpid(), os.getppid())
