@@ -100,7 +100,7 @@ def _look(look: Look, name_width: int, width: int) -> list[str]:
             lines += hanging(f"{below}  ", f"{hole.owner}: {hole.remedy}", width)
     if len(holes) > _HOLES_AT_MOST:
         more = len(holes) - _HOLES_AT_MOST
-        lines.append(f"{below}and without others, for {more} more reasons: --json")
+        lines += hanging(below, f"and without others, for {more} more reasons: --json", width)
     return lines
 
 

@@ -78,7 +78,6 @@ def around(roots: Roots, kind: type = TwoGpus, **more: str) -> Surroundings:
 def test_all_of_it_is_as_accepted(host: Callable[[str], Roots]) -> None:
     text = job_text(around(host("slurm-job"), NCCL_IB_HCA="mlx5_1"))
     assert max(map(len, text.splitlines())) <= 80
-    text = text.replace(f"announced in {os.environ.get('TMPDIR', '/tmp')}", "announced in /tmp")
     path = HOSTS / "slurm-job/doctor-job.txt"
     if os.environ.get("CLUSTERPROF_ACCEPT_GOLDEN"):
         path.write_text(text, encoding="utf-8")
@@ -151,7 +150,7 @@ def test_every_change_has_an_owner_and_a_remedy(host: Callable[[str], Roots]) ->
     said = {one.message.split(" ")[0]: one.owner for one in changes}
     assert said["NCCL_SOCKET_IFNAME==eth7"] == said["NCCL_IB_DISABLE=1"] == "you"
     assert said["kernel.dmesg_restrict"] == said["RmProfilingAdminOnly"] == "cluster admin"
-    assert said["hidepid"] == "cluster admin" if os.geteuid() else "hidepid" not in said
+    assert said["hidepid"] == "cluster admin"
 
 
 def test_the_batch_script_is_in_the_allocation_and_no_rank(host: Callable[[str], Roots]) -> None:
@@ -202,7 +201,7 @@ IDS = ["GPU-8932f937-d72c", "GPU-8932ffff-0000", "GPU-11111111-2222"]
         (None, IDS),
         ("2,0", [IDS[2], IDS[0]]),
         ("GPU-1111", [IDS[2]]),
-        ("GPU-8932f,1", IDS[:2]),
+        ("GPU-8932f9,1", IDS[:2]),
         ("GPU-8932,0", []),  # two begin so: it is none, and ends the list
         ("1,-1,0", [IDS[1]]),
         ("0,3,1", [IDS[0]]),

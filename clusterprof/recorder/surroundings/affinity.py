@@ -92,8 +92,8 @@ def parse_cpus(words: str) -> set[int]:
     """Return the numbers of a list as the kernel writes it ("0-3,8,10-11"); empty if it is none."""
     found: set[int] = set()
     for word in words.strip().split(","):
-        first, _, last = word.strip().partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
+        first, dash, last = word.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
             return set()
         if int(last or first) >= _CPUS_AT_MOST:
             return set()

@@ -106,8 +106,8 @@ def _numbers(words: str) -> list[int]:
     """Return the numbers of "0-3,5"; raises nothing: what is no number ends the list."""
     found: list[int] = []
     for word in words.split(","):
-        first, _, last = word.strip().partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
+        first, dash, last = word.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
             break
         found += range(int(first), int(last or first) + 1)
         if len(found) > 4096:

@@ -7,7 +7,6 @@ filesystems/proc (hidepid), accounting/psi, admin-guide/cgroup-v2; the NVIDIA dr
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from clusterprof.linux.tree import number, text
 from clusterprof.recorder.surroundings.change import ADMIN, Change
 
 _PARAMS = "driver/nvidia/params"
-_CAP_SYSLOG, _CAP_SYS_ADMIN, _CAP_PERFMON = 34, 21, 38
+_CAP_SYS_PTRACE, _CAP_SYS_ADMIN, _CAP_SYSLOG, _CAP_PERFMON = 19, 21, 34, 38
 
 
 def read_settings(roots: Roots, pid: int | None = None) -> list[dict[str, Any]]:
@@ -32,7 +31,7 @@ def read_settings(roots: Roots, pid: int | None = None) -> list[dict[str, Any]]:
         _dmesg(roots, capabilities),
         _perf(roots, capabilities),
         _delays(roots),
-        _hidepid(roots),
+        _hidepid(roots, capabilities),
         _pressure(roots),
         *_delegation(roots, pid),
     ]
@@ -71,7 +70,7 @@ def _delays(roots: Roots) -> dict[str, Any]:
     return _setting("kernel.task_delayacct", value, enough, gives, remedy)
 
 
-def _hidepid(roots: Roots) -> dict[str, Any]:
+def _hidepid(roots: Roots, capabilities: int) -> dict[str, Any]:
     """The last mount of /proc counts; in the mount table hidepid is a name or a number."""
     value = None
     try:
@@ -82,7 +81,8 @@ def _hidepid(roots: Roots) -> dict[str, Any]:
         if mount.type == "proc" and mount.point == "/proc":
             words = [option[8:] for option in mount.options if option.startswith("hidepid=")]
             value = words[0] if words else "off"
-    enough = None if value is None else value in ("0", "off") or os.geteuid() == 0
+    sees_all = bool(capabilities >> _CAP_SYS_PTRACE & 1)
+    enough = None if value is None else value in ("0", "off") or sees_all
     gives = "processes of others that keep this node's disks, cores and devices busy"
     remedy = "mount /proc without hidepid, or with gid= a group that the job's user is in"
     return _setting("hidepid of /proc", value, enough, gives, remedy)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.linux.roots import Roots
+from clusterprof.linux.tree import text
 from clusterprof.recorder import identity
 from clusterprof.recorder.registry import checked
 from clusterprof.recorder.rundir import choose_base, read_small_json, run_dir_path
@@ -149,7 +150,8 @@ def _registered(roots: Roots, run_dir: Path) -> list[Process]:
 def _ranked(roots: Roots, environ: Mapping[str, str], own_pid: int) -> list[Process]:
     """Return the processes of our user with a rank in the job of the same name.
 
-    Where another step of Slurm has ranks, ours was started beside it to look, and has none.
+    Agents and doctors have none where others have; and where another step of Slurm has ranks, our
+    own was started beside it to look.
     """
     job = _without_step(environ)
     found: dict[int, tuple[int, Process]] = {}
@@ -164,8 +166,11 @@ def _ranked(roots: Roots, environ: Mapping[str, str], own_pid: int) -> list[Proc
         if process.rank is not None and fields is not None:
             found[pid] = (int(fields[1]), process)
             steps[pid] = variables.get("SLURM_STEP_ID", "")
-    if any(step != environ.get("SLURM_STEP_ID", "") for step in steps.values()):
-        own = environ.get("SLURM_STEP_ID", "")
+    looking = {pid for pid in found if pid != own_pid and _is_ours(roots, pid)}
+    if set(found) - looking - {own_pid}:
+        found = {pid: one for pid, one in found.items() if pid not in looking}
+    own = environ.get("SLURM_STEP_ID", "")
+    if any(steps[pid] != own for pid in found):
         found = {pid: one for pid, one in found.items() if steps[pid] != own}
     tops: dict[int, Process] = {}
     for pid, (_, process) in found.items():
@@ -176,6 +181,12 @@ def _ranked(roots: Roots, environ: Mapping[str, str], own_pid: int) -> list[Proc
         first = found[top][1]
         tops[top] = Process(first.pid, first.rank, first.node_local_rank, "", first.chosen, here)
     return list(tops.values())
+
+
+def _is_ours(roots: Roots, pid: int) -> bool:
+    words = text(roots.proc / str(pid) / "cmdline").split("\0")
+    named = any(os.path.basename(word) == "clusterprof" for word in words)
+    return "clusterprof.agent" in words or (named and "doctor" in words)
 
 
 def _in_no_step(variables: Mapping[str, str]) -> bool:
@@ -210,7 +221,7 @@ def _environ(roots: Roots, pid: int) -> dict[str, str] | None:
     """Return the environment of a process of our own user; None for any other."""
     folder = roots.proc / str(pid)
     try:
-        if os.stat(folder).st_uid != os.geteuid():
+        if os.stat(folder).st_uid != os.stat(roots.proc / "self/status").st_uid:
             return None
         with open(folder / "environ", "rb") as environ:
             content = environ.read(_ENVIRON_BYTES_AT_MOST)
