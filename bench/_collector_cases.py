@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -32,10 +33,10 @@ FIXTURES = {
     "lustre": ("lustre-nfs",),
     "cifs": ("lustre-nfs",),
     "network": ("h100-node",),
-    "rdma": ("rdma-zoo",),
     "gpu_amd": ("mi300x-node",),
     "gpu_intel": ("intel-max-node",),
 }
+_PATIENCE_S = 10.0
 STATISTICS = 800  # of a card of mlx5 with 64 queues, about
 Made = Callable[[], AbstractContextManager[Any]]
 
@@ -57,6 +58,7 @@ def cases(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
     finds something on."""
     special: dict[str, Callable[[Any, Path, list[int]], list[Case]]] = {
         "ethtool": _ethtool,
+        "rdma": _rdma,
         "gpu_nvidia": _nvidia,
         "gpu_gaudi": _gaudi,
         "gpu_neuron": _neuron,
@@ -154,9 +156,13 @@ class SimulatedCard(Statistics):
             struct.pack_into("=I", request, 16, STATISTICS)
 
 
+def _rdma(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
+    return [_case("rdma-zoo", lambda: kind(_fixture("rdma-zoo"), first_wait_seconds=_PATIENCE_S))]
+
+
 def _ethtool(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
-    return [_case("rdma-zoo, simulated cards", lambda: kind(_fixture("rdma-zoo"),
-                                                            statistics=SimulatedCard))]  # fmt: skip
+    more = {"statistics": SimulatedCard, "first_wait_seconds": _PATIENCE_S}
+    return [_case("rdma-zoo, simulated cards", lambda: kind(_fixture("rdma-zoo"), **more))]
 
 
 def _isolated(name: str, environment: dict[str, str], sure: bool = False) -> Any:
@@ -165,7 +171,7 @@ def _isolated(name: str, environment: dict[str, str], sure: bool = False) -> Any
     more = {"absent": lambda environ: None} if sure else {}
     return IsolatedCollector(
         name, Context(Roots(), None, list), environment={**os.environ, **environment},
-        first_wait_seconds=10.0, **more,
+        first_wait_seconds=_PATIENCE_S, **more,
     )  # fmt: skip
 
 
@@ -237,8 +243,8 @@ def _tpu(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
     from accel.simulated import SITE, write_tpu
 
     write_tpu(folder / "tpu")
-    python_path = f"{SITE}:{os.environ.get('PYTHONPATH', '')}"
-    variables = {"FAKETPU": str(folder / "tpu"), "PYTHONPATH": python_path}
+    sys.path.append(str(SITE))  # a helper looks where its recorder does
+    variables = {"FAKETPU": str(folder / "tpu")}
     return [_case("2 simulated", lambda: _isolated(kind.name, variables, sure=True))]
 
 
