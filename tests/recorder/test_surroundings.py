@@ -131,9 +131,10 @@ def test_files_name_type_server_and_options_and_nothing_private(
     host: Callable[[str], Roots],
 ) -> None:
     files = {one["what"]: one for one in around(host("slurm-job")).files}
+    home = environment(host("slurm-job"), DOCTOR)["HOME"]
     assert files["HOME"] == {
-        "what": "HOME", "path": "/home/ada", "point": "/home/ada", "type": "nfs4", "server": "nas1",
-        "source": "nas1:/home/ada",
+        "what": "HOME", "path": home, "point": home, "type": "nfs4", "server": "nas1",
+        "source": f"nas1:{home}",
         "options": ["vers=4.2", "rsize=1048576", "wsize=1048576", "hard", "proto=tcp"],
     }  # fmt: skip
     assert files["shared memory"]["size_bytes"] == 64 << 20

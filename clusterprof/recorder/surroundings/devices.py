@@ -32,7 +32,7 @@ def whose(looks: Sequence[Look], processes: Sequence[Process]) -> list[dict[str,
     out = []
     for look in looks:
         for device in look.devices:
-            entry = {"collector": look.name, "id": str(device.get("id", ""))}
+            entry: dict[str, Any] = {"collector": look.name, "id": str(device.get("id", ""))}
             known = ("name", "pci_bus_id", "numa_node", "index", "emulated", "memory_bytes")
             entry |= {key: device[key] for key in known if key in device}
             entry["visible"] = None
