@@ -64,6 +64,13 @@ class Crossed(TwoGpus):
     numa = (0, 0)
 
 
+class SeenCrosswise(TwoGpus):
+    """The worker of rank 0 (4720) was seen on the second GPU."""
+
+    def events(self) -> list[tuple[str, dict[str, Any]]]:
+        return [("device-used", {"pid": 4720, "device": "GPU-bb11"})]
+
+
 def environment(roots: Roots, pid: int) -> dict[str, str]:
     words = (roots.proc / f"{pid}/environ").read_text().split("\0")
     return dict(word.split("=", 1) for word in words if word) | {"XDG_RUNTIME_DIR": "/nowhere"}
@@ -101,6 +108,16 @@ def test_ranks_are_those_of_the_job_each_once_and_have_their_devices(
         ("GPU-aa00", True, [{"pid": 4710, "rank": 0, "how": "by its local rank", "here": False}]),
         ("GPU-bb11", True, [{"pid": 4712, "rank": 1, "how": "by its local rank", "here": False}]),
     ]
+
+
+def test_what_a_process_of_a_rank_was_seen_to_use_comes_first(host: Callable[[str], Roots]) -> None:
+    found = around(host("slurm-job"), SeenCrosswise)
+    users = {one["id"]: [(u["rank"], u["how"]) for u in one["users"]] for one in found.devices}
+    assert users == {"GPU-aa00": [], "GPU-bb11": [
+        (0, "seen using it"), (1, "by its local rank"),
+    ]}  # fmt: skip
+    (shared,) = [one for one in found.changes if "share" in one.message]
+    assert shared.message == "ranks 0, 1 share GPU-bb11: they wait for each other's kernels"
 
 
 def test_cores_quota_and_workers_are_those_of_a_rank(host: Callable[[str], Roots]) -> None:

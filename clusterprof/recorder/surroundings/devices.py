@@ -44,26 +44,29 @@ def whose(looks: Sequence[Look], processes: Sequence[Process]) -> list[dict[str,
         allowed = [device for devices in mine for device in devices]
         for entry in out:
             entry["visible"] = bool(entry["visible"]) or entry["id"] in allowed
-        device, how = _device_of(process, allowed, looks)
-        if device in by_id:
-            user = {"pid": process.pid, "rank": process.rank, "how": how, "here": process.here}
-            by_id[device]["users"].append(user)
+        its, how = _devices_of(process, allowed, looks)
+        for id_ in its:
+            if id_ in by_id:
+                user = {"pid": process.pid, "rank": process.rank, "how": how, "here": process.here}
+                by_id[id_]["users"].append(user)
     return out
 
 
-def _device_of(process: Process, allowed: Sequence[str], looks: Sequence[Look]) -> tuple[str, str]:
-    for look in looks:
-        for pid, device in look.users:
-            if pid == process.pid:
-                return device, SEEN
+def _devices_of(
+    process: Process, allowed: Sequence[str], looks: Sequence[Look]
+) -> tuple[Sequence[str], str]:
+    pids = {process.pid, *process.below}
+    seen = [device for look in looks for pid, device in look.users if pid in pids]
+    if seen:
+        return list(dict.fromkeys(seen)), SEEN
     if process.device:
-        return process.device, REGISTERED
+        return [process.device], REGISTERED
     if len(allowed) == 1:
-        return allowed[0], ONLY
+        return allowed, ONLY
     local = process.node_local_rank
     if local is not None and local < len(allowed):
-        return allowed[local], BY_LOCAL_RANK
-    return "", ""
+        return [allowed[local]], BY_LOCAL_RANK
+    return [], ""
 
 
 def visible(collector: str, devices: Devices, chosen: Mapping[str, str]) -> list[str]:

@@ -60,6 +60,8 @@ class Process:
     """Those of DEVICE_VARIABLES that it has."""
     here: bool
     """True for the place in which doctor itself was started."""
+    below: tuple[int, ...] = ()
+    """Processes below it that carry its rank too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,11 @@ def _ranked(roots: Roots, environ: Mapping[str, str], own_pid: int) -> list[Proc
             top = found[top][0]
         here = process.here or (top in tops and tops[top].here)
         first = found[top][1]
-        tops[top] = Process(first.pid, first.rank, first.node_local_rank, "", first.chosen, here)
+        below = (*tops[top].below, pid) if top in tops else (pid,)
+        tops[top] = Process(
+            first.pid, first.rank, first.node_local_rank, "", first.chosen, here,
+            tuple(one for one in below if one != top),
+        )  # fmt: skip
     return list(tops.values())
 
 
