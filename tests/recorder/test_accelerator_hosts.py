@@ -28,7 +28,6 @@ from clusterprof.recorder.service import isolate
 from clusterprof.recorder.slot import Slot
 from clusterprof.trace.schema import Columns, Event, Gap
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 COLLECTORS = (CpuCollector, GpuGaudiCollector, GpuNeuronCollector, GpuTpuCollector)
 NODES = {"gaudi-node": "gpu_gaudi", "trn1-node": "gpu_neuron"}
 
@@ -84,7 +83,7 @@ def test_recording(
     found = [line for one in records for line in shown(one)]
     found.sort(key=lambda line: (line[0] == "event", str(line) if line[0] == "event" else ""))
     lines += [json.dumps(line, ensure_ascii=False) for line in found]
-    agrees(GOLDEN / f"{node}.recording.jsonl", "\n".join(lines) + "\n")
+    agrees(HOSTS / node / "recording.jsonl", "\n".join(lines) + "\n")
 
 
 def took_a_row(slot: Slot, records: list[Any]) -> bool:
