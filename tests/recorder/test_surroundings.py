@@ -194,6 +194,7 @@ def test_who_registered_with_a_recorder_is_of_the_job(
         )
     found = around(roots)
     assert found.place.from_recorder and found.place.run_dir == run_dir
+    assert found.place.facts["rank"] is None  # doctor's step has one, and it is none of the job's
     assert [one.pid for one in found.place.processes] == [4711]  # 4712 is not that process any more
     assert [one["users"] for one in found.devices] == [
         [], [{"pid": 4711, "rank": 0, "how": "said so", "here": False}],

@@ -94,7 +94,7 @@ def find_place(roots: Roots, environ: Mapping[str, str], pid: int, parent_pid: i
         launchers = ["a launcher that sets RANK"]
     run_dir, registered = _recorded(roots, environ, job)
     processes = registered or _ranked(roots, environ, pid)
-    if processes and not registered and not any(one.here for one in processes):
+    if processes and not any(one.here for one in processes):
         facts = {**facts, "rank": None, "world_size": None, "node_local_rank": None}  # beside it
     return Place(
         tuple(launchers),
