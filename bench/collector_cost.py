@@ -36,9 +36,9 @@ from clusterprof.linux.roots import Roots
 OF_THE_JOB = ("threads", "processes", "sockets")
 PROCESSES = 32
 SETTLE_S = 6  # a birth keeps those at it who look for processes
-WINDOW_S = 4.0
+WINDOW_S = 10.0  # some things are read every 10 s
 SAMPLES_AT_LEAST = 6
-LONGEST_S = 14.0
+LONGEST_S = 15.0
 BUDGET_PERCENT = 2.0
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 JOB = """
@@ -53,7 +53,8 @@ while True:
 
 def main(arguments: list[str]) -> None:
     """Measure every collector, or those that are named."""
-    print(f"{time.strftime('%Y-%m-%d')}; the job has {PROCESSES} processes; at the default rate")
+    load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    print(f"{time.strftime('%Y-%m-%d')}; {load}; the job has {PROCESSES} processes")
     print(f"{'collector, where':<43}  {'µs of CPU/sample':>16}  samples/s  % of a core")
     chosen = [kind for kind in COLLECTORS if not arguments or kind.name in arguments]
     here = 0.0
