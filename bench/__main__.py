@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> int:
         print(answer, flush=True)
         answers.append(answer)
     if save:
-        store(answers)
+        store(answers, only_some=bool(wanted))
     return 1 if failed else 0
 
 
@@ -78,10 +79,17 @@ def run(path: Path) -> tuple[str, bool]:
     return text, done.returncode == 0
 
 
-def store(answers: list[str]) -> None:
-    """Replace the results in bench/README.md."""
+def store(answers: list[str], only_some: bool = False) -> None:
+    """Replace the results in bench/README.md; of only some questions theirs alone, dated."""
     page = FOLDER / "README.md"
-    head = page.read_text(encoding="utf-8").split(RESULTS_MARK)[0]
+    head, _, tail = page.read_text(encoding="utf-8").partition(RESULTS_MARK)
+    if only_some:
+        old = re.split(r"\n(?=== )", tail.strip().removeprefix("```text\n").removesuffix("```"))
+        sections = {part.split("\n", 1)[0]: part.rstrip() + "\n" for part in old}
+        for answer in answers[1:]:
+            title, _, text = answer.partition("\n")
+            sections[title] = f"{title}\n{answers[0].strip()}\n{text}".rstrip() + "\n"
+        answers = list(sections.values())
     body = "\n".join(answers)
     page.write_text(f"{head}{RESULTS_MARK}\n```text\n{body}```\n", encoding="utf-8")
 

@@ -69,6 +69,34 @@ def test_every_collector_is_registered_under_its_file_name() -> None:
     assert files == set(names)
 
 
+def test_every_collector_says_its_source_privilege_cost_and_where_it_is_blind() -> None:
+    from clusterprof.collectors.registry import COLLECTORS
+
+    sections = ["## Source", "## Privilege", "## Cost", "## Where it is blind"]
+    for collector in COLLECTORS:
+        doc = sys.modules[collector.__module__].__doc__ or ""
+        assert re.findall(r"^## .*$", doc, re.MULTILINE) == sections, collector.name
+        parts = re.split(r"^## .*$", doc, flags=re.MULTILINE)
+        assert all(part.strip() for part in parts), collector.name
+        page = (ROOT / f"docs/collectors/{collector.name}.md").read_text(encoding="utf-8")
+        signals = page.partition("## Source")[0].rpartition("|---|")[2]
+        assert signals.count("\n| `") > 2, f"{collector.name}: its page names no signals"
+
+
+def test_what_a_collector_costs_is_in_the_bench() -> None:
+    from clusterprof.collectors.registry import COLLECTORS
+
+    text = (ROOT / "bench/README.md").read_text(encoding="utf-8")
+    table = text.partition("== collector_cost")[2].partition("\n== ")[0]
+    rows = [line.split() for line in table.splitlines() if line.startswith("  ")]
+    percents: dict[str, list[float]] = {}
+    for words in rows:
+        percents.setdefault(words[0], []).append(float(words[-1]))
+    names = {collector.name for collector in COLLECTORS}
+    assert names - set(percents) == set(), "run `python -m bench collector_cost` and save it"
+    assert max(max(percents[name]) for name in names) <= 2.0  # % of one core, at the default rate
+
+
 def test_every_cause_is_registered_under_its_file_name_and_has_a_whole_page() -> None:
     from clusterprof.detectors.registry import DETECTORS
 

@@ -95,7 +95,7 @@ def renderer_for(format_: str, profile: Profile, width: int, no_color: bool) -> 
             "currency": facts["currency"],
         }
     if chosen is Terminal:
-        options |= {"width": width or _columns(), "color": not no_color and _has_color()}
+        options |= {"width": width or columns(), "color": not no_color and _has_color()}
     return chosen(**options)
 
 
@@ -131,7 +131,8 @@ def load_profile(name: str | None) -> Profile:
     return load(name, os.environ, Path.cwd())
 
 
-def _columns() -> int:
+def columns() -> int:
+    """Return the width of the terminal; 80 when there is none."""
     import shutil
 
     return shutil.get_terminal_size((80, 24)).columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Sequence
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterprof.cli import common
+from clusterprof.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterprof.profiles import Profile
     from clusterprof.recorder.inspect import Look
+
+_HANG_S = 1.0  # a path of a dead server is told as one, and not waited for
 
 
 def doctor(
@@ -22,55 +26,78 @@ def doctor(
         str | None,
         typer.Option(metavar="NAME", help="Print a profile's effective values and their origin."),
     ] = None,
+    job: Annotated[
+        bool,
+        typer.Option(
+            "--job",
+            help="Inside a job: whose device is which, cores, files, links, what to change.",
+        ),
+    ] = False,
+    paths: Annotated[
+        list[str] | None,
+        typer.Option("--path", metavar="PATH", help="With --job: where the data are; repeatable."),
+    ] = None,
 ) -> None:
     """Open every collector once: what is available, what is not, the remedy and who has it."""
     with common.errors_also_as_json(as_json):
+        if profile is not None and (job or paths):
+            raise UsageError("--profile and --job are two questions", "ask one at a time")
+        if paths and not job:
+            raise UsageError("--path says where the data of a job are", "add --job")
         if profile is not None:
             _print_profile(common.load_profile(profile), as_json)
             return
         from clusterprof.collectors.registry import COLLECTORS
+
+        if job:
+            _print_job(COLLECTORS, paths or [], as_json)
+            return
         from clusterprof.recorder.inspect import look_at, look_at_spans
         from clusterprof.recorder.look_fabric import look_at_fabric
         from clusterprof.recorder.service import isolate
 
         looks = [*look_at(COLLECTORS, isolate=isolate), look_at_spans(dict(os.environ))]
         looks.append(look_at_fabric())
-        _print_looks(looks, as_json)
+        _print_looks(looks, as_json, common.columns())
 
 
-def _print_looks(looks: Sequence[Look], as_json: bool) -> None:
+def _print_looks(looks: Sequence[Look], as_json: bool, width: int = 80) -> None:
+    from clusterprof.cli.looks import looks_document, looks_text
+
     if as_json:
         document = {
             "format": "clusterprof-doctor",
             "schema_version": common.SCHEMA_VERSION,
-            "collectors": [
-                {
-                    "name": look.name,
-                    "status": look.status,
-                    "found": look.found,
-                    "message": look.message,
-                    "remedy": look.remedy,
-                    "owner": look.owner,
-                    "missing": list(look.missing),
-                }
-                for look in looks
-            ],
+            "collectors": looks_document(looks),
         }
         common.write_result(json.dumps(document, indent=2) + "\n", None)
         return
-    width = max(len(look.name) for look in looks)
-    lines = []
-    for look in looks:
-        said = look.found if look.status == "available" else look.message
-        lines.append(_line(f"{look.name:<{width}}  {look.status:<9}  {said}"))
-        if look.remedy:
-            lines.append(_line(f"{'':<{width}}  {'':<9}  remedy ({look.owner}): {look.remedy}"))
-        elif look.owner:
-            lines.append(_line(f"{'':<{width}}  {'':<9}  {look.owner}"))
-        lines += [_line(f"{'':<{width}}  {'':<9}  without {missing}") for missing in look.missing]
-    seen = sum(look.status == "available" for look in looks)
-    lines.append(f"{seen} of {len(looks)} sources can be recorded here.")
-    common.write_result("\n".join(lines) + "\n", None)
+    common.write_result(looks_text(looks, width), None)
+
+
+def _print_job(collectors: Sequence[type], paths: Sequence[str], as_json: bool) -> None:
+    from clusterprof.cli.job import job_text
+    from clusterprof.cli.looks import looks_document
+    from clusterprof.recorder.service import isolate
+    from clusterprof.recorder.surroundings import look_around
+    from clusterprof.recorder.surroundings.files import within
+
+    for path in paths:
+        if within(_HANG_S, functools.partial(os.path.lexists, path)) is False:
+            raise UsageError(f"--path {path}: there is no such file or folder on this node")
+    full = [os.path.abspath(path) for path in paths]
+    own = (os.getpid(), os.getppid())
+    found = look_around(collectors, dict(os.environ), os.getcwd(), full, own, isolate=isolate)
+    if as_json:
+        document = {
+            "format": "clusterprof-doctor-job",
+            "schema_version": common.SCHEMA_VERSION,
+            **found.document(),
+            "collectors": looks_document(found.looks),
+        }
+        common.write_result(json.dumps(document, indent=2) + "\n", None)
+        return
+    common.write_result(job_text(found, common.columns()), None)
 
 
 def _print_profile(profile: Profile, as_json: bool) -> None:

@@ -4,6 +4,26 @@ Columns: the nine `cgroup.*` signals. CPU numbers are those of the level whose q
 the way from the job to the root, memory numbers those of the level whose limit is tightest; where
 there is no limit at all, those of the job's own cgroup. Versions 1 and 2, each controller by itself
 (a node may mount both).
+
+## Source
+
+`/proc/<pid>/cgroup`, and of the levels above it `cpu.stat`, `cpu.max`, `memory.current`,
+`memory.max`, `memory.events`, or their counterparts of version 1
+(docs.kernel.org/admin-guide/cgroup-v2, cgroup-v1).
+
+## Privilege
+
+None; the cgroup file system has to be mounted where the recorder runs.
+
+## Cost
+
+Two to five small files, five times a second.
+
+## Where it is blind
+
+In a container with a cgroup namespace of its own the levels above are hidden: a tighter limit there
+is not seen, only what it does. The root has no limits. Where a controller is not switched on for
+the job's cgroup, nothing is counted for it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,23 @@ once they have happened); the share goes by its mount point where it is mounted 
 "//server/share". Per server the requests that are not answered, those that wait for a credit, and
 the credits left; per "<server>:<OP>" the time of its requests, where the kernel was built to keep
 it (CONFIG_CIFS_STATS2), in steps of a jiffy. Nothing here touches the server.
+
+## Source
+
+`/proc/fs/cifs/{Stats,DebugData}` (docs.kernel.org/admin-guide/cifs/usage).
+
+## Privilege
+
+None; times need a kernel built with CONFIG_CIFS_STATS2.
+
+## Cost
+
+Two reads once a second, which grow with shares, and with sessions and open files.
+
+## Where it is blind
+
+Which of a server's shares waited, where it has several: queues and times are the server's. Times
+come in steps of a jiffy (1 to 10 ms).
 """
 
 from __future__ import annotations

@@ -3,6 +3,25 @@
 Columns: the five `cpu.*_ns_total` of device "all", `cpu.runnable_count` and `cpu.blocked_count` of
 the node. Each core by itself is `collectors/cores.py`, at a tenth of the rate: on a node with 256
 cores their lines cost more than all other files together.
+
+## Source
+
+`/proc/stat`: the line `cpu` and the `procs_` ones (docs.kernel.org/filesystems/proc, section 1.7).
+
+## Privilege
+
+None.
+
+## Cost
+
+One read of a file that grows with the cores and interrupts of the node; two of its lines are
+parsed.
+
+## Where it is blind
+
+The whole node, in a container too: it does not tell the job from its neighbours. Times advance by
+clock ticks (10 ms on most kernels). iowait depends on where the waiting task last ran, and says
+little where other work fills the cores.
 """
 
 from __future__ import annotations

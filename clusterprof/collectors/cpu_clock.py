@@ -7,6 +7,24 @@ clocked low too: a low clock alone says nothing.
 A thread reads, at most a 200th of the time and every 5 s: old kernels measure a clock for 10 ms,
 and a sensor may lie behind a slow bus. What a machine does not tell (most virtual ones nothing) is
 a reason in its column.
+
+## Source
+
+`/sys/devices/system/cpu/*/{cpufreq,thermal_throttle}`, `/sys/class/{hwmon,thermal}`
+(docs.kernel.org/admin-guide/pm/cpufreq, ABI/testing/sysfs-devices-system-cpu).
+
+## Privilege
+
+None.
+
+## Cost
+
+A thread of its own, every 5 s and at most a 200th of the time: 12.5 ms where there are 256 CPUs.
+
+## Where it is blind
+
+Most virtual machines tell neither clock nor heat. What lowers a clock besides heat (power limits,
+instructions that draw much) is not told apart.
 """
 
 from __future__ import annotations

@@ -6,6 +6,24 @@ zram, nbd, floppy and optical drives). A disk that comes, goes or wakes up chang
 
 The kernel keeps the four times in 32 bits of milliseconds. A wrap (every 49.7 days of waiting) is
 undone here; a disk that was unplugged and came back starts at zero, which its 64-bit counts tell.
+
+## Source
+
+`/proc/diskstats` (docs.kernel.org/admin-guide/iostats).
+
+## Privilege
+
+None.
+
+## Cost
+
+One read for all disks; lines that read as before are not parsed.
+
+## Where it is blind
+
+Whose requests they were is not told; file servers are no disks. A device that serves requests side
+by side is not full when it is busy all the time. The time of a discard or flush is left out. An
+NVMe head over several paths counts nothing before Linux 6.4 (its paths do).
 """
 
 from __future__ import annotations

@@ -16,6 +16,25 @@ told again as "<nic> rx 3".
 
 Reading takes the network stack's lock and asks the card's firmware, so a thread reads every 2 s,
 and less often when it takes more than 10 ms; a value carries the time at which it was read.
+
+## Source
+
+The ioctl SIOCETHTOOL with ETHTOOL_GSTATS (`ethtool -S`); names are those of the drivers
+(docs.kernel.org/networking/statistics and device_drivers/ethernet).
+
+## Privilege
+
+None; the interface has to be in the recorder's network namespace.
+
+## Cost
+
+A thread asks every 2 s, and less often where an answer takes more than 10 ms; it waits for the
+card's firmware and takes the network stack's lock meanwhile.
+
+## Where it is blind
+
+Drivers with other names than those known here, and virtual cards: they count none of it. Which
+connection was paused is not told.
 """
 
 from __future__ import annotations

@@ -20,6 +20,26 @@ loaded: they read the same files.
 
 Readings ask the firmware, which may take its time: every card has a thread of its own, all together
 read at most a 50th of the time, and one that hangs holds nobody up.
+
+## Source
+
+`gpu_busy_percent`, `gpu_metrics`, `mem_info_*` and hwmon below `/sys/class/drm/card*/device`,
+`/sys/class/kfd`, `/proc/<pid>/fdinfo` (docs.kernel.org/gpu/amdgpu, gpu/drm-usage-stats).
+
+## Privilege
+
+None for the device; the job's user, or root, for who uses it (fdinfo).
+
+## Cost
+
+A thread for each card, all together at most a 50th of the time, most of which they wait for the
+firmware; the processes' files every 10 s.
+
+## Where it is blind
+
+What a single queue or process did, SM activity, PCIe traffic; values of a suspended card; of a
+partition all that is counted for the card as a whole. Tables of the firmware in a version not known
+here.
 """
 
 from __future__ import annotations

@@ -4,6 +4,22 @@ Everything they say is exact, because the emulator is the truth; everything made
 "emulated". Devices may come into being while the job runs: a look at the modification time of the
 folder (one `fstat`) tells, and `DevicesChanged` asks to be opened again. No device yet is no
 column, not an error.
+
+## Source
+
+Pages of shared memory that the jobs of `clusterprof demo` and of the lab write.
+
+## Privilege
+
+None.
+
+## Cost
+
+One read of a mapped page for each device, no system call.
+
+## Where it is blind
+
+A model of a device: no kernel runs, and power is made up from busy time and clock.
 """
 
 from __future__ import annotations

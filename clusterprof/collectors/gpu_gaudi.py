@@ -6,6 +6,24 @@ says how long a Gaudi was busy: lost time of its ranks is what the host's waits 
 
 Library and tool run in the helper process, which they may hang or crash; the tool is ended with it.
 Which process uses which device is told by neither: ranks take devices in the order of local ranks.
+
+## Source
+
+`pyhlml`, Intel's binding of HLML, else `hl-smi -Q` (Intel Gaudi documentation, "System Management
+Interface Tool").
+
+## Privilege
+
+None with the driver's device nodes; a container needs them and the library or tool.
+
+## Cost
+
+A helper process; with `hl-smi` alone a run of it every 5 s.
+
+## Where it is blind
+
+How long a device was busy: utilisation is drawn from power. Who uses it. Steps below the second,
+with `hl-smi` below 5 s.
 """
 
 from __future__ import annotations

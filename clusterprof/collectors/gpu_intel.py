@@ -14,6 +14,24 @@ The PCIe link is left out: a card shows that to its own bridge, which is not the
 
 Reading may have to wait for the driver: every card has a thread of its own, as have the files of
 the processes, and all together read at most a 50th of the time.
+
+## Source
+
+`/sys/class/drm/card*` of i915 and xe with hwmon, and `/proc/<pid>/fdinfo`
+(docs.kernel.org/gpu/drm-usage-stats, Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon).
+
+## Privilege
+
+The job's user, or root: busy time is read from fdinfo of its processes.
+
+## Cost
+
+A thread for each card and one for the files of the processes, together at most a 50th of the time.
+
+## Where it is blind
+
+What others do on the device; parallel engines, which add up; SM activity and PCIe traffic, which
+have no counterpart.
 """
 
 from __future__ import annotations

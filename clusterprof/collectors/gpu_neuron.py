@@ -10,6 +10,23 @@ of the chip it is part of. Which process has a core is told (event `device-owner
 
 The tools run below the helper process, which they may not outlive. A report that is missing, late
 or garbled is a reason, and makes the totals begin anew: never an idle second nobody saw.
+
+## Source
+
+`neuron-monitor` and `neuron-ls` of aws-neuronx-tools (AWS Neuron documentation, "Neuron Monitor
+User Guide").
+
+## Privilege
+
+None with the driver's device nodes and the tools.
+
+## Cost
+
+A helper process and below it `neuron-monitor`, which reports once a second.
+
+## Where it is blind
+
+What happened within a second, and within an execution; engines of a core apart.
 """
 
 from __future__ import annotations

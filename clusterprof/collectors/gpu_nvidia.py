@@ -14,7 +14,7 @@ is above 5 ms is made ten times less often, with an event; in between the last v
 **GPM** (Hopper and newer): multiprocessors active, warps resident, tensor operations, memory
 bandwidth, PCIe and NVLink traffic. Each value is the mean since the reading before it, of all
 multiprocessors; the first is of 0.1 s. It needs no administrator unless
-NVreg_RestrictProfilingToAdminUsers is 1; `sampling.gpm: false` in a profile leaves it alone.
+NVreg_RestrictProfilingToAdminUsers is 1; It is read when a profile says so (`sampling.gpm: true`).
 Without GPM, PCIe traffic is a look of 20 ms in which the driver keeps its caller waiting, and the
 rest is absent.
 
@@ -33,9 +33,27 @@ The header says of each GPU: name, PCI address, memory, NUMA node and processors
 to, PCIe generation and width at most, power limit by default and at most, number of NVLinks,
 compute capability, MIG, ECC and persistence mode, versions of driver, NVML and CUDA.
 
-Blind spots: NVLink errors of Blackwell, which counts them elsewhere; NVLink bytes before Ampere;
-what other processes of a device do apart from the job's; retired pages from Ampere on (rows are
-remapped).
+## Source
+
+NVML of the driver, `libnvidia-ml.so.1` (docs.nvidia.com/deploy/nvml-api).
+
+## Privilege
+
+None for most; a container needs the driver's library (NVIDIA runtime). Profiling counters may be
+kept for root (NVreg_RestrictProfilingToAdminUsers).
+
+## Cost
+
+A process of its own (15 MB) that asks each GPU some 40 questions at their own rates; one that takes more than 5 ms is
+asked ten times less often. The recorder itself only reads a pipe.
+
+## Where it is blind
+
+Busy means that some kernel ran, whatever it did: a collective that waits is busy too, and only SM
+activity, power and traffic tell it apart. Samples of the driver are a sixth of a second to a second
+apart. What MIG or a virtual GPU does not tell is a reason. NVLink errors of Blackwell, which counts
+them elsewhere; NVLink bytes before Ampere; what other processes of a device do apart from the job's;
+retired pages from Ampere on (rows are remapped).
 """
 
 from __future__ import annotations

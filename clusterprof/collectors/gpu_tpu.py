@@ -7,6 +7,24 @@ no values.
 
 `libtpu` is asked in the helper process, by a thread that may hang; `tpu-info` runs below it every
 5 s and is ended with it. The service on port 8431 is not asked directly: it speaks gRPC.
+
+## Source
+
+`libtpu.sdk.tpumonitoring`, else the tool `tpu-info` (Google Cloud TPU documentation, "TPU
+monitoring library").
+
+## Privilege
+
+None; the library's process has to run on the TPU host, and one process has to hold the TPU.
+
+## Cost
+
+A helper process; with `tpu-info` alone a run of it every 5 s.
+
+## Where it is blind
+
+Single steps: the duty cycle is a sliding mean of seconds. Who uses a chip. Everything while no
+process holds the TPU.
 """
 
 from __future__ import annotations

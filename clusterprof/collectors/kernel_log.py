@@ -5,10 +5,26 @@ is an event, `gpu-xid` or `nvswitch-sxid`: `pci` (domain:bus:device, as the driv
 `code`, `text`, `logged_ns` (of the log's clock), `count` where the same came several times within a
 second, and `gpu_instance` of a MIG instance. At most 32 events a second; the counter has all.
 
+Only nodes on which the NVIDIA driver is loaded are asked.
+
+## Source
+
+`/dev/kmsg` (docs.kernel.org: ABI/testing/dev-kmsg), lines of NVIDIA's driver
+(docs.nvidia.com/deploy/xid-errors).
+
+## Privilege
+
 Readable for everybody unless kernel.dmesg_restrict is 1, which is so on many systems: then
-CAP_SYSLOG is needed. Containers have no /dev/kmsg as a rule. Not told are errors from before the
-recording, and those that the log's ring buffer has overwritten within a second. Process numbers in
-the text are the node's. Only nodes on which the NVIDIA driver is loaded are asked.
+CAP_SYSLOG is needed. Containers have no /dev/kmsg as a rule.
+
+## Cost
+
+One read a second that does not wait, and none where the NVIDIA driver is not loaded.
+
+## Where it is blind
+
+Errors from before the recording, and those that the log's ring buffer has overwritten within a
+second. Process numbers in the text are the node's.
 """
 
 from __future__ import annotations

@@ -2,8 +2,24 @@
 
 Columns: `kernel.cpu_ns_total` of every family of threads that was found (kswapd, kcompactd,
 khugepaged, ksoftirqd, kworker, irq, ptlrpcd), counted from when a thread was first seen. At most
-1,024 threads are read. Interrupts themselves, and packets taken in right behind them, run in
-whatever task they interrupt and are in `cpu.system_ns_total`.
+1,024 threads are read.
+
+## Source
+
+`/proc/<pid>/stat` of the children of kthreadd (docs.kernel.org/filesystems/proc).
+
+## Privilege
+
+None; in a container of its own PID namespace kernel threads are not to be seen.
+
+## Cost
+
+At most 1,024 files every 2 s.
+
+## Where it is blind
+
+Interrupts themselves, and packets taken in right behind them, run in whatever task they interrupt
+and are in `cpu.system_ns_total`. For whom a thread worked is not told.
 """
 
 from __future__ import annotations

@@ -2,6 +2,24 @@
 
 Columns: from /proc/meminfo and /proc/vmstat of the node, and `memory.numa_misses_total` of every
 NUMA node ("node0", …). A line the kernel does not write is a reason in its column.
+
+## Source
+
+`/proc/meminfo`, `/proc/vmstat`, `/sys/devices/system/node/node*/numastat`
+(docs.kernel.org/filesystems/proc, admin-guide/numastat).
+
+## Privilege
+
+None.
+
+## Cost
+
+Two files of some 60 and 170 lines and one for each NUMA node, once a second.
+
+## Where it is blind
+
+The whole node: who evicts whose pages is not told. Memory of the job's own cgroup is the collector
+`cgroup`'s.
 """
 
 from __future__ import annotations

@@ -6,6 +6,25 @@ numbers of an operation. READ and WRITE are always there, other operations once 
 A kind of transport that does not count something (RDMA has no queues of its own) says so in the
 column. Seen from the job's first process, whose container may have mounts that ours has not.
 Nothing here touches the server: a dead one costs nothing.
+
+## Source
+
+`/proc/<pid>/mountstats` of the job's first process (nfs-utils, mountstats(8)).
+
+## Privilege
+
+The job's user, or root, where the job has mounts of its own; else none.
+
+## Cost
+
+One read and parse of all NFS mounts, once a second; it grows with mounts and with the kinds of
+requests they have made.
+
+## Where it is blind
+
+What the server's disks do, and what other clients ask of it, shows in its times alone. Reads out of
+the page cache ask nothing of the server and are not counted. File systems in user space (s3fs,
+goofys, gcsfuse) are no NFS and not in it.
 """
 
 from __future__ import annotations

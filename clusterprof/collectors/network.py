@@ -8,6 +8,25 @@ takes the network stack's lock, and an interface that comes up opens it anew.
 What a bond carried is what its members carried: the header says who is whose member, and an
 analysis counts one of the two. A member that is down, or goes down, is an event `bond-member-down`
 (bond, nic), one that comes back `bond-member-up`.
+
+## Source
+
+`/proc/net/{dev,snmp,netstat}` and `/sys/class/net/*/{speed,carrier_changes}`
+(docs.kernel.org/networking/statistics, networking/snmp_counter).
+
+## Privilege
+
+None.
+
+## Cost
+
+Three files of our network namespace and one for each interface, once a second.
+
+## Where it is blind
+
+RDMA bypasses it: see `rdma`. Who sent is not told; `sockets` has the job's own connections. In a
+container only its own interfaces are seen, and their speed may be made up (virtual interfaces: not
+said). Drops inside switches appear as retransmissions here or at the peer.
 """
 
 from __future__ import annotations

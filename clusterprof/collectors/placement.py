@@ -3,8 +3,25 @@
 One row per process and look: the list of CPUs that its affinity and its cpuset leave, the list of
 NUMA nodes it may have memory of (`/proc/<pid>/status`), and the CPU its main thread ran on last
 (`stat`, field 39). A process is looked at when it is new and every 2 s from then on, at most 64 in
-one tick, who waited longest first. What single threads were given (OMP_PROC_BIND and the like) is
-not looked at.
+one tick, who waited longest first.
+
+## Source
+
+`/proc/<pid>/status` (Cpus_allowed_list, Mems_allowed_list) and field 39 of `stat`
+(docs.kernel.org/filesystems/proc).
+
+## Privilege
+
+None for processes of the same user; others' under hidepid are not seen.
+
+## Cost
+
+Two files of each process every 2 s, at most 64 processes in one tick.
+
+## Where it is blind
+
+What single threads were given (OMP_PROC_BIND and the like) is not looked at; nor is where the
+memory lies that a process has, only where it may lie.
 """
 
 from __future__ import annotations

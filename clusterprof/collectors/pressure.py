@@ -3,6 +3,25 @@
 Columns: five totals of device "" (the node), and the same of device "cgroup" where the job has a
 cgroup of its own with pressure files (version 2). One file that cannot be read is a reason in its
 columns; only when none can is the whole collector unavailable.
+
+## Source
+
+`/proc/pressure/{cpu,io,memory}` and the same of the job's cgroup, version 2
+(docs.kernel.org/accounting/psi).
+
+## Privilege
+
+None; a kernel with CONFIG_PSI, and `psi=1` where its default is off.
+
+## Cost
+
+Three small files, six where the job has a cgroup of its own; in the kernel PSI costs the scheduler
+a little, whether it is read or not.
+
+## Where it is blind
+
+It names no task and no device. Waits that the kernel does not count as I/O are in none of it: for a
+socket, a lock, a FUSE server. Cgroups of version 1 have none.
 """
 
 from __future__ import annotations

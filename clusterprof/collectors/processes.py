@@ -7,6 +7,24 @@ Both files are known at every tick; what reads as it did last time is not parsed
 cost as much as reading. The `stat` is that of the main thread, which says the same of its process
 as /proc/<pid>/stat without adding up the times of its threads; when the collector `threads` has
 read it in this tick, it is not read again.
+
+## Source
+
+`/proc/<pid>/task/<pid>/stat` and `/proc/<pid>/io` (docs.kernel.org/filesystems/proc, section 3.3).
+
+## Privilege
+
+The job's user, or root: `io` is shown to who may trace the process.
+
+## Cost
+
+Two reads for each process, one where `threads` has read its `stat` in the same tick.
+
+## Where it is blind
+
+`read_bytes` are those that reached a block device: what came over the network, or out of the page
+cache, is in `read_chars` only, and what was read through a mapping in `read_bytes` only. Bytes that
+a process writes are counted when they reach the cache, not the disk.
 """
 
 from __future__ import annotations

@@ -20,6 +20,25 @@ driver never fills (`symbol_error` and `port_xmit_wait` of hfi1) are no counters
 RoCE port are counted by its network interface: see `ethtool`. Reading asks the card's firmware, so
 a thread reads, and a value carries the time at which it was read; state and speed are read every
 10 s.
+
+## Source
+
+`/sys/class/infiniband/*/ports/*/{counters,hw_counters,state,rate}`, `/sys/class/cxi`
+(Documentation/ABI/stable/sysfs-class-infiniband; names of hw_counters in drivers/infiniband/hw).
+
+## Privilege
+
+None for reading; resetting a counter that stands at its end is root's.
+
+## Cost
+
+A thread reads some 15 files for each port, once a second; reading asks the card's firmware.
+
+## Where it is blind
+
+Which rank or queue pair sent what. A counter at its end is unknown until it is reset. What happens
+within a switch shows only as waits, marks and retransmissions at this port. Traffic within the node
+(NVLink, shared memory) does not pass here.
 """
 
 from __future__ import annotations

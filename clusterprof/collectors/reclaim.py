@@ -1,9 +1,26 @@
 """How the kernel finds memory: behind the tasks' backs, or by making them wait; and on which node.
 
 Columns: counters of /proc/vmstat about reclaim, huge pages and compaction, and of every NUMA node
-("node0", …) the pages it gave, to tasks on it and on others. Whose pages lie where is not asked
-process by process: /proc/<pid>/numa_maps walks all of a process's memory and holds its lock.
+("node0", …) the pages it gave, to tasks on it and on others.
 A line the kernel does not write is a reason in its column.
+
+## Source
+
+`/proc/vmstat` and `/sys/devices/system/node/node*/numastat` (docs.kernel.org/admin-guide/numastat,
+mm/vmstat.c).
+
+## Privilege
+
+None.
+
+## Cost
+
+Two small files and one for each NUMA node, every 2 s.
+
+## Where it is blind
+
+Counters are the node's, of all jobs on it. Whose pages lie where is not asked process by process:
+/proc/<pid>/numa_maps walks all of a process's memory and holds its lock.
 """
 
 from __future__ import annotations

@@ -3,6 +3,22 @@
 Columns: `cpu.run_delay_ns_total` of every CPU that is online, device "0", "1", … All tasks count,
 those of other jobs too: a CPU to which too many were bound shows here, whoever they are. A CPU that
 goes offline or comes online changes the columns.
+
+## Source
+
+`/proc/schedstat`, field 8 of every CPU (docs.kernel.org/scheduler/sched-stats).
+
+## Privilege
+
+None; the kernel must have been built with CONFIG_SCHEDSTATS.
+
+## Cost
+
+One file every 2 s: 1.6 ms where it lists 256 CPUs.
+
+## Where it is blind
+
+Who waited is not told: `threads` has the job's own.
 """
 
 from __future__ import annotations

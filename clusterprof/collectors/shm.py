@@ -3,6 +3,23 @@
 Columns: `shm.used_bytes` and `shm.size_bytes` of "/dev/shm", as the first process of the job sees
 it: a container has its own, of 64 MiB unless somebody said otherwise. Only a file system in memory
 is asked; one on a disk or a server could keep the answer to itself.
+
+## Source
+
+`statvfs` of `/proc/<pid>/root/dev/shm`; its type from `/proc/<pid>/mountinfo`.
+
+## Privilege
+
+None for processes of the same user.
+
+## Cost
+
+One call every 2 s, of a file system in memory only.
+
+## Where it is blind
+
+One on a disk or a server is not asked, for it could keep the answer to itself. Who filled it is
+not told.
 """
 
 from __future__ import annotations

@@ -13,6 +13,25 @@ since the last sample, or over all when none did.
 Listing the machine's connections is done every 3 s, less often where it takes long, and in pieces;
 at most 128 connections of the job are asked in a tick, fewer when that takes more than 0.5 ms, and
 then it is the others' turn. The kernel may load its module `tcp_diag` for the first list.
+
+## Source
+
+NETLINK_SOCK_DIAG with INET_DIAG_INFO (`struct tcp_info` of include/uapi/linux/tcp.h), and
+`/proc/<pid>/fd` of the job.
+
+## Privilege
+
+The job's user, or root, in the job's network namespace; a seccomp profile may forbid netlink.
+
+## Cost
+
+Listing every 3 s, less often where a node has very many; of the job at most 128 connections in a
+tick, for 0.5 ms or a little more.
+
+## Where it is blind
+
+Connections that live less than 3 s may be missed; what one did after its last sample is lost with
+it. RDMA, UDP (QUIC) and Unix sockets are not in it. Which operation used a connection is not told.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.attribution.partial import merge
@@ -12,6 +11,7 @@ from clusterprof.detectors.registry import DETECTORS
 from clusterprof.engine.node import NodeResult
 from clusterprof.findings import Blind
 from clusterprof.hostlists import fold
+from clusterprof.signals.elsewhere import is_elsewhere
 from clusterprof.trace.schema import Gap
 from clusterprof.trace.sources import LeftOut
 
@@ -53,17 +53,21 @@ def blinds_of(
     """Return everything that was not seen, what was lost first."""
     found: dict[tuple[str, str], Blind] = {}
     where: dict[tuple[str, str], list[str]] = {}
+    lacking = _lacking(nodes)
+    everywhere = {node.facts.name for node in nodes}
     for node in nodes:
         for blind in _lost_records(node):
             found[(blind.what, blind.message)] = blind
         for gap in node.loaded.gaps:
-            if _is_of_another_maker(gap, node.loaded.header.devices):
-                continue
+            if _is_elsewhere(node, gap) and (
+                gap.collector.startswith("gpu_") or lacking[gap.collector] == everywhere
+            ):
+                continue  # but what some nodes have and others lack is told, accelerators aside
             what = gap.signal or gap.collector
             found.setdefault((what, gap.message), Blind(what, gap.kind, gap.message, gap.remedy))
             where.setdefault((what, gap.message), []).append(node.facts.name)
     for key, names in where.items():
-        if len(set(names)) < len({node.facts.name for node in nodes}):  # not on all of them
+        if set(names) < everywhere:  # not on all of them
             one = found[key]
             found[key] = replace(one, message=f"{one.message.rstrip('.')} (on {fold(names)})")
     lost = [
@@ -75,16 +79,20 @@ def blinds_of(
     return (*lost, *blinds, *_unmatched(unmatched), *_abstained(books))
 
 
-def _is_of_another_maker(gap: Gap, devices: Sequence[Mapping[str, Any]]) -> bool:
-    """True for GPUs of a maker of which the node has none: nothing is missed by that.
+def _lacking(nodes: Sequence[NodeResult]) -> dict[str, set[str]]:
+    """Return by collector the nodes that have nothing of the kind it reads."""
+    found: dict[str, set[str]] = {}
+    for node in nodes:
+        for gap in node.loaded.gaps:
+            if _is_elsewhere(node, gap):
+                found.setdefault(gap.collector, set()).add(node.facts.name)
+    return found
 
-    Without any real accelerator NVIDIA's absence stays, for all.
-    """
-    if gap.signal or gap.kind != "absent" or not gap.collector.startswith("gpu_"):
-        return False
-    if gap.collector == "gpu_nvidia":
-        return any(not device.get("emulated") for device in devices)
-    return gap.collector != "gpu_emulated"
+
+def _is_elsewhere(node: NodeResult, gap: Gap) -> bool:
+    """True for what a node simply does not have, such as GPUs of another maker than its own."""
+    real = any(not device.get("emulated") for device in node.loaded.header.devices)
+    return not gap.signal and is_elsewhere(gap.collector, gap.kind, gap.remedy, real)
 
 
 def _unmatched(counts: Mapping[str, int]) -> list[Blind]:

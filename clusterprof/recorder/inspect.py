@@ -7,10 +7,10 @@ administrator's (a permission, a kernel setting), or nobody's on this machine.
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from clusterprof.collectors.base import Context
 from clusterprof.errors import CannotStart, NothingNew, Unavailable
 from clusterprof.linux.roots import Roots
 from clusterprof.recorder.rundir import choose_base
+from clusterprof.signals.elsewhere import NOT_EVERYWHERE, is_elsewhere
 
 OWNER_YOU = "you"
 OWNER_ADMIN = "cluster admin"
@@ -25,6 +26,21 @@ OWNER_NOBODY = "impossible here"
 _FOUND_AT_MOST = 4
 _PATIENCE_SECONDS = 4.0  # a tool that reports once a second needs two of them
 _LOOK_SECONDS = 0.05
+_MINE = re.compile(r"pip install|newer clusterprof|run as the job's user|--|\b(un)?set ")
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Values of one collector that could not be read, all for one reason."""
+
+    signals: Sequence[str]
+    devices: Sequence[str]
+    """Of which devices; () = of all that have the signals."""
+    kind: str
+    message: str
+    remedy: str
+    owner: str
+    """Who can change it: as in `Look`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,14 @@ class Look:
     """Who can do that: "you", "cluster admin", "impossible here"; "" when nothing is amiss."""
     missing: Sequence[str] = ()
     """Single values that could not be read, with the reason."""
+    holes: Sequence[Hole] = ()
+    """The same by reason, with the remedy and its owner."""
+    elsewhere: str = ""
+    """What this node does not have, in a word ("Lustre"); "" = it has it, or should."""
+    devices: Sequence[Mapping[str, Any]] = ()
+    """What its devices are, as the header of a recording has them."""
+    users: Sequence[tuple[int, str]] = ()
+    """(pid, device): who was seen to use which."""
 
 
 def look_at(
@@ -51,9 +75,15 @@ def look_at(
     roots: Roots | None = None,
     isolate: Callable[[str, Context], Any] | None = None,
     run_dir: Path | None = None,
+    pids: Sequence[int] = (),
 ) -> list[Look]:
-    """Open, sample and close every collector; an isolated one in its helper, with a deadline."""
-    context = Context(roots or Roots(), run_dir, lambda: [os.getpid()])
+    """Open, sample and close every collector; an isolated one in its helper, with a deadline.
+
+    pids: the processes of the job; this one where nothing else is known. Files of a fixture machine
+    go by the names they have there.
+    """
+    roots, job = roots or Roots(), list(pids) or [os.getpid()]
+    context = Context(roots, run_dir, lambda: job)
     looks = []
     for kind in collectors:
         name: str = kind.name  # type: ignore[attr-defined]
@@ -64,10 +94,36 @@ def look_at(
             looks.append(_unseen(name, _as_reason(error)))
             continue
         looks.append(_look(name, collector))
-    return looks
+    return _marked([_as_named_there(look, roots) for look in looks])
 
 
-def look_at_spans(environ: dict[str, str]) -> Look:
+def _as_named_there(look: Look, roots: Roots) -> Look:
+    if roots == Roots():
+        return look
+
+    def named(text: str) -> str:
+        return text.replace(str(roots.proc), "/proc").replace(str(roots.sys), "/sys")
+
+    holes = [replace(hole, message=named(hole.message)) for hole in look.holes]
+    missing = [named(text) for text in look.missing]
+    return replace(look, message=named(look.message), missing=tuple(missing), holes=tuple(holes))
+
+
+def _marked(looks: Sequence[Look]) -> list[Look]:
+    """Say of each look whether it found nothing because the node has no such thing."""
+    accelerators = any(
+        look.status == "available" and look.name.startswith("gpu_") and look.name != "gpu_emulated"
+        for look in looks
+    )
+    return [
+        replace(look, elsewhere=NOT_EVERYWHERE[look.name])
+        if is_elsewhere(look.name, look.status, look.remedy, accelerators)
+        else look
+        for look in looks
+    ]
+
+
+def look_at_spans(environ: Mapping[str, str]) -> Look:
     """Say whether the probe of a job could report spans here: they travel through memory."""
     base = choose_base(environ)
     try:
@@ -86,8 +142,7 @@ def owner_of(why: Unavailable) -> str:
     if not why.remedy:
         return OWNER_NOBODY
     words = why.remedy.lower()
-    mine = ("pip install", "run as the job's user", "--", "set ", "unset ")
-    if why.kind != "denied" and any(word in words for word in mine):
+    if why.kind != "denied" and _MINE.search(words):
         return OWNER_YOU
     if why.kind == "failed" and "bug" in words:
         return OWNER_YOU
@@ -99,16 +154,30 @@ def _look(name: str, collector: Any) -> Look:
         columns = list(_patiently(collector.open))
         try:
             sample = _patiently(collector.sample)
+            devices, users = _devices(collector)
         finally:
             collector.close()
         if hasattr(collector, "strings"):
             found = f"{len(columns)} values of every row"
             return Look(name, "available", found, "", "", "")
-        return _values(name, columns, list(sample))
+        look = _values(name, columns, list(sample))
+        return replace(look, devices=devices, users=users)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
         return _unseen(name, _as_reason(error))
+
+
+def _devices(collector: Any) -> tuple[tuple[dict[str, Any], ...], tuple[tuple[int, str], ...]]:
+    """Return what the devices are, and which process was seen to use which."""
+    describe = getattr(collector, "inventory", None)
+    events = getattr(collector, "events", None)
+    users = [
+        (about["pid"], str(about.get("device", "")))
+        for kind, about in (events() if events is not None else ())
+        if kind in ("device-used", "device-owner") and isinstance(about.get("pid"), int)
+    ]
+    return tuple(dict(one) for one in describe()) if describe is not None else (), tuple(users)
 
 
 def _patiently(ask: Callable[[], Sequence[Any]]) -> Sequence[Any]:
@@ -124,23 +193,41 @@ def _patiently(ask: Callable[[], Sequence[Any]]) -> Sequence[Any]:
 
 
 def _values(name: str, columns: Sequence[Any], sample: Sequence[Any]) -> Look:
-    missing: dict[str, list[str]] = {}
-    first: Unavailable | None = None
+    missing: set[str] = set()
+    reasons: dict[Unavailable, list[tuple[str, str]]] = {}
+    having: dict[str, list[str]] = {}
     for (signal, device), value in zip(columns, sample):
+        having.setdefault(signal.name, []).append(device)
         if isinstance(value, Unavailable):
-            first = first or value
-            text = f"{signal.name}: {value.message}"
-            missing.setdefault(text, []).append(device)
-    if columns and first is not None and len(columns) == sum(map(len, missing.values())):
-        return _unseen(name, first)
-    devices = Counter(device for _, device in columns if device)
-    signals = len({signal.name for signal, _ in columns})
-    found = f"{signals} signals" if columns else "nothing yet"
+            missing.add(f"{signal.name}: {value.message}")
+            reasons.setdefault(value, []).append((signal.name, device))
+    if columns and len(columns) == sum(map(len, reasons.values())):
+        return _unseen(name, next(iter(reasons)))
+    devices = list(dict.fromkeys(device for _, device in columns if device))
+    found = f"{len(having)} signals" if columns else "nothing yet"
     if devices:
-        shown = list(devices)[:_FOUND_AT_MOST]
+        shown = devices[:_FOUND_AT_MOST]
         more = ", …" if len(devices) > len(shown) else ""
         found += f" of {', '.join(shown)}{more}"
-    return Look(name, "available", found, "", "", "", tuple(sorted(missing)))
+    holes = [hole for why, places in reasons.items() for hole in _holes(why, places, having)]
+    return Look(name, "available", found, "", "", "", tuple(sorted(missing)), tuple(holes))
+
+
+def _holes(
+    why: Unavailable, places: Sequence[tuple[str, str]], having: dict[str, list[str]]
+) -> list[Hole]:
+    """Lay together the signals that one reason hides on the same devices."""
+    devices_of: dict[str, list[str]] = {}
+    for signal, device in places:
+        devices_of.setdefault(signal, []).append(device)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for signal, devices in devices_of.items():
+        everywhere = len(devices) == len(having[signal])
+        alike.setdefault(() if everywhere else tuple(devices), []).append(signal)
+    return [
+        Hole(tuple(signals), devices, why.kind, why.message, why.remedy, owner_of(why))
+        for devices, signals in alike.items()
+    ]
 
 
 def _unseen(name: str, why: Unavailable) -> Look:

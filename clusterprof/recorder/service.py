@@ -24,6 +24,7 @@ from clusterprof.recorder.rings import Rings
 from clusterprof.recorder.rundir import RUN_DIR_PREFIX, write_private
 from clusterprof.recorder.slot import Note, Slot
 from clusterprof.recorder.usage import SelfCollector
+from clusterprof.signals.elsewhere import is_elsewhere
 from clusterprof.trace.schema import Clock as ClockRecord
 from clusterprof.trace.schema import Header
 from clusterprof.trace.writer import RecordingWriter
@@ -33,8 +34,6 @@ _NOBODY_CAME_NS = 10_000_000_000
 _FIRST_WAIT_SECONDS = 1.0  # of the 2 s that a launcher waits for the recorder
 _COLLECT_NS = 60_000_000_000
 _ENVIRON_BYTES_AT_MOST = 1 << 20
-_OTHER_MAKERS = frozenset({"gpu_amd", "gpu_intel"})
-"""Who has none of their GPUs misses nothing."""
 
 
 class Service:
@@ -154,9 +153,11 @@ class Service:
     @property
     def _unseen(self) -> list[Unseen]:
         found = []
+        seen = {slot.name for slot in self._slots if slot.status in ("available", "opening")}
+        makers = any(name.startswith("gpu_") for name in seen - {"gpu_emulated"})
         for slot in self._slots:
             why = slot.reason
-            if why is not None and not (why.kind == "absent" and slot.name in _OTHER_MAKERS):
+            if why is not None and not is_elsewhere(slot.name, why.kind, why.remedy, makers):
                 found.append(Unseen(slot.name, why.kind, why.message, why.remedy))
         return found
 

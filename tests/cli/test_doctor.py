@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,10 @@ def looks(**changes: str) -> dict[str, dict[str, object]]:
 
 def test_json_names_every_collector_and_a_reason_for_each_hole() -> None:
     for name, look in looks().items():
-        assert set(look) == {"name", "status", "found", "message", "remedy", "owner", "missing"}
+        assert set(look) == {
+            "name", "status", "found", "message", "remedy", "owner", "missing", "holes",
+            "elsewhere",
+        }  # fmt: skip
         if look["status"] == "available":
             assert look["found"] and not look["message"] and not look["owner"], name
         else:
@@ -36,14 +40,19 @@ def test_json_names_every_collector_and_a_reason_for_each_hole() -> None:
             assert bool(look["remedy"]) == (look["owner"] != "impossible here")
 
 
-def test_the_table_has_a_line_for_every_collector_and_counts() -> None:
-    done = command("doctor")
+def test_the_table_has_a_line_for_every_source_of_this_node_and_counts() -> None:
+    away = {name: look["elsewhere"] for name, look in looks().items() if look["elsewhere"]}
+    done = command("doctor", COLUMNS="80")
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    first_words = [line.split()[0] for line in lines if not line.startswith(" ")]
-    assert first_words[:-1] == [*NAMES, *OTHERS]
-    seen = sum(line.split()[1] == "available" for line in lines[:-1] if not line.startswith(" "))
-    assert lines[-1] == f"{seen} of {len(NAMES) + len(OTHERS)} sources can be recorded here."
+    headline, _, *lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    table, last = "\n".join(lines).rsplit("\n\n", 1)
+    rows = [line.split() for line in table.splitlines() if line and not line.startswith(" ")]
+    here = {*NAMES, *OTHERS} - set(away)
+    assert {row[0] for row in rows} == here and len(rows) == len(here)
+    seen = sum(row[1] == "available" for row in rows)
+    assert headline == f"{seen} of the {len(here)} sources of this node can be recorded."
+    assert " ".join(last.split()) == f"Not on this node: {', '.join(map(str, away.values()))}."
 
 
 @pytest.fixture
@@ -104,3 +113,55 @@ def test_an_unknown_profile_names_the_nearest() -> None:
     assert "did you mean 'ci'?" in done.stderr
     as_json = command("doctor", "--profile", "cii", "--json")
     assert json.loads(as_json.stdout)["exit_code"] == 2
+
+
+def test_in_a_job_it_says_whose_device_is_which(gpus: tuple[Scenario, dict[str, str]]) -> None:
+    scenario, changes = gpus
+    scenario.write()
+    ranks = {"RANK": "5", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "CUDA_VISIBLE_DEVICES": uuid(1)}
+    done = command("doctor", "--job", "--json", "--path", "tests", **changes, **ranks)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert (document["format"], document["schema_version"]) == ("clusterprof-doctor-job", 1)
+    assert set(document) == {
+        "format", "schema_version", "job", "processes", "processes_from", "devices", "affinity",
+        "files", "fabric", "settings", "changes", "collectors",
+    }  # fmt: skip
+    (here,) = [one for one in document["processes"] if one["here"]]
+    assert (here["rank"], here["chosen"]["CUDA_VISIBLE_DEVICES"]) == (5, uuid(1))
+    found = {one["id"]: one for one in document["devices"]}
+    assert (found[uuid(0)]["visible"], found[uuid(0)]["users"]) == (False, [])
+    (user,) = found[uuid(1)]["users"]
+    assert (user["rank"], user["how"], user["here"]) == (5, "the only one it may see", True)
+    allowed = document["affinity"]["cpus_allowed_count"]
+    assert allowed == len(os.sched_getaffinity(0))
+    assert [one["what"] for one in document["files"]][-1] == "data"
+
+
+def test_in_a_job_the_text_fits_the_terminal() -> None:
+    done = command("doctor", "--job", COLUMNS="80", TORCHELASTIC_RUN_ID="r7", RANK="0")
+    assert (done.returncode, done.stderr) == (0, "")
+    titles = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
+    assert titles[0] == "Job" and titles[-5:] == [
+        "Accelerators",
+        "CPUs",
+        "Files",
+        "Fabric",
+        "Sources",
+    ]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "launcher        torchrun" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--job", "--path", "no/such/data"), "--path no/such/data: there is no such file"),
+        (("--path", "tests"), "--path says where the data of a job are"),
+        (("--job", "--profile", "ci"), "--profile and --job are two questions"),
+    ],
+)
+def test_what_cannot_be_asked_is_a_usage_error(arguments: tuple[str, ...], said: str) -> None:
+    done = command("doctor", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr

@@ -15,20 +15,33 @@ AMD = {"id": "GPU-1f", "vendor": "amd", "emulated": False}
 EMULATED = {"id": "emulated-0", "emulated": True}
 
 
-def unseen(devices: list[dict[str, Any]], *gaps: Gap) -> list[tuple[str, str]]:
+def node(name: str, devices: list[dict[str, Any]], *gaps: Gap) -> Any:
     loaded = SimpleNamespace(
         header=replace(header(), devices=devices),
         gaps=gaps,
         damage=SimpleNamespace(damaged_places=0, torn_tail_bytes=0, unknown_frames=0),
         dropped_spans=0,
     )
-    node: Any = SimpleNamespace(loaded=loaded, facts=SimpleNamespace(name="node-1"))
-    found = blinds_of([node], [], {}, [])
-    return [(one.what, one.message) for one in found if one.what.startswith("gpu")]
+    return SimpleNamespace(loaded=loaded, facts=SimpleNamespace(name=name))
+
+
+def unseen_on(*nodes: Any) -> list[tuple[str, str]]:
+    """What is told of sources; of causes that nobody could ask is another matter."""
+    sources = ("gpu", "lustre", "mounts", "rdma")
+    found = blinds_of(nodes, [], {}, [])
+    return [(one.what, one.message) for one in found if one.what.startswith(sources)]
+
+
+def unseen(devices: list[dict[str, Any]], *gaps: Gap) -> list[tuple[str, str]]:
+    return unseen_on(node("node-1", devices, *gaps))
 
 
 def gap(collector: str, kind: Any, message: str, signal: str = "", device: str = "") -> Gap:
     return Gap(5, collector, signal, device, kind, message, "")
+
+
+NO_NFS = gap("mounts", "absent", "no NFS file system is mounted")
+NO_LUSTRE = gap("lustre", "absent", "no Lustre file system is mounted")
 
 
 NO_NVIDIA = gap("gpu_nvidia", "absent", "no library")
@@ -51,4 +64,23 @@ def test_what_is_missing_of_a_gpu_that_is_there_is_said() -> None:
     assert unseen([AMD], silent, table) == [
         ("gpu.energy_joules_total", "v1.3 does not tell it"),
         ("gpu_amd", "the driver does not answer"),
+    ]
+
+
+def test_file_systems_that_no_node_has_are_not_listed() -> None:
+    bare = [node(f"node-{number}", [AMD], NO_NFS, NO_LUSTRE) for number in (1, 2)]
+    assert unseen_on(*bare) == []
+
+
+def test_a_mount_that_only_some_nodes_lack_is_told() -> None:
+    nodes = node("node-1", [AMD], NO_NFS, NO_LUSTRE), node("node-2", [AMD], NO_LUSTRE)
+    assert unseen_on(*nodes) == [("mounts", "no NFS file system is mounted (on node-1)")]
+
+
+def test_what_is_there_and_cannot_be_read_is_told() -> None:
+    denied = gap("lustre", "denied", "debugfs is root's")
+    asked = Gap(5, "gpu_neuron", "", "", "absent", "neuron-monitor was not found", "install it")
+    assert unseen([AMD], NO_NFS, denied, asked) == [
+        ("gpu_neuron", "neuron-monitor was not found"),
+        ("lustre", "debugfs is root's"),
     ]

@@ -28,13 +28,11 @@ from clusterprof.recorder.service import isolate
 from clusterprof.recorder.slot import Slot
 from clusterprof.trace.schema import Columns, Event, Gap
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 COLLECTORS = (CpuCollector, GpuGaudiCollector, GpuNeuronCollector, GpuTpuCollector)
 NODES = {"gaudi-node": "gpu_gaudi", "trn1-node": "gpu_neuron"}
 
 
-def agrees(name: str, text: str) -> None:
-    path = GOLDEN / name
+def agrees(path: Path, text: str) -> None:
     if os.environ.get("CLUSTERPROF_ACCEPT_GOLDEN"):
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
@@ -58,7 +56,7 @@ def test_doctor(
 ) -> None:
     monkeypatch.setenv("PATH", path_with(HOSTS / node / "tools"))
     _print_looks(look_at(COLLECTORS, host(node), isolate), as_json=False)
-    agrees(f"{node}.doctor.txt", capsys.readouterr().out)
+    agrees(HOSTS / node / "doctor.txt", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -85,7 +83,7 @@ def test_recording(
     found = [line for one in records for line in shown(one)]
     found.sort(key=lambda line: (line[0] == "event", str(line) if line[0] == "event" else ""))
     lines += [json.dumps(line, ensure_ascii=False) for line in found]
-    agrees(f"{node}.recording.jsonl", "\n".join(lines) + "\n")
+    agrees(HOSTS / node / "recording.jsonl", "\n".join(lines) + "\n")
 
 
 def took_a_row(slot: Slot, records: list[Any]) -> bool:

@@ -102,7 +102,11 @@ class _State:
 
     def timed(self, began_ns: int, ended_ns: int) -> int:
         """Plan the next call; return the median duration if it has just become a slow one."""
-        self._durations.append(ended_ns - began_ns)
+        took_ns = ended_ns - began_ns
+        self._durations.append(took_ns)
+        if took_ns <= _SLOW_NS and len(self._durations) > 3:  # the median was low, and is no higher
+            self.due_ns = began_ns + self.every_ns
+            return 0
         median_ns = sorted(self._durations)[len(self._durations) // 2]
         slowed = self.every_ns == self.call.every_ns and (
             len(self._durations) >= 3 and median_ns > _SLOW_NS

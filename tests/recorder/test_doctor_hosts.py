@@ -1,0 +1,77 @@
+"""What `doctor` says of fixture machines: their whole output, at 80 columns.
+
+CLUSTERPROF_ACCEPT_GOLDEN=1 writes tests/hosts/<name>/doctor.txt anew; look at the diff.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from conftest import HOSTS
+
+from clusterprof.cli.looks import looks_text
+from clusterprof.collectors.registry import COLLECTORS
+from clusterprof.linux.roots import Roots
+from clusterprof.recorder.inspect import Look, look_at
+
+# what asks this machine, and not the fixture's files
+ASKS_ELSEWHERE = ("sockets", "ethtool", "gpu_nvidia", "gpu_gaudi", "gpu_neuron", "gpu_tpu")
+KINDS = [kind for kind in COLLECTORS if kind.name not in ASKS_ELSEWHERE]  # type: ignore[attr-defined]
+HERE = {
+    "h100-node": KINDS,
+    "rdma-zoo": [kind for kind in KINDS if kind.name == "rdma"],  # type: ignore[attr-defined]
+    "two-nics-one-down": [kind for kind in KINDS if kind.name == "network"],  # type: ignore[attr-defined]
+}
+"""What a fixture has files for: others of its collectors would only miss them."""
+
+
+def looked(roots: Roots, kinds: Sequence[Any]) -> list[Look]:
+    return look_at(kinds, roots, pids=[4711])
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_doctor_is_as_accepted_on(name: str, host: Callable[[str], Roots]) -> None:
+    text = looks_text(looked(host(name), HERE[name]))
+    path = HOSTS / name / "doctor.txt"
+    if os.environ.get("CLUSTERPROF_ACCEPT_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_line_is_wider_than_the_terminal_and_nothing_is_cut(
+    width: int, host: Callable[[str], Roots]
+) -> None:
+    looks = looked(host("rdma-zoo"), HERE["rdma-zoo"])
+    text = looks_text(looks, width)
+    assert max(map(len, text.splitlines())) <= width
+    holes = [hole for look in looks for hole in look.holes]
+    assert len(holes) > 6
+    words = " ".join(text.split())
+    assert sum(" ".join(hole.message.split()) in words for hole in holes) == 6
+    assert f"and without others, for {len(holes) - 6} more reasons: --json" in words
+
+
+def test_what_a_node_does_not_have_is_one_line_and_what_it_lacks_is_in_front() -> None:
+    looks = [
+        Look("cpu", "available", "7 signals of all", "", "", ""),
+        Look("gpu_amd", "available", "24 signals of GPU-1", "", "", ""),
+        Look("lustre", "absent", "", "no Lustre", "", "impossible here", elsewhere="Lustre"),
+        Look("pressure", "absent", "", "no PSI", "boot with psi=1", "cluster admin"),
+        Look("gpu_tpu", "absent", "", "no TPU", "", "impossible here", elsewhere="TPU"),
+    ]
+    assert looks_text(looks) == (
+        "2 of the 3 sources of this node can be recorded.\n"
+        "\n"
+        "pressure  absent     no PSI\n"
+        "                     cluster admin: boot with psi=1\n"
+        "\n"
+        "gpu_amd   available  24 signals of GPU-1\n"
+        "\n"
+        "cpu       available  7 signals of all\n"
+        "\n"
+        "Not on this node: Lustre, TPU.\n"
+    )
