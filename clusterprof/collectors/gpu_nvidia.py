@@ -44,16 +44,16 @@ kept for root (NVreg_RestrictProfilingToAdminUsers).
 
 ## Cost
 
-A process of its own (15 MB) that asks each GPU some 40 questions at their own rates; one that takes more than 5 ms is
-asked ten times less often. The recorder itself only reads a pipe.
+A process of its own (15 MB) that asks each GPU some 40 questions, each at its own rate; one that
+takes more than 5 ms is asked ten times less often. The recorder itself only reads a pipe.
 
 ## Where it is blind
 
 Busy means that some kernel ran, whatever it did: a collective that waits is busy too, and only SM
 activity, power and traffic tell it apart. Samples of the driver are a sixth of a second to a second
-apart. What MIG or a virtual GPU does not tell is a reason. NVLink errors of Blackwell, which counts
-them elsewhere; NVLink bytes before Ampere; what other processes of a device do apart from the job's;
-retired pages from Ampere on (rows are remapped).
+apart. What MIG or a virtual GPU does not tell is a reason. Not read: NVLink errors of Blackwell,
+which counts them elsewhere; NVLink bytes before Ampere; retired pages from Ampere on (rows are
+remapped); what other processes of a device do apart from the job's.
 """
 
 from __future__ import annotations

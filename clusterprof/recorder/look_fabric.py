@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterprof.linux.roots import Roots
 from clusterprof.recorder import fabric, links
-from clusterprof.recorder.inspect import OWNER_NOBODY, Look
+from clusterprof.recorder.inspect import OWNER_ADMIN, OWNER_NOBODY, Hole, Look
 
 NAME = "fabric"
 _SHOWN_AT_MOST = 4
@@ -17,7 +17,7 @@ _BEHIND = {
     "numa": "of the same NUMA node",
     "system": "of another NUMA node",
 }
-_REMEDY = "the cluster admin can load nvidia-peermem (modprobe nvidia-peermem)"
+_REMEDY = "load nvidia-peermem (modprobe nvidia-peermem)"
 
 
 def look_at_fabric(roots: Roots | None = None) -> Look:
@@ -30,10 +30,19 @@ def look_at_fabric(roots: Roots | None = None) -> Look:
     found += [f"{nic['name']} is a bond of {', '.join(nic.get('lower', ()))}" for nic in bonds]
     if not found:
         message = "no cards that are alike, no bond, and none whose way to a GPU is known"
-        return Look(NAME, "absent", "", message, "", OWNER_NOBODY)
+        return Look(NAME, "absent", "", message, "", OWNER_NOBODY, elsewhere="rails and bonds")
     missing = [*_far(told), *_unknown(told)]
     missing += [f"{nic['name']}'s member {m}: it is down" for nic in bonds for m in _down(nic)]
-    return Look(NAME, "available", "; ".join(found), "", "", "", tuple(missing))
+    holes = tuple(_hole(text) for text in missing)
+    return Look(NAME, "available", "; ".join(found), "", "", "", tuple(missing), holes)
+
+
+def _hole(text: str) -> Hole:
+    """What is amiss, as `doctor` lays reasons together."""
+    subject, _, reason = text.partition(": ")
+    remedy = _REMEDY if reason.endswith(_REMEDY) else ""
+    reason = reason.removesuffix(f"; {_REMEDY}")
+    return Hole((subject,), (), "absent", reason, remedy, OWNER_ADMIN if remedy else OWNER_NOBODY)
 
 
 def _down(nic: Mapping[str, Any]) -> Sequence[str]:

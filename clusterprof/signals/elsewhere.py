@@ -10,7 +10,7 @@ NOT_EVERYWHERE: dict[str, str] = {
     "rdma": "RDMA",
     "cpu_clock": "CPU clocks",
     "gpu_nvidia": "NVIDIA GPUs",
-    "kernel_log": "errors of NVIDIA's driver",
+    "kernel_log": "NVIDIA's kernel log",
     "gpu_amd": "AMD GPUs",
     "gpu_intel": "Intel GPUs",
     "gpu_gaudi": "Gaudi",

@@ -119,8 +119,8 @@ def test_rails_are_alike_and_beside_gpus_or_not(machine: Machine) -> None:
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.90.07\n"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03\n"
 NO_WAY = (
-    "GPUDirect: neither by a module nor by dma-buf, data go by the host; the cluster admin can load"
-    " nvidia-peermem (modprobe nvidia-peermem)"
+    "GPUDirect: neither by a module nor by dma-buf, data go by the host; load nvidia-peermem"
+    " (modprobe nvidia-peermem)"
 )
 
 
