@@ -1,0 +1,80 @@
+"""Evaluations and saves: whole functions of a framework, of which the outermost counts.
+
+A framework's save calls `torch.save` for each part of a checkpoint: one span, with the bytes of all
+parts. What another thread than the one that trains does holds nobody up, and is not recorded.
+"""
+
+import os
+from _thread import get_ident
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from .. import layout, ring, steps
+from . import seam
+
+UNKNOWN = -1
+
+Size = Callable[[Tuple[Any, ...], Dict[str, Any]], int]
+Stretch = Tuple[Dict[int, List[int]], int, bool]  # what is open of its kind, thread, outermost
+
+evaluating: Dict[int, List[int]] = {}
+"""Threads inside an evaluation."""
+
+_saving: Dict[int, List[int]] = {}  # by thread: bytes of the parts of its save that have ended
+_OPEN = {layout.EVAL: evaluating, layout.CHECKPOINT: _saving}
+
+
+def wrap(owner: Any, name: str, kind: int, size: Optional[Size] = None) -> bool:
+    """Let each call of `owner.name` that returns be a span of an evaluation or of a save.
+
+    size(arguments, keywords) -> bytes that a save wrote, -1 unknown. Wrapping twice makes no
+    difference.
+    """
+
+    def begins(*arguments: Any, **keywords: Any) -> Stretch:
+        thread, inside = get_ident(), _OPEN[kind]
+        outermost = thread not in inside
+        if outermost:
+            inside[thread] = []
+        return inside, thread, outermost
+
+    def ended(
+        stretch: Stretch, start: int, end: int, result: Any, *arguments: Any, **keywords: Any
+    ) -> None:
+        inside, thread, outermost = stretch
+        wrote = size(arguments, keywords) if size else UNKNOWN
+        if not outermost:
+            inside.get(thread, []).append(wrote)
+            return
+        parts = inside.pop(thread, [])
+        if not steps.trains_in(thread):
+            return
+        if kind != layout.CHECKPOINT:
+            wrote = 0
+        elif wrote < 0 and parts and min(parts) >= 0:
+            wrote = sum(parts)
+        ring.emit(kind, start, end, wrote)
+
+    return seam.wrap(owner, name, ended, begins, raised=_left)
+
+
+def _left(stretch: Optional[Stretch]) -> None:
+    if stretch is not None and stretch[2]:
+        stretch[0].pop(stretch[1], None)
+
+
+def file_size(target: Any) -> int:
+    """Return the bytes of a file that was given by name; -1 for anything else."""
+    if not isinstance(target, (str, os.PathLike)):
+        return UNKNOWN
+    try:
+        return os.stat(target).st_size if os.path.isfile(target) else UNKNOWN
+    except (OSError, ValueError):
+        return UNKNOWN
+
+
+def _forget() -> None:
+    evaluating.clear()
+    _saving.clear()
+
+
+ring.after_fork.append(_forget)
