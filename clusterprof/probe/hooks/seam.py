@@ -55,10 +55,10 @@ def wrap(
     """Replace `owner.name` so that each call that returns is followed by `after`.
 
     before(*arguments) -> token, called ahead of the original; after(token, start_ns, end_ns,
-    result, *arguments) once it returned. A call that raises is not recorded; raised(token) clears up
-    after it, and cannot fail. An error in `before` or `after` switches the probe off. Wrapping twice
-    makes no difference. `traced`: torch.compile may meet the function, and shall find what it finds
-    without us.
+    result, *arguments) once it returned. A call that raises is not recorded: raised(token) clears
+    up after it, and cannot fail. An error in `before` or `after` switches the probe off. Wrapping
+    twice makes no difference. `traced`: torch.compile may meet the function, and shall find what
+    it finds without us.
     """
     original = getattr(owner, name)
     if getattr(original, "_is_clusterprof", False):

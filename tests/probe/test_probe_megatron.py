@@ -1,0 +1,34 @@
+"""Megatron-Core: distributed checkpoints. Its training loop is not in the package (docs)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from frameworks import CHECKPOINT, both_ways, hooked, needs
+
+needs("megatron.core")
+
+CODE = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedTensor
+
+dist.init_process_group("gloo")
+os.mkdir(sys.argv[1] + "/saved")
+weights = {"w": ShardedTensor.from_rank_offsets("w", torch.ones(8), replica_id=0)}
+dist_checkpointing.save(weights, sys.argv[1] + "/saved")
+dist.destroy_process_group()
+print(torch.ones(1))
+"""
+ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": ""}
+ONE_RANK |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29872"}
+
+
+def test_distributed_checkpoint(tmp_path: Path) -> None:
+    rings = both_ways(CODE, tmp_path, **ONE_RANK)
+    (ring,) = [ring for ring in rings if ring.of(CHECKPOINT)]
+    assert "megatron.core.dist_checkpointing.serialization" in hooked(ring)
+    assert [save.a for save in ring.of(CHECKPOINT)] == [-1]  # its parts were written to streams
