@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,26 @@ CHECKPOINT, EVAL, COMPILE = 5, 12, 13
 
 def needs(*libraries: str) -> None:
     """Skip a whole file whose library is not there, and say how to get it."""
-    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
+    missing = [name for name in libraries if not _is_there(name)]
     if missing:
         reason = f"needs {', '.join(missing)}: make test-frameworks"
         pytest.skip(reason, allow_module_level=True)
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # not even the package it would be part of
+        return False
+
+
+def one_rank() -> dict[str, str]:
+    """Return what a launcher sets for a job of one rank without a GPU."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return {**rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def both_ways(code: str, tmp_path: Path, **environ: str) -> list[Ring]:

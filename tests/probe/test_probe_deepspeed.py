@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frameworks import CHECKPOINT, both_ways, hooked, needs, size_of, steps_of, trainer_of
+from frameworks import CHECKPOINT, both_ways, hooked, needs, one_rank, size_of, steps_of, trainer_of
 
 needs("deepspeed")
 
@@ -33,13 +33,13 @@ for batch in loader:
 engine.save_checkpoint(sys.argv[1] + "/saved")
 print([list(map(float, p.flatten())) for p in net.parameters()])
 """
-ONE_RANK = {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-ONE_RANK |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_engine(tmp_path: Path, stage: int) -> None:
-    ring = trainer_of(both_ways(CODE.replace("STAGE", str(stage)), tmp_path, **ONE_RANK))
+    ring = trainer_of(
+        both_ways(CODE.replace("STAGE", str(stage)), tmp_path, DS_ACCELERATOR="cpu", **one_rank())
+    )
     assert "deepspeed.runtime.engine" in hooked(ring)
     # Six batches of 4 rows, two to a step; the optimizer has two groups of parameters.
     assert steps_of(ring) == 3 * [(2, 8, -1)]

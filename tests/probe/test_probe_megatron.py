@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frameworks import CHECKPOINT, both_ways, hooked, needs
+from frameworks import CHECKPOINT, both_ways, hooked, needs, one_rank
 
 needs("megatron.core")
 
@@ -23,12 +23,10 @@ dist_checkpointing.save(weights, sys.argv[1] + "/saved")
 dist.destroy_process_group()
 print(torch.ones(1))
 """
-ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": ""}
-ONE_RANK |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29872"}
 
 
 def test_distributed_checkpoint(tmp_path: Path) -> None:
-    rings = both_ways(CODE, tmp_path, **ONE_RANK)
+    rings = both_ways(CODE, tmp_path, **one_rank())
     (ring,) = [ring for ring in rings if ring.of(CHECKPOINT)]
     assert "megatron.core.dist_checkpointing.serialization" in hooked(ring)
     assert [save.a for save in ring.of(CHECKPOINT)] == [-1]  # its parts were written to streams
