@@ -100,6 +100,7 @@ FRAMEWORKS := lightning==2.6.6 pytorch-lightning==2.6.6 transformers==4.57.6 acc
 
 $(FRAMEWORKS_VENV)/made: pyproject.toml Makefile
 	$(PYTHON) -m venv $(FRAMEWORKS_VENV)
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)" setuptools -e . --group dev
 	@for each in $(FRAMEWORKS); do \
 	    DS_BUILD_OPS=0 $(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
