@@ -95,8 +95,8 @@ score-sabotage: $(VENV)/dev ## three faults put into the attribution: the score 
 
 # Pinned one by one: a library that does not install here leaves its tests skipped, with a reason.
 FRAMEWORKS := lightning==2.6.6 pytorch-lightning==2.6.6 transformers==4.57.6 accelerate==1.15.0 \
-    torchdata==0.11.0 webdataset mosaicml-streaming spdl jax==0.10.2 tensorflow-cpu==2.21.0 \
-    nvidia-dali-cuda120 deepspeed megatron-core
+    torchdata==0.11.0 webdataset==1.0.2 mosaicml-streaming==0.13.0 spdl==0.8.0 jax==0.10.2 \
+    tensorflow-cpu==2.21.0 nvidia-dali-cuda120==2.4.0 deepspeed==0.19.8 megatron-core==0.16.1
 
 $(FRAMEWORKS_VENV)/made: pyproject.toml Makefile
 	$(PYTHON) -m venv $(FRAMEWORKS_VENV)
