@@ -24,8 +24,9 @@ what changed; JAX says it with `jax_explain_cache_misses`.
 
 Compilation in a thread of its own costs launches without being marked. Other compilers (TensorRT,
 TensorFlow, Triton kernels outside of `torch.compile`) are seen only where the user marks them:
-`clusterprof.span("compile")`. JAX does not say whether it had compiled the same code before. Code that is first reached late, such as evaluation, is compiled for
-the first time there, and counts too.
+`clusterprof.span("compile")`. JAX does not say whether it had compiled the same code before. Code
+that is first reached late, such as evaluation, is compiled for the first time there, and counts
+too.
 """
 
 from __future__ import annotations
