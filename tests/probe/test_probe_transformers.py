@@ -18,7 +18,12 @@ from frameworks import (
 
 needs("transformers", "accelerate", "safetensors")
 
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""}
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "USE_TF": "0",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 
 TRAINER = """
 import sys, warnings
