@@ -7,7 +7,7 @@ from pathlib import Path
 from frameworks import both_ways, needs, steps_of, trainer_of
 from probing import DATA_WAIT, FETCH, WORKER_START
 
-needs("streaming")
+needs("streaming", "torchvision")
 
 CODE = """
 import sys, warnings
