@@ -16,12 +16,16 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 
-dist.init_process_group("gloo")
-os.mkdir(sys.argv[1] + "/saved")
-weights = {"w": ShardedTensor.from_rank_offsets("w", torch.ones(8), replica_id=0)}
-dist_checkpointing.save(weights, sys.argv[1] + "/saved")
-dist.destroy_process_group()
-print(torch.ones(1))
+def main():  # its writer spawns processes
+    dist.init_process_group("gloo")
+    os.mkdir(sys.argv[1] + "/saved")
+    weights = {"w": ShardedTensor.from_rank_offsets("w", torch.ones(8), replica_id=0)}
+    dist_checkpointing.save(weights, sys.argv[1] + "/saved")
+    dist.destroy_process_group()
+    print(torch.ones(1))
+
+if __name__ == "__main__":
+    main()
 """
 
 
