@@ -67,7 +67,7 @@ odd = [torch.tensor(1.0), numpy.zeros((2, 3)), {"x": [torch.ones(5, 2)]}, specia
 odd += [UserDict(input_ids=ids), [{"input_ids": ids}], [[[[torch.ones(6)]]]], 3, None, [], {}]
 odd += [[special, torch.ones(8)], {"input_ids": [1, 2, 3]}, {"tokens": numpy.zeros((4, 5), int)}]
 asked.clear()
-print(json.dumps([(reader.samples_of(one), reader.tokens_of(one)) for one in odd]))
+print(json.dumps([reader.sizes(one) for one in odd]))
 print(asked)
 
 folder = sys.argv[1]

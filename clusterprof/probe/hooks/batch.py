@@ -7,8 +7,7 @@ plain containers. A subclass might run code of the job when it is asked for its 
 import sys
 from _thread import get_ident
 from collections import UserDict
-from itertools import islice
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence, Set, Tuple
 
 from .. import steps
 from . import marks
@@ -17,89 +16,85 @@ UNKNOWN = -1
 _DEPTH = 3  # containers within containers
 _WIDTH = 16  # members of one that are looked at
 _TOKENS = ("input_ids", "tokens")  # whose every element is a token, padding too
+_NOTHING = UNKNOWN, UNKNOWN
 
-
-def handed_over(data: Any) -> None:
-    """Count a batch to the step under way, unless it is for an evaluation."""
-    if marks.evaluating and get_ident() in marks.evaluating:
-        return
-    torch = sys.modules.get("torch")
-    if torch is not None and not getattr(torch, "is_grad_enabled", _yes)():
-        return
-    steps.brought(samples_of(data), tokens_of(data))
-
-
-def samples_of(data: Any, depth: int = _DEPTH) -> int:
-    """Return the first dimension of the first array in a batch; -1 when there is none."""
-    if _is_array(data):
-        return next(iter(_shape(data)), UNKNOWN)
-    if depth:
-        for member in _members(data):
-            found = samples_of(member, depth - 1)
-            if found >= 0:
-                return found
-    return UNKNOWN
-
-
-def tokens_of(data: Any, depth: int = _DEPTH) -> int:
-    """Return the elements of the batch's `input_ids` (or `tokens`); -1 when it has none."""
-    mapping = _mapping(data)
-    if mapping is not None:
-        for name in _TOKENS:
-            ids = dict.get(mapping, name)
-            if _is_array(ids):
-                lengths = _shape(ids)
-                count = 1 if lengths else UNKNOWN
-                for length in lengths:
-                    count *= length
-                return count
-    if depth:
-        for member in _members(data):
-            if not _is_array(member):
-                found = tokens_of(member, depth - 1)
-                if found >= 0:
-                    return found
-    return UNKNOWN
+_arrays: Set[Any] = set()  # the classes of plain tensors and arrays, as far as they are loaded
 
 
 def _yes() -> bool:
     return True
 
 
-def _is_array(data: Any) -> bool:
-    kind = type(data)
-    for module, name in (("torch", "Tensor"), ("numpy", "ndarray")):
-        if kind.__name__ == name:
-            return kind is getattr(sys.modules.get(module), name, None)
-    return False
+_trains: Callable[[], bool] = _yes  # torch.is_grad_enabled
 
 
-def _shape(array: Any) -> Sequence[int]:
-    """Return the dimensions of an array; none when it has none, or will not say them."""
-    try:
-        shape = tuple(array.shape)
-    except RuntimeError:  # a nested tensor, whose rows have lengths of their own
-        return ()
-    return shape if all([type(length) is int for length in shape]) else ()
+def handed_over(data: Any) -> None:
+    """Count a batch to the step under way, unless it is for an evaluation."""
+    if len(_arrays) < 2:
+        _look_around()
+    if not _trains() or (marks.evaluating and get_ident() in marks.evaluating):
+        return
+    steps.brought(*sizes(data))
 
 
-def _mapping(data: Any) -> Any:
-    kind = type(data)
-    if issubclass(kind, dict):
-        return data
-    if issubclass(kind, UserDict):  # BatchEncoding of Hugging Face
-        inner = getattr(data, "__dict__", {}).get("data")
-        return inner if type(inner) is dict else None
-    return None
-
-
-def _members(data: Any) -> Sequence[Any]:
-    mapping = _mapping(data)
+def sizes(data: Any, depth: int = _DEPTH) -> Tuple[int, int]:
+    """Return samples (the first dimension of the first array in a batch) and tokens (all elements
+    of its `input_ids` or `tokens`), each -1 where there is none."""
+    if type(data) in _arrays:
+        return _first_and_all(data)[0], UNKNOWN
+    members, mapping = _members(data)
+    samples = tokens = UNKNOWN
     if mapping is not None:
-        return tuple(islice(dict.values(mapping), _WIDTH))
+        for name in _TOKENS:
+            if type(dict.get(mapping, name)) in _arrays:
+                tokens = _first_and_all(dict.get(mapping, name))[1]
+                break
+    for member in members:
+        if type(member) in _arrays:
+            if samples < 0:
+                samples = _first_and_all(member)[0]
+        elif depth > 1:
+            inner, inner_tokens = sizes(member, depth - 1)
+            samples = inner if samples < 0 else samples
+            tokens = inner_tokens if tokens < 0 else tokens
+    return samples, tokens
+
+
+def _look_around() -> None:
+    global _trains
+    for module, name in (("torch", "Tensor"), ("numpy", "ndarray")):
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None:
+            _arrays.add(kind)
+    _trains = getattr(sys.modules.get("torch"), "is_grad_enabled", _yes)
+
+
+def _first_and_all(array: Any) -> Tuple[int, int]:
+    """Return the first dimension and the number of elements; -1 where it will not say them."""
+    try:
+        shape = array.shape
+    except RuntimeError:  # a nested tensor, whose rows have lengths of their own
+        return _NOTHING
+    count = 1
+    for length in shape:
+        count *= length
+    return (shape[0], count) if shape and type(shape[0]) is type(count) is int else _NOTHING
+
+
+def _members(data: Any) -> Tuple[Sequence[Any], Any]:
+    """Return what a plain container holds, and the dict in it if it is one."""
     kind = type(data)
-    if issubclass(kind, list):
-        return tuple(list.__getitem__(data, slice(_WIDTH)))
-    if issubclass(kind, tuple):
-        return tuple(tuple.__getitem__(data, slice(_WIDTH)))
-    return ()
+    if kind is list or kind is tuple:
+        return data[:_WIDTH], None
+    mapping = None
+    if issubclass(kind, dict):
+        mapping = data
+    elif issubclass(kind, UserDict):  # BatchEncoding of Hugging Face
+        mapping = getattr(data, "__dict__", {}).get("data")
+    elif issubclass(kind, list):
+        return list.__getitem__(data, slice(_WIDTH)), None
+    elif issubclass(kind, tuple):
+        return tuple.__getitem__(data, slice(_WIDTH)), None
+    if mapping is None or not issubclass(type(mapping), dict):
+        return (), None
+    return list(dict.values(mapping))[:_WIDTH], mapping
