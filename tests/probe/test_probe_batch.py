@@ -82,6 +82,19 @@ dcp.async_save(weights, checkpoint_id=folder + "/later").result()
 beside = threading.Thread(target=torch.save, args=([1], folder + "/beside"))
 beside.start()
 beside.join()
+
+class Trainer:
+    def checkpoint(self):
+        self.save_model()
+        torch.save([2] * 9, folder + "/rest")
+    def save_model(self):
+        torch.save([1], folder + "/model")
+
+from _clusterprof_probe.hooks import marks
+for name in ("checkpoint", "save_model"):
+    marks.wrap(Trainer, name, 5, lambda *arguments: -1)
+Trainer().checkpoint()
+print(os.path.getsize(folder + "/model") + os.path.getsize(folder + "/rest"))
 print(os.path.getsize(folder + "/file"), len(os.listdir(folder + "/later")))
 """
 
@@ -97,7 +110,7 @@ def test_steps_know_their_batches_and_saves_are_counted_once(tmp_path: Path) -> 
     assert [(one.c, one.d) for one in ring.of(STEP)] == [
         (-1, -1), (4, 28), (4, 28), (2, 14), (0, 0), (8, 56), (-1, -1), (3, -1),
     ]  # fmt: skip
-    sizes, asked, files = job.stdout.decode().splitlines()
+    sizes, asked, whole, files = job.stdout.decode().splitlines()
     assert json.loads(sizes) == [
         [-1, -1], [2, -1], [5, -1], [-1, -1], [-1, -1], [-1, -1],
         [2, 6], [2, 6], [-1, -1], [-1, -1], [-1, -1], [-1, -1], [-1, -1],
@@ -107,5 +120,6 @@ def test_steps_know_their_batches_and_saves_are_counted_once(tmp_path: Path) -> 
     # torch.save to a file, dcp.save, dcp.async_save: not the parts of the latter two, not the save
     # that failed, nor what other threads write beside the training.
     size, parts = map(int, files.split())
-    assert [one.a for one in ring.of(CHECKPOINT)] == [size, -1, -1]
+    # A checkpoint that is a save of the model and one more has the bytes of both.
+    assert [one.a for one in ring.of(CHECKPOINT)] == [size, -1, -1, int(whole)]
     assert parts == 2  # .metadata and one file

@@ -35,7 +35,7 @@ PLACES = {  # file of the probe -> a line after which it fails
     "__init__.py": "    config = values\n",
     "importer.py": "        for finder in list(sys.meta_path):\n",
     "hooks/checkpoint.py": '    """Wrap what saves before others import it',
-    "hooks/marks.py": "        inside, thread, outermost = stretch\n",
+    "hooks/marks.py": "        inside, thread, before = stretch\n",
     "hooks/seam.py": "            if start and _probe.on:  # type: ignore[attr-defined]\n",
     "ring.py": '    problem = ""\n',
     "registration.py": 'def register(problem: str = "") -> None:\n',

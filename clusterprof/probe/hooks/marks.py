@@ -14,7 +14,8 @@ from . import seam
 UNKNOWN = -1
 
 Size = Callable[[Tuple[Any, ...], Dict[str, Any]], int]
-Stretch = Tuple[Dict[int, List[int]], int, bool]  # what is open of its kind, thread, outermost
+# What is open of its kind, the thread, how many parts had ended before it: -1 for the outermost.
+Stretch = Tuple[Dict[int, List[int]], int, int]
 
 evaluating: Dict[int, List[int]] = {}
 """Threads inside an evaluation."""
@@ -32,18 +33,20 @@ def wrap(owner: Any, name: str, kind: int, size: Optional[Size] = None) -> bool:
 
     def begins(*arguments: Any, **keywords: Any) -> Stretch:
         thread, inside = get_ident(), _OPEN[kind]
-        outermost = thread not in inside
-        if outermost:
-            inside[thread] = []
-        return inside, thread, outermost
+        if thread in inside:
+            return inside, thread, len(inside[thread])
+        inside[thread] = []
+        return inside, thread, -1
 
     def ended(
         stretch: Stretch, start: int, end: int, result: Any, *arguments: Any, **keywords: Any
     ) -> None:
-        inside, thread, outermost = stretch
+        inside, thread, before = stretch
         wrote = size(arguments, keywords) if size else UNKNOWN
-        if not outermost:
-            inside.get(thread, []).append(wrote)
+        if before >= 0:
+            outer = inside.get(thread, [])
+            if wrote >= 0 or len(outer) == before:  # else its own parts stand for it
+                outer[before:] = [wrote]
             return
         parts = inside.pop(thread, [])
         if not steps.trains_in(thread):
@@ -58,7 +61,7 @@ def wrap(owner: Any, name: str, kind: int, size: Optional[Size] = None) -> bool:
 
 
 def _left(stretch: Optional[Stretch]) -> None:
-    if stretch is not None and stretch[2]:
+    if stretch is not None and stretch[2] < 0:
         stretch[0].pop(stretch[1], None)
 
 
