@@ -16,6 +16,10 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 
+# A save asks for these on a machine without CUDA too.
+torch.cuda.synchronize = lambda: None
+torch.cuda.current_device = lambda: torch.device("cpu")
+
 def main():  # its writer spawns processes
     dist.init_process_group("gloo")
     os.mkdir(sys.argv[1] + "/saved")
@@ -33,4 +37,4 @@ def test_distributed_checkpoint(tmp_path: Path) -> None:
     rings = both_ways(CODE, tmp_path, **one_rank())
     (ring,) = [ring for ring in rings if ring.of(CHECKPOINT)]
     assert "megatron.core.dist_checkpointing.serialization" in hooked(ring)
-    assert [save.a for save in ring.of(CHECKPOINT)] == [-1]  # its parts were written to streams
+    assert [save.a for save in ring.of(CHECKPOINT)] == [-1]  # what its processes wrote is not known

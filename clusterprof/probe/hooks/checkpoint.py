@@ -23,7 +23,8 @@ def install(module: ModuleType) -> bool:
     hooked = False
     for name, at, keyword in _SAVES[module.__name__]:
         if hasattr(module, name):
-            hooked = marks.wrap(module, name, layout.CHECKPOINT, _size_of(at, keyword))
+            size = _size_of(at, keyword)
+            hooked = marks.wrap(module, name, layout.CHECKPOINT, size, by_parts=False)
     return hooked
 
 

@@ -13,6 +13,7 @@ from .. import layout, steps
 from . import marks, seam
 
 _EVAL, _SAVE, _STEP = "eval", "save", "step"
+_SHARDED = "sharded save"  # written by threads and processes of its own, in part
 Seam = Tuple[str, str, str]  # class (or none), function, what it is
 
 _LIGHTNING: Dict[str, Tuple[Seam, ...]] = {
@@ -41,8 +42,8 @@ _SEAMS: Dict[str, Tuple[Seam, ...]] = {
         ("", "train_step", _STEP),
         ("", "evaluate", _EVAL),
     ),
-    "megatron.training.checkpointing": (("", "save_checkpoint", _SAVE),),
-    "megatron.core.dist_checkpointing.serialization": (("", "save", _SAVE),),
+    "megatron.training.checkpointing": (("", "save_checkpoint", _SHARDED),),
+    "megatron.core.dist_checkpointing.serialization": (("", "save", _SHARDED),),
 }
 
 
@@ -58,7 +59,7 @@ def install(module: ModuleType) -> bool:
         elif what == _EVAL:
             marks.wrap(owner, name, layout.EVAL)
         else:
-            marks.wrap(owner, name, layout.CHECKPOINT, _size_of_file)
+            marks.wrap(owner, name, layout.CHECKPOINT, _size_of_file, by_parts=what == _SAVE)
     return found
 
 

@@ -4,7 +4,6 @@ Their threads work inside the job's process or in native code. Who made the awai
 known, nor how many work at it.
 """
 
-import sys
 from types import ModuleType
 from typing import Any, Tuple
 
@@ -36,7 +35,7 @@ def _waits(iterator: Any, *arguments: Any, **keywords: Any) -> Tuple[Any, bool]:
 def _waited(
     token: Tuple[Any, bool], start: int, end: int, data: Any, *arguments: Any, **keywords: Any
 ) -> None:
-    if ring.helper or _is_daemon():
+    if ring.helps():
         return  # a loader inside a loader's worker
     mark, fresh = token
     steps.saw(start)
@@ -44,9 +43,3 @@ def _waited(
     cuda.after_wait(mark, sequence, start, end)
     if fresh:
         batch.handed_over(data)
-
-
-def _is_daemon() -> bool:
-    """Return whether this is a child that ends with its parent: no rank is, SPDL's helpers are."""
-    processes = sys.modules.get("multiprocessing.process")
-    return processes is not None and processes.current_process().daemon

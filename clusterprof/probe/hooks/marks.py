@@ -1,7 +1,8 @@
 """Evaluations and saves: whole functions of a framework, of which the outermost counts.
 
 A framework's save calls `torch.save` for each part of a checkpoint: one span, with the bytes of all
-parts. What another thread than the one that trains does holds nobody up, and is not recorded.
+parts. What another thread than the one that trains does, or a process that only helps, holds nobody
+up, and is not recorded.
 """
 
 import os
@@ -24,11 +25,13 @@ _saving: Dict[int, List[int]] = {}  # by thread: bytes of the parts of its save 
 _OPEN = {layout.EVAL: evaluating, layout.CHECKPOINT: _saving}
 
 
-def wrap(owner: Any, name: str, kind: int, size: Optional[Size] = None) -> bool:
+def wrap(
+    owner: Any, name: str, kind: int, size: Optional[Size] = None, by_parts: bool = True
+) -> bool:
     """Let each call of `owner.name` that returns be a span of an evaluation or of a save.
 
-    size(arguments, keywords) -> bytes that a save wrote, -1 unknown. Wrapping twice makes no
-    difference.
+    size(arguments, keywords) -> bytes that a save wrote, -1 unknown. by_parts: where it is unknown,
+    the parts that are seen are all there is. Wrapping twice makes no difference.
     """
 
     def begins(*arguments: Any, **keywords: Any) -> Stretch:
@@ -45,15 +48,15 @@ def wrap(owner: Any, name: str, kind: int, size: Optional[Size] = None) -> bool:
         wrote = size(arguments, keywords) if size else UNKNOWN
         if before >= 0:
             outer = inside.get(thread, [])
-            if wrote >= 0 or len(outer) == before:  # else its own parts stand for it
+            if wrote >= 0 or len(outer) == before or not by_parts:  # else its parts stand for it
                 outer[before:] = [wrote]
             return
         parts = inside.pop(thread, [])
-        if not steps.trains_in(thread):
+        if not steps.trains_in(thread) or ring.helps():
             return
         if kind != layout.CHECKPOINT:
             wrote = 0
-        elif wrote < 0 and parts and min(parts) >= 0:
+        elif wrote < 0 and by_parts and parts and min(parts) >= 0:
             wrote = sum(parts)
         ring.emit(kind, start, end, wrote)
 
