@@ -25,7 +25,7 @@ config = {
 }
 engine, _, loader, _ = deepspeed.initialize(
     model=net, optimizer=torch.optim.SGD(groups, lr=0.01), config=config,
-    training_data=torch.ones(24, 3),
+    training_data=list(torch.ones(24, 3)),
 )
 for batch in loader:
     engine.backward(engine(batch).square().mean())
