@@ -1,8 +1,8 @@
-"""torch.compile compiles again in the middle of training.
+"""Code is compiled again in the middle of training.
 
 ## What it sees
 
-Lost time inside steps, after the first ones, in which `torch.compile` was compiling.
+Lost time inside steps, after the first ones, in which `torch.compile` or JAX was compiling.
 
 ## Why the GPU waits
 
@@ -18,14 +18,15 @@ compilation that the first steps (`startup`) do not explain.
 
 Pad or bucket the shapes, mark what changes as dynamic (`torch._dynamo.mark_dynamic`,
 `dynamic=True`), and keep changing Python numbers out of compiled code. `TORCH_LOGS=recompiles` says
-what changed.
+what changed; JAX says it with `jax_explain_cache_misses`.
 
 ## Where it is blind
 
-Compilation in a thread of its own costs launches without being marked. Other compilers (XLA,
-TensorRT, Triton kernels outside of `torch.compile`) are seen only where the user marks them:
-`clusterprof.span("compile")`. Code that is first reached late, such as evaluation, is compiled for
-the first time there, and counts too.
+Compilation in a thread of its own costs launches without being marked. Other compilers (TensorRT,
+TensorFlow, Triton kernels outside of `torch.compile`) are seen only where the user marks them:
+`clusterprof.span("compile")`. JAX does not say whether it had compiled the same code before. Code
+that is first reached late, such as evaluation, is compiled for the first time there, and counts
+too.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class LaunchRecompile:
     cause = Cause(
         "launch-recompile",
         "launch",
-        "torch.compile compiles again in the middle of training",
+        "Code is compiled again in the middle of training",
         "Pad or bucket shapes, or mark what changes as dynamic",
     )
     needs = ("spans",)
@@ -70,7 +71,9 @@ class LaunchRecompile:
             length = float((table.end_ns - table.start_ns).mean())
             note = "a compilation took on average"
             evidence.append(Evidence("compile.mean_ns", length, "ns", note))
-            again = float(np.mean(table.a > 0))
-            note = "of the compilations were of code that had been compiled before"
-            evidence.append(Evidence("compile.again_ratio", again, "ratio", note))
+            told = table.a[table.a >= 0]  # JAX does not say it
+            if told.size:
+                again = float(np.mean(told > 0))
+                note = "of the compilations were of code that had been compiled before"
+                evidence.append(Evidence("compile.again_ratio", again, "ratio", note))
         return Claims(inside.astype(float), "A", tuple(evidence))

@@ -137,6 +137,15 @@ def is_open() -> bool:
     return _words is not None
 
 
+def helps() -> bool:
+    """Return whether this process only helps a rank, and holds nobody up by what it does.
+
+    Also one that multiprocessing ends with its parent: launchers start no rank so.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    return helper or (processes is not None and bool(processes.current_process().daemon))
+
+
 def switch_off() -> None:
     """Record nothing from now on, and leave word in the ring that this was our own decision."""
     global emit, enter

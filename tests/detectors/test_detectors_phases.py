@@ -138,8 +138,11 @@ def test_launch_recompile_says_how_often_the_same_code_was_compiled() -> None:
     got = LaunchRecompile().claim(one, pieces, feeding({}, {}), LaunchRecompile.Limits())
     np.testing.assert_array_equal(got.share, [1.0, 0.0])
     assert {item.name: item.value for item in got.evidence} == {
-        "compile.mean_ns": ns(1.0), "compile.again_ratio": 0.5,
+        "compile.mean_ns": ns(1.0), "compile.again_ratio": 2 / 3,  # of one it is not known
     }  # fmt: skip
+    untold = rank(9, process(100, spans={layout.COMPILE: spans((5, 6.5, -1))}))
+    got = LaunchRecompile().claim(untold, pieces, feeding({}, {}), LaunchRecompile.Limits())
+    assert [item.name for item in got.evidence] == ["compile.mean_ns"]
 
 
 def test_device_throttled_says_at_which_clock() -> None:

@@ -134,7 +134,11 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 def run(
-    *command: str, run_dir: Path | None, cwd: Path | None = None, **environ: str
+    *command: str,
+    run_dir: Path | None,
+    cwd: Path | None = None,
+    seconds: float = LIVENESS_SECONDS,
+    **environ: str,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a Python with these arguments, with the probe of `run_dir` or without."""
     env = clean_environment(**environ)
@@ -145,7 +149,7 @@ def run(
         python, env=env, cwd=cwd, stdout=pipe, stderr=pipe, start_new_session=True
     ) as job:
         try:
-            out, err = job.communicate(timeout=LIVENESS_SECONDS)
+            out, err = job.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)  # its forked children too
             raise

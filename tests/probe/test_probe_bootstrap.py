@@ -34,7 +34,8 @@ ERRORS += ["MemoryError()", "SyntaxError('x')", "AttributeError('x')", "BaseExce
 PLACES = {  # file of the probe -> a line after which it fails
     "__init__.py": "    config = values\n",
     "importer.py": "        for finder in list(sys.meta_path):\n",
-    "hooks/checkpoint.py": '    """Wrap `save` before others import it',
+    "hooks/checkpoint.py": '    """Wrap what saves before others import it',
+    "hooks/marks.py": "        inside, thread, before = stretch\n",
     "hooks/seam.py": "            if start and _probe.on:  # type: ignore[attr-defined]\n",
     "ring.py": '    problem = ""\n',
     "registration.py": 'def register(problem: str = "") -> None:\n',
@@ -89,7 +90,7 @@ def test_an_error_of_ours_is_not_seen(job: Path, run_dir: Path, file: str, error
     if not line.endswith("\n"):
         rest, newline, after = after.partition("\n")
         line += rest + newline
-    depth = " " * {"importer.py": 12, "hooks/seam.py": 16}.get(file, 4)
+    depth = " " * {"importer.py": 12, "hooks/seam.py": 16, "hooks/marks.py": 8}.get(file, 4)
     (package(run_dir) / file).write_text(f"{before}{line}{depth}raise {error}\n{after}")
     same_as_without_us(job, run_dir)
     if file not in ("importer.py", "hooks/gc_pauses.py"):
@@ -198,10 +199,10 @@ def test_an_error_of_the_job_shows_no_line_of_ours(job: Path, run_dir: Path) -> 
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_an_error_before_what_we_wrapped_is_not_seen(job: Path, run_dir: Path, error: str) -> None:
-    hook = package(run_dir) / "hooks/checkpoint.py"
+    hook = package(run_dir) / "hooks/marks.py"
     source = hook.read_text()
-    changed = source.replace('"save", _saved)', '"save", _saved, _fail)')
-    assert changed != source, "hooks/checkpoint.py has changed: choose another place"
+    changed = source.replace("ended, begins,", "ended, _fail,")
+    assert changed != source, "hooks/marks.py has changed: choose another place"
     hook.write_text(f"{changed}\n\ndef _fail(*arguments, **keywords):\n    raise {error}\n")
     same_as_without_us(job, run_dir)
     assert checkpoints(run_dir) == 0

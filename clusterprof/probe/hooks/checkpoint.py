@@ -1,30 +1,37 @@
-"""torch.save and torch.distributed.checkpoint.save: time and size of every checkpoint."""
+"""torch.save, torch.distributed.checkpoint and safetensors: time and size of every checkpoint."""
 
-import os
 from types import ModuleType
-from typing import Any
+from typing import Any, Dict, Tuple
 
-from .. import layout, ring
-from .seam import wrap
+from .. import layout
+from . import marks
+
+# What writes, and where among its arguments stands the name of the file.
+_SAVES = {
+    "torch.serialization": (("save", 1, "f"),),
+    # An asynchronous save holds the training up only for as long as the call takes.
+    "torch.distributed.checkpoint.state_dict_saver": (
+        ("save", -1, ""),
+        ("async_save", -1, ""),
+    ),
+    "safetensors.torch": (("save_file", 1, "filename"),),
+}
 
 
 def install(module: ModuleType) -> bool:
-    """Wrap `save` before others import it from this module by name."""
-    return wrap(module, "save", _saved)
+    """Wrap what saves before others import it from this module by name."""
+    hooked = False
+    for name, at, keyword in _SAVES[module.__name__]:
+        if hasattr(module, name):
+            size = _size_of(at, keyword)
+            hooked = marks.wrap(module, name, layout.CHECKPOINT, size, by_parts=False)
+    return hooked
 
 
-def _saved(
-    token: None, start: int, end: int, result: Any, *arguments: Any, **keywords: Any
-) -> None:
-    ring.emit(layout.CHECKPOINT, start, end, _bytes_written(*arguments, **keywords))
+def _size_of(at: int, keyword: str) -> marks.Size:
+    def size(arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> int:
+        if at < 0:
+            return marks.UNKNOWN
+        return marks.file_size(arguments[at] if len(arguments) > at else keywords.get(keyword))
 
-
-def _bytes_written(*arguments: Any, **keywords: Any) -> int:
-    """Return the size of the file that torch.save was given by name; -1 for anything else."""
-    target = arguments[1] if len(arguments) > 1 else keywords.get("f")
-    if not isinstance(target, (str, os.PathLike)):
-        return -1
-    try:
-        return os.stat(target).st_size
-    except OSError:
-        return -1
+    return size

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Tuple
 
 from .. import layout, ring, steps, usage
-from . import cuda
+from . import batch, cuda
 from .seam import wrap
 
 UNKNOWN = -1
@@ -21,11 +21,11 @@ def install(module: ModuleType) -> bool:
     single = module._SingleProcessDataLoaderIter  # type: ignore[attr-defined]
     several = module._MultiProcessingDataLoaderIter  # type: ignore[attr-defined]
     wrap(module._BaseDataLoaderIter, "__next__", _waited, _waits)  # type: ignore[attr-defined]
-    wrap(single, "__init__", _started)
-    wrap(several, "__init__", _started)
+    wrap(single, "__init__", started)
+    wrap(several, "__init__", started)
     wrap(utils.fetch._MapDatasetFetcher, "fetch", _fetched, _fetches)
     wrap(utils.fetch._IterableDatasetFetcher, "fetch", _fetched, _fetches)
-    _wrap_worker_loop(utils.worker)
+    wrap_worker_loop(utils.worker)
     return True
 
 
@@ -37,10 +37,11 @@ def _waits(iterator: Any) -> Wait:
 
 
 def _waited(wait: Wait, start: int, end: int, data: Any, iterator: Any) -> None:
-    batch, pid, workers, first, mark = wait
+    number, pid, workers, first, mark = wait
     steps.saw(start)
-    sequence = ring.emit(layout.DATA_WAIT, start, end, batch, pid, workers, first)
+    sequence = ring.emit(layout.DATA_WAIT, start, end, number, pid, workers, first)
     cuda.after_wait(mark, sequence, start, end)
+    batch.handed_over(data)
 
 
 def _critical_pid(iterator: Any) -> int:
@@ -59,7 +60,10 @@ def _critical_pid(iterator: Any) -> int:
     return UNKNOWN
 
 
-def _started(token: None, start: int, end: int, result: None, iterator: Any, *loader: Any) -> None:
+def started(
+    token: None, start: int, end: int, result: None, iterator: Any, *loader: Any, **keywords: Any
+) -> None:
+    """Record how a loader is set up, once its iterator is made."""
     steps.saw(start)
     ring.emit(
         layout.LOADER_START,
@@ -82,7 +86,7 @@ def _fetched(before: Any, start: int, end: int, data: Any, fetcher: Any, index: 
     ring.emit(layout.FETCH, start, end, items, *used)
 
 
-def _wrap_worker_loop(module: Any) -> None:
+def wrap_worker_loop(module: Any) -> None:
     """Mark where a worker's loop begins.
 
     The name is looked up in its module both by the process that starts a worker and, when it is

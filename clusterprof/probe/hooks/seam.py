@@ -4,7 +4,7 @@ import functools
 import sys
 from time import monotonic_ns
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from .. import failed, without_our_frame
 
@@ -50,13 +50,15 @@ def wrap(
     after: Callable[..., None],
     before: Callable[..., Any] = lambda *arguments, **keywords: None,
     traced: bool = False,
+    raised: Optional[Callable[[Any], None]] = None,
 ) -> bool:
     """Replace `owner.name` so that each call that returns is followed by `after`.
 
     before(*arguments) -> token, called ahead of the original; after(token, start_ns, end_ns,
-    result, *arguments) once it returned. A call that raises is not recorded. An error in `before`
-    or `after` switches the probe off. Wrapping twice makes no difference. `traced`:
-    torch.compile may meet the function, and shall find what it finds without us.
+    result, *arguments) once it returned. A call that raises is not recorded: raised(token) clears
+    up after it, and cannot fail. An error in `before` or `after` switches the probe off. Wrapping
+    twice makes no difference. `traced`: torch.compile may meet the function, and shall find what
+    it finds without us.
     """
     original = getattr(owner, name)
     if getattr(original, "_is_clusterprof", False):
@@ -77,6 +79,8 @@ def wrap(
         try:
             result = original(*arguments, **keywords)
         except BaseException as error:
+            if raised is not None:
+                raised(token)
             without_our_frame(error)
             raise
         try:
