@@ -23,7 +23,7 @@ HOSTS = Path(__file__).resolve().parent.parent / "tests/hosts"
 FIXTURE_PIDS = [4711, 4712]
 ALWAYS_HERE = (
     "cpu", "cores", "pressure", "memory", "cgroup", "threads", "processes", "disk", "network",
-    "sockets",
+    "sockets", "placement", "kernel_threads", "reclaim", "shm",
 )  # fmt: skip
 WITH_THREADS = ("processes", "sockets")  # take what `threads` has read in the same tick
 FIXTURES = {
@@ -33,6 +33,7 @@ FIXTURES = {
     "lustre": ("lustre-nfs",),
     "cifs": ("lustre-nfs",),
     "network": ("h100-node",),
+    "kernel_log": ("h100-node",),
     "gpu_amd": ("mi300x-node",),
     "gpu_intel": ("intel-max-node",),
 }

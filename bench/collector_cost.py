@@ -33,7 +33,7 @@ from clusterprof.collectors.registry import COLLECTORS
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.linux.roots import Roots
 
-OF_THE_JOB = ("threads", "processes", "sockets")
+OF_THE_JOB = ("threads", "processes", "placement", "sockets")
 PROCESSES = 32
 SETTLE_S = 6  # a birth keeps those at it who look for processes
 WINDOW_S = 10.0  # some things are read every 10 s

@@ -135,7 +135,9 @@ def read_within(process: subprocess.Popen[bytes], seconds: float) -> bytes | Non
     """Return what a tool has printed, b"" at its end, None when nothing came in time."""
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
-    if not select.select([descriptor], [], [], max(0.0, seconds))[0]:
+    asked = select.poll()  # select() takes no descriptor above 1023, and the recorder holds files
+    asked.register(descriptor, select.POLLIN)
+    if not asked.poll(1000 * max(0.0, seconds)):
         return None
     return os.read(descriptor, _READ_BYTES)
 

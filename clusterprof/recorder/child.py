@@ -78,7 +78,9 @@ class Child:
         """Sleep until something arrives or the time is over."""
         import select
 
-        select.select([self._in], [], [], max(0.0, seconds))
+        asked = select.poll()  # select() takes no descriptor above 1023
+        asked.register(self._in, select.POLLIN)
+        asked.poll(1000 * max(0.0, seconds))
 
     def ended(self) -> bool:
         """True once it has closed its end and is no more a process."""

@@ -136,6 +136,7 @@ class Rig:
         self.collector = LustreCollector(context, self.clock, first_wait_seconds=5)
         self.columns = self.open()
         self.collector.sample()
+        self.settle()  # a reading must not see half of an edit
 
     def open(self) -> list[tuple[str, str]]:
         return [(signal.name, device) for signal, device in self.collector.open()]

@@ -12,6 +12,9 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from clusterprof.recorder import inject
 
@@ -171,3 +174,8 @@ def recorded(code: str, run_dir: Path, *arguments: str, **environ: str) -> list[
 
 
 WAIT = "\nimport time; time.sleep(0.05)\n"
+
+
+def longer(*values: str) -> list[Any]:
+    """Values of a parameter that only `make test-long` runs."""
+    return [pytest.param(value, marks=pytest.mark.long) for value in values]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from probing import OPTIMIZER, Ring, install
+from probing import OPTIMIZER, Ring, install, longer
 from ranks import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -46,11 +46,7 @@ def gradients(ring: Ring) -> list[Operation]:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        "static_graph=True",
-        pytest.param("", marks=pytest.mark.long),
-        pytest.param("find_unused_parameters=True", marks=pytest.mark.long),
-    ],
+    ["static_graph=True", *longer("", "find_unused_parameters=True")],
 )
 def test_the_wait_for_a_slow_rank_is_seen_by_the_others(tmp_path: Path, options: str) -> None:
     code = f"""
@@ -281,14 +277,7 @@ def test_compiled_models_are_traced_as_they_are_without_us(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "where",
-    [
-        "ddp._graph",
-        *(
-            pytest.param(where, marks=pytest.mark.long)
-            for where in ("groups.find", "ddp._Model", "ddp._queue")
-        ),
-    ],
+    "where", ["ddp._graph", *longer("groups.find", "ddp._Model", "ddp._queue")]
 )
 def test_an_error_in_the_hook_switches_the_probe_off_and_is_not_seen(
     tmp_path: Path, where: str

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from probing import install
+from probing import install, longer
 from ranks import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -72,10 +72,7 @@ print(_clusterprof_probe.on, calls.inside)
     "where",
     [
         "works.ring.emit",
-        *(
-            pytest.param(where, marks=pytest.mark.long)
-            for where in ("groups.number_of", "groups.Group.__init__", "works.remember")
-        ),
+        *longer("groups.number_of", "groups.Group.__init__", "works.remember"),
     ],
 )
 def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from probing import install
+from probing import install, longer
 from ranks import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -178,10 +178,7 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path, backend: st
     "where",
     [
         "functional._waited",
-        *(
-            pytest.param(where, marks=pytest.mark.long)
-            for where in ("groups.find", "functional._place", "functional.ring.emit")
-        ),
+        *longer("groups.find", "functional._place", "functional.ring.emit"),
     ],
 )
 def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(

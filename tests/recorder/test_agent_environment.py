@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import HOSTS
-
 from clusterprof.recorder.detach import agent_environment
 from clusterprof.recorder.neighbour import ADDRESS_SPACE_BYTES
+
+HOSTS = Path(__file__).parents[1] / "hosts"
 
 ROOT = Path(__file__).resolve().parents[2]
 READ_ALL_CARDS = """

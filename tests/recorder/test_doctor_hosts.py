@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HOSTS
 
 from clusterprof.cli.looks import looks_text
 from clusterprof.collectors.registry import COLLECTORS
 from clusterprof.linux.roots import Roots
 from clusterprof.recorder.inspect import Look, look_at
+
+HOSTS = Path(__file__).parents[1] / "hosts"
 
 # what asks this machine, and not the fixture's files
 ASKS_ELSEWHERE = ("sockets", "ethtool", "gpu_nvidia", "gpu_gaudi", "gpu_neuron", "gpu_tpu")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HOSTS
 from test_golden_hosts import PATIENCE, S, accepted, lines_of
 
 from clusterprof.cli.doctor import _print_looks
@@ -25,6 +24,8 @@ from clusterprof.recorder.inspect import look_at
 from clusterprof.recorder.inventory import host_inventory
 from clusterprof.recorder.look_fabric import look_at_fabric
 from clusterprof.recorder.slot import Slot
+
+HOSTS = Path(__file__).parents[1] / "hosts"
 
 NAMES = ("dgx-h100-ib", "roce-cloud-node")
 

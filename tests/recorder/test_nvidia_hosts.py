@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HOSTS
 from nvml.rig import wait_gone
 from nvml.simulated import Scenario, build, environment, load
 
@@ -29,6 +28,8 @@ from clusterprof.recorder.inspect import look_at
 from clusterprof.recorder.isolated import IsolatedCollector
 from clusterprof.recorder.slot import Slot
 from clusterprof.trace.schema import Columns, Event, Gap
+
+HOSTS = Path(__file__).parents[1] / "hosts"
 
 NAMES = ("h100-node", "mig-node")
 LOGS = {"h100-node": "/dev/null", "mig-node": f"{HOSTS}/mig-node/dev/kmsg"}

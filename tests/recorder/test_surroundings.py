@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from conftest import HOSTS
 
 from clusterprof.cli.job import job_text
 from clusterprof.collectors.base import Context
@@ -26,6 +25,8 @@ from clusterprof.recorder.surroundings.fabric import is_chosen
 from clusterprof.recorder.surroundings.files import within
 from clusterprof.recorder.surroundings.place import find_place
 from clusterprof.signals import BY_NAME
+
+HOSTS = Path(__file__).parents[1] / "hosts"
 
 DOCTOR, SLURMSTEPD = 4790, 4650
 

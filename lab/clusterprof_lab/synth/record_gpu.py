@@ -135,7 +135,7 @@ def emulated(sight: Sight, ticks: Int) -> list[Column]:
 
 
 def nvidia(sight: Sight, ticks: Int) -> list[Column]:
-    """What NVML is asked, each value as old as its last call."""
+    """What NVML is asked and a synthetic GPU has (no NVLink, no MIG), as old as its last call."""
     found = []
     exact = {signal.name for signal in EMULATED}
     for name, ranks in devices_of(sight).items():
@@ -144,7 +144,7 @@ def nvidia(sight: Sight, ticks: Int) -> list[Column]:
             every = max(1, call.every_ns // 100_000_000)
             t_ns = sight.t_ns[ticks // every * every]
             values = _asked(device, sight, t_ns, call.signals)
-            for signal in call.signals:
+            for signal in values:
                 if not (is_emulated(name) and signal in exact):
                     column = _column(sight, BY_NAME[signal], name, values[signal], ticks)
                     found.append(column)
@@ -175,7 +175,7 @@ def _exact(device: Device, t_ns: Int) -> dict[str, Float]:
 
 def _asked(device: Device, sight: Sight, t_ns: Int, names: tuple[str, ...]) -> dict[str, Float]:
     ones = np.ones(len(t_ns))
-    return {name: _ASKED[name](device, sight, t_ns) * ones for name in names}
+    return {name: _ASKED[name](device, sight, t_ns) * ones for name in names if name in _ASKED}
 
 
 def _active(device: Device, t_ns: Int) -> Float:
