@@ -101,3 +101,10 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def counters_too(folder: Path) -> list[str]:
+    """Options of `record` with which a GPU's performance counters are read as well."""
+    path = folder / "counters.yaml"
+    path.write_text("extends: default\nsampling: {gpm: true}\n")
+    return ["--profile", str(path)]

@@ -22,6 +22,8 @@ from clusterprof.recorder.isolated import IsolatedCollector
 WIDTH = len(NAMES_WITH_GPM)
 PARKED = "left alone after it crashed the driver's library"
 
+SLOWED = "call-slowed"  # a busy machine's doing
+
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
@@ -97,7 +99,7 @@ def test_a_device_that_hangs_leaves_the_other_all_its_samples(rig: Rig) -> None:
     rig.scenario.write("1 GetPowerUsage hang")
     rig.until(lambda _: "collector-hung" in rig.kinds())
     where = {"collector": "gpu_nvidia", "device": uuid(1), "call": "GetPowerUsage"}
-    assert rig.seen == [("collector-hung", where)]
+    assert [one for one in rig.seen if one[0] != SLOWED] == [("collector-hung", where)]
 
     taken = set()
     for _ in range(20):
@@ -109,7 +111,10 @@ def test_a_device_that_hangs_leaves_the_other_all_its_samples(rig: Rig) -> None:
 
     rig.scenario.write()
     rig.until(lambda values: second(values)[0] == 0.97)
-    assert rig.kinds() == ["collector-hung", "collector-recovered"]
+    assert [one for one in rig.kinds() if one != SLOWED] == [
+        "collector-hung",
+        "collector-recovered",
+    ]
     assert rig.seen[1][1]["hung_ns"] >= SECOND_NS
     assert len(rig.pids) == 1
 

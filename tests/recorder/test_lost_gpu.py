@@ -11,6 +11,7 @@ from nvml.simulated import Scenario, build, uuid
 from nvml.simulated import environment as nvml_environment
 from recording_runs import (
     RECORD,
+    counters_too,
     environment,
     events_of,
     is_alive,
@@ -70,8 +71,9 @@ def test_trouble_with_one_gpu_is_its_own(line: str, event: str, tmp_path: Path) 
     nvml = nvml_environment(build(tmp_path / "lib"), scenario)
     own = {name: nvml[name] for name in ("LD_LIBRARY_PATH", "FAKENVML_CTL")}
     job, out = own_job("gpu"), tmp_path / "out"
+    profile = counters_too(tmp_path)
     process = subprocess.Popen(
-        [*RECORD, "-o", str(out), "--inject", "off", "--", "/bin/sleep", "60"],
+        [*RECORD, "-o", str(out), *profile, "--inject", "off", "--", "/bin/sleep", "60"],
         env=environment(job, **own),
     )
     wait_until(lambda: out.exists() and times_of_device(records_of(out), uuid(0)))

@@ -32,6 +32,7 @@ from clusterprof.trace.schema import Columns, Event, Gap
 HOSTS = Path(__file__).parents[1] / "hosts"
 
 NAMES = ("h100-node", "mig-node")
+DOCTORS = {"h100-node": "doctor-nvidia.txt", "mig-node": "doctor.txt"}
 LOGS = {"h100-node": "/dev/null", "mig-node": f"{HOSTS}/mig-node/dev/kmsg"}
 PATIENCE = 20.0
 
@@ -63,7 +64,7 @@ def test_doctor_is_as_accepted(
     load()
     monkeypatch.setenv("FAKENVML_CTL", str(HOSTS / name / "nvml.txt"))
     _print_looks(look_at([GpuNvidiaCollector, reading(LOGS[name])], host(name)), as_json=False)
-    accepted(name, "doctor.txt", capsys.readouterr().out)
+    accepted(name, DOCTORS[name], capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", NAMES)

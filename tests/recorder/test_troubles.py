@@ -18,6 +18,7 @@ from nvml.simulated import environment as nvml_environment
 from recording_runs import (
     PYTHON,
     RECORD,
+    counters_too,
     environment,
     events_of,
     is_alive,
@@ -172,8 +173,11 @@ def test_a_driver_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
     nvml = nvml_environment(build(tmp_path / "lib"), scenario)
     own = ("LD_LIBRARY_PATH", "FAKENVML_CTL")
     job, out = own_job("hang"), tmp_path / "out"
+    profile = counters_too(tmp_path)
     env = environment(job, **{name: nvml[name] for name in own})
-    process = subprocess.Popen([*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=env)
+    process = subprocess.Popen(
+        [*RECORD, "-o", str(out), *profile, "--", "/bin/sleep", "60"], env=env
+    )
     wait_until(lambda: out.exists() and times_of(out, "gpu_nvidia"))
     scenario.write("0 * hang")
     wait_until(lambda: events_of(out, "collector-hung"))
