@@ -126,12 +126,14 @@ class LustreCollector:
         return values
 
     def close(self) -> None:
-        """Close all files; a reading that is under way keeps its own."""
-        self._aside.close()
-        if not self._aside.hangs:
-            for held in self._held:
-                held.close()
-        self._held = []
+        """Close all files, once no reading is under way."""
+        held, self._held = self._held, []
+
+        def let_go() -> None:
+            for one in held:
+                one.close()
+
+        self._aside.close(let_go)
 
     def _found(self) -> list[lustre.Mounted]:
         return lustre.mounts(self._context.roots, self._mountinfo())

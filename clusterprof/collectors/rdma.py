@@ -136,12 +136,14 @@ class RdmaCollector:
         return values
 
     def close(self) -> None:
-        """Close all files; a reading that is under way keeps its own."""
-        self._aside.close()
-        if not self._aside.hangs:
-            for port in self._ports:
+        """Close all files, once no reading is under way."""
+        ports, self._ports = self._ports, []
+
+        def let_go() -> None:
+            for port in ports:
                 port.close()
-        self._ports = []
+
+        self._aside.close(let_go)
 
     def _read(self) -> list[Value]:
         """Read every port, in the thread."""

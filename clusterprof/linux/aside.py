@@ -97,8 +97,12 @@ class Aside(Generic[Reading]):
             raise reading
         return taken_ns, reading
 
-    def close(self) -> None:
-        """Let the thread end, when it comes back."""
+    def close(self, let_go: Callable[[], None] = lambda: None) -> None:
+        """Let the thread end, when it comes back; `let_go` closes what it reads, now or then."""
+        if self._worker is not None and self._worker.hangs:
+            self._worker.end(let_go)
+            return
+        let_go()
         if self._worker is not None:
             self._worker.end()
 
@@ -117,6 +121,7 @@ class _Worker(Generic[Reading]):
         self._rest_times, self._rest_ns = rest_times, rest_ns
         self._asked = threading.Event()
         self._ended = False
+        self._let_go: Callable[[], None] = lambda: None
         self.answered = threading.Event()
         self.answered.set()
         self.answer: tuple[int, Reading | Exception] | None = None
@@ -139,8 +144,10 @@ class _Worker(Generic[Reading]):
         self.asked_ns = self._clock()
         self._asked.set()
 
-    def end(self) -> None:
-        """Have it end once it waits again."""
+    def end(self, let_go: Callable[[], None] = lambda: None) -> None:
+        """Have it end once it waits again, and call `let_go` as the last thing it does."""
+        if not self._ended:
+            self._let_go = let_go
         self._ended = True
         self._asked.set()
 
@@ -149,6 +156,7 @@ class _Worker(Generic[Reading]):
             self._asked.wait()
             self._asked.clear()
             if self._ended:
+                self._let_go()
                 self.answered.set()
                 return
             began_ns = self._clock()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+
+import pytest
 
 from clusterprof.collectors.base import Context, Value
 from clusterprof.collectors.rdma import RdmaCollector
@@ -30,6 +33,17 @@ COUNTERS = [
 LINK = ["state_count", "link_bytes_per_second", "link_width_lanes_count"]
 
 
+_RIGS: list[Rig] = []
+
+
+@pytest.fixture(autouse=True)
+def given_back() -> Iterator[None]:
+    """A waiting thread keeps its collector alive: close it, or its files stay open."""
+    yield
+    while _RIGS:
+        _RIGS.pop().collector.close()
+
+
 class Rig:
     """A collector whose link is read anew at every reading, when the test says so."""
 
@@ -38,6 +52,7 @@ class Rig:
         context = Context(roots, None, list)
         self.collector = RdmaCollector(context, self.clock, first_wait_seconds=PATIENCE)
         self.columns = self.collector.open()
+        _RIGS.append(self)
 
     def clock(self) -> int:
         self.now_ns += 1

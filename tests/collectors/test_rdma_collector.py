@@ -4,7 +4,16 @@ import shutil
 from typing import Any
 
 import pytest
-from rdma_ports import COUNTERS, LINK, PATIENCE, Rig, at_its_end, of, uncounted
+from rdma_ports import (  # noqa: F401 - given_back is a fixture
+    COUNTERS,
+    LINK,
+    PATIENCE,
+    Rig,
+    at_its_end,
+    given_back,
+    of,
+    uncounted,
+)
 
 from clusterprof.collectors.base import Value
 from clusterprof.errors import DevicesChanged, Unavailable

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 from collecting import pread_as_cgroupfs_does
-from rdma_ports import COUNTERS, LINK, PATIENCE, Rig, of, uncounted
+from rdma_ports import (  # noqa: F401 - given_back is a fixture
+    COUNTERS,
+    LINK,
+    PATIENCE,
+    Rig,
+    given_back,
+    of,
+    uncounted,
+)
 
 from clusterprof.collectors.base import Context, Value
 from clusterprof.collectors.rdma import RdmaCollector

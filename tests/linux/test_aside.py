@@ -110,3 +110,28 @@ def test_a_thread_that_hangs_is_left_behind_and_no_second_one_is_sent_after_it()
     driver.free.set()
     driver.until(lambda: not set(threading.enumerate()) - before)
     assert driver.times == 1
+
+
+def test_what_is_read_is_let_go_when_the_reading_that_is_under_way_has_come() -> None:
+    go_on, under_way, gone = threading.Event(), threading.Event(), threading.Event()
+
+    def read() -> int:
+        under_way.set()
+        assert go_on.wait(20)
+        return 1
+
+    aside = Aside(read, first_wait_seconds=0)
+    aside.start()
+    assert under_way.wait(20)
+    aside.close(gone.set)
+    aside.close(lambda: None)  # a second close changes nothing
+    assert not gone.is_set()
+    go_on.set()
+    assert gone.wait(20)
+
+
+def test_what_nobody_reads_is_let_go_at_once() -> None:
+    aside, gone = Aside(lambda: 1), threading.Event()
+    aside.first()
+    aside.close(gone.set)
+    assert gone.is_set()
