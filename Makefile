@@ -37,11 +37,11 @@ demo: $(BIN)/clusterprof ## the whole job on emulated accelerators: record, anal
 dev: $(VENV)/dev ## virtual environment with everything but torch
 
 test: $(VENV)/torch ## all tests, real torch training included (about ten minutes)
-	$(BIN)/python -m pytest tests -m "not quiet and not long" --numprocesses 3 --dist worksteal
+	$(BIN)/python -m pytest tests -m "not quiet and not long" --numprocesses 2
 	$(BIN)/python -m pytest tests -m "quiet and not long"
 
 test-long: $(VENV)/torch ## variants of the tests that take long
-	$(BIN)/python -m pytest tests -m "long and not quiet" --numprocesses 3 --dist worksteal
+	$(BIN)/python -m pytest tests -m "long and not quiet" --numprocesses 2
 	$(BIN)/python -m pytest tests -m "long and quiet"
 
 check: lint types contracts docs-check test ## what CI runs: lint, types, contracts, docs, tests

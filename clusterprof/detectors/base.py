@@ -230,19 +230,13 @@ def hand_over(rank: Rank, lost: Lost, feeding: Feeding, column: str) -> Float:
     worker that had made it kept its interpreter busy with the next one.
 
     A batch leaves a worker through a thread of its own, which needs the worker's interpreter. What
-    the worker's main thread did meanwhile ("user_ns" or "run_delay_ns") holds the batch up. So does
-    a main thread of the rank that was woken for the batch and is not given a CPU ("run_delay_ns").
+    the worker's main thread did meanwhile ("user_ns" or "run_delay_ns") holds the batch up.
     """
     out = np.zeros(lost.start_ns.size)
     late, by_worker = _handed_over(rank, lost, feeding)
-    taker = rank.main.threads.get(rank.pid) if column == "run_delay_ns" else None
     for rows, thread, length, at in by_worker:
-        growth = np.nan_to_num(risen(growth_of(getattr(thread, column)), at))
-        if taker is not None:
-            end = lost.end_ns[rows]
-            begin = end - length.astype(np.int64)
-            growth += np.nan_to_num(rise_of(taker.t_ns, taker.run_delay_ns, begin, end))
-        out[rows] = late[rows] * np.clip(growth / length, 0.0, 1.0)
+        growth = risen(growth_of(getattr(thread, column)), at)
+        out[rows] = late[rows] * np.clip(np.nan_to_num(growth) / length, 0.0, 1.0)
     return out
 
 

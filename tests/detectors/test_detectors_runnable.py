@@ -51,24 +51,3 @@ def test_inside_a_step_the_main_threads_own_delay_counts() -> None:
         "thread.runnable_ratio": 0.4,
         "pressure.cpu_some_ratio": 0.3,
     }
-
-
-def test_a_main_thread_that_is_woken_for_a_batch_and_gets_no_cpu_holds_the_hand_over_up() -> None:
-    """The second half of each piece the batch was ready: then the main thread waited for a CPU for
-    0.3 s of 0.5 s, the worker's own for 0.1 s; in the first half both did, which is not asked."""
-    main = process(100, thread=thread(activity("R0.5 I0.2 R0.3 R0.5 I0.5"), 2))
-    worker = process(201, 100, thread=thread(activity("R0.5 R0.1 I0.4 I1"), 2))
-    one = rank(2, main, [worker])
-    rows = {"delivery": 0.5, "no_work": 0.5}, {"delivery": 0.5, "no_work": 0.5}
-    got = CpuContention().claim(one, PIECES, feeding(*rows), CpuContention.Limits())
-    assert got is not None
-    np.testing.assert_allclose(got.share, [0.3 + 0.1, 0.0])
-
-
-def test_a_hand_over_cannot_be_held_up_for_longer_than_it_took() -> None:
-    main = process(100, thread=thread(activity("R2"), 2))
-    one = rank(2, main, [process(201, 100, thread=thread(activity("R2"), 2))])
-    rows = {"delivery": 0.5}, {"delivery": 0.0}
-    got = CpuContention().claim(one, PIECES, feeding(*rows), CpuContention.Limits())
-    assert got is not None
-    np.testing.assert_allclose(got.share, [0.5, 0.0])
