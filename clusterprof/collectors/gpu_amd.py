@@ -150,12 +150,9 @@ class GpuAmdCollector:
         return events
 
     def close(self) -> None:
-        """Close all files; a reading that is under way keeps its own."""
-        hanging = self._together.close()
+        """Close all files, once no reading is under way."""
+        self._together.close({pci: card.close for pci, card in self._cards.items()})
         self._usage.close()
-        for pci, card in self._cards.items():
-            if pci not in hanging:
-                card.close()
         self._cards, self._devices = {}, {}
 
     def _accelerators(self) -> list[Card]:

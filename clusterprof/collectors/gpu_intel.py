@@ -134,11 +134,8 @@ class GpuIntelCollector:
         return events
 
     def close(self) -> None:
-        """Close all files; a reading that is under way keeps its own."""
-        hanging = self._together.close()
-        for pci, card in self._cards.items():
-            if pci not in hanging:
-                card.close()
+        """Close all files, once no reading is under way."""
+        self._together.close({pci: card.close for pci, card in self._cards.items()})
         self._cards = {}
 
     def _accelerators(self) -> list[Card]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from clusterprof.errors import NothingNew, Unavailable
@@ -102,11 +103,11 @@ class Together(Generic[Reading]):
         self._asides[name] = Aside(read, self._clock, rest_times=self._rest, rest_ns=self._rest_ns)
         self._asides[name].start()
 
-    def close(self) -> set[str]:
-        """Let the threads end when they come back; return whose reading is still under way."""
-        for aside in self._asides.values():
-            aside.close()
-        hanging = {name: aside for name, aside in self._asides.items() if aside.hangs}
-        self._left |= hanging
+    def close(self, let_go: Mapping[str, Callable[[], None]] = MappingProxyType({})) -> None:
+        """Let the threads end when they come back; `let_go` closes what each reads, now or then."""
+        for name, aside in self._asides.items():
+            aside.close(let_go.get(name, lambda: None))
+        for name in let_go.keys() - self._asides.keys():
+            let_go[name]()  # nobody has read it yet
+        self._left |= {name: aside for name, aside in self._asides.items() if aside.hangs}
         self._asides, self._taken, self._reads = {}, {}, {}
-        return set(hanging)

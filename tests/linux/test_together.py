@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -113,13 +114,17 @@ def test_one_that_hangs_over_an_opening_gets_no_second_thread(rig: Rig) -> None:
     rig.open()
     assert rig.together.take()[1] == {"a": "a1", "b": SILENT}
     threads = threading.active_count()
-    rig.together.close()
+    rig.idle("a")
+    gone: list[str] = []
+    rig.together.close({name: partial(gone.append, name) for name in ("a", "b", "never read")})
+    assert gone == ["a", "never read"]
     rig.open()
     assert threading.active_count() <= threads + 1  # the old thread of `a` may still be ending
     assert rig.until()["b"] is SILENT
     assert rig.b.times == 0
     rig.b.free.set()
     assert rig.until(lambda one: not isinstance(one["b"], Unavailable))["b"] in ("b2", "b3", "b4")
+    assert gone == ["a", "never read", "b"]
     rig.together.close()
 
 
