@@ -13,7 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from clusterprof.advice import Advice
+from clusterprof.history import History
 from clusterprof.underfill import Underfill
+from clusterprof.worth import Worth
 
 Grade = Literal["A", "B", "C", "D"]
 UNATTRIBUTED = "unattributed"
@@ -132,6 +135,8 @@ class Finding:
     """Two or three numbers a reader can check."""
     persistence: Persistence | None = None
     """None when hardly anybody waited because of it, or the run was too short to tell."""
+    advice: tuple[Advice, ...] = ()
+    """What to do, the best first; empty when the evidence speaks for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,4 +281,8 @@ class Report:
     `lost_ns`."""
     underfill: Underfill | None = None
     """How work filled the devices while they were busy; apart from all lost time."""
+    history: History | None = None
+    """What happened when; None when it was not asked for."""
+    worth: Worth | None = None
+    """Money and completion time; None when it was not asked for."""
     schema_version: int = 1

@@ -1,0 +1,23 @@
+"""What to do about a finding: a remedy chosen by its evidence, and how to see that it worked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing to do."""
+
+    what: str
+    """An instruction, one sentence."""
+    because: str
+    """What was measured that speaks for it."""
+    change: str
+    """The exact edit or command."""
+    gain: str
+    """What it wins: measured here, or published with its source."""
+    verify: str
+    """How to see that it worked."""
+    worse: str
+    """What it would make worse; "" when nothing is known."""
