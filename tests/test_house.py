@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "clusterprof"
 LONGEST_FILE = 300
 LONGEST_FUNCTION = 60
-KNOWN_OVER_BUDGET = {"gpu_nvidia"}  # 8 simulated GPUs: CHANGELOG, "Known to fall short"
 PAGE_SECTIONS = [
     "## What it sees",
     "## Why the GPU waits",
@@ -96,7 +95,7 @@ def test_what_a_collector_costs_is_in_the_bench() -> None:
     names = {collector.name for collector in COLLECTORS}
     assert names - set(percents) == set(), "run `python -m bench collector_cost` and save it"
     over = {name for name in names if max(percents[name]) > 2.0}  # % of one core, by default
-    assert over == KNOWN_OVER_BUDGET
+    assert over == set()
 
 
 def test_every_cause_is_registered_under_its_file_name_and_has_a_whole_page() -> None:

@@ -22,6 +22,8 @@ _START = (
 )
 _DECODER = msgspec.msgpack.Decoder()
 _READ_BYTES = 65536
+ASK_AT_MOST = 64
+"""Questions of about 40 bytes."""
 
 
 class Child:
@@ -52,10 +54,14 @@ class Child:
         os.set_blocking(self._in, False)
         os.set_blocking(self._out, False)
 
-    def send(self, message: list[Any]) -> bool:
-        """Send without waiting; False when the pipe is full or nobody reads it."""
+    def send(self, questions: Sequence[list[Any]]) -> bool:
+        """Send at most `ASK_AT_MOST` without waiting; False when the pipe is full or nobody reads.
+
+        At once: the helper wakes up once and not for each.
+        """
         try:
-            os.write(self._out, wire.frame(message))  # short of PIPE_BUF: all of it or nothing
+            # short of PIPE_BUF: all of it or nothing
+            os.write(self._out, b"".join(map(wire.frame, questions)))
         except OSError:
             return False
         return True

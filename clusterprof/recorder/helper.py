@@ -3,12 +3,13 @@
 Speaks `recorder.wire` on stdin and stdout. One thread per device, so that a call that hangs holds
 only its own; the main thread only listens, so that the end of the pipe is always noticed.
 
-    → ["sample", index, sequence]      ← ["values", index, sequence, t_ns, values, notes]
+    → ["sample", index, sequence]      ← ["values", index, sequence, t_ns, changes, notes]
     → ["adopt", index]                 ← ["adopted", index, entry, signals]
                                        ← ["opened", inventory, [signals]] | ["unavailable", k, m, r]
 
-Signals are a device's own list. A value is a number or [kind, message, remedy]; no values at all:
-nothing new since the last answer.
+Signals are a device's own list. `changes` is [place, value, place, value …] of what is not as in
+the answer before (the first has all), for most of what is asked of a GPU ten times a second changes
+once a second or never. A value is a number or [kind, message, remedy]. None: nothing new since.
 At the end of the pipe the helper ends its tools and leaves, but not out of a call: killing a
 process inside the driver has frozen GPUs until a reboot. It waits for the call to return, and after
 a while goes if the call sleeps where a signal can reach it.
@@ -25,7 +26,7 @@ import sys
 import threading
 import time
 from _queue import SimpleQueue  # without what `queue` imports
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from clusterprof.errors import Unavailable
@@ -35,6 +36,7 @@ from clusterprof.recorder.drivers import library
 _OOM_SCORE_ADJUST = 500
 _GRACE_NS = 10_000_000_000
 _MARKER_FD = 3
+_NOTHING = object()
 
 
 def main(arguments: list[str]) -> None:
@@ -101,23 +103,24 @@ class _Service:
         os._exit(0)
 
     def _serve(self, device: Any, mailbox: _Mailbox) -> None:
+        told: list[Any] = []
         while True:
             message = mailbox.get()
             if message[0] == "adopt":
-                device = self._library.adopt(message[1])
+                device, told = self._library.adopt(message[1]), []
                 entry = self._library.inventory[message[1]]
                 self._send(["adopted", message[1], entry, self._signals(device)])
                 continue
             t_ns = time.monotonic_ns()
             sampled = device.sample()
-            if sampled is None:  # nothing new
-                sampled = []
+            changes = None
+            if sampled is not None:
+                changes, told = _changes(told, sampled), list(sampled)
             t_ns = getattr(device, "t_ns", t_ns)  # of values that a tool brought earlier
-            values = [_plain(value) for value in sampled]
             notes = []
             while device.notes:
                 notes.append(list(device.notes.popleft()))
-            self._send(["values", message[1], message[2], t_ns, values, notes])
+            self._send(["values", message[1], message[2], t_ns, changes, notes])
 
     def _signals(self, device: Any) -> list[str]:
         """What a device tells; of most libraries all devices tell the same."""
@@ -151,6 +154,17 @@ class _Mailbox:
 
     def get(self) -> Any:
         return self._messages.get()
+
+
+def _changes(told: list[Any], sampled: Sequence[Any]) -> list[Any]:
+    """Return places and values of what is not as it was told; all of a list of another length."""
+    if len(told) != len(sampled):
+        told = [_NOTHING] * len(sampled)
+    changes: list[Any] = []
+    for at, (old, new) in enumerate(zip(told, sampled)):
+        if new is not old and (new != old or type(new) is not type(old)):
+            changes += (at, _plain(new))
+    return changes
 
 
 def _plain(value: Any) -> Any:

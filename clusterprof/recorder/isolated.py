@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from clusterprof.collectors.base import Context, Value
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.recorder import drivers
-from clusterprof.recorder.child import Child
+from clusterprof.recorder.child import ASK_AT_MOST, Child
 from clusterprof.recorder.device_pids import DevicePids
 from clusterprof.recorder.remote import DEADLINE_NS, Backoff, Remote
 from clusterprof.signals import BY_NAME, Signal
@@ -276,6 +276,11 @@ class IsolatedCollector:
         return True
 
     def _ask(self, now_ns: int) -> None:
-        if self._child is not None:
-            for device in self._devices:
-                device.ask(self._child, now_ns)
+        if self._child is None:
+            return
+        asked = [(d, one) for d in self._devices if (one := d.question(now_ns)) is not None]
+        for at in range(0, len(asked), ASK_AT_MOST):
+            some = asked[at : at + ASK_AT_MOST]
+            if self._child.send([one for _, one in some]):
+                for device, _ in some:
+                    device.asked(now_ns)

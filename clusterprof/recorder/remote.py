@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from clusterprof.collectors.base import Value
@@ -53,6 +54,8 @@ class Remote:
         self._sequence = 0
         self._asked_ns: int | None = None
         self._adopting = False
+        self._told: list[Value] = []
+        """What the helper said last, signal by signal."""
         self._values: list[Value] | None = None
         self._hung: Unavailable | None = None
         self._nothing_new = False
@@ -74,29 +77,33 @@ class Remote:
         """True while its answer is late."""
         return self._hung is not None
 
-    def ask(self, child: Child, now_ns: int) -> None:
-        """Ask for values, or for the device to be taken up again, unless an answer is owed."""
+    def question(self, now_ns: int) -> list[Any] | None:
+        """Return what to ask: for values, or for the device to be taken up again; None while an
+        answer is owed or the device is left alone."""
         if self._asked_ns is not None or not self.parked.over(now_ns):
-            return
+            return None
         if self.skipped:
-            asked = child.send(["adopt", self.index])
-            self._adopting = True
-        else:
+            return ["adopt", self.index]
+        return ["sample", self.index, self._sequence + 1]
+
+    def asked(self, now_ns: int) -> None:
+        """Note that `question()` has been sent."""
+        self._asked_ns = now_ns
+        self._adopting = self.skipped
+        if not self.skipped:
             self._sequence += 1
-            asked = child.send(["sample", self.index, self._sequence])
-        if asked:
-            self._asked_ns = now_ns
 
     def answered(self, message: list[Any], now_ns: int) -> list[tuple[str, dict[str, Any]]]:
         """Take a `values` message; returns the events it brings."""
-        _, _, sequence, t_ns, values, notes = message
+        _, _, sequence, t_ns, changes, notes = message
+        self._follow(changes or ())  # of an answer that comes too late, too
         events = [(kind, {**self._who(), **attributes}) for kind, attributes in notes]
         if sequence == self._sequence:
             events += self._settle(now_ns)
-            self._nothing_new = not values
-            if values:
+            self._nothing_new = changes is None
+            if changes is not None:
                 self.t_ns = t_ns
-                self._values = [_value(value) for value in values]
+                self._values = self._told.copy()
         return events
 
     def adopted(self, entry: dict[str, Any], signals: list[str]) -> bool:
@@ -142,6 +149,16 @@ class Remote:
         self._asked_ns = None
         self._adopting = self._nothing_new = False
         self._hung = None
+
+    def _follow(self, changes: Sequence[Any]) -> None:
+        """Take [place, value, …]; a helper says everything first."""
+        if len(changes) == 2 * len(self.signals):
+            self._told = [_NOT_YET] * len(self.signals)
+        for at, value in zip(changes[::2], changes[1::2]):
+            if at >= len(self._told):  # another device than was announced
+                self._told = []
+                return
+            self._told[at] = _value(value)
 
     def _settle(self, now_ns: int) -> list[tuple[str, dict[str, Any]]]:
         asked_ns, self._asked_ns = self._asked_ns, None

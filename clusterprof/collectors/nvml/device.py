@@ -56,14 +56,13 @@ class Device:
 
     def sample(self) -> list[Value]:
         """Return one value per entry of `signals`, asking only what is due."""
-        values: list[Value] = []
+        now_ns = self._clock()
         for state in self._states:
-            if self._lost is None and self._clock() >= state.due_ns:
+            if now_ns >= state.due_ns and self._lost is None:
                 self._ask(state)
-            values += state.values
         if self._lost is not None:
             return [self._lost] * len(self.signals)
-        return values
+        return [value for state in self._states for value in state.values]
 
     def fail(self, reason: Unavailable) -> None:
         """Never ask this device again; it could not even be opened."""
