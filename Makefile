@@ -40,8 +40,8 @@ test: $(VENV)/torch ## all tests, real torch training included (about ten minute
 	$(BIN)/python -m pytest tests -m "not quiet and not long" --numprocesses 2
 	$(BIN)/python -m pytest tests -m "quiet and not long"
 
-test-long: $(VENV)/torch ## variants of the tests that take long
-	$(BIN)/python -m pytest tests -m "long and not quiet" --numprocesses 2
+test-long: $(VENV)/torch ## variants of the tests that take long, and many more examples
+	CLUSTERPROF_EXAMPLES=long $(BIN)/python -m pytest tests -m "(long or hypothesis) and not quiet" --numprocesses 2
 	$(BIN)/python -m pytest tests -m "long and quiet"
 
 check: lint types contracts docs-check test ## what CI runs: lint, types, contracts, docs, tests

@@ -11,8 +11,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from clusterprof.linux.roots import Roots
+
+# Few examples where every change waits for them; `make test-long` looks at many.
+settings.register_profile("quick", max_examples=25, deadline=None)
+settings.register_profile("long", max_examples=400, deadline=None)
+settings.load_profile(os.environ.get("CLUSTERPROF_EXAMPLES", "quick"))
 
 HOSTS = Path(__file__).parent / "hosts"
 LAB = Path(__file__).resolve().parents[1] / "lab"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
 from synthetic.scenarios import LAYOUTS, data_parallel, nodes_and_world
@@ -47,7 +47,6 @@ def renumbered(job: Job, new: np.ndarray) -> Job:
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(jobs())
 def test_felt_and_caused_are_the_same_nanoseconds_in_every_operation(job: Job) -> None:
     blamed, _ = settle_waits(job.ops, job.spent, job.spent, job.ranks)
@@ -60,7 +59,6 @@ def test_felt_and_caused_are_the_same_nanoseconds_in_every_operation(job: Job) -
     assert (books.recoverable_ns <= books.caused_ns).all()
 
 
-@settings(max_examples=60, deadline=None)
 @given(jobs(), st.lists(st.integers(0, 30), max_size=6))
 def test_the_cut_into_blocks_changes_nothing(job: Job, cuts: list[int]) -> None:
     whole = booked(job)
@@ -80,7 +78,6 @@ def test_nor_does_it_when_most_is_forgotten(layout: str, monkeypatch: pytest.Mon
     np.testing.assert_array_equal(cut.felt_ns, whole.felt_ns)
 
 
-@settings(max_examples=40, deadline=None)
 @given(jobs(), st.randoms(use_true_random=False))
 def test_clocks_that_begin_elsewhere_change_nothing(job: Job, random: object) -> None:
     shift = np.array([random.randint(-(10**15), 10**15) for _ in range(job.ranks)])  # type: ignore[attr-defined]

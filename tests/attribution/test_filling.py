@@ -209,7 +209,7 @@ WINDOWS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @example([(50 * MS, 0, 0, 1.0)], 1)  # more activity than busy time: another process's
 @given(WINDOWS, st.integers(1, 39))
 def test_busy_time_is_shared_out_exactly_however_it_is_cut(rows: list, cut: int) -> None:

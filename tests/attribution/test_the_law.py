@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterprof.attribution.families import CAUSES
@@ -135,7 +135,6 @@ def test_doubt_moves_time_up_to_the_family_and_then_to_unattributed() -> None:
     assert ids("C", coverage=0.0) == ([], [LOW_CONFIDENCE])  # family 0.78 * 0.8 = 0.62
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_filling_never_exceeds_a_row_nor_its_window(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 12))

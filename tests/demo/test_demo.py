@@ -57,7 +57,10 @@ def test_a_clean_run_blames_neither_storage_nor_cpu(tmp_path: Path) -> None:
     assert families.isdisjoint({"storage", "cpu"})
 
 
-@pytest.mark.parametrize(("name", "family"), [("storage", "storage"), ("cpu", "cpu")])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [pytest.param("storage", "storage", marks=pytest.mark.long), ("cpu", "cpu")],
+)
 def test_without_the_probe_the_family_is_named_and_never_a_leaf(
     tmp_path: Path, name: str, family: str
 ) -> None:

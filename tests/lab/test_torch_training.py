@@ -109,7 +109,7 @@ def test_hidden_loading_costs_nothing(tmp_path: Path, dataset: Path) -> None:
     assert [f.cause.id for f in report.findings if f.cause.family in ("storage", "cpu")] == []
 
 
-@pytest.mark.parametrize("fault", ["reads", "burn"])
+@pytest.mark.parametrize("fault", ["reads", pytest.param("burn", marks=pytest.mark.long)])
 def test_without_injection_no_cause_is_made_up(tmp_path: Path, dataset: Path, fault: str) -> None:
     options = ("--fault", fault, "--workers", "2", "--steps", "20")
     train(tmp_path / "run", dataset, *options, record=["--inject", "off"])

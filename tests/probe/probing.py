@@ -176,6 +176,6 @@ def recorded(code: str, run_dir: Path, *arguments: str, **environ: str) -> list[
 WAIT = "\nimport time; time.sleep(0.05)\n"
 
 
-def longer(*values: str) -> list[Any]:
+def longer(*values: Any) -> list[Any]:
     """Values of a parameter that only `make test-long` runs."""
     return [pytest.param(value, marks=pytest.mark.long) for value in values]

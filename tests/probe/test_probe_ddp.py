@@ -268,6 +268,7 @@ print(torch._dynamo.utils.counters["stats"])
 """
 
 
+@pytest.mark.long
 def test_compiled_models_are_traced_as_they_are_without_us(tmp_path: Path) -> None:
     with_probe = launch(MODEL + COMPILED, tmp_path, install(tmp_path / "run"), size=1)
     without = launch(MODEL + COMPILED, tmp_path, None, size=1)

@@ -111,6 +111,7 @@ print({reason.splitlines()[0]: count for reason, count in breaks.items()})
 """
 
 
+@pytest.mark.long
 def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
     with_probe = launch(COMPILED, tmp_path, install(tmp_path / "run"), size=1)
     without = launch(COMPILED, tmp_path, None, size=1)

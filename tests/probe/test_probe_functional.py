@@ -163,7 +163,7 @@ dist.barrier()
 """
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("eager", marks=pytest.mark.long)])
+@pytest.mark.parametrize("backend", longer("aot_eager", "eager"))
 def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path, backend: str) -> None:
     code = BEGIN + COMPILED.replace("BACKEND", backend)
     with_probe = launch(code, tmp_path, install(tmp_path / "run"))

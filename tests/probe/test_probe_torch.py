@@ -21,6 +21,7 @@ from probing import (
     Span,
     Watcher,
     install,
+    longer,
     run,
     seen,
 )
@@ -143,7 +144,7 @@ def test_the_ring_says_which_hooks_stand(alone: tuple[Ring, Path]) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 re-raises with our frame")
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [*longer(0), 1])
 def test_an_error_of_the_job_reads_as_it_does_without_us(tmp_path: Path, workers: int) -> None:
     (tmp_path / "train.py").write_text(TRAIN.replace("time.sleep(0.005)", "1 // (7 - index)"))
     arguments = ("train.py", json.dumps({"num_workers": workers}), "model.pt")
@@ -192,7 +193,7 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
     assert ring.switched_off == 0
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", "spawn", *longer("forkserver")])
 def test_workers_fetch_and_the_main_process_knows_for_whom_it_waits(
     tmp_path: Path, context: str
 ) -> None:

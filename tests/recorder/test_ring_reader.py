@@ -157,7 +157,7 @@ def test_a_shortened_ring_reads_as_zeros_and_kills_nobody(left: int) -> None:
     ring.close()
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     header=st.binary(min_size=0, max_size=64),
     records=st.binary(max_size=600),

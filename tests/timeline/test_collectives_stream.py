@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from synthetic.jobs import CATEGORIES, MS, Fault, Job, World
@@ -106,7 +106,6 @@ def jobs(draw: st.DrawFn) -> Job:
     return world.job()
 
 
-@settings(max_examples=60, deadline=None)
 @given(jobs(), st.integers(1, 9), st.lists(st.integers(-HOUR, HOUR), min_size=6, max_size=6))
 def test_any_job_in_any_blocks_on_any_clocks(job: Job, block_rows: int, clocks: list[int]) -> None:
     kept, collectives_stream.FEW_ROWS = collectives_stream.FEW_ROWS, 1
@@ -218,7 +217,6 @@ def test_lives_go_on_across_blocks() -> None:
     assert found.counts.tolist() == [4, 2, 3]
 
 
-@settings(max_examples=60, deadline=None)
 @given(arrays(np.int64, st.tuples(st.integers(1, 4), st.integers(1, 40))))
 def test_any_table_can_be_packed(table: np.ndarray) -> None:
     np.testing.assert_array_equal(unpacked(packed(table)), table)

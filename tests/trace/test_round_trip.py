@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trace_samples import HEADER, HandClock, canonical, second, simple_records, write
 
@@ -111,7 +111,6 @@ RECORDS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(RECORDS, max_size=5), max_size=4))
 def test_reading_gives_back_what_was_written(batches: list[list[Record]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
