@@ -1,0 +1,92 @@
+"""The manual: no dead link, no command that does not exist, no option without a word on it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "tools"))
+from command_pages import asked_by  # noqa: E402
+from links import anchors, dead_links  # noqa: E402
+
+PAGES = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")]
+    if path.name != "CHANGELOG.md"
+)
+SHELL_WORDS = {"|", ";", "&&", "||", ">", ">>", "2>&1", "&", "\\", "#"}
+_BLOCK = re.compile(r"^```(?:console|bash|sh|shell|yaml)?\n(.*?)^```|((?:^    .*\n)+)", re.M | re.S)
+
+
+def commands_of(page: Path) -> list[str]:
+    """Every `clusterprof …` line of a page's code blocks, continuation lines joined."""
+    found = []
+    for fenced, indented in _BLOCK.findall(page.read_text(encoding="utf-8")):
+        text = (fenced or indented).replace("\\\n", " ")
+        for line in text.splitlines():
+            match = re.search(r"(?:^|[ $;(])(clusterprof [a-z].*)$", line)
+            if match and not re.search(r"[…=]", match[1].split()[1]):
+                found.append(match[1].partition("`")[0])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_no_link_is_dead(page: Path) -> None:
+    assert list(dead_links(page)) == []
+
+
+def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# One thing, `two`\n## One thing, `two`\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](other.md) [b](other.md#one-thing-two-1) [c](#here) [d](gone.md) [e](other.md#two)\n"
+        "`[f](code.md)` [g](https://example.org/x)\n```\n[h](code.md)\n```\n# Here\n"
+    )
+    assert list(dead_links(page)) == ["gone.md", "other.md#two"]
+    assert anchors(tmp_path / "other.md") == {"one-thing-two", "one-thing-two-1"}
+
+
+def test_every_page_is_in_the_list_of_pages() -> None:
+    listed = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    own = [path for path in ROOT.glob("docs/*.md") if path.name != "README.md"]
+    assert [path.name for path in own if f"({path.name})" not in listed] == []
+    folders = {path.parent.name for path in ROOT.glob("docs/*/README.md")}
+    assert [name for name in folders if f"({name}/README.md)" not in listed] == []
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if commands_of(p)], ids=lambda p: p.relative_to(ROOT).as_posix()
+)
+def test_commands_and_options_exist(page: Path) -> None:
+    from clusterprof.cli.commands import COMMANDS
+
+    wrong = []
+    for line in commands_of(page):
+        words = shlex.split(line, comments=True)[1:]
+        if words[0] not in COMMANDS:
+            wrong.append(line)
+            continue
+        own = {name for one in asked_by(COMMANDS[words[0]]) for name in one.names}
+        for word in words[1:]:
+            if word == "--" or word in SHELL_WORDS or word.endswith(";"):
+                break
+            if word.startswith("--") and word.partition("=")[0] not in own | {"--help"}:
+                wrong.append(line)
+    assert wrong == []
+
+
+def test_every_option_says_what_it_does() -> None:
+    from clusterprof.cli.commands import COMMANDS
+
+    silent = [
+        f"{name} {one.names[0]}"
+        for name, command in COMMANDS.items()
+        for one in asked_by(command)
+        if not one.help
+    ]
+    assert silent == []
