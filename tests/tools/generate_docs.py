@@ -1,4 +1,4 @@
-"""Write what is generated: docs/causes, docs/collectors, docs/signals.md, docs/commands.md, docs/accuracy.md.
+"""Write what is generated: pages of causes, collectors, signals, commands and accuracy in docs/.
 
 python tests/tools/generate_docs.py            write
 python tests/tools/generate_docs.py --check    fail when anything on disk is not current

@@ -20,9 +20,8 @@ def dead_links(page: Path) -> Iterator[str]:
             continue
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
-        if not target.exists():
-            yield link
-        elif anchor and (target.is_dir() or anchor not in anchors(target)):
+        known = target.exists() and (not anchor or (target.is_file() and anchor in anchors(target)))
+        if not known:
             yield link
 
 
