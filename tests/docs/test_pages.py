@@ -19,20 +19,32 @@ PAGES = sorted(
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")]
     if path.name != "CHANGELOG.md"
 )
-SHELL_WORDS = {"|", ";", "&&", "||", ">", ">>", "2>&1", "&", "\\", "#"}
+SHELL_WORDS = {"|", ";", "&&", "||", ">", ">>", ">&", "&"}
 _BLOCK = re.compile(r"^```(?:console|bash|sh|shell|yaml)?\n(.*?)^```|((?:^    .*\n)+)", re.M | re.S)
 
 
-def commands_of(page: Path) -> list[str]:
-    """Every `clusterprof …` line of a page's code blocks, continuation lines joined."""
+def commands_of(page: Path, at_start: bool = False) -> list[str]:
+    """Every `clusterprof …` of a page's code blocks, continuation lines joined.
+
+    `at_start`: only where it is what a reader types first.
+    """
     found = []
     for fenced, indented in _BLOCK.findall(page.read_text(encoding="utf-8")):
         text = (fenced or indented).replace("\\\n", " ")
         for line in text.splitlines():
-            match = re.search(r"(?:^|[ $;(])(clusterprof [a-z].*)$", line)
+            before = r"^ *(?:\$ )?" if at_start else r"(?:^|[ $;(])"
+            match = re.search(before + r"(clusterprof [a-z].*)$", line)
             if match and not re.search(r"[…=]", match[1].split()[1]):
                 found.append(match[1].partition("`")[0])
     return found
+
+
+def words_of(line: str) -> list[str]:
+    """What a shell makes of a line, without the first word; `;` and the like are words."""
+    line = re.sub(r"<(\w+)>", r"\1", line)  # a place for the reader's own word
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&>")
+    lexer.whitespace_split, lexer.commenters = True, "#"
+    return list(lexer)[1:]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -67,13 +79,13 @@ def test_commands_and_options_exist(page: Path) -> None:
 
     wrong = []
     for line in commands_of(page):
-        words = shlex.split(line, comments=True)[1:]
+        words = words_of(line)
         if words[0] not in COMMANDS:
             wrong.append(line)
             continue
         own = {name for one in asked_by(COMMANDS[words[0]]) for name in one.names}
         for word in words[1:]:
-            if word == "--" or word in SHELL_WORDS or word.endswith(";"):
+            if word == "--" or word in SHELL_WORDS:
                 break
             if word.startswith("--") and word.partition("=")[0] not in own | {"--help"}:
                 wrong.append(line)

@@ -1,0 +1,50 @@
+"""Commands that the manual shows are run, on a recording of ours in the place of the reader's."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from test_pages import PAGES, ROOT, SHELL_WORDS, asked_by, commands_of, words_of
+
+from clusterprof.cli.app import main
+from clusterprof.cli.commands import COMMANDS
+
+RECORDING = ROOT / "tests/recordings/v1"
+READERS = ("analyze", "gate", "compare", "export", "dump", "explain", "top")
+"""What needs nothing but a recording; `record`, `doctor` and `demo` have tests of their own."""
+EXPECTED = {0, 3, 4}
+NOT_MEANT = ("stall.storge", "nowhere", "[OPTIONS]", "…")
+"""Lines that show a mistake, and usage lines."""
+
+
+def runnable() -> list[str]:
+    """All lines of all pages that a reader could type, each once."""
+    lines = [line for page in PAGES for line in commands_of(page, at_start=True)]
+    chosen = [line for line in lines if line.split()[1] in READERS]
+    return [line for line in dict.fromkeys(chosen) if not any(one in line for one in NOT_MEANT)]
+
+
+def replaced(line: str, run: Path) -> list[str]:
+    """Return the words of a line, every recording in it replaced by ours."""
+    words = words_of(line)
+    name, rest = words[0], words[1:]
+    own = {name: one for one in asked_by(COMMANDS[name]) for name in one.names}
+    out, value_next = [name], False
+    for word in rest:
+        if word in SHELL_WORDS:
+            break
+        option = own.get(word.partition("=")[0])
+        is_run = not value_next and option is None and name != "explain"
+        out.append(str(run) if is_run else word)
+        value_next = option is not None and not option.is_flag and "=" not in word
+    return out
+
+
+@pytest.mark.parametrize("line", runnable())
+def test_it_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RECORDING, run)
+    monkeypatch.chdir(tmp_path)
+    assert main(replaced(line, run)) in EXPECTED
