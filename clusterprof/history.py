@@ -26,7 +26,8 @@ class RankHistory:
     in_step_ns: tuple[int, ...]
     """Time inside steps, by stretch."""
     lost: tuple[tuple[str, tuple[int, ...]], ...]
-    """(cause id, "unattributed" or WAITING; lost ns by stretch), the largest first."""
+    """(cause id, "unattributed" or WAITING; lost ns by stretch), the largest first; all together no
+    more than `in_step_ns`."""
     step_ends_ns: tuple[int, ...]
     """Ends of steps, or of every nth of them (`History.step_every`)."""
 
@@ -79,3 +80,5 @@ class History:
     """Every so many-th step is in `step_ends_ns`."""
     why_missing: str = ""
     """Reason when there is nothing, or a part is missing."""
+    begin_ns: int = 0
+    """Run time at which the first stretch begins: 0, but for a part of a run."""

@@ -28,13 +28,16 @@ EXPLAINS_RATIO = 0.25
 class SlowSteps:
     """The slow steps of one rank and who was waited for in each."""
 
-    def __init__(self, rank: int, steps: Mapping[int, int], count: int, ranks: int) -> None:
-        """`steps`: start -> length of its longest, by its own clock; `count`: how many it made."""
-        wanted = max(AT_LEAST, round(SLOW_RATIO * count)) if count >= FEWEST_STEPS else 0
+    def __init__(self, rank: int, steps: Mapping[int, int], count: int | None, ranks: int) -> None:
+        """`steps`: start -> length of its longest, by its own clock; `count`: how many it made,
+        None to look at all of `steps`."""
+        wanted = len(steps)
+        if count is not None:
+            wanted = max(AT_LEAST, round(SLOW_RATIO * count)) if count >= FEWEST_STEPS else 0
         order = sorted(steps.items(), key=lambda step: (-step[1], step[0]))[:wanted]
         order.sort()
-        self.count = count
-        self._rank = rank
+        self.count = count or 0
+        self.rank = self._rank = rank
         self._start_ns = np.array([start for start, _ in order], np.int64)
         self.length_ns = np.array([ns for _, ns in order], np.int64)
         self._caused_ns = np.zeros((len(order), ranks), np.int64)
@@ -68,4 +71,17 @@ class SlowSteps:
             waited_ns = caused_ns[rank] / others
             if waited_ns > 0 and waited_ns >= EXPLAINS_RATIO * (length_ns - usual_ns):
                 out[rank] = out.get(rank, 0) + 1
+        return out
+
+    def last(self, at_least: float) -> dict[int, int]:
+        """Return start of a step -> rank that kept the others waiting most in it, for this part of
+        the step at least."""
+        others = max(int(np.count_nonzero(self._met)) - 1, 1)
+        out: dict[int, int] = {}
+        for start_ns, length_ns, caused_ns in zip(
+            self._start_ns.tolist(), self.length_ns.tolist(), self._caused_ns
+        ):
+            rank = int(np.argmax(caused_ns))
+            if caused_ns[rank] >= max(at_least * length_ns * others, 1):
+                out[start_ns] = rank
         return out

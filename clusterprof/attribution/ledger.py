@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from clusterprof.attribution.confidence import FAMILY_PRIOR, NAMED_FROM, confidence
 from clusterprof.attribution.families import CAUSES, FAMILIES
 from clusterprof.attribution.local import BLOCKED
+from clusterprof.attribution.over_time import RankTimes
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import RankState
 from clusterprof.findings import UNATTRIBUTED, RankLedger
@@ -76,6 +77,8 @@ class RankBooks:
     """The same with the time in which its device perhaps span; None where there is none."""
     period: Period | None = None
     """What repeats in its lost time, in tenths of a second, where it marked no steps."""
+    times: RankTimes | None = None
+    """When it lost what; None when nobody asked."""
     caused: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> ns that ranks, itself among them, stood still in operations because of it."""
     felt: Mapping[str, int] = field(default_factory=dict)

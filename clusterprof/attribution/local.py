@@ -22,6 +22,7 @@ from clusterprof.attribution.cooccurrence import BY_FAMILY, cooccurring
 from clusterprof.attribution.frontier import Frontier
 from clusterprof.attribution.hosting import paused
 from clusterprof.attribution.lost import Account
+from clusterprof.attribution.over_time import Times
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent import Spending
@@ -93,11 +94,12 @@ def settle(
     limits: Mapping[str, Any],
     spending: Spending,
     frontier: Frontier,
+    times: Times | None = None,
 ) -> Partial:
     """Return what a settled stretch adds: its time, its steps, and its lost time by cause.
 
-    `limits` holds a bound limits object per cause id; `spending` and `frontier` are told what the
-    time went to.
+    `limits` holds a bound limits object per cause id; `spending`, `frontier` and `times` are told
+    what the time went to.
     """
     feeding = fed(rank, lost)
     if rank.marked:
@@ -107,6 +109,8 @@ def settle(
         part, shares, left = _by_families(rank, lost, feeding, limits)
     part, share = waiting(part, rank, lost, left, NO_SIGNAL)
     frontier.add(rank, region, lost, shares, share)
+    if times is not None:
+        times.add(rank, region, lost, shares, (left, share), account)
     return completed(part, rank, region, lost, account)
 
 

@@ -48,7 +48,7 @@ def agreed(nodes: Sequence[NodeResult]) -> tuple[NodeResult, ...]:
     """
     books = [one for node in nodes for one in node.books]
     between = {cause for one in books for cause in (*one.felt, *one.caused)}
-    names = {cause: id_ for cause, id_ in _names(books).items() if cause in between}
+    names = {cause: id_ for cause, id_ in names_of(books).items() if cause in between}
     return tuple(
         replace(node, books=tuple(
             called(one, names) if _differs(one, names) else one for one in node.books
@@ -65,13 +65,13 @@ def _differs(one: RankBooks, names: Mapping[str, str]) -> bool:
 
 def doings_of(books: Sequence[RankBooks]) -> list[Doing]:
     """Return for each rank what it caused."""
-    names = _names(books)
+    names = names_of(books)
     return [Doing(_own(one), renamed(one.caused, names)) for one in books]
 
 
 def nobodys(books: Sequence[RankBooks]) -> dict[str, int]:
     """Return what was felt in operations and nobody caused, as the ledgers name it."""
-    names = _names(books)
+    names = names_of(books)
     out: dict[str, int] = {}
     for one in books:
         for id_, ns in renamed(one.felt, names).items():
@@ -96,7 +96,7 @@ def renamed(amounts: Amounts, names: Mapping[str, str]) -> dict[str, int]:
     return out
 
 
-def _names(books: Sequence[RankBooks]) -> dict[str, str]:
+def names_of(books: Sequence[RankBooks]) -> dict[str, str]:
     """Return cause -> the id under which most ranks' time of it is reported; one id for each."""
     sizes: dict[str, dict[str, int]] = {}
     for one in books:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from clusterprof.engine.dumps import dumps_of, notes_of
+from clusterprof.engine.history import history_of
 from clusterprof.engine.limits import bound
 from clusterprof.engine.node import analyse_node
 from clusterprof.engine.peers import across_ranks
@@ -32,19 +33,21 @@ def analyze(
     jobs: int = 1,
     limits: Mapping[str, Mapping[str, Any]] = _NONE,
     facts: Mapping[str, Any] = _NONE,
+    history: bool = False,
 ) -> Report:
     """Say where the device time of a recording went, and why what was lost was lost.
 
     Several paths are one recording, each node of it counted once (`trace.sources`).
     `jobs` processes share the nodes. `limits` holds the limits of causes by cause id, as a
     profile gives them; an unknown id or key raises `UsageError`. `facts` are those of the site.
+    `history` asks for what happened when, too (`Report.history`).
     Raises `NoRecording` when there is nothing to read.
     """
     bound_limits = bound(limits)
     sources = find_nodes([path, *more])
     folders = sources.folders
     with spilled(folders) as place:
-        one = partial(analyse_node, limits=bound_limits, place=place)
+        one = partial(analyse_node, limits=bound_limits, place=place, history=history)
         if jobs > 1 and len(folders) > 1:
             from multiprocessing import get_context  # one process has no use for it
 
@@ -54,6 +57,8 @@ def analyze(
         else:
             nodes = [one(folder) for folder in folders]
         across = across_ranks(nodes, place, bound_limits)
+        happened = history_of(across, place) if history else None
     title = fold(map(str, (path, *more))) if more else str(path)
     report = build_report(title, across, sources.left_out)
-    return replace(report, notes=(*report.notes, *notes_of(*dumps_of(folders))))
+    notes = (*report.notes, *notes_of(*dumps_of(folders)))
+    return replace(report, notes=notes, history=happened)

@@ -17,6 +17,7 @@ from clusterprof.attribution.frontier import Frontier
 from clusterprof.attribution.ledger import RankBooks, RankName, keep_books
 from clusterprof.attribution.local import SPENT_ON, settle
 from clusterprof.attribution.lost import lost_pieces
+from clusterprof.attribution.over_time import Times
 from clusterprof.attribution.partial import EMPTY, Partial, merge
 from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
 from clusterprof.attribution.spent import Spending
@@ -66,6 +67,8 @@ class _Open:
     """As last seen."""
     spending: Spending
     frontier: Frontier
+    times: Times | None
+    """None when nobody asked when what was lost."""
 
 
 def analyse_node(
@@ -73,10 +76,12 @@ def analyse_node(
     limits: Mapping[str, Any],
     chunk_ns: int | None = None,
     place: Place = IN_MEMORY,
+    history: bool = False,
 ) -> NodeResult:
     """Read one node's folder and return the books of its ranks. `limits`: bound, by cause id.
 
-    `place` is where the operations of its ranks are kept until those of all nodes are there.
+    `place` is where the operations of its ranks are kept until those of all nodes are there;
+    `history` asks for when time was lost, too.
     """
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
     meter, endings, network = _Meter(), Endings(), NetworkMeter()
@@ -84,7 +89,7 @@ def analyse_node(
     chunks = host.watch(throughout.watch(network.watch(load.chunks())))
     chunks = endings.watch(meter.watch(chunks))
     with Shelf(place) as shelf:
-        books = books_of(chunks, limits, shelf)
+        books = books_of(chunks, limits, shelf, history)
     loaded = load.facts()
     duration_ns = loaded.last_ns - loaded.first_ns
     facts = NodeFacts(
@@ -102,7 +107,7 @@ def analyse_node(
 
 
 def books_of(
-    chunks: Iterable[Chunk], limits: Mapping[str, Any], store: Store
+    chunks: Iterable[Chunk], limits: Mapping[str, Any], store: Store, history: bool = False
 ) -> tuple[RankBooks, ...]:
     """Return the books of every rank in a stream of chunks of one node."""
     ranks: dict[Key, _Open] = {}
@@ -120,7 +125,7 @@ def books_of(
                 found[key] = replace(one.rank, chunk=glued, main=main, workers=())
         for key, rank in found.items():
             if key not in done:
-                ranks[key] = _advance(ranks.get(key), rank, limits, store)
+                ranks[key] = _advance(ranks.get(key), rank, limits, (store, history))
         needed_ns = _needed_from(ranks, chunk)
         # What the next chunk brings along by itself need not be kept.
         kept = tail(glued, needed_ns) if needed_ns < chunk.end_ns - _BROUGHT_NS else None
@@ -163,16 +168,18 @@ def _needed_from(ranks: Mapping[Key, _Open], chunk: Chunk) -> int:
     return max(min(times), oldest)
 
 
-def _advance(one: _Open | None, rank: Rank, limits: Mapping[str, Any], store: Store) -> _Open:
+def _advance(
+    one: _Open | None, rank: Rank, limits: Mapping[str, Any], noting: tuple[Store, bool]
+) -> _Open:
     if not sample_times(rank).size:  # known by name and never sampled is not measured
         rank = replace(rank, device="")
     if one is None:
-        one = _Open(RankState(), EMPTY, EMPTY, rank, *_noted(store))
+        one = _Open(RankState(), EMPTY, EMPTY, rank, *_noted(*noting))
         return _settled(one, rank, limits, last=False)
     if rank.marked and not one.rank.marked:
         # The first span: what was guessed of the time before is dropped, it was start-up.
         state = RankState(first_ns=one.state.first_ns, last_ns=one.state.last_ns)
-        one = _Open(state, EMPTY, EMPTY, rank, *_noted(store))
+        one = _Open(state, EMPTY, EMPTY, rank, *_noted(*noting))
     # A chunk in which a rank says nothing does not make it a rank without a probe or a device.
     rank = replace(
         rank,
@@ -184,21 +191,22 @@ def _advance(one: _Open | None, rank: Rank, limits: Mapping[str, Any], store: St
     return _settled(one, rank, limits, last=False)
 
 
-def _noted(store: Store) -> tuple[Spending, Frontier]:
+def _noted(store: Store, history: bool) -> tuple[Spending, Frontier, Times | None]:
     spending = Spending(SPENT_ON, store)
-    return spending, Frontier(spending.categories, store)
+    times = Times(store) if history else None
+    return spending, Frontier(spending.categories, store), times
 
 
 def _settled(one: _Open, rank: Rank, limits: Mapping[str, Any], last: bool) -> _Open:
     found, state = lost_pieces(rank, one.state, last)
     partial, pending = one.partial, one.pending
     for region, lost, account in found:
-        new = settle(rank, region, lost, account, limits, one.spending, one.frontier)
+        new = settle(rank, region, lost, account, limits, one.spending, one.frontier, one.times)
         if region.tentative:
             pending = merge(pending, new)
         else:
             partial, pending = merge(partial, pending, new), EMPTY
-    return _Open(state, partial, pending, rank, one.spending, one.frontier)
+    return _Open(state, partial, pending, rank, one.spending, one.frontier, one.times)
 
 
 def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
@@ -221,7 +229,9 @@ def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
     )
     books = keep_books(name, one.state, one.partial, one.spending.operations())
     steps, perhaps = one.frontier.operations()
-    return replace(books, frontier=steps, perhaps=perhaps, period=one.frontier.period())
+    times = None if one.times is None else one.times.done()
+    period = one.frontier.period()
+    return replace(books, frontier=steps, perhaps=perhaps, period=period, times=times)
 
 
 class _Meter:

@@ -44,6 +44,7 @@ from clusterprof.engine.restarts import restarted
 from clusterprof.engine.silent import silent
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
 from clusterprof.engine.troubled import sending_ns, troubled
+from clusterprof.engine.waits import LongWaits
 from clusterprof.engine.witness import Witness
 from clusterprof.findings import Blind, Finding, Grade
 from clusterprof.timeline.collectives_directory import Person
@@ -89,6 +90,10 @@ class Across:
     network: NetworkTold = field(default_factory=NetworkTold)
     witness: Witness | None = None
     """What was noted while blame passed; None where operations were not laid side by side."""
+    clock: Alignment | None = None
+    """What the nodes' own times are on the clock of the run."""
+    waits: LongWaits | None = None
+    """None where nobody asked, or operations were not laid side by side."""
 
 
 def across_ranks(
@@ -120,7 +125,7 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         badly = troubled(nodes, limits)
         steps = stepped(nodes, place, badly)
     except OSError as error:
-        return Across(tuple(nodes), not_compared=str(error))
+        return Across(tuple(nodes), not_compared=str(error), clock=clock)
     nodes = steps.nodes
     books = [(node, one) for node in nodes for one in node.books]
     found = [
@@ -129,22 +134,25 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         if pair[1].operations is not None and pair[1].job != UNCLEAR
     ]
     if not found:
-        return Across(tuple(nodes), notes=steps.notes)
+        return Across(tuple(nodes), notes=steps.notes, clock=clock)
     lost = [one.operations.why_lost for _, _, one in found if one.operations is not None]
     if any(lost):
-        return Across(tuple(nodes), not_compared=max(lost))
+        return Across(tuple(nodes), not_compared=max(lost), clock=clock)
     summed = Books(len(books), CATEGORIES)
     bubbles, jitter = Bubbles(len(books), CATEGORIES), Jitter(len(books), CATEGORIES)
     network = NetworkTimes(nodes, CATEGORIES, limits)
     witness = Witness(books, summed)
-    watchers: tuple[Watcher, ...] = (summed, network, bubbles, jitter, witness)
+    asked = any(one.times is not None for _, one in books)
+    waits = LongWaits([one for _, one in books], summed.causes) if asked else None
+    watchers: list[Watcher] = [summed, network, bubbles, jitter, witness]
+    watchers += [] if waits is None else [waits]
     try:
         with Reader(place) as reader:
             people = _people(found, nodes, clock)
             members = {**_members(found), **steps.members}
             unmatched = _watched(people, members, len(books), reader, watchers)
     except OSError as error:
-        return Across(tuple(nodes), not_compared=str(error))
+        return Across(tuple(nodes), not_compared=str(error), clock=clock)
     told = network.told()
     structure = bubbles.done(), jitter.done()
     shown = shown_ns([one for _, one in books], badly, steps.steady_ns, sending_ns(nodes))
@@ -167,6 +175,8 @@ def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str
         notes=(*clock.notes, *steps.notes),
         network=told,
         witness=witness,
+        clock=clock,
+        waits=waits,
     )
 
 
