@@ -76,8 +76,8 @@ def _again(scene: Scene) -> float | None:
 REMEDIES = (
     Mend(
         "larger-batch", ("launch-bound",), "Raise the batch size",
-        "while memory is at most 80 % used", _batch, seen=("thread.on_cpu_ratio",), published=_BATCH,
-        moves="gpu.busy_ratio and gpu.sm_active_ratio rise",
+        "while memory is at most 80 % used", _batch,
+        seen=("thread.on_cpu_ratio",), published=_BATCH, moves="gpu.busy_ratio and gpu.sm_active_ratio rise",
         worse="convergence: the learning rate must follow",
         unless=(GPU_MEMORY_FULL,),
     ),
@@ -118,8 +118,8 @@ REMEDIES = (
         ),
     ),
     Mend(
-        "compile-early", ("launch-recompile",), "Compile what is reached late before the first step",
-
+        "compile-early", ("launch-recompile",),
+        "Compile what is reached late before the first step",
         "run evaluation once at the start; keep the compile cache", _warm,
         seen=("compile.mean_ns", "compile.again_ratio"),
         moves="compilations move to start-up", worse="start-up takes longer",
