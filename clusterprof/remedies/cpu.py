@@ -114,6 +114,15 @@ _STARVED = ("cpu-preprocess", "cpu-loader-config")
 
 REMEDIES = (
     Mend(
+        "raise-quota", ("cpu-throttled", *_STARVED), "Raise or remove the CPU quota of the job",
+        "resources.limits.cpu, docker run --cpus, cpu.max", raised_quota,
+        seen=("held_back_ratio", "throttled_periods_total"),
+        moves="cgroup.throttled_periods_total stops rising",
+        worse="neighbours on the node get less when all are busy",
+        unless=(Rule("not-throttled", "the quota did not run out, or there is none",
+                     lambda s: s.cause != "cpu-throttled" and not QUOTA_USED_UP.holds(s)),),
+    ),
+    Mend(
         "prefetch-more", ("cpu-loader-config",), "Let workers work further ahead",
         "DataLoader(prefetch_factor=4)", _ahead,
         seen=("worker.not_ahead_ratio", "worker.without_work_ratio"),
@@ -157,14 +166,5 @@ REMEDIES = (
         seen=("worker.on_cpu_ratio", "cpus_allowed_count"), published=_GREYHOUND,
         moves="then num_workers can be raised", worse="fewer jobs fit on the node",
         unless=(WORKERS_NEEDED, WHOLE_NODE, QUOTA_USED_UP),
-    ),
-    Mend(
-        "raise-quota", ("cpu-throttled", *_STARVED), "Raise or remove the CPU quota of the job",
-        "resources.limits.cpu, docker run --cpus, cpu.max", raised_quota,
-        seen=("held_back_ratio", "throttled_periods_total"),
-        moves="cgroup.throttled_periods_total stops rising",
-        worse="neighbours on the node get less when all are busy",
-        unless=(Rule("not-throttled", "the quota did not run out, or there is none",
-                     lambda s: s.cause != "cpu-throttled" and not QUOTA_USED_UP.holds(s)),),
     ),
 )  # fmt: skip

@@ -10,9 +10,7 @@ from clusterprof.remedies.rules import ONE_NODE, without
 from clusterprof.remedies.scene import Scene
 
 _LOSS = "half of a link's rate lost costs a collective up to 57 % (arXiv 2606.01680)"
-_CONGESTION = (
-    "congestion lengthened jobs by 15 % on average, large ones by 35 % (Greyhound, ATC 2025)"
-)
+_CONGESTION = "congestion lengthened jobs by 15 %, large ones by 35 % (Greyhound, ATC 2025)"
 _FASTER = re.compile(r"carried the traffic, (\S+) was idle and is faster")
 _UNUSED = re.compile(r"RDMA port without traffic, while TCP carried the job's: (\S+) of ")
 
@@ -57,7 +55,7 @@ def _rdma(scene: Scene) -> Filled:
 def _rails(scene: Scene) -> Filled:
     hcas = ",".join(shlex.quote(one) for one in scene.machine.hcas) or "ALL,RAILS"
     return Filled(
-        f"export NCCL_IB_HCA={hcas}; unset NCCL_CROSS_NIC; ibstat or ip -br link says which is down",
+        f"export NCCL_IB_HCA={hcas}; ibstat or ip -br link says which is down",
         what="Let the job use all rails alike",
     )
 
@@ -131,8 +129,8 @@ def _counters(scene: Scene) -> Filled:
     holes = "; ".join(f"{what}: {remedy}" for what, remedy in scene.holes[:2])
     return Filled(
         holes
-        or "clusterprof doctor says which counters of links are not read; ask whoever runs the"
-        " switches for the same times",
+        or "clusterprof doctor says which counters of links are not read; ask whoever runs"
+        " the switches for the same times",
         what="Record the counters that would name the reason",
     )
 

@@ -22,7 +22,7 @@ def _balance(scene: Scene) -> Filled:
     _, rank, _ = _chief(scene)
     return Filled(
         f"count tokens (and the sum of their squares) per step on rank {rank} and on another; then"
-        " batch by tokens (max_tokens), sort or pack by length, deal sequences out by length squared"
+        " batch by tokens (max_tokens), sort or pack by length, deal out by length squared"
     )
 
 
@@ -85,8 +85,8 @@ def _order(scene: Scene) -> Filled:
 
 def _timeout(scene: Scene) -> Filled:
     return Filled(
-        "dist.init_process_group(timeout=timedelta(minutes=10)), TORCH_NCCL_ASYNC_ERROR_HANDLING=1:"
-        " a hang then ends the job, and torchrun --max-restarts=3 begins it anew"
+        "dist.init_process_group(timeout=timedelta(minutes=10)): a hang"
+        " then ends the job, and torchrun --max-restarts=3 begins it anew"
     )
 
 

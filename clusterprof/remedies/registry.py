@@ -24,6 +24,7 @@ MOST = 4
 REMEDIES: tuple[Remedy, ...] = (
     *storage_mounts.REMEDIES,
     *storage.REMEDIES,
+    *storage_mounts.LAST,
     *cpu.REMEDIES,
     *cpu_time.REMEDIES,
     *h2d.REMEDIES,
@@ -50,7 +51,7 @@ def remedies_of(cause: str) -> tuple[Remedy, ...]:
 
 
 def advise(scene: Scene) -> tuple[Advice, ...]:
-    """Return what to do about a finding, the best first; empty when its evidence speaks for nothing.
+    """Return what to do about a finding, the best first; empty when nothing speaks for anything.
 
     A cause that is not sure enough, or only a family, is not mended but looked into.
     """

@@ -164,6 +164,15 @@ def _weight(scene: Scene) -> Filled:
 
 REMEDIES = (
     Mend(
+        "stage-local", ("storage-remote", "storage-object", "storage-client-queue"),
+        "Copy the data to a disk of the node before training",
+        "rsync or a download at the start of the job", _stage,
+        seen=("remote_ratio", "queued_ratio", "socket_ratio", "read_latency_ns", "read_rpc_ns"),
+        published=COORDL, moves="bytes from the server fall to none in steps",
+        worse="time and room at the start of every job: start-up grows by the copy",
+        unless=(OBJECTS_ON_DISK,),
+    ),
+    Mend(
         "pack-records", ("storage-local", "storage-object", "storage-remote"),
         "Pack samples into large records and read these in order",
         "tar shards, record files or Parquet of about 1 GB, shuffled in a buffer", _pack,
@@ -205,15 +214,6 @@ REMEDIES = (
         moves="disk.busy_ratio falls",
         worse="smaller samples may cost accuracy; decompression costs CPU time",
         unless=(NOT_SATURATED,),
-    ),
-    Mend(
-        "stage-local", ("storage-remote", "storage-object", "storage-client-queue"),
-        "Copy the data to a disk of the node before training",
-        "rsync or a download at the start of the job", _stage,
-        seen=("remote_ratio", "queued_ratio", "socket_ratio", "read_latency_ns", "read_rpc_ns"),
-        published=COORDL, moves="bytes from the server fall to none in steps",
-        worse="time and room at the start of every job: start-up grows by the copy",
-        unless=(OBJECTS_ON_DISK,),
     ),
     Mend(
         "raise-memory-limit", ("storage-cold-cache",),

@@ -49,8 +49,8 @@ def _nconnect(scene: Scene) -> Filled:
 
 def _slots(scene: Scene) -> Filled:
     return Filled(
-        "sysctl -w sunrpc.tcp_max_slot_table_entries=128 before it is mounted (NFSv4.1 and later:"
-        " options nfs max_session_slots=180)",
+        "NFSv4.1 and later: options nfs max_session_slots=180 in /etc/modprobe.d (64 by default), then"
+        " mount anew; NFSv3: raise sunrpc.tcp_max_slot_table_entries where it is 128 or less",
         _said(scene),
     )
 
@@ -120,7 +120,7 @@ REMEDIES = (
     ),
     Mend(
         "more-slots", ("storage-client-queue",), "Allow more requests under way",
-        "sunrpc.tcp_max_slot_table_entries, max_session_slots", _slots,
+        "max_session_slots (NFSv4.1), sunrpc.tcp_max_slot_table_entries (NFSv3)", _slots,
         seen=("queued_ratio", "slots_used_count", "nfs.backlog_count"), published=_REPORT,
         moves="nfs.backlog_count falls", worse="memory and queues at the server",
         unless=(_NOT_NFS, without("backlog_count", "no request was seen waiting for a slot")),
@@ -162,6 +162,9 @@ REMEDIES = (
                                    for n, v in s.values.items())),
         ),
     ),
+)  # fmt: skip
+
+LAST = (
     Mend(
         "ask-the-server", ("storage-remote",), "Ask whoever runs the server what limits it",
         "the time of a read is spent on the way and at the server", _ask_server,
