@@ -77,7 +77,8 @@ REMEDIES = (
     Mend(
         "larger-batch", ("launch-bound",), "Raise the batch size",
         "while memory is at most 80 % used", _batch,
-        seen=("thread.on_cpu_ratio",), published=_BATCH, moves="gpu.busy_ratio and gpu.sm_active_ratio rise",
+        seen=("thread.on_cpu_ratio",), published=_BATCH,
+        moves="gpu.busy_ratio and gpu.sm_active_ratio rise",
         worse="convergence: the learning rate must follow",
         unless=(GPU_MEMORY_FULL,),
     ),

@@ -151,7 +151,7 @@ class Scene:
         if self.setup.loader is not None:
             return self.setup.loader.workers
         count = self.value("loader.workers_count")
-        return None if count is None else round(count)
+        return round(count) if count else None  # none at all: perhaps it is not PyTorch's
 
     @property
     def mount(self) -> Mount | None:

@@ -49,8 +49,8 @@ def _nconnect(scene: Scene) -> Filled:
 
 def _slots(scene: Scene) -> Filled:
     return Filled(
-        "NFSv4.1 and later: options nfs max_session_slots=180 in /etc/modprobe.d (64 by default), then"
-        " mount anew; NFSv3: raise sunrpc.tcp_max_slot_table_entries where it is 128 or less",
+        "NFSv4.1 and later: options nfs max_session_slots=180 in /etc/modprobe.d (64 by default),"
+        " then mount anew; NFSv3: raise sunrpc.tcp_max_slot_table_entries where it is 128 or less",
         _said(scene),
     )
 
