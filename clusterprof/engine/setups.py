@@ -62,6 +62,7 @@ class Setups:
         self._last: dict[str, float] = {}
         self._grown: dict[str, float] = {}
         self._connections: dict[str, int] = {}
+        self._used_ns, self._job_ns = 0.0, 0.0
 
     def watch(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
         """Pass chunks through and note what they show."""
@@ -69,6 +70,7 @@ class Setups:
             self._host, self._launcher = chunk.header.host, chunk.header.launcher
             self._cpus = node_cpus(chunk)
             self._levels(chunk)
+            self._cpu_time(chunk)
             for process in chunk.processes.values():
                 if _TRAINS & process.spans.keys() and not is_loader(process):
                     self._rank(chunk, process, self._cpus)
@@ -126,6 +128,20 @@ class Setups:
                 if known.size:
                     self._connections[mount] = int(known[-1])
 
+    def _cpu_time(self, chunk: Chunk) -> None:
+        """Add what was used of the node's CPUs, and by the job: neither where one is unknown."""
+        busy = [
+            _growth(readings.t_ns, readings.values, chunk)
+            for signal in (signals.CPU_USER, signals.CPU_SYSTEM)
+            if (readings := chunk.series.get((signal.name, "all"))) is not None
+        ]
+        if len(busy) < 2:
+            return
+        self._used_ns += sum(busy)
+        for process in chunk.processes.values():
+            for thread in process.threads.values():
+                self._job_ns += _growth(thread.t_ns, thread.on_cpu_ns, chunk)
+
     def _machine(self, name: str) -> Machine:
         host, cpus = self._host, self._cpus
         periods = self._grown.get(signals.CGROUP_PERIODS.name, 0.0)
@@ -142,11 +158,17 @@ class Setups:
             available_least_bytes=None if least is None else int(least),
             quota_cpus=self._last.get(signals.CGROUP_QUOTA.name),
             throttled_ratio=throttled / periods if periods > 0 else None,
+            others_cpu_ratio=self._others(),
             limit_bytes=None if limit is None else int(limit),
             mounts=tuple(self._mounts()),
             disks=tuple(_disks(host)),
             hcas=tuple(str(one.get("name")) for one in _entries(host, "hcas")),
         )
+
+    def _others(self) -> float | None:
+        if self._used_ns <= 0 or self._job_ns <= 0:
+            return None
+        return max(0.0, 1 - self._job_ns / self._used_ns)
 
     def _mounts(self) -> Iterable[Mount]:
         for one in _entries(self._host, "mounts"):
@@ -184,6 +206,14 @@ def _values(chunk: Chunk, name: str) -> Any:
     if readings is None:
         return np.zeros(0)
     return readings.values[~np.isnan(readings.values)]
+
+
+def _growth(t_ns: Any, values: Any, chunk: Chunk) -> float:
+    """By how much a counter rose in a chunk, as far as it was read there."""
+    rows = slice(*np.searchsorted(t_ns, (chunk.start_ns, chunk.end_ns)).tolist())
+    inside = values[rows]
+    known = inside[inside >= 0]  # -1 and NaN are unknown
+    return max(0.0, float(known[-1] - known[0])) if known.size > 1 else 0.0
 
 
 def _entries(host: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

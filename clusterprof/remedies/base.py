@@ -12,6 +12,7 @@ from typing import Protocol
 
 from clusterprof.advice import Advice
 from clusterprof.findings import Culprit, Evidence
+from clusterprof.hostlists import fold_numbers
 from clusterprof.remedies.scene import Scene
 from clusterprof.units import human
 
@@ -85,6 +86,8 @@ class Mend:
     """Evidence that changes when it worked, for the page and the check, besides the lost time."""
     unless: tuple[Rule, ...] = ()
     diagnose: bool = False
+    of_node: bool = False
+    """True: it is for whoever runs the node, whichever rank is late."""
 
     def advise(self, scene: Scene) -> Advice | None:
         """Return what to do in this run; None when a rule cancels it."""
@@ -92,7 +95,7 @@ class Mend:
             return None
         filled = self.fill(scene)
         return Advice(
-            what=_addressed(filled.what or self.what, scene),
+            what=_addressed(filled.what or self.what, scene, self.of_node),
             because=_because(scene, self.seen, filled.because),
             change=filled.change,
             gain=_gain(scene, self.published),
@@ -125,9 +128,12 @@ def where(scene: Scene) -> str:
     if len(names) > 1:
         return f"on {len(names)} nodes, {names[0]} first"
     ranks = [one.rank for one in chief if one.rank is not None]
-    if len(ranks) == 1:
-        return f"on {names[0]}, rank {ranks[0]}"
-    return f"on {names[0]}"
+    few = ""
+    if ranks and len(ranks) == len(chief):
+        few = f"rank{'' if len(ranks) == 1 else 's'} {fold_numbers(ranks)}"
+    if scene.nodes < 2:
+        return f"on {few or names[0]}"
+    return f"on {names[0]}, {few}" if few else f"on {names[0]}"
 
 
 def share(scene: Scene) -> str:
@@ -143,14 +149,16 @@ def _weight(one: Culprit) -> int:
     return (one.own_ns or 0) + (one.others_ns or 0)
 
 
-def _addressed(what: str, scene: Scene) -> str:
+def _addressed(what: str, scene: Scene, of_node: bool) -> str:
     place = where(scene)
+    if of_node and place:
+        place = "" if scene.nodes < 2 else place.partition(", rank")[0]
     return f"{place[:1].upper()}{place[1:]}: {what[:1].lower()}{what[1:]}" if place else what
 
 
 def _because(scene: Scene, endings: tuple[str, ...], more: tuple[str, ...]) -> str:
     numbers = [item for ending in endings if (item := scene.number(ending)) is not None]
-    return "; ".join([share(scene), *(say(item) for item in numbers), *more])
+    return "; ".join(dict.fromkeys([share(scene), *(say(item) for item in numbers), *more]))
 
 
 def _gain(scene: Scene, published: str) -> str:
@@ -172,7 +180,7 @@ def metric_of(scene: Scene) -> str:
     if finding.outside_steps:
         return ""
     if finding.cause.family == "synchronization":
-        return "stall.synchronization_ratio"
+        return ""  # only the sum of the family has one
     return f"stall.{finding.cause.id}_ratio"
 
 
@@ -183,8 +191,8 @@ def _verify(scene: Scene, moves: str) -> str:
         half = f"{50 * scene.finding.share_ratio:.1f}%"
         text = f"record again, then clusterprof gate RUN --assert '{metric} <= {half}' (now {now})"
     else:
+        whole = "the recorded time" if scene.finding.outside_steps else "the time in steps"
         text = (
-            f"record again, then clusterprof analyze RUN: {scene.cause} is below {now} of the"
-            " recorded time"
+            f"record again, then clusterprof analyze RUN: {scene.cause} is below {now} of {whole}"
         )
     return f"{text}; {moves}" if moves else text

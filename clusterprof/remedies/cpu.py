@@ -121,6 +121,7 @@ REMEDIES = (
         worse="neighbours on the node get less when all are busy",
         unless=(Rule("not-throttled", "the quota did not run out, or there is none",
                      lambda s: s.cause != "cpu-throttled" and not QUOTA_USED_UP.holds(s)),),
+        of_node=True,
     ),
     Mend(
         "prefetch-more", ("cpu-loader-config",), "Let workers work further ahead",
@@ -164,7 +165,8 @@ REMEDIES = (
         "more-cpus-for-workers", _STARVED, "Ask for as many CPUs as the workers need",
         "srun --cpus-per-task, resources.requests.cpu, an undone binding", more_cpus,
         seen=("worker.on_cpu_ratio", "cpus_allowed_count"), published=_GREYHOUND,
-        moves="then num_workers can be raised", worse="fewer jobs fit on the node",
+        moves="job.cpus_allowed_count rises, and num_workers can be raised",
+        worse="fewer jobs fit on the node",
         unless=(WORKERS_NEEDED, WHOLE_NODE, QUOTA_USED_UP),
     ),
 )  # fmt: skip

@@ -22,6 +22,18 @@ def _fewer_threads(scene: Scene) -> Filled:
     return Filled("; ".join(parts), tuple(said))
 
 
+def _neighbour(scene: Scene) -> Filled:
+    other = scene.machine.others_cpu_ratio
+    said: tuple[str, ...] = ()
+    if other is not None:
+        said = (f"others used {human(other, 'ratio')} of the CPU time used on the node",)
+    alone = {
+        "slurm": "sbatch --exclusive",
+        "kubernetes": "a Guaranteed pod under cpuManagerPolicy: static",
+    }.get(scene.machine.launcher, "cores of its own for it (taskset, cpuset)")
+    return Filled(f"pidstat -u 1 10 on the node names it; then {alone}, or another node", said)
+
+
 def _pin(scene: Scene) -> Filled:
     bind = {
         "slurm": "srun --cpu-bind=ldoms --gpu-bind=closest",
@@ -102,8 +114,18 @@ BOUND = Rule(
 )
 NO_REST = Rule(
     "no-cpu-stolen",
-    "a hypervisor took less than 2 % of the node's CPU time",
-    lambda s: not (s.value("cpu.steal_ratio") or 0.0),
+    "a hypervisor took less than 5 % of the node's CPU time",
+    lambda s: (s.value("cpu.steal_ratio") or 0.0) < 0.05,
+)
+JOB_ALONE = Rule(
+    "job-alone",
+    "the job itself used nine tenths of the CPU time that was used on the node",
+    lambda s: (other := s.machine.others_cpu_ratio) is not None and other < 0.1,
+)
+OTHERS_USE_THEM = Rule(
+    "others-use-them",
+    "others used more of the node's CPU time than the job: then these are to be moved",
+    lambda s: (other := s.machine.others_cpu_ratio) is not None and other > 0.5,
 )
 FEW_THREADS = Rule(
     "workers-fit",
@@ -131,19 +153,19 @@ REMEDIES = (
                      and (r := room_for_workers(s)) is not None and w <= r),),
     ),
     Mend(
+        "find-the-neighbour", ("cpu-contention",), "Find who else uses the CPUs, and move it",
+        "pidstat -u 1, top; exclusive nodes", _neighbour,
+        seen=("runnable_ratio", "pressure.cpu_some_ratio", "kernel.cpu_ratio"),
+        published=_GREYHOUND, moves="thread.runnable_ratio falls", worse="whoever is moved",
+        unless=(BOUND, JOB_ALONE),
+        of_node=True,
+    ),
+    Mend(
         "fewer-threads", ("cpu-contention",), "Run fewer workers and library threads",
         "num_workers, OMP_NUM_THREADS=1, torch.set_num_threads(1) in workers", _fewer_threads,
         seen=("runnable_ratio",), published=_GREYHOUND, moves="thread.runnable_ratio falls",
         worse="a loader with fewer workers may be too slow for another reason",
-        unless=(BOUND, FEW_THREADS),
-    ),
-    Mend(
-        "find-the-neighbour", ("cpu-contention",), "Find who else uses the CPUs, and move it",
-        "pidstat -u 1, top; exclusive nodes", lambda s: Filled(
-            "pidstat -u 1 10 on the node names it; sbatch --exclusive, or cores of its own for it"),
-        seen=("runnable_ratio", "pressure.cpu_some_ratio", "kernel.cpu_ratio"),
-        published=_GREYHOUND, moves="thread.runnable_ratio falls", worse="whoever is moved",
-        unless=(BOUND,),
+        unless=(BOUND, FEW_THREADS, OTHERS_USE_THEM),
     ),
     Mend(
         "pin-to-numa", ("cpu-contention",), "Bind each rank to the NUMA node of its accelerator",
@@ -155,6 +177,7 @@ REMEDIES = (
         "stolen-cpus", ("cpu-contention",), "Ask for CPUs that no other virtual machine uses",
         "a dedicated host, pinned CPUs", _hypervisor, seen=("cpu.steal_ratio",),
         moves="cpu.steal_ratio falls", worse="price of the machine", unless=(NO_REST,),
+        of_node=True,
     ),
     Mend(
         "more-memory", ("cpu-memory",), "Raise the memory limit of the job",
@@ -163,6 +186,7 @@ REMEDIES = (
         moves="worker.memory_ratio falls", worse="memory that neighbours no longer have",
         unless=(NO_LIMIT, Rule("node-full", "the node itself has none left",
                                lambda s: s.machine.memory_short)),
+        of_node=True,
     ),
     Mend(
         "less-memory", ("cpu-memory",), "Use less memory in the loader",

@@ -190,6 +190,7 @@ REMEDIES = (
         unless=(Rule("path-known", "an idle interface that is faster, or a quiet rail, was found",
                      lambda s: bool(faster_device(s) or unused_port(s) or s.number("rail_ratio"))),
                 ),
+        of_node=True,
     ),
     Mend(
         "drain-link", ("net-link",), "Take the node of the bad link out of service, and mend it",
@@ -197,12 +198,14 @@ REMEDIES = (
         seen=("retransmit_ratio", "errors_total", "rate_ratio", "loss_limit_bytes_per_second"),
         published=_LOSS, moves="errors of the link stop rising", worse="one node less",
         unless=(_NOBODY,),
+        of_node=True,
     ),
     Mend(
         "look-at-both-ends", ("net-link",), "Find out which end of the link is bad",
         "counters of both nodes and of the switch", _both_ends,
         seen=("retransmit_ratio", "errors_total", "loss_limit_bytes_per_second"),
         published=_LOSS, moves="errors of the link stop rising", unless=(_NAMED,),
+        of_node=True,
     ),
     Mend(
         "check-congestion-control", ("net-congestion",), "Check congestion control and routing",
@@ -210,6 +213,7 @@ REMEDIES = (
         seen=("marks_total", "pause_frames_total", "transmit_wait_ratio", "job_rtt_ns",
               "others_ratio", "discards_total"),
         published=_CONGESTION, moves="marks and pauses get fewer",
+        of_node=True,
     ),
     Mend(
         "spread-over-rails", ("net-congestion",), "Spread the traffic over all rails",
@@ -223,11 +227,12 @@ REMEDIES = (
         "sbatch --switches, topology-aware scheduling", _closer, published=_CONGESTION,
         moves="round trips get shorter", worse="the job may wait longer in the queue",
         unless=(ONE_NODE,),
+        of_node=True,
     ),
     Mend(
         "overlap-communication", ("net-transfer",), "Overlap communication, and send less",
         "larger buckets, prefetch, gradients in lower precision", _overlap,
-        seen=("network.expected_ratio", "network.beyond_ratio"), published="none for this mix",
+        seen=("network.expected_ratio", "network.beyond_ratio"),
         moves="network.expected_ratio falls",
         worse="lower precision may cost accuracy; larger buckets overlap less at the end",
         unless=(_MOSTLY_BEYOND,),
@@ -244,6 +249,7 @@ REMEDIES = (
         seen=("receiver_limited_ratio", "min_rtt_ns"), moves="tcp.receiver_limited_ratio falls",
         worse="memory of the kernel",
         unless=(without("receiver_limited_ratio", "the receiver's window was not full"),),
+        of_node=True,
     ),
     Mend(
         "record-counters", ("net-transfer",), "Record the counters that would name the reason",

@@ -17,7 +17,7 @@ _WORTH_NS = 60e9
 
 def _async(scene: Scene) -> Filled:
     size = scene.number("checkpoint.mean_bytes")
-    said = ()
+    said: tuple[str, ...] = ()
     if size is not None and scene.machine.available_least_bytes is not None:
         free = human(scene.machine.available_least_bytes, "bytes")
         said = (f"the host needs {human(size.value, 'bytes')} for the copy and had {free} left",)
@@ -49,7 +49,7 @@ def _rarer(scene: Scene) -> Filled:
 
 def _local(scene: Scene) -> Filled:
     size, length = scene.number("checkpoint.mean_bytes"), scene.number("checkpoint.mean_ns")
-    said = ()
+    said: tuple[str, ...] = ()
     if size is not None and length is not None and length.value > 0:
         rate = human(1e9 * size.value / length.value, "bytes/s")
         said = (f"a save wrote {rate}",)
@@ -143,6 +143,12 @@ _EVERYWHERE = Rule(
     lambda s: not where(s),
 )
 
+_ALL_SAVE = Rule(
+    "all-save",
+    "all ranks spend as long in saves: these may be shards already",
+    lambda s: s.ranks > 1 and bool(s.finding.culprits) and not where(s),
+)
+
 REMEDIES = (
     Mend(
         "save-in-background", ("checkpoint",), "Save in the background: snapshot, then write",
@@ -168,7 +174,7 @@ REMEDIES = (
         published="below 0.9 % of the time at a save in every step (ByteRobust, SOSP 2025)",
         moves="checkpoint.mean_ns falls with the number of ranks",
         worse="a save is many files, and to load it in another world size they are regrouped",
-        unless=(ONE_RANK,),
+        unless=(ONE_RANK, _ALL_SAVE),
     ),
     Mend(
         "save-less-often", ("checkpoint",), "Save less often", "a longer interval", _rarer,
@@ -211,11 +217,13 @@ REMEDIES = (
         "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER", _clocks, seen=("sm_clock_hertz",),
         published="MFU up to 1.7x by watching nodes (Guard, MLSys 2026)",
         moves="gpu.sm_clock_hertz is that of the other devices", worse="the node is away meanwhile",
+        of_node=True,
     ),
     Mend(
         "drain-node", ("device-throttled",), "Drain the node until it is mended",
         "scontrol update State=DRAIN, kubectl cordon", _drain, seen=("sm_clock_hertz",),
         published="step times vary 1 % in the place of 20 % (Guard, MLSys 2026)",
         moves="the cause is gone without the node", worse="one node less", unless=(_EVERYWHERE,),
+        of_node=True,
     ),
 )  # fmt: skip

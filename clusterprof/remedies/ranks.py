@@ -198,5 +198,6 @@ REMEDIES = (
         "sbatch --exclude, kubectl cordon", _exclude, seen=("restart.longest_ns",),
         published="lemon nodes: failures of large jobs from 14 % to 4 % (Meta, HPCA 2025)",
         moves="no restart", worse="one node less", unless=(NOBODY,),
+        of_node=True,
     ),
 )  # fmt: skip

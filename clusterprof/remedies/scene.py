@@ -63,6 +63,8 @@ class Machine:
     """CPUs that the quota of the job's cgroup allows; None = no quota, or unknown."""
     throttled_ratio: float | None = None
     """Quota periods that ran out, of all."""
+    others_cpu_ratio: float | None = None
+    """Of the CPU time used on the node: used by others than the job; None = unknown."""
     limit_bytes: int | None = None
     """Memory limit of the job's cgroup; None = none, or unknown."""
     mounts: tuple[Mount, ...] = ()

@@ -171,6 +171,7 @@ REMEDIES = (
         published=COORDL, moves="bytes from the server fall to none in steps",
         worse="time and room at the start of every job: start-up grows by the copy",
         unless=(OBJECTS_ON_DISK,),
+        of_node=True,
     ),
     Mend(
         "pack-records", ("storage-local", "storage-object", "storage-remote"),
@@ -206,6 +207,7 @@ REMEDIES = (
         seen=("disk.read_latency_ns", "disk.busy_ratio"), published=COORDL,
         moves="disk.read_latency_ns falls below 1 ms",
         worse="room on that disk", unless=(NO_FASTER_DISK,),
+        of_node=True,
     ),
     Mend(
         "fewer-bytes", ("storage-local",), "Read fewer bytes, or spread them over more disks",
@@ -223,6 +225,7 @@ REMEDIES = (
         moves="memory.refaults_total stops rising after the first epoch",
         worse="memory that neighbours on the node no longer have",
         unless=(NO_LIMIT, MEMORY_SHORT),
+        of_node=True,
     ),
     Mend(
         "shard-over-nodes", ("storage-cold-cache", "storage-remote"),
@@ -231,6 +234,7 @@ REMEDIES = (
         seen=("refaulted_bytes_total", "missed_ratio", "read_bytes_total"), published=COORDL,
         moves="bytes read per node and epoch fall to one part",
         worse="an epoch no longer shuffles samples across nodes", unless=(ONE_NODE,),
+        of_node=True,
     ),
     Mend(
         "keep-decoded", ("storage-cold-cache",), "Keep decoded samples on a disk of the node",
@@ -246,11 +250,13 @@ REMEDIES = (
         "iotop, pidstat -d; another disk, node or hour", _contention,
         seen=("others_ratio", "others_bytes_total", "disk.busy_ratio"),
         moves="disk.others_ratio falls", worse="whoever is moved",
+        of_node=True,
     ),
     Mend(
         "io-weight", ("storage-contention",), "Give the job's cgroup a larger share of the disk",
         "io.weight (needs root, and a scheduler such as bfq or io.cost)", _weight,
         seen=("others_ratio",), moves="disk.busy_ratio stays, waits get fewer",
         worse="whoever else uses the disk",
+        of_node=True,
     ),
 )  # fmt: skip
