@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from clusterprof.advice import Advice
 from clusterprof.findings import (
     Evidence,
     Finding,
@@ -111,6 +112,20 @@ def _finding(finding: Finding) -> dict[str, Any]:
         ],
         "persistence": _persistence(finding.persistence),
         "evidence": [_evidence(item) for item in finding.evidence],
+        "remedies": [_remedy(one) for one in finding.advice],
+    }
+
+
+def _remedy(one: Advice) -> dict[str, Any]:
+    return {
+        "id": _text(one.id),
+        "what": _text(one.what),
+        "because": _text(one.because),
+        "change": _text(one.change),
+        "gain": _text(one.gain),
+        "verify": _text(one.verify),
+        "worse": _text(one.worse),
+        "diagnose": one.diagnose,
     }
 
 
