@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from clusterprof.advice import Advice
 from clusterprof.findings import Finding, Report
@@ -47,6 +48,20 @@ def _parts(one: Advice) -> tuple[tuple[str, str], ...]:
         ("verify", one.verify),
         ("makes worse", one.worse),
     )
+
+
+def document(one: Advice, text: Callable[[str], str]) -> dict[str, Any]:
+    """Return one remedy for JSON; `text` makes foreign strings safe."""
+    return {
+        "id": text(one.id),
+        "what": text(one.what),
+        "because": text(one.because),
+        "change": text(one.change),
+        "gain": text(one.gain),
+        "verify": text(one.verify),
+        "worse": text(one.worse),
+        "diagnose": one.diagnose,
+    }
 
 
 def markdown(report: Report) -> Iterator[str]:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from clusterprof.advice import Advice
 from clusterprof.findings import (
     Evidence,
     Finding,
@@ -24,6 +23,7 @@ from clusterprof.findings import (
     Tail,
 )
 from clusterprof.hostlists import fold
+from clusterprof.renderers import advised
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.renderers.words import summed
 from clusterprof.underfill import RankFill, Underfill
@@ -112,20 +112,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         ],
         "persistence": _persistence(finding.persistence),
         "evidence": [_evidence(item) for item in finding.evidence],
-        "remedies": [_remedy(one) for one in finding.advice],
-    }
-
-
-def _remedy(one: Advice) -> dict[str, Any]:
-    return {
-        "id": _text(one.id),
-        "what": _text(one.what),
-        "because": _text(one.because),
-        "change": _text(one.change),
-        "gain": _text(one.gain),
-        "verify": _text(one.verify),
-        "worse": _text(one.worse),
-        "diagnose": one.diagnose,
+        "remedies": [advised.document(one, _text) for one in finding.advice],
     }
 
 
