@@ -118,8 +118,8 @@ NO_FASTER_DISK = Rule(
     "the disk in use does not rotate, or the node has none that does not",
     lambda s: faster_disk(s) is None,
 )
-OBJECTS_ON_DISK = Rule(
-    "no-room-known",
+NO_DISK = Rule(
+    "no-disk",
     "the node shows no disk of its own",
     lambda s: bool(s.machine.name) and not s.machine.disks,
 )
@@ -170,7 +170,7 @@ REMEDIES = (
         seen=("remote_ratio", "queued_ratio", "socket_ratio", "read_latency_ns", "read_rpc_ns"),
         published=COORDL, moves="bytes from the server fall to none in steps",
         worse="time and room at the start of every job: start-up grows by the copy",
-        unless=(OBJECTS_ON_DISK,),
+        unless=(NO_DISK,),
         of_node=True,
     ),
     Mend(
