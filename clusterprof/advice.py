@@ -10,7 +10,8 @@ class Advice:
     """One thing to do."""
 
     what: str
-    """An instruction, one sentence."""
+    """An instruction, one sentence without a full stop; names node and rank when it is for these
+    only."""
     because: str
     """What was measured that speaks for it."""
     change: str
@@ -21,3 +22,7 @@ class Advice:
     """How to see that it worked."""
     worse: str
     """What it would make worse; "" when nothing is known."""
+    id: str = ""
+    """Name of the remedy, the same in every run ("more-workers")."""
+    diagnose: bool = False
+    """True: it says what to record or look at to tell the cause, and mends nothing."""

@@ -7,6 +7,7 @@ one node preprocessing held its ranks up for 5 s once, and every other rank for 
 
 from __future__ import annotations
 
+from clusterprof.advice import Advice
 from clusterprof.findings import (
     Blind,
     Cause,
@@ -23,6 +24,14 @@ from clusterprof.findings import (
 )
 
 S = 1_000_000_000
+
+
+def advised(cause: Cause) -> Advice:
+    """One remedy, of which the books show what and how."""
+    how = "the edit that does it"
+    return Advice(cause.advice.rstrip("."), "a number", how, "a gain", "a check", "", "one-remedy")
+
+
 STORAGE = Cause(
     "storage-remote", "storage", "The data path waits for a network file system",
     "Stage the data on local disks, or raise the number of requests that may be outstanding.",
@@ -125,7 +134,7 @@ def _findings(
         seen = (Evidence("worker.blocked_ratio", 0.91, "ratio", "of the fetch"),)
         return Finding(
             cause, ns, ns / in_step, wins, 0.95, "B", False, False, culprits,
-            seen if cause is STORAGE else (), how,
+            seen if cause is STORAGE else (), how, (advised(cause),),
         )  # fmt: skip
 
     slow = culprit(guilty, "/data", 31 * S, 30 * S * (count - 1), count - 1)

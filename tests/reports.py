@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from cluster_report import cluster
 
+from clusterprof.advice import Advice as Remedy
 from clusterprof.findings import (
     Blind,
     Cause,
@@ -35,6 +36,24 @@ PREPROCESS = Cause(
     "cpu",
     "Preparing samples takes more CPU time than the job gives it",
     "Cache decoded samples, or raise num_workers while cores are idle.",
+)
+PACK = Remedy(
+    "On rank 1: pack samples into large records and read these in order",
+    "disk.read_size_bytes 16.0 KiB (a read asked for)",
+    "tar --sort=name -cf shard-00000.tar -C DATA SAMPLES",
+    "186.00 s of GPU time here if it mends all of it; published: up to 5x (CoorDL, VLDB 2021)",
+    "clusterprof gate RUN --assert 'stall.storage-local_ratio <= 17.2%' (now 34.5 %)",
+    "samples are shuffled within a buffer only",
+    "pack-records",
+)
+READERS = Remedy(
+    "On rank 1: raise num_workers from 4 to 7",
+    "the rank may use 8 of 64 CPUs",
+    "DataLoader(num_workers=7) in the place of num_workers=4",
+    "186.00 s of GPU time here if it mends all of it",
+    "clusterprof gate RUN --assert 'stall.storage-local_ratio <= 17.2%' (now 34.5 %)",
+    "each worker needs memory",
+    "more-readers",
 )
 STARTUP = Cause(
     "startup",
@@ -72,6 +91,7 @@ def storage_verdict() -> Report:
                 Evidence("feeding.block_io_ratio", 0.912, "ratio", "of the fetch in block I/O"),
                 Evidence("disk.read_bytes", 48.5 * 2**30, "bytes", "from vda"),
             ),
+            advice=(PACK, READERS),
         ),
         Finding(
             PREPROCESS, 21 * S, 21 / 580, None, 0.7, "B", False, False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -23,31 +24,34 @@ UNATTRIBUTED = Cause(
 def explain(
     cause: Annotated[
         str | None,
-        typer.Argument(metavar="CAUSE", help="A cause's id; without it all are listed."),
+        typer.Argument(
+            metavar="CAUSE",
+            help="Id of a cause or family, a metric, or a rule of a gate; without it all causes.",
+        ),
     ] = None,
 ) -> None:
-    """Print the page of a cause, or list all causes."""
-    from clusterprof.detectors.peers import PEER_CAUSES
-    from clusterprof.detectors.registry import DETECTORS
-
-    causes = [*(detector.cause for detector in DETECTORS), *PEER_CAUSES]
-    if cause is None:
-        common.write_result(_listed(causes) + _listed([UNATTRIBUTED]), None)
-    elif cause in {known.id for known in causes}:
-        from clusterprof.detectors.pages import page
-
-        common.write_result(page(cause).rstrip("\n") + "\n", None)
-    elif cause == UNATTRIBUTED.id:
-        common.write_result(f"# {cause}: {UNATTRIBUTED.title}\n\n{UNATTRIBUTED.advice}\n", None)
-    elif members := [known for known in causes if known.family == cause]:
-        heading = f"# {cause}: a family of causes, said when the cause itself cannot be told\n\n"
-        common.write_result(heading + _listed(members), None)
-    else:
-        from clusterprof.profiles import nearest
-
-        hint = nearest(cause, [known.id for known in (*causes, UNATTRIBUTED)])
-        raise UsageError(f"there is no cause {cause!r}{hint}", "clusterprof explain lists all")
+    """Print the page of a cause or a metric, or list all causes by family."""
+    common.write_result(_page(cause), None)
 
 
-def _listed(causes: list[Cause]) -> str:
-    return "".join(f"{cause.id:<20} {cause.title}\n" for cause in causes)
+def _page(wanted: str | None) -> str:
+    from clusterprof.remedies.metrics import metric_names, metric_page
+    from clusterprof.remedies.pages import LEAVES, family_page, listing, page
+
+    if wanted is None:
+        return listing() + f"{UNATTRIBUTED.family}:\n  {UNATTRIBUTED.title}\n"
+    if wanted == UNATTRIBUTED.id:
+        return f"# {wanted}: {UNATTRIBUTED.title}\n\n{UNATTRIBUTED.advice}\n"
+    ids = [known.id for known in LEAVES]
+    families = list(dict.fromkeys(known.family for known in LEAVES))
+    if wanted in ids:
+        return page(wanted)
+    if wanted in families:
+        return family_page(wanted)
+    metric = metric_page(re.split(r"[<>=]", wanted, maxsplit=1)[0].strip())
+    if metric is not None:
+        return metric
+    from clusterprof.profiles import nearest
+
+    hint = nearest(wanted, [*ids, *families, UNATTRIBUTED.id, *metric_names()])
+    raise UsageError(f"there is no cause {wanted!r}{hint}", "clusterprof explain lists all")

@@ -23,6 +23,7 @@ from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
 from clusterprof.attribution.spent import Spending
 from clusterprof.engine.endings import Ending, Endings
 from clusterprof.engine.host_notes import HostNotes
+from clusterprof.engine.setups import NodeSetup, Setups
 from clusterprof.engine.spill import IN_MEMORY, Place, Shelf
 from clusterprof.findings import NodeFacts
 from clusterprof.signals import SELF_CPU
@@ -53,6 +54,8 @@ class NodeResult:
     """The same of all the time, where nobody marked an operation."""
     notes: tuple[str, ...] = ()
     """What a reader should know of its host."""
+    setup: NodeSetup = field(default_factory=NodeSetup)
+    """How it and its ranks were set up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,8 @@ def analyse_node(
     """
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
     meter, endings, network = _Meter(), Endings(), NetworkMeter()
-    throughout, host = NetworkMeter(throughout=True), HostNotes()
-    chunks = host.watch(throughout.watch(network.watch(load.chunks())))
+    throughout, host, setups = NetworkMeter(throughout=True), HostNotes(), Setups()
+    chunks = setups.watch(host.watch(throughout.watch(network.watch(load.chunks()))))
     chunks = endings.watch(meter.watch(chunks))
     with Shelf(place) as shelf:
         books = books_of(chunks, limits, shelf, history)
@@ -102,8 +105,9 @@ def analyse_node(
         recorder_cpu_ratio=meter.cpu_ratio(duration_ns),
     )
     return NodeResult(
-        facts, books, loaded, endings.all(), network.done(), throughout.done(), host.notes()
-    )
+        facts, books, loaded, endings.all(), network.done(), throughout.done(), host.notes(),
+        setups.done(facts.name),
+    )  # fmt: skip
 
 
 def books_of(

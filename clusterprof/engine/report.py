@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.attribution.partial import merge
+from clusterprof.engine.advised import with_advice
 from clusterprof.engine.blinds import blinds_of
 from clusterprof.engine.caused import doings_of, nobodys
 from clusterprof.engine.culprits import findings_of
@@ -36,7 +37,7 @@ def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -
     outside = _added(one.outside_buckets for one in ledgers)
     found = findings_of(books, doings, witness, in_step_ns, window_ns)
     underfill = underfill_of(books)
-    return Report(
+    report = Report(
         title=title,
         emulated=any(one.emulated for one in books),
         nodes=facts,
@@ -69,6 +70,7 @@ def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -
         nobody=() if witness is None else _largest_first(nobodys(books)),
         underfill=underfill,
     )
+    return with_advice(report, nodes)
 
 
 def _with_hangs(across: Across, found: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -23,6 +23,7 @@ from clusterprof.findings import (
     Tail,
 )
 from clusterprof.hostlists import fold
+from clusterprof.renderers import advised
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.renderers.words import summed
 from clusterprof.underfill import RankFill, Underfill
@@ -111,6 +112,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         ],
         "persistence": _persistence(finding.persistence),
         "evidence": [_evidence(item) for item in finding.evidence],
+        "remedies": [advised.document(one, _text) for one in finding.advice],
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from clusterprof.findings import Report
-from clusterprof.renderers import header, underfill, unseen, whose, words
+from clusterprof.renderers import advised, header, underfill, unseen, whose, words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
 from clusterprof.renderers.matrix import amount, matrix_of
 from clusterprof.renderers.text_safety import markdown_text as md
@@ -120,9 +120,10 @@ def _causes(report: Report) -> Iterator[str]:
             yield from (f"- {md(line, 600)}" for line in told)
     if findings:
         evidence = "; ".join(words.evidence(item) for item in findings[0].evidence)
-        yield from ("", f"**Do next:** {md(findings[0].cause.advice, 600)}")
+        yield from ("", f"**Do next:** {md(advised.first(findings[0]), 600)}")
         if evidence:
             yield from ("", f"Seen: {md(evidence, 600)}")
+    yield from advised.markdown(report)
 
 
 def _underfilled(report: Report) -> Iterator[str]:

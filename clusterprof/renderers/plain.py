@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import header, underfill, unseen, whose, words
+from clusterprof.renderers import advised, header, underfill, unseen, whose, words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
 from clusterprof.renderers.matrix import matrix_of
 from clusterprof.renderers.text_safety import safe_text
@@ -105,7 +105,10 @@ def _finding(number: int, finding: Finding, in_step_ns: int) -> Iterator[str]:
         yield f"  When: {whose.persistence(finding)}"
     for item in finding.evidence:
         yield f"  Evidence: {words.evidence(item)}"
-    yield f"  Advice: {safe_text(finding.cause.advice, 600)}"
+    yield f"  Advice: {advised.first(finding)}"
+    for label, text in (("Change", advised.change(finding)), ("Or", advised.more(finding))):
+        if text:
+            yield f"  {label}: {text}"
 
 
 def _unattributed(report: Report) -> Iterator[str]:

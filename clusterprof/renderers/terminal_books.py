@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clusterprof.findings import RankLedger, Report
-from clusterprof.renderers import header, underfill, unseen, whose, words
+from clusterprof.renderers import advised, header, underfill, unseen, whose, words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of, worst_first
 from clusterprof.renderers.paint import Paint
 from clusterprof.renderers.terminal_matrix import matrix
@@ -60,7 +60,8 @@ def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
         yield from _field("when", whose.persistence(finding), width)
         for item in finding.evidence:
             yield from _field("seen", words.evidence(item), width)
-        yield from _field("do", safe_text(finding.cause.advice, 600), width)
+        yield from _field("do", advised.first(finding), width)
+        yield from _field("how", advised.change(finding), width)
     small = words.small_causes(report)
     if small:
         named = [f"{safe_text(cause, 60)} {human(ns, 'ns')}" for cause, ns in small]

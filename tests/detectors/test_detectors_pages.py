@@ -12,6 +12,7 @@ from clusterprof.detectors.network import LIMITS
 from clusterprof.detectors.pages import page
 from clusterprof.detectors.peers import PEER_CAUSES
 from clusterprof.detectors.registry import DETECTORS
+from clusterprof.remedies.pages import page as full_page
 from clusterprof.signals import BY_NAME
 
 SECTIONS = [
@@ -52,7 +53,7 @@ def test_a_page_about_the_network_has_its_limits_too(cause_id: str) -> None:
 )
 def test_the_page_on_disk_is_current(cause_id: str) -> None:
     path = CAUSES / f"{cause_id}.md"
-    assert path.read_text(encoding="utf-8") == MARK + page(cause_id)
+    assert path.read_text(encoding="utf-8") == MARK + full_page(cause_id)
 
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: d.cause.id)

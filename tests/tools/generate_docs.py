@@ -56,9 +56,9 @@ def generated_files() -> list[Path]:
 
 
 def cause_pages() -> dict[str, str]:
-    from clusterprof.detectors.pages import page
     from clusterprof.detectors.peers import PEER_CAUSES
     from clusterprof.detectors.registry import DETECTORS
+    from clusterprof.remedies.pages import page
 
     pages = {}
     index = [

@@ -1,0 +1,260 @@
+"""What to do about the network between ranks."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from clusterprof.remedies.base import Filled, Mend, Rule
+from clusterprof.remedies.rules import ONE_NODE, without
+from clusterprof.remedies.scene import Scene
+
+_LOSS = "half of a link's rate lost costs a collective up to 57 % (arXiv 2606.01680)"
+_CONGESTION = "congestion lengthened jobs by 15 %, large ones by 35 % (Greyhound, ATC 2025)"
+_FASTER = re.compile(r"carried the traffic, (\S+) was idle and is faster")
+_UNUSED = re.compile(r"RDMA port without traffic, while TCP carried the job's: (\S+) of ")
+
+
+def faster_device(scene: Scene) -> str:
+    """Return the idle device that is faster than the one in use, as the evidence names it."""
+    found = (_FASTER.search(one.note) for one in scene.evidence)
+    return next((match[1] for match in found if match), "")
+
+
+def unused_port(scene: Scene) -> str:
+    """Return the RDMA port that stood unused while TCP carried the traffic."""
+    found = (_UNUSED.search(one.note) for one in scene.evidence)
+    return next((match[1] for match in found if match), "")
+
+
+def _device(scene: Scene) -> str:
+    return shlex.quote(scene.resource) if scene.resource else "DEVICE"
+
+
+def _interface(scene: Scene) -> Filled:
+    name = shlex.quote(faster_device(scene))
+    if faster_device(scene).partition(":")[0] in scene.machine.hcas:
+        change = f"export NCCL_IB_HCA={name}"
+    else:
+        change = f"export NCCL_SOCKET_IFNAME={name} GLOO_SOCKET_IFNAME={name}"
+    return Filled(
+        f"{change} on every rank; ping -I {name} another node first",
+        what=f"Point the job at {name}",
+    )
+
+
+def _rdma(scene: Scene) -> Filled:
+    name = shlex.quote(unused_port(scene))
+    return Filled(
+        f"export NCCL_IB_HCA={name} NCCL_IB_DISABLE=0; NCCL_DEBUG=INFO must say NET/IB and not"
+        " NET/Socket; in a container: --device=/dev/infiniband --ulimit memlock=-1",
+        what=f"Let the job use RDMA by {name}",
+    )
+
+
+def _rails(scene: Scene) -> Filled:
+    hcas = ",".join(shlex.quote(one) for one in scene.machine.hcas) or "ALL,RAILS"
+    return Filled(
+        f"export NCCL_IB_HCA={hcas}; ibstat or ip -br link says which is down",
+        what="Let the job use all rails alike",
+    )
+
+
+def _drain_link(scene: Scene) -> Filled:
+    culprits = scene.finding.culprits
+    node = shlex.quote(culprits[0].node) if culprits else "NODE"
+    device = _device(scene)
+    look = f"ethtool -S {device}" if not _is_hca(scene) else f"perfquery; mlxlink -d {device} -c"
+    out = {
+        "slurm": f"scontrol update NodeName={node} State=DRAIN Reason=link",
+        "kubernetes": f"kubectl cordon {node}",
+    }.get(scene.machine.launcher, f"leave {node} out of the next run")
+    return Filled(f"{out}; on the node {look}; reseat or replace cable and transceiver")
+
+
+def _is_hca(scene: Scene) -> bool:
+    return scene.resource.partition(":")[0] in scene.machine.hcas
+
+
+def _both_ends(scene: Scene) -> Filled:
+    return Filled(
+        "ethtool -S and ip -s link (perfquery for InfiniBand) on both nodes, and the counters of"
+        " the switch ports: the end whose own errors rise is the bad one"
+    )
+
+
+def _congested(scene: Scene) -> Filled:
+    return Filled(
+        f"ethtool -S {_device(scene)} | grep -E 'pause|ecn|cnp|prio'; check with whoever runs the"
+        " fabric: PFC and ECN on the priority NCCL uses (NCCL_IB_TC), adaptive routing"
+    )
+
+
+def _spread(scene: Scene) -> Filled:
+    hcas = ",".join(shlex.quote(one) for one in scene.machine.hcas)
+    return Filled(
+        f"export NCCL_IB_HCA={hcas}",
+        (f"the node has {len(scene.machine.hcas)} RDMA devices",),
+    )
+
+
+def _closer(scene: Scene) -> Filled:
+    change = {
+        "slurm": "sbatch --switches=1, or a reservation of nodes under one switch",
+        "kubernetes": "podAffinity with topologyKey of the rack, or Kueue's topology-aware"
+        " scheduling",
+    }.get(scene.machine.launcher, "ask for nodes under one switch")
+    return Filled(change)
+
+
+def _overlap(scene: Scene) -> Filled:
+    return Filled(
+        "DistributedDataParallel(bucket_cap_mb=100, gradient_as_bucket_view=True), FSDP with"
+        " forward_prefetch=True; gradients in bfloat16 (ddp_comm_hooks.bf16_compress_hook)"
+    )
+
+
+def _accumulate(scene: Scene) -> Filled:
+    return Filled("with model.no_sync(): for all micro-batches of a step but the last")
+
+
+def _window(scene: Scene) -> Filled:
+    return Filled(
+        'sysctl -w net.ipv4.tcp_rmem="4096 131072 268435456" net.core.rmem_max=268435456 on both'
+        " nodes; NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4"
+    )
+
+
+def _counters(scene: Scene) -> Filled:
+    holes = "; ".join(f"{what}: {remedy}" for what, remedy in scene.holes[:2])
+    return Filled(
+        holes
+        or "clusterprof doctor says which counters of links are not read; ask whoever runs"
+        " the switches for the same times",
+        what="Record the counters that would name the reason",
+    )
+
+
+def _ratio(scene: Scene, name: str) -> float:
+    return scene.value(name) or 0.0
+
+
+_MOSTLY_BEYOND = Rule(
+    "mostly-beyond",
+    "most of it is beyond what the transfers need: then a fault comes first",
+    lambda s: _ratio(s, "network.beyond_ratio") > _ratio(s, "network.expected_ratio"),
+)
+_LITTLE_BEYOND = Rule(
+    "little-beyond",
+    "no more than a tenth of it is beyond what these transfers need",
+    lambda s: _ratio(s, "network.beyond_ratio") <= 0.1 * s.finding.share_ratio,
+)
+_NAMED = Rule("node-named", "one node stands out", lambda s: bool(s.finding.culprits))
+_NOBODY = Rule(
+    "nobody-named", "no node stands out: with two nodes both ends see the same losses",
+    lambda s: not s.finding.culprits,
+)  # fmt: skip
+_RAIL = Rule(
+    "rails-even", "no rail carries less than the others",
+    lambda s: s.number("rail_ratio") is None,
+)  # fmt: skip
+
+REMEDIES = (
+    Mend(
+        "fast-interface", ("net-path",), "Point the job at the fast interface",
+        "NCCL_SOCKET_IFNAME, NCCL_IB_HCA, GLOO_SOCKET_IFNAME", _interface,
+        seen=("link_bytes_per_second",), published=_LOSS,
+        moves="network.link_bytes_per_second of what is in use rises",
+        worse="that interface may have been left free for storage",
+        unless=(Rule("no-faster", "no idle interface of a node is faster",
+                     lambda s: not faster_device(s)),),
+    ),
+    Mend(
+        "use-rdma", ("net-path",), "Let the job use RDMA", "NCCL_IB_HCA, devices in the container",
+        _rdma, seen=("rdma.link_bytes_per_second",), published=_LOSS,
+        moves="the RDMA port carries the traffic", worse="locked memory of the container",
+        unless=(Rule("rdma-used", "no RDMA port stood unused", lambda s: not unused_port(s)),),
+    ),
+    Mend(
+        "even-rails", ("net-path",), "Let the job use all rails alike", "NCCL_IB_HCA, cables",
+        _rails, seen=("rail_ratio",), published=_LOSS, moves="rdma.rail_ratio rises to 1",
+        unless=(_RAIL,),
+    ),
+    Mend(
+        "check-rate", ("net-path",), "Check why the link came up at a lower rate than its peers",
+        "cable, port, ethtool DEVICE", lambda s: Filled(
+            f"ethtool {_device(s)} (ibstat for InfiniBand) on the node and on another: speed, lanes"
+            " and cable must be the same"),
+        seen=("link_bytes_per_second", "rail_ratio"), published=_LOSS,
+        moves="link_bytes_per_second is that of the peers",
+        unless=(Rule("path-known", "an idle interface that is faster, or a quiet rail, was found",
+                     lambda s: bool(faster_device(s) or unused_port(s) or s.number("rail_ratio"))),
+                ),
+        of_node=True,
+    ),
+    Mend(
+        "drain-link", ("net-link",), "Take the node of the bad link out of service, and mend it",
+        "drain; ethtool -S, perfquery; cable and transceiver", _drain_link,
+        seen=("retransmit_ratio", "errors_total", "rate_ratio", "loss_limit_bytes_per_second"),
+        published=_LOSS, moves="errors of the link stop rising", worse="one node less",
+        unless=(_NOBODY,),
+        of_node=True,
+    ),
+    Mend(
+        "look-at-both-ends", ("net-link",), "Find out which end of the link is bad",
+        "counters of both nodes and of the switch", _both_ends,
+        seen=("retransmit_ratio", "errors_total", "loss_limit_bytes_per_second"),
+        published=_LOSS, moves="errors of the link stop rising", unless=(_NAMED,),
+        of_node=True,
+    ),
+    Mend(
+        "check-congestion-control", ("net-congestion",), "Check congestion control and routing",
+        "PFC, ECN, adaptive routing", _congested,
+        seen=("marks_total", "pause_frames_total", "transmit_wait_ratio", "job_rtt_ns",
+              "others_ratio", "discards_total"),
+        published=_CONGESTION, moves="marks and pauses get fewer",
+        of_node=True,
+    ),
+    Mend(
+        "spread-over-rails", ("net-congestion",), "Spread the traffic over all rails",
+        "NCCL_IB_HCA with all devices", _spread, published=_CONGESTION,
+        moves="each rail carries the same",
+        unless=(Rule("one-rail", "the node has one RDMA device, or none",
+                     lambda s: len(s.machine.hcas) < 2),),
+    ),
+    Mend(
+        "closer-nodes", ("net-congestion",), "Ask for nodes that are close to each other",
+        "sbatch --switches, topology-aware scheduling", _closer, published=_CONGESTION,
+        moves="round trips get shorter", worse="the job may wait longer in the queue",
+        unless=(ONE_NODE,),
+        of_node=True,
+    ),
+    Mend(
+        "overlap-communication", ("net-transfer",), "Overlap communication, and send less",
+        "larger buckets, prefetch, gradients in lower precision", _overlap,
+        seen=("network.expected_ratio", "network.beyond_ratio"),
+        moves="network.expected_ratio falls",
+        worse="lower precision may cost accuracy; larger buckets overlap less at the end",
+        unless=(_MOSTLY_BEYOND,),
+    ),
+    Mend(
+        "accumulate-gradients", ("net-transfer",), "Communicate once for several micro-batches",
+        "no_sync() for all but the last", _accumulate, seen=("network.expected_ratio",),
+        moves="network.expected_ratio falls", worse="a larger batch for the optimizer",
+        unless=(_MOSTLY_BEYOND,),
+    ),
+    Mend(
+        "larger-window", ("net-transfer",), "Let receivers take more",
+        "net.ipv4.tcp_rmem; the receiving process may be slow too", _window,
+        seen=("receiver_limited_ratio", "min_rtt_ns"), moves="tcp.receiver_limited_ratio falls",
+        worse="memory of the kernel",
+        unless=(without("receiver_limited_ratio", "the receiver's window was not full"),),
+        of_node=True,
+    ),
+    Mend(
+        "record-counters", ("net-transfer",), "Record the counters that would name the reason",
+        "counters of links that were not read", _counters,
+        seen=("network.beyond_ratio",), moves="net-link, net-congestion or net-path is named",
+        unless=(_LITTLE_BEYOND,), diagnose=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""All remedies, in the order in which they are advised. Nothing is said of what is not there."""
+
+from __future__ import annotations
+
+from clusterprof.advice import Advice
+from clusterprof.remedies import (
+    cpu,
+    cpu_time,
+    h2d,
+    launch,
+    network,
+    phases,
+    ranks,
+    storage,
+    storage_mounts,
+)
+from clusterprof.remedies.base import Remedy, Rule
+from clusterprof.remedies.diagnose import DIAGNOSES
+from clusterprof.remedies.scene import Scene
+
+MOST = 4
+"""Pieces of advice about one finding: who reads a fifth?"""
+
+REMEDIES: tuple[Remedy, ...] = (
+    *storage_mounts.REMEDIES,
+    *storage.REMEDIES,
+    *storage_mounts.LAST,
+    *cpu.REMEDIES,
+    *cpu_time.REMEDIES,
+    *h2d.REMEDIES,
+    *launch.REMEDIES,
+    *phases.REMEDIES,
+    *network.REMEDIES,
+    *ranks.REMEDIES,
+)
+
+WITHOUT: dict[str, str] = {}
+"""Cause -> why nothing can be advised about it at all. Every other cause has a remedy."""
+
+NOTHING_LOST = Rule(
+    "nothing-lost",
+    "nothing was lost to the cause: a wait that the device's queue hid costs nothing",
+    lambda s: s.finding.lost_ns <= 0 or s.finding.recoverable_ns == 0,
+)
+"""Cancels every remedy."""
+
+
+def remedies_of(cause: str) -> tuple[Remedy, ...]:
+    """Return the remedies against a cause, the first to try first."""
+    return tuple(one for one in REMEDIES if cause in one.causes)
+
+
+def advise(scene: Scene) -> tuple[Advice, ...]:
+    """Return what to do about a finding, the best first; empty when nothing speaks for anything.
+
+    A cause that is not sure enough, or only a family, is not mended but looked into.
+    """
+    if NOTHING_LOST.holds(scene):
+        return ()
+    if not scene.named:
+        asked = DIAGNOSES
+        found = [advice for one in asked if (advice := one.advise(scene)) is not None]
+        return tuple(found[:2])
+    found = [
+        advice for one in remedies_of(scene.cause) if (advice := one.advise(scene)) is not None
+    ]
+    return tuple(found[:MOST])

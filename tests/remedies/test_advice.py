@@ -1,0 +1,234 @@
+"""Whole pieces of advice, with the numbers of a run, worked out by hand."""
+
+from __future__ import annotations
+
+from scenes import GIB, LOADER, MACHINE, S, numbers, scene
+
+from clusterprof.advice import Advice
+from clusterprof.findings import Culprit, Evidence
+from clusterprof.remedies.registry import advise
+from clusterprof.remedies.scene import Loader, Mount, Scene
+
+PREPARING = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=4)
+
+
+def ids(found: Scene) -> list[str]:
+    return [one.id for one in advise(found)]
+
+
+def first(found: Scene) -> Advice:
+    return advise(found)[0]
+
+
+def named(found: Scene, id_: str) -> Advice:
+    return next(one for one in advise(found) if one.id == id_)
+
+
+def test_the_whole_of_one_piece() -> None:
+    """4 workers and 0.4 lost: 4 / 0.6 = 6.7, so 7, and 8 CPUs less one leave room for 7."""
+    assert first(scene("cpu-preprocess", PREPARING)) == Advice(
+        what="Raise num_workers from 4 to 7",
+        because="40.00 s of GPU time (40.0 % of the time in steps) was lost to it;"
+        " worker.on_cpu_ratio 80.0 %; num_workers is 4; the rank may use 8 of 16 CPUs;"
+        " with 40.0 % of its steps lost, 7 would keep up",
+        change="DataLoader(num_workers=7) in the place of num_workers=4",
+        gain="40.00 s of GPU time here if it mends all of it; published: up to 47x for pipelines"
+        " that were set up wrongly (Plumber, MLSys 2022)",
+        verify="record again, then clusterprof gate RUN --assert 'stall.cpu-preprocess_ratio <="
+        " 20.0%' (now 40.0 %); worker.on_cpu_ratio of the waits falls, loader.workers_count rises",
+        worse="each worker needs memory for its copy of the data set and the batches it holds",
+        id="more-workers",
+    )
+
+
+def test_workers_are_bound_by_the_cpus_of_the_rank_and_a_part_stays() -> None:
+    """12 CPUs for two ranks are 6 each, less the main thread 5; 7 would be needed."""
+    found = named(scene("cpu-preprocess", PREPARING, cpus_allowed=12, sharing=2), "more-workers")
+    assert found.what == "Raise num_workers from 4 to 5"
+    assert found.change == "DataLoader(num_workers=5) in the place of num_workers=4"
+    assert "the rank may use 12 of 16 CPUs, 8 cores, shared by 2 ranks" in found.because
+    assert found.because.endswith("CPUs are there for 5 only, so a part of the loss will stay")
+
+
+def test_a_quota_bounds_them_too() -> None:
+    """A quota of 12 CPUs for 2 ranks of the node is 6 each."""
+    found = scene("cpu-preprocess", PREPARING, quota_cpus=12.0, on_node=2)
+    assert named(found, "more-workers").what == "Raise num_workers from 4 to 5"
+
+
+def test_a_loader_without_workers_needs_as_many_as_compute_hides() -> None:
+    """0.75 of the time loading, 0.25 computing: three workers keep up."""
+    found = scene("cpu-preprocess", PREPARING[:1], loader=Loader(0), own_ratio=0.75)
+    assert first(found).what == "Raise num_workers from 0 to 3"
+
+
+def test_without_known_cpus_it_says_the_bound_in_words() -> None:
+    found = scene("cpu-preprocess", PREPARING, cpus_allowed=None, own_ratio=None)
+    assert first(found).change == (
+        "DataLoader(num_workers=N, at most the CPUs of the rank less one) in the place of"
+        " num_workers=4"
+    )
+
+
+def test_nothing_is_said_of_what_is_hidden() -> None:
+    for hidden in ({"lost_ns": 0}, {"recoverable_ns": 0}):
+        assert advise(scene("cpu-preprocess", PREPARING, **hidden)) == ()
+
+
+def test_an_upper_bound_says_so() -> None:
+    found = first(scene("cpu-preprocess", PREPARING, upper_bound=True))
+    assert found.because.startswith("at most 40.00 s of GPU time (40.0 % of the time in steps)")
+    assert "an upper bound: no accelerator was measured" in found.gain
+
+
+def test_what_cannot_be_said_is_not_promised() -> None:
+    found = first(scene("cpu-preprocess", PREPARING, recoverable_ns=None))
+    assert found.gain.startswith("what it wins in this run cannot be said; published: ")
+
+
+def test_it_is_addressed_to_the_culprit() -> None:
+    one = Culprit("node-a", 3, "GPU-3", "", own_ns=40 * S)
+    two = Culprit("node-b", 9, "GPU-1", "", own_ns=39 * S)
+    said = {
+        ((one,), 1, 8): "On rank 3: raise",
+        ((one,), 2, 16): "On node-a, rank 3: raise",
+        ((one, two), 4, 32): "On 2 nodes, node-a first: raise",
+        ((one, two), 2, 16): "Raise",  # one on each node: it is the job's
+    }
+    for (culprits, nodes, ranks), begin in said.items():
+        found = scene("cpu-preprocess", PREPARING, culprits=culprits, nodes=nodes, ranks=ranks)
+        assert first(found).what == f"{begin} num_workers from 4 to 7"
+
+
+def test_what_is_for_a_node_names_no_rank() -> None:
+    late = numbers(thread__runnable_ratio=0.7)
+    culprits = (Culprit("node-b", 5, "GPU-5", "", own_ns=40 * S),)
+    found = scene("cpu-contention", late, culprits=culprits, nodes=2, ranks=16)
+    assert named(found, "find-the-neighbour").what == (
+        "On node-b: find who else uses the CPUs, and move it"
+    )
+    alone = scene("cpu-contention", late, nodes=1, ranks=8)
+    assert named(alone, "find-the-neighbour").what == "Find who else uses the CPUs, and move it"
+
+
+def test_a_family_is_looked_into_and_not_mended() -> None:
+    found = advise(scene("storage", is_family=True, marked=False))
+    assert [one.id for one in found] == ["record-with-probe", "verify-by-hand"]
+    assert all(one.diagnose for one in found)
+    assert found[0].change.startswith("clusterprof record --inject auto -- COMMAND")
+    assert "only the family of the cause could be told" in found[0].because
+    missing = scene("storage", is_family=True, missing=("nfs.rtt_ns_total",),
+                    holes=(("mounts", "run it as the job's user"),))  # fmt: skip
+    assert first(missing).id == "record-what-is-missing"
+    assert first(missing).change == "mounts: run it as the job's user"
+    assert "the recording has no nfs.rtt_ns_total" in first(missing).because
+
+
+def test_a_cause_that_is_not_sure_is_not_mended() -> None:
+    unsure = scene("cpu-preprocess", PREPARING, confidence_ratio=0.69)
+    assert ids(unsure) == ["verify-by-hand"]
+    short = scene("cpu-preprocess", PREPARING, confidence_ratio=0.69, lost_ns=S)
+    assert ids(short) == ["record-longer", "verify-by-hand"]
+    assert first(short).change == (
+        "record 1,600 steps or more (now 400), then clusterprof analyze RUN"
+    )
+    assert ids(scene("cpu-preprocess", PREPARING, confidence_ratio=0.7))[0] == "more-workers"
+
+
+def test_a_mount_is_named_with_its_options() -> None:
+    queued = numbers(nfs__queued_ratio=0.8, nfs__backlog_count=12)
+    found = advise(scene("storage-client-queue", queued, resource="/data"))
+    assert [one.id for one in found] == ["nconnect", "more-slots", "stage-local"]
+    assert found[0].what == "Mount /data with nconnect=8"
+    assert found[0].change == (
+        "umount /data; mount -t nfs -o nconnect=8,rsize=1048576 filer:/export/data /data (or in"
+        " fstab; the first mount of a server decides)"
+    )
+    assert "/data is nfs4, 1 connection" in found[0].because
+
+
+def test_a_hostile_name_stays_one_word_of_a_command() -> None:
+    evil = Mount("/d; rm -rf ~", "nfs", "s:/e")
+    queued = numbers(nfs__queued_ratio=0.8)
+    found = scene("storage-client-queue", queued, resource=evil.point, mounts=(evil,))
+    assert first(found).change.startswith("umount '/d; rm -rf ~'; mount -t nfs ")
+
+
+def test_more_cpus_are_asked_of_the_launcher_that_began_the_job() -> None:
+    bound = numbers(thread__runnable_ratio=0.7, job__cpus_needed_count=7.2)
+    where = "affinity: 8 workers on 1 of 16 CPUs"
+    changes = {
+        "slurm": "srun --cpus-per-task=8 --cpu-bind=cores",
+        "kubernetes": "resources.requests.cpu and limits.cpu: 8",
+        "": "leave each rank 8 CPUs",
+    }
+    for launcher, change in changes.items():
+        found = scene("cpu-contention", bound, resource=where, cpus_allowed=1, launcher=launcher)
+        assert ids(found) == ["more-cpus"]
+        assert first(found).what == "Give each rank 8 CPUs"
+        assert first(found).change.startswith(change)
+
+
+def test_a_quota_is_raised_for_all_threads_of_the_node() -> None:
+    """Two ranks of 4 workers and a main thread each are 10."""
+    held = numbers(thread__held_back_ratio=0.6, cgroup__throttled_periods_total=90)
+    found = scene("cpu-throttled", held, quota_cpus=4.0, on_node=2, launcher="kubernetes")
+    assert ids(found) == ["raise-quota", "fit-the-quota"]
+    assert first(found).change == "resources.limits.cpu: 10 (or no limit)"
+    assert advise(found)[1].change.startswith("DataLoader(num_workers=1) and OMP_NUM_THREADS=1")
+
+
+def test_a_larger_batch_by_the_memory_that_is_free() -> None:
+    """Half is used; 80 % may be: 1.6 times the batch."""
+    found = first(scene("launch-bound", numbers(thread__on_cpu_ratio=0.9)))
+    assert found.id == "larger-batch" and found.change.startswith("batch_size up to 1.6x")
+
+
+def test_the_interval_of_saves_that_costs_one_percent() -> None:
+    saves = numbers(checkpoint__mean_ns=2 * S, checkpoint__mean_bytes=4 * GIB)
+    found = named(scene("checkpoint", saves, share_ratio=0.045), "save-less-often")
+    assert found.what == "Save 5 times less often"
+    assert "saves of 2.00 s cost 1 % when they come every 3.3 min" in found.because
+
+
+def test_the_interface_is_the_one_that_the_evidence_names() -> None:
+    """The note is worded by `attribution.net_split` and `attribution.net_signs`."""
+    note = "carried the traffic, eth1 was idle and is faster: eth0 of node-a"
+    slow = (Evidence("network.link_bytes_per_second", 1.25e8, "bytes/s", note),)
+    found = first(scene("net-path", slow))
+    assert found.what == "Point the job at eth1"
+    assert found.change.startswith("export NCCL_SOCKET_IFNAME=eth1 GLOO_SOCKET_IFNAME=eth1 ")
+    note = "RDMA port without traffic, while TCP carried the job's: mlx5_0:1 of node-a"
+    unused = (Evidence("rdma.link_bytes_per_second", 2.5e10, "bytes/s", note),)
+    assert first(scene("net-path", unused)).change.startswith("export NCCL_IB_HCA=mlx5_0:1 ")
+
+
+def test_a_transfer_at_its_rate_is_overlapped_and_one_beyond_it_looked_into() -> None:
+    at_rate = numbers(network__expected_ratio=0.39, network__beyond_ratio=0.01)
+    assert ids(scene("net-transfer", at_rate)) == ["overlap-communication", "accumulate-gradients"]
+    beyond = numbers(network__expected_ratio=0.1, network__beyond_ratio=0.3)
+    assert ids(scene("net-transfer", beyond)) == ["record-counters"]
+
+
+def test_a_hang_names_the_rank_to_look_at() -> None:
+    hang = numbers(hang__longest_ns=60 * S, hang__waiting_count=7)
+    found = scene("fail-hang", hang, outside_steps=True)
+    assert ids(found) == ["look-at-the-stack", "end-hangs-early"]
+    assert first(found).what == "Look at what rank 3 is doing"
+    assert first(found).change.startswith("on node-a: py-spy dump --pid PID of rank 3")
+    assert first(found).verify.startswith(
+        "record again, then clusterprof analyze RUN: fail-hang is below 40.0 % of the recorded"
+    )
+    circle = scene("fail-hang", hang, outside_steps=True, culprits=())
+    assert ids(circle) == ["same-order", "end-hangs-early"]
+
+
+def test_no_more_than_four() -> None:
+    everything = numbers(nfs__read_bytes_total=GIB, nfs__retransmits_total=5)
+    assert len(ids(scene("storage-remote", everything, resource="/data", nodes=2))) == 4
+
+
+def test_the_scene_knows_what_the_header_said() -> None:
+    found = scene("storage-remote", resource="/data")
+    assert found.file_system == "nfs" and found.mount == MACHINE.mounts[0]
+    assert found.workers == LOADER.workers
