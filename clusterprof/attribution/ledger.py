@@ -18,6 +18,7 @@ from clusterprof.attribution.families import CAUSES, FAMILIES
 from clusterprof.attribution.local import BLOCKED
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import RankState
+from clusterprof.attribution.step_blocks import Blocks
 from clusterprof.findings import UNATTRIBUTED, RankLedger
 from clusterprof.timeline.identity import NOBODY, Place
 from clusterprof.timeline.model import SOURCE_HOST_SPANS
@@ -76,6 +77,8 @@ class RankBooks:
     """The same with the time in which its device perhaps span; None where there is none."""
     period: Period | None = None
     """What repeats in its lost time, in tenths of a second, where it marked no steps."""
+    blocks: Blocks | None = None
+    """The same in blocks of its steps; None without steps."""
     caused: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> ns that ranks, itself among them, stood still in operations because of it."""
     felt: Mapping[str, int] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from clusterprof.attribution.lost import Account
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent import Spending
+from clusterprof.attribution.step_blocks import StepBlocks
 from clusterprof.attribution.totals import completed
 from clusterprof.attribution.unmarked import waiting, without_sleep
 from clusterprof.detectors.base import Claims, Detector
@@ -93,11 +94,12 @@ def settle(
     limits: Mapping[str, Any],
     spending: Spending,
     frontier: Frontier,
+    blocks: StepBlocks,
 ) -> Partial:
     """Return what a settled stretch adds: its time, its steps, and its lost time by cause.
 
-    `limits` holds a bound limits object per cause id; `spending` and `frontier` are told what the
-    time went to.
+    `limits` holds a bound limits object per cause id; `spending`, `frontier` and `blocks` are told
+    what the time went to.
     """
     feeding = fed(rank, lost)
     if rank.marked:
@@ -107,6 +109,7 @@ def settle(
         part, shares, left = _by_families(rank, lost, feeding, limits)
     part, share = waiting(part, rank, lost, left, NO_SIGNAL)
     frontier.add(rank, region, lost, shares, share)
+    blocks.add(rank, region, lost, shares, account)
     return completed(part, rank, region, lost, account)
 
 

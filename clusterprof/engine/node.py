@@ -20,6 +20,7 @@ from clusterprof.attribution.lost import lost_pieces
 from clusterprof.attribution.partial import EMPTY, Partial, merge
 from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
 from clusterprof.attribution.spent import Spending
+from clusterprof.attribution.step_blocks import StepBlocks
 from clusterprof.engine.endings import Ending, Endings
 from clusterprof.engine.host_notes import HostNotes
 from clusterprof.engine.spill import IN_MEMORY, Place, Shelf
@@ -66,6 +67,7 @@ class _Open:
     """As last seen."""
     spending: Spending
     frontier: Frontier
+    blocks: StepBlocks
 
 
 def analyse_node(
@@ -184,21 +186,22 @@ def _advance(one: _Open | None, rank: Rank, limits: Mapping[str, Any], store: St
     return _settled(one, rank, limits, last=False)
 
 
-def _noted(store: Store) -> tuple[Spending, Frontier]:
+def _noted(store: Store) -> tuple[Spending, Frontier, StepBlocks]:
     spending = Spending(SPENT_ON, store)
-    return spending, Frontier(spending.categories, store)
+    return spending, Frontier(spending.categories, store), StepBlocks()
 
 
 def _settled(one: _Open, rank: Rank, limits: Mapping[str, Any], last: bool) -> _Open:
     found, state = lost_pieces(rank, one.state, last)
     partial, pending = one.partial, one.pending
     for region, lost, account in found:
-        new = settle(rank, region, lost, account, limits, one.spending, one.frontier)
+        told = one.spending, one.frontier, one.blocks
+        new = settle(rank, region, lost, account, limits, *told)
         if region.tentative:
             pending = merge(pending, new)
         else:
             partial, pending = merge(partial, pending, new), EMPTY
-    return _Open(state, partial, pending, rank, one.spending, one.frontier)
+    return _Open(state, partial, pending, rank, one.spending, one.frontier, one.blocks)
 
 
 def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
@@ -221,7 +224,8 @@ def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
     )
     books = keep_books(name, one.state, one.partial, one.spending.operations())
     steps, perhaps = one.frontier.operations()
-    return replace(books, frontier=steps, perhaps=perhaps, period=one.frontier.period())
+    books = replace(books, frontier=steps, perhaps=perhaps, period=one.frontier.period())
+    return replace(books, blocks=one.blocks.done())
 
 
 class _Meter:
