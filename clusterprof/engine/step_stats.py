@@ -6,6 +6,7 @@ for the run as a whole: it is spread over the blocks as the time without a cause
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,6 +19,7 @@ from clusterprof.attribution.step_blocks import (
     LOST,
     MEASURED,
     PERHAPS,
+    ROWS,
     STEP_NS,
     STEPS,
     TIME,
@@ -40,7 +42,8 @@ def step_stats(books: Sequence[RankBooks]) -> StepStats | None:
     width = max(blocks.width for _, blocks in known)
     wide = [(one, blocks.widened(width)) for one, blocks in known]
     n = max(blocks.sums.shape[1] for _, blocks in wide)
-    in_step, sums, claims = np.zeros(n, np.int64), np.zeros((9, n), np.int64), {}
+    in_step, sums = np.zeros(n, np.int64), np.zeros((ROWS, n), np.int64)
+    claims: dict[str, Int] = {}
     for one, blocks in wide:
         part = slice(0, blocks.sums.shape[1])
         in_step[part] += spread(one.ledger.in_step_ns, _time(blocks))
@@ -116,8 +119,8 @@ def _causes(
     for cause, total in buckets.items():
         own = profiles.get(cause, np.zeros_like(lost))
         rest = total - int(own.sum())
-        for ns, profile in left.pop(cause, []):
-            part = spread(min(ns, rest), profile)
+        for more, profile in left.pop(cause, []):
+            part = spread(min(more, rest), profile)
             own, rest = own + part, rest - int(part.sum())
         if cause != UNATTRIBUTED:
             out.append((cause, own + spread(rest, waited)))
@@ -135,7 +138,7 @@ def _lengths(blocks: Sequence[Blocks], n: int) -> tuple[tuple[tuple[int, int], .
     block, bin_ = parted(keys)
     edges = np.searchsorted(block, np.arange(n + 1))
     pairs = list(zip(bin_.tolist(), keys[1].tolist()))
-    return tuple(tuple(pairs[low:high]) for low, high in zip(edges[:-1], edges[1:]))
+    return tuple(tuple(pairs[low:high]) for low, high in itertools.pairwise(edges))
 
 
 def _whole(numbers: Int) -> tuple[int, ...]:
