@@ -16,15 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from clusterprof.errors import UsageError
 from clusterprof.findings import UNATTRIBUTED, Report
 from clusterprof.gate.alike import Unlike, unlike
 from clusterprof.gate.doubts import doubts_of
 from clusterprof.gate.judge import judge
-from clusterprof.gate.noise import FEWEST_BLOCKS, Difference, Sample, compared, weights
+from clusterprof.gate.noise import FEWEST_BLOCKS, Difference, Sample, compared, drawn_ratio
 from clusterprof.gate.rules import AnyRule, Policy
 from clusterprof.gate.verdict import Verdict
 from clusterprof.stepstats import StepStats
@@ -34,8 +31,6 @@ STEP, PRODUCTIVE = "a step", "productive"
 WORTH_RATIO = 0.005
 """Of a step: a difference that is smaller for certain is none."""
 _SMALL_RATIO = 0.001  # of a step in both runs: not worth a line
-
-Float = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +129,10 @@ def _sample(report: Report, part: str | None) -> tuple[float, float]:
     """Return ns per step of a part, and its variance by chance; NaN where there are few blocks."""
     steps = report.steps
     assert steps is not None
-    column = np.array(_column(steps, part), np.float64)
-    count = np.array(steps.steps, np.float64)
-    value = float(column.sum() / count.sum())
-    if steps.blocks < FEWEST_BLOCKS:
-        return value, math.nan
-    drawn = weights(steps.blocks)
-    below = drawn @ count
-    if not (below > 0).all():
-        return value, math.nan
-    return value, float(((drawn @ column) / below).var())
+    column = _column(steps, part)
+    value = sum(column) / sum(steps.steps)
+    drawn = drawn_ratio(column, steps.steps) if steps.blocks >= FEWEST_BLOCKS else None
+    return value, math.nan if drawn is None else float(drawn.var())
 
 
 def _column(steps: StepStats, part: str | None) -> Sequence[int]:

@@ -98,16 +98,30 @@ def draws(name: str, steps: StepStats | None) -> Float | None:
     if name.startswith("step.p"):
         return _quantiles(steps, float(name.removeprefix("step.p").removesuffix("_ns")), drawn)
     columns = columns_of(name, steps)
-    if columns is None:
-        return None
-    above, below = (drawn @ np.array(column, np.float64) for column in columns)
-    return above / below if (below > 0).all() else None
+    return None if columns is None else drawn_ratio(*columns)
+
+
+def drawn_ratio(above: Sequence[int], below: Sequence[int]) -> Float | None:
+    """Return the ratio of the sums of two columns in `DRAWS` runs; None where one has nothing."""
+    drawn = weights(len(below))
+    sums = [drawn @ np.array(column, np.float64) for column in (above, below)]
+    return _widened(sums[0] / sums[1], len(below)) if (sums[1] > 0).all() else None
+
+
+def _widened(drawn: Float, blocks: int) -> Float:
+    """Undo what drawing from so few stretches makes the spread too small by."""
+    middle = drawn.mean()
+    return middle + (drawn - middle) * math.sqrt(blocks / (blocks - _stretch(blocks)))
+
+
+def _stretch(blocks: int) -> int:
+    return max(1, round(blocks ** (1 / 3)))
 
 
 @lru_cache(maxsize=8)
 def weights(blocks: int) -> Float:
     """Return how often each block is drawn, float64[DRAWS, blocks]; stretches go round the end."""
-    length = max(1, round(blocks ** (1 / 3)))
+    length = _stretch(blocks)
     stretches = -(-blocks // length)
     random = np.random.default_rng(_SEED)
     start = random.integers(0, blocks, (DRAWS, stretches))
@@ -133,7 +147,7 @@ def _quantiles(steps: StepStats, percent: float, drawn: Float) -> Float | None:
     before = np.where(at > 0, reached[rows, at - 1], 0.0)
     inside = (target - before) / np.maximum(reached[rows, at] - before, 1.0)
     low = 2.0 ** (np.array(bins, np.float64)[at] / BINS_PER_OCTAVE)
-    return low * (1 + inside * (2 ** (1 / BINS_PER_OCTAVE) - 1))
+    return _widened(low * (1 + inside * (2 ** (1 / BINS_PER_OCTAVE) - 1)), steps.blocks)
 
 
 def compared(

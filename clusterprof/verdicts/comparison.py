@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from clusterprof.gate.compare import Comparison, Row
-from clusterprof.renderers.text_safety import columns, fit, markdown_text, safe_text, wrap
+from clusterprof.renderers.text_safety import fit, markdown_text, safe_text, wrap
 from clusterprof.units import human
 from clusterprof.verdicts.json_ import SCHEMA_VERSION, number, rules
 from clusterprof.verdicts.text import plain as plain_verdict
@@ -15,7 +15,7 @@ from clusterprof.verdicts.text import plain as plain_verdict
 _MOST_BLAMED = 3
 _COLORS = {"more": "\x1b[31m", "less": "\x1b[32m"}
 _RESET = "\x1b[0m"
-_NAME, _TIME, _RANGE = 24, 10, 22
+_NAME, _TIME, _RANGE = 22, 9, 19
 
 
 def terminal(found: Comparison, width: int = 80, color: bool = False) -> str:
@@ -26,10 +26,10 @@ def terminal(found: Comparison, width: int = 80, color: bool = False) -> str:
     lines.append("")
     lines += [f"  A  {fit(safe_text(found.a.title), width - 5).rstrip()}"]
     lines += [f"  B  {fit(safe_text(found.b.title), width - 5).rstrip()}", ""]
-    head = f"{'per step of a rank':<{_NAME}}{'A':>{_TIME}}{'B':>{_TIME}}{'B - A':>{_TIME + 1}}"
-    lines.append(f"{head}{'95 % interval':>{_RANGE}}")
-    lines.append(_line(found.step, color))
-    lines += [_line(row, color) for row in found.rows]
+    unit, ns = _unit(found)
+    head = f"{f'{unit} per step':<{_NAME}}{'A':>{_TIME}}{'B':>{_TIME}}{'B - A':>{_TIME}}"
+    lines.append(f"{head}{'95 %':>{_RANGE}}")
+    lines += [_line(row, ns, color) for row in (found.step, *found.rows)]
     for row in _changed(found):
         what = f"{row.name}: {row.title}" if row.title else row.name
         whose = f" ({row.whose})" if row.whose else ""
@@ -75,7 +75,7 @@ def headline(found: Comparison) -> Iterator[str]:
     if step.said in ("more", "less"):
         share = step.difference_ns / step.a_ns if step.a_ns else 0.0
         longer = "longer" if step.difference_ns > 0 else "shorter"
-        yield f"A step takes {_size(step.difference_ns)} {longer} in B ({100 * share:+.1f} %)."
+        yield f"A step is {_size(step.difference_ns)} {longer} in B ({100 * share:+.1f} %)."
     elif step.said == "the same":
         yield f"A step takes as long in B as in A ({_signed(step.difference_ns)})."
     else:
@@ -97,10 +97,19 @@ def _changed(found: Comparison) -> list[Row]:
     return [row for row in found.rows if row.said in ("more", "less")]
 
 
-def _line(row: Row, color: bool) -> str:
+def _unit(found: Comparison) -> tuple[str, float]:
+    """The unit in which the times of a table are easy to compare, and its length."""
+    longest = max(found.step.a_ns, found.step.b_ns)
+    return ("s", 1e9) if longest >= 1e10 else ("ms", 1e6) if longest >= 1e7 else ("µs", 1e3)
+
+
+def _line(row: Row, ns: float, color: bool) -> str:
     name = fit(safe_text(row.name), _NAME - 1)
-    text = f"{name} {_time(row.a_ns):>{_TIME}}{_time(row.b_ns):>{_TIME}}"
-    text += f"{_signed(row.difference_ns):>{_TIME + 1}}{_interval(row):>{_RANGE}}  "
+    text = f"{name} {row.a_ns / ns:>{_TIME}.2f}{row.b_ns / ns:>{_TIME}.2f}"
+    low, high = row.low_ns, row.high_ns
+    known = low is not None and high is not None
+    interval = f"{low / ns:+.2f} to {high / ns:+.2f}" if known else ""  # type: ignore[operator]
+    text += f"{row.difference_ns / ns:>+{_TIME}.2f}{interval:>{_RANGE}}  "
     start = _COLORS.get(row.said, "") if color else ""
     return f"{text}{start}{row.said}{_RESET if start else ''}"
 
@@ -116,7 +125,7 @@ def _markdown(found: Comparison) -> Iterator[str]:
     yield "|---|---:|---:|---:|---:|---|---|"
     for row in (found.step, *found.rows):
         bold = "**" if row.said in ("more", "less") else ""
-        cells = (f"{bold}{md(row.name)}{bold}", _time(row.a_ns), _time(row.b_ns))
+        cells = (f"{bold}{md(row.name)}{bold}", human(row.a_ns, "ns"), human(row.b_ns, "ns"))
         rest = (_signed(row.difference_ns), _interval(row), row.said, md(row.whose))
         yield f"| {' | '.join((*cells, *rest))} |"
     for one in found.unlike:
@@ -146,11 +155,6 @@ def _interval(row: Row) -> str:
     if row.low_ns is None or row.high_ns is None:
         return ""
     return f"{_signed(row.low_ns)} to {_signed(row.high_ns)}"
-
-
-def _time(ns: float) -> str:
-    text = human(ns, "ns")
-    return text if columns(text) < _TIME else f"{ns / 1e6:,.0f} ms"
 
 
 def _size(ns: float) -> str:
