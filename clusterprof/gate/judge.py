@@ -217,7 +217,8 @@ def _limit(rule: Rule, metric: Metric) -> float:
         raise UsageError(
             f"the rule {rule.text!r}: {metric.name} is in {metric.unit}, not in {rule.unit}"
         )
-    if metric.unit == "ratio" and rule.unit == "" and abs(rule.limit) > 1:
+    share = metric.unit == "ratio" and "slowdown" not in metric.name
+    if share and rule.unit == "" and abs(rule.limit) > 1:
         # "stall.storage <= 5" would pass whatever happens
         raise UsageError(
             f"the rule {rule.text!r}: {metric.name} is a ratio from 0 to 1",

@@ -55,7 +55,8 @@ def load(path: Path) -> Report:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise NoRecording(f"{path}: is larger than {MAX_BYTES >> 30} GiB", _MADE_BY)
-        stored = msgspec.json.decode(path.read_bytes(), type=ReportStored)
+        # as text: bytes of what is passed over are not looked at otherwise
+        stored = msgspec.json.decode(path.read_bytes().decode("utf-8"), type=ReportStored)
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise NoRecording(f"{path}: {reason}") from None
