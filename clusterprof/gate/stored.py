@@ -78,7 +78,9 @@ def _made() -> str:
 
 def _report(one: ReportStored, title: str) -> Report:
     ledger = one.ledger
-    if {b.cause: b.ns for b in ledger.buckets}.get(UNATTRIBUTED, 0) != ledger.unattributed_ns:
+    if {cause: ns for cause, ns in _pairs(ledger.buckets) if ns} != _summed(one.ranks):
+        raise ValueError("does not add up: causes of all ranks")
+    if dict(_pairs(ledger.buckets)).get(UNATTRIBUTED, 0) != ledger.unattributed_ns:
         raise ValueError("does not add up: unattributed time and its bucket")
     return Report(
         title=title,
@@ -102,6 +104,14 @@ def _report(one: ReportStored, title: str) -> Report:
         steps=None if one.steps is None else _steps(one.steps),
         likeness=None if one.likeness is None else _likeness(one.likeness),
     )
+
+
+def _summed(ranks: list[RankStored]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for rank in ranks:
+        for cause, ns in _pairs(rank.buckets):
+            out[cause] = out.get(cause, 0) + ns
+    return {cause: ns for cause, ns in out.items() if ns}
 
 
 def _rank(one: RankStored) -> RankLedger:
