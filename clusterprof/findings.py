@@ -15,6 +15,8 @@ from typing import Literal
 
 from clusterprof.advice import Advice
 from clusterprof.history import History
+from clusterprof.likeness import Likeness
+from clusterprof.stepstats import StepStats
 from clusterprof.underfill import Underfill
 from clusterprof.worth import Worth
 
@@ -285,4 +287,8 @@ class Report:
     """What happened when; None when it was not asked for."""
     worth: Worth | None = None
     """Money and completion time; None when it was not asked for."""
+    steps: StepStats | None = None
+    """The run in blocks of steps; None where nobody marked one."""
+    likeness: Likeness | None = None
+    """What another run must be like before the two are compared."""
     schema_version: int = 1

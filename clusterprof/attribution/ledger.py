@@ -19,6 +19,7 @@ from clusterprof.attribution.local import BLOCKED
 from clusterprof.attribution.over_time import RankTimes
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import RankState
+from clusterprof.attribution.step_blocks import Blocks
 from clusterprof.findings import UNATTRIBUTED, RankLedger
 from clusterprof.timeline.identity import NOBODY, Place
 from clusterprof.timeline.model import SOURCE_HOST_SPANS
@@ -79,6 +80,8 @@ class RankBooks:
     """What repeats in its lost time, in tenths of a second, where it marked no steps."""
     times: RankTimes | None = None
     """When it lost what; None when nobody asked."""
+    blocks: Blocks | None = None
+    """The same in blocks of its steps; None without steps."""
     caused: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> ns that ranks, itself among them, stood still in operations because of it."""
     felt: Mapping[str, int] = field(default_factory=dict)

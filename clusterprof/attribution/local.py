@@ -26,6 +26,7 @@ from clusterprof.attribution.over_time import Times
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent import Spending
+from clusterprof.attribution.step_blocks import StepBlocks
 from clusterprof.attribution.totals import completed
 from clusterprof.attribution.unmarked import waiting, without_sleep
 from clusterprof.detectors.base import Claims, Detector
@@ -94,12 +95,13 @@ def settle(
     limits: Mapping[str, Any],
     spending: Spending,
     frontier: Frontier,
+    blocks: StepBlocks,
     times: Times | None = None,
 ) -> Partial:
     """Return what a settled stretch adds: its time, its steps, and its lost time by cause.
 
-    `limits` holds a bound limits object per cause id; `spending`, `frontier` and `times` are told
-    what the time went to.
+    `limits` holds a bound limits object per cause id; `spending`, `frontier`, `blocks` and `times`
+    are told what the time went to.
     """
     feeding = fed(rank, lost)
     if rank.marked:
@@ -111,6 +113,7 @@ def settle(
     frontier.add(rank, region, lost, shares, share)
     if times is not None:
         times.add(rank, region, lost, shares, (left, share), account)
+    blocks.add(rank, region, lost, shares, account)
     return completed(part, rank, region, lost, account)
 
 

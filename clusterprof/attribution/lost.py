@@ -83,6 +83,8 @@ class Account:
     """Pieces whose loss was measured by stream events."""
     fill: Sums = field(default_factory=dict)
     """How the device was filled while it was busy (`attribution.filling`)."""
+    windows: tuple[Int, Int, Int] | None = None
+    """Start, length and idle time of each window between two samples; None without a device."""
 
 
 def lost_pieces(
@@ -181,7 +183,8 @@ def _from_samples(
     not_work = (_by_window(windows, window, one) for one in (busy_lost, doubtful))
     fill_ = filling(rank, every, windows, *not_work)
     idle_ns = int(windows.idle_ns.sum())
-    return lost, Account(unmeasured, measured_ns, idle_ns, stream_pieces, fill_)
+    each = (windows.start_ns, windows.end_ns - windows.start_ns, windows.idle_ns)
+    return lost, Account(unmeasured, measured_ns, idle_ns, stream_pieces, fill_, each)
 
 
 def _by_window(windows: Windows, window: Int, ns: Int) -> Int:

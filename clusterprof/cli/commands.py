@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from clusterprof import __version__
 from clusterprof.cli.analyze import analyze
+from clusterprof.cli.compare import compare
 from clusterprof.cli.demo import demo
 from clusterprof.cli.doctor import doctor
 from clusterprof.cli.dump import dump
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "record": record,
     "analyze": analyze,
     "gate": gate,
+    "compare": compare,
     "explain": explain,
     "doctor": doctor,
     "demo": demo,

@@ -21,6 +21,7 @@ from clusterprof.attribution.over_time import Times
 from clusterprof.attribution.partial import EMPTY, Partial, merge
 from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
 from clusterprof.attribution.spent import Spending
+from clusterprof.attribution.step_blocks import StepBlocks
 from clusterprof.engine.endings import Ending, Endings
 from clusterprof.engine.host_notes import HostNotes
 from clusterprof.engine.setups import NodeSetup, Setups
@@ -70,6 +71,7 @@ class _Open:
     """As last seen."""
     spending: Spending
     frontier: Frontier
+    blocks: StepBlocks
     times: Times | None
     """None when nobody asked when what was lost."""
 
@@ -195,22 +197,23 @@ def _advance(
     return _settled(one, rank, limits, last=False)
 
 
-def _noted(store: Store, history: bool) -> tuple[Spending, Frontier, Times | None]:
+def _noted(store: Store, history: bool) -> tuple[Spending, Frontier, StepBlocks, Times | None]:
     spending = Spending(SPENT_ON, store)
     times = Times(store) if history else None
-    return spending, Frontier(spending.categories, store), times
+    return spending, Frontier(spending.categories, store), StepBlocks(), times
 
 
 def _settled(one: _Open, rank: Rank, limits: Mapping[str, Any], last: bool) -> _Open:
     found, state = lost_pieces(rank, one.state, last)
     partial, pending = one.partial, one.pending
     for region, lost, account in found:
-        new = settle(rank, region, lost, account, limits, one.spending, one.frontier, one.times)
+        told = one.spending, one.frontier, one.blocks, one.times
+        new = settle(rank, region, lost, account, limits, *told)
         if region.tentative:
             pending = merge(pending, new)
         else:
             partial, pending = merge(partial, pending, new), EMPTY
-    return _Open(state, partial, pending, rank, one.spending, one.frontier, one.times)
+    return _Open(state, partial, pending, rank, one.spending, one.frontier, one.blocks, one.times)
 
 
 def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
@@ -234,8 +237,10 @@ def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
     books = keep_books(name, one.state, one.partial, one.spending.operations())
     steps, perhaps = one.frontier.operations()
     times = None if one.times is None else one.times.done()
-    period = one.frontier.period()
-    return replace(books, frontier=steps, perhaps=perhaps, period=period, times=times)
+    period, blocks = one.frontier.period(), one.blocks.done()
+    return replace(
+        books, frontier=steps, perhaps=perhaps, period=period, times=times, blocks=blocks
+    )
 
 
 class _Meter:

@@ -14,8 +14,10 @@ from clusterprof.engine.culprits import findings_of
 from clusterprof.engine.driver_errors import notes_of
 from clusterprof.engine.host_notes import of_nodes
 from clusterprof.engine.job import job_facts
+from clusterprof.engine.likeness import likeness_of
 from clusterprof.engine.metrics import metrics_of
 from clusterprof.engine.peers import Across
+from clusterprof.engine.step_stats import step_stats
 from clusterprof.engine.underfill import underfill_of
 from clusterprof.findings import Blind, Finding, Report, Tail
 from clusterprof.trace.sources import LeftOut
@@ -37,6 +39,7 @@ def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -
     outside = _added(one.outside_buckets for one in ledgers)
     found = findings_of(books, doings, witness, in_step_ns, window_ns)
     underfill = underfill_of(books)
+    job = job_facts(nodes, across.clock_bound_ns, across.clock_reason)
     report = Report(
         title=title,
         emulated=any(one.emulated for one in books),
@@ -65,10 +68,12 @@ def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -
             *across.notes,
             *_copies(left_out),
         ),
-        job=job_facts(nodes, across.clock_bound_ns, across.clock_reason),
+        job=job,
         tail=_tail(across, books),
         nobody=() if witness is None else _largest_first(nobodys(books)),
         underfill=underfill,
+        steps=step_stats(books),
+        likeness=likeness_of(nodes, job),
     )
     return with_advice(report, nodes)
 

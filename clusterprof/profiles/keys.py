@@ -114,10 +114,15 @@ KEYS: dict[str, Key] = {
     "facts.currency": Key("USD", _text),
     "limits.*.*": Key(None, _limit),
     "gate.assertions": Key((), _texts),
+    "gate.regressions": Key((), _texts),
     "gate.min_steps": Key(20, _count),
     "gate.min_coverage_ratio": Key(0.9, _ratio),
     "gate.max_damaged_bytes": Key(64 << 10, _size),
     "gate.max_dropped_spans": Key(100, _count),
+    "gate.min_ranks_ratio": Key(1.0, _ratio),
+    "gate.between_runs_ratio": Key(0.005, _ratio),
+    "gate.aggregate": Key("median", _choice("median", "pessimistic", "optimistic")),
+    "gate.allow_unlike": Key((), _texts),
     "gate.on_inconclusive": Key("fail", _choice("fail", "warn", "pass")),
 }
 

@@ -23,7 +23,7 @@ from clusterprof.findings import (
     Tail,
 )
 from clusterprof.hostlists import fold
-from clusterprof.renderers import advised
+from clusterprof.renderers import advised, json_steps
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.renderers.words import summed
 from clusterprof.underfill import RankFill, Underfill
@@ -80,6 +80,8 @@ def document(report: Report) -> dict[str, Any]:
         ],
         "nodes": [_node(node) for node in report.nodes],
         "notes": [_text(note) for note in report.notes],
+        "steps": json_steps.steps(report.steps),
+        "likeness": json_steps.likeness(report.likeness),
     }
 
 

@@ -1,0 +1,159 @@
+"""Is the gate to be trusted? Repeated runs of the same jobs, clean and with a planted regression.
+
+    python -m clusterprof_lab.repeats [--jobs 3] [--runs 20] [--steps 120]
+
+Each job is simulated and recorded again and again: the same layout and times, all that is random
+drawn anew, and its compute up to 1 % longer or shorter from run to run (standard deviation 0.3 %).
+Five runs are baselines. Of the others half are clean and half have loaders of every node that read
+from a slow disk, so that a step takes 5 % longer. Exits with 1 when a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from clusterprof.engine.local import analyze
+from clusterprof.findings import Report
+from clusterprof.gate import Policy, judge, parse_any
+from clusterprof.gate.compare import compare
+from clusterprof_lab.scenario import Trial, load_corpus
+from clusterprof_lab.synth.make import JITTER_NS
+from clusterprof_lab.synth.record import Seen, clocks, record
+from clusterprof_lab.synth.simulate import run
+from clusterprof_lab.synth.simulate_faults import Faults
+from clusterprof_lab.synth.simulate_nodes import nodes
+from clusterprof_lab.synth.simulate_plan import Plan, draw
+from clusterprof_lab.synth.simulate_truth import TAIL_NS
+from clusterprof_lab.synth.story import Story
+
+SCENARIO = "storage-io-cap"
+BASELINES = 5
+PLANTED_RATIO = 0.05
+BETWEEN_RATIO = 0.003
+RANKS = 4
+RULES = (
+    "gpu.busy_ratio >= 70%", "stall.cpu <= 10%", "stall.checkpoint <= 5%",
+    "step.p50_ns: +2.5%", "step.mean_ns: +2.5%", "lost.ratio: +2pt", "stall.storage_ratio: +2pt",
+)  # fmt: skip
+FOUND_AT_LEAST, FALSE_AT_MOST = 0.95, 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print how often the gate was right, and why it could not tell where it could not."""
+    options = _options(arguments)
+    clean: Counter[str] = Counter()
+    planted: Counter[str] = Counter()
+    blamed = flips = 0
+    one = None
+    for number in range(options.jobs):
+        job = Job(number, options.steps)
+        before = [job.report(f"baseline{i}", i, 0.0) for i in range(BASELINES)]
+        for i in range(options.runs):
+            for kind, ratio, count in (("clean", 0.0, clean), ("slow", PLANTED_RATIO, planted)):
+                report = job.report(f"{kind}{i}", BASELINES + 2 * i + (ratio > 0), ratio)
+                verdict = judge(report, [parse_any(rule) for rule in RULES], Policy(), (), before)
+                count[verdict.outcome] += 1
+                if verdict.outcome != ("fail" if ratio else "pass"):
+                    print(f"job {number}, {kind}{i}:", *verdict.lines, sep="\n  ")
+                if ratio:
+                    rows = compare(before[0], report, (), Policy(allow_unlike=("order",))).rows
+                    blamed += rows[0].name.startswith("storage") and rows[0].said == "more"
+                one = report
+        print(f"job {number}: {job.plan.nodes} nodes, clean {dict(clean)}, slow {dict(planted)}")
+    if one is not None:
+        rules = [parse_any(rule) for rule in RULES[:3]]
+        says = {judge(one, rules, Policy()).lines for _ in range(200)}
+        flips = len(says) - 1
+    slow = options.jobs * options.runs
+    told = planted["fail"] + planted["cannot tell"]
+    print(f"false failures: {clean['fail']} of {slow} clean runs (at most {FALSE_AT_MOST})")
+    print(f"a regression of {PLANTED_RATIO:.0%}: found {planted['fail']} of {slow}, cannot tell"
+          f" {planted['cannot tell']}, passed {planted['pass']}")  # fmt: skip
+    print(f"compare names its cause first: {blamed} of {slow}")
+    print(f"200 verdicts on one run: {flips} flips")
+    good = clean["fail"] <= FALSE_AT_MOST and told >= FOUND_AT_LEAST * slow and not flips
+    return 0 if good else 1
+
+
+class Job:
+    """One job of the lab that can be run again and again."""
+
+    def __init__(self, number: int, steps: int) -> None:
+        """Draw it; its number decides everything that does not vary from run to run."""
+        scenario = next(one for one in load_corpus() if one.id == SCENARIO)
+        trial = Trial(scenario, "mild", 1000 + number, "dev")
+        plan, faults = draw(trial, RANKS)
+        plan = replace(plan, nodes=2, per_node=RANKS // 2, steps=steps)
+        # The generator drew for as many steps as the trial has.
+        fault = replace(
+            faults.all[0], ranks=tuple(range(RANKS)), noise=np.ones((RANKS, steps)), onset=0
+        )
+        self.plan, self._faults = plan, Faults((fault,))
+        self._number, self._size = number, 0.0
+        self._size = self._sized()
+
+    def report(self, name: str, number: int, slower: float) -> Report:
+        """Run it, record it and analyse the recording; `slower`: by how much of a step."""
+        folder = Path(tempfile.mkdtemp(prefix="clusterprof-repeats-"))
+        try:
+            self._record(folder, number, slower > 0)
+            found = analyze(folder)
+        finally:
+            shutil.rmtree(folder)
+        assert found.likeness is not None
+        # All of them begin at the same simulated time.
+        facts = replace(found.likeness, started_at_ns=number + 1, recordings=(f"run {number}",))
+        return replace(found, title=name, likeness=facts)
+
+    def _record(self, folder: Path, number: int, slow: bool) -> None:
+        random = np.random.default_rng([self._number, number])
+        plan = self._again(self.plan, random)
+        faults = self._faults.scaled((self._size,) if slow else ())
+        jobs = run(plan, faults)
+        end = max(player.t for job in jobs for player in job.players) + TAIL_NS
+        ranks = [player.rank for job in jobs for player in job.players]
+        where = nodes(plan, jobs, faults, end)
+        story = Story(ranks, where, 0, end, f"repeats-{self._number}", plan.ranks)
+        seen = Seen(clocks=clocks(random, where), jitter_ns=JITTER_NS)
+        record(story, folder, random, seen, [])
+
+    @staticmethod
+    def _again(plan: Plan, random: np.random.Generator) -> Plan:
+        factor = 1 + float(np.clip(BETWEEN_RATIO * random.standard_normal(), -0.01, 0.01))
+        seed = int(random.integers(1 << 31))
+        return replace(plan, seed=seed, compute_ns=round(plan.compute_ns * factor))
+
+    def _sized(self) -> float:
+        """Search for the size at which the steps take `PLANTED_RATIO` longer."""
+        short = replace(self.plan, steps=40)
+
+        def lasts(size: float) -> float:
+            steps = run(short, self._faults.scaled((size,)))[0].players[0].steps
+            return float(np.median([end - start for start, end, *_ in steps]))
+
+        low, high, aim = 0.0, 8.0 * self.plan.compute_ns, (1 + PLANTED_RATIO) * lasts(0.0)
+        for _ in range(16):
+            middle = (low + high) / 2
+            low, high = (middle, high) if lasts(middle) < aim else (low, middle)
+        return high
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="clusterprof_lab.repeats", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=120)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
