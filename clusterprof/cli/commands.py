@@ -19,6 +19,7 @@ from clusterprof.cli.demo import demo
 from clusterprof.cli.doctor import doctor
 from clusterprof.cli.dump import dump
 from clusterprof.cli.explain import explain
+from clusterprof.cli.export import export
 from clusterprof.cli.gate import gate
 from clusterprof.cli.record import record
 from clusterprof.errors import EXIT_USAGE, UsageError
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "analyze": analyze,
     "gate": gate,
     "explain": explain,
+    "export": export,
     "doctor": doctor,
     "demo": demo,
     "dump": dump,

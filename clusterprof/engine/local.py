@@ -7,7 +7,7 @@ report = analyze(Path("host1"), Path("host2"))         # brought together from n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from typing import Any
 from clusterprof.engine.dumps import dumps_of, notes_of
 from clusterprof.engine.limits import bound
 from clusterprof.engine.node import analyse_node
-from clusterprof.engine.peers import across_ranks
+from clusterprof.engine.peers import Across, across_ranks
 from clusterprof.engine.report import build_report
 from clusterprof.engine.spill import spilled
 from clusterprof.findings import Report
@@ -24,6 +24,17 @@ from clusterprof.hostlists import fold
 from clusterprof.trace.sources import find_nodes
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Analysed:
+    """A report, and what it was made of."""
+
+    report: Report
+    folders: tuple[Path, ...]
+    """Of the nodes, in the order of `across.nodes`."""
+    across: Across
+    """`Report.ranks` are the books of its nodes, one node after the other."""
 
 
 def analyze(
@@ -40,6 +51,17 @@ def analyze(
     profile gives them; an unknown id or key raises `UsageError`. `facts` are those of the site.
     Raises `NoRecording` when there is nothing to read.
     """
+    return analysed(path, *more, jobs=jobs, limits=limits, facts=facts).report
+
+
+def analysed(
+    path: Path,
+    *more: Path,
+    jobs: int = 1,
+    limits: Mapping[str, Mapping[str, Any]] = _NONE,
+    facts: Mapping[str, Any] = _NONE,
+) -> Analysed:
+    """Do what `analyze` does, and keep what the report was made of."""
     bound_limits = bound(limits)
     sources = find_nodes([path, *more])
     folders = sources.folders
@@ -56,4 +78,5 @@ def analyze(
         across = across_ranks(nodes, place, bound_limits)
     title = fold(map(str, (path, *more))) if more else str(path)
     report = build_report(title, across, sources.left_out)
-    return replace(report, notes=(*report.notes, *notes_of(*dumps_of(folders))))
+    report = replace(report, notes=(*report.notes, *notes_of(*dumps_of(folders))))
+    return Analysed(report, tuple(folders), across)
