@@ -53,10 +53,11 @@ def export(
 
     exporter = _exporter(to, tables or [], signals or [], endpoint, timeout)
     _refuse_what_does_not_fit(to, tables, signals, endpoint, output)
-    settings = common.load_profile(profile)
     path = Path(output) if output is not None else None
     folder = output is not None and output.endswith(os.sep)
     target = Output(path, sys.stdout.buffer, folder)
+    exporter.check(target)
+    settings = common.load_profile(profile)
     for note in exporter.export(run_of(_analysed(run, settings, jobs)), target):
         common.print_error(note)
 

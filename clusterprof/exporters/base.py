@@ -86,6 +86,10 @@ class Exporter(Protocol):
     suffix: ClassVar[str]
     """File suffix, with the dot; "" when nothing is written to a file."""
 
+    def check(self, output: Output) -> None:
+        """Raise UsageError, before anything is read, for what cannot be written there."""
+        ...
+
     def export(self, run: Run, output: Output) -> Sequence[str]:
         """Write everything; return sentences about what a reader must know."""
         ...

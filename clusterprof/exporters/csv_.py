@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from clusterprof.exporters.base import Run
 from clusterprof.exporters.output import Output
 from clusterprof.exporters.tables import Rows, Table
-from clusterprof.exporters.tabular import write_tables
+from clusterprof.exporters.tabular import tables_for, write_tables
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -29,9 +29,14 @@ class Csv:
         """Write these tables (all when none is named) and the signals that fit these patterns."""
         self._tables, self._signals = tables, signals
 
+    def check(self, output: Output) -> None:
+        """Refuse tables that there are not, and several without a folder."""
+        tables_for(output, self._tables)
+
     def export(self, run: Run, output: Output) -> Sequence[str]:
         """Write a file per table into a folder, or one table."""
-        write_tables(run, output, self.suffix, self._tables, self._signals, _Writer)
+        wanted = tables_for(output, self._tables)
+        write_tables(run, output, self.suffix, wanted, self._signals, _Writer)
         return ()
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from clusterprof.exporters.base import Run
 from clusterprof.exporters.output import Output
 from clusterprof.exporters.tables import Rows, Table
-from clusterprof.exporters.tabular import write_tables
+from clusterprof.exporters.tabular import tables_for, write_tables
 
 
 class JsonLines:
@@ -22,9 +22,14 @@ class JsonLines:
         """Write these tables (all when none is named) and the signals that fit these patterns."""
         self._tables, self._signals = tables, signals
 
+    def check(self, output: Output) -> None:
+        """Refuse tables that there are not."""
+        tables_for(output, self._tables, mixed=True)
+
     def export(self, run: Run, output: Output) -> Sequence[str]:
         """Write a file per table into a folder, or all lines into one."""
-        write_tables(run, output, self.suffix, self._tables, self._signals, _Writer, mixed=True)
+        wanted = tables_for(output, self._tables, mixed=True)
+        write_tables(run, output, self.suffix, wanted, self._signals, _Writer)
         return ()
 
 

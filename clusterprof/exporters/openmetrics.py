@@ -22,6 +22,9 @@ class OpenMetrics:
     name: ClassVar[str] = "openmetrics"
     suffix: ClassVar[str] = Renderer.suffix
 
+    def check(self, output: Output) -> None:
+        """Text may go anywhere."""
+
     def export(self, run: Run, output: Output) -> Sequence[str]:
         """Write one exposition."""
         textfile = output.path is not None and output.path.suffix == _TEXTFILE

@@ -10,7 +10,7 @@ from clusterprof.errors import UsageError
 from clusterprof.exporters.base import Run
 from clusterprof.exporters.output import Output
 from clusterprof.exporters.tables import Rows, Table
-from clusterprof.exporters.tabular import write_tables
+from clusterprof.exporters.tabular import tables_for, write_tables
 
 
 class Parquet:
@@ -23,16 +23,22 @@ class Parquet:
         """Write these tables (all when none is named) and the signals that fit these patterns."""
         self._tables, self._signals = tables, signals
 
+    def check(self, output: Output) -> None:
+        """Refuse a terminal, several tables without a folder, and to go without pyarrow."""
+        if output.is_terminal:
+            raise UsageError("Parquet is not text: give it a folder with -o", "-o FOLDER/")
+        tables_for(output, self._tables)
+        _arrow()
+
     def export(self, run: Run, output: Output) -> Sequence[str]:
         """Write a file per table into a folder, or one table; raises UsageError without pyarrow."""
         arrow = _arrow()
-        if output.is_terminal:
-            raise UsageError("Parquet is not text: give it a folder with -o", "-o FOLDER/")
 
         def writer(file: Any, table: Table) -> _Writer:
             return _Writer(arrow, file, table)
 
-        write_tables(run, output, self.suffix, self._tables, self._signals, writer)
+        wanted = tables_for(output, self._tables)
+        write_tables(run, output, self.suffix, wanted, self._signals, writer)
         return ()
 
 

@@ -35,10 +35,13 @@ class Perfetto:
     name: ClassVar[str] = "perfetto"
     suffix: ClassVar[str] = ".pftrace"
 
-    def export(self, run: Run, output: Output) -> Sequence[str]:
-        """Write one file, or one per node into a folder."""
+    def check(self, output: Output) -> None:
+        """Refuse a terminal."""
         if output.is_terminal:
             raise UsageError("a trace is not text: give it a file with -o", "-o run.pftrace")
+
+    def export(self, run: Run, output: Output) -> Sequence[str]:
+        """Write one file, or one per node into a folder."""
         if output.is_folder:
             for node in run.nodes:
                 with output.part(node.key, self.suffix) as file:

@@ -70,10 +70,13 @@ _ALL = ("", "all", "cgroup")
 class _Track:
     """One signal of one device, while its readings pass by."""
 
-    __slots__ = ("front", "hole_ns", "last", "last_ns", "shown")
+    __slots__ = ("front", "hole_ns", "last", "last_ns", "shown", "zero")
 
-    def __init__(self, front: bytes) -> None:
-        self.front = front
+    def __init__(self) -> None:
+        self.front = b""
+        """What its values begin with; a track that is never anything but 0 is not made."""
+        self.zero = b""
+        """Time of the first 0, while there was nothing else."""
         self.last: float | None = None
         """The last reading."""
         self.last_ns = 0
@@ -126,13 +129,13 @@ class CounterWriter:
     ) -> list[bytes]:
         track = self._tracks.get(key)
         if track is None:
-            track = self._tracks[key] = _Track(self._front(key[1], key[2]))
+            track = self._tracks[key] = _Track()
         factor, counts = _BY_NAME[key[1]].factor, key[1].endswith("_total")
         out: list[bytes] = []
         for row, (t_ns, stamp, value) in enumerate(zip(times, stamps, values)):
             if (mask is not None and mask[row]) or value != value:
-                if track.hole_ns is None:
-                    track.hole_ns = t_ns if track.last is None else track.last_ns
+                if track.hole_ns is None and track.last is not None:
+                    track.hole_ns = track.last_ns
                 continue
             if track.hole_ns is not None:
                 out += self._hole(key, track.hole_ns, t_ns)
@@ -142,11 +145,11 @@ class CounterWriter:
                 if growth >= 0:
                     rate = growth / (t_ns - track.last_ns) * factor
                     before = stamps[row - 1] if row else self._stamp(track.last_ns)
-                    out += _changed(track, before, rate)
+                    out += self._changed(track, key, before, rate)
                 else:
                     out += self._hole(key, track.last_ns, t_ns, "the counter began anew")
             if not counts:
-                out += _changed(track, stamp, value * factor)
+                out += self._changed(track, key, stamp, value * factor)
             track.last, track.last_ns = value, t_ns
         return out
 
@@ -158,6 +161,22 @@ class CounterWriter:
             if track.hole_ns is not None and track.hole_ns < latest:
                 out += self._hole(key, track.hole_ns, latest)
         return out
+
+    def _changed(
+        self, track: _Track, key: tuple[str, str, str], stamp: bytes, value: float
+    ) -> list[bytes]:
+        """A value that differs from the one before; a track keeps its value until the next."""
+        if value == track.shown:
+            return []
+        track.shown = value
+        if track.front:
+            return [counted(stamp, track.front, value)]
+        if not value:
+            track.zero = stamp
+            return []
+        track.front = self._front(key[1], key[2])
+        zero = [counted(track.zero, track.front, 0.0)] if track.zero else []
+        return [*zero, counted(stamp, track.front, value)]
 
     def _stamp(self, t_ns: int) -> bytes:
         return varint(int(self._node.common_ns([t_ns])[0]))  # type: ignore[arg-type]
@@ -195,11 +214,3 @@ class CounterWriter:
             event(self._stamp(start_ns), begin),
             event(self._stamp(end_ns), self._packets.end(track)),
         ]
-
-
-def _changed(track: _Track, stamp: bytes, value: float) -> list[bytes]:
-    """A value that differs from the one before; a track keeps its value until the next."""
-    if value == track.shown:
-        return []
-    track.shown = value
-    return [counted(stamp, track.front, value)]

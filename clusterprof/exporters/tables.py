@@ -107,8 +107,9 @@ class Batch:
     def add(self, rows: int, **columns: Sequence[Any] | str | int | None) -> None:
         """Add rows; what is no list is the same in all of them."""
         for name, values in columns.items():
-            alike = values is None or isinstance(values, str | int)
-            self.columns[name] += [values] * rows if alike else values  # type: ignore[operator]
+            if values is None or isinstance(values, str | int):
+                values = [values] * rows
+            self.columns[name] += values
         self.rows += rows
 
     def take(self) -> dict[str, list[Any]]:

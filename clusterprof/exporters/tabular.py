@@ -23,25 +23,33 @@ class Writer(Protocol):
         """Write what stands at the end; the file itself is closed by others."""
 
 
-def write_tables(
-    run: Run,
-    output: Output,
-    suffix: str,
-    names: Sequence[str],
-    signals: Sequence[str],
-    writer: Callable[[BinaryIO, Table], Writer],
-    mixed: bool = False,
-) -> None:
-    """Write tables: a file each into a folder, one alone anywhere, all in one file if `mixed`.
+def tables_for(output: Output, names: Sequence[str], mixed: bool = False) -> list[str]:
+    """Return the tables to write, all when none is named.
 
-    Raises UsageError for a table that there is not, and for several that need a folder.
+    Raises UsageError for a table that there is not, and for several that need a folder; those of
+    a `mixed` format may share a file.
     """
-    wanted = _wanted(names)
+    for name in names:
+        if name not in TABLE_NAMES:
+            raise UsageError(f"there is no table {name!r}{nearest(name, TABLE_NAMES)}")
+    wanted = [name for name in TABLE_NAMES if name in names or not names]
     if not output.is_folder and not mixed and len(wanted) > 1:
         raise UsageError(
             f"{len(wanted)} tables need a folder: {', '.join(wanted)}",
             f"-o FOLDER/, or one of them with --table {wanted[0]}",
         )
+    return wanted
+
+
+def write_tables(
+    run: Run,
+    output: Output,
+    suffix: str,
+    wanted: Sequence[str],
+    signals: Sequence[str],
+    writer: Callable[[BinaryIO, Table], Writer],
+) -> None:
+    """Write tables: a file each into a folder, else all that are wanted into one file."""
     with ExitStack() as stack:
         writers: dict[str, Writer] = {}
         shared = None if output.is_folder else stack.enter_context(output.whole())
@@ -53,10 +61,3 @@ def write_tables(
             writers[table.name].write(rows)
         for one in writers.values():
             one.close()
-
-
-def _wanted(names: Sequence[str]) -> list[str]:
-    for name in names:
-        if name not in TABLE_NAMES:
-            raise UsageError(f"there is no table {name!r}{nearest(name, TABLE_NAMES)}")
-    return [name for name in TABLE_NAMES if name in names or not names]

@@ -17,7 +17,8 @@ from clusterprof.renderers.metric_names import SECOND_NS, Described, Family, Poi
 from clusterprof.renderers.text_safety import safe_text
 
 _LONG = 1000
-_STEP_QUANTILES = {"step.p50_ns": "0.5", "step.p95_ns": "0.95", "step.p99_ns": "0.99"}
+_STEP_PERCENTILES = {"step.p50_ns": "50", "step.p95_ns": "95", "step.p99_ns": "99"}
+_ELSEWHERE = frozenset({"step.count"})  # it is `clusterprof_steps`, by rank
 _STALL = "stall."
 
 
@@ -110,14 +111,16 @@ def _findings(report: Report, points: Points) -> None:
 
 
 def _metric(metric: Metric, points: Points) -> None:
+    if metric.name in _ELSEWHERE:
+        return
     if metric.value is None:
         why = metric.why_missing or "not known"
         points[names.UNKNOWN].append(_point(1, metric=metric.name, reason=why))
         return
     bound: Literal["exact", "at most", "at least"] = metric.bound
-    if metric.name in _STEP_QUANTILES:
-        quantile = _STEP_QUANTILES[metric.name]
-        points[names.STEP].append(_point(metric.value / SECOND_NS, quantile=quantile))
+    if metric.name in _STEP_PERCENTILES:
+        percentile = _STEP_PERCENTILES[metric.name]
+        points[names.STEP].append(_point(metric.value / SECOND_NS, percentile=percentile))
     elif metric.name.startswith(_STALL):
         stall = metric.name.removeprefix(_STALL).removesuffix("_ratio")
         points[names.STALL].append(_point(metric.value, stall=stall, bound=bound))

@@ -138,9 +138,6 @@ OF_METRIC = {
         "clusterprof_coverage_ratio", "gauge", "ratio",
         "Share of the observed time for which devices were measured.",
     ),
-    "step.count": Described(
-        "clusterprof_step_count", "gauge", "", "Steps of all ranks together."
-    ),
     "recorder.cpu_ratio": Described(
         "clusterprof_recorder_cpu_ratio", "gauge", "ratio",
         "CPU time of the recorder over the recorded time, of the node where it is highest.",
