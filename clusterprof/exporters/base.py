@@ -53,6 +53,10 @@ class RunNode:
     """Takes times of the node's clock to the one of all nodes: ns since 1970, where the wall
     clocks were right."""
 
+    def instant_ns(self, t_ns: int) -> int:
+        """Return one time of the node's clock on the one of all nodes."""
+        return int(self.common_ns(np.array([t_ns], np.int64))[0])
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -66,8 +70,7 @@ class Run:
         history = self.report.history
         if history is not None and history.started_at_ns is not None:
             return history.started_at_ns
-        first = [node.common_ns(np.array([node.first_ns])) for node in self.nodes]
-        return min((int(one[0]) for one in first), default=0)
+        return min((node.instant_ns(node.first_ns) for node in self.nodes), default=0)
 
     def at(self, place: int) -> tuple[RunNode, RunRank] | None:
         """Return the node and rank at a place in `Report.ranks`; None when there is none."""

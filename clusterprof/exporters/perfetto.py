@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-import numpy as np
-
 from clusterprof.errors import UsageError
 from clusterprof.exporters import perfetto_waits
 from clusterprof.exporters.base import Run, RunNode
@@ -65,7 +63,7 @@ def packets_of(run: Run, node: RunNode) -> Iterator[list[bytes]]:
     spans = SpanWriter(node, packets, groups, who)
     counters = CounterWriter(node, packets, groups, reasons)
     first_ns = node.first_ns
-    packets.clock(_common(node, first_ns), first_ns)
+    packets.clock(node.instant_ns(first_ns), first_ns)
     yield _with(packets, [])
     for found in perfetto_waits.packets_of(run, node, packets, groups):
         yield _with(packets, found)
@@ -78,7 +76,7 @@ def packets_of(run: Run, node: RunNode) -> Iterator[list[bytes]]:
             elif isinstance(record, Columns):
                 out += counters.packets_of(record)
             elif isinstance(record, Clock):
-                packets.clock(_common(node, record.monotonic_ns), record.monotonic_ns)
+                packets.clock(node.instant_ns(record.monotonic_ns), record.monotonic_ns)
             else:
                 out += _instants(record, node, packets, groups, reasons)
         if out or packets.told:
@@ -92,10 +90,6 @@ def _with(packets: Packets, found: list[bytes]) -> list[bytes]:
     return told + found
 
 
-def _common(node: RunNode, t_ns: int) -> int:
-    return max(int(node.common_ns(np.array([t_ns], np.int64))[0]), 0)
-
-
 def _instants(
     record: Record, node: RunNode, packets: Packets, groups: Groups, reasons: Reasons
 ) -> list[bytes]:
@@ -107,7 +101,7 @@ def _instants(
         name = safe_text(" ".join(word for word in words if word), 200)
         why = packets.annotated("why", reason_of(record))
         told = packets.instant(track, name, why)
-        return [event(varint(_common(node, record.t_ns)), told)]
+        return [event(varint(node.instant_ns(record.t_ns)), told)]
     if isinstance(record, Event) and record.kind not in _UNTOLD_EVENTS:
         track = packets.child(groups.host(), "events")
         notes = [
@@ -115,5 +109,5 @@ def _instants(
             for key, value in list(record.attributes.items())[:20]
         ]
         told = packets.instant(track, safe_text(record.kind, 100), *notes)
-        return [event(varint(_common(node, record.t_ns)), told)]
+        return [event(varint(node.instant_ns(record.t_ns)), told)]
     return []

@@ -179,7 +179,7 @@ class CounterWriter:
         return [*zero, counted(stamp, track.front, value)]
 
     def _stamp(self, t_ns: int) -> bytes:
-        return varint(int(self._node.common_ns([t_ns])[0]))  # type: ignore[arg-type]
+        return varint(self._node.instant_ns(t_ns))
 
     def _front(self, signal: str, device: str) -> bytes:
         shown = _BY_NAME[signal]

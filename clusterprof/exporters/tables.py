@@ -244,14 +244,10 @@ def _spans(
     )  # fmt: skip
 
 
-def _instant(node: RunNode, t_ns: int) -> int:
-    return int(node.common_ns(np.array([t_ns], np.int64))[0])
-
-
 def _event(batch: Batch, node: RunNode, name: str, event: Event) -> None:
     said = json.dumps(event.attributes, default=str, sort_keys=True)  # ASCII, whatever is in it
     batch.add(
-        1, node=name, t_ns=_instant(node, event.t_ns), event=safe_text(event.kind, LONG),
+        1, node=name, t_ns=node.instant_ns(event.t_ns), event=safe_text(event.kind, LONG),
         attributes=safe_text(said, LONG),
     )  # fmt: skip
 
@@ -260,4 +256,4 @@ def _gap(batch: Batch, node: RunNode, name: str, gap: Gap) -> None:
     words = (gap.collector, gap.signal, gap.device, gap.kind, gap.message, gap.remedy)
     keys = ("collector", "signal", "device", "kind", "message", "remedy")
     said = {key: safe_text(word, LONG) for key, word in zip(keys, words)}
-    batch.add(1, node=name, t_ns=_instant(node, gap.t_ns), **said)
+    batch.add(1, node=name, t_ns=node.instant_ns(gap.t_ns), **said)
