@@ -20,6 +20,7 @@ from clusterprof.cli.demo import demo
 from clusterprof.cli.doctor import doctor
 from clusterprof.cli.dump import dump
 from clusterprof.cli.explain import explain
+from clusterprof.cli.export import export
 from clusterprof.cli.gate import gate
 from clusterprof.cli.record import record
 from clusterprof.errors import EXIT_USAGE, UsageError
@@ -32,6 +33,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "gate": gate,
     "compare": compare,
     "explain": explain,
+    "export": export,
     "doctor": doctor,
     "demo": demo,
     "dump": dump,

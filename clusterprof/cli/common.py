@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from clusterprof.renderers.base import Renderer
 
 SCHEMA_VERSION = 1
-FORMATS = ("terminal", "plain", "json", "markdown")
+FORMATS = ("terminal", "plain", "json", "markdown", "openmetrics")
 RUN_HELP = "The recording, or nodes' folders of it kept apart: host1/ host2/"
 
 
@@ -88,7 +88,7 @@ def renderer_for(format_: str, profile: Profile, width: int, no_color: bool) -> 
 
     chosen = next(renderer for renderer in RENDERERS if renderer.name == format_)
     options: dict[str, Any] = {}
-    if format_ != "json":
+    if format_ not in ("json", "openmetrics"):
         facts = profile.section("facts")
         options = {
             "gpu_price_per_hour": facts["gpu_price_per_hour"],

@@ -7,7 +7,7 @@ report = analyze(Path("host1"), Path("host2"))         # brought together from n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from clusterprof.engine.dumps import dumps_of, notes_of
 from clusterprof.engine.history import history_of
 from clusterprof.engine.limits import bound
 from clusterprof.engine.node import analyse_node
-from clusterprof.engine.peers import across_ranks
+from clusterprof.engine.peers import Across, across_ranks
 from clusterprof.engine.report import build_report
 from clusterprof.engine.spill import spilled
 from clusterprof.findings import Report
@@ -25,6 +25,17 @@ from clusterprof.hostlists import fold
 from clusterprof.trace.sources import find_nodes
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Analysed:
+    """A report, and what it was made of."""
+
+    report: Report
+    folders: tuple[Path, ...]
+    """Of the nodes, in the order of `across.nodes`."""
+    across: Across
+    """`Report.ranks` are the books of its nodes, one node after the other."""
 
 
 def analyze(
@@ -43,6 +54,19 @@ def analyze(
     `history` asks for what happened when, too (`Report.history`).
     Raises `NoRecording` when there is nothing to read.
     """
+    one = analysed(path, *more, jobs=jobs, limits=limits, facts=facts, history=history)
+    return one.report
+
+
+def analysed(
+    path: Path,
+    *more: Path,
+    jobs: int = 1,
+    limits: Mapping[str, Mapping[str, Any]] = _NONE,
+    facts: Mapping[str, Any] = _NONE,
+    history: bool = False,
+) -> Analysed:
+    """Do what `analyze` does, and keep what the report was made of."""
     bound_limits = bound(limits)
     sources = find_nodes([path, *more])
     folders = sources.folders
@@ -61,4 +85,5 @@ def analyze(
     title = fold(map(str, (path, *more))) if more else str(path)
     report = build_report(title, across, sources.left_out)
     notes = (*report.notes, *notes_of(*dumps_of(folders)))
-    return replace(report, notes=notes, history=happened)
+    report = replace(report, notes=notes, history=happened)
+    return Analysed(report, tuple(folders), across)

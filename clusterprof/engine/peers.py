@@ -91,7 +91,7 @@ class Across:
     witness: Witness | None = None
     """What was noted while blame passed; None where operations were not laid side by side."""
     clock: Alignment | None = None
-    """What the nodes' own times are on the clock of the run."""
+    """Takes the times of every node to the common clock, in the order of `nodes`."""
     waits: LongWaits | None = None
     """None where nobody asked, or operations were not laid side by side."""
 
@@ -107,7 +107,8 @@ def across_ranks(
     """
     told = told_apart(nodes)
     anew = restarted(told.nodes, told.jobs)
-    across = _side_by_side(anew.nodes, place, limits or bound({}))
+    clock = aligned(anew.nodes)  # by operations alone: the ends of steps say it roughly
+    across = _side_by_side(anew.nodes, clock, place, limits or bound({}))
     still = hung(paused_together(given_back(alone(across.nodes))))
     quiet = silent(still.nodes)
     return replace(
@@ -116,11 +117,13 @@ def across_ranks(
         notes=(*still.notes, *quiet.notes, *told.notes, *across.notes),
         blinds=(*told.blinds, *across.blinds),
         findings=(*still.findings, *quiet.findings, *anew.findings),
+        clock=clock,
     )
 
 
-def _side_by_side(nodes: Sequence[NodeResult], place: Place, limits: Mapping[str, Any]) -> Across:
-    clock = aligned(nodes)  # by operations alone: the ends of steps say it roughly
+def _side_by_side(
+    nodes: Sequence[NodeResult], clock: Alignment, place: Place, limits: Mapping[str, Any]
+) -> Across:
     try:
         badly = troubled(nodes, limits)
         steps = stepped(nodes, place, badly)

@@ -17,6 +17,7 @@ from clusterprof.findings import Report
 from clusterprof.renderers.base import Renderer
 from clusterprof.renderers.json_ import Json
 from clusterprof.renderers.markdown import Markdown
+from clusterprof.renderers.openmetrics import OpenMetrics
 from clusterprof.renderers.plain import Plain
 from clusterprof.renderers.terminal import Terminal
 from clusterprof.renderers.text_safety import columns
@@ -27,6 +28,7 @@ OUTPUTS: list[Renderer] = [
     Plain(),
     Json(),
     Markdown(),
+    OpenMetrics(),
 ]
 # what our own spelling of a report says; everything else is a text that a machine may have chosen
 OURS = {"unit", "grade", "source", "bound"}

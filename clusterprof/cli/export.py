@@ -1,0 +1,115 @@
+"""`clusterprof export RUN... --to FORMAT`: a recording for other programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from clusterprof.cli import common
+
+if TYPE_CHECKING:
+    from clusterprof.engine.local import Analysed
+    from clusterprof.exporters.base import Exporter
+    from clusterprof.profiles import Profile
+
+_OF_TABLES = ("parquet", "csv", "json")
+
+
+def export(
+    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help=common.RUN_HELP)],
+    to: Annotated[
+        str, typer.Option("--to", help="perfetto, parquet, csv, json, openmetrics or otlp.")
+    ],
+    output: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("-o", "--output", help="Write to this file, or into this FOLDER/."),
+    ] = None,
+    tables: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--table", help="Only this table (parquet, csv, json). Repeatable."),
+    ] = None,
+    signals: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--signal", help="Only samples like this: 'gpu.*'. Repeatable."),
+    ] = None,
+    endpoint: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Where OTLP goes: http://HOST:4318."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that OTLP may take.")] = 10.0,
+    profile: Annotated[
+        Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the nodes.")] = 1,
+) -> None:
+    """Write a recording for other programs: a trace, tables, or metrics."""
+    from clusterprof.exporters.base import run_of
+    from clusterprof.exporters.output import Output
+
+    exporter = _exporter(to, tables or [], signals or [], endpoint, timeout)
+    _refuse_what_does_not_fit(to, tables, signals, endpoint, output)
+    path = Path(output) if output is not None else None
+    folder = output is not None and output.endswith(os.sep)
+    target = Output(path, sys.stdout.buffer, folder)
+    exporter.check(target)
+    settings = common.load_profile(profile)
+    for note in exporter.export(run_of(_analysed(run, settings, jobs)), target):
+        common.print_error(note)
+
+
+def _exporter(
+    to: str, tables: Sequence[str], signals: Sequence[str], endpoint: str | None, timeout_s: float
+) -> Exporter:
+    from clusterprof.errors import UsageError
+    from clusterprof.exporters.registry import EXPORTERS
+    from clusterprof.profiles import nearest
+
+    names = [exporter.name for exporter in EXPORTERS]
+    if to not in names:
+        raise UsageError(f"--to {to!r} is unknown{nearest(to, names)}")
+    chosen: Any = next(exporter for exporter in EXPORTERS if exporter.name == to)
+    if to in _OF_TABLES:
+        made: Exporter = chosen(tables, signals)
+    elif to == "otlp":
+        if endpoint is None:
+            raise UsageError("--to otlp needs to know where", "--endpoint http://HOST:4318")
+        made = chosen(endpoint, timeout_s, os.environ)
+    else:
+        made = chosen()
+    return made
+
+
+def _refuse_what_does_not_fit(
+    to: str,
+    tables: Sequence[str] | None,
+    signals: Sequence[str] | None,
+    endpoint: str | None,
+    output: str | None,
+) -> None:
+    from clusterprof.errors import UsageError
+
+    if (tables or signals) and to not in _OF_TABLES:
+        option = "--table" if tables else "--signal"
+        raise UsageError(f"{option} is for {', '.join(_OF_TABLES)}, not for {to}")
+    if endpoint is not None and to != "otlp":
+        raise UsageError(f"--endpoint is for otlp, not for {to}")
+    if output is not None and to == "otlp":
+        raise UsageError("--to otlp sends to --endpoint and writes no file")
+
+
+def _analysed(paths: Sequence[Path], profile: Profile, jobs: int) -> Analysed:
+    import dataclasses
+
+    from clusterprof.engine.limits import known_limits
+    from clusterprof.engine.local import analysed
+    from clusterprof.profiles import bind_limits
+
+    bound = bind_limits(profile, known_limits())
+    limits = {cause: dataclasses.asdict(bound[cause]) for cause in profile.section("limits")}
+    facts = profile.section("facts")
+    return analysed(*paths, jobs=jobs, limits=limits, facts=facts, history=True)
