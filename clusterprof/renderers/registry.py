@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from clusterprof.renderers.html.page import Html
 from clusterprof.renderers.json_ import Json
 from clusterprof.renderers.markdown import Markdown
 from clusterprof.renderers.plain import Plain
 from clusterprof.renderers.terminal import Terminal
 
-RENDERERS: tuple[type[Terminal] | type[Plain] | type[Json] | type[Markdown], ...] = (
+RENDERERS: tuple[type[Terminal] | type[Plain] | type[Json] | type[Markdown] | type[Html], ...] = (
     Terminal,
     Plain,
     Json,
     Markdown,
+    Html,
 )

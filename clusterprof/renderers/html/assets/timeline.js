@@ -1,0 +1,184 @@
+// Every rank, or node, over the run: what it lost most to, how much, its steps, and who waited.
+
+const TL = { rowHeight: 20, height: 400 };
+
+function timeline(box, space, canvas) {
+  const raster = new Raster(canvas);
+  Object.assign(TL, { box, canvas, scale: fullShare() });
+  drawers.push(() => {
+    const rows = rowsShown();
+    const room = 560;
+    TL.rowHeight = Math.max(3, Math.min(30, Math.floor(room / rows.length)));
+    TL.height = Math.min(584, rows.length * TL.rowHeight);
+    space.style.height = rows.length * TL.rowHeight + 'px';
+    canvas.style.height = TL.height + 'px';
+    canvas.style.width = V.width + 'px';
+    raster.fit(V.width, TL.height);
+    paintRows(raster, rows);
+    const context = raster.show();
+    drawTicks(context, TL.height, false);
+    drawNames(context, rows);
+    drawWaits(context);
+    drawCell(context);
+    drawCursor(context, TL.height);
+  });
+  box.addEventListener('scroll', redraw);
+}
+
+// The share from which on a colour is full: nearly the largest there is.
+function fullShare() {
+  const sums = [];
+  for (let row = 0; row < D.rowCount; row++) {
+    for (let i = 0; i < D.H.stretches; i += 3) {
+      let sum = 0;
+      for (const plane of D.H.planes) if (plane.rows[row]) sum += plane.rows[row][i];
+      if (sum) sums.push(sum);
+    }
+  }
+  if (!sums.length) return 1;
+  const sorted = Uint16Array.from(sums).sort();
+  return Math.max(0.05, Math.min(1, sorted[Math.floor(0.98 * (sorted.length - 1))] / 255));
+}
+
+function paintRows(raster, rows) {
+  const ratio = raster.ratio;
+  const top = TL.box.scrollTop;
+  const first = Math.floor(top / TL.rowHeight);
+  const last = Math.min(rows.length, Math.ceil((top + TL.height) / TL.rowHeight));
+  const all = runs(ratio);
+  const brushes = inks();
+  const gap = TL.rowHeight >= 8 ? 1 : 0;
+  for (let at = first; at < last; at++) {
+    const y0 = Math.round((at * TL.rowHeight - top) * ratio);
+    const y1 = Math.round(((at + 1) * TL.rowHeight - gap - top) * ratio);
+    const paint = TL.rowHeight >= 18 ? paintStack : paintShade;
+    for (const run of all) paint(raster, rows[at], run, y0, y1, brushes);
+    paintMarks(raster, rows[at], y0, y1, ratio);
+  }
+}
+
+// Bars: as much of the height as was lost, each cause with its colour and pattern.
+function paintStack(raster, row, run, y0, y1, brushes) {
+  if (!meanOf(D.H.inStep[row], run.a, run.b)) return;
+  raster.fill(run.x0, run.x1, y0, y1, C.track32);
+  let sum = 0;
+  let y = y1;
+  for (const { cause, rows } of D.H.planes) {
+    if (!rows[row]) continue;
+    const share = meanOf(rows[row], run.a, run.b) / 255;
+    if (!share) continue;
+    sum += share;
+    const next = Math.max(y0, y1 - Math.max(1, Math.round(Math.min(1, sum) * (y1 - y0))));
+    const ink = brushes[cause];
+    if (ink.mask && !ink.pale) {
+      raster.fillPattern(run.x0, run.x1, next, y, ink.pixel, ink.stroke, ink.mask);
+    } else raster.fill(run.x0, run.x1, next, y, ink.pixel);
+    y = Math.min(y, next);
+  }
+}
+
+// Low rows: the colour of what cost most there, the stronger the more was lost.
+function paintShade(raster, row, run, y0, y1, brushes) {
+  if (!meanOf(D.H.inStep[row], run.a, run.b)) return;
+  let [most, sum, best] = [0, 0, -1];
+  for (const { cause, rows } of D.H.planes) {
+    if (!rows[row]) continue;
+    const share = meanOf(rows[row], run.a, run.b) / 255;
+    if (S.cause >= 0 && S.cause !== cause) continue;
+    sum += share;
+    if (share > most) [most, best] = [share, cause];
+  }
+  if (best < 0) return raster.fill(run.x0, run.x1, y0, y1, C.track32);
+  const part = 0.12 + 0.88 * Math.min(1, sum / TL.scale);
+  raster.fill(run.x0, run.x1, y0, y1, pixel(mix(brushes[best].colour, C.track, part)));
+}
+
+// Ends of steps, as soon as they are far enough apart to be told apart.
+function paintMarks(raster, row, y0, y1, ratio) {
+  const marks = D.H.marks.get(row) || D.H.marks.get(-1);
+  if (!marks || y1 - y0 < 4 * ratio) return;
+  let low = 0;
+  for (let high = marks.length; low < high;) {
+    const middle = (low + high) >> 1;
+    if (marks[middle] < S.from) low = middle + 1;
+    else high = middle;
+  }
+  let end = low;
+  while (end < marks.length && marks[end] <= S.to) end++;
+  if ((end - low) * 6 > V.width - V.gutter) return;
+  const ink = pixel(mix(C.text, C.track, 0.7));
+  for (let i = low; i < end; i++) {
+    const x = Math.round(toX(marks[i]) * ratio);
+    raster.fill(x, x + 1, y0, y0 + Math.round((y1 - y0) * 0.55), ink);
+  }
+}
+
+function guiltyRows() {
+  const key = S.cause;
+  if (guiltyRows.key !== key) {
+    guiltyRows.key = key;
+    guiltyRows.rows = new Set();
+    for (const finding of D.findings) {
+      if (finding.outside || (key >= 0 && finding.cause !== key)) continue;
+      for (const at of finding.culprits.slice(0, 8)) guiltyRows.rows.add(D.rowOfRank[at]);
+    }
+  }
+  return guiltyRows.rows;
+}
+
+function drawNames(context, rows) {
+  const every = Math.ceil(12 / TL.rowHeight);
+  const top = TL.box.scrollTop;
+  context.font = '11.5px system-ui, sans-serif';
+  context.textAlign = 'right';
+  context.textBaseline = 'middle';
+  const guilty = guiltyRows();
+  const first = Math.floor(top / TL.rowHeight);
+  const last = Math.min(rows.length, Math.ceil((top + TL.height) / TL.rowHeight));
+  for (let at = first; at < last; at++) {
+    const y = (at + 0.5) * TL.rowHeight - top;
+    const marked = guilty.has(rows[at]) && guilty.size <= 24;
+    if (marked) {
+      context.fillStyle = C.textCss;
+      context.beginPath();
+      const size = Math.min(5, Math.max(2.5, TL.rowHeight / 2));
+      context.moveTo(V.gutter - 8, y - size);
+      context.lineTo(V.gutter - 8 + size, y);
+      context.lineTo(V.gutter - 8, y + size);
+      context.lineTo(V.gutter - 8 - size, y);
+      context.fill();
+    }
+    if (at % every && !(marked && every > 1 && guilty.size < 4)) continue;
+    if (at % every === 0 && every > 1 && nearGuilty(rows, at, every, guilty)) continue;
+    context.fillStyle = marked || rows[at] === S.row ? C.textCss : C.softCss;
+    context.fillText(shortened(context, rowName(rows[at])), V.gutter - 18, y);
+  }
+}
+
+function nearGuilty(rows, at, every, guilty) {
+  if (guilty.size >= 4 || guilty.has(rows[at])) return false;
+  for (let i = at - every + 1; i < at + every; i++) if (guilty.has(rows[i])) return true;
+  return false;
+}
+
+function shortened(context, text) {
+  const room = V.gutter - 24;
+  let shown = text;
+  while (shown.length > 4 && context.measureText(shown).width > room) {
+    shown = shown.slice(0, Math.floor(shown.length * 0.9) - 1) + '\u2026';
+  }
+  return shown;
+}
+
+function drawCell(context) {
+  const at = rowsShown().indexOf(S.row);
+  if (at < 0 || S.time < 0) return;
+  const start = Math.floor(S.time / D.H.stretch_s) * D.H.stretch_s;
+  const x0 = Math.max(V.gutter, toX(start));
+  const wide = Math.max(3, toX(start + D.H.stretch_s) - x0);
+  context.strokeStyle = C.focusCss;
+  context.lineWidth = 2;
+  const y = at * TL.rowHeight - TL.box.scrollTop;
+  context.strokeRect(x0, y, wide, Math.max(3, TL.rowHeight - 1));
+  context.lineWidth = 1;
+}
