@@ -8,19 +8,14 @@ from clusterprof.renderers.html.advice import remedies
 from clusterprof.renderers.html.palette import css_class
 from clusterprof.renderers.html.swatch import bar, swatch
 from clusterprof.renderers.html.tags import Markup, slug, tag
-from clusterprof.renderers.html.verdict import cost_of
+from clusterprof.renderers.html.verdict import cost_of, sure
+from clusterprof.renderers.matrix import amount
 from clusterprof.units import human
 
-_OPEN = 3  # findings whose details are shown at once
+_OPEN = 1  # findings whose details are shown at once
 _MOST_CULPRITS = 8
 _MOST_GROUPS = 3
 _WIDTH = 240
-_GRADES = {
-    "A": "marker and counter agree",
-    "B": "one direct signal",
-    "C": "correlation only",
-    "D": "prior",
-}
 
 
 def causes(report: Report) -> Markup:
@@ -55,7 +50,7 @@ def _card(number: int, finding: Finding, report: Report, name: str) -> Markup:
             "span",
             f"{words.certainty(finding)}",
             class_="sure",
-            title=f"how certain the cause is: {_GRADES.get(finding.grade, '')}",
+            title=f"how certain the cause is: {sure(finding)}",
         ),
     )
     body = tag(
@@ -76,7 +71,7 @@ def _details(finding: Finding, report: Report) -> list[Markup | None]:
         ("Lost", f"{words.lost(finding)}, {human(finding.share_ratio, 'ratio')} of the {whole}"),
         ("Fixing only this wins", words.recoverable(finding, "cannot be said")),
         ("Worth", cost_of(finding, report)),
-        ("Sure", f"{words.certainty(finding)}: {_GRADES.get(finding.grade, '')}"),
+        ("Sure", sure(finding)),
         ("When", whose.persistence(finding)),
         ("Whose", whose.culprits(finding, _MOST_GROUPS) or "no rank's doing"),
     ]
@@ -126,7 +121,7 @@ def _culprit(one: Culprit) -> Markup:
         tag("td", "" if one.rank is None else str(one.rank)),
         tag("td", one.resource),
         *(
-            tag("td", "" if ns is None else human(ns, "ns"), class_="n")
+            tag("td", "" if ns is None else amount(ns), class_="n")
             for ns in (one.own_ns, one.others_ns, one.recoverable_ns)
         ),
     ]

@@ -130,7 +130,7 @@ def _top() -> Markup:
 def _when() -> Markup:
     return tag(
         "section",
-        tag("h2", "When: every rank over the run"),
+        tag("h2", "When: the run over time"),
         tag("div", _no_script(), id="when-body"),
         id="when", class_="card",
     )  # fmt: skip

@@ -13,6 +13,13 @@ from clusterprof.units import human
 _MOST_OF_BAR = 12  # causes with a name under the bar
 _MOST_SEEN = 3  # numbers behind "why"
 
+_GRADES = {
+    "A": "marker and counter agree",
+    "B": "one direct signal",
+    "C": "correlation only",
+    "D": "prior",
+}
+
 
 def verdict(report: Report, price: float | None, currency: str) -> Markup:
     """Return the section that answers what, how much, why, who and what next."""
@@ -145,7 +152,13 @@ def _how_much(first: Finding, report: Report) -> str:
 def _why(first: Finding) -> str:
     seen = [words.evidence(item) for item in first.evidence[:_MOST_SEEN]]
     said = "; ".join(seen) if seen else "no single number behind it was kept"
-    return f"{said}. Sure {words.certainty(first)}."
+    return f"{said}. That is {sure(first)}."
+
+
+def sure(finding: Finding) -> str:
+    """Say how certain a cause is, and on what grounds."""
+    said = f"{100 * finding.confidence_ratio:.0f} % sure, grade {finding.grade}"
+    return f"{said}: {_GRADES[finding.grade]}" if finding.grade in _GRADES else said
 
 
 def _who(first: Finding) -> str:

@@ -11,7 +11,7 @@ function heatMap() {
   more.addEventListener('click', () => { count += 4 * PAGE; redraw(); });
   const heading = (cause) => {
     const known = D.causes[cause];
-    const box = known && el('span', { class: 'chip-box k-' + known.family + ' tone' + known.tone });
+    const box = known && swatch(known);
     const button = el('button', {
       type: 'button', 'aria-pressed': String(sorted === cause),
       onclick: () => { sorted = cause; redraw(); },

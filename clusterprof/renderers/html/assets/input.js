@@ -8,8 +8,9 @@ function placeAt(event, canvas) {
   const [x, y] = [event.clientX - box.left, event.clientY - box.top];
   const time = Math.max(S.from, Math.min(S.to, toTime(x)));
   const rows = rowsShown();
-  const at = Math.floor((y + (canvas === TL.canvas ? TL.box.scrollTop : 0)) / TL.rowHeight);
-  return { x, y, time, row: canvas === TL.canvas && rows[at] !== undefined ? rows[at] : -1 };
+  const inRows = canvas === TL.canvas && y >= 0;
+  const row = inRows ? rows[rowAt(y + TL.box.scrollTop)] : undefined;
+  return { x, y, time, row: row === undefined ? -1 : row };
 }
 
 function attach(canvas) {
@@ -140,15 +141,13 @@ function moveTo(row, time) {
   if (to > S.to) panBy(to - S.to);
   set({ row, time: to });
   const at = rowsShown().indexOf(row);
-  const top = at * TL.rowHeight;
+  const [top, bottom] = [TL.tops[at], TL.tops[at + 1]];
   if (top < TL.box.scrollTop) TL.box.scrollTop = top;
-  if (top + TL.rowHeight > TL.box.scrollTop + TL.height) {
-    TL.box.scrollTop = top + TL.rowHeight - TL.height;
-  }
+  if (bottom > TL.box.scrollTop + TL.height) TL.box.scrollTop = bottom - TL.height;
   const box = TL.canvas.getBoundingClientRect();
   const y = top - TL.box.scrollTop;
   const place = { x: -1, y, time: to, row };
-  showTip(box.left + toX(to), box.top + y + TL.rowHeight, place, TL.canvas);
+  showTip(box.left + toX(to), box.top + y + bottom - top, place, TL.canvas);
   spoken.textContent = tip.textContent;
 }
 
@@ -181,7 +180,7 @@ function readOut(place, canvas) {
   lines.push(el('div', null, el('span', null, 'lost'), el('span', null, percent(sum))));
   for (const [cause, share] of some.slice(0, 6)) {
     const known = D.causes[cause];
-    const box = el('span', { class: 'chip-box k-' + known.family + ' tone' + known.tone });
+    const box = swatch(known);
     lines.push(el('div', null, box, el('span', null, known.id), el('span', null, percent(share))));
   }
   const near = canvas === TL.canvas && place.x >= 0 ? waitNear(place.x, place.y) : -1;

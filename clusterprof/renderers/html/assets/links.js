@@ -24,7 +24,7 @@ function ofNode(wait) {
 
 function rowMiddle(places, rank) {
   const at = places.get(D.rowOfRank[rank]);
-  return at === undefined ? null : (at + 0.5) * TL.rowHeight - TL.box.scrollTop;
+  return at === undefined ? null : (TL.tops[at] + TL.tops[at + 1]) / 2 - TL.box.scrollTop;
 }
 
 function drawWaits(context) {
@@ -56,7 +56,7 @@ function drawWait(context, wait, places, chosen) {
     context.stroke();
   }
   if (culprit !== null) {
-    const from = victim === null ? (culprit > TL.height / 2 ? 0 : TL.height) : victim;
+    const from = seenFrom(victim, culprit, chosen);
     const bend = Math.min(26, 6 + Math.abs(culprit - from) / 8);
     context.beginPath();
     context.moveTo(x1, from);
@@ -73,6 +73,14 @@ function drawWait(context, wait, places, chosen) {
   if (chosen && victim !== null) label(context, 'waited ' + human(wait.length * 1e9), x0, victim);
   context.globalAlpha = 1;
   context.lineWidth = 1;
+}
+
+// A link to a row out of sight begins near the culprit: many such would hide all else.
+function seenFrom(victim, culprit, chosen) {
+  const outside = victim === null || victim < 0 || victim > TL.height;
+  if (!outside || (chosen && victim !== null)) return victim;
+  const up = victim === null ? culprit > TL.height / 2 : victim < culprit;
+  return culprit + (up ? -18 : 18);
 }
 
 function label(context, text, x, y) {
@@ -114,7 +122,7 @@ function chooseWait(at) {
   const rows = [wait.victim, wait.culprit].filter((one) => one >= 0)
     .map((one) => places.indexOf(D.rowOfRank[one])).filter((one) => one >= 0);
   if (rows.length) {
-    const middle = rows.reduce((sum, one) => sum + one, 0) / rows.length * TL.rowHeight;
+    const middle = rows.reduce((sum, one) => sum + TL.tops[one], 0) / rows.length;
     TL.box.scrollTop = Math.max(0, middle - TL.height / 2);
   }
 }

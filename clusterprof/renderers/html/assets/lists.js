@@ -46,7 +46,7 @@ function causeChips() {
     const known = D.causes[cause];
     const button = el('button', {
       type: 'button', title: known.title, onclick: () => set({ cause: S.cause === cause ? -1 : cause }),
-    }, el('span', { class: 'chip-box k-' + known.family + ' tone' + known.tone }), known.id);
+    }, swatch(known), known.id);
     box.append(button);
     return [cause, button];
   });

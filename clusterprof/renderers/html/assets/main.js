@@ -23,7 +23,9 @@ function when() {
     range.textContent = clock(S.from, step) + ' to ' + clock(S.to, step) + ' of ' + clock(SPAN, step);
     links.setAttribute('aria-pressed', String(S.links));
   });
-  const canvas = (label, focus) => el('canvas', { role: 'img', 'aria-label': label, tabindex: focus ? 0 : null });
+  const canvas = (label, focus) => el('canvas', {
+    role: focus ? 'application' : 'img', 'aria-label': label, tabindex: focus ? 0 : null,
+  });
   const mini = canvas('The whole run, and the part in view', false);
   const loss = canvas('Lost time by cause over the run', false);
   const what = D.rows.by === 'rank' ? 'Every rank' : 'Every node';

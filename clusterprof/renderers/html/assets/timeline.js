@@ -1,16 +1,15 @@
 // Every rank, or node, over the run: what it lost most to, how much, its steps, and who waited.
 
-const TL = { rowHeight: 20, height: 400 };
+const TL = { tops: [0], height: 400 };
+const TALLEST = 584;
 
 function timeline(box, space, canvas) {
   const raster = new Raster(canvas);
   Object.assign(TL, { box, canvas, scale: fullShare() });
   drawers.push(() => {
     const rows = rowsShown();
-    const room = 560;
-    TL.rowHeight = Math.max(3, Math.min(30, Math.floor(room / rows.length)));
-    TL.height = Math.min(584, rows.length * TL.rowHeight);
-    space.style.height = rows.length * TL.rowHeight + 'px';
+    layOut(rows);
+    space.style.height = TL.tops[rows.length] + 'px';
     canvas.style.height = TL.height + 'px';
     canvas.style.width = V.width + 'px';
     raster.fit(V.width, TL.height);
@@ -23,6 +22,40 @@ function timeline(box, space, canvas) {
     drawCursor(context, TL.height);
   });
   box.addEventListener('scroll', redraw);
+}
+
+// Tops of the rows, and the end of the last: as high as there is room; a rank among nodes is higher.
+function layOut(rows) {
+  if (TL.of === rows) return;
+  TL.of = rows;
+  const each = Math.max(3, Math.min(30, Math.floor(560 / rows.length)));
+  TL.tops = new Float64Array(rows.length + 1);
+  rows.forEach((row, at) => {
+    const alone = D.rows.by === 'node' && D.rows.rank[row] >= 0;
+    TL.tops[at + 1] = TL.tops[at] + (alone ? Math.max(16, each) : each);
+  });
+  TL.height = Math.min(TALLEST, TL.tops[rows.length]);
+}
+
+function rowHeight(at) {
+  return TL.tops[at + 1] - TL.tops[at];
+}
+
+// The place among the rows shown of a height below the top of the first.
+function rowAt(y) {
+  let [low, high] = [0, TL.tops.length - 1];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (TL.tops[middle + 1] <= y) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// First and last place in sight.
+function inSight(rows) {
+  const top = TL.box.scrollTop;
+  return [rowAt(top), Math.min(rows.length, rowAt(top + TL.height) + 1)];
 }
 
 // The share from which on a colour is full: nearly the largest there is.
@@ -43,15 +76,14 @@ function fullShare() {
 function paintRows(raster, rows) {
   const ratio = raster.ratio;
   const top = TL.box.scrollTop;
-  const first = Math.floor(top / TL.rowHeight);
-  const last = Math.min(rows.length, Math.ceil((top + TL.height) / TL.rowHeight));
+  const [first, last] = inSight(rows);
   const all = runs(ratio);
   const brushes = inks();
-  const gap = TL.rowHeight >= 8 ? 1 : 0;
   for (let at = first; at < last; at++) {
-    const y0 = Math.round((at * TL.rowHeight - top) * ratio);
-    const y1 = Math.round(((at + 1) * TL.rowHeight - gap - top) * ratio);
-    const paint = TL.rowHeight >= 18 ? paintStack : paintShade;
+    const gap = rowHeight(at) >= 8 ? 1 : 0;
+    const y0 = Math.round((TL.tops[at] - top) * ratio);
+    const y1 = Math.round((TL.tops[at + 1] - gap - top) * ratio);
+    const paint = rowHeight(at) >= 16 ? paintStack : paintShade;
     for (const run of all) paint(raster, rows[at], run, y0, y1, brushes);
     paintMarks(raster, rows[at], y0, y1, ratio);
   }
@@ -120,45 +152,49 @@ function guiltyRows() {
     guiltyRows.rows = new Set();
     for (const finding of D.findings) {
       if (finding.outside || (key >= 0 && finding.cause !== key)) continue;
-      for (const at of finding.culprits.slice(0, 8)) guiltyRows.rows.add(D.rowOfRank[at]);
+      if (finding.culprits.length > Math.max(2, D.count / 4)) continue;
+      for (const at of finding.culprits) guiltyRows.rows.add(D.rowOfRank[at]);
     }
   }
   return guiltyRows.rows;
 }
 
 function drawNames(context, rows) {
-  const every = Math.ceil(12 / TL.rowHeight);
   const top = TL.box.scrollTop;
   context.font = '11.5px system-ui, sans-serif';
   context.textAlign = 'right';
   context.textBaseline = 'middle';
   const guilty = guiltyRows();
-  const first = Math.floor(top / TL.rowHeight);
-  const last = Math.min(rows.length, Math.ceil((top + TL.height) / TL.rowHeight));
+  const [first, last] = inSight(rows);
+  const middle = (at) => {
+    const y = (TL.tops[at] + TL.tops[at + 1]) / 2 - top;
+    return Math.max(7, Math.min(TL.height - 7, y));
+  };
+  const marked = (at) => guilty.has(rows[at]) || rows[at] === S.row;
+  const free = [];
+  const write = (at, name) => {
+    const y = middle(at);
+    if (free.some((other) => Math.abs(other - y) < 12)) return;
+    free.push(y);
+    context.fillStyle = marked(at) ? C.textCss : C.softCss;
+    context.fillText(shortened(context, name), V.gutter - 18, y);
+  };
   for (let at = first; at < last; at++) {
-    const y = (at + 0.5) * TL.rowHeight - top;
-    const marked = guilty.has(rows[at]) && guilty.size <= 24;
-    if (marked) {
-      context.fillStyle = C.textCss;
-      context.beginPath();
-      const size = Math.min(5, Math.max(2.5, TL.rowHeight / 2));
-      context.moveTo(V.gutter - 8, y - size);
-      context.lineTo(V.gutter - 8 + size, y);
-      context.lineTo(V.gutter - 8, y + size);
-      context.lineTo(V.gutter - 8 - size, y);
-      context.fill();
-    }
-    if (at % every && !(marked && every > 1 && guilty.size < 4)) continue;
-    if (at % every === 0 && every > 1 && nearGuilty(rows, at, every, guilty)) continue;
-    context.fillStyle = marked || rows[at] === S.row ? C.textCss : C.softCss;
-    context.fillText(shortened(context, rowName(rows[at])), V.gutter - 18, y);
+    if (guilty.has(rows[at])) diamond(context, V.gutter - 8, middle(at), rowHeight(at));
+    if (marked(at)) write(at, rowName(rows[at]));
   }
+  for (let at = first; at < last; at++) if (!marked(at)) write(at, rowName(rows[at]));
 }
 
-function nearGuilty(rows, at, every, guilty) {
-  if (guilty.size >= 4 || guilty.has(rows[at])) return false;
-  for (let i = at - every + 1; i < at + every; i++) if (guilty.has(rows[i])) return true;
-  return false;
+function diamond(context, x, y, height) {
+  const size = Math.min(5, Math.max(2.5, height / 2));
+  context.fillStyle = C.textCss;
+  context.beginPath();
+  context.moveTo(x, y - size);
+  context.lineTo(x + size, y);
+  context.lineTo(x, y + size);
+  context.lineTo(x - size, y);
+  context.fill();
 }
 
 function shortened(context, text) {
@@ -178,7 +214,7 @@ function drawCell(context) {
   const wide = Math.max(3, toX(start + D.H.stretch_s) - x0);
   context.strokeStyle = C.focusCss;
   context.lineWidth = 2;
-  const y = at * TL.rowHeight - TL.box.scrollTop;
-  context.strokeRect(x0, y, wide, Math.max(3, TL.rowHeight - 1));
+  const y = TL.tops[at] - TL.box.scrollTop;
+  context.strokeRect(x0, y, wide, Math.max(3, rowHeight(at) - 1));
   context.lineWidth = 1;
 }

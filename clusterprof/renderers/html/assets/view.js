@@ -96,6 +96,9 @@ function drawTicks(context, height, labels) {
     context.stroke();
     context.globalAlpha = 1;
     context.fillStyle = C.softCss;
-    if (labels) context.fillText(clock(at * step, step), Math.min(x, V.width - 16), height + 4);
+    if (!labels) continue;
+    const text = clock(at * step, step);
+    const half = context.measureText(text).width / 2;
+    context.fillText(text, Math.min(x, V.width - half - 1), height + 4);
   }
 }

@@ -14,6 +14,24 @@ function el(name, attributes, ...children) {
   return made;
 }
 
+const SVG = 'http://www.w3.org/2000/svg';
+
+// The square of a cause: its colour and its pattern, as swatch.py makes it.
+function swatch(cause) {
+  const made = document.createElementNS(SVG, 'svg');
+  const shape = { width: 12, height: 12 };
+  const add = (more) => {
+    const rect = document.createElementNS(SVG, 'rect');
+    for (const [key, value] of Object.entries({ ...shape, ...more })) rect.setAttribute(key, value);
+    made.append(rect);
+  };
+  const whole = { ...shape, viewBox: '0 0 12 12', class: 'swatch', 'aria-hidden': 'true' };
+  for (const [key, value] of Object.entries(whole)) made.setAttribute(key, value);
+  add({ class: 'k-' + cause.family + ' tone' + cause.tone });
+  if (document.getElementById('p-' + cause.family)) add({ fill: 'url(#p-' + cause.family + ')' });
+  return made;
+}
+
 // As `units.human` writes nanoseconds.
 function human(ns) {
   const s = Math.abs(ns) / 1e9;
