@@ -7,7 +7,7 @@ from clusterprof.renderers import whose, words
 from clusterprof.renderers.html.advice import remedies
 from clusterprof.renderers.html.palette import css_class
 from clusterprof.renderers.html.swatch import bar, swatch
-from clusterprof.renderers.html.tags import Markup, slug, tag
+from clusterprof.renderers.html.tags import Markup, join, slug, tag
 from clusterprof.renderers.html.verdict import cost_of, sure
 from clusterprof.renderers.matrix import amount
 from clusterprof.units import human
@@ -108,11 +108,11 @@ def _culprits(finding: Finding) -> Markup | None:
     more = tag("p", f"and {left:,} more; --json has them all", class_="note") if left else None
     table = tag(
         "table",
-        tag("caption", "Whose: time it lost itself, time others stood still waiting for it"),
         tag("thead", tag("tr", *head)),
         tag("tbody", *rows),
     )
-    return tag("div", table, more, class_="scroll")
+    about = "Whose: time each lost itself, and others stood still waiting for it"
+    return join(tag("p", about, class_="note"), tag("div", table, class_="scroll"), more)
 
 
 def _culprit(one: Culprit) -> Markup:

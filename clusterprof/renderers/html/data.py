@@ -56,8 +56,13 @@ def document(report: Report) -> dict[str, Any]:
         "caused": _matrix([rank.caused for rank in report.ranks], causes),
         "compared": any(rank.caused for rank in report.ranks),
         "findings": [
-            {"cause": causes.index(f.cause.id), "outside": f.outside_steps, "culprits": some}
-            for f, some in zip(report.findings, chiefs)
+            {
+                "cause": causes.index(finding.cause.id),
+                "outside": finding.outside_steps,
+                "culprits": some[:_MOST_CULPRITS],
+                "culprit_count": len(some),
+            }
+            for finding, some in zip(report.findings, chiefs)
         ],
         "rows": {"by": rows.by, "first": rows.first, "last": rows.last, "rank": rows.rank},
         "history": history_of(report, causes, rows),
@@ -131,8 +136,8 @@ def _matrix(buckets: Sequence[Sequence[tuple[str, int]]], causes: Sequence[str])
 def _chiefs(finding: Finding, report: Report) -> list[int]:
     """Return the places of a finding's chief culprits in `Report.ranks`."""
     places = {(rank.node, rank.rank, rank.device): at for at, rank in enumerate(report.ranks)}
-    chiefs = whose.chief_culprits(finding)[:_MOST_CULPRITS]
-    found = (places.get((one.node, one.rank, one.device)) for one in chiefs)
+    keys = ((one.node, one.rank, one.device) for one in whose.chief_culprits(finding))
+    found = (places.get(key) for key in keys)
     return [place for place in found if place is not None]
 
 

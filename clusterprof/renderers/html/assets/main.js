@@ -59,8 +59,8 @@ function when() {
 
 function hint() {
   return 'Drag to zoom in, Ctrl and wheel to zoom, Shift and drag to move, double click for the whole run; '
-    + 'with the keyboard: arrows, + and \u2212, Page Up and Down, Enter, Escape. Low rows have the colour '
-    + 'of what cost most there, full from ' + percent(fullShare()) + ' on; '
+    + 'with the keyboard: arrows, + and \u2212, Page Up and Down, Enter, Escape. High rows have bars, low rows '
+    + 'the colour of what cost most there; both are full from ' + percent(fullShare()) + ' on. '
     + '\u25c6 marks culprits, \u25bc slow steps. Shares in charts are rounded to ' + percent(1 / 255) + '.'
     + (D.H.waits_left_out ? ' ' + plural(D.H.waits_left_out, 'shorter wait') + ' are left out.' : '');
 }
@@ -76,7 +76,7 @@ function who() {
   body.replaceChildren(
     el('div', { class: 'controls' },
       D.compared ? choice('Amounts', modes, () => S.mode, (mode) => set({ mode })) : null,
-      el('span', { class: 'scale' }, '0 %', el('i'), most, ' of the time in steps; \u25c6 culprit')),
+      el('span', { class: 'scale' }, '0 %', el('i'), most, '\u25c6 culprit')),
     ...(D.nodes.length > 1 ? [nodeMap()] : []),
     heatMap());
   if (D.nodes.length < 2) body.querySelector('.scale').remove();

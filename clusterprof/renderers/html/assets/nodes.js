@@ -29,19 +29,21 @@ function nodeMap() {
       button.classList.toggle('deep', part > 0.6);
       button.classList.toggle('guilty', guilty.has(node));
       button.setAttribute('aria-pressed', String(S.node === node));
-      const about = D.nodes[node] + ': ' + percent(shares[node]) + ' ' + S.mode
+      const about = D.nodes[node] + ': ' + percent(shares[node]) + ' ' + shareOf()
         + (guilty.has(node) ? ', culprit' : '');
       button.setAttribute('aria-label', about);
       button.title = about;
       if (named) button.lastChild.textContent = percent(shares[node]);
     });
     box.dataset.most = percent(most);
-    for (const one of document.querySelectorAll('.most')) one.textContent = percent(most);
+    for (const one of document.querySelectorAll('.most')) one.textContent = percent(most) + ' ' + shareOf();
   });
   return box;
 }
 
-// Of the time in steps of a node's ranks, by node.
+const LOST = D.ranks.lost_ns.reduce((sum, ns) => sum + ns, 0);
+
+// By node: lost, of the time in steps of its ranks; or caused, of all that was lost.
 function nodeShares() {
   const shares = new Float64Array(D.nodes.length);
   const whole = new Float64Array(D.nodes.length);
@@ -52,10 +54,15 @@ function nodeShares() {
   }
   let most = 0;
   shares.forEach((ns, node) => {
-    shares[node] = whole[node] ? ns / whole[node] : 0;
+    const all = S.mode === 'felt' ? whole[node] : LOST;
+    shares[node] = all ? ns / all : 0;
     most = Math.max(most, shares[node]);
   });
   return { shares, most };
+}
+
+function shareOf() {
+  return S.mode === 'felt' ? 'of the time in steps lost' : 'of all lost time caused';
 }
 
 function amounts(mode, cause) {
@@ -66,9 +73,8 @@ function amounts(mode, cause) {
 function guiltyNodes() {
   const found = new Set();
   for (const finding of D.findings) {
-    if (finding.outside || (S.cause >= 0 && finding.cause !== S.cause)) continue;
-    const nodes = new Set(finding.culprits.map((at) => D.ranks.node[at]));
-    if (nodes.size <= Math.max(2, D.nodes.length / 4)) nodes.forEach((node) => found.add(node));
+    if (!pointsAtFew(finding) || (S.cause >= 0 && finding.cause !== S.cause)) continue;
+    for (const at of finding.culprits) found.add(D.ranks.node[at]);
   }
   return found;
 }

@@ -89,7 +89,7 @@ function paintRows(raster, rows) {
   }
 }
 
-// Bars: as much of the height as was lost, each cause with its colour and pattern.
+// Bars, as high as the loss (full from `TL.scale` on), each cause with its colour and pattern.
 function paintStack(raster, row, run, y0, y1, brushes) {
   if (!meanOf(D.H.inStep[row], run.a, run.b)) return;
   raster.fill(run.x0, run.x1, y0, y1, C.track32);
@@ -100,7 +100,8 @@ function paintStack(raster, row, run, y0, y1, brushes) {
     const share = meanOf(rows[row], run.a, run.b) / 255;
     if (!share) continue;
     sum += share;
-    const next = Math.max(y0, y1 - Math.max(1, Math.round(Math.min(1, sum) * (y1 - y0))));
+    const part = Math.min(1, sum / TL.scale);
+    const next = Math.max(y0, y1 - Math.max(1, Math.round(part * (y1 - y0))));
     const ink = brushes[cause];
     if (ink.mask && !ink.pale) {
       raster.fillPattern(run.x0, run.x1, next, y, ink.pixel, ink.stroke, ink.mask);
@@ -151,12 +152,16 @@ function guiltyRows() {
     guiltyRows.key = key;
     guiltyRows.rows = new Set();
     for (const finding of D.findings) {
-      if (finding.outside || (key >= 0 && finding.cause !== key)) continue;
-      if (finding.culprits.length > Math.max(2, D.count / 4)) continue;
+      if (!pointsAtFew(finding) || (key >= 0 && finding.cause !== key)) continue;
       for (const at of finding.culprits) guiltyRows.rows.add(D.rowOfRank[at]);
     }
   }
   return guiltyRows.rows;
+}
+
+// Of a cause that is nearly everybody's nobody is marked.
+function pointsAtFew(finding) {
+  return !finding.outside && finding.culprit_count <= Math.max(2, D.count / 4);
 }
 
 function drawNames(context, rows) {
