@@ -1,8 +1,8 @@
 """A headless Chromium that is told what to do over a pipe (the DevTools protocol), for tests.
 
-    with Browser.start(tmp_path) as browser:
-        page = browser.open(file)
-        page.evaluate("document.title")
+with Browser.start(tmp_path) as browser:
+    page = browser.open(file)
+    page.evaluate("document.title")
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class Browser:
             self.call(f"{domain}.enable")
         self.size(width, height)
         self.call("Page.navigate", url=file.resolve().as_uri() + hash_)
-        self.until("document.readyState === 'complete' && 'ready' in document.documentElement.dataset")
+        self.until(
+            "document.readyState === 'complete' && 'ready' in document.documentElement.dataset"
+        )
 
     def size(self, width: int, height: int, scale: float = 1) -> None:
         """Give the page a window of so many pixels."""

@@ -8,6 +8,8 @@ sums are those of the report, to the nanosecond.
 from __future__ import annotations
 
 import dataclasses
+from functools import cache, lru_cache
+from operator import add
 from typing import Any
 
 from cluster_report import cluster
@@ -108,36 +110,39 @@ def _guilty(report: Report) -> int:
 
 def _rank(rank: RankLedger, at: int, stretches: int, stretch: int, steps: int) -> RankHistory:
     own = dict(rank.caused).get("storage-remote", 0) > 0
-    lost: dict[str, list[int]] = {}
+    lost: dict[str, tuple[int, ...]] = {}
     for cause, ns in rank.buckets:
         waits = cause in _OF_OTHERS and not (own and cause == "storage-remote")
-        parts = _spread(ns, _weights(cause, stretches, at))
-        into = lost.setdefault(WAITING if waits else cause, [0] * stretches)
-        for place, part in enumerate(parts):
-            into[place] += part
-    in_step = _spread(rank.in_step_ns, [1] * stretches)
+        parts = _spread(ns, _weights(cause, stretches, at % 4))
+        name = WAITING if waits else cause
+        before = lost.get(name)
+        lost[name] = parts if before is None else tuple(map(add, before, parts))
+    in_step = _spread(rank.in_step_ns, (1,) * stretches)
     ends = tuple((k + 1) * stretch * stretches // steps - (at % 7) * 1000 for k in range(steps))
     largest_first = sorted(lost.items(), key=lambda one: (-sum(one[1]), one[0]))
-    return RankHistory(at, tuple(in_step), tuple((c, tuple(n)) for c, n in largest_first), ends)
+    return RankHistory(at, in_step, tuple(largest_first), ends)
 
 
-def _weights(cause: str, stretches: int, at: int) -> list[int]:
+@cache
+def _weights(cause: str, stretches: int, at: int) -> tuple[int, ...]:
     if cause == "storage-remote":  # in bursts, and worse towards the end
-        return [(3 + k * 6 // stretches) * (4 if k % 9 < 4 else 1) for k in range(stretches)]
+        return tuple((3 + k * 6 // stretches) * (4 if k % 9 < 4 else 1) for k in range(stretches))
     if cause == _LATE:
         low, high = stretches * 40 // 100, stretches * 55 // 100 + 1
-        return [int(low <= k < high) for k in range(stretches)]
-    return [5 + (k * 7 + at * 3) % 4 for k in range(stretches)]
+        return tuple(int(low <= k < high) for k in range(stretches))
+    return tuple(5 + (k * 7 + at * 3) % 4 for k in range(stretches))
 
 
-def _spread(ns: int, weights: list[int]) -> list[int]:
+@lru_cache(4096)
+def _spread(ns: int, weights: tuple[int, ...]) -> tuple[int, ...]:
     """Share an amount out by weights; the last takes what rounding left."""
-    whole, done, at, made = sum(weights), 0, 0, []
+    whole, done, at = sum(weights), 0, 0
+    made: list[int] = []
     for weight in weights:
         at += weight
         made.append(ns * at // whole - done)
         done += made[-1]
-    return made
+    return tuple(made)
 
 
 def _scaled(value: Any, by: int, name: str = "") -> Any:

@@ -28,12 +28,14 @@ _TITLES = {
 }
 _MOST_CULPRITS = 64  # of a finding, marked in charts
 _OF_A_FINDING = 4  # of them with a row of their own
+_MOST_CHARACTERS = 1_700_000  # of the document
+_SPARSE = 3  # values that are not nothing take so much room as all would with one each
 _FULL = 65535
 
 
 def block(report: Report) -> str:
     """Return the document as JSON that cannot end the script element it stands in."""
-    text = json.dumps(document(report), allow_nan=False, separators=(",", ":"))
+    text = _json(document(report))
     for character in "<>&":  # all else that could matter is not ASCII, and escaped already
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -47,7 +49,7 @@ def document(report: Report) -> dict[str, Any]:
     causes = cause_ids(report)
     chiefs = [_chiefs(finding, report) for finding in report.findings]
     rows = rows_of(nodes, len(names), _worth_a_row(report, chiefs))
-    return {
+    made = {
         "version": 1,
         "causes": _causes(report, causes),
         "nodes": [_name(name) for name in names],
@@ -65,8 +67,14 @@ def document(report: Report) -> dict[str, Any]:
             for finding, some in zip(report.findings, chiefs)
         ],
         "rows": {"by": rows.by, "first": rows.first, "last": rows.last, "rank": rows.rank},
-        "history": history_of(report, causes, rows),
     }
+    room = (_MOST_CHARACTERS - len(_json(made))) * 3 // 4  # four characters are three bytes
+    made["history"] = history_of(report, causes, rows, room)
+    return made
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 def node_names(report: Report) -> list[str]:
@@ -109,15 +117,15 @@ def _ranks(report: Report, nodes: Sequence[int]) -> dict[str, Any]:
     return {
         "node": list(nodes),
         "rank": [rank.rank for rank in ranks],
-        "pid": [rank.pid for rank in ranks],
-        "lost_ns": [rank.lost_ns for rank in ranks],
-        "caused_ns": [sum(ns for _, ns in rank.caused) for rank in ranks],
-        "in_step_ns": [rank.in_step_ns for rank in ranks],
+        "pid": [rank.pid if rank.rank is None else 0 for rank in ranks],
+        "lost_ns": _floats([rank.lost_ns for rank in ranks]),
+        "caused_ns": _floats([sum(ns for _, ns in rank.caused) for rank in ranks]),
+        "in_step_ns": _floats([rank.in_step_ns for rank in ranks]),
     }
 
 
 def _matrix(buckets: Sequence[Sequence[tuple[str, int]]], causes: Sequence[str]) -> dict[str, Any]:
-    """Return ns by cause and rank: 16 bits each, of the largest, for causes that have any."""
+    """Return ns by cause and rank in 16 bits, of the largest; with "ranks" where few have any."""
     number_of = {cause: at for at, cause in enumerate(causes)}
     ns = np.zeros((len(causes), len(buckets)))
     for at, some in enumerate(buckets):
@@ -126,11 +134,22 @@ def _matrix(buckets: Sequence[Sequence[tuple[str, int]]], causes: Sequence[str])
                 ns[number_of[cause], at] += amount
     largest = float(ns.max()) if ns.size else 0.0
     if largest <= 0:
-        return {"full_ns": 0, "causes": [], "bytes": ""}
-    kept = [at for at in range(len(causes)) if ns[at].any()]
-    scaled = np.rint(ns[kept] / largest * _FULL).astype("<u2")
-    scaled[(scaled == 0) & (ns[kept] > 0)] = 1  # little is not nothing
-    return {"full_ns": round(largest), "causes": kept, "bytes": packed(scaled)}
+        return {"full_ns": 0, "causes": []}
+    scaled = np.rint(ns / largest * _FULL).astype("<u2")
+    scaled[(scaled == 0) & (ns > 0)] = 1  # little is not nothing
+    found: list[dict[str, Any]] = []
+    for cause in range(len(causes)):
+        any_ = np.flatnonzero(scaled[cause])
+        if len(any_) * _SPARSE > len(buckets):
+            found.append({"cause": cause, "bytes": packed(scaled[cause])})
+        elif len(any_):
+            values = packed(scaled[cause, any_])
+            found.append({"cause": cause, "ranks": any_.tolist(), "bytes": values})
+    return {"full_ns": round(largest), "causes": found}
+
+
+def _floats(ns: Sequence[int]) -> str:
+    return packed(np.array(ns, dtype="<f4"))
 
 
 def _chiefs(finding: Finding, report: Report) -> list[int]:

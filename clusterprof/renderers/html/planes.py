@@ -26,8 +26,13 @@ _MOST_WAITS, _MOST_SLOW = 400, 50
 _LEAST_BYTES = 16  # stretches, of the largest of jobs
 
 
-def history_of(report: Report, causes: Sequence[str], rows: Rows) -> dict[str, Any]:
-    """Return what the charts over time are drawn from; {"why": reason} when there is nothing."""
+def history_of(
+    report: Report, causes: Sequence[str], rows: Rows, room: int = 1 << 30
+) -> dict[str, Any]:
+    """Return what the charts over time are drawn from, its planes in at most `room` bytes.
+
+    {"why": reason} when there is nothing.
+    """
     history = report.history
     if history is None:
         return {"why": "this analysis did not ask for what happened when"}
@@ -36,7 +41,7 @@ def history_of(report: Report, causes: Sequence[str], rows: Rows) -> dict[str, A
     number_of = {cause: at for at, cause in enumerate(causes)}
     lost, in_step = _sums(history, rows, number_of)
     present = lost.any(axis=2)
-    merge = _merge(int(present.sum()) + len(rows.rank), history.stretches)
+    merge = _merge(int(present.sum()) + len(rows.rank), history.stretches, room)
     lost, in_step = _merged(lost, merge), _merged(in_step, merge)
     ranks = np.array([max(len(some), 1) for some in rows.members], dtype=float)
     full = ranks[:, None] * history.stretch_ns * merge
@@ -85,10 +90,10 @@ def _padded(ns: Sequence[int], count: int) -> Any:
     return found
 
 
-def _merge(planes: int, stretches: int) -> int:
+def _merge(planes: int, stretches: int, room: int) -> int:
     """Return how many stretches share a byte."""
-    room = max(min(MOST_BYTES // max(planes, 1), MOST_STRETCHES), _LEAST_BYTES)
-    return -(-stretches // room)
+    each = min(room, MOST_BYTES) // max(planes, 1)
+    return -(-stretches // max(min(each, MOST_STRETCHES), _LEAST_BYTES))
 
 
 def _merged(array: Any, merge: int) -> Any:

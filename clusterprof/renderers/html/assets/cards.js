@@ -14,7 +14,7 @@ function copyButtons() {
   }
 }
 
-// A page opened from a disk may have no clipboard: then the text is selected, and copied the old way.
+// A page opened from a disk may have no clipboard: the text is selected, and copied the old way.
 async function copy(text, block) {
   try {
     await navigator.clipboard.writeText(text);

@@ -21,15 +21,20 @@ const D = JSON.parse(document.getElementById('data').textContent);
 D.count = D.ranks.node.length;
 D.H = D.history.stretches ? D.history : null;
 
+for (const name of ['lost_ns', 'caused_ns', 'in_step_ns']) {
+  const view = new DataView(bytesOf(D.ranks[name]).buffer);
+  D.ranks[name] = Float64Array.from({ length: D.count }, (_, at) => view.getFloat32(4 * at, true));
+}
+
 // ns by rank, for every cause that has any
 function unpackMatrix(matrix) {
-  const all = wordsOf(matrix.bytes, 2);
-  const byCause = new Map();
-  matrix.causes.forEach((cause, at) => {
-    const part = all.subarray(at * D.count, (at + 1) * D.count);
-    byCause.set(cause, part.map((word) => word / 65535 * matrix.full_ns));
-  });
-  return byCause;
+  return new Map(matrix.causes.map(({ cause, ranks, bytes }) => {
+    const values = wordsOf(bytes, 2).map((word) => word / 65535 * matrix.full_ns);
+    if (!ranks) return [cause, values];
+    const all = new Float64Array(D.count);
+    ranks.forEach((rank, at) => { all[rank] = values[at]; });
+    return [cause, all];
+  }));
 }
 D.feltBy = unpackMatrix(D.felt);
 D.causedBy = unpackMatrix(D.caused);

@@ -23,8 +23,9 @@ function heatMap() {
     if (key === shown) return;
     shown = key;
     const causes = S.cause >= 0 ? [S.cause] : columnsOf(S.mode);
-    const by = sorted < 0 || !causes.includes(sorted) ? amounts(S.mode, -1) : amounts(S.mode, sorted);
-    const ranks = S.node >= 0 ? [...D.ranksOfNode[S.node]] : Array.from({ length: D.count }, (_, at) => at);
+    const by = amounts(S.mode, causes.includes(sorted) ? sorted : -1);
+    const every = Array.from({ length: D.count }, (_, at) => at);
+    const ranks = S.node >= 0 ? [...D.ranksOfNode[S.node]] : every;
     ranks.sort((one, other) => by[other] - by[one] || one - other);
     const all = [-1, ...causes].map((cause) => amounts(S.mode, cause));
     const most = all.map((ns) => Math.max(1, ns.reduce((high, one) => Math.max(high, one), 0)));
@@ -44,11 +45,12 @@ function columnsOf(mode) {
 
 function heatRow(at, all, scale, most) {
   const node = D.ranks.node[at];
-  const name = el('button', { type: 'button', onclick: () => set({ node: S.node === node ? -1 : node }) },
-    rankName(at));
+  const choose = () => set({ node: S.node === node ? -1 : node });
+  const name = el('button', { type: 'button', onclick: choose }, rankName(at));
   const cells = all.map((ns, column) => {
     const part = ns[at] / (column ? scale : most);
-    const cell = el('td', { class: part > 0.6 ? 'cell deep' : 'cell' }, ns[at] ? human(ns[at]) : '-');
+    const look = part > 0.6 ? 'cell deep' : 'cell';
+    const cell = el('td', { class: look }, ns[at] ? human(ns[at]) : '-');
     cell.style.setProperty('--v', (100 * part).toFixed(0));
     return cell;
   });

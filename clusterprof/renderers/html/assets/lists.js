@@ -34,7 +34,8 @@ function stepList() {
       el('span', null, 'step ' + step.step.toLocaleString('en-US') + last + cause)));
   });
   if (!made.length) made.push(el('li', { class: 'note' }, 'None is known.'));
-  return el('div', null, el('h3', null, 'Slowest steps'), el('ul', { class: 'pick', id: 'slow' }, ...made));
+  const list = el('ul', { class: 'pick', id: 'slow' }, ...made);
+  return el('div', null, el('h3', null, 'Slowest steps'), list);
 }
 
 // Causes as chips with their colours: a legend, and a choice.
@@ -45,7 +46,8 @@ function causeChips() {
   const buttons = [...new Set([...seen, ...ofFindings])].map((cause) => {
     const known = D.causes[cause];
     const button = el('button', {
-      type: 'button', title: known.title, onclick: () => set({ cause: S.cause === cause ? -1 : cause }),
+      type: 'button', title: known.title,
+      onclick: () => set({ cause: S.cause === cause ? -1 : cause }),
     }, swatch(known), known.id);
     box.append(button);
     return [cause, button];

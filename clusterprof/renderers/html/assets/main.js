@@ -13,14 +13,17 @@ function when() {
     body.replaceChildren(el('p', { class: 'note' }, 'Not in this report: ' + D.history.why + '.'));
     return;
   }
-  const button = (text, label, act) => el('button', { type: 'button', 'aria-label': label, onclick: act }, text);
+  const button = (text, label, act) => (
+    el('button', { type: 'button', 'aria-label': label, onclick: act }, text)
+  );
   const links = el('button', { type: 'button', onclick: () => set({ links: !S.links }) }, 'Waits');
   const orders = [['', D.rows.by === 'rank' ? 'Ranks in order' : 'Nodes in order'],
     ['lost', 'Most lost first'], ...(D.compared ? [['caused', 'Most caused first']] : [])];
   const range = el('span', { class: 'range wide', 'aria-live': 'off' });
   drawers.push(() => {
     const step = (S.to - S.from) / 20;
-    range.textContent = clock(S.from, step) + ' to ' + clock(S.to, step) + ' of ' + clock(SPAN, step);
+    const [from, to, whole] = [S.from, S.to, SPAN].map((time) => clock(time, step));
+    range.textContent = from + ' to ' + to + ' of ' + whole;
     links.setAttribute('aria-pressed', String(S.links));
   });
   const canvas = (label, focus) => el('canvas', {
@@ -29,8 +32,8 @@ function when() {
   const mini = canvas('The whole run, and the part in view', false);
   const loss = canvas('Lost time by cause over the run', false);
   const what = D.rows.by === 'rank' ? 'Every rank' : 'Every node';
-  const lines = canvas(what + ' over the run. Arrows move, plus and minus zoom, Enter picks the node, '
-    + 'Escape shows everything.', true);
+  const lines = canvas(what + ' over the run. Arrows move, plus and minus zoom, '
+    + 'Enter picks the node, Escape shows everything.', true);
   const space = el('div', null, lines);
   const rows = el('div', { class: 'rows' }, space);
   const charts = el('div', { class: 'chart' },
@@ -40,7 +43,8 @@ function when() {
     ...(D.history.why ? [el('p', { class: 'note' }, D.history.why + '.')] : []),
     causeChips(),
     el('div', { class: 'controls' }, button('+', 'Zoom in', () => zoomBy(0.5)),
-      button('\u2212', 'Zoom out', () => zoomBy(2)), button('\u2190', 'Earlier', () => panBy((S.from - S.to) / 2)),
+      button('\u2212', 'Zoom out', () => zoomBy(2)),
+      button('\u2190', 'Earlier', () => panBy((S.from - S.to) / 2)),
       button('\u2192', 'Later', () => panBy((S.to - S.from) / 2)),
       button('Whole run', 'Show the whole run', () => set({ from: 0, to: SPAN })), range,
       links, choice('Order of rows', orders, () => S.sort, (sort) => set({ sort }))),
@@ -58,11 +62,13 @@ function when() {
 }
 
 function hint() {
-  return 'Drag to zoom in, Ctrl and wheel to zoom, Shift and drag to move, double click for the whole run; '
-    + 'with the keyboard: arrows, + and \u2212, Page Up and Down, Enter, Escape. High rows have bars, low rows '
-    + 'the colour of what cost most there; both are full from ' + percent(fullShare()) + ' on. '
-    + '\u25c6 marks culprits, \u25bc slow steps. Shares in charts are rounded to ' + percent(1 / 255) + '.'
-    + (D.H.waits_left_out ? ' ' + plural(D.H.waits_left_out, 'shorter wait') + ' are left out.' : '');
+  return 'Drag to zoom in, Ctrl and wheel to zoom, Shift and drag to move, double click for the '
+    + 'whole run; with the keyboard: arrows, + and \u2212, Page Up and Down, Enter, Escape. '
+    + 'High rows have bars, low rows the colour of what cost most there; both are full from '
+    + percent(fullShare()) + ' on. '
+    + '\u25c6 marks culprits, \u25bc slow steps. Shares in charts are rounded to '
+    + percent(1 / 255) + '.'
+    + (D.H.waits_left_out ? ' Shorter waits, left out: ' + D.H.waits_left_out + '.' : '');
 }
 
 function who() {

@@ -36,7 +36,9 @@ function nodeMap() {
       if (named) button.lastChild.textContent = percent(shares[node]);
     });
     box.dataset.most = percent(most);
-    for (const one of document.querySelectorAll('.most')) one.textContent = percent(most) + ' ' + shareOf();
+    for (const one of document.querySelectorAll('.most')) {
+      one.textContent = percent(most) + ' ' + shareOf();
+    }
   });
   return box;
 }

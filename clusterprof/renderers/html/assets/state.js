@@ -2,8 +2,8 @@
 
 const SPAN = D.H ? D.H.span_s : 0;
 const S = {
-  node: -1, from: 0, to: SPAN, cause: -1, wait: -1, sort: '', mode: D.compared ? 'caused' : 'felt', links: true,
-  row: -1, time: -1,
+  node: -1, from: 0, to: SPAN, cause: -1, wait: -1, row: -1, time: -1,
+  sort: '', mode: D.compared ? 'caused' : 'felt', links: true,
 };
 const drawers = [];
 let asked = false;

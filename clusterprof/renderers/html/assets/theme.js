@@ -1,4 +1,4 @@
-// Light and dark: the reader's system decides, or the button; canvases take colours from the styles.
+// Light and dark: the reader's system decides, or the button; canvases follow the styles.
 
 const C = {};
 
@@ -23,7 +23,7 @@ function readColours() {
     probe.style.color = value;
     return parsed(getComputedStyle(probe).color);
   };
-  for (const name of ['text', 'soft', 'line', 'card', 'track', 'hot', 'stroke', 'select', 'focus']) {
+  for (const name of ['text', 'soft', 'line', 'card', 'track', 'stroke', 'focus']) {
     C[name] = read('var(--' + name + ')');
     C[name + 'Css'] = 'rgb(' + C[name].join(',') + ')';
   }

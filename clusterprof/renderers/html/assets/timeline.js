@@ -24,7 +24,7 @@ function timeline(box, space, canvas) {
   box.addEventListener('scroll', redraw);
 }
 
-// Tops of the rows, and the end of the last: as high as there is room; a rank among nodes is higher.
+// Tops of the rows, and the end of the last. There is room for all; a rank among nodes is higher.
 function layOut(rows) {
   if (TL.of === rows) return;
   TL.of = rows;

@@ -73,7 +73,8 @@ function sharesShown() {
     sharesShown.made = D.H.planes.map(({ cause, rows: planes }) => {
       const shares = new Float64Array(D.H.stretches);
       for (const row of rows) {
-        if (planes[row]) planes[row].forEach((byte, i) => { shares[i] += byte / 255 / rows.length; });
+        if (!planes[row]) continue;
+        planes[row].forEach((byte, i) => { shares[i] += byte / 255 / rows.length; });
       }
       return { cause, shares };
     }).filter(({ shares }) => shares.some((share) => share > 0));
