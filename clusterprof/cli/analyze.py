@@ -13,7 +13,7 @@ from clusterprof.cli import common
 def analyze(
     run: Annotated[list[Path], typer.Argument(metavar="RUN...", help=common.RUN_HELP)],
     format_: Annotated[
-        str, typer.Option("--format", help="terminal, plain, json, markdown or openmetrics.")
+        str, typer.Option("--format", help="One of: " + ", ".join(common.FORMATS) + ".")
     ] = "terminal",
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
     output: Annotated[

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from clusterprof.renderers.base import Renderer
 
 SCHEMA_VERSION = 1
-FORMATS = ("terminal", "plain", "json", "markdown", "openmetrics")
+FORMATS = ("terminal", "plain", "json", "markdown", "html", "openmetrics")
 RUN_HELP = "The recording, or nodes' folders of it kept apart: host1/ host2/"
 
 

@@ -1,0 +1,1 @@
+"""The report as one HTML file: assembled here, drawn in the browser by `assets/`."""

@@ -1,0 +1,84 @@
+// A canvas painted pixel by pixel: a thousand rows cost no more than ten.
+
+// eight by eight, a letter that is not '.' is a stroke; the same as in swatch.py
+const TILES = {
+  cpu: (x, y) => (x + y) % 8 < 2 && (x + y) % 8 >= 0,
+  h2d: (x, y) => y % 4 === 2,
+  launch: (x, y) => x % 4 === 2,
+  network: (x, y) => (y === 2 && x > 0 && x < 3) || (y === 6 && x > 4 && x < 7),
+  synchronization: (x, y) => (x - y + 8) % 8 < 2,
+  checkpoint: (x, y) => x === 4 || y === 4,
+  eval: (x, y) => y === 4 && x === 4,
+  startup: (x, y) => y === 4,
+  device: (x, y) => x === y || x + y === 7,
+  fail: (x, y) => y % 4 === 1 || x === 2,
+  waiting: (x, y) => (x + y) % 8 === 0,
+};
+
+const MASKS = {};
+for (const [family, inside] of Object.entries(TILES)) {
+  MASKS[family] = Uint8Array.from({ length: 64 }, (_, at) => (inside(at & 7, at >> 3) ? 1 : 0));
+}
+
+class Raster {
+  constructor(canvas) {
+    this.canvas = canvas;
+    this.context = canvas.getContext('2d');
+  }
+
+  // Take the size the canvas has on the page; width and height are in pixels of the device.
+  fit(cssWidth, cssHeight) {
+    this.ratio = Math.min(window.devicePixelRatio || 1, 2);
+    const width = Math.max(1, Math.round(cssWidth * this.ratio));
+    const height = Math.max(1, Math.round(cssHeight * this.ratio));
+    if (this.width !== width || this.height !== height || !this.image) {
+      [this.width, this.height] = [width, height];
+      this.canvas.width = width;
+      this.canvas.height = height;
+      this.image = this.context.createImageData(width, height);
+      this.pixels = new Uint32Array(this.image.data.buffer);
+    }
+    this.pixels.fill(C.card32);
+  }
+
+  fill(x0, x1, y0, y1, colour) {
+    const bottom = Math.min(y1, this.height);
+    const right = Math.min(x1, this.width);
+    for (let y = Math.max(0, y0); y < bottom; y++) {
+      this.pixels.fill(colour, y * this.width + Math.max(0, x0), y * this.width + right);
+    }
+  }
+
+  // With the pattern of a family, whose strokes have the second colour.
+  fillPattern(x0, x1, y0, y1, colour, stroke, mask) {
+    const bottom = Math.min(y1, this.height);
+    const right = Math.min(x1, this.width);
+    for (let y = Math.max(0, y0); y < bottom; y++) {
+      const line = y * this.width;
+      const tile = (y & 7) << 3;
+      for (let x = Math.max(0, x0); x < right; x++) {
+        this.pixels[line + x] = mask[tile | x & 7] ? stroke : colour;
+      }
+    }
+  }
+
+  // Show what was painted; what follows is drawn on top, in pixels of the page.
+  show() {
+    this.context.setTransform(1, 0, 0, 1, 0, 0);
+    this.context.putImageData(this.image, 0, 0);
+    this.context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    return this.context;
+  }
+}
+
+// How a cause is painted now: full when chosen or nothing is, pale else.
+function inks() {
+  return D.causes.map((cause, at) => {
+    const pale = S.cause >= 0 && S.cause !== at;
+    const colour = pale ? mix(C.causes[at], C.track, 0.22) : C.causes[at];
+    return {
+      colour, pixel: pixel(colour), stroke: pixel(mix(colour, C.stroke, 0.55)),
+      mask: MASKS[cause.family] || null, pale,
+    };
+  });
+}

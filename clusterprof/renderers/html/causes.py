@@ -1,0 +1,128 @@
+"""Every finding in full: how much, whose, when, the evidence, how sure, and what to do."""
+
+from __future__ import annotations
+
+from clusterprof.findings import Culprit, Finding, Report
+from clusterprof.renderers import whose, words
+from clusterprof.renderers.html.advice import remedies
+from clusterprof.renderers.html.palette import css_class
+from clusterprof.renderers.html.swatch import bar, swatch
+from clusterprof.renderers.html.tags import Markup, join, slug, tag
+from clusterprof.renderers.html.verdict import cost_of, sure
+from clusterprof.renderers.matrix import amount
+from clusterprof.units import human
+
+_OPEN = 1  # findings whose details are shown at once
+_MOST_CULPRITS = 8
+_MOST_GROUPS = 3
+_WIDTH = 240
+
+
+def causes(report: Report) -> Markup:
+    """Return the section of all findings, the largest first."""
+    cards = []
+    taken: set[str] = set()
+    for number, finding in enumerate(report.findings, 1):
+        name = f"cause-{slug(finding.cause.id)}"
+        name = f"{name}-{number}" if name in taken else name
+        taken.add(name)
+        cards.append(_card(number, finding, report, name))
+    small = [f"{cause} {human(ns, 'ns')}" for cause, ns in words.small_causes(report)]
+    if small:
+        cards.append(tag("p", f"Too small to be a finding: {', '.join(small)}.", class_="note"))
+    if not report.findings:
+        cards.append(tag("p", "No cause took enough time to be a finding.", class_="note"))
+    return tag("section", tag("h2", "Causes, the largest first"), *cards, id="causes")
+
+
+def _card(number: int, finding: Finding, report: Report, name: str) -> Markup:
+    colour = css_class(finding.cause.id, finding.cause.family)
+    part = human(finding.share_ratio, "ratio")
+    whole = report.window_ns if finding.outside_steps else report.in_step_ns
+    head = tag(
+        "summary",
+        tag("span", str(number), class_="number"),
+        swatch(colour),
+        tag("span", tag("b", finding.cause.id), tag("span", words.title(finding)), class_="what"),
+        tag("span", tag("b", part), tag("span", words.lost(finding)), class_="much"),
+        bar([(colour, finding.lost_ns)], whole or 1, f"{part} of the time", _WIDTH),
+        tag(
+            "span",
+            f"{words.certainty(finding)}",
+            class_="sure",
+            title=f"how certain the cause is: {sure(finding)}",
+        ),
+    )
+    body = tag(
+        "div",
+        tag("div", tag("h3", "What to do"), remedies(finding), class_="do-side"),
+        tag("div", *_details(finding, report), class_="why-side"),
+        class_="body",
+    )
+    return tag(
+        "details", head, body,
+        id=name, class_="card finding", data_finding=str(number - 1), open=number <= _OPEN,
+    )  # fmt: skip
+
+
+def _details(finding: Finding, report: Report) -> list[Markup | None]:
+    whole = "recorded time, outside steps" if finding.outside_steps else "time in steps"
+    facts = [
+        ("Lost", f"{words.lost(finding)}, {human(finding.share_ratio, 'ratio')} of the {whole}"),
+        ("Fixing only this wins", words.recoverable(finding, "cannot be said")),
+        ("Worth", cost_of(finding, report)),
+        ("Sure", sure(finding)),
+        ("When", whose.persistence(finding)),
+        ("Whose", whose.culprits(finding, _MOST_GROUPS) or "no rank's doing"),
+    ]
+    rows = [tag("div", tag("dt", name), tag("dd", said)) for name, said in facts if said]
+    return [tag("dl", *rows, class_="facts"), _evidence(finding), _culprits(finding)]
+
+
+def _evidence(finding: Finding) -> Markup:
+    if not finding.evidence:
+        return tag("p", "No single number behind it was kept.", class_="note")
+    rows = [
+        tag(
+            "tr",
+            tag("th", item.name, scope="row"),
+            tag("td", human(item.value, item.unit), class_="n"),
+            tag("td", item.note),
+        )
+        for item in finding.evidence
+    ]
+    return tag("table", tag("caption", "Evidence"), tag("tbody", *rows), class_="evidence")
+
+
+def _culprits(finding: Finding) -> Markup | None:
+    """Say of the chief culprits what each caused; None where that is not known."""
+    chiefs = whose.chief_culprits(finding)
+    if not chiefs or chiefs[0].own_ns is None:
+        return None
+    head = [
+        tag("th", word, scope="col", class_="n" if at > 2 else None)
+        for at, word in enumerate(("node", "rank", "resource", "its own", "of others", "wins"))
+    ]
+    rows = [_culprit(one) for one in chiefs[:_MOST_CULPRITS]]
+    left = len(finding.culprits) - len(rows)
+    more = tag("p", f"and {left:,} more; --json has them all", class_="note") if left else None
+    table = tag(
+        "table",
+        tag("thead", tag("tr", *head)),
+        tag("tbody", *rows),
+    )
+    about = "Whose: time each lost itself, and others stood still waiting for it"
+    return join(tag("p", about, class_="note"), tag("div", table, class_="scroll"), more)
+
+
+def _culprit(one: Culprit) -> Markup:
+    cells = [
+        tag("th", one.node, scope="row", data_node=one.node),
+        tag("td", "" if one.rank is None else str(one.rank)),
+        tag("td", one.resource),
+        *(
+            tag("td", "" if ns is None else amount(ns), class_="n")
+            for ns in (one.own_ns, one.others_ns, one.recoverable_ns)
+        ),
+    ]
+    return tag("tr", *cells)
