@@ -7,10 +7,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import job_python
 from probing import LIVENESS_SECONDS, Ring, Span, Watcher, clean_environment
 
 from clusterprof.recorder import inject
@@ -117,7 +117,7 @@ def _run(
         env = clean_environment(RANK=str(rank), LOCAL_RANK=str(rank), **more)
         if run_dir is not None:
             env = inject.environment(run_dir, env)
-        command, pipe = [sys.executable, str(script), str(store)], subprocess.PIPE
+        command, pipe = [job_python.PYTHON, str(script), str(store)], subprocess.PIPE
         jobs.append(
             subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, start_new_session=True)
         )

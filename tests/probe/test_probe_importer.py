@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import zipfile
 from pathlib import Path
 
+import job_python
 import pytest
 from probing import install, run
 
@@ -94,7 +94,7 @@ def test_a_module_that_fails_fails_as_it_does_without_us(tmp_path: Path, folder:
     )
     # broken: the line above and its own; absent: the line above. Python 3.10 raises again on a copy
     # of the traceback, in which our line stays.
-    lines = 2 if sys.version_info >= (3, 11) else 3
+    lines = 2 if job_python.version() >= (3, 11) else 3
     text = f"No module named 'no_such_module' {lines}\nNo module named 'absent' 1\n[] True"
     assert out(tmp_path, code, folder) == text
 
