@@ -73,6 +73,7 @@ def test_looking_for_a_module_runs_nothing(tmp_path: Path, folder: Path) -> None
     assert out(tmp_path, code, folder) == "wanted None\n[] False"
 
 
+@pytest.mark.skipif(job_python.version() < (3, 10), reason="zipimport has no exec_module: no hooks")
 def test_a_loader_shared_by_modules_hooks_each(tmp_path: Path, folder: Path) -> None:
     archive = tmp_path / "modules.zip"
     with zipfile.ZipFile(archive, "w") as file:

@@ -3,10 +3,11 @@
 python tests/tools/framework_matrix.py [--only TEXT]… [--folder DIR] [--keep] [--list]
 
 Each row gets an environment of its own below DIR (a temporary folder if none is named), one that
-stands on its PyTorch's; both are removed again, unless they are to be kept for another run. The job runs in that environment, the tests in this
-one. What was seen goes to tests/probe/framework_runs.json, of which docs/frameworks.md is made
-(`make docs`). Downloads gigabytes; pip's own settings say from where. On a machine without a GPU a
-PyTorch built for CUDA gets shells for CUDA's libraries (cuda_shells.py).
+stands on its PyTorch's; both are removed again unless they are to be kept for another run. The job
+runs in that environment, the tests in this one. What was seen goes to
+tests/probe/framework_runs.json, of which docs/frameworks.md is made (`make docs`). Downloads
+gigabytes; pip's own settings say from where. On a machine without a GPU a PyTorch built for CUDA
+gets shells for CUDA's libraries (cuda_shells.py).
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _packages(python: Path) -> str:
 
 def _pip(python: Path, *what: str) -> None:
     quiet = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--prefer-binary"]
-    _do([str(python), "-m", "pip", "install", *quiet, *what])
+    _do(["nice", "-n", "19", str(python), "-m", "pip", "install", *quiet, *what])
 
 
 def _do(command: list[str]) -> str:

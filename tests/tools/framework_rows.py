@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NEWEST_TORCH = "2.15.0"
+OLD_TORCH = "2.4.1"  # under old versions of the others
+OLD_PYTHON = "3.12"
 PINNED_TORCH = "2.13.0"  # what CI and `make test` install
 OLD_NUMPY = "numpy<2"
 OLD_SETUPTOOLS = "setuptools<81"  # has the pkg_resources that old packages import
@@ -53,9 +55,9 @@ def _of(
     test: str,
     torch: str,
     *pins: str,
-    python: str = "3.11",
     also: tuple[str, ...] = (),
 ) -> Row:
+    python = OLD_PYTHON if torch == OLD_TORCH else "3.11"
     return Row(library, pins, (test,), python, torch, also)
 
 
@@ -74,17 +76,27 @@ ROWS: tuple[Row, ...] = (
     _torch(PINNED_TORCH, "3.11"),
     _torch(NEWEST_TORCH, "3.13"),
     _of(
-        "Lightning", "lightning", "2.2.2", "lightning==2.0.9", "pytorch-lightning==2.0.9", also=_OLD
+        "Lightning",
+        "lightning",
+        OLD_TORCH,
+        "lightning==2.0.9",
+        "pytorch-lightning==2.0.9",
+        also=_OLD,
     ),
     _of(
-        "Lightning", "lightning", "2.2.2", "lightning==2.2.5", "pytorch-lightning==2.2.5", also=_OLD
+        "Lightning",
+        "lightning",
+        OLD_TORCH,
+        "lightning==2.2.5",
+        "pytorch-lightning==2.2.5",
+        also=_OLD,
     ),
     _of("Lightning", "lightning", PINNED_TORCH, "lightning==2.4.0", "pytorch-lightning==2.4.0"),
     _of("Lightning", "lightning", PINNED_TORCH, "lightning==2.6.6", "pytorch-lightning==2.6.6"),
     _of(
         "Transformers",
         "transformers",
-        "2.2.2",
+        OLD_TORCH,
         "transformers==4.41.2",
         "accelerate==0.30.1",
         also=_OLD,
@@ -92,20 +104,20 @@ ROWS: tuple[Row, ...] = (
     _of("Transformers", "transformers", PINNED_TORCH, "transformers==4.49.0", "accelerate==1.4.0"),
     _of("Transformers", "transformers", PINNED_TORCH, "transformers==4.57.6", "accelerate==1.15.0"),
     _of("Transformers", "transformers", PINNED_TORCH, "transformers==5.23.0", "accelerate==1.15.0"),
-    _of("torchdata", "torchdata", "2.2.2", "torchdata==0.8.0", also=_OLD),
+    _of("torchdata", "torchdata", OLD_TORCH, "torchdata==0.8.0", also=_OLD),
     _of("torchdata", "torchdata", PINNED_TORCH, "torchdata==0.11.0"),
-    _of("WebDataset", "webdataset", "2.2.2", "webdataset==0.2.86", also=_OLD),
+    _of("WebDataset", "webdataset", OLD_TORCH, "webdataset==0.2.86", also=_OLD),
     _of("WebDataset", "webdataset", PINNED_TORCH, "webdataset==0.2.111"),
     _of("WebDataset", "webdataset", PINNED_TORCH, "webdataset==1.0.2"),
-    _of("Mosaic Streaming", "streaming", "2.2.2", "mosaicml-streaming==0.7.6", also=_OLD),
-    _of("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.13.0"),
+    _of("Mosaic Streaming", "streaming", OLD_TORCH, "mosaicml-streaming==0.7.6", also=_OLD),
+    _of("Mosaic Streaming", "streaming", OLD_TORCH, "mosaicml-streaming==0.13.0"),
     _of("SPDL", "spdl", PINNED_TORCH, "spdl==0.1.7"),
     _of("SPDL", "spdl", PINNED_TORCH, "spdl==0.4.0"),
     _of("SPDL", "spdl", PINNED_TORCH, "spdl==0.8.0"),
-    _of("DeepSpeed", "deepspeed", "2.2.2", "deepspeed==0.14.5", also=_OLD),
+    _of("DeepSpeed", "deepspeed", OLD_TORCH, "deepspeed==0.14.5", also=_OLD),
     _of("DeepSpeed", "deepspeed", PINNED_TORCH, "deepspeed==0.16.9"),
     _of("DeepSpeed", "deepspeed", PINNED_TORCH, "deepspeed==0.19.8"),
-    _of("Megatron-Core", "megatron", "2.4.1", "megatron-core==0.9.0", python="3.12", also=_OLD),
+    _of("Megatron-Core", "megatron", OLD_TORCH, "megatron-core==0.9.0", also=_OLD),
     _of("Megatron-Core", "megatron", PINNED_TORCH, "megatron-core==0.16.1"),
     _of("NVIDIA DALI", "dali", PINNED_TORCH, "nvidia-dali-cuda120==1.40.0"),
     _of("NVIDIA DALI", "dali", PINNED_TORCH, "nvidia-dali-cuda120==2.4.0", "jax==0.10.2"),
