@@ -14,6 +14,7 @@ import sys
 import pytest
 
 PYTHON = os.environ.get("CLUSTERPROF_JOB_PYTHON") or sys.executable
+IS_ANOTHER = PYTHON != sys.executable
 
 
 @functools.cache
@@ -52,6 +53,18 @@ def needs_torch(at_least: str = "2.0", reason: str = "") -> None:
 def torch_version() -> tuple[int, ...]:
     """Return major and minor version of the PyTorch that jobs import."""
     return _numbers(ask("importlib.metadata.version('torch')", "importlib.metadata"))
+
+
+def torch_before(version: str, reason: str) -> pytest.MarkDecorator:
+    """Return what skips a test for a PyTorch older than `version`."""
+    old = is_there("torch") and torch_version() < _numbers(version)
+    return pytest.mark.skipif(old, reason=f"PyTorch before {version}: {reason}")
+
+
+def skip_what_cannot_run(stderr: bytes) -> None:
+    """Skip a test whose job failed without us: frameworks of another version lack what it uses."""
+    lines = [line for line in stderr.decode(errors="replace").splitlines() if line.strip()]
+    pytest.skip(f"the job does not run there without us either: {lines[-1][:120] if lines else '?'}")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -140,7 +140,11 @@ def test_the_ring_says_which_hooks_stand(alone: tuple[Ring, Path]) -> None:
     # dataloader, optimizer, checkpoint; torch.distributed.checkpoint was never imported, while
     # torch itself imports distributed, ddp and functional collectives, and its optimizers dynamo.
     notes = sorted((note.a, note.b) for note in main.of(HOOK_NOTE))
-    assert notes == [(0, 1), (1, 1), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1)]
+    everything = [(0, 1), (1, 1), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1)]
+    if job_python.IS_ANOTHER:  # other versions import more or less of themselves
+        assert {(0, 1), (1, 1), (2, 1)} <= set(notes) <= set(everything)
+    else:
+        assert notes == everything
 
 
 @pytest.mark.skipif(job_python.version() < (3, 11), reason="Python 3.10 re-raises with our frame")

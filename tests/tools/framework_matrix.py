@@ -48,6 +48,7 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", action="append", default=[], help="rows whose name holds this")
     parser.add_argument("--folder", type=Path, help="where environments are made")
+    parser.add_argument("--base", type=Path, help="a Python that has what rows stand on already")
     parser.add_argument("--keep", action="store_true", help="leave the environments there")
     parser.add_argument("--list", action="store_true", help="print the rows' names")
     asked = parser.parse_args(words)
@@ -58,19 +59,19 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (asked.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        bad = [row for row in rows if not run(row, rows, folder, asked.keep)]
+        bad = [row for row in rows if not run(row, rows, folder, asked)]
     return 1 if bad else 0
 
 
-def run(row: Row, rows: list[Row], folder: Path, keeps: bool) -> bool:
+def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> bool:
     """Run one row, keep and print what came of it; False when something failed."""
     try:
-        python = environment(row, folder)
+        python = environment(row, folder, asked.base)
         result = {**versions(row, python), **tests(row, python, folder)}
         result["unhooked"] = unhooked(python, folder)
     except RowError as error:
         result = {"library": row.library, "python": row.python, "problem": str(error)}
-    if not keeps:
+    if not asked.keep:
         shutil.rmtree(folder / row.name, ignore_errors=True)
         if row is [one for one in rows if _base(one) == _base(row)][-1]:
             shutil.rmtree(folder / _base(row), ignore_errors=True)
@@ -84,11 +85,13 @@ def run(row: Row, rows: list[Row], folder: Path, keeps: bool) -> bool:
     return not result.get("failures") and "problem" not in result
 
 
-def environment(row: Row, folder: Path) -> Path:
-    """Return the Python of a row's environment, made new."""
+def environment(row: Row, folder: Path, base: Path | None) -> Path:
+    """Return the Python of a row's environment, made new, on `base` if that is there already."""
     python = _venv(folder / row.name, row.python)
     paths = [str(ROOT)]  # jobs that import clusterprof
-    if row.torch:
+    if base is not None:
+        paths.append(_packages(base))
+    elif row.torch:
         base = folder / _base(row) / "bin/python"
         if not base.exists():
             _with_torch(_venv(base.parents[1], row.python), row)
