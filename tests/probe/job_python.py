@@ -64,7 +64,9 @@ def torch_before(version: str, reason: str) -> pytest.MarkDecorator:
 def skip_what_cannot_run(stderr: bytes) -> None:
     """Skip a test whose job failed without us: frameworks of another version lack what it uses."""
     lines = [line for line in stderr.decode(errors="replace").splitlines() if line.strip()]
-    pytest.skip(f"the job does not run there without us either: {lines[-1][:120] if lines else '?'}")
+    pytest.skip(
+        f"the job does not run there without us either: {lines[-1][:120] if lines else '?'}"
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:

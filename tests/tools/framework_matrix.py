@@ -29,7 +29,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(TESTS), str(ROOT)]
 import job_python  # noqa: E402
 import probing  # noqa: E402
 from cuda_shells import make_shells  # noqa: E402
-from framework_rows import ROWS, Row  # noqa: E402
+from framework_rows import PACKAGES, ROWS, Row  # noqa: E402
 
 from clusterprof.probe.hooks import HOOKS  # noqa: E402
 
@@ -68,7 +68,7 @@ def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> b
     try:
         python = environment(row, folder, asked.base)
         result = {**versions(row, python), **tests(row, python, folder)}
-        result["unhooked"] = unhooked(python, folder)
+        result["unhooked"] = unhooked(PACKAGES[row.library], python, folder)
     except RowError as error:
         result = {"library": row.library, "python": row.python, "problem": str(error)}
     if not asked.keep:
@@ -202,12 +202,15 @@ def tests(row: Row, python: Path, folder: Path) -> dict[str, Any]:
     return {**counts, "failures": failures, "skips": skips}
 
 
-def unhooked(python: Path, folder: Path) -> list[str]:
+def unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]:
     """Return the modules that import there, but whose hook is not in place or not whole."""
     names = [name for name, _ in HOOKS]
+    looked_at = [name for name in names if name.partition(".")[0] in packages]
+    if not looked_at:
+        return []
     code = (
         "import importlib\n"
-        f"for name in {names!r}:\n"
+        f"for name in {looked_at!r}:\n"
         "    try: importlib.import_module(name)\n"
         "    except BaseException: pass\n"
         "import _clusterprof_probe as probe\n"

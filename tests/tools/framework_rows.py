@@ -21,6 +21,22 @@ _TORCH_TESTS = (
 )  # fmt: skip
 _PYTHON_TESTS = ("ring", "api", "importer", "bootstrap", "chaining", "cuda", "sync", "inject")
 
+PACKAGES: dict[str, tuple[str, ...]] = {  # library -> packages whose hooks must stand
+    "Python": (),
+    "PyTorch": ("torch",),
+    "Lightning": ("lightning", "pytorch_lightning", "lightning_fabric"),
+    "Transformers": ("transformers", "accelerate", "safetensors"),
+    "torchdata": ("torchdata",),
+    "WebDataset": (),
+    "Mosaic Streaming": (),
+    "SPDL": ("spdl",),
+    "DeepSpeed": ("deepspeed",),
+    "Megatron-Core": ("megatron",),
+    "NVIDIA DALI": ("nvidia",),
+    "JAX": ("jax",),
+    "tf.data": ("tensorflow",),
+}
+
 
 @dataclass(frozen=True)
 class Row:
