@@ -11,10 +11,10 @@ FRAMEWORKS_VENV ?= .venv-frameworks-$(TORCH)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev torch test test-long check lint types contracts golden docs docs-check host bench
-.PHONY: score score-full score-rivals score-sabotage blame-check lab-cluster accept-cluster test-launchers test-frameworks clean
+.PHONY: score score-full score-rivals score-sabotage blame-check lab-cluster accept-cluster test-launchers test-frameworks test-frameworks-matrix clean
 
 help: ## print the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/clusterprof: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; set PYTHON=python3.x" >&2; exit 2; }
@@ -114,6 +114,9 @@ $(FRAMEWORKS_VENV)/made: pyproject.toml Makefile
 
 test-frameworks: $(FRAMEWORKS_VENV)/made ## hooks against the real frameworks, pinned (docs/frameworks.md): TORCH=2.13.0, gigabytes
 	$(FRAMEWORKS_VENV)/bin/python -m pytest -rs tests/probe
+
+test-frameworks-matrix: $(VENV)/dev ## the same against oldest and newest versions (hours, gigabytes): ROWS="torch-2.4 lightning"
+	$(BIN)/python tests/tools/framework_matrix.py $(foreach each,$(ROWS),--only $(each))
 
 test-launchers: $(VENV)/dev ## mpirun, mpiexec, srun and flux as far as they are installed; says how to get the rest
 	$(BIN)/python -m pytest -rs tests/lab/test_launchers.py

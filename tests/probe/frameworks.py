@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
+from job_python import is_there
 from probing import DATA_WAIT, HOOK_NOTE, STEP, WAIT, Ring, Watcher, install, run
 
 CHECKPOINT, EVAL, COMPILE = 5, 12, 13
@@ -17,17 +17,10 @@ LIVENESS_SECONDS = 900  # some import for minutes, or compile, on a machine at w
 
 def needs(*libraries: str) -> None:
     """Skip a whole file whose library is not there, and say how to get it."""
-    missing = [name for name in libraries if not _is_there(name)]
+    missing = [name for name in libraries if not is_there(name)]
     if missing:
         reason = f"needs {', '.join(missing)}: make test-frameworks"
         pytest.skip(reason, allow_module_level=True)
-
-
-def _is_there(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # not even the package it would be part of
-        return False
 
 
 def one_rank() -> dict[str, str]:

@@ -8,12 +8,12 @@ import os
 import signal
 import struct
 import subprocess
-import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import job_python
 import pytest
 
 from clusterprof.recorder import inject
@@ -147,7 +147,7 @@ def run(
     env = clean_environment(**environ)
     if run_dir is not None:
         env = inject.environment(run_dir, env)
-    python, pipe = [sys.executable, *command], subprocess.PIPE
+    python, pipe = [job_python.PYTHON, *command], subprocess.PIPE
     with subprocess.Popen(
         python, env=env, cwd=cwd, stdout=pipe, stderr=pipe, start_new_session=True
     ) as job:

@@ -7,10 +7,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import job_python
 from probing import LIVENESS_SECONDS, Ring, Span, Watcher, clean_environment
 
 from clusterprof.recorder import inject
@@ -85,9 +85,13 @@ def launch(code: str, folder: Path, run_dir: Path | None, size: int = 2, end: st
     """Run `code` in every rank; rings come in the order of the ranks, none without a run_dir."""
     if run_dir is None:
         outputs = _run(code + end, folder, None, size)
+        if job_python.IS_ANOTHER and any(code > 0 for code in outputs[0]):
+            job_python.skip_what_cannot_run(b"".join(outputs[2]))
         return Job(*outputs, [])
     with Watcher(run_dir) as watcher:
         outputs = _run(code + end, folder, run_dir, size)
+    if job_python.IS_ANOTHER and any(code > 0 for code in outputs[0]):
+        launch(code, folder, None, size, end)  # skips the test if that fails too
     rings = {ring.pid: ring for ring in watcher.rings()}
     ranks = {}
     for path in (run_dir / "register").iterdir():
@@ -117,7 +121,7 @@ def _run(
         env = clean_environment(RANK=str(rank), LOCAL_RANK=str(rank), **more)
         if run_dir is not None:
             env = inject.environment(run_dir, env)
-        command, pipe = [sys.executable, str(script), str(store)], subprocess.PIPE
+        command, pipe = [job_python.PYTHON, str(script), str(store)], subprocess.PIPE
         jobs.append(
             subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, start_new_session=True)
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
+import job_python
 import pytest
 from probing import DATA_WAIT, FETCH, STEP, Ring, clean_environment, install, recorded
 
@@ -41,7 +41,7 @@ def test_nothing_happens_when_nobody_records() -> None:
         "with clusterprof.span('x'): clusterprof.step()\n"
         "print([name for name in sys.modules if name.startswith(('clusterprof.', '_cluster'))])"
     )
-    command = [sys.executable, "-c", code]
+    command = [job_python.PYTHON, "-c", code]
     result = subprocess.run(command, env=clean_environment(PYTHONPATH=ROOT), capture_output=True)
     assert (result.returncode, result.stdout, result.stderr) == (0, b"[]\n", b"")
 

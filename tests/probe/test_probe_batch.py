@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from job_python import needs_torch
 from probing import CHECKPOINT, STEP, WAIT, Watcher, install, run
 
-pytest.importorskip("torch", reason="needs PyTorch: pip install 'clusterprof[torch]'")
+needs_torch()
 pytestmark = pytest.mark.torch
 
 CODE = """

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import job_python
 import pytest
 from probing import CHECKPOINT, install, parse, run, seen
 
@@ -187,7 +187,9 @@ def test_a_home_that_cannot_be_written_makes_no_difference(
     assert checkpoints(run_dir) == 1
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 raises on a copied traceback")
+@pytest.mark.skipif(
+    job_python.version() < (3, 11), reason="Python 3.10 raises on a copied traceback"
+)
 def test_an_error_of_the_job_shows_no_line_of_ours(job: Path, run_dir: Path) -> None:
     text = (job / "job.py").read_text().replace("save([1], sys.argv[1])", "save([1], '/sys/x')")
     (job / "job.py").write_text(text)

@@ -6,9 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from job_python import needs_torch
 from probing import install, recorded
 
-pytest.importorskip("torch", reason="needs PyTorch: pip install 'clusterprof[torch]'")
+needs_torch("2.3", "its TorchDynamo tells nobody when it compiles")
 pytestmark = pytest.mark.torch
 
 COMPILE = 13

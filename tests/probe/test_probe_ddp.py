@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from job_python import needs_torch
 from probing import OPTIMIZER, Ring, install, longer
 from ranks import (
     ALL_GATHER,
@@ -21,7 +22,7 @@ from ranks import (
     recorded,
 )
 
-pytest.importorskip("torch", reason="needs PyTorch: pip install 'clusterprof[torch]'")
+needs_torch()
 pytestmark = pytest.mark.torch
 
 LATE_S = 0.3

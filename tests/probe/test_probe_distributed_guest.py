@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import job_python
 import pytest
+from job_python import needs_torch
 from probing import install, longer
 from ranks import (
     ALL_GATHER,
@@ -19,11 +20,11 @@ from ranks import (
     operations,
 )
 
-pytest.importorskip("torch", reason="needs PyTorch: pip install 'clusterprof[torch]'")
+needs_torch()
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 re-raises with our frame")
+@pytest.mark.skipif(job_python.version() < (3, 11), reason="Python 3.10 re-raises with our frame")
 def test_an_error_of_the_job_reads_as_it_does_without_us(tmp_path: Path) -> None:
     wrong = [
         "dist.all_reduce('no tensor')",

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from job_python import needs_torch
 from probing import install, longer
 from ranks import (
     ALL_GATHER,
@@ -23,7 +24,7 @@ from ranks import (
     recorded,
 )
 
-pytest.importorskip("torch", reason="needs PyTorch: pip install 'clusterprof[torch]'")
+needs_torch()
 pytestmark = pytest.mark.torch
 
 LATE_S = 0.3

@@ -6,9 +6,9 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
+import job_python
 import pytest
 from probing import Ring, Span, Watcher, clean_environment, install, parse, recorded, run
 
@@ -121,7 +121,7 @@ def test_a_killed_process_leaves_its_ring_to_who_holds_it(run_dir: Path) -> None
     watcher = Watcher(run_dir)
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, "-c", code], env=environ, stdin=pipe, stdout=pipe
+        [job_python.PYTHON, "-c", code], env=environ, stdin=pipe, stdout=pipe
     ) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == b"ready\n"

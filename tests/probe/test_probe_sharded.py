@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from job_python import needs_torch
 from probing import install
 from ranks import (
     ALL_GATHER,
@@ -18,7 +19,7 @@ from ranks import (
     operations,
 )
 
-pytest.importorskip("torch", reason="needs PyTorch: pip install 'clusterprof[torch]'")
+needs_torch()
 pytestmark = pytest.mark.torch
 
 

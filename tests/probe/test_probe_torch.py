@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
+import job_python
 import pytest
+from job_python import needs_torch
 from probing import (
     CHECKPOINT,
     DATA_WAIT,
@@ -26,7 +27,7 @@ from probing import (
     seen,
 )
 
-pytest.importorskip("torch", reason="needs PyTorch: pip install 'clusterprof[torch]'")
+needs_torch()
 pytestmark = pytest.mark.torch
 
 # 5 batches of 4 items, each item 20 ms of sleep and some CPU; the loss is printed to the last bit.
@@ -140,10 +141,14 @@ def test_the_ring_says_which_hooks_stand(alone: tuple[Ring, Path]) -> None:
     # dataloader, optimizer, checkpoint; torch.distributed.checkpoint was never imported, while
     # torch itself imports distributed, ddp and functional collectives, and its optimizers dynamo.
     notes = sorted((note.a, note.b) for note in main.of(HOOK_NOTE))
-    assert notes == [(0, 1), (1, 1), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1)]
+    everything = [(0, 1), (1, 1), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1)]
+    if job_python.IS_ANOTHER:  # other versions import more or less of themselves
+        assert {(0, 1), (1, 1), (2, 1)} <= set(notes) <= set(everything)
+    else:
+        assert notes == everything
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 re-raises with our frame")
+@pytest.mark.skipif(job_python.version() < (3, 11), reason="Python 3.10 re-raises with our frame")
 @pytest.mark.parametrize("workers", [*longer(0), 1])
 def test_an_error_of_the_job_reads_as_it_does_without_us(tmp_path: Path, workers: int) -> None:
     (tmp_path / "train.py").write_text(TRAIN.replace("time.sleep(0.005)", "1 // (7 - index)"))

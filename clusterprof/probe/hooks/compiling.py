@@ -4,6 +4,7 @@ TorchDynamo tells its own callbacks of the first and the last of nested compilat
 forgotten by `torch._dynamo.reset()`, so the two functions that call them are wrapped.
 """
 
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,7 @@ _began_ns = 0
 
 
 def install(module: ModuleType) -> bool:
-    """Wrap what TorchDynamo calls when compilation begins and ends (torch 2.6 and later)."""
+    """Wrap what TorchDynamo calls when compilation begins and ends."""
     handler: Any = module.CompilationCallbackHandler  # type: ignore[attr-defined]
     wrap(handler, "run_start_callbacks", _begun)
     return wrap(handler, "run_end_callbacks", _ended)
@@ -38,7 +39,12 @@ def _ended(
 
 def _compiled_before(arguments: Any) -> int:
     """Return the second number of an id such as "3/1" or "[0/2]"; -1 when there is none."""
-    words = str(getattr(arguments[-1], "compile_id", "")).strip("[]!").rsplit("/", 1)
+    told = getattr(arguments[-1], "compile_id", None)
+    if told is None:  # versions that tell their callbacks nothing
+        context = getattr(sys.modules.get("torch._guards"), "CompileContext", None)
+        current = getattr(context, "current_compile_id", None)
+        told = current() if current else None
+    words = str(told).strip("[]!").rsplit("/", 1)
     number = words[-1].partition("_")[0]
     return int(number) if len(words) == 2 and number.isdigit() else -1
 

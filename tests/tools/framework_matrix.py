@@ -1,0 +1,240 @@
+"""Runs the probe's tests against the versions of framework_rows.py, and keeps what came of it.
+
+python tests/tools/framework_matrix.py [--only TEXT]… [--folder DIR] [--keep] [--list]
+
+Each row gets an environment of its own below DIR (a temporary folder if none is named), one that
+stands on its PyTorch's; both are removed again unless they are to be kept for another run. The job
+runs in that environment, the tests in this one. What was seen goes to
+tests/probe/framework_runs.json, of which docs/frameworks.md is made (`make docs`). Downloads
+gigabytes; pip's own settings say from where. On a machine without a GPU a PyTorch built for CUDA
+gets shells for CUDA's libraries (cuda_shells.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests/probe"
+sys.path[:0] = [str(Path(__file__).parent), str(TESTS), str(ROOT)]
+import job_python  # noqa: E402
+import probing  # noqa: E402
+from cuda_shells import make_shells  # noqa: E402
+from framework_rows import PACKAGES, ROWS, Row  # noqa: E402
+
+from clusterprof.probe.hooks import HOOKS  # noqa: E402
+
+RUNS = TESTS / "framework_runs.json"
+SECONDS_AT_MOST = 3600
+# What `import torch` needs of its packages; those of CUDA are gigabytes.
+TORCH_NEEDS = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec")
+CUDA_NEEDS = ("nvidia-cuda-runtime",)
+
+
+class RowError(Exception):
+    """An environment that cannot be made here, and why."""
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--only", action="append", default=[], help="rows whose name holds this")
+    parser.add_argument("--folder", type=Path, help="where environments are made")
+    parser.add_argument("--base", type=Path, help="a Python that has what rows stand on already")
+    parser.add_argument("--keep", action="store_true", help="leave the environments there")
+    parser.add_argument("--list", action="store_true", help="print the rows' names")
+    asked = parser.parse_args(words)
+    rows = [row for row in ROWS if not asked.only or any(text in row.name for text in asked.only)]
+    if asked.list:
+        print("\n".join(row.name for row in rows))
+        return 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (asked.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        bad = [row for row in rows if not run(row, rows, folder, asked)]
+    return 1 if bad else 0
+
+
+def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> bool:
+    """Run one row, keep and print what came of it; False when something failed."""
+    try:
+        python = environment(row, folder, asked.base)
+        result = {**versions(row, python), **tests(row, python, folder)}
+        result["unhooked"] = unhooked(PACKAGES[row.library], python, folder)
+    except RowError as error:
+        result = {"library": row.library, "python": row.python, "problem": str(error)}
+    if not asked.keep:
+        shutil.rmtree(folder / row.name, ignore_errors=True)
+        if row is [one for one in rows if _base(one) == _base(row)][-1]:
+            shutil.rmtree(folder / _base(row), ignore_errors=True)
+    keep(row, result)
+    counts = [
+        f"{result[word]} {word}" for word in ("passed", "failed", "skipped") if word in result
+    ]
+    print(f"{row.name:45} {', '.join(counts) or result['problem']}", flush=True)
+    for name, reason in result.get("failures", {}).items():
+        print(f"    {name}: {reason}", flush=True)
+    return not result.get("failures") and "problem" not in result
+
+
+def environment(row: Row, folder: Path, base: Path | None) -> Path:
+    """Return the Python of a row's environment, made new, on `base` if that is there already."""
+    python = _venv(folder / row.name, row.python)
+    paths = [str(ROOT)]  # jobs that import clusterprof
+    if base is not None:
+        paths.append(_packages(base))
+    elif row.torch:
+        base = folder / _base(row) / "bin/python"
+        if not base.exists():
+            _with_torch(_venv(base.parents[1], row.python), row)
+        paths.append(_packages(base))
+    Path(_packages(python), "clusterprof_rows.pth").write_text("\n".join(paths) + "\n")
+    pins = [pin for pin in row.pins if not pin.startswith("torch==")]
+    if pins:
+        held = folder / "constraints.txt"
+        held.write_text(f"torch=={row.torch}\n" if row.torch else "")
+        needs = ["ninja", "packaging"] if row.library == "DeepSpeed" else []
+        isolated = [] if row.library != "DeepSpeed" else ["--no-build-isolation"]
+        also = [*row.also, *needs]
+        if also:
+            _pip(python, *also)
+        _pip(python, "--constraint", str(held), *isolated, *row.also, *pins)
+    return python
+
+
+def _base(row: Row) -> str:
+    return f"base-torch-{row.torch}-py{row.python}"
+
+
+def _venv(place: Path, version: str) -> Path:
+    found = shutil.which(f"python{version}")
+    if found is None or subprocess.run([found, "-V"], capture_output=True).returncode:
+        raise RowError(f"no Python {version} here")
+    _do([found, "-m", "venv", str(place)])
+    return place / "bin/python"
+
+
+def _with_torch(python: Path, row: Row) -> None:
+    old = [word for word in row.also if word.startswith(("numpy", "setuptools"))]
+    if not any(word.startswith("numpy") for word in old):
+        old.append("numpy")
+    _pip(python, "--no-deps", f"torch=={row.torch}")
+    _pip(python, *TORCH_NEEDS, *old, "packaging")
+    tell = "import importlib.metadata as m; print('\\n'.join(m.requires('torch')))"
+    wanted = _do([str(python), "-c", tell]).splitlines()
+    cuda = [line.partition(";")[0] for line in wanted if line.startswith(CUDA_NEEDS)]
+    if cuda:
+        _pip(python, "--no-deps", *cuda)
+        made = make_shells(Path(_packages(python), "torch/lib"))
+        print(f"    shells of {', '.join(made)}", flush=True)
+    _do([str(python), "-c", "import torch; torch.ones(1)"])
+
+
+def _packages(python: Path) -> str:
+    tell = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return _do([str(python), "-c", tell]).strip()
+
+
+def _pip(python: Path, *what: str) -> None:
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--prefer-binary"]
+    _do(["nice", "-n", "19", str(python), "-m", "pip", "install", *quiet, *what])
+
+
+def _do(command: list[str]) -> str:
+    environ = {**probing.clean_environment(), "DS_BUILD_OPS": "0"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        raise RowError(f"{' '.join(command[1:])}: {''.join(last)}"[-300:])
+    return done.stdout
+
+
+def versions(row: Row, python: Path) -> dict[str, Any]:
+    """Return what stands in an environment: the names of what is pinned with their versions."""
+    names = [pin.partition("==")[0] for pin in row.pins]
+    more = ["torch", "numpy"]
+    code = (
+        "import importlib.metadata as m, json, sys\n"
+        "found = {}\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: found[name] = m.version(name)\n"
+        "    except m.PackageNotFoundError: pass\n"
+        "print(json.dumps([sys.version.split()[0], found]))"
+    )
+    exact, found = json.loads(_do([str(python), "-c", code, *names, *more]))
+    return {"library": row.library, "python": exact, "versions": found}
+
+
+def tests(row: Row, python: Path, folder: Path) -> dict[str, Any]:
+    """Run a row's tests with their jobs in its environment; returns counts, failures and skips."""
+    report = folder / "report.xml"
+    report.unlink(missing_ok=True)
+    files = [str(TESTS / f"test_probe_{name}.py") for name in row.tests]
+    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", f"--basetemp={folder}/t"]
+    environ = {**os.environ, "CLUSTERPROF_JOB_PYTHON": str(python)}
+    environ["PYTHONPATH"] = str(ROOT)
+    with (folder / f"{row.name}.log").open("w") as log:
+        subprocess.run([*command, *files], env=environ, cwd=ROOT, stdout=log, stderr=log)
+    if not report.exists():
+        raise RowError("pytest left no report")
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    failures, skips = {}, {}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        skip = case.find("skipped")
+        problem = case.find("failure") if case.find("error") is None else case.find("error")
+        if problem is not None:
+            counts["failed"] += 1
+            failures[name] = " ".join((problem.get("message") or "").split())[:160]
+        elif skip is not None:
+            counts["skipped"] += 1
+            skips[name] = (skip.get("message") or "")[:160]
+        else:
+            counts["passed"] += 1
+    return {**counts, "failures": failures, "skips": skips}
+
+
+def unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]:
+    """Return the modules that import there, but whose hook is not in place or not whole."""
+    names = [name for name, _ in HOOKS]
+    looked_at = [name for name in names if name.partition(".")[0] in packages]
+    if not looked_at:
+        return []
+    code = (
+        "import importlib\n"
+        f"for name in {looked_at!r}:\n"
+        "    try: importlib.import_module(name)\n"
+        "    except BaseException: pass\n"
+        "import _clusterprof_probe as probe\n"
+        "probe.emit(64, 1, 2)" + probing.WAIT
+    )
+    job_python.PYTHON = str(python)
+    run_dir = folder / "hooks"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    probing.install(run_dir)
+    with probing.Watcher(run_dir) as watcher:
+        probing.run("-c", code, run_dir=run_dir, CUDA_VISIBLE_DEVICES="", seconds=600)
+    rings = [ring for ring in watcher.rings() if ring.of(64)]
+    notes = rings[0].of(probing.HOOK_NOTE) if rings else []
+    return [names[note.a] for note in notes if not note.b]
+
+
+def keep(row: Row, result: dict[str, Any]) -> None:
+    """Put a row's result in the place of its last one."""
+    kept = json.loads(RUNS.read_text()) if RUNS.exists() else {}
+    kept[row.name] = result
+    order = [one.name for one in ROWS]
+    kept = {name: kept[name] for name in order if name in kept}
+    RUNS.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
