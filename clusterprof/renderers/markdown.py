@@ -6,12 +6,14 @@ name becomes a link, a tag, a mention or a table cell.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from clusterprof.findings import Report
 from clusterprof.renderers import header, underfill, unseen, whose, words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
+from clusterprof.renderers.by import Table, tables
+from clusterprof.renderers.card import advice_of
 from clusterprof.renderers.matrix import amount, matrix_of
 from clusterprof.renderers.text_safety import markdown_text as md
 from clusterprof.units import human
@@ -27,11 +29,18 @@ class Markdown:
     suffix: ClassVar[str] = ".md"
 
     def __init__(
-        self, gpu_price_per_hour: float | None = None, currency: str = "USD", most_ranks: int = 8
+        self,
+        gpu_price_per_hour: float | None = None,
+        currency: str = "USD",
+        most_ranks: int = 8,
+        by: Sequence[str] = (),
+        top: int | None = None,
     ) -> None:
+        """`by`: the tables of `renderers.by`, of `top` rows."""
         self._price = gpu_price_per_hour
         self._currency = currency
         self._most_ranks = most_ranks
+        self._by, self._top = tuple(by), top
 
     def render(self, report: Report) -> str:
         """Return the whole report."""
@@ -54,6 +63,8 @@ class Markdown:
             yield ""
             yield f"> **Warning** {md(warning, 600)}"
         yield from _causes(report)
+        for table in tables(report, self._by, self._top):
+            yield from _table(table)
         yield from self._ranks(report)
         yield from _underfilled(report)
         yield from _unknown(report)
@@ -120,9 +131,20 @@ def _causes(report: Report) -> Iterator[str]:
             yield from (f"- {md(line, 600)}" for line in told)
     if findings:
         evidence = "; ".join(words.evidence(item) for item in findings[0].evidence)
-        yield from ("", f"**Do next:** {md(findings[0].cause.advice, 600)}")
+        yield from ("", f"**Do next:** {md(advice_of(findings[0]), 600)}")
         if evidence:
             yield from ("", f"Seen: {md(evidence, 600)}")
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield from ("", f"**{md(table.title.capitalize())}**")
+    if table.rows:
+        numbers = len(table.heads) - 1 - table.texts
+        yield from ("", f"| {' | '.join(map(md, table.heads))} |")
+        yield "|---|" + "---:|" * numbers + "---|" * table.texts
+        yield from (f"| {' | '.join(md(cell, 600) for cell in row)} |" for row in table.rows)
+    if table.rest:
+        yield from ("", md(table.rest, 600))
 
 
 def _underfilled(report: Report) -> Iterator[str]:
