@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from clusterprof.cli import common
+from clusterprof.cli.progress import progress_bar
 
 
 def analyze(
@@ -42,7 +43,8 @@ def analyze(
         chosen = common.chosen_format(format_, as_json)
         settings = common.load_profile(profile)
         tables = {"by": common.chosen_tables(by or ()), "top": top}
-        report = common.analyse_with(run, settings, jobs, history=chosen != "json")
+        with progress_bar() as tell:
+            report = common.analyse_with(run, settings, jobs, history=chosen != "json", tell=tell)
         renderer = common.renderer_for(
             chosen, settings, width, no_color, tables, to_file=output is not None
         )

@@ -16,8 +16,9 @@ from typing import Any
 from clusterprof.engine.dumps import dumps_of, notes_of
 from clusterprof.engine.history import history_of
 from clusterprof.engine.limits import bound
-from clusterprof.engine.node import analyse_node
+from clusterprof.engine.node import NodeResult, analyse_node
 from clusterprof.engine.peers import across_ranks
+from clusterprof.engine.progress import Stand, Tell
 from clusterprof.engine.report import build_report
 from clusterprof.engine.spill import spilled
 from clusterprof.findings import Report
@@ -34,28 +35,35 @@ def analyze(
     limits: Mapping[str, Mapping[str, Any]] = _NONE,
     facts: Mapping[str, Any] = _NONE,
     history: bool = False,
+    tell: Tell | None = None,
 ) -> Report:
     """Say where the device time of a recording went, and why what was lost was lost.
 
     Several paths are one recording, each node of it counted once (`trace.sources`).
     `jobs` processes share the nodes. `limits` holds the limits of causes by cause id, as a
     profile gives them; an unknown id or key raises `UsageError`. `facts` are those of the site.
-    `history` asks for what happened when, too (`Report.history`).
+    `history` asks for what happened when, too (`Report.history`); `tell` is told how far it is.
     Raises `NoRecording` when there is nothing to read.
     """
     bound_limits = bound(limits)
     sources = find_nodes([path, *more])
     folders = sources.folders
+    stand = Stand(folders, tell)
+    nodes: list[NodeResult] = []
     with spilled(folders) as place:
         one = partial(analyse_node, limits=bound_limits, place=place, history=history)
         if jobs > 1 and len(folders) > 1:
             from multiprocessing import get_context  # one process has no use for it
 
             with get_context("spawn").Pool(min(jobs, len(folders))) as pool:
-                # `map` keeps the order of the folders: the report depends not on who was quicker.
-                nodes = pool.map(one, folders, chunksize=1)
+                # `imap` keeps the order of the folders: the report depends not on who was quicker.
+                for node in pool.imap(one, folders):
+                    nodes.append(node)
+                    stand.node_done()
         else:
-            nodes = [one(folder) for folder in folders]
+            for folder in folders:
+                nodes.append(one(folder, within=stand.within if tell else None))
+                stand.node_done()
         across = across_ranks(nodes, place, bound_limits)
         happened = history_of(across, place) if history else None
     title = fold(map(str, (path, *more))) if more else str(path)

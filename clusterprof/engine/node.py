@@ -6,7 +6,7 @@ depends on the longest step rather than on the length of the recording.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
 from clusterprof.attribution.spent import Spending
 from clusterprof.engine.endings import Ending, Endings
 from clusterprof.engine.host_notes import HostNotes
+from clusterprof.engine.progress import watched
 from clusterprof.engine.spill import IN_MEMORY, Place, Shelf
 from clusterprof.findings import NodeFacts
 from clusterprof.signals import SELF_CPU
@@ -77,16 +78,17 @@ def analyse_node(
     chunk_ns: int | None = None,
     place: Place = IN_MEMORY,
     history: bool = False,
+    within: Callable[[int], None] | None = None,
 ) -> NodeResult:
     """Read one node's folder and return the books of its ranks. `limits`: bound, by cause id.
 
     `place` is where the operations of its ranks are kept until those of all nodes are there;
-    `history` asks for when time was lost, too.
+    `history` asks for when time was lost, too; `within` is told the bytes read so far.
     """
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
     meter, endings, network = _Meter(), Endings(), NetworkMeter()
     throughout, host = NetworkMeter(throughout=True), HostNotes()
-    chunks = host.watch(throughout.watch(network.watch(load.chunks())))
+    chunks = host.watch(throughout.watch(network.watch(watched(load, within))))
     chunks = endings.watch(meter.watch(chunks))
     with Shelf(place) as shelf:
         books = books_of(chunks, limits, shelf, history)
