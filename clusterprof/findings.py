@@ -285,4 +285,6 @@ class Report:
     """What happened when; None when it was not asked for."""
     worth: Worth | None = None
     """Money and completion time; None when it was not asked for."""
+    part: str = ""
+    """What part of the run was analysed, in words; "" for all of it."""
     schema_version: int = 1

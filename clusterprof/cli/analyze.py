@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from clusterprof.cli import common
+from clusterprof.cli.part import TIME_HELP, part_of
 from clusterprof.cli.progress import progress_bar
 
 
@@ -37,14 +38,29 @@ def analyze(
         Optional[int],  # noqa: UP045
         typer.Option(min=1, help="Rows of those tables, and of that of ranks."),
     ] = None,
+    since: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TIME", help=f"Only from then on: {TIME_HELP}"),
+    ] = None,
+    until: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TIME", help="Only up to then."),
+    ] = None,
+    steps: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="A:B", help="Only steps A to B - 1 of every rank."),
+    ] = None,
 ) -> None:
     """Say where the GPU time of a recording went, and why."""
     with common.errors_also_as_json(as_json or format_ == "json"):
         chosen = common.chosen_format(format_, as_json)
         settings = common.load_profile(profile)
         tables = {"by": common.chosen_tables(by or ()), "top": top}
+        part = part_of(since, until, steps)
         with progress_bar() as tell:
-            report = common.analyse_with(run, settings, jobs, history=chosen != "json", tell=tell)
+            report = common.analyse_with(
+                run, settings, jobs, history=chosen != "json", tell=tell, part=part
+            )
         renderer = common.renderer_for(
             chosen, settings, width, no_color, tables, to_file=output is not None
         )

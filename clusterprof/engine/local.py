@@ -13,10 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from clusterprof.attribution.window import Window
 from clusterprof.engine.dumps import dumps_of, notes_of
 from clusterprof.engine.history import history_of
 from clusterprof.engine.limits import bound
 from clusterprof.engine.node import NodeResult, analyse_node
+from clusterprof.engine.part import WHOLE_RUN, PartOfRun, checked, windows_of
 from clusterprof.engine.peers import across_ranks
 from clusterprof.engine.progress import Stand, Tell
 from clusterprof.engine.report import build_report
@@ -36,6 +38,7 @@ def analyze(
     facts: Mapping[str, Any] = _NONE,
     history: bool = False,
     tell: Tell | None = None,
+    part: PartOfRun = WHOLE_RUN,
 ) -> Report:
     """Say where the device time of a recording went, and why what was lost was lost.
 
@@ -43,6 +46,8 @@ def analyze(
     `jobs` processes share the nodes. `limits` holds the limits of causes by cause id, as a
     profile gives them; an unknown id or key raises `UsageError`. `facts` are those of the site.
     `history` asks for what happened when, too (`Report.history`); `tell` is told how far it is.
+    Of a `part` of the run everything else counts as outside the steps; an empty one raises
+    `UsageError`.
     Raises `NoRecording` when there is nothing to read.
     """
     bound_limits = bound(limits)
@@ -51,22 +56,28 @@ def analyze(
     stand = Stand(folders, tell)
     nodes: list[NodeResult] = []
     with spilled(folders) as place:
-        one = partial(analyse_node, limits=bound_limits, place=place, history=history)
+        one = partial(_one, limits=bound_limits, place=place, history=history)
+        work = list(zip(folders, windows_of(folders, part)))
         if jobs > 1 and len(folders) > 1:
             from multiprocessing import get_context  # one process has no use for it
 
             with get_context("spawn").Pool(min(jobs, len(folders))) as pool:
                 # `imap` keeps the order of the folders: the report depends not on who was quicker.
-                for node in pool.imap(one, folders):
+                for node in pool.imap(one, work):
                     nodes.append(node)
                     stand.node_done()
         else:
-            for folder in folders:
-                nodes.append(one(folder, within=stand.within if tell else None))
+            for item in work:
+                nodes.append(one(item, within=stand.within if tell else None))
                 stand.node_done()
         across = across_ranks(nodes, place, bound_limits)
-        happened = history_of(across, place) if history else None
+        happened = history_of(across, place, not part.whole) if history else None
     title = fold(map(str, (path, *more))) if more else str(path)
     report = build_report(title, across, sources.left_out)
     notes = (*report.notes, *notes_of(*dumps_of(folders)))
-    return replace(report, notes=notes, history=happened)
+    return checked(replace(report, notes=notes, history=happened), part)
+
+
+def _one(item: tuple[Path, Window], **options: Any) -> NodeResult:
+    """A function that a worker process can be told by its name."""
+    return analyse_node(item[0], window=item[1], **options)

@@ -163,7 +163,7 @@ def money(report: Report, price_per_hour: float | None, currency: str) -> str:
 
 def outside(report: Report) -> str:
     """Say how much device time lay outside steps, "" when it was little."""
-    if report.outside_ns <= _WORTH_SAYING_RATIO * report.window_ns:
+    if report.part or report.outside_ns <= _WORTH_SAYING_RATIO * report.window_ns:
         return ""
     causes = sorted(report.outside_buckets, key=lambda bucket: -bucket[1])[:2]
     named = ", ".join(f"{safe_text(cause, 60)} {human(ns, 'ns')}" for cause, ns in causes)
@@ -174,6 +174,8 @@ def outside(report: Report) -> str:
 def warnings(report: Report) -> list[str]:
     """Return what a reader must know before believing any number, loudest first."""
     lines = [safe_text(note, 400) for note in report.notes if note.startswith("progress stopped")]
+    if report.part:
+        lines.append(f"ONLY A PART of the run: {safe_text(report.part)}.")
     if report.emulated:
         lines.append("EMULATED ACCELERATORS: no GPU was measured; device times are an emulator's.")
     unmeasured = [rank for rank in report.ranks if rank.source == "host-spans" and rank.lost_ns]

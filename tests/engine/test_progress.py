@@ -28,7 +28,7 @@ def test_bytes_and_nodes_grow_to_all_there_are(tmp_path: Path) -> None:
     with_it = analyze(tmp_path, tell=told.append)
     assert with_it == analyze(tmp_path)
     both = first + second
-    assert [one for one in told if one.nodes == 1][0] == Progress(first, both, 1, 2)
+    assert next(one for one in told if one.nodes == 1) == Progress(first, both, 1, 2)
     assert told[-1] == Progress(both, both, 2, 2)
     sizes = [one.read_bytes for one in told]
     assert sizes == sorted(sizes)
