@@ -291,4 +291,6 @@ class Report:
     """The run in blocks of steps; None where nobody marked one."""
     likeness: Likeness | None = None
     """What another run must be like before the two are compared."""
+    part: str = ""
+    """What part of the run was analysed, in words; "" for all of it."""
     schema_version: int = 1

@@ -68,10 +68,14 @@ class _Steps:
         else:
             self._waited_ns += int(waited_ns.sum())
         if not region.tentative:
-            for table, spent in self._tentative:
-                self._rows.add(table, spent, spent)
-            self._tentative = []
+            self.confirm()
         self._sums = sums.in_all()
+
+    def confirm(self) -> None:
+        """Take what was tentative: another step has ended."""
+        for table, spent in self._tentative:
+            self._rows.add(table, spent, spent)
+        self._tentative = []
 
     def finish(self) -> RankOperations | None:
         """Return the steps; None when there were none."""
@@ -108,6 +112,12 @@ class Frontier:
         self._sure.add(rank, region, lost, shares, waiting)
         if not rank.marked and self._ticks_count < MOST_TICKS:
             self._tick(region, lost)
+
+    def confirm(self) -> None:
+        """Take what was tentative: another step has ended."""
+        self._with.confirm()
+        if self._sure is not None:
+            self._sure.confirm()
 
     def _tick(self, region: Region, lost: Lost) -> None:
         """Note what was lost in every tenth of a second."""

@@ -20,6 +20,7 @@ from clusterprof.attribution.over_time import RankTimes
 from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import RankState
 from clusterprof.attribution.step_blocks import Blocks
+from clusterprof.attribution.window import NOT_ASKED
 from clusterprof.findings import UNATTRIBUTED, RankLedger
 from clusterprof.timeline.identity import NOBODY, Place
 from clusterprof.timeline.model import SOURCE_HOST_SPANS
@@ -132,7 +133,7 @@ def keep_books(
         productive_ns=in_step_ns - lost_ns,
         lost_ns=lost_ns,
         buckets=_lines(buckets, reasons),
-        outside_buckets=_outside(state, outside_ns),
+        outside_buckets=_outside(state, outside_ns, totals.get("not_asked", 0)),
         steps=sum(partial.steps.values()),
         coverage_ratio=coverage,
     )
@@ -289,9 +290,11 @@ def _source(name: RankName, totals: Mapping[str, int]) -> str:
     return "host-spans" if name.marked else "none"
 
 
-def _outside(state: RankState, outside_ns: int) -> tuple[tuple[str, int], ...]:
+def _outside(state: RankState, outside_ns: int, not_asked: int) -> tuple[tuple[str, int], ...]:
     if state.begun_ns is None or state.first_ns is None:
         return ((NO_STEPS, outside_ns),) if outside_ns else ()
-    startup_ns = min(state.begun_ns - state.first_ns, outside_ns)
-    lines = ((STARTUP, startup_ns), (AFTER_STEPS, outside_ns - startup_ns))
+    not_asked = min(not_asked, outside_ns)
+    startup_ns = min(state.begun_ns - state.first_ns, outside_ns - not_asked)
+    rest_ns = outside_ns - startup_ns - not_asked
+    lines = ((STARTUP, startup_ns), (NOT_ASKED, not_asked), (AFTER_STEPS, rest_ns))
     return tuple(line for line in lines if line[1])

@@ -23,6 +23,7 @@ from clusterprof.attribution.filling import Sums, filling
 from clusterprof.attribution.painting import FILL_ORDER, Painted, fill, paint, steps_of
 from clusterprof.attribution.regions import RankState, Region, regions
 from clusterprof.attribution.spinning import NOTHING_SEEN, Activity, spinning
+from clusterprof.attribution.window import WHOLE, Window, inside, noted
 from clusterprof.probe import layout
 from clusterprof.timeline.identity import place_of
 from clusterprof.timeline.intervals import EMPTY
@@ -70,6 +71,9 @@ _SPIN_ORDER = (
 )
 
 
+NO_PIECES = Lost(*(np.zeros(0, np.int64) for _ in range(6)))
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """Totals of one region: in_step_ns = its length - unmeasured_ns."""
@@ -85,21 +89,30 @@ class Account:
     """How the device was filled while it was busy (`attribution.filling`)."""
     windows: tuple[Int, Int, Int] | None = None
     """Start, length and idle time of each window between two samples; None without a device."""
+    not_asked_ns: int = 0
+    """Time that was left out beside the region (`attribution.window`)."""
 
 
 def lost_pieces(
-    rank: Rank, state: RankState, last: bool = False
+    rank: Rank, state: RankState, last: bool = False, window: Window = WHOLE
 ) -> tuple[tuple[tuple[Region, Lost, Account], ...], RankState]:
     """Return the stretches that can be settled now, each with its pieces, and the next state.
 
     Time before `begun_ns` and after the last `ended_ns` is outside the steps and has no pieces.
-    `last` settles everything up to the end of the last step or wait.
+    `last` settles everything up to the end of the last step or wait. Of what lies outside `window`
+    there are no pieces either.
     """
     ready, after = regions(rank, state, last)
+    after = noted(rank, after, window)
     found, activity = [], state.activity
-    for region in ready:
+    for whole in ready:
+        region = inside(rank, whole, after, window)
+        left_ns = whole.end_ns - whole.start_ns - (region.end_ns - region.start_ns)
+        if region.end_ns == region.start_ns:
+            found.append((region, NO_PIECES, Account(0, 0, 0, 0, not_asked_ns=left_ns)))
+            continue
         lost, account, activity = pieces(rank, region, activity)
-        found.append((region, lost, account))
+        found.append((region, lost, replace(account, not_asked_ns=left_ns)))
     return tuple(found), replace(after, activity=activity)
 
 

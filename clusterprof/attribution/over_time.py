@@ -107,9 +107,13 @@ class Times:
         slow = self._slow_steps(rank, region, rows, steps)
         self._tentative.append(_Stretch(table, steps, slow))
         if not region.tentative:
-            for one in self._tentative:
-                self._take(one)
-            self._tentative = []
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Take what was tentative: another step has ended."""
+        for one in self._tentative:
+            self._take(one)
+        self._tentative = []
 
     def _stretches(self, region: Region, rows: _Rows, measured: tuple[Int, Int]) -> Table:
         table = Table(self._table.stretch_ns)

@@ -24,7 +24,8 @@ class Partial:
 
     totals: Mapping[str, int] = field(default_factory=dict)
     """in_step, unmeasured, measured, busy, lost, wait, first_step, first_step_lost: in ns;
-    surely_asleep: in ns * SHARE; stream_pieces: a count."""
+    not_asked: in ns, and in none of the others; surely_asleep: in ns * SHARE; stream_pieces: a
+    count."""
     claimed: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
     """(cause id, grade, source) -> ns * SHARE."""
     unexplained: Mapping[str, int] = field(default_factory=dict)

@@ -43,6 +43,9 @@ class RankState:
     """First and last record of the rank."""
     activity: Activity = NOTHING_SEEN
     """Of its device, as far as it is settled."""
+    since_ns: int | None = None
+    until_ns: int | None = None
+    """Bounds of what was asked for (`attribution.window`); None = none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,14 @@ class Spending:
             come = sums.until(np.maximum(spans[0], region.start_ns))
             self._tentative.append((table, come, sums.until(spans[1])))
         if not region.tentative:
-            for part in self._tentative:
-                self._rows.add(*part)
-            self._tentative = []
+            self.confirm()
         self._sums = sums.in_all()
+
+    def confirm(self) -> None:
+        """Take what was tentative: another step has ended."""
+        for part in self._tentative:
+            self._rows.add(*part)
+        self._tentative = []
 
     def operations(self) -> RankOperations | None:
         """Return all operations inside steps; None when there were none. Call it once."""

@@ -76,9 +76,13 @@ class StepBlocks:
         self._ended += one.ends.size
         self._tentative.append(one)
         if not region.tentative:
-            for stretch in self._tentative:
-                self._take(stretch)
-            self._certain, self._tentative = self._ended, []
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Take what was tentative: another step has ended."""
+        for stretch in self._tentative:
+            self._take(stretch)
+        self._certain, self._tentative = self._ended, []
 
     def done(self) -> Blocks | None:
         """Return the blocks; None without a step."""

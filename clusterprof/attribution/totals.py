@@ -29,6 +29,7 @@ def completed(part: Partial, rank: Rank, region: Region, lost: Lost, account: Ac
         "host_lost": int(lost.lost_ns[lost.source == SOURCE_HOST_SPANS].sum()),
         "first_step_lost": first_lost,
         "stream_pieces": account.stream_pieces,
+        **({"not_asked": account.not_asked_ns} if account.not_asked_ns else {}),
     }
     steps = rank.main.spans.get(layout.STEP)
     lengths: dict[int, int] = {}

@@ -8,6 +8,8 @@ from typing import Annotated, Optional
 import typer
 
 from clusterprof.cli import common
+from clusterprof.cli.part import TIME_HELP, part_of
+from clusterprof.cli.progress import progress_bar
 
 
 def analyze(
@@ -28,13 +30,40 @@ def analyze(
     ] = False,
     width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
     no_color: Annotated[bool, typer.Option("--no-color", help="Without colours.")] = False,
+    by: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="A table by node, rank, cause, step or time; several times."),
+    ] = None,
+    top: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Rows of those tables, and of that of ranks."),
+    ] = None,
+    since: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TIME", help=f"Only from then on: {TIME_HELP}"),
+    ] = None,
+    until: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TIME", help="Only up to then."),
+    ] = None,
+    steps: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="A:B", help="Only steps A to B - 1 of every rank."),
+    ] = None,
 ) -> None:
     """Say where the GPU time of a recording went, and why."""
     with common.errors_also_as_json(as_json or format_ == "json"):
         chosen = common.chosen_format(format_, as_json)
         settings = common.load_profile(profile)
-        report = common.analyse_with(run, settings, jobs)
-        renderer = common.renderer_for(chosen, settings, width, no_color or output is not None)
+        tables = {"by": common.chosen_tables(by or ()), "top": top}
+        part = part_of(since, until, steps)
+        with progress_bar() as tell:
+            report = common.analyse_with(
+                run, settings, jobs, history=chosen != "json", tell=tell, part=part
+            )
+        renderer = common.renderer_for(
+            chosen, settings, width, no_color, tables, to_file=output is not None
+        )
         common.write_result(renderer.render(report), output)
     if strict:
         common.insist_on_all(report)

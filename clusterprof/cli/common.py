@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 FORMATS = ("terminal", "plain", "json", "markdown", "html", "openmetrics")
+_FOR_PEOPLE = ("terminal", "plain", "markdown")
+_NONE: Mapping[str, Any] = {}
 RUN_HELP = "The recording, or nodes' folders of it kept apart: host1/ host2/"
 
 
@@ -81,9 +83,33 @@ def chosen_format(format_: str, as_json: bool, known: tuple[str, ...] = FORMATS)
     return format_
 
 
-def renderer_for(format_: str, profile: Profile, width: int, no_color: bool) -> Renderer:
-    """Build the renderer a format names, with the options that suit it."""
+def chosen_tables(by: Iterable[str]) -> tuple[str, ...]:
+    """Return the words after `--by`, each once; raise UsageError for one that is none."""
+    from clusterprof.profiles import nearest
+    from clusterprof.renderers.by import BY
+
+    words = [word for some in by for word in some.split(",") if word]
+    for word in words:
+        if word not in BY:
+            raise UsageError(f"unknown table {word!r}{nearest(word, BY)}")
+    return tuple(dict.fromkeys(words))
+
+
+def renderer_for(
+    format_: str,
+    profile: Profile,
+    width: int,
+    no_color: bool,
+    tables: Mapping[str, Any] = _NONE,
+    to_file: bool = False,
+) -> Renderer:
+    """Build the renderer a format names, with the options that suit it.
+
+    `tables`: the options `by` and `top` of those for people; `to_file`: in UTF-8, whatever stdout
+    can write.
+    """
     from clusterprof.renderers.registry import RENDERERS
+    from clusterprof.renderers.sparks import BARS
     from clusterprof.renderers.terminal import Terminal
 
     chosen = next(renderer for renderer in RENDERERS if renderer.name == format_)
@@ -95,12 +121,22 @@ def renderer_for(format_: str, profile: Profile, width: int, no_color: bool) -> 
             "currency": facts["currency"],
         }
     if chosen is Terminal:
-        options |= {"width": width or columns(), "color": not no_color and has_color()}
+        letters = "utf-8" if to_file else sys.stdout.encoding
+        options |= {
+            "width": width or columns(),
+            "color": not no_color and not to_file and has_color(),
+            "plain_letters": not _can_write(BARS, letters),
+        }
+    if chosen.name in _FOR_PEOPLE:
+        options |= tables
     return chosen(**options)
 
 
-def analyse_with(paths: Sequence[Path], profile: Profile, jobs: int) -> Report:
-    """Analyse a recording, in one place or several, with the limits and facts of a profile."""
+def analyse_with(paths: Sequence[Path], profile: Profile, jobs: int, **more: Any) -> Report:
+    """Analyse a recording, in one place or several, with the limits and facts of a profile.
+
+    `more` are options of `engine.local.analyze`.
+    """
     import dataclasses
 
     from clusterprof.engine.limits import known_limits
@@ -109,7 +145,7 @@ def analyse_with(paths: Sequence[Path], profile: Profile, jobs: int) -> Report:
 
     bound = bind_limits(profile, known_limits())
     limits = {cause: dataclasses.asdict(bound[cause]) for cause in profile.section("limits")}
-    return analyze(*paths, jobs=jobs, limits=limits, facts=profile.section("facts"))
+    return analyze(*paths, jobs=jobs, limits=limits, facts=profile.section("facts"), **more)
 
 
 def insist_on_all(report: Report) -> None:
@@ -136,6 +172,14 @@ def columns() -> int:
     import shutil
 
     return shutil.get_terminal_size((80, 24)).columns
+
+
+def _can_write(text: str, encoding: str | None) -> bool:
+    try:
+        text.encode(encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def has_color() -> bool:

@@ -13,11 +13,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from clusterprof.attribution.window import Window
 from clusterprof.engine.dumps import dumps_of, notes_of
 from clusterprof.engine.history import history_of
 from clusterprof.engine.limits import bound
-from clusterprof.engine.node import analyse_node
+from clusterprof.engine.node import NodeResult, analyse_node
+from clusterprof.engine.part import WHOLE_RUN, PartOfRun, checked, windows_of
 from clusterprof.engine.peers import Across, across_ranks
+from clusterprof.engine.progress import Stand, Tell
 from clusterprof.engine.report import build_report
 from clusterprof.engine.spill import spilled
 from clusterprof.findings import Report
@@ -45,17 +48,22 @@ def analyze(
     limits: Mapping[str, Mapping[str, Any]] = _NONE,
     facts: Mapping[str, Any] = _NONE,
     history: bool = False,
+    tell: Tell | None = None,
+    part: PartOfRun = WHOLE_RUN,
 ) -> Report:
     """Say where the device time of a recording went, and why what was lost was lost.
 
     Several paths are one recording, each node of it counted once (`trace.sources`).
     `jobs` processes share the nodes. `limits` holds the limits of causes by cause id, as a
     profile gives them; an unknown id or key raises `UsageError`. `facts` are those of the site.
-    `history` asks for what happened when, too (`Report.history`).
+    `history` asks for what happened when, too (`Report.history`); `tell` is told how far it is.
+    Of a `part` of the run everything else counts as outside the steps; an empty one raises
+    `UsageError`.
     Raises `NoRecording` when there is nothing to read.
     """
-    one = analysed(path, *more, jobs=jobs, limits=limits, facts=facts, history=history)
-    return one.report
+    return analysed(
+        path, *more, jobs=jobs, limits=limits, facts=facts, history=history, tell=tell, part=part
+    ).report
 
 
 def analysed(
@@ -65,25 +73,39 @@ def analysed(
     limits: Mapping[str, Mapping[str, Any]] = _NONE,
     facts: Mapping[str, Any] = _NONE,
     history: bool = False,
+    tell: Tell | None = None,
+    part: PartOfRun = WHOLE_RUN,
 ) -> Analysed:
     """Do what `analyze` does, and keep what the report was made of."""
     bound_limits = bound(limits)
     sources = find_nodes([path, *more])
     folders = sources.folders
+    stand = Stand(folders, tell)
+    nodes: list[NodeResult] = []
     with spilled(folders) as place:
-        one = partial(analyse_node, limits=bound_limits, place=place, history=history)
+        one = partial(_one, limits=bound_limits, place=place, history=history)
+        work = list(zip(folders, windows_of(folders, part)))
         if jobs > 1 and len(folders) > 1:
             from multiprocessing import get_context  # one process has no use for it
 
             with get_context("spawn").Pool(min(jobs, len(folders))) as pool:
-                # `map` keeps the order of the folders: the report depends not on who was quicker.
-                nodes = pool.map(one, folders, chunksize=1)
+                # `imap` keeps the order of the folders: the report depends not on who was quicker.
+                for node in pool.imap(one, work):
+                    nodes.append(node)
+                    stand.node_done()
         else:
-            nodes = [one(folder) for folder in folders]
+            for item in work:
+                nodes.append(one(item, within=stand.within if tell else None))
+                stand.node_done()
         across = across_ranks(nodes, place, bound_limits)
-        happened = history_of(across, place) if history else None
+        happened = history_of(across, place, not part.whole) if history else None
     title = fold(map(str, (path, *more))) if more else str(path)
     report = build_report(title, across, sources.left_out)
     notes = (*report.notes, *notes_of(*dumps_of(folders)))
-    report = replace(report, notes=notes, history=happened)
+    report = checked(replace(report, notes=notes, history=happened), part)
     return Analysed(report, tuple(folders), across)
+
+
+def _one(item: tuple[Path, Window], **options: Any) -> NodeResult:
+    """A function that a worker process can be told by its name."""
+    return analyse_node(item[0], window=item[1], **options)

@@ -6,7 +6,7 @@ depends on the longest step rather than on the length of the recording.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,11 @@ from clusterprof.attribution.partial import EMPTY, Partial, merge
 from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
 from clusterprof.attribution.spent import Spending
 from clusterprof.attribution.step_blocks import StepBlocks
+from clusterprof.attribution.window import WHOLE, Window
 from clusterprof.engine.endings import Ending, Endings
 from clusterprof.engine.host_notes import HostNotes
+from clusterprof.engine.part import seen_by
+from clusterprof.engine.progress import watched
 from clusterprof.engine.setups import NodeSetup, Setups
 from clusterprof.engine.spill import IN_MEMORY, Place, Shelf
 from clusterprof.findings import NodeFacts
@@ -74,6 +77,7 @@ class _Open:
     blocks: StepBlocks
     times: Times | None
     """None when nobody asked when what was lost."""
+    window: Window
 
 
 def analyse_node(
@@ -82,19 +86,23 @@ def analyse_node(
     chunk_ns: int | None = None,
     place: Place = IN_MEMORY,
     history: bool = False,
+    within: Callable[[int], None] | None = None,
+    window: Window = WHOLE,
 ) -> NodeResult:
     """Read one node's folder and return the books of its ranks. `limits`: bound, by cause id.
 
     `place` is where the operations of its ranks are kept until those of all nodes are there;
-    `history` asks for when time was lost, too.
+    `history` asks for when time was lost, too; `within` is told the bytes read so far; what
+    lies outside `window` counts as outside the steps.
     """
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
     meter, endings, network = _Meter(), Endings(), NetworkMeter()
     throughout, host, setups = NetworkMeter(throughout=True), HostNotes(), Setups()
-    chunks = setups.watch(host.watch(throughout.watch(network.watch(load.chunks()))))
+    chunks = seen_by(network, watched(load, within), window)
+    chunks = setups.watch(host.watch(seen_by(throughout, chunks, window)))
     chunks = endings.watch(meter.watch(chunks))
     with Shelf(place) as shelf:
-        books = books_of(chunks, limits, shelf, history)
+        books = books_of(chunks, limits, shelf, history, window)
     loaded = load.facts()
     duration_ns = loaded.last_ns - loaded.first_ns
     facts = NodeFacts(
@@ -113,7 +121,11 @@ def analyse_node(
 
 
 def books_of(
-    chunks: Iterable[Chunk], limits: Mapping[str, Any], store: Store, history: bool = False
+    chunks: Iterable[Chunk],
+    limits: Mapping[str, Any],
+    store: Store,
+    history: bool = False,
+    window: Window = WHOLE,
 ) -> tuple[RankBooks, ...]:
     """Return the books of every rank in a stream of chunks of one node."""
     ranks: dict[Key, _Open] = {}
@@ -131,7 +143,7 @@ def books_of(
                 found[key] = replace(one.rank, chunk=glued, main=main, workers=())
         for key, rank in found.items():
             if key not in done:
-                ranks[key] = _advance(ranks.get(key), rank, limits, (store, history))
+                ranks[key] = _advance(ranks.get(key), rank, limits, (store, history, window))
         needed_ns = _needed_from(ranks, chunk)
         # What the next chunk brings along by itself need not be kept.
         kept = tail(glued, needed_ns) if needed_ns < chunk.end_ns - _BROUGHT_NS else None
@@ -175,7 +187,7 @@ def _needed_from(ranks: Mapping[Key, _Open], chunk: Chunk) -> int:
 
 
 def _advance(
-    one: _Open | None, rank: Rank, limits: Mapping[str, Any], noting: tuple[Store, bool]
+    one: _Open | None, rank: Rank, limits: Mapping[str, Any], noting: tuple[Store, bool, Window]
 ) -> _Open:
     if not sample_times(rank).size:  # known by name and never sampled is not measured
         rank = replace(rank, device="")
@@ -197,23 +209,32 @@ def _advance(
     return _settled(one, rank, limits, last=False)
 
 
-def _noted(store: Store, history: bool) -> tuple[Spending, Frontier, StepBlocks, Times | None]:
+def _noted(
+    store: Store, history: bool, window: Window
+) -> tuple[Spending, Frontier, StepBlocks, Times | None, Window]:
     spending = Spending(SPENT_ON, store)
     times = Times(store) if history else None
-    return spending, Frontier(spending.categories, store), StepBlocks(), times
+    return spending, Frontier(spending.categories, store), StepBlocks(), times, window
 
 
 def _settled(one: _Open, rank: Rank, limits: Mapping[str, Any], last: bool) -> _Open:
-    found, state = lost_pieces(rank, one.state, last)
+    found, state = lost_pieces(rank, one.state, last, one.window)
     partial, pending = one.partial, one.pending
     for region, lost, account in found:
         told = one.spending, one.frontier, one.blocks, one.times
-        new = settle(rank, region, lost, account, limits, *told)
+        if region.end_ns == region.start_ns:
+            new = Partial(totals={"not_asked": account.not_asked_ns})
+            for book in () if region.tentative else told:
+                if book is not None:
+                    book.confirm()
+        else:
+            new = settle(rank, region, lost, account, limits, *told)
         if region.tentative:
             pending = merge(pending, new)
         else:
             partial, pending = merge(partial, pending, new), EMPTY
-    return _Open(state, partial, pending, rank, one.spending, one.frontier, one.blocks, one.times)
+    told = one.spending, one.frontier, one.blocks, one.times
+    return _Open(state, partial, pending, rank, *told, one.window)
 
 
 def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:

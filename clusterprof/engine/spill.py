@@ -41,7 +41,7 @@ IN_MEMORY = Place()
 @contextmanager
 def spilled(folders: Sequence[Path]) -> Iterator[Place]:
     """Say where the operations in these recordings go; they are gone when this ends."""
-    if _bytes_of(folders) <= SMALL_BYTES:
+    if bytes_of(folders) <= SMALL_BYTES:
         yield IN_MEMORY
         return
     with ExitStack() as stack:
@@ -63,10 +63,11 @@ def _file(stack: ExitStack) -> Place:
     return Place(named.name, MOST_IN_MEMORY_BYTES)
 
 
-def _bytes_of(folders: Sequence[Path]) -> int:
+def bytes_of(folders: Sequence[Path]) -> int:
+    """Return the size of recordings: folders of nodes, or single segments."""
     total = 0
     for folder in folders:
-        for one in folder.iterdir():
+        for one in folder.iterdir() if folder.is_dir() else (folder,):
             try:
                 total += one.stat().st_size
             except OSError:  # gone meanwhile; reading it will say so

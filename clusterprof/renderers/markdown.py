@@ -6,12 +6,13 @@ name becomes a link, a tag, a mention or a table cell.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from clusterprof.findings import Report
 from clusterprof.renderers import advised, header, underfill, unseen, whose, words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
+from clusterprof.renderers.by import Table, tables
 from clusterprof.renderers.matrix import amount, matrix_of
 from clusterprof.renderers.text_safety import markdown_text as md
 from clusterprof.units import human
@@ -27,11 +28,18 @@ class Markdown:
     suffix: ClassVar[str] = ".md"
 
     def __init__(
-        self, gpu_price_per_hour: float | None = None, currency: str = "USD", most_ranks: int = 8
+        self,
+        gpu_price_per_hour: float | None = None,
+        currency: str = "USD",
+        most_ranks: int = 8,
+        by: Sequence[str] = (),
+        top: int | None = None,
     ) -> None:
+        """`by`: the tables of `renderers.by`, of `top` rows."""
         self._price = gpu_price_per_hour
         self._currency = currency
         self._most_ranks = most_ranks
+        self._by, self._top = tuple(by), top
 
     def render(self, report: Report) -> str:
         """Return the whole report."""
@@ -54,6 +62,8 @@ class Markdown:
             yield ""
             yield f"> **Warning** {md(warning, 600)}"
         yield from _causes(report)
+        for table in tables(report, self._by, self._top):
+            yield from _table(table)
         yield from self._ranks(report)
         yield from _underfilled(report)
         yield from _unknown(report)
@@ -124,6 +134,17 @@ def _causes(report: Report) -> Iterator[str]:
         if evidence:
             yield from ("", f"Seen: {md(evidence, 600)}")
     yield from advised.markdown(report)
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield from ("", f"**{md(table.title.capitalize())}**")
+    if table.rows:
+        numbers = len(table.heads) - 1 - table.texts
+        yield from ("", f"| {' | '.join(map(md, table.heads))} |")
+        yield "|---|" + "---:|" * numbers + "---|" * table.texts
+        yield from (f"| {' | '.join(md(cell, 600) for cell in row)} |" for row in table.rows)
+    if table.rest:
+        yield from ("", md(table.rest, 600))
 
 
 def _underfilled(report: Report) -> Iterator[str]:

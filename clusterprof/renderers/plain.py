@@ -6,12 +6,14 @@ itself: a label, a colon and a value; indentation says what belongs together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import advised, header, underfill, unseen, whose, words
+from clusterprof.renderers import advised, header, sparks, underfill, unseen, whose, words
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
+from clusterprof.renderers.by import Table, tables
+from clusterprof.renderers.card import card
 from clusterprof.renderers.matrix import matrix_of
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
@@ -30,11 +32,18 @@ class Plain:
     suffix: ClassVar[str] = ".txt"
 
     def __init__(
-        self, gpu_price_per_hour: float | None = None, currency: str = "USD", most_ranks: int = 64
+        self,
+        gpu_price_per_hour: float | None = None,
+        currency: str = "USD",
+        most_ranks: int = 64,
+        by: Sequence[str] = (),
+        top: int | None = None,
     ) -> None:
+        """`by`: the tables of `renderers.by`, of `top` rows."""
         self._price = gpu_price_per_hour
         self._currency = currency
         self._most_ranks = most_ranks
+        self._by, self._top = tuple(by), top
 
     def render(self, report: Report) -> str:
         """Return the whole report."""
@@ -55,6 +64,11 @@ class Plain:
                 yield f"Verdict: {sentence}"
         for warning in words.warnings(report):
             yield f"Warning: {warning}"
+        yield from _next(report)
+        for line in sparks.sentences(report):
+            yield f"Over time: {line}"
+        for table in tables(report, self._by, self._top):
+            yield from _table(table)
         for number, finding in enumerate(report.findings, 1):
             yield from _finding(number, finding, report.in_step_ns)
         for cause, ns in words.small_causes(report):
@@ -109,6 +123,23 @@ def _finding(number: int, finding: Finding, in_step_ns: int) -> Iterator[str]:
     for label, text in (("Change", advised.change(finding)), ("Or", advised.more(finding))):
         if text:
             yield f"  {label}: {text}"
+
+
+def _next(report: Report) -> Iterator[str]:
+    """The first thing to do and what it wins, so that nobody has to listen to the end."""
+    for label, text in card(report, None, ""):
+        if label == "NEXT" or text.startswith("Change:"):
+            yield f"Next: {text}"
+
+
+def _table(table: Table) -> Iterator[str]:
+    """Every row is a sentence: heads and values, so that nothing depends on columns."""
+    title = table.title.capitalize()
+    for row in table.rows:
+        cells = [f"{head} {value}" for head, value in zip(table.heads, row)]
+        yield f"{title}: {', '.join(cells)}"
+    if table.rest:
+        yield f"{title}: {table.rest}"
 
 
 def _unattributed(report: Report) -> Iterator[str]:

@@ -1,27 +1,39 @@
 """The report for people at a terminal: the verdict within 25 lines of 80 columns, then the books.
 
-The head says how much was lost, why, whose cause it was, how sure that is, what fixing it would
-win, and what to do next. Below it stand every cause in full, the ledger to the nanosecond,
-*Unattributed* with its reasons and *Not seen*, always.
+The head says how much was lost, why, whose cause it was, what was seen, what to do next and what
+that wins, then when it was, and the other causes. Below it stand the tables that were asked for,
+every cause in full, the ledger to the nanosecond, *Unattributed* with its reasons and *Not seen*,
+always.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import header, unseen, whose, words
+from clusterprof.renderers import header, sparks, unseen, whose, words
+from clusterprof.renderers.by import tables
+from clusterprof.renderers.card import card
 from clusterprof.renderers.paint import Paint
 from clusterprof.renderers.terminal_books import books
-from clusterprof.renderers.text_safety import columns, fit, safe_text, wrap
+from clusterprof.renderers.terminal_tables import table_lines
+from clusterprof.renderers.text_safety import ascii_only, columns, fit, safe_text, wrap
 from clusterprof.units import human
 
 HEAD_LINES = 25
-NARROWEST, WIDEST = 72, 120
+NARROWEST, WIDEST = 40, 200
+_LABEL = 8  # columns before the texts of the card
 # columns of the table of causes: cause, lost, share, sure, fixing wins
 _LOST, _SHARE, _SURE, _WINS = 12, 9, 8, 13
-# (causes on the first screen, lines about each), the first that fits is taken
-_DENSITIES = ((3, 4), (2, 4), (3, 3), (2, 3), (3, 2), (2, 2), (1, 4), (1, 2), (1, 1), (0, 0))
+_WITH_SURE, _WITH_WINS = 58, 70  # so wide is a screen that has these columns, too
+# (causes on the first screen, lines about each, lines of each text of the card, and of what is
+# left out last: blank lines, what was seen, what lay outside steps), the first that fits is taken
+_DENSITIES = (
+    (4, 2, 3, "bso"), (3, 2, 3, "bso"), (3, 1, 3, "bso"), (3, 1, 3, "so"), (2, 1, 3, "so"),
+    (2, 1, 2, "so"), (3, 1, 2, "s"), (2, 1, 2, "s"), (2, 1, 3, ""), (2, 1, 2, ""),
+    (1, 1, 2, ""), (0, 0, 2, ""), (0, 0, 1, ""),
+)  # fmt: skip
 
 
 class Terminal:
@@ -37,44 +49,52 @@ class Terminal:
         gpu_price_per_hour: float | None = None,
         currency: str = "USD",
         most_ranks: int = 8,
+        by: Sequence[str] = (),
+        top: int | None = None,
+        plain_letters: bool = False,
     ) -> None:
+        """`by`: the tables of `renderers.by` below the first screen, of `top` rows;
+        `plain_letters`: nothing that is not ASCII."""
         self._width = min(max(width, NARROWEST), WIDEST)
         self._paint = Paint(color)
         self._price = gpu_price_per_hour
         self._currency = currency
-        self._most_ranks = most_ranks
+        self._most_ranks = top or most_ranks
+        self._by, self._top = tuple(by), top
+        self._plain_letters = plain_letters
 
     def render(self, report: Report) -> str:
         """Return the whole report."""
-        head = self._head(report)
-        return (
-            "\n".join([*head, "", *books(report, self._width, self._paint, self._most_ranks)])
-            + "\n"
-        )
+        lines = self._head(report)
+        for table in tables(report, self._by, self._top):
+            lines += ["", *table_lines(table, self._width, self._paint)]
+        lines += ["", *books(report, self._width, self._paint, self._most_ranks)]
+        text = "\n".join(lines) + "\n"
+        return ascii_only(text) if self._plain_letters else text
 
     # --- the first screen -----------------------------------------------------------------------
 
     def _head(self, report: Report) -> list[str]:
         """Show as many causes, with as much about each, as the first screen holds."""
-        found = len(words.in_step(report))
-        for shown, lines_each in _DENSITIES:
-            if shown > max(found, 1):
-                continue
-            head = self._head_with(report, shown, lines_each)
+        head: list[str] = []
+        for shown, lines_each, most, extras in _DENSITIES:
+            head = self._head_with(report, shown, lines_each, most, extras)
             if len(head) <= HEAD_LINES - 1:  # one line for the prompt
                 break
         return head
 
-    def _head_with(self, report: Report, shown: int, lines_each: int) -> list[str]:
-        lines = [*self._masthead(report), *self._place(report), ""]
-        lines += self._verdict(report)
-        warnings = words.warnings(report)
-        for warning in warnings:
+    def _head_with(
+        self, report: Report, shown: int, lines_each: int, most: int, extras: str
+    ) -> list[str]:
+        lines = [*self._masthead(report), *self._place(report)]
+        blank = [""] if "b" in extras else []
+        lines += [*blank, *self._card(report, most, extras)]
+        for warning in words.warnings(report):
             lines += [self._paint("warn", line) for line in self._text(f"! {warning}", 1, 2)]
         if report.in_step_ns:
+            lines += [*blank, *self._over_time(report)]
             lines += ["", *self._causes(report, shown, lines_each)]
-        lines += ["", *self._next(report)]
-        lines.append(" " + self._pointer(report))
+        lines += [*blank, " " + self._pointer(report)]
         return lines
 
     def _masthead(self, report: Report) -> list[str]:
@@ -93,17 +113,56 @@ class Terminal:
             lines = [lines[0], fit(f"{lines[1]} …", self._width)]
         return [self._paint("dim", line) for line in lines]
 
-    def _verdict(self, report: Report) -> list[str]:
-        lines = [self._paint("bold", line) for line in self._text(words.verdict(report), 1)]
-        for sentence in (
-            words.chief_cause(report),
-            words.outside(report),
-            words.money(report, self._price, self._currency),
-        ):
-            lines += self._text(sentence, 1)
-        if report.in_step_ns:
-            lines += [self._bar(report), self._under_bar(report)]
+    def _card(self, report: Report, most: int, extras: str) -> list[str]:
+        """Lay the card out; without time inside steps say why nothing can be said."""
+        rows = card(report, self._price, self._currency)
+        if not rows:
+            told = [self._paint("bold", line) for line in self._text(words.verdict(report), 1)]
+            return told + self._text(words.outside(report), 1)
+        lines: list[str] = []
+        under = ""
+        for label, text in rows:
+            under = label or under
+            if label == "SEEN":
+                text = self._seen(words.chief(report)) if "s" in extras else ""
+            elif not label and under == "LOST" and "o" not in extras:
+                text = ""
+            if text:
+                lines += self._row_of_card(label, under, text, most)
         return lines
+
+    def _row_of_card(self, label: str, under: str, text: str, most: int) -> list[str]:
+        kept = text.replace(" %", "\0%")  # a number is not parted from it
+        broken = [line.replace("\0", " ") for line in wrap(kept, self._width - _LABEL - 1)]
+        if len(broken) > most:
+            broken = [*broken[: most - 1], fit(f"{broken[most - 1]} …", self._width - _LABEL - 1)]
+        brush = "bold" if label in ("LOST", "WHY", "NEXT") else "dim" if under == "SEEN" else ""
+        told = [self._paint(brush, line.rstrip()) if brush else line.rstrip() for line in broken]
+        name = self._paint("heading", label) + " " * (_LABEL - 1 - len(label))
+        return [f" {name}{told[0]}", *(" " * _LABEL + line for line in told[1:])]
+
+    def _over_time(self, report: Report) -> list[str]:
+        """Busy and lost time over the run as small bars; without a history one bar of the whole."""
+        room = self._width - _LABEL - 1
+        some = sparks.parts(report, room)
+        if len(some) < 2:
+            return [self._bar(report), self._under_bar(report)]
+        each = max(room // len(some), 1)
+        busy, lost = ("".join(bar * each for bar in line) for line in sparks.sparklines(some))
+        begin, end = sparks.clock(some[0].start_ns), sparks.clock(some[-1].end_ns)
+        axis = f"{begin}{end.rjust(len(busy) - len(begin))}"
+        found = sparks.worst(some, report)
+        for text in [] if found is None else [sparks.told(found), sparks.told(found).split(",")[0]]:
+            middle = f"worst: {text}"
+            if columns(begin) + columns(middle) + columns(end) + 4 <= len(busy):
+                left = len(busy) - columns(begin) - columns(end)
+                axis = f"{begin}{middle.center(left)}{end}"
+                break
+        return [
+            f" {self._paint('dim', 'busy')}   {self._paint('good', busy.rstrip())}".rstrip(),
+            f" {self._paint('dim', 'lost')}   {self._paint('bad', lost.rstrip())}".rstrip(),
+            " " * _LABEL + self._paint("dim", axis),
+        ]
 
     def _bar(self, report: Report) -> str:
         """One line: productive time full, lost time hollow; any loss at all shows one cell."""
@@ -125,7 +184,9 @@ class Terminal:
         lines = [self._paint("heading", heading)]
         findings = words.in_step(report)
         for number, finding in enumerate(findings[:shown], 1):
-            lines += self._cause(number, finding, lines_each)
+            # The card has said it of the first.
+            told = 1 if number == 1 and words.chief(report) is not None else lines_each
+            lines += self._cause(number, finding, told)
         rest = [finding.lost_ns for finding in findings[shown:]]
         rest += [ns for _, ns in words.small_causes(report)]
         if rest:
@@ -150,45 +211,28 @@ class Terminal:
             words.certainty(finding),
             words.recoverable(finding, "unknown"),
         )
-        lines = [self._paint("bold", row)]
+        if lines_each < 2:
+            return [row]
         who = whose.culprits(finding, 2)
-        how = whose.persistence_in_short(finding)
-        about = words.title(finding)
-        if who and lines_each < 4:
-            about = f"{who}: {about}"
-        if lines_each >= 2:
-            lines.append(self._one_line(about))
-        if who and lines_each >= 4:
-            lines.append(self._one_line(f"whose: {who}{f', {how}' if how else ''}"))
-        if lines_each >= 3 and finding.evidence:
-            seen = self._seen(finding)
-            lines.append(self._paint("dim", self._one_line(seen)))
-        return lines
+        about = f"{words.title(finding)}{f': {who}' if who else ''}"
+        return [row, self._paint("dim", self._one_line(about))]
 
-    def _seen(self, finding: Finding) -> str:
+    def _seen(self, finding: Finding | None) -> str:
         """Say all evidence with its notes when the line holds it, else without, else the first."""
-        for items, with_note in ((3, True), (3, False), (2, False), (1, False)):
-            numbers = [words.evidence(item, with_note) for item in finding.evidence[:items]]
-            seen = f"seen:  {'; '.join(numbers)}"
-            if columns(seen) <= self._width - 5:
+        seen = ""
+        for items, with_note in ((3, True), (2, True), (3, False), (2, False), (1, False)):
+            some = finding.evidence[:items] if finding is not None else ()
+            seen = "; ".join(words.evidence(item, with_note) for item in some)
+            if columns(seen) <= (2 if with_note else 1) * (self._width - _LABEL - 2):
                 break
         return seen
 
     def _row(self, mark: str, label: str, lost: str, part: str, sure: str, wins: str) -> str:
-        room = self._width - 4 - _LOST - _SHARE - _SURE - _WINS
-        cells = [fit(label, room), lost.rjust(_LOST), part.rjust(_SHARE), sure.rjust(_SURE)]
-        return (f" {mark:<2} " + "".join(cells) + wins.rjust(_WINS)).rstrip()
-
-    def _next(self, report: Report) -> list[str]:
-        findings = words.in_step(report)
-        if not findings:
-            return []
-        advice = safe_text(findings[0].cause.advice, 600)
-        lines = wrap(advice, self._width - 11)[:3]
-        if not lines:
-            return []
-        first = f" {self._paint('heading', 'DO NEXT')}   {lines[0]}"
-        return [first, *(" " * 11 + line for line in lines[1:])]
+        cells = [lost.rjust(_LOST), part.rjust(_SHARE)]
+        cells += [sure.rjust(_SURE)] if self._width >= _WITH_SURE else []
+        cells += [wins.rjust(_WINS)] if self._width >= _WITH_WINS else []
+        room = self._width - 4 - sum(map(columns, cells))
+        return (f" {mark:<2} {fit(label, room)}" + "".join(cells)).rstrip()
 
     def _pointer(self, report: Report) -> str:
         """The last line of the first screen: what is not on it."""

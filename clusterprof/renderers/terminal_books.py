@@ -17,6 +17,8 @@ _LABEL = 25
 _MOST_CULPRITS = 3  # whose amounts are told
 _OF_MANY = 2  # ranks in the ledger when there are more than it can hold
 _ALONE = 4  # up to so many nodes have a line of their own
+_LEDGER = "LEDGER, in seconds, exact to the nanosecond"
+_NARROW = 72  # of a narrower screen tables have fewer columns
 
 
 def books(report: Report, width: int, paint: Paint, most_ranks: int) -> list[str]:
@@ -25,7 +27,10 @@ def books(report: Report, width: int, paint: Paint, most_ranks: int) -> list[str
         ("CAUSES IN FULL", list(_causes(report, width, paint))),
         ("RANKS BY CAUSE", list(matrix(report, width))),
         ("RANKS", list(_ranks(report, width, most_ranks))),
-        ("LEDGER, in seconds, exact to the nanosecond", list(_ledger(report, width, most_ranks))),
+        (
+            _LEDGER if width >= _NARROW else "LEDGER, in seconds",
+            list(_ledger(report, width, most_ranks)),
+        ),
         (
             underfill.HEADING,
             [line for t in underfill.sentences(report) for line in _item(t, width)],
@@ -40,7 +45,8 @@ def books(report: Report, width: int, paint: Paint, most_ranks: int) -> list[str
     lines: list[str] = []
     for heading, body in sections:
         if body:
-            rule = "─" * (width - 3 - len(heading))
+            heading = fit(heading, min(columns(heading), width - 4))
+            rule = "─" * (width - 3 - columns(heading))
             lines += [f" {paint('heading', heading)} {paint('dim', rule)}", *body, ""]
     return lines[:-1]
 
@@ -73,6 +79,9 @@ def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
 def _ranks(report: Report, width: int, most_ranks: int) -> Iterator[str]:
     if not report.ranks:
         return
+    if width < _NARROW:
+        yield from _ranks_narrow(report, width, most_ranks)
+        return
     several = len(report.ranks) > 1
     time = 10 if several else 11
     room = width - 8 - 8 - 2 * time - 8 - 18
@@ -94,6 +103,18 @@ def _ranks(report: Report, width: int, most_ranks: int) -> Iterator[str]:
         yield f" … and {hidden:,} ranks that lost less: --json has them all"
 
 
+def _ranks_narrow(report: Report, width: int, most_ranks: int) -> Iterator[str]:
+    yield f" {'rank':<8}{'lost':>10}{'share':>8}  node"
+    for rank in worst_first(report.ranks)[:most_ranks]:
+        number = str(rank.pid if rank.rank is None else rank.rank)
+        part = words.share(rank.lost_ns, rank.in_step_ns)
+        node = fit(safe_text(rank.node), width - 29).rstrip()
+        yield f" {number:<8}{human(rank.lost_ns, 'ns'):>10}{part:>8}  {node}"
+    hidden = len(report.ranks) - most_ranks
+    if hidden > 0:
+        yield f" … and {hidden:,} ranks that lost less"
+
+
 def _rank(rank: RankLedger, left: int, right: int, time: int) -> str:
     number = str(rank.pid if rank.rank is None else rank.rank)
     node = fit(safe_text(rank.node), left - 1)
@@ -113,6 +134,7 @@ def _ledger(report: Report, width: int, most_ranks: int) -> Iterator[str]:
     everything = columns_of(report, most_ranks)
     rows = rows_of(everything)
     per_block = max((width - 1 - _LABEL) // _AMOUNT, 1)
+    names = min(_LABEL, width - 1 - _AMOUNT)
     for start in range(0, len(everything), per_block):
         block = range(start, min(start + per_block, len(everything)))
         if start:
@@ -120,9 +142,9 @@ def _ledger(report: Report, width: int, most_ranks: int) -> Iterator[str]:
         headings = "".join(
             fit(everything[i].heading, _AMOUNT - 2).strip().rjust(_AMOUNT) for i in block
         )
-        yield f" {'':<{_LABEL}}{headings}"
+        yield f" {'':<{names}}{headings}"
         for row in rows:
-            label = fit("  " * row.depth + row.label, _LABEL)
+            label = fit("  " * row.depth + row.label, names)
             yield f" {label}" + "".join(exact_seconds(row.ns[i]).rjust(_AMOUNT) for i in block)
 
 
@@ -133,14 +155,15 @@ def _underfilled(report: Report, width: int) -> Iterator[str]:
 
 def _unattributed(report: Report, width: int) -> Iterator[str]:
     if not report.lost_ns:
-        yield " Nothing: no time inside steps was lost."
+        yield from wrap("Nothing: no time inside steps was lost.", width - 2, " ")
         return
     if not report.unattributed_ns:
-        yield " Nothing: every lost nanosecond inside steps has a cause."
+        yield from wrap("Nothing: every lost nanosecond inside steps has a cause.", width - 2, " ")
         return
     part = words.share(report.unattributed_ns, report.lost_ns)
     amount = human(report.unattributed_ns, "ns")
-    yield f" {amount}, {part} of the loss, without sufficient evidence:"
+    told = f"{amount}, {part} of the loss, without sufficient evidence:"
+    yield from wrap(told, width - 2, " ")
     for reason, ns in report.unattributed_reasons:
         yield from _item(f"{human(ns, 'ns')}: {unseen.reason(reason)}", width)
 
@@ -160,6 +183,9 @@ def _measures(report: Report, width: int) -> Iterator[str]:
             continue
         bound = "" if metric.bound == "exact" else f"{metric.bound} "
         text = bound + human(metric.value, metric.unit)
+        if width < _NARROW:
+            yield from _item(f"{safe_text(metric.name, 60)} {text}", width)
+            continue
         yield f" {fit(safe_text(metric.name, 60), 30)} {fit(text, width - 32).rstrip()}"
     for why, names in unknown.items():
         yield from _item(f"not known: {', '.join(names)}: {safe_text(why, 300)}", width)

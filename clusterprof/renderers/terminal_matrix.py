@@ -16,7 +16,8 @@ _WIDER = 18
 
 def matrix(report: Report, width: int) -> Iterator[str]:
     """Yield the table; nothing when ranks were not compared."""
-    node = min(max((columns(safe_text(one.name)) for one in report.nodes), default=0) + 1, 16)
+    widest = 16 if width >= 72 else 9
+    node = min(max((columns(safe_text(one.name)) for one in report.nodes), default=0) + 1, widest)
     room = width - 1 - _RANK - node - _WORD - _ALL
     count = max(room // _CAUSE, 1)
     each = min(room // count, _WIDER)

@@ -112,3 +112,18 @@ def _width(character: str) -> int:
     if unicodedata.category(character) in ("Mn", "Me"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+_ASCII = {
+    **dict(zip(map(ord, "▁▂▃▄▅▆▇█"), "_.-:=+*#")),
+    **dict(zip(map(ord, "░─·µ°…≤–—×±"), ".-:ud~<--x~")),
+}
+
+
+def ascii_only(text: str) -> str:
+    """Return a text in ASCII: our own marks as letters of the same width, all others spelled out.
+
+    A bar is one of `_.-:=+*#`; "≤ 5 µs" becomes "< 5 us".
+    """
+    text = text.translate(_ASCII)
+    return text if text.isascii() else text.encode("ascii", "backslashreplace").decode("ascii")

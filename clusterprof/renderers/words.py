@@ -27,6 +27,8 @@ _UNMEASURED_RATIO = 0.01  # less is in the ledger, and no cause for alarm
 _MOST_IMBALANCES = 3
 _SMALLEST_LIKE = 0.01  # of a unit that does not suit
 
+NOTHING_TO_MEND = "Nothing to mend here: the accelerators were kept busy."
+WITHOUT_EVIDENCE = "Most of the loss is without sufficient evidence: see Unattributed and Not seen."
 LEGEND = (
     "sure: how certain the cause is, not how large. A marker and counter agree, B one direct"
     " signal, C correlation only, D prior. fixing wins: device time won back by fixing only this."
@@ -81,7 +83,7 @@ def verdict(report: Report) -> str:
         seen = "its" if len(report.ranks) == 1 else "their"
         return f"No steps were seen: what the job did with {seen} {_gpu(report)} cannot be judged."
     if not _leads_with_cause(report):
-        return _total(report)
+        return total(report)
     first = in_step(report)[0]
     part, whole = _part_of(first.lost_ns, report.in_step_ns, report)
     at_most = "at most " if first.upper_bound else ""
@@ -95,35 +97,40 @@ def chief_cause(report: Report) -> str:
     if not report.ranks or report.in_step_ns == 0:
         return ""
     if _leads_with_cause(report):
-        return f"In all {_total(report, begin=False)}"
-    if report.lost_ns <= _HARDLY_RATIO * report.in_step_ns:
-        return "Nothing to mend here: the accelerators were kept busy."
-    findings = in_step(report)
-    if not findings or findings[0].lost_ns < report.unattributed_ns:
-        return "Most of the loss is without sufficient evidence: see Unattributed and Not seen."
-    first = findings[0]
+        return f"In all {total(report, begin=False)}"
+    if not worth_mending(report):
+        return NOTHING_TO_MEND
+    first = chief(report)
+    if first is None:
+        return WITHOUT_EVIDENCE
     part = share(first.lost_ns, report.lost_ns)
     where = f", first on {whose.culprit(first.culprits[0])}" if first.culprits else ""
     return f"Chiefly {safe_text(first.cause.id, 60)}: {part} of the loss{where}."
 
 
+def worth_mending(report: Report) -> bool:
+    """True when more than a hundredth of the time inside steps was lost."""
+    return report.lost_ns > _HARDLY_RATIO * report.in_step_ns
+
+
+def chief(report: Report) -> Finding | None:
+    """Return the first cause; None when more was lost without a cause."""
+    findings = in_step(report)
+    return findings[0] if findings and findings[0].lost_ns >= report.unattributed_ns else None
+
+
 def _leads_with_cause(report: Report) -> bool:
     """True when one cause of several ranks' loss is worth the first sentence."""
-    findings = in_step(report)
-    return (
-        len(report.ranks) > 1
-        and report.lost_ns > _HARDLY_RATIO * report.in_step_ns
-        and bool(findings)
-        and findings[0].lost_ns >= report.unattributed_ns
-    )
+    return len(report.ranks) > 1 and worth_mending(report) and chief(report) is not None
 
 
-def _total(report: Report, begin: bool = True) -> str:
+def total(report: Report, begin: bool = True, was_lost: str = " was lost") -> str:
+    """Say how much of the time inside steps was lost."""
     part, whole = _part_of(report.lost_ns, report.in_step_ns, None)
     ratio = share(report.lost_ns, report.in_step_ns)
     at_most = "at most " if bounded(report) else ""
     at_most = at_most.capitalize() if begin else at_most
-    return f"{at_most}{ratio} of {_gpu(report)} inside steps was lost: {part} of {whole}."
+    return f"{at_most}{ratio} of {_gpu(report)} inside steps{was_lost}: {part} of {whole}."
 
 
 def _gpu(report: Report) -> str:
@@ -142,6 +149,8 @@ def _part_of(part_ns: int, whole_ns: int, several: Report | None) -> tuple[str, 
 
 def money(report: Report, price_per_hour: float | None, currency: str) -> str:
     """Say what the loss cost, "" when no price is known or the GPUs are not real."""
+    if report.worth is not None and report.worth.price_per_gpu_hour is not None:
+        price_per_hour, currency = report.worth.price_per_gpu_hour, report.worth.currency
     if price_per_hour is None or report.emulated or not report.lost_ns:
         return ""
     cost = report.lost_ns / _HOUR_NS * price_per_hour
@@ -154,7 +163,7 @@ def money(report: Report, price_per_hour: float | None, currency: str) -> str:
 
 def outside(report: Report) -> str:
     """Say how much device time lay outside steps, "" when it was little."""
-    if report.outside_ns <= _WORTH_SAYING_RATIO * report.window_ns:
+    if report.part or report.outside_ns <= _WORTH_SAYING_RATIO * report.window_ns:
         return ""
     causes = sorted(report.outside_buckets, key=lambda bucket: -bucket[1])[:2]
     named = ", ".join(f"{safe_text(cause, 60)} {human(ns, 'ns')}" for cause, ns in causes)
@@ -165,6 +174,8 @@ def outside(report: Report) -> str:
 def warnings(report: Report) -> list[str]:
     """Return what a reader must know before believing any number, loudest first."""
     lines = [safe_text(note, 400) for note in report.notes if note.startswith("progress stopped")]
+    if report.part:
+        lines.append(f"ONLY A PART of the run: {safe_text(report.part)}.")
     if report.emulated:
         lines.append("EMULATED ACCELERATORS: no GPU was measured; device times are an emulator's.")
     unmeasured = [rank for rank in report.ranks if rank.source == "host-spans" and rank.lost_ns]

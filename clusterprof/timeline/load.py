@@ -84,6 +84,11 @@ class NodeLoad:
         """Yield the chunks in order of time; once."""
         return self._assembly.chunks(self._reader.packed())
 
+    @property
+    def read_bytes(self) -> int:
+        """How many bytes of the recording were read so far."""
+        return self._reader.read_bytes
+
     def facts(self) -> NodeLoaded:
         """Return what was read so far."""
         done = self._assembly

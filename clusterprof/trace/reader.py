@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -64,11 +65,18 @@ class NodeReader:
         """Take the folder of a node, or a single segment; nothing is opened yet."""
         self.path = folder
         self._count = Count()
+        self._segment: tuple[int, FileIO | None] = (0, None)
 
     @property
     def damage(self) -> Damage:
         """What the last iteration left out so far; complete when it came to its end."""
         return self._count.damage()
+
+    @property
+    def read_bytes(self) -> int:
+        """How far the last iteration has come: bytes of all segments so far."""
+        before, file = self._segment
+        return before + (0 if file is None or file.closed else file.tell())
 
     def __iter__(self) -> Iterator[Record]:
         for records in self.frames():
@@ -106,10 +114,14 @@ class NodeReader:
             yield records
 
     def _scan(self, count: Count) -> Iterator[frame.Frame]:
+        before = 0
         for segment in [self.path] if self.path.is_file() else _segments(self.path):
             try:
                 with segment.open("rb", buffering=0) as file:
+                    self._segment = before, file
                     yield from Scanner(file, count).frames()
+                    before += file.tell()
+                    self._segment = before, None
             except FileNotFoundError:
                 continue  # dropped by the cap while we read; the recording itself says so
             except OSError:

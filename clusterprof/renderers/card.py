@@ -1,0 +1,103 @@
+"""The verdict as a card: what was lost, why, whose cause it was, what was seen, what to do next.
+
+    LOST   27.2 % of GPU time inside steps: 7.46 of 27.4 GPU-seconds.
+    WHY    A bad link slows the data down: 5.95 s, 21.7 % (net-link, 93 % sure).
+    WHO    node0 (eth0)
+    SEEN   tcp.retransmit_ratio 0.2 % (of the segments were sent again)
+    NEXT   Drain the link that is named, then reseat or replace cable, transceiver or port
+
+Every line stands for itself, so that half a minute of reading is enough.
+"""
+
+from __future__ import annotations
+
+from clusterprof.findings import Finding, Report
+from clusterprof.renderers import whose, words
+from clusterprof.renderers.text_safety import safe_text
+from clusterprof.units import human
+
+_WORTH_SAYING_RATIO = 0.01  # of the job's time: less is no reason to do anything
+
+
+def card(report: Report, price_per_hour: float | None, currency: str) -> list[tuple[str, str]]:
+    """Return labels and texts; [] for a report without ranks or time inside steps."""
+    if not report.ranks or not report.in_step_ns:
+        return []
+    money = words.money(report, price_per_hour, currency)
+    lines = [("LOST", words.total(report, was_lost="") + (f" {money}" if money else ""))]
+    outside = words.outside(report)
+    if outside:
+        lines.append(("", outside))
+    if not words.worth_mending(report):
+        return [*lines, ("NEXT", words.NOTHING_TO_MEND)]
+    first = words.chief(report)
+    if first is None:
+        lines.append(("WHY", words.WITHOUT_EVIDENCE))
+        found = words.in_step(report)
+        if not found:
+            return [*lines, ("NEXT", "Remedy what is listed under Not seen, and record again.")]
+        first = found[0]
+        lines.append(("", f"What is known best: {_why(first)}"))
+    else:
+        lines.append(("WHY", _why(first)))
+    who = _who(first)
+    if who:
+        lines.append(("WHO", who))
+    lines += [("SEEN", ""), *_next(report, first)]
+    return lines
+
+
+def _why(first: Finding) -> str:
+    cause = safe_text(first.cause.id, 60)
+    part = human(first.share_ratio, "ratio")
+    sure = f"{100 * first.confidence_ratio:.0f} % sure"
+    return f"{words.title(first)}: {words.lost(first)}, {part} ({cause}, {sure})."
+
+
+def _who(first: Finding) -> str:
+    """Name whose cause it was, who waited for them, and whether it is always they."""
+    if not first.culprits:
+        return "No rank's doing: all suffer alike."
+    chief = first.culprits[0]
+    parts = [whose.culprits(first, 2)]
+    if len(whose.chief_culprits(first)) == 1 and chief.victims and chief.others_ns:
+        many = "rank" if chief.victims == 1 else "ranks"
+        waited = human(chief.others_ns, "ns")
+        parts.append(f"{chief.victims:,} other {many} lost {waited} waiting for it")
+    how = whose.persistence_in_short(first)
+    return "; ".join([*parts, how] if how else parts)
+
+
+def _next(report: Report, first: Finding) -> list[tuple[str, str]]:
+    """Say the first thing to do and what it wins."""
+    told = first.advice[0] if first.advice else None
+    text = advice_of(first)
+    if not text:
+        return []
+    wins = wins_of(report, first)
+    stop = "" if text[-1] in ".!?" else "."
+    lines = [("NEXT", f"{text}{stop} {wins}" if wins else text)]
+    if told is not None and told.change:
+        lines.append(("", f"Change: {safe_text(told.change, 400)}"))
+    return lines
+
+
+def advice_of(finding: Finding) -> str:
+    """Return the first thing to do about a finding; that of its cause when none was chosen."""
+    return safe_text(finding.advice[0].what if finding.advice else finding.cause.advice, 600)
+
+
+def wins_of(report: Report, first: Finding) -> str:
+    """Say what fixing a finding wins, in device time and in time of the job; "" if unknown."""
+    if first.recoverable_ns is None or not report.in_step_ns:
+        return ""
+    part = human(first.recoverable_ns / report.in_step_ns, "ratio")
+    at_most = "at most " if first.upper_bound else "about "
+    text = f"That wins {at_most}{human(first.recoverable_ns, 'ns')} of GPU time, {part}"
+    worth = report.worth
+    of = [] if worth is None else [one for one in worth.causes if one.cause == first.cause.id]
+    saved = of[0].saved_ns if of else None
+    job_ns = worth.job_ns if worth is not None else None
+    if saved and job_ns and saved >= _WORTH_SAYING_RATIO * job_ns:
+        text += f"; the job ends {human(saved, 'ns')} sooner ({human(saved / job_ns, 'ratio')})"
+    return f"{text}."
