@@ -79,17 +79,28 @@ def analyse_node(
     `place` is where the operations of its ranks are kept until those of all nodes are there.
     """
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
+    return analyse_load(load, folder.name, limits, place)
+
+
+def analyse_load(
+    load: NodeLoad,
+    key: str,
+    limits: Mapping[str, Any],
+    place: Place = IN_MEMORY,
+    since_ns: int | None = None,
+) -> NodeResult:
+    """Do the same with what was opened already; what lies before `since_ns` is not counted."""
     meter, endings, network = _Meter(), Endings(), NetworkMeter()
     throughout, host = NetworkMeter(throughout=True), HostNotes()
     chunks = host.watch(throughout.watch(network.watch(load.chunks())))
     chunks = endings.watch(meter.watch(chunks))
     with Shelf(place) as shelf:
-        books = books_of(chunks, limits, shelf)
+        books = books_of(chunks, limits, shelf, since_ns)
     loaded = load.facts()
     duration_ns = loaded.last_ns - loaded.first_ns
     facts = NodeFacts(
         name=loaded.header.node.get("display") or loaded.header.node.get("hostname", ""),
-        key=loaded.header.node.get("key", folder.name),
+        key=loaded.header.node.get("key", key),
         boot_id=loaded.header.node.get("boot_id", ""),
         duration_ns=duration_ns,
         damaged_bytes=loaded.damage.damaged_bytes + loaded.damage.torn_tail_bytes,
@@ -102,9 +113,9 @@ def analyse_node(
 
 
 def books_of(
-    chunks: Iterable[Chunk], limits: Mapping[str, Any], store: Store
+    chunks: Iterable[Chunk], limits: Mapping[str, Any], store: Store, since_ns: int | None = None
 ) -> tuple[RankBooks, ...]:
-    """Return the books of every rank in a stream of chunks of one node."""
+    """Return the books of every rank in a stream of chunks of one node, from `since_ns` on."""
     ranks: dict[Key, _Open] = {}
     done: dict[Key, RankBooks] = {}
     parents: dict[int, int] = {}
@@ -120,7 +131,7 @@ def books_of(
                 found[key] = replace(one.rank, chunk=glued, main=main, workers=())
         for key, rank in found.items():
             if key not in done:
-                ranks[key] = _advance(ranks.get(key), rank, limits, store)
+                ranks[key] = _advance(ranks.get(key), rank, limits, store, since_ns)
         needed_ns = _needed_from(ranks, chunk)
         # What the next chunk brings along by itself need not be kept.
         kept = tail(glued, needed_ns) if needed_ns < chunk.end_ns - _BROUGHT_NS else None
@@ -163,11 +174,13 @@ def _needed_from(ranks: Mapping[Key, _Open], chunk: Chunk) -> int:
     return max(min(times), oldest)
 
 
-def _advance(one: _Open | None, rank: Rank, limits: Mapping[str, Any], store: Store) -> _Open:
+def _advance(
+    one: _Open | None, rank: Rank, limits: Mapping[str, Any], store: Store, since_ns: int | None
+) -> _Open:
     if not sample_times(rank).size:  # known by name and never sampled is not measured
         rank = replace(rank, device="")
     if one is None:
-        one = _Open(RankState(), EMPTY, EMPTY, rank, *_noted(store))
+        one = _Open(RankState(settled_ns=since_ns), EMPTY, EMPTY, rank, *_noted(store))
         return _settled(one, rank, limits, last=False)
     if rank.marked and not one.rank.marked:
         # The first span: what was guessed of the time before is dropped, it was start-up.
