@@ -1,4 +1,4 @@
-"""What `clusterprof top` shows of a job that is being recorded: its last minute, and its recorders."""
+"""What `clusterprof top` shows of a job: its last minute, and how it is being recorded."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from clusterprof.cli.dump import dump
 from clusterprof.cli.explain import explain
 from clusterprof.cli.gate import gate
 from clusterprof.cli.record import record
+from clusterprof.cli.top import top
 from clusterprof.errors import EXIT_USAGE, UsageError
 
 ROOT = "clusterprof"
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "analyze": analyze,
     "gate": gate,
     "explain": explain,
+    "top": top,
     "doctor": doctor,
     "demo": demo,
     "dump": dump,

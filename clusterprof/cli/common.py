@@ -95,7 +95,7 @@ def renderer_for(format_: str, profile: Profile, width: int, no_color: bool) -> 
             "currency": facts["currency"],
         }
     if chosen is Terminal:
-        options |= {"width": width or columns(), "color": not no_color and _has_color()}
+        options |= {"width": width or columns(), "color": not no_color and has_color()}
     return chosen(**options)
 
 
@@ -138,7 +138,14 @@ def columns() -> int:
     return shutil.get_terminal_size((80, 24)).columns
 
 
-def _has_color() -> bool:
+def lines() -> int:
+    """Return how many lines a screen has; 50 when there is no terminal."""
+    import shutil
+
+    return shutil.get_terminal_size((80, 50)).lines
+
+
+def has_color() -> bool:
     """NO_COLOR (https://no-color.org) beats FORCE_COLOR; empty means unset."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False

@@ -132,7 +132,7 @@ class LiveJob:
         try:
             node.result = analyse_load(watched, tail.folder.name, self._limits, since_ns=since_ns)  # type: ignore[arg-type]
             node.ranks = watched.ranks
-        except Exception as error:  # noqa: BLE001 - a screen outlives what it cannot read
+        except Exception as error:
             node.trouble = f"{tail.folder.name}: {type(error).__name__}: {error}"
 
     def _report(self) -> tuple[Report, str]:
@@ -140,7 +140,7 @@ class LiveJob:
         title = str(self._paths[0])
         try:
             return build_report(title, across_ranks(nodes, limits=self._limits)), ""
-        except Exception as error:  # noqa: BLE001 - each rank by itself is better than nothing
+        except Exception as error:
             why = f"ranks could not be compared: {type(error).__name__}: {error}"
             return build_report(title, Across(tuple(nodes))), why
 

@@ -124,6 +124,7 @@ def books_of(
         for key in [key for key in ranks if _gone(key, chunk)]:
             done[key] = _close(ranks.pop(key), limits)
         glued = glue(kept, chunk)
+        at_once = chunk.last and since_ns is not None  # a window is one chunk, settled in one go
         found = {(one.pid, one.main.started_ticks): one for one in ranks_of(glued)}
         for key, one in ranks.items():
             if key not in found:  # alive, and silent in this chunk
@@ -131,10 +132,11 @@ def books_of(
                 found[key] = replace(one.rank, chunk=glued, main=main, workers=())
         for key, rank in found.items():
             if key not in done:
-                ranks[key] = _advance(ranks.get(key), rank, limits, store, since_ns)
+                ranks[key] = _advance(ranks.get(key), rank, limits, store, since_ns, at_once)
         needed_ns = _needed_from(ranks, chunk)
         # What the next chunk brings along by itself need not be kept.
-        kept = tail(glued, needed_ns) if needed_ns < chunk.end_ns - _BROUGHT_NS else None
+        needed = needed_ns < chunk.end_ns - _BROUGHT_NS and not chunk.last
+        kept = tail(glued, needed_ns) if needed else None
         parents.update({one.pid: one.main.parent_pid for one in found.values()})
     for key, one in ranks.items():
         done[key] = _close(one, limits)
@@ -175,13 +177,18 @@ def _needed_from(ranks: Mapping[Key, _Open], chunk: Chunk) -> int:
 
 
 def _advance(
-    one: _Open | None, rank: Rank, limits: Mapping[str, Any], store: Store, since_ns: int | None
+    one: _Open | None,
+    rank: Rank,
+    limits: Mapping[str, Any],
+    store: Store,
+    since_ns: int | None,
+    last: bool,
 ) -> _Open:
     if not sample_times(rank).size:  # known by name and never sampled is not measured
         rank = replace(rank, device="")
     if one is None:
         one = _Open(RankState(settled_ns=since_ns), EMPTY, EMPTY, rank, *_noted(store))
-        return _settled(one, rank, limits, last=False)
+        return _settled(one, rank, limits, last)
     if rank.marked and not one.rank.marked:
         # The first span: what was guessed of the time before is dropped, it was start-up.
         state = RankState(first_ns=one.state.first_ns, last_ns=one.state.last_ns)
@@ -194,7 +201,7 @@ def _advance(
         device=rank.device or one.rank.device,
         emulated=rank.emulated or one.rank.emulated,
     )
-    return _settled(one, rank, limits, last=False)
+    return _settled(one, rank, limits, last)
 
 
 def _noted(store: Store) -> tuple[Spending, Frontier]:

@@ -131,9 +131,7 @@ def _unfolded(record: PackedSpans) -> Iterator[Spans]:
         some = table[:, first : first + part.rows]
         first += part.rows
         columns = {name: some[at] for at, name in enumerate(SPAN_FIELDS)}
-        yield Spans(
-            part.pid, part.started_ticks, part.first_sequence, 0, part.names, columns
-        )
+        yield Spans(part.pid, part.started_ticks, part.first_sequence, 0, part.names, columns)
 
 
 def _whose(attributes: Any) -> _Whose:
