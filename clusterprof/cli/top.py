@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_S, _LONGEST_S = 0.2, 3600.0
 _SHORTEST_WINDOW_S = 10.0
-_KEYS = "q quit  sort: l lost c caused b busy s step n name  v nodes/ranks  arrows scroll"
+_KEYS = "| q quit | sort: l)ost c)aused b)usy s)tep n)ame | v)iew"
 _SORT_KEYS = {"l": "lost", "c": "caused", "b": "busy", "s": "step", "n": "name"}
 _NEXT_BY = {"auto": "node", "node": "rank", "rank": "auto"}
 
@@ -203,7 +203,7 @@ def _until_quit(screen: Screen, looker: _Looker, view: View, width: int, color: 
         if looker.live is None:
             screen.draw([" clusterprof top: reading the recording …"])
         else:
-            foot = f"{looker.told}  {_KEYS}"
+            foot = f"{looker.told} {_KEYS}"
             screen.draw(drawing.screen(looker.live, view, color, foot)[:lines])
         key = screen.key(60.0)
         if key == "q":

@@ -76,8 +76,8 @@ def _head(live: Live, width: int, paint: Paint) -> list[str]:
         lines += [paint("dim", fit(f" {right}", width).rstrip())]
     lines += [paint("bold", line) for line in _text(verdict(live), width)[:3]]
     if report.in_step_ns:
-        lines += _text(numbers(live), width)[:1]
-        lines += _text(f"Lost to: {causes(live)}", width)[:1]
+        lines.append(fit(f" {numbers(live)}", width).rstrip())
+        lines.append(" " + _as_many(causes(live), "Lost to: ", width - 2))
     lines += [
         paint("warn", line) for one in warnings(live) for line in _text(f"! {one}", width)[:2]
     ]
@@ -200,8 +200,9 @@ def _table(rows: Sequence[Row], by_node: bool, width: int, paint: Paint) -> list
     lines = [paint("heading", fit(f" {top}", width).rstrip())]
     for row, one in zip(rows, cells):
         text = " ".join(_cell(one[at], wide[at], headings[at]) for at in keep)
-        line = fit(f" {text}", width).rstrip()
-        lines.append(line if row.well else paint("warn", line))
+        line = fit(f"{'*' if row.late else ' '}{text}", width).rstrip()
+        brush = "bad" if row.late else "" if row.well else "warn"
+        lines.append(paint(brush, line) if brush else line)
     return lines
 
 

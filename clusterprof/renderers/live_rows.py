@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from clusterprof.findings import RankLedger
 from clusterprof.live import Live, NodeLive, RankLive
 from clusterprof.renderers.text_safety import safe_text
+from clusterprof.renderers.whose import chief_culprits
 from clusterprof.units import human
 
 SORTS = ("lost", "caused", "busy", "step", "name")
-"""Most lost first; most caused; least busy; slowest; by node and rank."""
+"""Most lost first, but culprits before all; most caused; least busy; slowest; by node and rank."""
 _NAME = 60
+_MOST_LATE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Row:
     recorder: str
     well: bool
     """True while the recorder writes."""
+    late: bool
+    """True when others waited for it because of what cost most: it comes first."""
     order: tuple[str, int]
 
 
@@ -50,10 +54,11 @@ def rows_of(live: Live, by_node: bool, sort: str) -> list[Row]:
         key = one.node_key if one is not None else names.get(ledger.node, "")
         if key in parts:
             parts[key].append((ledger, one))
+    late = _late(live)
     rows = []
     for key, some in parts.items():
         groups = [some] if by_node or not some else [[one] for one in some]
-        rows += [_row(nodes[key], group, by_node) for group in groups]
+        rows += [_row(nodes[key], group, by_node, late) for group in groups]
     return sorted(rows, key=_ORDER[sort])
 
 
@@ -84,7 +89,12 @@ def span(ns: int) -> str:
     return f"{seconds:.0f} s"
 
 
-def _row(node: NodeLive, some: Sequence[tuple[RankLedger, RankLive | None]], by_node: bool) -> Row:
+def _row(
+    node: NodeLive,
+    some: Sequence[tuple[RankLedger, RankLive | None]],
+    by_node: bool,
+    late: Collection[tuple[str, int | None]],
+) -> Row:
     ledgers = [ledger for ledger, _ in some]
     lives = [one for _, one in some if one is not None]
     in_step_ns = sum(one.in_step_ns for one in ledgers)
@@ -103,8 +113,22 @@ def _row(node: NodeLive, some: Sequence[tuple[RankLedger, RankLive | None]], by_
         caused_ns=sum(caused) if caused else None,
         recorder=recorder_state(node),
         well=node.state == "recording" and not node.why,
+        late=any((one.node, one.rank) in late for one in ledgers),
         order=(node.name, -1 if first is None or first.rank is None else first.rank),
     )
+
+
+def _late(live: Live) -> set[tuple[str, int | None]]:
+    """Return the culprits of what cost most, if others waited, and of what came to a halt."""
+    findings = live.report.findings
+    halted = [one for one in findings if one.outside_steps and one.cause.family != "startup"]
+    found = halted or [one for one in findings if not one.outside_steps][:1]
+    return {
+        (who.node, who.rank)
+        for one in found
+        for who in chief_culprits(one)[:_MOST_LATE]
+        if one.outside_steps or who.others_ns
+    }
 
 
 def _ranks(ledgers: Sequence[RankLedger], by_node: bool) -> str:
@@ -146,7 +170,7 @@ def _highest(of: Callable[[Row], float | None]) -> Callable[[Row], tuple[object,
 
 
 _ORDER: dict[str, Callable[[Row], tuple[object, ...]]] = {
-    "lost": _highest(lambda row: row.lost_ratio),
+    "lost": _highest(lambda row: row.lost_ratio + row.late if row.lost_ratio is not None else None),
     "caused": _highest(lambda row: row.caused_ns),
     "busy": _highest(lambda row: None if row.busy_ratio is None else 1 - row.busy_ratio),
     "step": _highest(lambda row: row.step_ns),
