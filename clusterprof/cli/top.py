@@ -64,9 +64,9 @@ def top(
     if once:
         common.write_result(_text(job.look(time.time_ns()), view, plain, color), None)
         return
-    terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    if plain or not terminal:
-        _stream(job, view, plain or not sys.stdout.isatty(), color, interval_s)
+    out, keys = common.is_terminal(sys.stdout), common.is_terminal(sys.stdin)
+    if plain or not (out and keys) or os.environ.get("TERM") == "dumb":
+        _stream(job, view, plain or not out, color, interval_s)
         return
     _watch(job, view, width, color, interval_s)
 
