@@ -52,6 +52,23 @@ def write_line(text: str) -> None:
     write_stdout(text + "\n")
 
 
+def json_text(document: Any) -> str:
+    """Return a document as JSON (RFC 8259) of which `jq -r` prints nothing that controls."""
+    return json.dumps(_safe(document), indent=2, allow_nan=False) + "\n"
+
+
+def _safe(value: Any) -> Any:
+    from clusterprof.renderers.text_safety import safe_text
+
+    if isinstance(value, str):
+        return safe_text(value, 4096)
+    if isinstance(value, dict):
+        return {_safe(key): _safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_safe(item) for item in value]
+    return value
+
+
 @contextmanager
 def errors_also_as_json(wanted: bool) -> Iterator[None]:
     """Keep stdout one JSON document even when the command fails."""
@@ -69,7 +86,7 @@ def errors_also_as_json(wanted: bool) -> Iterator[None]:
                 "remedy": safe_text(error.remedy, 2000),
             }
             with suppress(OutputFailed):  # the first error counts
-                write_result(json.dumps(document, indent=2) + "\n", None)
+                write_result(json_text(document), None)
         raise
 
 

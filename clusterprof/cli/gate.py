@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -121,4 +120,4 @@ def _json(verdict: Verdict) -> str:
         ],
         "doubts": list(verdict.doubts),
     }
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+    return common.json_text(document)
