@@ -26,8 +26,8 @@ def safe_text(text: str, limit: int = 200) -> str:
 
     Control characters (C0, C1, ESC), bidirectional and zero-width marks, surrogates, private-use
     and unassigned characters are spelled out; other white space becomes a blank; variation
-    selectors are left out. What CI runners obey at the start of a line (`::`) or anywhere (`##vso[`)
-    is pulled apart, at the start of every word, because lines may be broken there.
+    selectors are left out. What CI runners obey at the start of a line (`::`) or anywhere in it
+    (`##vso[`) is pulled apart, at the start of every word, because lines may be broken there.
     """
     shown = "".join(_safe_character(character) for character in text[: limit + 1])
     shown = _COLONS.sub(lambda match: " ".join(match[0]), shown)

@@ -47,10 +47,11 @@ def wide(strings: Sequence[str]) -> Report:
     findings = tuple(
         Finding(
             Cause(one, one, one, one), 8 * S, 0.08 / n, 4 * S, 0.9, "A", False, False,
-            tuple(Culprit(who, at, who, who, S, S, 3, S) for at, who in enumerate(strings[:5])),
-            tuple(Evidence(name, 0.5, "ratio", name) for name in strings[at : at + 3]),
+            tuple(Culprit(who, at, who, who, S, S, 3, S) for who in strings[at : at + 4]),
+            tuple(Evidence(name, 0.5, "ratio", name) for name in strings[at : at + 4]),
         )
         for at, one in enumerate(strings)
+        if at % 4 == 0
     )  # fmt: skip
     return dataclasses.replace(
         storage_verdict(), title=strings[0], ranks=ranks, findings=findings,
