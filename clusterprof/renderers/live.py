@@ -233,17 +233,22 @@ def _cells(row: Row, headings: _Cells) -> _Cells:
         "DEVICE": row.device or _UNKNOWN,
         "BUSY": _ratio(row.busy_ratio),
         "SM": _ratio(row.sm_active_ratio),
-        "STEP": _UNKNOWN if row.step_ns is None else human(row.step_ns, "ns"),
+        "STEP": _UNKNOWN if row.step_ns is None else _length(row.step_ns),
         "LOST": _ratio(row.lost_ratio),
         "LOST TO": row.lost_to,
         "CAUSED": _UNKNOWN if row.caused_ns is None else human(row.caused_ns, "ns"),
-        "RECORDER": row.recorder,
+        "RECORDER": row.recorder.removesuffix(" ago"),
     }
     return tuple(cells[heading] for heading in headings)
 
 
 def _ratio(value: float | None) -> str:
     return _UNKNOWN if value is None else human(value, "ratio")
+
+
+def _length(ns: int) -> str:
+    """Write a step time in few letters: 74.0 ms, 740 ms, 7.40 s."""
+    return f"{ns / 1e6:.0f} ms" if 99_950_000 <= ns < 999_500_000 else human(ns, "ns")
 
 
 def _cell(text: str, wide: int, heading: str) -> str:

@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.probe.layout import HOOK_NOTE, LOADER_START, WORKER_START
+from clusterprof.probe.layout import (
+    DATA_WAIT,
+    FETCH,
+    HOOK_NOTE,
+    LOADER_START,
+    OPTIMIZER,
+    STEP,
+    WORKER_START,
+)
 from clusterprof.trace.schema import SPAN_FIELDS, Event, Record, Spans
 from clusterprof.trace.spanframes import PackedSpans, unfold
 
@@ -25,7 +33,9 @@ _NAMED_BY: dict[str, tuple[str, ...]] = {
     "device-used": ("pid",),
 }
 _MARKS = (LOADER_START, WORKER_START, HOOK_NOTE)
-_MARKS_OF_ONE = 16  # the latest of a process
+_MARKS_OF_ONE = 16  # the latest of each kind of a process
+_LAST_ONE = (STEP, DATA_WAIT, OPTIMIZER, FETCH)  # say what a process is, however long ago
+_PROCESSES_AT_MOST = 10_000
 _EVENTS_AT_MOST = 100_000
 _KIND = SPAN_FIELDS.index("kind")
 
@@ -37,7 +47,7 @@ class Lasting:
 
     def __init__(self) -> None:
         self._events: dict[tuple[Any, ...], Event] = {}
-        self._marks: dict[_Whose, list[Spans]] = {}
+        self._marks: dict[_Whose, dict[int, list[Spans]]] = {}
         self._registered: set[_Whose] = set()
         self._heard: dict[_Whose, None] = {}
 
@@ -101,28 +111,29 @@ class Lasting:
         for event in self._events.values():
             yield event if event.t_ns >= since_ns else replace(event, t_ns=since_ns)
         for marks in self._marks.values():
-            yield from marks
+            for some in marks.values():
+                yield from some
 
     def _keep(self, spans: Spans) -> None:
         kinds = np.asarray(spans.columns["kind"])
-        whose = spans.pid, spans.started_ticks
-        for row in np.flatnonzero(np.isin(kinds, _MARKS)).tolist():
-            columns = {
-                name: np.asarray(column)[row : row + 1] for name, column in spans.columns.items()
-            }
-            mark = replace(
-                spans, first_sequence=spans.first_sequence + row, dropped=0, columns=columns
-            )
-            marks = self._marks.setdefault(whose, [])
-            marks.append(mark)
-            del marks[:-_MARKS_OF_ONE]
-        while len(self._marks) > _EVENTS_AT_MOST // _MARKS_OF_ONE:
+        for kind in set(kinds.tolist()).intersection((*_MARKS, *_LAST_ONE)):
+            most = _MARKS_OF_ONE if kind in _MARKS else 1
+            marks = self._marks.setdefault((spans.pid, spans.started_ticks), {})
+            kept = marks.setdefault(kind, [])
+            kept += [_one(spans, row) for row in np.flatnonzero(kinds == kind)[-most:].tolist()]
+            del kept[:-most]
+        while len(self._marks) > _PROCESSES_AT_MOST:
             del self._marks[next(iter(self._marks))]
+
+
+def _one(spans: Spans, row: int) -> Spans:
+    columns = {name: np.array(column[row : row + 1]) for name, column in spans.columns.items()}
+    return replace(spans, first_sequence=spans.first_sequence + row, dropped=0, columns=columns)
 
 
 def _unfolded(record: PackedSpans) -> Iterator[Spans]:
     constants = {row: value for row, value in record.constants}
-    if constants.get(_KIND, _MARKS[0]) not in _MARKS:
+    if constants.get(_KIND, STEP) not in (*_MARKS, *_LAST_ONE):
         return
     table = np.empty((len(SPAN_FIELDS), record.rows), np.int64)
     unfold([record], table)
