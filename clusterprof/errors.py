@@ -58,6 +58,10 @@ class CannotStart(ClusterprofError):
     exit_code = EXIT_CANNOT_START
 
 
+class OutputFailed(ClusterprofError):
+    """A result could not be written: the disk is full or failed, or nobody takes it."""
+
+
 class DevicesChanged(Exception):  # a signal to the loop, not a fault
     """A collector's set of devices is no longer the one it opened; the recorder opens it anew."""
 

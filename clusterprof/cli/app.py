@@ -6,10 +6,10 @@ All other commands, and every help, are in commands.py.
 
 from __future__ import annotations
 
-import os
 import sys
 
-from clusterprof.errors import EXIT_CRASH, EXIT_OK, ClusterprofError
+from clusterprof.cli.output import flush_stdout, give_up_stdout, is_of_stdout
+from clusterprof.errors import EXIT_CRASH, EXIT_OK, ClusterprofError, OutputFailed
 
 EXIT_INTERRUPTED = 130
 
@@ -19,9 +19,11 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     try:
         code = _run(words)
-        sys.stdout.flush()
+        flush_stdout()
         return code if isinstance(code, int) else EXIT_OK
     except ClusterprofError as error:
+        if isinstance(error, OutputFailed):
+            give_up_stdout()
         _print_error(error.message, error.remedy)
         return error.exit_code
     except KeyboardInterrupt:
@@ -29,7 +31,13 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # the reader went away (`| head`); nothing may be written at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up_stdout()
+        return EXIT_CRASH
+    except OSError as error:
+        if not is_of_stdout(error):
+            raise
+        give_up_stdout()  # the help was printed by typer, to a disk that is full
+        _print_error(f"cannot write to stdout: {(error.strerror or '').lower()}")
         return EXIT_CRASH
 
 

@@ -23,6 +23,7 @@ from clusterprof.cli.explain import explain
 from clusterprof.cli.export import export
 from clusterprof.cli.gate import gate
 from clusterprof.cli.record import record
+from clusterprof.cli.top import top
 from clusterprof.errors import EXIT_USAGE, UsageError
 
 ROOT = "clusterprof"
@@ -34,6 +35,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": compare,
     "explain": explain,
     "export": export,
+    "top": top,
     "doctor": doctor,
     "demo": demo,
     "dump": dump,

@@ -6,11 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from clusterprof.errors import ClusterprofError, PartialRecording, UsageError
+from clusterprof.errors import ClusterprofError, OutputFailed, PartialRecording, UsageError
 
 if TYPE_CHECKING:
     from clusterprof.findings import Report
@@ -28,28 +28,47 @@ def print_error(message: str, remedy: str = "") -> None:
     """Write one line of what happened, and one of what to do, to stderr."""
     from clusterprof.renderers.text_safety import safe_text
 
-    print(f"clusterprof: {safe_text(message, 2000)}", file=sys.stderr)
-    if remedy:
-        print(f"  {safe_text(remedy, 2000)}", file=sys.stderr)
+    if sys.stderr is None:
+        return  # closed: print would take stdout instead
+    lines = [f"clusterprof: {safe_text(message, 2000)}"]
+    lines += [f"  {safe_text(remedy, 2000)}"] if remedy else []
+    with suppress(OSError):  # then nobody can be told
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def write_result(text: str, output: Path | None) -> None:
-    """Write a result to stdout or into a file; a letter that stdout lacks is spelled out."""
+    """Write a result to stdout, or into a file that is whole or as it was (see `cli.output`)."""
+    from clusterprof.cli.output import flush_stdout, write_file
+
     if output is not None:
-        try:
-            output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            reason = (error.strerror or type(error).__name__).lower()
-            raise UsageError(f"cannot write {output}: {reason}") from None
+        write_file(output, text.encode("utf-8", "backslashreplace"))
         return
     write_line(text.removesuffix("\n"))
-    sys.stdout.flush()
+    flush_stdout()
 
 
 def write_line(text: str) -> None:
     """Write one line to stdout; a letter that its encoding lacks is spelled out."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    from clusterprof.cli.output import write_stdout
+
+    write_stdout(text + "\n")
+
+
+def json_text(document: Any) -> str:
+    """Return a document as JSON (RFC 8259) of which `jq -r` prints nothing that controls."""
+    return json.dumps(_safe(document), indent=2, allow_nan=False) + "\n"
+
+
+def _safe(value: Any) -> Any:
+    from clusterprof.renderers.text_safety import safe_text
+
+    if isinstance(value, str):
+        return safe_text(value, 4096)
+    if isinstance(value, dict):
+        return {_safe(key): _safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_safe(item) for item in value]
+    return value
 
 
 @contextmanager
@@ -58,7 +77,7 @@ def errors_also_as_json(wanted: bool) -> Iterator[None]:
     try:
         yield
     except ClusterprofError as error:
-        if wanted:
+        if wanted and not isinstance(error, OutputFailed):
             from clusterprof.renderers.text_safety import safe_text
 
             document = {
@@ -68,7 +87,8 @@ def errors_also_as_json(wanted: bool) -> Iterator[None]:
                 "message": safe_text(error.message, 2000),
                 "remedy": safe_text(error.remedy, 2000),
             }
-            write_result(json.dumps(document, indent=2) + "\n", None)
+            with suppress(OutputFailed):  # the first error counts
+                write_result(json_text(document), None)
         raise
 
 
@@ -182,8 +202,20 @@ def _can_write(text: str, encoding: str | None) -> bool:
     return True
 
 
+def lines() -> int:
+    """Return how many lines a screen has; 50 when there is no terminal."""
+    import shutil
+
+    return shutil.get_terminal_size((80, 50)).lines
+
+
 def has_color() -> bool:
     """NO_COLOR (https://no-color.org) beats FORCE_COLOR; empty means unset."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
+    return bool(os.environ.get("FORCE_COLOR")) or is_terminal(sys.stdout)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """True for an open stream that is a terminal."""
+    return stream is not None and stream.isatty()

@@ -70,7 +70,7 @@ def _print_looks(looks: Sequence[Look], as_json: bool, width: int = 80) -> None:
             "schema_version": common.SCHEMA_VERSION,
             "collectors": looks_document(looks),
         }
-        common.write_result(json.dumps(document, indent=2) + "\n", None)
+        common.write_result(common.json_text(document), None)
         return
     common.write_result(looks_text(looks, width), None)
 
@@ -95,7 +95,7 @@ def _print_job(collectors: Sequence[type], paths: Sequence[str], as_json: bool) 
             **found.document(),
             "collectors": looks_document(found.looks),
         }
-        common.write_result(json.dumps(document, indent=2) + "\n", None)
+        common.write_result(common.json_text(document), None)
         return
     common.write_result(job_text(found, common.columns()), None)
 
@@ -112,7 +112,7 @@ def _print_profile(profile: Profile, as_json: bool) -> None:
             "name": profile.name,
             "values": values,
         }
-        common.write_result(json.dumps(document, indent=2) + "\n", None)
+        common.write_result(common.json_text(document), None)
         return
     width = max(len(key) for key in profile.values)
     lines = [

@@ -12,19 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.attribution.carry import glue, tail
-from clusterprof.attribution.device import sample_times
-from clusterprof.attribution.frontier import Frontier
-from clusterprof.attribution.ledger import RankBooks, RankName, keep_books
-from clusterprof.attribution.local import SPENT_ON, settle
-from clusterprof.attribution.lost import lost_pieces
-from clusterprof.attribution.over_time import Times
-from clusterprof.attribution.partial import EMPTY, Partial, merge
-from clusterprof.attribution.regions import OPEN_AT_MOST_NS, RankState
-from clusterprof.attribution.spent import Spending
-from clusterprof.attribution.step_blocks import StepBlocks
+from clusterprof.attribution.ledger import RankBooks
+from clusterprof.attribution.regions import OPEN_AT_MOST_NS
 from clusterprof.attribution.window import WHOLE, Window
 from clusterprof.engine.endings import Ending, Endings
 from clusterprof.engine.host_notes import HostNotes
+from clusterprof.engine.open_rank import Asked, OpenRank, advanced, closed
 from clusterprof.engine.part import seen_by
 from clusterprof.engine.progress import watched
 from clusterprof.engine.setups import NodeSetup, Setups
@@ -32,9 +25,8 @@ from clusterprof.engine.spill import IN_MEMORY, Place, Shelf
 from clusterprof.findings import NodeFacts
 from clusterprof.signals import SELF_CPU
 from clusterprof.timeline.buffers import REACH_NS
-from clusterprof.timeline.identity import place_of
 from clusterprof.timeline.load import CHUNK_NS, NodeLoad, NodeLoaded
-from clusterprof.timeline.model import Chunk, Rank
+from clusterprof.timeline.model import Chunk
 from clusterprof.timeline.network import NetworkMeter, NodeNetwork
 from clusterprof.timeline.operation_rows import Store
 from clusterprof.timeline.ranks import ranks_of
@@ -62,24 +54,6 @@ class NodeResult:
     """How it and its ranks were set up."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A rank that may still go on."""
-
-    state: RankState
-    partial: Partial
-    pending: Partial
-    """Stretches that count only if another step ends after them."""
-    rank: Rank
-    """As last seen."""
-    spending: Spending
-    frontier: Frontier
-    blocks: StepBlocks
-    times: Times | None
-    """None when nobody asked when what was lost."""
-    window: Window
-
-
 def analyse_node(
     folder: Path,
     limits: Mapping[str, Any],
@@ -96,18 +70,32 @@ def analyse_node(
     lies outside `window` counts as outside the steps.
     """
     load = NodeLoad(folder) if chunk_ns is None else NodeLoad(folder, chunk_ns)
+    return analyse_load(load, folder.name, limits, place, history, within, window)
+
+
+def analyse_load(
+    load: NodeLoad,
+    key: str,
+    limits: Mapping[str, Any],
+    place: Place = IN_MEMORY,
+    history: bool = False,
+    within: Callable[[int], None] | None = None,
+    window: Window = WHOLE,
+    since_ns: int | None = None,
+) -> NodeResult:
+    """Do the same with what was opened already; what lies before `since_ns` is not looked at."""
     meter, endings, network = _Meter(), Endings(), NetworkMeter()
     throughout, host, setups = NetworkMeter(throughout=True), HostNotes(), Setups()
     chunks = seen_by(network, watched(load, within), window)
     chunks = setups.watch(host.watch(seen_by(throughout, chunks, window)))
     chunks = endings.watch(meter.watch(chunks))
     with Shelf(place) as shelf:
-        books = books_of(chunks, limits, shelf, history, window)
+        books = books_of(chunks, limits, shelf, history, window, since_ns)
     loaded = load.facts()
     duration_ns = loaded.last_ns - loaded.first_ns
     facts = NodeFacts(
         name=loaded.header.node.get("display") or loaded.header.node.get("hostname", ""),
-        key=loaded.header.node.get("key", folder.name),
+        key=loaded.header.node.get("key", key),
         boot_id=loaded.header.node.get("boot_id", ""),
         duration_ns=duration_ns,
         damaged_bytes=loaded.damage.damaged_bytes + loaded.damage.torn_tail_bytes,
@@ -126,16 +114,19 @@ def books_of(
     store: Store,
     history: bool = False,
     window: Window = WHOLE,
+    since_ns: int | None = None,
 ) -> tuple[RankBooks, ...]:
-    """Return the books of every rank in a stream of chunks of one node."""
-    ranks: dict[Key, _Open] = {}
+    """Return the books of every rank in a stream of chunks of one node, from `since_ns` on."""
+    asked = Asked(limits, store, history, window, since_ns)
+    ranks: dict[Key, OpenRank] = {}
     done: dict[Key, RankBooks] = {}
     parents: dict[int, int] = {}
     kept: Chunk | None = None
     for chunk in chunks:
         for key in [key for key in ranks if _gone(key, chunk)]:
-            done[key] = _close(ranks.pop(key), limits)
+            done[key] = closed(ranks.pop(key), limits)
         glued = glue(kept, chunk)
+        at_once = chunk.last and since_ns is not None  # a window is one chunk, settled in one go
         found = {(one.pid, one.main.started_ticks): one for one in ranks_of(glued)}
         for key, one in ranks.items():
             if key not in found:  # alive, and silent in this chunk
@@ -143,13 +134,14 @@ def books_of(
                 found[key] = replace(one.rank, chunk=glued, main=main, workers=())
         for key, rank in found.items():
             if key not in done:
-                ranks[key] = _advance(ranks.get(key), rank, limits, (store, history, window))
+                ranks[key] = advanced(ranks.get(key), rank, asked, at_once)
         needed_ns = _needed_from(ranks, chunk)
         # What the next chunk brings along by itself need not be kept.
-        kept = tail(glued, needed_ns) if needed_ns < chunk.end_ns - _BROUGHT_NS else None
+        needed = needed_ns < chunk.end_ns - _BROUGHT_NS and not chunk.last
+        kept = tail(glued, needed_ns) if needed else None
         parents.update({one.pid: one.main.parent_pid for one in found.values()})
     for key, one in ranks.items():
-        done[key] = _close(one, limits)
+        done[key] = closed(one, limits)
     return tuple(sorted(_real(list(done.values()), parents), key=_reading_order))
 
 
@@ -175,7 +167,7 @@ def _gone(key: Key, chunk: Chunk) -> bool:
     return process is None or process.started_ticks != key[1]
 
 
-def _needed_from(ranks: Mapping[Key, _Open], chunk: Chunk) -> int:
+def _needed_from(ranks: Mapping[Key, OpenRank], chunk: Chunk) -> int:
     """From when on some rank still needs what was recorded."""
     oldest = chunk.end_ns - OPEN_AT_MOST_NS
     times = [chunk.end_ns]
@@ -184,84 +176,6 @@ def _needed_from(ranks: Mapping[Key, _Open], chunk: Chunk) -> int:
         if not one.rank.marked:  # its first span may still come, and begin some time ago
             times.append(chunk.end_ns - CHUNK_NS)
     return max(min(times), oldest)
-
-
-def _advance(
-    one: _Open | None, rank: Rank, limits: Mapping[str, Any], noting: tuple[Store, bool, Window]
-) -> _Open:
-    if not sample_times(rank).size:  # known by name and never sampled is not measured
-        rank = replace(rank, device="")
-    if one is None:
-        one = _Open(RankState(), EMPTY, EMPTY, rank, *_noted(*noting))
-        return _settled(one, rank, limits, last=False)
-    if rank.marked and not one.rank.marked:
-        # The first span: what was guessed of the time before is dropped, it was start-up.
-        state = RankState(first_ns=one.state.first_ns, last_ns=one.state.last_ns)
-        one = _Open(state, EMPTY, EMPTY, rank, *_noted(*noting))
-    # A chunk in which a rank says nothing does not make it a rank without a probe or a device.
-    rank = replace(
-        rank,
-        rank=rank.rank if rank.rank is not None else one.rank.rank,
-        marked=rank.marked or one.rank.marked,
-        device=rank.device or one.rank.device,
-        emulated=rank.emulated or one.rank.emulated,
-    )
-    return _settled(one, rank, limits, last=False)
-
-
-def _noted(
-    store: Store, history: bool, window: Window
-) -> tuple[Spending, Frontier, StepBlocks, Times | None, Window]:
-    spending = Spending(SPENT_ON, store)
-    times = Times(store) if history else None
-    return spending, Frontier(spending.categories, store), StepBlocks(), times, window
-
-
-def _settled(one: _Open, rank: Rank, limits: Mapping[str, Any], last: bool) -> _Open:
-    found, state = lost_pieces(rank, one.state, last, one.window)
-    partial, pending = one.partial, one.pending
-    for region, lost, account in found:
-        told = one.spending, one.frontier, one.blocks, one.times
-        if region.end_ns == region.start_ns:
-            new = Partial(totals={"not_asked": account.not_asked_ns})
-            for book in () if region.tentative else told:
-                if book is not None:
-                    book.confirm()
-        else:
-            new = settle(rank, region, lost, account, limits, *told)
-        if region.tentative:
-            pending = merge(pending, new)
-        else:
-            partial, pending = merge(partial, pending, new), EMPTY
-    told = one.spending, one.frontier, one.blocks, one.times
-    return _Open(state, partial, pending, rank, *told, one.window)
-
-
-def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
-    """Settle a rank to the end; what lies after its last step is outside, whatever it was."""
-    one = _settled(one, one.rank, limits, last=True)
-    rank = one.rank
-    node = rank.chunk.header.node
-    place = place_of(rank.main.registration)
-    name = RankName(
-        node=node.get("display") or node.get("hostname", ""),
-        rank=rank.rank,
-        pid=rank.pid,
-        device=rank.device,
-        marked=rank.marked,
-        emulated=rank.emulated,
-        has_peers=(place.world_size or 1) > 1,
-        identity=dict(rank.main.registration.get("variables", {})),
-        place=place,
-        started_ticks=rank.main.started_ticks,
-    )
-    books = keep_books(name, one.state, one.partial, one.spending.operations())
-    steps, perhaps = one.frontier.operations()
-    times = None if one.times is None else one.times.done()
-    period, blocks = one.frontier.period(), one.blocks.done()
-    return replace(
-        books, frontier=steps, perhaps=perhaps, period=period, times=times, blocks=blocks
-    )
 
 
 class _Meter:

@@ -17,6 +17,7 @@ import unicodedata
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _UNSAFE_CATEGORIES = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _COLONS = re.compile(r"(?<!\S)::+|:{3,}")
+_HASHES = re.compile(r"##(?=[a-z]*\[)", re.IGNORECASE)  # ##[…] ##vso[…] ##teamcity[…]
 _MARKDOWN = frozenset("\\`*_[]<>#|~@&")
 
 
@@ -25,11 +26,12 @@ def safe_text(text: str, limit: int = 200) -> str:
 
     Control characters (C0, C1, ESC), bidirectional and zero-width marks, surrogates, private-use
     and unassigned characters are spelled out; other white space becomes a blank; variation
-    selectors are left out. What CI runners obey at the start of a line (`::`) or anywhere (`##[`)
-    is pulled apart, at the start of every word, because lines may be broken there.
+    selectors are left out. What CI runners obey at the start of a line (`::`) or anywhere in it
+    (`##vso[`) is pulled apart, at the start of every word, because lines may be broken there.
     """
     shown = "".join(_safe_character(character) for character in text[: limit + 1])
-    shown = _COLONS.sub(lambda match: " ".join(match[0]), shown).replace("##[", "## [")
+    shown = _COLONS.sub(lambda match: " ".join(match[0]), shown)
+    shown = _HASHES.sub("## ", shown)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 

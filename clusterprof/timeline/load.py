@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -42,6 +43,19 @@ CHUNK_NS = 60_000_000_000
 SLACK_NS = 3_000_000_000
 SILENCE_CHUNKS = 3
 MOST_EVENTS = 10_000  # of those kept for the facts
+
+
+class Reader(Protocol):
+    """What a node's records come from."""
+
+    @property
+    def damage(self) -> Damage:
+        """What could not be read so far."""
+        ...
+
+    def packed(self) -> Iterator[list[Record | PackedSpans]]:
+        """Yield the records, some of them together."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +89,16 @@ def chunks_of(records: Iterable[Record], chunk_ns: int = CHUNK_NS) -> Iterator[C
 class NodeLoad:
     """Reads one node's folder chunk by chunk; `facts()` is complete after the last chunk."""
 
-    def __init__(self, folder: Path, chunk_ns: int = CHUNK_NS) -> None:
-        """Take the folder of a node (`trace.reader.node_folders`); nothing is opened yet."""
-        self._reader = NodeReader(folder)
+    def __init__(
+        self, folder: Path, chunk_ns: int = CHUNK_NS, reader: Reader | None = None
+    ) -> None:
+        """Take the folder of a node (`trace.reader.node_folders`); nothing is opened yet.
+
+        `reader`: where the records come from instead of the whole folder.
+        """
+        whole = NodeReader(folder)
+        self._reader: Reader = reader or whole
+        self._whole = whole if reader is None else None
         self._assembly = _Assembly(chunk_ns, folder.name)
 
     def chunks(self) -> Iterator[Chunk]:
@@ -86,8 +107,8 @@ class NodeLoad:
 
     @property
     def read_bytes(self) -> int:
-        """How many bytes of the recording were read so far."""
-        return self._reader.read_bytes
+        """How many bytes of the folder were read so far; 0 when records come from elsewhere."""
+        return 0 if self._whole is None else self._whole.read_bytes
 
     def facts(self) -> NodeLoaded:
         """Return what was read so far."""

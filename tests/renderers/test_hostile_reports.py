@@ -69,6 +69,7 @@ def test_the_poison_gets_everywhere() -> None:
     assert "storage-local" not in text
 
 
+@pytest.mark.long  # tests/hostile asks the same of wide reports, many strings at a time
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda o: f"{o.name}")
 def test_no_output_carries_what_controls_a_terminal_or_a_runner(output: Renderer) -> None:
     unsafe = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -81,6 +82,7 @@ def test_no_output_carries_what_controls_a_terminal_or_a_runner(output: Renderer
         assert "##[" not in bare
 
 
+@pytest.mark.long
 def test_the_terminal_report_keeps_its_width() -> None:
     for width in (72, 80, 120):
         for poison in HOSTILE:

@@ -1,0 +1,238 @@
+"""The last minute of a recording that grows: its end is analysed again whenever it has grown.
+
+    job = LiveJob([Path("clusterprof-out/job-42")], bound({}))
+    live = job.look(time.time_ns())
+
+The same local attribution as for a whole recording, over a window, and the same comparison of
+ranks. What is read and kept is the window's, so a look costs the same after a minute and a day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clusterprof import signals
+from clusterprof.attribution.device import busy_windows, within
+from clusterprof.engine.metrics import quantile
+from clusterprof.engine.node import NodeResult, analyse_load
+from clusterprof.engine.peers import Across, across_ranks
+from clusterprof.engine.report import build_report
+from clusterprof.errors import NoRecording
+from clusterprof.findings import Report
+from clusterprof.live import Live, NodeLive, RankLive, State
+from clusterprof.probe import layout
+from clusterprof.timeline.load import NodeLoad
+from clusterprof.timeline.model import Chunk, Rank, Series
+from clusterprof.timeline.ranks import ranks_of
+from clusterprof.trace.reader import node_folders
+from clusterprof.trace.scan import Damage
+from clusterprof.trace.schema import Record
+from clusterprof.trace.spanframes import PackedSpans
+from clusterprof.trace.tail import NodeTail
+
+WINDOW_NS = 60_000_000_000
+SILENT_NS = 5_000_000_000
+"""A recorder writes every second; so long it says nothing only when it cannot, or is no more."""
+_LEAD_NS = 3_000_000_000  # what intervals that end in the window need of before it
+_WHOLE = 1 << 62  # ns: the window is one chunk
+
+
+@dataclass
+class _Node:
+    """One node's folder, and what its window gave the last time it had grown."""
+
+    tail: NodeTail
+    result: NodeResult | None = None
+    ranks: dict[int, RankLive] = field(default_factory=dict)
+    """By process id."""
+    since_ns: int = 0
+    grew_ns: int | None = None
+    """When something came while we looked, by the clock of the one who looks."""
+    trouble: str = ""
+
+
+class LiveJob:
+    """Looks at all nodes of a recording, again and again."""
+
+    def __init__(
+        self, paths: Sequence[Path], limits: Mapping[str, Any], window_ns: int = WINDOW_NS
+    ) -> None:
+        """`limits`: bound, by cause id."""
+        self._paths = tuple(paths)
+        self._limits = limits
+        self._window_ns = window_ns
+        self._nodes: dict[Path, _Node] = {}
+
+    def look(self, now_ns: int) -> Live:
+        """Read what has come and analyse the window; `now_ns` is the time of people's clocks.
+
+        Raises NoRecording when there has never been anything to read.
+        """
+        self._find()
+        for node in self._nodes.values():
+            known = node.tail.latest_ns is not None
+            if node.tail.look(self._window_ns + _LEAD_NS) and known:
+                node.grew_ns = now_ns
+        newest_ns = max(
+            (t for node in self._nodes.values() if (t := node.tail.realtime_ns()) is not None),
+            default=None,
+        )
+        for node in self._nodes.values():
+            self._analyse(node, newest_ns)
+        states = tuple(_state(node, now_ns) for node in self._nodes.values())
+        report, trouble = self._report()
+        troubles = [node.trouble for node in self._nodes.values() if node.trouble]
+        return Live(
+            title=" ".join(map(str, self._paths)),
+            window_ns=self._window_ns,
+            age_ns=min((one.age_ns for one in states if one.age_ns is not None), default=None),
+            nodes=states,
+            report=report,
+            ranks={
+                (node.result.facts.name, pid): one
+                for node in self._nodes.values()
+                if node.result is not None
+                for pid, one in node.ranks.items()
+            },
+            trouble=next((why for why in [trouble, *troubles] if why), ""),
+        )
+
+    def _find(self) -> None:
+        """Take up nodes that have come; those that have gone stay, and are said to be gone."""
+        for path in self._paths:
+            try:
+                folders = node_folders(path)
+            except NoRecording:
+                if not self._nodes and len(self._paths) == 1:
+                    raise
+                continue
+            for folder in folders:
+                if folder not in self._nodes:
+                    self._nodes[folder] = _Node(NodeTail(folder))
+        if not self._nodes:
+            node_folders(self._paths[0])  # says what is wrong with it
+
+    def _analyse(self, node: _Node, newest_ns: int | None) -> None:
+        """Analyse a node's part of the window, which ends with the newest record of all nodes."""
+        tail, told_ns = node.tail, node.tail.realtime_ns()
+        node.result, node.ranks, node.trouble = None, {}, ""
+        if tail.latest_ns is None or told_ns is None or newest_ns is None:
+            return
+        since_ns = tail.latest_ns - self._window_ns + max(newest_ns - told_ns, 0)
+        if since_ns >= tail.latest_ns:
+            return  # it has been silent for longer than that
+        window = _Window(tail, since_ns - _LEAD_NS)
+        load = NodeLoad(tail.folder, _WHOLE, window)
+        watched = _Watched(load, since_ns)
+        try:
+            node.result = analyse_load(watched, tail.folder.name, self._limits, since_ns=since_ns)  # type: ignore[arg-type]
+            node.ranks = watched.ranks
+        except Exception as error:
+            node.trouble = f"{tail.folder.name}: {type(error).__name__}: {error}"
+
+    def _report(self) -> tuple[Report, str]:
+        nodes = [node.result for node in self._nodes.values() if node.result is not None]
+        title = str(self._paths[0])
+        try:
+            return build_report(title, across_ranks(nodes, limits=self._limits)), ""
+        except Exception as error:
+            why = f"ranks could not be compared: {type(error).__name__}: {error}"
+            return build_report(title, Across(tuple(nodes))), why
+
+
+class _Window:
+    """A node's last minute as a reader of records."""
+
+    def __init__(self, tail: NodeTail, since_ns: int) -> None:
+        self._tail, self._since_ns = tail, since_ns
+
+    @property
+    def damage(self) -> Damage:
+        return Damage(damaged_bytes=self._tail.damaged_bytes)
+
+    def packed(self) -> Iterator[list[Record | PackedSpans]]:
+        return self._tail.records(self._since_ns)
+
+
+class _Watched:
+    """A load whose chunk is looked at as it passes."""
+
+    def __init__(self, load: NodeLoad, since_ns: int) -> None:
+        self._load, self._since_ns = load, since_ns
+        self.ranks: dict[int, RankLive] = {}
+        self.facts = load.facts
+
+    def chunks(self) -> Iterator[Chunk]:
+        for chunk in self._load.chunks():
+            for rank in ranks_of(chunk):
+                self.ranks[rank.pid] = rank_live(rank, self._since_ns)
+            yield chunk
+
+
+def rank_live(rank: Rank, since_ns: int) -> RankLive:
+    """Return what a rank's device and steps did from `since_ns` to the end of its chunk."""
+    steps = rank.main.spans.get(layout.STEP)
+    step_ns = since_step_ns = None
+    if steps is not None and steps.end_ns.size:
+        lengths = (steps.end_ns - steps.start_ns)[steps.end_ns >= since_ns].tolist()
+        counted = {ns: lengths.count(ns) for ns in set(lengths)}
+        middle = quantile(counted, 0.5)
+        step_ns = None if middle is None else int(middle)
+        since_step_ns = max(rank.chunk.end_ns - int(steps.end_ns.max()), 0)
+    return RankLive(
+        node_key=str(rank.chunk.header.node.get("key", "")),
+        busy_ratio=_busy(rank, since_ns),
+        sm_active_ratio=_mean(
+            rank.chunk.series.get((signals.GPU_SM_ACTIVE.name, rank.device)), since_ns
+        ),
+        step_ns=step_ns,
+        since_step_ns=since_step_ns,
+    )
+
+
+def _busy(rank: Rank, since_ns: int) -> float | None:
+    windows = busy_windows(rank) if rank.device else None
+    if windows is None:
+        return None
+    inside = within(windows, since_ns, rank.chunk.end_ns)
+    length = int((inside.end_ns - inside.start_ns).sum())
+    return 1.0 - int(inside.idle_ns.sum()) / length if length > 0 else None
+
+
+def _mean(series: Series | None, since_ns: int) -> float | None:
+    """The mean of a gauge that holds for the time before each reading."""
+    if series is None or series.t_ns.size < 2:
+        return None
+    held = np.diff(series.t_ns).astype(np.float64)
+    values = series.values[1:]
+    known = ~np.isnan(values) & (series.t_ns[1:] > since_ns)
+    weight = float(held[known].sum())
+    return float((values[known] * held[known]).sum()) / weight if weight > 0 else None
+
+
+def _state(node: _Node, now_ns: int) -> NodeLive:
+    tail = node.tail
+    header = tail.header.node if tail.header is not None else {}
+    told_ns = tail.realtime_ns()
+    age_ns = None if told_ns is None else max(now_ns - told_ns, 0)
+    if age_ns is not None and node.grew_ns is not None and tail.state == "recording":
+        age_ns = min(age_ns, max(now_ns - node.grew_ns, 0) + SILENT_NS // 5)
+    state: State = tail.state
+    why = tail.why_ended if state == "ended" else tail.trouble
+    if state == "gone":
+        why = "its files are gone"
+    elif state == "recording" and age_ns is not None and age_ns > SILENT_NS:
+        state = "silent"
+    return NodeLive(
+        name=header.get("display") or header.get("hostname") or tail.folder.name,
+        key=tail.folder.name,
+        state=state,
+        age_ns=age_ns,
+        why=why,
+        damaged_bytes=tail.damaged_bytes,
+    )

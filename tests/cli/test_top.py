@@ -1,0 +1,160 @@
+"""`clusterprof top`: which recording, screen and keys, and a terminal put back as it was."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fcntl import ioctl
+from pathlib import Path
+from struct import pack
+
+import pytest
+from door import TESTS, environment
+
+from clusterprof.cli import top
+from clusterprof.cli.app import main
+from clusterprof.errors import NoRecording, UsageError
+from clusterprof.renderers.live import View
+
+RECORDING = TESTS / "recordings" / "dlrm-8rank"
+
+
+def recording_at(path: Path, age_s: float) -> Path:
+    segment = path / "node" / "000001.cpf"
+    segment.parent.mkdir(parents=True)
+    segment.write_bytes(b"")
+    os.utime(segment, (time.time() - age_s,) * 2)
+    return path
+
+
+def test_the_newest_recording_of_the_folder_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(NoRecording, match="no recording in this folder"):
+        top.newest_recording(tmp_path)
+    recording_at(tmp_path / "run", 300)
+    assert top.newest_recording(tmp_path) == Path("run")
+    recording_at(tmp_path / "clusterprof-out" / "job-1", 200)
+    recording_at(tmp_path / "clusterprof-out" / "job-2", 100)
+    assert top.newest_recording(tmp_path) == Path("clusterprof-out/job-2")
+    assert top.newest_recording(tmp_path / "run") == tmp_path / "run"
+
+
+def test_one_screen_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", str(RECORDING), "--once", "--width", "100"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "2 nodes, 8 ranks" in lines[0] + lines[1]
+    assert any(line.startswith("*   7 gpu-b") for line in lines), "the culprit is marked"
+    assert max(map(len, lines)) <= 100 and "\x1b" not in "".join(lines)
+    assert main(["top", str(RECORDING), "--once", "--format", "plain"]) == 0
+    assert capsys.readouterr().out.startswith("Recording: ")
+
+
+def test_colour_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["top", str(RECORDING), "--once"]) == 0
+    assert "\x1b[1m" in capsys.readouterr().out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["top", str(RECORDING), "--once"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--interval", "0"], "--interval '0' is not a time from 0.2 s to 1 h"),
+        (["--interval", "5 GiB"], "--interval '5 GiB' is not a time"),
+        (["--window", "1s"], "--window '1s' is not a time from 10 s to 1 h"),
+        (["--sort", "size"], "--sort size: choose lost, caused, busy, step, name"),
+        (["--by", "rack"], "--by rack: choose auto, node, rank"),
+        (["--format", "html"], "unknown format 'html'"),
+    ],
+)
+def test_what_cannot_be_meant(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", str(RECORDING), *options]) == UsageError.exit_code
+    assert message in capsys.readouterr().err
+
+
+def test_keys() -> None:
+    view = View(80, 24, "lost", "auto", 5)
+    assert top.turned(view, "c") == View(80, 24, "caused", "auto", 0)
+    assert top.turned(view, "v").by == "node"
+    assert top.turned(top.turned(view, "v"), "v").by == "rank"
+    assert [top.turned(view, key).first for key in ("up", "j", "page down", "home")] == [
+        4,
+        6,
+        17,
+        0,
+    ]
+    assert top.turned(View(first=0), "up").first == 0
+    assert top.turned(view, "x") == view
+
+
+@contextmanager
+def on_a_terminal(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run `top` on a terminal of 24 lines by 80 columns."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 24, 80, 0, 0))
+    run = [sys.executable, "-m", "clusterprof", "top", str(RECORDING), "--interval", "0.2s"]
+    process = subprocess.Popen(
+        [*run, *options], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        env=environment(TERM="xterm"), preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        for end in (ours, theirs):
+            os.close(end)
+
+
+def read_until(terminal: int, wanted: bytes, within_s: float = 60) -> bytes:
+    """Read what was printed until something is there."""
+    data, end = b"", time.monotonic() + within_s
+    while wanted not in data and time.monotonic() < end:
+        if select.select([terminal], [], [], 1)[0]:
+            data += os.read(terminal, 65536)
+    assert wanted in data, data[-2000:]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("\x03", 130),
+        pytest.param("q", 0, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
+    ],
+    ids=["ctrl-C", "q", "SIGTERM"],
+)
+def test_the_terminal_is_put_back_as_it_was(ending: str | signal.Signals, code: int) -> None:
+    with on_a_terminal() as (process, terminal):
+        before = termios.tcgetattr(terminal)
+        shown = read_until(terminal, b"RECORDER")
+        assert b"\x1b[?1049h\x1b[?25l" in shown
+        assert termios.tcgetattr(terminal) != before
+        ioctl(terminal, termios.TIOCSWINSZ, pack("HHHH", 12, 60, 0, 0))
+        os.kill(process.pid, signal.SIGWINCH)
+        os.write(terminal, b"n")
+        after = read_until(terminal, b"\x1b[H").split(b"\x1b[H")[-1]
+        assert after.count(b"\r\n") < 24
+        if isinstance(ending, str):
+            os.write(terminal, ending.encode())
+        else:
+            os.kill(process.pid, ending)
+        read_until(terminal, b"\x1b[?25h\x1b[?1049l")
+        assert process.wait(timeout=60) == code
+        assert termios.tcgetattr(terminal) == before

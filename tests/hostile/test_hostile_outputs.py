@@ -1,0 +1,157 @@
+"""436 hostile strings as every name there is, through every output there is."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+from collections.abc import Iterator
+
+import checks
+import pytest
+from strings import HOSTILE
+from wide import AT_ONCE, batches, clean_like, reports, wide
+
+from clusterprof.cli import common
+from clusterprof.cli.looks import looks_document, looks_text
+from clusterprof.findings import Metric, Report
+from clusterprof.gate import Policy, Verdict, judge, parse_rule
+from clusterprof.live import Live, NodeLive, RankLive
+from clusterprof.recorder.inspect import Hole, Look
+from clusterprof.renderers.live import View, screen
+from clusterprof.renderers.live_plain import sentences
+from clusterprof.renderers.registry import RENDERERS
+from clusterprof.renderers.terminal import Terminal
+from clusterprof.renderers.text_safety import columns, safe_text
+
+S = 1_000_000_000
+
+
+@pytest.fixture(scope="module")
+def hostile() -> list[Report]:
+    return list(reports())
+
+
+def test_the_corpus_is_large_and_reaches_every_role() -> None:
+    assert len(HOSTILE) >= 300
+    assert {one for some in batches() for one in some} == set(HOSTILE)
+    report = wide(batches()[0])
+    first = batches()[0][7]
+    assert report.nodes[7].name == report.ranks[7].device == report.metrics[7].name == first
+    assert report.findings[1].culprits[3].resource == report.blinds[7].what == first
+
+
+@pytest.mark.parametrize("kind", RENDERERS, ids=lambda kind: kind.name)
+def test_every_renderer(kind: type, hostile: list[Report]) -> None:
+    renderers = [kind(width=72, color=True)] if kind is Terminal else [kind()]
+    check = checks.BY_NAME.get(kind.name)
+    for report, renderer in itertools.product(hostile, renderers):
+        text = renderer.render(report)
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        checks.nothing_that_controls(text)
+        if kind.name == "html":
+            checks.html(text, renderer.render(clean_like(report)))
+        elif check is not None:
+            check(text)
+        if kind is Terminal:
+            bare = checks._OWN_SGR.sub("", text)
+            assert max(map(columns, bare.splitlines())) <= 72
+
+
+def verdicts() -> Iterator[tuple[Verdict, Report]]:
+    """A gate whose rules are on metrics that are missing for hostile reasons."""
+    for some in batches():
+        report = wide(some)
+        names = [f"metric{at}_ratio" for at in range(AT_ONCE)]
+        metrics = tuple(Metric(n, None, "ratio", why) for n, why in zip(names, some))
+        report = Report(**{
+            field: getattr(report, field) for field in report.__dataclass_fields__
+        } | {"metrics": metrics})  # fmt: skip
+        yield judge(report, [parse_rule(f"{name} >= 1%") for name in names], Policy()), report
+
+
+def forms(verdict: Verdict, report: Report) -> dict[str, str]:
+    """Return a verdict in every form the gate has."""
+    try:
+        from clusterprof.verdicts.github import workflow_commands
+
+        from clusterprof.cli import gate_outputs
+    except ImportError:
+        from clusterprof.cli import gate
+
+        return {"plain": gate._plain(verdict), "json": gate._json(verdict)}
+    made = {
+        form: gate_outputs.written(form, verdict, report)
+        for form in ("plain", "json", "junit", "markdown", "gitlab-metrics", "one-line")
+    }
+    return made | {"github": workflow_commands(verdict)}
+
+
+def test_every_form_of_a_verdict() -> None:
+    for verdict, report in verdicts():
+        for form, text in forms(verdict, report).items():
+            if form == "github":
+                lines = text.splitlines()
+                assert len(lines) <= 11
+                checks.nothing_that_controls(text, own_commands=len(lines))
+                continue
+            if form != "junit":
+                checks.nothing_that_controls(text)
+            if form in checks.BY_NAME:
+                checks.BY_NAME[form](text)
+
+
+def test_doctor() -> None:
+    for some in batches():
+        looks = [
+            Look(
+                f"collector{at}", ("available", "denied", "failed")[at % 3], one, one, one, "you",
+                (one,), (Hole((one, one), (one,), "denied", one, one, "you"),),
+            )
+            for at, one in enumerate(some)
+        ]  # fmt: skip
+        text = looks_text(looks, 80)
+        checks.nothing_that_controls(text)
+        text = common.json_text({"collectors": looks_document(looks)})
+        checks.nothing_that_controls(text)
+        checks.json_(text)
+
+
+def lives() -> Iterator[Live]:
+    for at, some in enumerate(batches()):
+        states = ("recording", "silent", "ended", "gone")
+        nodes = tuple(
+            NodeLive(one, f"{one}{n}", states[(n + at) % 4], n * S, one, n)  # type: ignore[arg-type]
+            for n, one in enumerate(some)
+        )
+        ranks = {
+            (one, 100 + n): RankLive(f"{one}{n}", 0.5, None, S, S) for n, one in enumerate(some)
+        }
+        yield Live(some[at % AT_ONCE], 60 * S, S, nodes, wide(some), ranks, some[-1])
+
+
+def test_top() -> None:
+    for live in lives():
+        for view in (View(80, 60, "lost", "rank"), View(50, 24, "name", "node")):
+            lines = screen(live, view, True, "foot")
+            checks.nothing_that_controls("\n".join(lines))
+            assert max(columns(checks._OWN_SGR.sub("", line)) for line in lines) <= view.width
+        checks.nothing_that_controls(sentences(live))
+
+
+def test_error_messages() -> None:
+    for one in HOSTILE:
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
+            common.print_error(one, one)
+        checks.nothing_that_controls(errors.getvalue())
+        assert errors.getvalue().count("\n") == 1 + bool(one)
+
+
+def test_every_string_by_itself_is_harmless_at_every_length() -> None:
+    for one in HOSTILE:
+        for limit in (1, 2, 20, 200, 4096):
+            text = safe_text(one, limit)
+            assert len(text) <= limit
+            checks.nothing_that_controls(text)
+            assert safe_text(text, limit) == text, "what is safe stays as it is"

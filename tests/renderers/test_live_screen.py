@@ -1,0 +1,146 @@
+"""The live screen, whole, from reports made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cluster_report import cluster
+from reports import ALL, S
+
+from clusterprof.live import Live, NodeLive, RankLive
+from clusterprof.renderers.live import View, screen, verdict
+from clusterprof.renderers.live_plain import sentences
+from clusterprof.renderers.live_rows import rows_of, span
+from clusterprof.renderers.text_safety import columns
+
+MS = S // 1000
+
+
+def live_of(name: str, **changes: object) -> Live:
+    """The report as a window, every recorder well, every device busy for four fifths of it."""
+    report = cluster(16, 8) if name == "cluster" else ALL[name]()
+    nodes = tuple(NodeLive(one.name, one.key, "recording", 400 * MS, "", 0) for one in report.nodes)
+    keys = {one.name: one.key for one in report.nodes}
+    ranks = {
+        (one.node, one.pid): RankLive(keys[one.node], 0.8, 0.41, 740 * MS, 300 * MS)
+        for one in report.ranks
+    }
+    live = Live(report.title, 60 * S, 400 * MS, nodes, report, ranks)
+    return replace(live, **changes)  # type: ignore[arg-type]
+
+
+def sick(live: Live, *states: tuple[str, int, str]) -> Live:
+    """The same with the first recorders in these states."""
+    told = [
+        replace(one, state=state, age_ns=age * S, why=why)  # type: ignore[arg-type]
+        for one, (state, age, why) in zip(live.nodes, states)
+    ]
+    return replace(live, nodes=(*told, *live.nodes[len(told) :]))
+
+
+def test_the_whole_screen() -> None:
+    assert screen(live_of("two-nodes"), View(80, 13), False, "q quit") == [
+        " clusterprof top  runs/cluster                 2 nodes, 4 of 6 ranks, last 60 s",
+        " storage-remote cost most: 2.02 of 20.0 GPU-minutes (10.1 %), caused by gpu-a1",
+        " rank 0 (/data), for which 3 other ranks waited.",
+        " Busy 80.0 % (least 80.0 %), SM activity 41.0 %, step 740.0 ms, lost 17.1 %.",
+        " Lost to: storage-remote 10.1 %, net-transfer 4.0 %, 3 more",
+        "",
+        " RANK NODE     BUSY     SM   STEP   LOST LOST TO                CAUSED RECORDER",
+        "*   0 gpu-a1 80.0 % 41.0 % 740 ms 17.0 % storage-remote 10.3 % 2.1 min 0.4 s",
+        "    3 gpu-a2 80.0 % 41.0 % 740 ms 17.3 % storage-remote 10.0 % 13.00 s 0.4 s",
+        "    2 gpu-a2 80.0 % 41.0 % 740 ms 17.3 % storage-remote 10.0 % 13.00 s 0.4 s",
+        "    1 gpu-a1 80.0 % 41.0 % 740 ms 16.7 % storage-remote 10.0 %  5.00 s 0.4 s",
+        "",
+        " q quit",
+    ]
+
+
+def test_culprits_come_first_and_other_orders_are_kept() -> None:
+    live = live_of("cluster")
+    assert [row.ranks for row in rows_of(live, False, "lost")[:3]] == ["27", "127", "126"]
+    assert [row.late for row in rows_of(live, False, "lost")[:2]] == [True, False]
+    assert rows_of(live, False, "caused")[0].ranks == "27"
+    assert [row.ranks for row in rows_of(live, False, "name")[:3]] == ["0", "1", "2"]
+    assert [row.node for row in rows_of(live, True, "lost")[:2]] == ["gpu-a04", "gpu-a16"]
+
+
+def test_ranks_are_folded_to_nodes_when_there_are_more_than_lines() -> None:
+    live = live_of("cluster")
+    by_node = screen(live, View(100, 30), False)
+    assert len(by_node) <= 30 and by_node[7].startswith("*gpu-a04     8 ")
+    small = screen(live, View(100, 15), False, "foot")
+    assert (len(small), small[-1]) == (15, " foot")
+    assert " 1-6 of 16 nodes" in small
+    further = screen(live, View(100, 15, first=99), False, "foot")
+    assert " 10-15 of 16 nodes" in further or " 11-16 of 16 nodes" in further
+    by_rank = screen(live, View(100, 200), False)
+    assert sum(line.split()[1].startswith("gpu-a") for line in by_rank[7:]) == 128
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 132, 200])
+@pytest.mark.parametrize("name", [*ALL])
+def test_no_line_is_wider_and_no_screen_taller(name: str, width: int) -> None:
+    live = sick(live_of(name), ("silent", 12, "no space left on device"))
+    for by in ("rank", "node", "auto"):
+        lines = screen(live, View(width, 24, "lost", by), False, "keys " * 30)
+        assert max(map(columns, lines)) <= width
+        assert len(lines) <= 24
+
+
+def test_recorders_that_are_not_well_are_said_to_be_so() -> None:
+    live = sick(live_of("cluster"), ("silent", 12, ""), ("ended", 200, "told to"), ("gone", 0, "x"))
+    assert " ! Recorders: gpu-a01 silent for 12 s, gpu-a02 ended (told to), gpu-a03 gone (x)" in (
+        screen(live, View(100, 30), False)
+    )
+    every = [("silent", 3 * 86400, "")] * 16
+    assert " ! No recorder writes any more: silent for 3 days" in (
+        screen(sick(live_of("cluster"), *every), View(100, 30), False)
+    )
+    ended = sick(live_of("two-nodes", age_ns=130 * S), *[("ended", 130, "no process is left")] * 2)
+    assert " ! This recording has ended 2 min ago (no process is left): its last 60 s" in screen(
+        ended, View(100, 30), False
+    )
+
+
+def test_what_is_unknown_is_no_number() -> None:
+    live = live_of("nothing")
+    assert verdict(live) == "No training process was seen in this time."
+    (row,) = rows_of(live, False, "lost")
+    assert (row.busy_ratio, row.lost_ratio, row.lost_to) == (None, None, "no training process")
+    assert screen(live, View(80, 24), False)[-1].split()[:4] == ["-", "node-a", "-", "-"]
+    stuck = live_of("clean")
+    report = stuck.report
+    ranks = tuple(replace(one, in_step_ns=0, lost_ns=0, buckets=()) for one in report.ranks)
+    stuck = replace(
+        stuck, report=replace(report, ranks=ranks, in_step_ns=0, lost_ns=0),
+        ranks={
+            who: RankLive(one.node_key, 1.0, None, None, 26 * S) for who, one in stuck.ranks.items()
+        },
+    )  # fmt: skip
+    assert rows_of(stuck, False, "lost")[0].lost_to == "no step for 26 s"
+    assert verdict(stuck) == "No step ended in this time."
+
+
+def test_emulated_devices_are_said_to_be_so() -> None:
+    for text in ("\n".join(screen(live_of("damaged-emulated"), View(), False)),
+                 sentences(live_of("damaged-emulated"))):  # fmt: skip
+        assert "EMULATED accelerators" in text
+
+
+def test_sentences() -> None:
+    text = sentences(live_of("two-nodes"))
+    assert text.splitlines()[:2] == [
+        "Recording: runs/cluster",
+        "Recorded: 2 nodes, 4 of 6 ranks; the last 60 s of it is shown",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0, "0.0 s"), (0.84, "0.8 s"), (9.96, "10 s"), (119.4, "119 s"), (150, "2 min"),
+     (7_300, "2 h"), (172_800, "2 days"), (28_000_000, "324 days")],
+)  # fmt: skip
+def test_times_as_people_say_them(seconds: float, told: str) -> None:
+    assert span(round(seconds * 1e9)) == told
