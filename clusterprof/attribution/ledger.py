@@ -20,7 +20,7 @@ from clusterprof.attribution.partial import SHARE, Partial
 from clusterprof.attribution.regions import RankState
 from clusterprof.findings import UNATTRIBUTED, RankLedger
 from clusterprof.timeline.identity import NOBODY, Place
-from clusterprof.timeline.model import SOURCE_HOST_SPANS
+from clusterprof.timeline.model import SOURCE_HOST_SPANS, Int
 from clusterprof.timeline.operation_rows import RankOperations
 from clusterprof.timeline.periods import Period
 
@@ -76,6 +76,8 @@ class RankBooks:
     """The same with the time in which its device perhaps span; None where there is none."""
     period: Period | None = None
     """What repeats in its lost time, in tenths of a second, where it marked no steps."""
+    own_steps: tuple[Int, Int] | None = field(default=None, compare=False)
+    """What it lost by cause, stretch by stretch (`OwnSteps.stretches`), where it has no peers."""
     caused: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> ns that ranks, itself among them, stood still in operations because of it."""
     felt: Mapping[str, int] = field(default_factory=dict)

@@ -55,5 +55,5 @@ def analyze(
             nodes = [one(folder) for folder in folders]
         across = across_ranks(nodes, place, bound_limits)
     title = fold(map(str, (path, *more))) if more else str(path)
-    report = build_report(title, across, sources.left_out)
+    report = build_report(title, across, sources.left_out, facts)
     return replace(report, notes=(*report.notes, *notes_of(*dumps_of(folders))))

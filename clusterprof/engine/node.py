@@ -221,7 +221,10 @@ def _close(one: _Open, limits: Mapping[str, Any]) -> RankBooks:
     )
     books = keep_books(name, one.state, one.partial, one.spending.operations())
     steps, perhaps = one.frontier.operations()
-    return replace(books, frontier=steps, perhaps=perhaps, period=one.frontier.period())
+    own = one.spending.own()
+    return replace(
+        books, frontier=steps, perhaps=perhaps, period=one.frontier.period(), own_steps=own
+    )
 
 
 class _Meter:
