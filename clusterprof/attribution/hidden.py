@@ -18,9 +18,27 @@ import numpy as np
 
 from clusterprof.attribution.partial import SHARE
 from clusterprof.timeline.feeding_waits import distinct, fetches_of, waits_of
-from clusterprof.timeline.model import PHASE_DATA_WAIT, Float, Int, Lost, Rank
+from clusterprof.timeline.model import (
+    PHASE_COLLECTIVE,
+    PHASE_DATA_WAIT,
+    PHASE_SPINNING,
+    Float,
+    Int,
+    Lost,
+    Rank,
+)
 
 HIDDEN = (
+    "checkpoint",
+    "eval-host",
+    "h2d-copy",
+    "h2d-sync",
+    "launch-recompile",
+    "launch-alloc",
+    "launch-bound",
+    "cpu-gc",
+    "cpu-gil",
+    "cpu-loader-config",
     "storage-local",
     "storage-contention",
     "storage-remote",
@@ -38,6 +56,11 @@ HIDDEN = (
 """Causes that a production is made of."""
 
 
+IN_BATCHES = frozenset(HIDDEN[10:])
+"""Those that batches are late for."""
+CHIEF_RATIO = 0.5
+
+
 def hidden_ns(rank: Rank, lost: Lost, shares: Mapping[str, Int]) -> dict[int, Int]:
     """Return number in `HIDDEN` -> ns of each piece: how much sooner it would have ended without
     the cause, beyond what it lost to it.
@@ -50,13 +73,28 @@ def hidden_ns(rank: Rank, lost: Lost, shares: Mapping[str, Int]) -> dict[int, In
         return {}
     longer = _longer(rank, lost)
     if longer is None:
-        return {}
+        longer = np.ones(lost.lost_ns.size)
+    refill = _refill(lost, shares)
     out = {}
     for number, share in asked:
         part = share / SHARE
-        more = np.rint(lost.lost_ns * (np.minimum(part * longer, 1.0) - part))
+        times = longer if HIDDEN[number] in IN_BATCHES else refill
+        more = np.rint(lost.lost_ns * (np.minimum(part * times, 1.0) - part))
         if more.any():
             out[number] = more.astype(np.int64)
+    return out
+
+
+def _refill(lost: Lost, shares: Mapping[str, Int]) -> Float:
+    """Return by what to multiply what was claimed of each piece so that nothing is left of it.
+
+    1 in waits for data or other ranks.
+    """
+    out = np.ones(lost.lost_ns.size)
+    claimed = sum(shares.values(), start=np.zeros(lost.lost_ns.size, np.int64)) / SHARE
+    rows = np.isin(lost.phase, (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_SPINNING), invert=True)
+    rows &= claimed >= CHIEF_RATIO
+    out[rows] = 1.0 / claimed[rows]
     return out
 
 

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.attribution.blame import Blamed
+from clusterprof.attribution.blame_rows import is_pair
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
 
@@ -32,6 +33,7 @@ MOST_FRONTS = 1 << 13
 """Fronts that are played in full; then fewer blocks are: a part of the steps is enough."""
 MET_RATIO = 0.9
 """All ranks meet in one team when so many of the operations are of them all."""
+CLOSE_FRONTS = 4
 BINS_PER_BLOCK = 16
 MOST_BINS = 512
 ALL, TRANSFER, WORK = -3, -2, -1
@@ -49,6 +51,8 @@ class Won:
     """int64[n, causes + 3]."""
     skipped: bool
     """True when parts of the run were not played again."""
+    teams: bool
+    """True when ranks met in several teams: more work is then told by sums over stretches."""
 
 
 class Replay:
@@ -70,22 +74,31 @@ class Replay:
         """Job -> (length, sooner) of stretches."""
 
     def add(
-        self, ops: Operations, blamed: Blamed, come: Int, go: Int, work: tuple[Int, Int]
+        self,
+        ops: Operations,
+        blamed: Blamed,
+        come: Int,
+        go: Int,
+        work: tuple[Int, Int],
+        work_causes: Sequence[int],
     ) -> None:
         """Play a block: `come` and `go`, int64[n, causes + 1], are what had been spent on arriving
-        and on leaving, hidden time included, the last column on all causes; `work` alike."""
+        and on leaving, hidden time included, the last column on all causes; `work` alike.
+        `work_causes` are those of `blamed` that stand for work."""
         if not ops.team.size:
             return
         moved = blamed.transfer_ns
+        some = np.isin(blamed.cause, list(work_causes))
+        less = np.bincount(blamed.row[some], blamed.ns[some], ops.rank.size).astype(np.int64)
         size = np.diff(ops.first)
         together = size == self._size[ops.rank[ops.first[:-1]]]
         if together.mean() >= MET_RATIO:
             some = np.flatnonzero(np.repeat(together, size))
             if not together.all():
-                come, go, moved = come[some], go[some], moved[some]
+                come, go, moved, less = come[some], go[some], moved[some], less[some]
                 work = work[0][some], work[1][some]
                 ops = _only(ops, together, some)
-            self._meet(ops, moved, self._since(ops, come, go, *work))
+            self._meet(ops, moved, less, self._since(ops, come, go, *work))
         else:
             self._play(ops, moved, self._since(ops, come, go, *work))
         self._blocks += 1
@@ -97,6 +110,7 @@ class Replay:
                 np.array([length for length, _ in bins], np.int64),
                 np.array([sooner for _, sooner in bins], np.int64),
                 self._skipped,
+                self._fronts > 0,
             )
             for job, bins in self._bins.items()
         }
@@ -118,21 +132,27 @@ class Replay:
         self._at_leave[ops.rank[ends]], self._work[ops.rank[ends]] = go[ends], worked[ends]
         return own
 
-    def _meet(self, ops: Operations, moved: Int, own: Int) -> None:
+    def _meet(self, ops: Operations, moved: Int, less: Int, own: Int) -> None:
         """All ranks of each job in one team: each operation ends sooner by itself."""
         first, size = ops.first[:-1], np.diff(ops.first)
         stay = ops.leave_ns - ops.arrive_ns
-        own[:, WORK] -= np.repeat(_lower_middle(own[:, WORK], ops), size)
-        np.maximum(own[:, WORK], 0, out=own[:, WORK])
+        own[:, WORK] = np.maximum(np.repeat(_upper_middle(less, ops), size) - less, 0)
+        own[:, TRANSFER] = 0
         sooner = -np.minimum.reduceat(stay, first)[:, None] - np.maximum.reduceat(
             -stay[:, None] - own, first
         )
         sooner[:, TRANSFER] = np.minimum.reduceat(moved, first)
         head = ops.rank[first]
+        op, wait = np.repeat(np.arange(size.size), size), ops.blocked_ns - moved
         for job in np.unique(self._job[head]).tolist():
             mine = np.flatnonzero(self._job[head] == job)
             cuts = np.unique(np.linspace(0, mine.size, BINS_PER_BLOCK + 1).astype(np.int64))
             sums = np.add.reduceat(sooner[mine], cuts[:-1], axis=0)
+            for at, (low, high) in enumerate(pairwise(cuts.tolist())):
+                rows = np.flatnonzero(np.isin(op, mine[low:high]))
+                sums[at] = np.maximum(
+                    sums[at], self._frontier(ops.rank[rows], wait[rows], own[rows])
+                )
             one = ops.rank[first[mine[0]]]
             leave = ops.leave_ns[first[mine]]
             since = self._until[one]
@@ -140,6 +160,13 @@ class Replay:
             begin = np.append(leave[0] if since < 0 else since, ends[:-1])
             self._put(job, ends - begin, sums)
             self._until[one] = ends[-1]
+
+    def _frontier(self, rank: Int, wait: Int, own: Int) -> Int:
+        """Return how much sooner a stretch passes by the rank that waited least, then and now."""
+        waited, lost = _by_rank(self._job.size, rank, wait, own)
+        some = np.unique(rank)
+        least: Int = (waited[some, None] + lost[some]).min(axis=0) - waited[some].min()
+        return least
 
     def _put(self, job: int, length: Int, sooner: Int) -> None:
         bins = self._bins.setdefault(job, [])
@@ -159,7 +186,7 @@ class Replay:
             return
         self._even_work(ops, own)
         front = _fronts(ops, self._job.size)
-        per_bin = max(int(front[-1]) // BINS_PER_BLOCK, 1)
+        ends = _ends(ops, front)
         order = np.argsort(front, kind="stable")
         size = np.diff(ops.first)[order]
         rows = np.repeat(ops.first[:-1][order] - np.append(0, np.cumsum(size)[:-1]), size)
@@ -171,15 +198,20 @@ class Replay:
         leave = ops.leave_ns[rows]
         begins = np.append(0, np.cumsum(size))
         cuts = np.searchsorted(front[order], np.arange(int(front[-1]) + 2))
+        new = np.flatnonzero(self._until[ops.rank] < 0)[::-1]
+        self._until[ops.rank[new]] = ops.arrive_ns[new]  # of each rank the first row comes last
         known = self._sooner.copy()
         times = self._until.copy()
         latest = self._until.copy()
+        begun = 0
+        own[:, TRANSFER] = moved
         for number in range(cuts.size - 1):
             low, high = cuts[number], cuts[number + 1]
             span = slice(int(begins[low]), int(begins[high]))
             first = begins[low:high] - begins[low]
             who, stays = rank[span], stay[span]
             own_sooner = self._sooner[who] + own[span]
+            own_sooner[:, TRANSFER] -= own[span, TRANSFER]  # is in the operation, not before it
             shortest = np.minimum.reduceat(stays, first)
             sooner = np.maximum.reduceat(-stays[:, None] - own_sooner, first)
             sooner = -shortest[:, None] - sooner
@@ -187,19 +219,24 @@ class Replay:
             of_op = np.repeat(sooner, size[low:high], axis=0)
             self._sooner[who] = np.minimum(own_sooner + blocked[span][:, None], of_op)
             latest[who] = leave[span]
-            if (number + 1) % per_bin == 0 or number == cuts.size - 2:
-                self._stretch(known, times, latest)
+            if number in ends:
+                some = slice(begun, span.stop)
+                since = _by_rank(self._job.size, rank[some], blocked[some] - moved[some], own[some])
+                self._stretch(known, times, latest, *since)
+                begun = span.stop
                 known, times = self._sooner.copy(), latest.copy()
         self._until = latest
         self._fronts += cuts.size - 1
         self._next = self._blocks + 1 + self._fronts // MOST_FRONTS
 
-    def _stretch(self, before: Int, times: Int, latest: Int) -> None:
+    def _stretch(self, before: Int, times: Int, latest: Int, waited: Int, own: Int) -> None:
         """Note how much sooner the ranks of each job came in the mean since a while ago."""
         moved = (times >= 0) & (latest > times)
         for job in np.unique(self._job[moved]).tolist():
             mine = moved & (self._job == job)
             grown = (self._sooner[mine] - before[mine]).mean(axis=0).astype(np.int64)
+            least = (waited[mine, None] + own[mine]).min(axis=0) - waited[mine].min()
+            grown = np.maximum(grown, least)
             length = int((latest[mine] - times[mine]).mean())
             self._put(job, np.array([length]), grown[None])
 
@@ -212,6 +249,13 @@ class Replay:
             usual = np.sort(total[mine])[(mine.size - 1) // 2]
             part[mine] = np.maximum(1.0 - usual / total[mine], 0.0)
         own[:, WORK] = np.rint(own[:, WORK] * part[ops.rank]).astype(np.int64)
+
+
+def _by_rank(ranks: int, rank: Int, wait: Int, own: Int) -> tuple[Int, Int]:
+    """Sum up what each rank waited, int64[ranks], and what it lost, int64[ranks, columns]."""
+    waited = np.bincount(rank, wait, ranks).astype(np.int64)
+    lost = np.stack([np.bincount(rank, column, ranks) for column in own.T], axis=1)
+    return waited, lost.astype(np.int64)
 
 
 def _only(ops: Operations, which: NDArray[np.bool_], rows: Int) -> Operations:
@@ -230,12 +274,23 @@ def _only(ops: Operations, which: NDArray[np.bool_], rows: Int) -> Operations:
     )  # fmt: skip
 
 
-def _lower_middle(values: Int, ops: Operations) -> Int:
-    """Return the lower middle value of each operation's members."""
+def _upper_middle(values: Int, ops: Operations) -> Int:
+    """Return the upper middle value of each operation's members."""
     size = np.diff(ops.first)
     op = np.repeat(np.arange(size.size), size)
     order = np.lexsort((values, op))
-    return values[order][ops.first[:-1] + (size - 1) // 2]
+    return values[order][ops.first[:-1] + size // 2]
+
+
+def _ends(ops: Operations, front: Int) -> frozenset[int]:
+    """Return the fronts after which a stretch ends: where ranks have just met in teams, if they do
+    and do not only send to each other; and the last."""
+    last = int(front.max())
+    met = np.unique(front[~is_pair(ops.operation)])
+    # Of several that are close together the last: teams side by side.
+    met = met[np.append(np.diff(met) > CLOSE_FRONTS, True)] if met.size else np.arange(last + 1)
+    some = met[np.unique(np.linspace(0, met.size, BINS_PER_BLOCK + 1)[1:].astype(np.int64) - 1)]
+    return frozenset([*some.tolist(), last])
 
 
 def _fronts(ops: Operations, ranks: int) -> Int:

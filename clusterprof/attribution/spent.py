@@ -201,7 +201,8 @@ def _blocked(spans: tuple[Int, ...], region: Region, lost: Lost, inside: np.ndar
     end = np.where(waits, end, begin)
     # Spans that touch share a piece: of each piece counts what lies in the span.
     until = _lost_until(lost, np.flatnonzero(inside))
-    return np.maximum(until(end) - until(begin), 0)
+    # Both are rounded: the difference may be a nanosecond more than there is.
+    return np.clip(until(end) - until(begin), 0, np.maximum(end - begin, 0))
 
 
 def _lost_until(lost: Lost, rows: Int) -> Callable[[Int], Int]:

@@ -56,6 +56,7 @@ class Gained:
         self._felt = _felt(books)
         self.job_ns, lengths = _job_ns(books)
         self._names: tuple[str, ...] = ()
+        self._teams = False
         self._length: Int = np.zeros(0, np.int64)
         self._sooner: Int = np.zeros((0, EXTRA), np.int64)
         if not self.job_ns:
@@ -76,6 +77,7 @@ class Gained:
             self.why = ONE_RANK if alone else NOT_LAID
             return
         self._names = whatif.causes
+        self._teams = any(one.teams for one in won.values())
         parts = []
         for job, one in won.items():
             length = one.length_ns.astype(np.float64)
@@ -129,7 +131,8 @@ class Gained:
         if family == "network":
             return self._sooner[:, MOVED] * self._part(id_, self._moved())
         if family == "synchronization":
-            names = (IMBALANCE, SLOW_COMPUTE, "synchronization", JITTER)
+            varies = () if self._teams else (JITTER,)  # sums over stretches even it out
+            names = (IMBALANCE, SLOW_COMPUTE, "synchronization", *varies)
             return self._sooner[:, WORK] * self._part(id_, names)
         own = [self._names.index(leaf) for leaf in leaves if leaf in self._names]
         each = self._sooner[:, own].sum(axis=1).astype(np.float64)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clusterprof.attribution.blame import Blamed
+from clusterprof.attribution.blame import IMBALANCE, SLOW_COMPUTE, Blamed
+from clusterprof.attribution.blame import causes as blame_causes
 from clusterprof.attribution.hidden import HIDDEN
 from clusterprof.attribution.replay import Replay, Won
 from clusterprof.attribution.spent import OTHER
@@ -25,6 +26,7 @@ class Whatif:
         self._own: list[int] = []
         self._hidden: list[tuple[int, int]] = []
         self._work = 0
+        self._charged = (0, 0)
         self._replay: Replay | None = None
 
     def begin(self, columns: Sequence[int], spent: Sequence[int]) -> list[int]:
@@ -33,11 +35,13 @@ class Whatif:
         self._own = [at for at, name in enumerate(names[:-1]) if name != OTHER]
         self.causes = tuple(names[at] for at in self._own)
         self._work = len(columns) - 1
+        named = blame_causes(names)
+        self._charged = named.index(IMBALANCE), named.index(SLOW_COMPUTE)
         hidden = [c for c in spent if c >= len(self._categories)]
-        named = [HIDDEN[c - len(self._categories)] for c in hidden]
+        more = [HIDDEN[c - len(self._categories)] for c in hidden]
         self._hidden = [
             (self.causes.index(name), len(columns) + at)
-            for at, name in enumerate(named)
+            for at, name in enumerate(more)
             if name in self.causes
         ]
         job = np.asarray(self._job)
@@ -49,7 +53,7 @@ class Whatif:
         """Take a block with all columns."""
         assert self._replay is not None, "begin() comes first"
         work = come[:, self._work], go[:, self._work]
-        self._replay.add(ops, blamed, self._lost(come), self._lost(go), work)
+        self._replay.add(ops, blamed, self._lost(come), self._lost(go), work, self._charged)
 
     def won(self) -> dict[int, Won]:
         """Return job -> what would have been won, by `causes` and the columns behind them."""
