@@ -11,21 +11,31 @@ what it had lost to the cause itself since its operation before, and by what a f
 ranks meet in one team nothing need be carried, for they leave together; else the operations that do
 not depend on each other are played at once, one such front after the other.
 
-Besides each cause there are three columns more: all causes at once, no transfer, and nobody with
-more work than the lower middle of those in the operation (of several teams: of the job).
+Besides each cause there are three columns more: all causes at once, no transfer, and work that is
+even (`_uneven`; of several teams: no rank with more of it than the lower middle one of the job).
+
+Noise in what is known of single operations makes it too little: who is said to have lost too little
+there holds up the others. So it is also asked over each stretch which rank waited least, then and
+without the cause; the larger of the two is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clusterprof.attribution.blame import Blamed
-from clusterprof.attribution.blame_rows import is_pair
+from clusterprof.attribution.replay_fronts import (
+    BINS_PER_BLOCK,
+    by_rank,
+    ends,
+    fronts_of,
+    only,
+    uneven,
+)
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
 
@@ -33,8 +43,6 @@ MOST_FRONTS = 1 << 13
 """Fronts that are played in full; then fewer blocks are: a part of the steps is enough."""
 MET_RATIO = 0.9
 """All ranks meet in one team when so many of the operations are of them all."""
-CLOSE_FRONTS = 4
-BINS_PER_BLOCK = 16
 MOST_BINS = 512
 ALL, TRANSFER, WORK = -3, -2, -1
 """Columns behind those of the causes."""
@@ -97,7 +105,7 @@ class Replay:
             if not together.all():
                 come, go, moved, less = come[some], go[some], moved[some], less[some]
                 work = work[0][some], work[1][some]
-                ops = _only(ops, together, some)
+                ops = only(ops, together, some)
             self._meet(ops, moved, less, self._since(ops, come, go, *work))
         else:
             self._play(ops, moved, self._since(ops, come, go, *work))
@@ -136,23 +144,24 @@ class Replay:
         """All ranks of each job in one team: each operation ends sooner by itself."""
         first, size = ops.first[:-1], np.diff(ops.first)
         stay = ops.leave_ns - ops.arrive_ns
-        own[:, WORK] = np.maximum(np.repeat(_upper_middle(less, ops), size) - less, 0)
+        own[:, WORK] = uneven(less, ops, self._job)
         own[:, TRANSFER] = 0
         sooner = -np.minimum.reduceat(stay, first)[:, None] - np.maximum.reduceat(
             -stay[:, None] - own, first
         )
         sooner[:, TRANSFER] = np.minimum.reduceat(moved, first)
+        np.maximum(sooner, 0, out=sooner)
         head = ops.rank[first]
-        op, wait = np.repeat(np.arange(size.size), size), ops.blocked_ns - moved
+        wait = ops.blocked_ns - moved
         for job in np.unique(self._job[head]).tolist():
             mine = np.flatnonzero(self._job[head] == job)
             cuts = np.unique(np.linspace(0, mine.size, BINS_PER_BLOCK + 1).astype(np.int64))
             sums = np.add.reduceat(sooner[mine], cuts[:-1], axis=0)
             for at, (low, high) in enumerate(pairwise(cuts.tolist())):
-                rows = np.flatnonzero(np.isin(op, mine[low:high]))
-                sums[at] = np.maximum(
-                    sums[at], self._frontier(ops.rank[rows], wait[rows], own[rows])
-                )
+                rows = np.arange(ops.first[mine[low]], ops.first[mine[high - 1] + 1])
+                rows = rows[self._job[ops.rank[rows]] == job]
+                least = self._frontier(ops.rank[rows], wait[rows], own[rows])
+                sums[at] = np.maximum(sums[at], least)
             one = ops.rank[first[mine[0]]]
             leave = ops.leave_ns[first[mine]]
             since = self._until[one]
@@ -163,7 +172,7 @@ class Replay:
 
     def _frontier(self, rank: Int, wait: Int, own: Int) -> Int:
         """Return how much sooner a stretch passes by the rank that waited least, then and now."""
-        waited, lost = _by_rank(self._job.size, rank, wait, own)
+        waited, lost = by_rank(self._job.size, rank, wait, own)
         some = np.unique(rank)
         least: Int = (waited[some, None] + lost[some]).min(axis=0) - waited[some].min()
         return least
@@ -185,8 +194,8 @@ class Replay:
             self._until[:] = -1
             return
         self._even_work(ops, own)
-        front = _fronts(ops, self._job.size)
-        ends = _ends(ops, front)
+        front = fronts_of(ops, self._job.size)
+        last = ends(ops, front)
         order = np.argsort(front, kind="stable")
         size = np.diff(ops.first)[order]
         rows = np.repeat(ops.first[:-1][order] - np.append(0, np.cumsum(size)[:-1]), size)
@@ -219,9 +228,9 @@ class Replay:
             of_op = np.repeat(sooner, size[low:high], axis=0)
             self._sooner[who] = np.minimum(own_sooner + blocked[span][:, None], of_op)
             latest[who] = leave[span]
-            if number in ends:
+            if number in last:
                 some = slice(begun, span.stop)
-                since = _by_rank(self._job.size, rank[some], blocked[some] - moved[some], own[some])
+                since = by_rank(self._job.size, rank[some], blocked[some] - moved[some], own[some])
                 self._stretch(known, times, latest, *since)
                 begun = span.stop
                 known, times = self._sooner.copy(), latest.copy()
@@ -249,59 +258,3 @@ class Replay:
             usual = np.sort(total[mine])[(mine.size - 1) // 2]
             part[mine] = np.maximum(1.0 - usual / total[mine], 0.0)
         own[:, WORK] = np.rint(own[:, WORK] * part[ops.rank]).astype(np.int64)
-
-
-def _by_rank(ranks: int, rank: Int, wait: Int, own: Int) -> tuple[Int, Int]:
-    """Sum up what each rank waited, int64[ranks], and what it lost, int64[ranks, columns]."""
-    waited = np.bincount(rank, wait, ranks).astype(np.int64)
-    lost = np.stack([np.bincount(rank, column, ranks) for column in own.T], axis=1)
-    return waited, lost.astype(np.int64)
-
-
-def _only(ops: Operations, which: NDArray[np.bool_], rows: Int) -> Operations:
-    """Return some of the operations; `rows` are theirs."""
-    size = np.diff(ops.first)[which]
-    return replace(
-        ops,
-        first=np.append(0, np.cumsum(size)),
-        team=ops.team[which], operation=ops.operation[which], bytes=ops.bytes[which],
-        complete=ops.complete[which],
-        **{
-            name: getattr(ops, name)[rows]
-            for name in ("rank", "arrive_ns", "leave_ns", "blocked_ns", "source")
-        },
-        on_device=ops.on_device[rows] if ops.on_device.size else ops.on_device,
-    )  # fmt: skip
-
-
-def _upper_middle(values: Int, ops: Operations) -> Int:
-    """Return the upper middle value of each operation's members."""
-    size = np.diff(ops.first)
-    op = np.repeat(np.arange(size.size), size)
-    order = np.lexsort((values, op))
-    return values[order][ops.first[:-1] + size // 2]
-
-
-def _ends(ops: Operations, front: Int) -> frozenset[int]:
-    """Return the fronts after which a stretch ends: where ranks have just met in teams, if they do
-    and do not only send to each other; and the last."""
-    last = int(front.max())
-    met = np.unique(front[~is_pair(ops.operation)])
-    # Of several that are close together the last: teams side by side.
-    met = met[np.append(np.diff(met) > CLOSE_FRONTS, True)] if met.size else np.arange(last + 1)
-    some = met[np.unique(np.linspace(0, met.size, BINS_PER_BLOCK + 1)[1:].astype(np.int64) - 1)]
-    return frozenset([*some.tolist(), last])
-
-
-def _fronts(ops: Operations, ranks: int) -> Int:
-    """Return for each operation in which front it can be played: after all that it waits for."""
-    last = [-1] * ranks
-    out = []
-    rank, first = ops.rank.tolist(), ops.first.tolist()
-    for begin, end in pairwise(first):
-        members = rank[begin:end]
-        front = 1 + max(map(last.__getitem__, members))
-        for one in members:
-            last[one] = front
-        out.append(front)
-    return np.array(out, np.int64)
