@@ -96,8 +96,8 @@ class Replay:
         if not ops.team.size:
             return
         moved = blamed.transfer_ns
-        some = np.isin(blamed.cause, list(work_causes))
-        less = np.bincount(blamed.row[some], blamed.ns[some], ops.rank.size).astype(np.int64)
+        late = np.isin(blamed.cause, list(work_causes))
+        less = np.bincount(blamed.row[late], blamed.ns[late], ops.rank.size).astype(np.int64)
         size = np.diff(ops.first)
         together = size == self._size[ops.rank[ops.first[:-1]]]
         if together.mean() >= MET_RATIO:
@@ -142,7 +142,7 @@ class Replay:
 
     def _meet(self, ops: Operations, moved: Int, less: Int, own: Int) -> None:
         """All ranks of each job in one team: each operation ends sooner by itself."""
-        first, size = ops.first[:-1], np.diff(ops.first)
+        first = ops.first[:-1]
         stay = ops.leave_ns - ops.arrive_ns
         own[:, WORK] = uneven(less, ops, self._job)
         own[:, TRANSFER] = 0

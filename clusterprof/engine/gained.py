@@ -116,10 +116,11 @@ class Gained:
         if self.why:
             return Saved(None, why=self.why)
         own = {leaf for _, leaves in of for leaf in leaves if leaf in self._names}
-        ns = np.zeros(self._length.size)
-        if own:
-            part = sum((self._sooner[:, self._names.index(leaf)] for leaf in own), start=ns)
-            ns = self._sooner[:, ALL] if len(own) > 1 else part
+        ns: Float = np.zeros(self._length.size)
+        for leaf in own:
+            ns = np.asarray(self._sooner[:, self._names.index(leaf)], np.float64)
+        if len(own) > 1:
+            ns = np.asarray(self._sooner[:, ALL], np.float64)
         for id_, leaves in of:
             if own.isdisjoint(leaves) and id_ not in (BUBBLE, UNKNOWN_PEER):
                 ns = ns + self._column(id_, leaves)
@@ -129,11 +130,11 @@ class Gained:
         """Return float64[stretches]: how much sooner each would have passed."""
         family = CAUSES[id_].family if id_ in CAUSES else id_
         if family == "network":
-            return self._sooner[:, MOVED] * self._part(id_, self._moved())
+            return np.asarray(self._sooner[:, MOVED] * self._part(id_, self._moved()), np.float64)
         if family == "synchronization":
             varies = () if self._teams else (JITTER,)  # sums over stretches even it out
             names = (IMBALANCE, SLOW_COMPUTE, "synchronization", *varies)
-            return self._sooner[:, WORK] * self._part(id_, names)
+            return np.asarray(self._sooner[:, WORK] * self._part(id_, names), np.float64)
         own = [self._names.index(leaf) for leaf in leaves if leaf in self._names]
         each = self._sooner[:, own].sum(axis=1).astype(np.float64)
         return each if len(own) < 2 else np.minimum(each, self._sooner[:, ALL])

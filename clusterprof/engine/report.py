@@ -17,6 +17,7 @@ from clusterprof.engine.job import job_facts
 from clusterprof.engine.metrics import metrics_of
 from clusterprof.engine.peers import Across
 from clusterprof.engine.underfill import underfill_of
+from clusterprof.engine.worth import metrics_of as worth_metrics
 from clusterprof.engine.worth import worth_of
 from clusterprof.findings import Blind, Finding, Report, Tail
 from clusterprof.trace.sources import LeftOut
@@ -45,6 +46,7 @@ def build_report(
     found = findings_of(books, doings, witness, in_step_ns, window_ns)
     found = _with_hangs(across, found)
     underfill = underfill_of(books)
+    worth = worth_of(books, across, found, site or {})
     return Report(
         title=title,
         emulated=any(one.emulated for one in books),
@@ -60,7 +62,7 @@ def build_report(
         unattributed_ns=sum(reasons.values()),
         unattributed_reasons=_largest_first(reasons),
         outside_buckets=_largest_first(outside),
-        metrics=metrics_of(books, facts, underfill),
+        metrics=(*metrics_of(books, facts, underfill), *worth_metrics(worth)),
         blinds=(
             *_not_compared(across),
             *blinds_of(nodes, books, across.unmatched, left_out),
@@ -77,7 +79,7 @@ def build_report(
         tail=_tail(across, books),
         nobody=() if witness is None else _largest_first(nobodys(books)),
         underfill=underfill,
-        worth=worth_of(books, across, found, site or {}),
+        worth=worth,
     )
 
 

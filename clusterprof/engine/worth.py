@@ -9,13 +9,16 @@ from clusterprof.attribution.ledger import RankBooks
 from clusterprof.engine.gained import Gained, Saved
 from clusterprof.engine.peers import Across
 from clusterprof.engine.yardsticks import Rate, brought, yardsticks_of
-from clusterprof.findings import Finding
+from clusterprof.findings import Finding, Metric
+from clusterprof.units import unit_of
 from clusterprof.worth import CauseWorth, Worth
 
 HOUR_NS = 3600 * 10**9
 MILLION = 1e6
 OUTSIDE = "it lies outside the steps: only steps are played again"
 AT_MOST = 'no device was measured: the loss itself is known only as "at most"'
+STRUCTURAL = "net-transfer"
+"""As long as data take on their way is no fault: not among what can be fixed."""
 NO_PRICE = "no price: set facts.gpu_price_per_hour in a profile"
 EMULATED = "the accelerators were emulated: they cost nothing"
 
@@ -31,7 +34,7 @@ def worth_of(
     why_no_cost = NO_PRICE if price is None else ""
     if any(one.emulated for one in books):
         why_no_cost = EMULATED
-    per_ns = None if why_no_cost else float(price) / HOUR_NS
+    per_ns = None if why_no_cost or price is None else float(price) / HOUR_NS
     gpus = _gpus(books)
     gained = Gained(books, across.whatif)
     leaves = _leaves(books)
@@ -39,7 +42,7 @@ def worth_of(
     fixable = [
         (one.cause.id, leaves.get(one.cause.id, ()))
         for one, said in zip(findings, causes)
-        if said.saved_ns is not None
+        if said.saved_ns is not None and one.cause.id != STRUCTURAL
     ]
     every = gained.without_all(fixable) if fixable else Saved(None, why=gained.why)
     samples, tokens = (brought(books, gained.job_ns, what) for what in ("samples", "tokens"))
@@ -64,6 +67,32 @@ def worth_of(
         samples_per_second_if_fixed=_faster(samples, gained.job_ns, every),
         why_no_tokens=tokens.why,
         why_no_samples=samples.why,
+    )
+
+
+def metrics_of(worth: Worth) -> tuple[Metric, ...]:
+    """Return what a gate may test of it, in a fixed order."""
+    named = {name: (value, text) for name, value, text in worth.yardsticks}
+    found = [
+        (metric, *named[name])
+        for metric, name in (
+            ("yardstick.goodput_ratio", "goodput"),
+            ("yardstick.load_balance_ratio", "load balance"),
+            ("yardstick.communication_efficiency_ratio", "communication efficiency"),
+            ("yardstick.parallel_efficiency_ratio", "parallel efficiency"),
+            ("yardstick.slowdown_factor", "straggler slowdown S"),
+        )
+    ]
+    no_cost = worth.why_no_cost or worth.why_no_tokens
+    found += [
+        ("yardstick.tokens_per_second", worth.tokens_per_second, worth.why_no_tokens),
+        ("yardstick.samples_per_second", worth.samples_per_second, worth.why_no_samples),
+        ("yardstick.million_tokens_cost", worth.cost_per_million_tokens, no_cost),
+        ("yardstick.lost_cost", worth.lost_cost, worth.why_no_cost),
+    ]
+    return tuple(
+        Metric(name, value, unit_of(name.replace(".", "_")), why if value is None else "")
+        for name, value, why in found
     )
 
 

@@ -17,21 +17,12 @@ from clusterprof.attribution.partial import merge
 Yardstick = tuple[str, float | None, str]
 KNOWN_AT_LEAST_RATIO = 0.9
 """Of the steps: with fewer that say what they held no rate is given."""
-GOODPUT = (
-    "productive device time over all device time recorded: start-up, restarts, checkpoints and"
-    " what was not measured included"
-)
-BALANCE = "POP load balance: mean productive time of the ranks over the longest one"
-EFFICIENCY = "POP communication efficiency: the longest productive time of a rank over the run time"
-PARALLEL = "POP parallel efficiency: load balance times communication efficiency"
-SLOWDOWN = (
-    "straggler slowdown S (OSDI 2025): step time over the step time of ranks that come to their"
-    " operations when the mean of them does"
-)
-AU = (
-    "MLPerf Storage accelerator utilisation: computing over running time, without the first step"
-    " (there at least 0.9 for 3D-UNet and ResNet-50)"
-)
+GOODPUT = "productive over all recorded device time; start-up, restarts, checkpoints included"
+BALANCE = "POP: mean over longest productive time of the ranks"
+EFFICIENCY = "POP: longest productive time of a rank over the run time"
+PARALLEL = "POP: load balance times communication efficiency"
+SLOWDOWN = "OSDI 2025: step time over that of ranks that are all as fast as their mean"
+AU = "MLPerf Storage: computing over running time without the first step; 0.9 passes most loads"
 NO_STEPS = "no steps were seen"
 NO_DEVICE = "no accelerator was measured inside steps"
 ONE_RANK = "it takes at least two ranks"

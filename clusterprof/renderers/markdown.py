@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from clusterprof.findings import Report
-from clusterprof.renderers import header, underfill, unseen, whose, words
+from clusterprof.renderers import header, underfill, unseen, whose, words, worth
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
 from clusterprof.renderers.matrix import amount, matrix_of
 from clusterprof.renderers.text_safety import markdown_text as md
@@ -26,11 +26,7 @@ class Markdown:
     name: ClassVar[str] = "markdown"
     suffix: ClassVar[str] = ".md"
 
-    def __init__(
-        self, gpu_price_per_hour: float | None = None, currency: str = "USD", most_ranks: int = 8
-    ) -> None:
-        self._price = gpu_price_per_hour
-        self._currency = currency
+    def __init__(self, most_ranks: int = 8) -> None:
         self._most_ranks = most_ranks
 
     def render(self, report: Report) -> str:
@@ -44,7 +40,7 @@ class Markdown:
         for sentence in (
             words.chief_cause(report),
             words.outside(report),
-            words.money(report, self._price, self._currency),
+            words.money(report),
             header.scope(report) + ".",
             header.place(report),
         ):
@@ -55,6 +51,7 @@ class Markdown:
             yield f"> **Warning** {md(warning, 600)}"
         yield from _causes(report)
         yield from self._ranks(report)
+        yield from _worth(report)
         yield from _underfilled(report)
         yield from _unknown(report)
         yield from self._ledger(report)
@@ -123,6 +120,13 @@ def _causes(report: Report) -> Iterator[str]:
         yield from ("", f"**Do next:** {md(findings[0].cause.advice, 600)}")
         if evidence:
             yield from ("", f"Seen: {md(evidence, 600)}")
+
+
+def _worth(report: Report) -> Iterator[str]:
+    told = worth.sentences(report)
+    if told:
+        yield from ("", "**Worth: with one cause fixed, and yardsticks**", "")
+        yield from (f"- {md(line, 1000)}" for line in told)
 
 
 def _underfilled(report: Report) -> Iterator[str]:

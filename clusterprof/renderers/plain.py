@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import header, underfill, unseen, whose, words
+from clusterprof.renderers import header, underfill, unseen, whose, words, worth
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
 from clusterprof.renderers.matrix import matrix_of
 from clusterprof.renderers.text_safety import safe_text
@@ -29,11 +29,7 @@ class Plain:
     name: ClassVar[str] = "plain"
     suffix: ClassVar[str] = ".txt"
 
-    def __init__(
-        self, gpu_price_per_hour: float | None = None, currency: str = "USD", most_ranks: int = 64
-    ) -> None:
-        self._price = gpu_price_per_hour
-        self._currency = currency
+    def __init__(self, most_ranks: int = 64) -> None:
         self._most_ranks = most_ranks
 
     def render(self, report: Report) -> str:
@@ -49,7 +45,7 @@ class Plain:
         for sentence in (
             words.chief_cause(report),
             words.outside(report),
-            words.money(report, self._price, self._currency),
+            words.money(report),
         ):
             if sentence:
                 yield f"Verdict: {sentence}"
@@ -59,6 +55,8 @@ class Plain:
             yield from _finding(number, finding, report.in_step_ns)
         for cause, ns in words.small_causes(report):
             yield f"Too small to be a finding: {safe_text(cause)}: {human(ns, 'ns')}"
+        for line in worth.sentences(report):
+            yield f"Worth: {line}"
         for line in underfill.sentences(report):
             yield f"Under-filled, apart from lost time: {line}"
         yield from _unattributed(report)
