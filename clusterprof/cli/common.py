@@ -88,6 +88,12 @@ def renderer_for(format_: str, profile: Profile, width: int, no_color: bool) -> 
 
     chosen = next(renderer for renderer in RENDERERS if renderer.name == format_)
     options: dict[str, Any] = {}
+    if format_ != "json":
+        facts = profile.section("facts")
+        options = {
+            "gpu_price_per_hour": facts["gpu_price_per_hour"],
+            "currency": facts["currency"],
+        }
     if chosen is Terminal:
         options |= {"width": width or columns(), "color": not no_color and _has_color()}
     return chosen(**options)

@@ -26,7 +26,11 @@ class Markdown:
     name: ClassVar[str] = "markdown"
     suffix: ClassVar[str] = ".md"
 
-    def __init__(self, most_ranks: int = 8) -> None:
+    def __init__(
+        self, gpu_price_per_hour: float | None = None, currency: str = "USD", most_ranks: int = 8
+    ) -> None:
+        self._price = gpu_price_per_hour
+        self._currency = currency
         self._most_ranks = most_ranks
 
     def render(self, report: Report) -> str:
@@ -40,7 +44,7 @@ class Markdown:
         for sentence in (
             words.chief_cause(report),
             words.outside(report),
-            words.money(report),
+            words.money(report, self._price, self._currency),
             header.scope(report) + ".",
             header.place(report),
         ):

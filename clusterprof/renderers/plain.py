@@ -29,7 +29,11 @@ class Plain:
     name: ClassVar[str] = "plain"
     suffix: ClassVar[str] = ".txt"
 
-    def __init__(self, most_ranks: int = 64) -> None:
+    def __init__(
+        self, gpu_price_per_hour: float | None = None, currency: str = "USD", most_ranks: int = 64
+    ) -> None:
+        self._price = gpu_price_per_hour
+        self._currency = currency
         self._most_ranks = most_ranks
 
     def render(self, report: Report) -> str:
@@ -45,7 +49,7 @@ class Plain:
         for sentence in (
             words.chief_cause(report),
             words.outside(report),
-            words.money(report),
+            words.money(report, self._price, self._currency),
         ):
             if sentence:
                 yield f"Verdict: {sentence}"

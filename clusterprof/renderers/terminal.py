@@ -34,10 +34,14 @@ class Terminal:
         self,
         width: int = 80,
         color: bool = False,
+        gpu_price_per_hour: float | None = None,
+        currency: str = "USD",
         most_ranks: int = 8,
     ) -> None:
         self._width = min(max(width, NARROWEST), WIDEST)
         self._paint = Paint(color)
+        self._price = gpu_price_per_hour
+        self._currency = currency
         self._most_ranks = most_ranks
 
     def render(self, report: Report) -> str:
@@ -94,7 +98,7 @@ class Terminal:
         for sentence in (
             words.chief_cause(report),
             words.outside(report),
-            words.money(report),
+            words.money(report, self._price, self._currency),
         ):
             lines += self._text(sentence, 1)
         if report.in_step_ns:

@@ -17,6 +17,7 @@ from clusterprof.renderers.text_safety import safe_text
 from clusterprof.underfill import imbalances as fill_imbalances
 from clusterprof.units import human
 
+_HOUR_NS = 3600 * 10**9
 # below this share a first cause is not worth a reader's day
 _HARDLY_RATIO = 0.01
 # a larger share of the recorded time outside steps is worth a sentence of the verdict
@@ -139,17 +140,22 @@ def _part_of(part_ns: int, whole_ns: int, several: Report | None) -> tuple[str, 
     return part, whole.replace(" GPU", " emulated GPU") if emulated else whole
 
 
-def money(report: Report) -> str:
-    """Say what the loss cost, "" when no price is known or the GPUs are not real."""
-    worth = report.worth
-    if worth is None or worth.lost_cost is None or worth.price_per_gpu_hour is None:
-        return ""
-    if worth.lost_cost < _SMALLEST_COST:
+def money(report: Report, price_per_hour: float | None, currency: str) -> str:
+    """Say what the loss cost, "" when no price is known or the GPUs are not real.
+
+    The report's own worth counts; the price given is for a report that comes without.
+    """
+    cost = None
+    if report.worth is not None:
+        price_per_hour, currency = report.worth.price_per_gpu_hour, report.worth.currency
+        cost = report.worth.lost_cost
+    elif price_per_hour is not None and not report.emulated:
+        cost = report.lost_ns / _HOUR_NS * price_per_hour
+    if cost is None or price_per_hour is None or cost < _SMALLEST_COST:
         return ""
     about = "at most" if bounded(report) else "about"
-    unit = safe_text(worth.currency, 12)
-    price = f"{worth.price_per_gpu_hour:,.2f} {unit} per GPU-hour"
-    return f"That is {about} {worth.lost_cost:,.2f} {unit} at {price}."
+    unit = safe_text(currency, 12)
+    return f"That is {about} {cost:,.2f} {unit} at {price_per_hour:,.2f} {unit} per GPU-hour."
 
 
 def outside(report: Report) -> str:
