@@ -16,6 +16,8 @@ import re
 # suffix of a signal's name -> unit. Longest suffix first: "_bytes_per_second" before "_bytes".
 SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_bytes_per_second", "bytes/s"),
+    ("_tokens_per_second", "tokens/s"),
+    ("_samples_per_second", "samples/s"),
     ("_ns", "ns"),
     ("_bytes", "bytes"),
     ("_ratio", "ratio"),
@@ -25,6 +27,8 @@ SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_hertz", "hertz"),
     ("_count", "count"),
     ("_bits", "bits"),
+    ("_factor", "factor"),
+    ("_cost", "cost"),
 )
 
 NANOSECONDS_PER_SECOND = 1_000_000_000
@@ -57,6 +61,10 @@ def human(value: float, unit: str) -> str:
         return _human_bytes(value) + ("/s" if unit == "bytes/s" else "")
     if unit == "count":
         return f"{value:,.0f}"
+    if unit == "factor":
+        return f"{value:.3f}"
+    if unit == "cost":  # in the currency of the profile
+        return f"{value:,.2f}"
     symbol = {"watts": "W", "joules": "J", "celsius": "°C", "hertz": "Hz"}.get(unit, unit)
     return f"{value:,.1f} {symbol}"
 

@@ -18,6 +18,7 @@ from dataclasses import fields
 
 import numpy as np
 
+from clusterprof.attribution.hidden import Running, hidden_ns
 from clusterprof.attribution.partial import SHARE
 from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent import CONTENTION, Sums, amounts_of
@@ -43,6 +44,7 @@ class _Steps:
         self._sums = np.zeros(len(categories), np.int64)
         self._rows = RankRows(store)
         self._tentative: list[tuple[Int, Int]] = []
+        self._hidden = Running()
         self._waited_ns = 0
         """Since the last step that ended."""
 
@@ -55,6 +57,7 @@ class _Steps:
         sums = Sums(self._sums, rank, region, lost, amounts, self._contention)
         end, number = _steps(rank, region) if rank.marked else _grid(rank, region)
         before = _until(lost, waited_ns, end)
+        (hidden,) = self._hidden.add(lost, hidden_ns(rank, lost, shares), end)
         if end.size:
             stay = np.diff(before, prepend=0)
             stay[0] += self._waited_ns
@@ -64,7 +67,7 @@ class _Steps:
                 end - stay, end, GROUP * alike, number, -alike, layout.OTHER_OPERATION * alike,
                 stay,
             ])  # fmt: skip
-            self._tentative.append((table, sums.until(end)))
+            self._tentative.append((table, np.concatenate([sums.until(end), hidden])))
         else:
             self._waited_ns += int(waited_ns.sum())
         if not region.tentative:

@@ -23,7 +23,7 @@ from clusterprof.attribution.step_blocks import Blocks
 from clusterprof.attribution.window import NOT_ASKED
 from clusterprof.findings import UNATTRIBUTED, RankLedger
 from clusterprof.timeline.identity import NOBODY, Place
-from clusterprof.timeline.model import SOURCE_HOST_SPANS
+from clusterprof.timeline.model import SOURCE_HOST_SPANS, Int
 from clusterprof.timeline.operation_rows import RankOperations
 from clusterprof.timeline.periods import Period
 
@@ -83,6 +83,8 @@ class RankBooks:
     """When it lost what; None when nobody asked."""
     blocks: Blocks | None = None
     """The same in blocks of its steps; None without steps."""
+    own_steps: tuple[Int, Int] | None = field(default=None, compare=False)
+    """What it lost by cause, stretch by stretch (`OwnSteps.stretches`), where it has no peers."""
     caused: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> ns that ranks, itself among them, stood still in operations because of it."""
     felt: Mapping[str, int] = field(default_factory=dict)

@@ -15,9 +15,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from clusterprof.attribution.blame import WORK
+from clusterprof.attribution.hidden import Running, hidden_ns
+from clusterprof.attribution.own_steps import OwnSteps
 from clusterprof.attribution.partial import SHARE
 from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent_runnable import Runnable
+from clusterprof.attribution.unmarked import has_peers
 from clusterprof.probe import layout
 from clusterprof.timeline.device_waits import device_waits, on_device
 from clusterprof.timeline.model import (
@@ -46,18 +49,32 @@ class Spending:
         self._sums = np.zeros(len(self.categories), np.int64)
         self._rows = RankRows(store)
         self._tentative: list[tuple[Int, Int, Int]] = []
+        self._hidden = Running()
+        self._own = OwnSteps(causes)
 
     def add(self, rank: Rank, region: Region, lost: Lost, shares: Mapping[str, Int]) -> None:
-        """Take a settled stretch; `shares` are those of its lost pieces, in 1/SHARE."""
+        """Take a settled stretch; `shares` are those of its lost pieces, in 1/SHARE.
+
+        Behind the categories stand those of `HIDDEN`, what a fix would win beyond them.
+        """
         spans = _ended_in(_operations_of(rank), region)
         inside = lost.phase == PHASE_COLLECTIVE
         own_ns = np.where(inside | (lost.phase == PHASE_SPINNING), 0, lost.lost_ns)
         amounts = amounts_of(self.categories, own_ns, lost, shares)
         sums = Sums(self._sums, rank, region, lost, amounts, self._contention)
+        more = hidden_ns(rank, lost, shares)
         if spans is not None:
             table = np.stack([*spans, _blocked(spans, region, lost, inside)])
-            come = sums.until(np.maximum(spans[0], region.start_ns))
-            self._tentative.append((table, come, sums.until(spans[1])))
+            times = np.maximum(spans[0], region.start_ns), spans[1]
+            come, go = (
+                np.concatenate([sums.until(t_ns), hidden])
+                for t_ns, hidden in zip(times, self._hidden.add(lost, more, *times))
+            )
+            self._tentative.append((table, come, go))
+        else:
+            self._hidden.add(lost, more)
+        if not has_peers(rank):
+            self._own.add(rank, region, lost, shares, more)
         if not region.tentative:
             self.confirm()
         self._sums = sums.in_all()
@@ -67,6 +84,11 @@ class Spending:
         for part in self._tentative:
             self._rows.add(*part)
         self._tentative = []
+        self._own.confirm()
+
+    def own(self) -> tuple[Int, Int] | None:
+        """Return what a rank without peers lost (`OwnSteps.stretches`); None for one with peers."""
+        return self._own.stretches()
 
     def operations(self) -> RankOperations | None:
         """Return all operations inside steps; None when there were none. Call it once."""
@@ -184,7 +206,8 @@ def _blocked(spans: tuple[Int, ...], region: Region, lost: Lost, inside: np.ndar
     end = np.where(waits, end, begin)
     # Spans that touch share a piece: of each piece counts what lies in the span.
     until = _lost_until(lost, np.flatnonzero(inside))
-    return np.maximum(until(end) - until(begin), 0)
+    # Both are rounded: the difference may be a nanosecond more than there is.
+    return np.clip(until(end) - until(begin), 0, np.maximum(end - begin, 0))
 
 
 def _lost_until(lost: Lost, rows: Int) -> Callable[[Int], Int]:

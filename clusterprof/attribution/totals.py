@@ -6,13 +6,21 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof.attribution.lost import Account
 from clusterprof.attribution.partial import SLOWEST, Partial
 from clusterprof.attribution.regions import Region
 from clusterprof.probe import layout
 from clusterprof.timeline.intervals import clip, total, union
-from clusterprof.timeline.model import PHASE_PERHAPS, SOURCE_HOST_SPANS, Int, Lost, Rank
+from clusterprof.timeline.model import (
+    PHASE_PERHAPS,
+    SOURCE_HOST_SPANS,
+    Int,
+    Lost,
+    Rank,
+    SpanTable,
+)
 
 
 def completed(part: Partial, rank: Rank, region: Region, lost: Lost, account: Account) -> Partial:
@@ -38,6 +46,7 @@ def completed(part: Partial, rank: Rank, region: Region, lost: Lost, account: Ac
         ended = (steps.end_ns > region.start_ns) & (steps.end_ns <= region.end_ns)
         start, end = distinct(steps.start_ns[ended], steps.end_ns[ended])
         lengths = _counted(three_digits(end - start))
+        totals.update(_brought(steps, ended))
         most = np.argsort(start - end, kind="stable")[:SLOWEST]
         long = dict(zip(start[most].tolist(), (end - start)[most].tolist()))
         first = steps.a == 0
@@ -49,6 +58,19 @@ def completed(part: Partial, rank: Rank, region: Region, lost: Lost, account: Ac
         inside = clip(union((waits.start_ns, waits.end_ns)), region.start_ns, region.end_ns)
         totals["wait"] = total(inside)
     return replace(part, totals=totals, steps=lengths, slowest=long, fill=account.fill)
+
+
+def _brought(steps: SpanTable, ended: NDArray[np.bool_]) -> dict[str, int]:
+    """Return samples and tokens of the steps that ended, and of how many steps they are known."""
+    out: dict[str, int] = {}
+    which = np.unique(steps.a[ended], return_index=True)[1]
+    for name, column in (("samples", steps.c), ("tokens", steps.d)):
+        held = column[ended][which]
+        known = held >= 0
+        out[name] = int(held[known].sum())
+        out[f"{name}_steps"] = int(np.count_nonzero(known))
+        out[f"{name}_unknown_steps"] = int(np.count_nonzero(~known))
+    return out
 
 
 _SCALES = np.array([1, 1, *(10**n for n in range(17))])  # by the digits before the last

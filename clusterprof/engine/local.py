@@ -100,7 +100,7 @@ def analysed(
         across = across_ranks(nodes, place, bound_limits)
         happened = history_of(across, place, not part.whole) if history else None
     title = fold(map(str, (path, *more))) if more else str(path)
-    report = build_report(title, across, sources.left_out)
+    report = build_report(title, across, sources.left_out, facts)
     notes = (*report.notes, *notes_of(*dumps_of(folders)))
     report = checked(replace(report, notes=notes, history=happened), part)
     return Analysed(report, tuple(folders), across)

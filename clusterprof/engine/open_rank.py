@@ -124,5 +124,11 @@ def closed(one: OpenRank, limits: Mapping[str, Any]) -> RankBooks:
     times = None if one.times is None else one.times.done()
     period, blocks = one.frontier.period(), one.blocks.done()
     return replace(
-        books, frontier=steps, perhaps=perhaps, period=period, times=times, blocks=blocks
+        books,
+        frontier=steps,
+        perhaps=perhaps,
+        period=period,
+        times=times,
+        blocks=blocks,
+        own_steps=one.spending.own(),
     )

@@ -45,6 +45,7 @@ from clusterprof.engine.silent import silent
 from clusterprof.engine.spill import IN_MEMORY, Place, Reader
 from clusterprof.engine.troubled import sending_ns, troubled
 from clusterprof.engine.waits import LongWaits
+from clusterprof.engine.whatif import Whatif
 from clusterprof.engine.witness import Witness
 from clusterprof.findings import Blind, Finding, Grade
 from clusterprof.timeline.collectives_directory import Person
@@ -94,6 +95,8 @@ class Across:
     """Takes the times of every node to the common clock, in the order of `nodes`."""
     waits: LongWaits | None = None
     """None where nobody asked, or operations were not laid side by side."""
+    whatif: Whatif | None = None
+    """What fixing a cause would have won; None likewise."""
 
 
 def across_ranks(
@@ -149,11 +152,12 @@ def _side_by_side(
     waits = LongWaits([one for _, one in books], summed.causes) if asked else None
     watchers: list[Watcher] = [summed, network, bubbles, jitter, witness]
     watchers += [] if waits is None else [waits]
+    whatif = Whatif([one.job for _, one in books], CATEGORIES)
     try:
         with Reader(place) as reader:
             people = _people(found, nodes, clock)
             members = {**_members(found), **steps.members}
-            unmatched = _watched(people, members, len(books), reader, watchers)
+            unmatched = _watched(people, members, len(books), reader, watchers, whatif)
     except OSError as error:
         return Across(tuple(nodes), not_compared=str(error), clock=clock)
     told = network.told()
@@ -180,6 +184,7 @@ def _side_by_side(
         witness=witness,
         clock=clock,
         waits=waits,
+        whatif=whatif,
     )
 
 
@@ -189,18 +194,22 @@ def _watched(
     ranks: int,
     reader: Reader,
     watchers: Sequence[Watcher],
+    whatif: Whatif,
 ) -> Mapping[str, int]:
     """Read operations block by block, blame them, tell the watchers; return what did not match."""
     blocks = (block for one in people for block in one.operations.blocks)
     spent = sorted({int(c) for block in blocks for c in (*block.come, *block.go)})
     # Of most categories nothing was ever spent; work, the last one, is always asked for.
-    columns = [*(c for c in spent if c != len(CATEGORIES) - 1), len(CATEGORIES) - 1]
+    columns = [*(c for c in spent if c < len(CATEGORIES) - 1), len(CATEGORIES) - 1]
+    hidden = whatif.begin(columns, spent)
     few, every = causes([CATEGORIES[c] for c in columns]), causes(CATEGORIES)
     number = np.array([every.index(name) for name in few])
-    stream = Stream(people, members, columns, reader.get)
+    stream = Stream(people, members, [*columns, *hidden], reader.get)
     carry = None
+    own = slice(len(columns))
     for ops, come, go in stream.stretches(BLOCK_ROWS):
-        blamed, carry = settle_waits(ops, come, go, ranks, carry)
+        blamed, carry = settle_waits(ops, come[:, own], go[:, own], ranks, carry)
+        whatif.add(ops, blamed, come, go)
         sooner = np.zeros((len(every), blamed.sooner_ns.shape[1]), np.int64)
         sooner[number[: len(blamed.sooner_ns)]] = blamed.sooner_ns
         blamed = replace(blamed, cause=number[blamed.cause], sooner_ns=sooner)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.attribution.partial import merge
@@ -19,12 +20,20 @@ from clusterprof.engine.metrics import metrics_of
 from clusterprof.engine.peers import Across
 from clusterprof.engine.step_stats import step_stats
 from clusterprof.engine.underfill import underfill_of
+from clusterprof.engine.worth import metrics_of as worth_metrics
+from clusterprof.engine.worth import worth_of
 from clusterprof.findings import Blind, Finding, Report, Tail
 from clusterprof.trace.sources import LeftOut
 
 
-def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -> Report:
-    """Merge the results of all nodes, in the order given; `left_out` was not analysed."""
+def build_report(
+    title: str,
+    across: Across,
+    left_out: Sequence[LeftOut] = (),
+    site: Mapping[str, Any] | None = None,
+) -> Report:
+    """Merge the results of all nodes, in the order given; `left_out` was not analysed, `site` are
+    its facts (profile)."""
     nodes, witness = across.nodes, across.witness
     facts = tuple(node.facts for node in nodes)
     books = tuple(one for node in nodes for one in node.books)
@@ -38,8 +47,10 @@ def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -
     reasons = _added(one.reasons for one in books)
     outside = _added(one.outside_buckets for one in ledgers)
     found = findings_of(books, doings, witness, in_step_ns, window_ns)
+    found = _with_hangs(across, found)
     underfill = underfill_of(books)
     job = job_facts(nodes, across.clock_bound_ns, across.clock_reason)
+    worth = worth_of(books, across, found, site or {})
     report = Report(
         title=title,
         emulated=any(one.emulated for one in books),
@@ -51,11 +62,11 @@ def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -
         in_step_ns=in_step_ns,
         productive_ns=sum(one.productive_ns for one in ledgers),
         lost_ns=sum(one.lost_ns for one in ledgers),
-        findings=_with_hangs(across, found),
+        findings=found,
         unattributed_ns=sum(reasons.values()),
         unattributed_reasons=_largest_first(reasons),
         outside_buckets=_largest_first(outside),
-        metrics=metrics_of(books, facts, underfill),
+        metrics=(*metrics_of(books, facts, underfill), *worth_metrics(worth)),
         blinds=(
             *_not_compared(across),
             *blinds_of(nodes, books, across.unmatched, left_out),
@@ -74,6 +85,7 @@ def build_report(title: str, across: Across, left_out: Sequence[LeftOut] = ()) -
         underfill=underfill,
         steps=step_stats(books),
         likeness=likeness_of(nodes, job),
+        worth=worth,
     )
     return with_advice(report, nodes)
 

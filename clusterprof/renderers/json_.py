@@ -26,6 +26,7 @@ from clusterprof.hostlists import fold
 from clusterprof.renderers import advised, json_steps
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.renderers.words import summed
+from clusterprof.renderers.worth import document as worth_document
 from clusterprof.underfill import RankFill, Underfill
 
 FORMAT = "clusterprof-report"
@@ -67,6 +68,7 @@ def document(report: Report) -> dict[str, Any]:
         "findings": [_finding(finding) for finding in report.findings],
         "ranks": [_rank(rank) for rank in report.ranks],
         "underfill": _underfill(report.underfill),
+        "worth": worth_document(report.worth),
         "tail": _tail(report.tail),
         "metrics": [_metric(metric) for metric in report.metrics],
         "not_seen": [

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from clusterprof.findings import Report
-from clusterprof.renderers import advised, header, underfill, unseen, whose, words
+from clusterprof.renderers import advised, header, underfill, unseen, whose, words, worth
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
 from clusterprof.renderers.by import Table, tables
 from clusterprof.renderers.matrix import amount, matrix_of
@@ -65,6 +65,7 @@ class Markdown:
         for table in tables(report, self._by, self._top):
             yield from _table(table)
         yield from self._ranks(report)
+        yield from _worth(report)
         yield from _underfilled(report)
         yield from _unknown(report)
         yield from self._ledger(report)
@@ -145,6 +146,13 @@ def _table(table: Table) -> Iterator[str]:
         yield from (f"| {' | '.join(md(cell, 600) for cell in row)} |" for row in table.rows)
     if table.rest:
         yield from ("", md(table.rest, 600))
+
+
+def _worth(report: Report) -> Iterator[str]:
+    told = worth.sentences(report)
+    if told:
+        yield from ("", "**Worth: with one cause fixed, and yardsticks**", "")
+        yield from (f"- {md(line, 1000)}" for line in told)
 
 
 def _underfilled(report: Report) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import advised, header, sparks, underfill, unseen, whose, words
+from clusterprof.renderers import advised, header, sparks, underfill, unseen, whose, words, worth
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
 from clusterprof.renderers.by import Table, tables
 from clusterprof.renderers.card import card
@@ -73,6 +73,8 @@ class Plain:
             yield from _finding(number, finding, report.in_step_ns)
         for cause, ns in words.small_causes(report):
             yield f"Too small to be a finding: {safe_text(cause)}: {human(ns, 'ns')}"
+        for line in worth.sentences(report):
+            yield f"Worth: {line}"
         for line in underfill.sentences(report):
             yield f"Under-filled, apart from lost time: {line}"
         yield from _unattributed(report)

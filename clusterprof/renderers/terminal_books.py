@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clusterprof.findings import RankLedger, Report
-from clusterprof.renderers import advised, header, underfill, unseen, whose, words
+from clusterprof.renderers import advised, header, underfill, unseen, whose, words, worth
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of, worst_first
 from clusterprof.renderers.paint import Paint
 from clusterprof.renderers.terminal_matrix import matrix
@@ -25,6 +25,7 @@ def books(report: Report, width: int, paint: Paint, most_ranks: int) -> list[str
     """Return every section below the first screen."""
     sections = [
         ("CAUSES IN FULL", list(_causes(report, width, paint))),
+        (worth.HEADING, [line for t in worth.sentences(report) for line in _item(t, width)]),
         ("RANKS BY CAUSE", list(matrix(report, width))),
         ("RANKS", list(_ranks(report, width, most_ranks))),
         (

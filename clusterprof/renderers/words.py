@@ -148,13 +148,17 @@ def _part_of(part_ns: int, whole_ns: int, several: Report | None) -> tuple[str, 
 
 
 def money(report: Report, price_per_hour: float | None, currency: str) -> str:
-    """Say what the loss cost, "" when no price is known or the GPUs are not real."""
-    if report.worth is not None and report.worth.price_per_gpu_hour is not None:
+    """Say what the loss cost, "" when no price is known or the GPUs are not real.
+
+    The report's own worth counts; the price given is for a report that comes without.
+    """
+    cost = None
+    if report.worth is not None:
         price_per_hour, currency = report.worth.price_per_gpu_hour, report.worth.currency
-    if price_per_hour is None or report.emulated or not report.lost_ns:
-        return ""
-    cost = report.lost_ns / _HOUR_NS * price_per_hour
-    if cost < _SMALLEST_COST:
+        cost = report.worth.lost_cost
+    elif price_per_hour is not None and not report.emulated:
+        cost = report.lost_ns / _HOUR_NS * price_per_hour
+    if cost is None or price_per_hour is None or cost < _SMALLEST_COST:
         return ""
     about = "at most" if bounded(report) else "about"
     unit = safe_text(currency, 12)

@@ -54,12 +54,19 @@ def score(argv: Sequence[str] | None = None) -> int:
     return int(scorer(list(sys.argv[1:] if argv is None else argv)) or 0)
 
 
+def whatif(argv: Sequence[str] | None = None) -> int:
+    """Hold predicted gains against clean runs."""
+    from clusterprof_lab.score.whatif import main as what_if
+
+    return int(what_if(list(sys.argv[1:] if argv is None else argv)) or 0)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of them by name."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"synth": synth, "lab": lab, "score": score}
+    commands = {"synth": synth, "lab": lab, "score": score, "whatif": whatif}
     if not arguments or arguments[0] not in commands:
-        print("usage: python -m clusterprof_lab synth|lab|score …", file=sys.stderr)
+        print("usage: python -m clusterprof_lab synth|lab|score|whatif …", file=sys.stderr)
         return FAILED
     return commands[arguments[0]](arguments[1:])
 

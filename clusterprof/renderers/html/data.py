@@ -138,13 +138,13 @@ def _matrix(buckets: Sequence[Sequence[tuple[str, int]]], causes: Sequence[str])
     scaled = np.rint(ns / largest * _FULL).astype("<u2")
     scaled[(scaled == 0) & (ns > 0)] = 1  # little is not nothing
     found: list[dict[str, Any]] = []
-    for cause in range(len(causes)):
-        any_ = np.flatnonzero(scaled[cause])
+    for number in range(len(causes)):
+        any_ = np.flatnonzero(scaled[number])
         if len(any_) * _SPARSE > len(buckets):
-            found.append({"cause": cause, "bytes": packed(scaled[cause])})
+            found.append({"cause": number, "bytes": packed(scaled[number])})
         elif len(any_):
-            values = packed(scaled[cause, any_])
-            found.append({"cause": cause, "ranks": any_.tolist(), "bytes": values})
+            values = packed(scaled[number, any_])
+            found.append({"cause": number, "ranks": any_.tolist(), "bytes": values})
     return {"full_ns": round(largest), "causes": found}
 
 

@@ -1,0 +1,212 @@
+"""`what if` against truth: the predicted gain of removing each injected fault beside the clean run.
+
+python -m clusterprof_lab whatif --split dev --out DIR          synthetic jobs, made and analysed
+python -m clusterprof_lab whatif --runs DIR --out DIR           runs that lie there (real ones)
+python -m clusterprof_lab whatif --store DIR/whatif.json        keep it for docs/what-if.md
+
+A prediction is what the report says of the findings that name the fault: its accepted leaves, else
+its family. Of several findings it is no more than what fixing all wins. `net-transfer` beside
+another finding of the network is the time any transfer takes, and not the fault. What no finding
+names is predicted to win nothing. Points are hundredths of the time in steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, get_args
+
+from clusterprof.engine.local import analyze
+from clusterprof.findings import Report
+from clusterprof_lab.families import FAMILY_OF
+from clusterprof_lab.scenario import SEVERITIES, Scenario, Split, Trial, load_corpus
+from clusterprof_lab.score.pairing import NoPairError, Pair, pairs_of
+from clusterprof_lab.truth import FILE, Truth, read
+
+FORMAT, SCHEMA = "clusterprof-what-if", 1
+WITHIN_POINTS = 3.0
+TARGET_RATIO = 0.9
+STRUCTURAL = "net-transfer"
+RECORDING = "recording"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One fault: what removing it wins, and what was predicted; in points."""
+
+    run: str
+    scenario: str
+    testbed: str
+    severity: str
+    how: str
+    true: float
+    said: float
+    low: float | None
+    high: float | None
+    named: tuple[str, ...]
+    """Findings the prediction is of; () when none names the fault."""
+    stopwatch: float | None
+    """What the truth's own books say was lost to the fault."""
+
+    @property
+    def off(self) -> float:
+        """Prediction less truth."""
+        return self.said - self.true
+
+    @property
+    def within(self) -> bool:
+        """Whether the prediction is near enough."""
+        return abs(self.off) <= WITHIN_POINTS
+
+
+def held(folder: Path, corpus: dict[str, Scenario]) -> tuple[list[Held], str]:
+    """Return what was predicted of each fault of a run beside the truth; or why nothing was."""
+    truth = read(folder)
+    scenario = corpus.get(truth.scenario)
+    if scenario is None:
+        return [], f"no scenario {truth.scenario!r} in the corpus"
+    try:
+        pairs = list(pairs_of(truth, scenario))
+    except NoPairError as error:
+        return [], str(error)
+    report = analyze(folder / RECORDING)
+    return [_one(folder.name, report, truth, pair) for pair in pairs], ""
+
+
+def _one(run: str, report: Report, truth: Truth, pair: Pair) -> Held:
+    named, said, low, high = predicted(report, pair)
+    lost = sum(one.ns for one in truth.lost if one.cause in pair.leaves)
+    stopwatch = 100.0 * lost / truth.in_step_ns if truth.in_step_ns else None
+    return Held(
+        run, truth.scenario, truth.testbed, truth.severity, pair.how, pair.gain_points(truth), said,
+        low, high, named, stopwatch,
+    )  # fmt: skip
+
+
+def predicted(
+    report: Report, pair: Pair
+) -> tuple[tuple[str, ...], float, float | None, float | None]:
+    """Return the findings that name a fault, and the gain of fixing them with its bounds."""
+    worth = report.worth
+    if worth is None or not worth.job_ns:
+        return (), 0.0, None, None
+    inside = [one for one in worth.causes if not one.outside_steps]
+    some = [one for one in inside if one.cause in pair.leaves]
+    some = some or [one for one in inside if FAMILY_OF.get(one.cause, one.cause) == pair.family]
+    some = [one for one in some if one.cause != STRUCTURAL] or some
+    said = [one for one in some if one.saved_ns is not None]
+    points = 100.0 / worth.job_ns
+    ns = sum(one.saved_ns or 0 for one in said)
+    if len(said) > 1 and worth.saved_ns is not None:
+        ns = min(ns, worth.saved_ns)
+    low = high = None
+    if len(said) == 1 and said[0].saved_low_ns is not None and said[0].saved_high_ns is not None:
+        low, high = said[0].saved_low_ns * points, said[0].saved_high_ns * points
+    return tuple(one.cause for one in said), ns * points, low, high
+
+
+def _made(trial: Trial, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
+    from clusterprof_lab.synth.make import make
+
+    with tempfile.TemporaryDirectory(prefix="clusterprof-whatif-") as name:
+        folder = Path(name) / trial.name
+        make(trial, folder)
+        return (trial.name, *held(folder, corpus))
+
+
+def _lying(folder: Path, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
+    return (folder.name, *held(folder, corpus))
+
+
+def document(found: Sequence[Held], split: str) -> dict[str, Any]:
+    """Return all of it as plain values; of the split test only the sums are for looking at."""
+    rows = [{**asdict(one), "off": one.off, "within": one.within} for one in found]
+    for row in rows:
+        row.update({k: round(v, 3) for k, v in row.items() if isinstance(v, float)})
+    return {"format": FORMAT, "schema": SCHEMA, "split": split, "faults": rows}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Hold predictions against truth; 0 when the target is met, 1 when it is not, 2 for nothing."""
+    given = _arguments().parse_args(argv)
+    if given.store is not None:
+        from clusterprof_lab.score.whatif_page import store
+
+        print(f"stored {store(given.store).name}; now `make docs`")
+        return 0
+    corpus = {one.id: one for one in load_corpus()}
+    if given.runs is not None:
+        work: list[Any] = sorted({path.parent for path in given.runs.rglob(FILE)})
+        one = partial(_lying, corpus=corpus)
+    else:
+        work = _trials(corpus, given)
+        one = partial(_made, corpus=corpus)
+    found: list[Held] = []
+    with get_context("spawn").Pool(max(1, min(given.jobs, len(work) or 1))) as pool:
+        for number, (name, some, why) in enumerate(pool.imap(one, work), 1):
+            found += some
+            if why and given.runs is not None:
+                print(f"{name}: left out: {why}", file=sys.stderr)
+            for each in some:
+                if not each.within and given.split == "dev":
+                    print(f"{_line(each)}", file=sys.stderr)
+            if number % 20 == 0 or number == len(work):
+                print(f"{number} of {len(work)} runs", file=sys.stderr)
+    if not found:
+        print("whatif: nothing to hold a prediction against", file=sys.stderr)
+        return 2
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / "whatif.json"
+    path.write_text(json.dumps(document(found, given.split), indent=1) + "\n", encoding="utf-8")
+    right = sum(one.within for one in found)
+    print(
+        f"{right} of {len(found)} faults ({right / len(found):.1%}) within {WITHIN_POINTS:g} points"
+        f" of their clean run; target {TARGET_RATIO:.0%}; every fault in {path}"
+    )
+    return 0 if right >= TARGET_RATIO * len(found) else 1
+
+
+def _line(one: Held) -> str:
+    said = ", ".join(one.named) or "nothing"
+    return f"{one.run}: {one.true:.1f} points true, {one.said:.1f} said of {said} ({one.off:+.1f})"
+
+
+def _trials(corpus: dict[str, Scenario], given: argparse.Namespace) -> list[Trial]:
+    names = [name for name in given.only.split(",") if name] or list(corpus)
+    return [
+        Trial(corpus[name], severity, seed, given.split)
+        for name in names
+        if corpus[name].synth is not None
+        and corpus[name].wanted.family
+        and not corpus[name].wanted.outside_steps
+        for severity in given.severity or SEVERITIES
+        for seed in range(given.seeds)
+    ]
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m clusterprof_lab whatif",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--split", choices=get_args(Split), default="dev")
+    parser.add_argument("--severity", choices=SEVERITIES, action="append", help="(default: all)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1")
+    parser.add_argument("--only", default="", help="scenarios, by comma")
+    parser.add_argument("--runs", type=Path, help="hold the runs under this folder against truth")
+    parser.add_argument("--out", type=Path, default=Path("whatif"))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--store", type=Path, metavar="WHATIF.json", help="keep it for the docs")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
