@@ -149,7 +149,7 @@ def _matrix(buckets: Sequence[Sequence[tuple[str, int]]], causes: Sequence[str])
 
 
 def _floats(ns: Sequence[int]) -> str:
-    return packed(np.array(ns, dtype="<f4"))
+    return packed(np.array(ns, dtype="<f8"))
 
 
 def _chiefs(finding: Finding, report: Report) -> list[int]:

@@ -23,7 +23,7 @@ D.H = D.history.stretches ? D.history : null;
 
 for (const name of ['lost_ns', 'caused_ns', 'in_step_ns']) {
   const view = new DataView(bytesOf(D.ranks[name]).buffer);
-  D.ranks[name] = Float64Array.from({ length: D.count }, (_, at) => view.getFloat32(4 * at, true));
+  D.ranks[name] = Float64Array.from({ length: D.count }, (_, at) => view.getFloat64(8 * at, true));
 }
 
 // ns by rank, for every cause that has any
