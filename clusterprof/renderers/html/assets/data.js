@@ -84,6 +84,8 @@ if (D.H) {
     one.rows.forEach((row, at) => { rows[row] = bytes.subarray(at * T, (at + 1) * T); });
     return { cause: one.cause, rows };
   });
+  H.ofRow = H.inStep.map((_, row) => H.planes.filter((plane) => plane.rows[row])
+    .map((plane) => ({ cause: plane.cause, bytes: plane.rows[row] })));
   const total = wordsOf(H.total.bytes, 2);
   H.totals = H.total.causes.map((cause, at) => ({
     cause, shares: total.subarray(at * T, (at + 1) * T).map((word) => word / 65535),
