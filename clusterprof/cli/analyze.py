@@ -32,6 +32,7 @@ def analyze(
     """Say where the GPU time of a recording went, and why."""
     with common.errors_also_as_json(as_json or format_ == "json"):
         chosen = common.chosen_format(format_, as_json)
+        common.refuse_terminal(chosen, output)
         settings = common.load_profile(profile)
         report = common.analyse_with(run, settings, jobs)
         renderer = common.renderer_for(chosen, settings, width, no_color or output is not None)

@@ -81,6 +81,12 @@ def chosen_format(format_: str, as_json: bool, known: tuple[str, ...] = FORMATS)
     return format_
 
 
+def refuse_terminal(format_: str, output: Path | None) -> None:
+    """Raise UsageError for a page that would go to a terminal, where nobody can read it."""
+    if format_ == "html" and output is None and sys.stdout.isatty():
+        raise UsageError("a page is of no use in a terminal", "add: -o report.html")
+
+
 def renderer_for(format_: str, profile: Profile, width: int, no_color: bool) -> Renderer:
     """Build the renderer a format names, with the options that suit it."""
     from clusterprof.renderers.registry import RENDERERS

@@ -29,7 +29,7 @@ function timeline(box, space, canvas) {
 function layOut(rows) {
   if (TL.of === rows) return;
   TL.of = rows;
-  const each = Math.max(3, Math.min(30, Math.floor(560 / rows.length)));
+  const each = Math.max(3, Math.min(rows.length > 8 ? 30 : 48, Math.floor(560 / rows.length)));
   TL.tops = new Float64Array(rows.length + 1);
   rows.forEach((row, at) => {
     const alone = D.rows.by === 'node' && D.rows.rank[row] >= 0;
