@@ -137,7 +137,7 @@ def test_a_finding_a_node_and_a_wait_can_be_chosen(show: Any) -> None:
     click(page, "document.querySelectorAll('.nodes button')[3]")
     assert page.evaluate(chips) == ["node gpu-a4 \u00d7", "cause storage-remote \u00d7"]
     rows = "[...document.querySelectorAll('.heat tbody tr')].map(r => r.firstChild.textContent)"
-    assert page.evaluate(rows) == ["rank 15", "rank 12", "rank 13", "rank 14"]
+    assert page.evaluate(rows) == ["rank 15", "rank 14", "rank 13", "rank 12"]
     click(page, "document.querySelector('#waits button')")
     assert page.evaluate("document.querySelector('#waits button').ariaPressed") == "true"
     page.until("location.hash.startsWith('#node=gpu-a4&t=')")
