@@ -86,7 +86,9 @@ class Browser:
                 return result
             self.events.append(heard)
 
-    def open(self, file: Path, width: int = 1280, height: int = 900, hash_: str = "") -> None:
+    def open(
+        self, file: Path, width: int = 1280, height: int = 900, hash_: str = "", wait: bool = True
+    ) -> None:
         """Open a file in a new page and wait until it is drawn."""
         self._session = ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -97,9 +99,10 @@ class Browser:
             self.call(f"{domain}.enable")
         self.size(width, height)
         self.call("Page.navigate", url=file.resolve().as_uri() + hash_)
-        self.until(
-            "document.readyState === 'complete' && 'ready' in document.documentElement.dataset"
-        )
+        if wait:
+            self.until(
+                "document.readyState === 'complete' && 'ready' in document.documentElement.dataset"
+            )
 
     def size(self, width: int, height: int, scale: float = 1) -> None:
         """Give the page a window of so many pixels."""

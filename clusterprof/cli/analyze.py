@@ -54,6 +54,7 @@ def analyze(
     """Say where the GPU time of a recording went, and why."""
     with common.errors_also_as_json(as_json or format_ == "json"):
         chosen = common.chosen_format(format_, as_json)
+        common.refuse_terminal(chosen, output)
         settings = common.load_profile(profile)
         tables = {"by": common.chosen_tables(by or ()), "top": top}
         part = part_of(since, until, steps)

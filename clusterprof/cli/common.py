@@ -103,6 +103,12 @@ def chosen_format(format_: str, as_json: bool, known: tuple[str, ...] = FORMATS)
     return format_
 
 
+def refuse_terminal(format_: str, output: Path | None) -> None:
+    """Raise UsageError for a page that would go to a terminal, where nobody can read it."""
+    if format_ == "html" and output is None and sys.stdout.isatty():
+        raise UsageError("a page is of no use in a terminal", "add: -o report.html")
+
+
 def chosen_tables(by: Iterable[str]) -> tuple[str, ...]:
     """Return the words after `--by`, each once; raise UsageError for one that is none."""
     from clusterprof.profiles import nearest

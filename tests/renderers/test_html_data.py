@@ -99,8 +99,7 @@ def test_ranks_by_cause() -> None:
     made = document(by_hand())
     assert made["nodes"] == ["node-a"] and made["compared"] is False
     assert made["ranks"]["node"] == [0, 0] and made["ranks"]["rank"] == [0, 1]
-    lost = unpacked(made["ranks"]["lost_ns"], "<f4")
-    assert lost == pytest.approx([90 * S, 136 * S], rel=1e-7)  # of a float of 32 bits
+    assert unpacked(made["ranks"]["lost_ns"], "<f8") == [90 * S + 7, 136 * S]
     felt = made["felt"]
     assert felt["full_ns"] == 120 * S
     assert {one["cause"]: unpacked(one["bytes"], "<u2") for one in felt["causes"]} == {

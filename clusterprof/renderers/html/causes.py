@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from clusterprof.findings import Culprit, Finding, Report
 from clusterprof.renderers import whose, words
 from clusterprof.renderers.html.advice import remedies
@@ -16,6 +18,7 @@ _OPEN = 1  # findings whose details are shown at once
 _MOST_CULPRITS = 8
 _MOST_GROUPS = 3
 _WIDTH = 240
+_AMOUNTS = (("its own", "own_ns"), ("of others", "others_ns"), ("wins", "recoverable_ns"))
 
 
 def causes(report: Report) -> Markup:
@@ -99,11 +102,11 @@ def _culprits(finding: Finding) -> Markup | None:
     chiefs = whose.chief_culprits(finding)
     if not chiefs or chiefs[0].own_ns is None:
         return None
-    head = [
-        tag("th", word, scope="col", class_="n" if at > 2 else None)
-        for at, word in enumerate(("node", "rank", "resource", "its own", "of others", "wins"))
-    ]
-    rows = [_culprit(one) for one in chiefs[:_MOST_CULPRITS]]
+    shown = chiefs[:_MOST_CULPRITS]
+    amounts = [(word, field) for word, field in _AMOUNTS if any(getattr(c, field) for c in shown)]
+    head = [tag("th", word, scope="col") for word in ("node", "rank", "resource")]
+    head += [tag("th", word, scope="col", class_="n") for word, _ in amounts]
+    rows = [_culprit(one, [field for _, field in amounts]) for one in shown]
     left = len(finding.culprits) - len(rows)
     more = tag("p", f"and {left:,} more; --json has them all", class_="note") if left else None
     table = tag(
@@ -111,18 +114,18 @@ def _culprits(finding: Finding) -> Markup | None:
         tag("thead", tag("tr", *head)),
         tag("tbody", *rows),
     )
-    about = "Whose: time each lost itself, and others stood still waiting for it"
+    about = "Whose: what each lost itself, and what others lost waiting for it"
     return join(tag("p", about, class_="note"), tag("div", table, class_="scroll"), more)
 
 
-def _culprit(one: Culprit) -> Markup:
+def _culprit(one: Culprit, fields: Sequence[str]) -> Markup:
     cells = [
         tag("th", one.node, scope="row", data_node=one.node),
         tag("td", "" if one.rank is None else str(one.rank)),
         tag("td", one.resource),
         *(
             tag("td", "" if ns is None else amount(ns), class_="n")
-            for ns in (one.own_ns, one.others_ns, one.recoverable_ns)
+            for ns in (getattr(one, field) for field in fields)
         ),
     ]
     return tag("tr", *cells)

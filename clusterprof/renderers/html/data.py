@@ -128,28 +128,27 @@ def _matrix(buckets: Sequence[Sequence[tuple[str, int]]], causes: Sequence[str])
     """Return ns by cause and rank in 16 bits, of the largest; with "ranks" where few have any."""
     number_of = {cause: at for at, cause in enumerate(causes)}
     ns = np.zeros((len(causes), len(buckets)))
-    for at, some in enumerate(buckets):
-        for cause, amount in some:
+    for rank, of_rank in enumerate(buckets):
+        for cause, amount in of_rank:
             if cause in number_of:
-                ns[number_of[cause], at] += amount
+                ns[number_of[cause], rank] += amount
     largest = float(ns.max()) if ns.size else 0.0
     if largest <= 0:
         return {"full_ns": 0, "causes": []}
     scaled = np.rint(ns / largest * _FULL).astype("<u2")
     scaled[(scaled == 0) & (ns > 0)] = 1  # little is not nothing
     found: list[dict[str, Any]] = []
-    for number in range(len(causes)):
-        any_ = np.flatnonzero(scaled[number])
-        if len(any_) * _SPARSE > len(buckets):
-            found.append({"cause": number, "bytes": packed(scaled[number])})
-        elif len(any_):
-            values = packed(scaled[number, any_])
-            found.append({"cause": number, "ranks": any_.tolist(), "bytes": values})
+    for at, values in enumerate(scaled):
+        some = np.flatnonzero(values)
+        if len(some) * _SPARSE > len(buckets):
+            found.append({"cause": at, "bytes": packed(values)})
+        elif len(some):
+            found.append({"cause": at, "ranks": some.tolist(), "bytes": packed(values[some])})
     return {"full_ns": round(largest), "causes": found}
 
 
 def _floats(ns: Sequence[int]) -> str:
-    return packed(np.array(ns, dtype="<f4"))
+    return packed(np.array(ns, dtype="<f8"))
 
 
 def _chiefs(finding: Finding, report: Report) -> list[int]:

@@ -133,11 +133,10 @@ def _no_answer(report: Report) -> Markup | None:
         return tag("p", "See ", tag("a", "what could not be seen", href="#unknown"), ".")
     if not report.in_step_ns:
         return None
-    return tag(
-        "p",
-        f"No cause stands out. {unseen.blind_count(report):,} things could not be seen: ",
-        tag("a", "unattributed and not seen", href="#unknown"), ".",
-    )  # fmt: skip
+    blinds = unseen.blind_count(report)
+    unseen_ = f" and {blinds:,} not seen" if blinds else ""
+    link = tag("a", f"what is unattributed{unseen_}", href="#unknown")
+    return tag("p", "No cause stands out; see ", link, ".")
 
 
 def _how_much(first: Finding, report: Report) -> str:

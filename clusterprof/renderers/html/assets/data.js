@@ -23,7 +23,7 @@ D.H = D.history.stretches ? D.history : null;
 
 for (const name of ['lost_ns', 'caused_ns', 'in_step_ns']) {
   const view = new DataView(bytesOf(D.ranks[name]).buffer);
-  D.ranks[name] = Float64Array.from({ length: D.count }, (_, at) => view.getFloat32(4 * at, true));
+  D.ranks[name] = Float64Array.from({ length: D.count }, (_, at) => view.getFloat64(8 * at, true));
 }
 
 // ns by rank, for every cause that has any
@@ -84,6 +84,8 @@ if (D.H) {
     one.rows.forEach((row, at) => { rows[row] = bytes.subarray(at * T, (at + 1) * T); });
     return { cause: one.cause, rows };
   });
+  H.ofRow = H.inStep.map((_, row) => H.planes.filter((plane) => plane.rows[row])
+    .map((plane) => ({ cause: plane.cause, bytes: plane.rows[row] })));
   const total = wordsOf(H.total.bytes, 2);
   H.totals = H.total.causes.map((cause, at) => ({
     cause, shares: total.subarray(at * T, (at + 1) * T).map((word) => word / 65535),

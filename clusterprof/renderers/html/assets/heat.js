@@ -1,6 +1,7 @@
 // Ranks by cause: what each lost, or made all lose; a heading sorts, a rank's name shows its node.
 
 const PAGE = 24;
+const PALE = 0.05; // of the time in steps: less is not drawn as if it were much
 
 function heatMap() {
   const head = el('thead');
@@ -29,7 +30,10 @@ function heatMap() {
     ranks.sort((one, other) => by[other] - by[one] || one - other);
     const all = [-1, ...causes].map((cause) => amounts(S.mode, cause));
     const most = all.map((ns) => Math.max(1, ns.reduce((high, one) => Math.max(high, one), 0)));
-    const scale = Math.max(1, ...most.slice(1));
+    const longest = D.ranks.in_step_ns.reduce((high, ns) => Math.max(high, ns), 0);
+    const least = S.mode === 'felt' ? PALE * longest : 1;
+    const scale = Math.max(1, least, ...most.slice(1));
+    most[0] = Math.max(most[0], least);
     head.replaceChildren(el('tr', null, el('th', { scope: 'col' }, 'rank'),
       el('th', { scope: 'col' }, 'node'), heading(-1), ...causes.map(heading)));
     body.replaceChildren(...ranks.slice(0, count).map((at) => heatRow(at, all, scale, most[0])));

@@ -91,20 +91,18 @@ function drawCursor(context, height) {
 
 function miniChart(canvas) {
   const raster = new Raster(canvas);
+  const sums = new Float64Array(D.H.stretches);
+  for (const { shares } of D.H.totals) shares.forEach((share, i) => { sums[i] += share; });
+  const top = sums.reduce((most, sum) => Math.max(most, sum), 1e-9);
   drawers.push(() => {
     const height = 26;
     raster.fit(V.width, height);
     const ratio = raster.ratio;
-    const sums = D.H.totals;
-    const top = topOf.whole || (topOf.whole = Math.max(1e-9, ...Array.from(
-      { length: D.H.stretches }, (_, i) => sums.reduce((sum, one) => sum + one.shares[i], 0),
-    )));
     const [low, high] = [V.gutter * ratio, (V.width - V.right) * ratio];
     for (let x = Math.round(low); x < high; x++) {
       const i = Math.min(D.H.stretches - 1, Math.floor((x - low) / (high - low) * D.H.stretches));
-      const sum = sums.reduce((all, one) => all + one.shares[i], 0);
       raster.fill(x, x + 1, 0, raster.height, C.track32);
-      const y = Math.round(raster.height * (1 - sum / top));
+      const y = Math.round(raster.height * (1 - sums[i] / top));
       raster.fill(x, x + 1, y, raster.height, pixel(mix(C.soft, C.track, 0.6)));
     }
     const context = raster.show();

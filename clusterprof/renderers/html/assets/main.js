@@ -103,3 +103,4 @@ if (D.rows.by === 'node' && D.compared) S.sort = 'caused';
 readAddress();
 draw();
 document.documentElement.dataset.ready = '';
+performance.mark('drawn');

@@ -22,9 +22,10 @@ function nodeMap() {
     if (key === shown) return;
     shown = key;
     const { shares, most } = nodeShares();
+    const full = Math.max(most, S.mode === 'felt' ? PALE : 1e-9);
     const guilty = guiltyNodes();
     buttons.forEach((button, node) => {
-      const part = most ? shares[node] / most : 0;
+      const part = shares[node] / full;
       button.style.setProperty('--v', (100 * part).toFixed(0));
       button.classList.toggle('deep', part > 0.6);
       button.classList.toggle('guilty', guilty.has(node));
@@ -37,7 +38,7 @@ function nodeMap() {
     });
     box.dataset.most = percent(most);
     for (const one of document.querySelectorAll('.most')) {
-      one.textContent = percent(most) + ' ' + shareOf();
+      one.textContent = percent(full) + ' ' + shareOf();
     }
   });
   return box;

@@ -62,6 +62,14 @@ class Raster {
     }
   }
 
+  // Repeat the line at the top of a row down to its bottom.
+  repeat(y0, y1) {
+    const from = Math.max(0, y0) * this.width;
+    for (let y = Math.max(0, y0) + 1; y < Math.min(y1, this.height); y++) {
+      this.pixels.copyWithin(y * this.width, from, from + this.width);
+    }
+  }
+
   // Show what was painted; what follows is drawn on top, in pixels of the page.
   show() {
     this.context.setTransform(1, 0, 0, 1, 0, 0);
@@ -71,6 +79,8 @@ class Raster {
   }
 }
 
+const SHADES = 32;
+
 // How a cause is painted now: full when chosen or nothing is, pale else.
 function inks() {
   return D.causes.map((cause, at) => {
@@ -79,6 +89,8 @@ function inks() {
     return {
       colour, pixel: pixel(colour), stroke: pixel(mix(colour, C.stroke, 0.55)),
       mask: MASKS[cause.family] || null, pale,
+      shades: Uint32Array.from({ length: SHADES + 1 }, (_, i) => (
+        pixel(mix(colour, C.track, 0.12 + 0.88 * i / SHADES)))),
     };
   });
 }

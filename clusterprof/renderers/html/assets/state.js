@@ -10,7 +10,10 @@ let asked = false;
 
 function draw() {
   asked = false;
+  const start = performance.now();
   for (const drawer of drawers) drawer();
+  performance.clearMeasures('draw');
+  performance.measure('draw', { start }); // for the bench
 }
 
 function redraw() {

@@ -5,7 +5,8 @@ const TALLEST = 584;
 
 function timeline(box, space, canvas) {
   const raster = new Raster(canvas);
-  Object.assign(TL, { box, canvas, scale: fullShare() });
+  Object.assign(TL, { box, canvas });
+  fullShare();
   drawers.push(() => {
     const rows = rowsShown();
     layOut(rows);
@@ -28,7 +29,7 @@ function timeline(box, space, canvas) {
 function layOut(rows) {
   if (TL.of === rows) return;
   TL.of = rows;
-  const each = Math.max(3, Math.min(30, Math.floor(560 / rows.length)));
+  const each = Math.max(3, Math.min(rows.length > 8 ? 30 : 48, Math.floor(560 / rows.length)));
   TL.tops = new Float64Array(rows.length + 1);
   rows.forEach((row, at) => {
     const alone = D.rows.by === 'node' && D.rows.rank[row] >= 0;
@@ -60,17 +61,19 @@ function inSight(rows) {
 
 // The share from which on a colour is full: nearly the largest there is.
 function fullShare() {
+  if (TL.scale) return TL.scale;
   const sums = [];
   for (let row = 0; row < D.rowCount; row++) {
     for (let i = 0; i < D.H.stretches; i += 3) {
       let sum = 0;
-      for (const plane of D.H.planes) if (plane.rows[row]) sum += plane.rows[row][i];
+      for (const plane of D.H.ofRow[row]) sum += plane.bytes[i];
       if (sum) sums.push(sum);
     }
   }
-  if (!sums.length) return 1;
   const sorted = Uint16Array.from(sums).sort();
-  return Math.max(0.05, Math.min(1, sorted[Math.floor(0.98 * (sorted.length - 1))] / 255));
+  const high = sums.length ? sorted[Math.floor(0.98 * (sorted.length - 1))] / 255 : 1;
+  TL.scale = Math.max(0.05, Math.min(1, high));
+  return TL.scale;
 }
 
 function paintRows(raster, rows) {
@@ -83,8 +86,13 @@ function paintRows(raster, rows) {
     const gap = rowHeight(at) >= 8 ? 1 : 0;
     const y0 = Math.round((TL.tops[at] - top) * ratio);
     const y1 = Math.round((TL.tops[at + 1] - gap - top) * ratio);
-    const paint = rowHeight(at) >= 16 ? paintStack : paintShade;
-    for (const run of all) paint(raster, rows[at], run, y0, y1, brushes);
+    if (rowHeight(at) >= 16) {
+      for (const run of all) paintStack(raster, rows[at], run, y0, y1, brushes);
+    } else {
+      const line = Math.max(0, y0);
+      for (const run of all) paintShade(raster, rows[at], run, line, brushes);
+      raster.repeat(y0, y1);
+    }
     paintMarks(raster, rows[at], y0, y1, ratio);
   }
 }
@@ -95,9 +103,8 @@ function paintStack(raster, row, run, y0, y1, brushes) {
   raster.fill(run.x0, run.x1, y0, y1, C.track32);
   let sum = 0;
   let y = y1;
-  for (const { cause, rows } of D.H.planes) {
-    if (!rows[row]) continue;
-    const share = meanOf(rows[row], run.a, run.b) / 255;
+  for (const { cause, bytes } of D.H.ofRow[row]) {
+    const share = meanOf(bytes, run.a, run.b) / 255;
     if (!share) continue;
     sum += share;
     const part = Math.min(1, sum / TL.scale);
@@ -111,19 +118,18 @@ function paintStack(raster, row, run, y0, y1, brushes) {
 }
 
 // Low rows: the colour of what cost most there, the stronger the more was lost.
-function paintShade(raster, row, run, y0, y1, brushes) {
+function paintShade(raster, row, run, line, brushes) {
   if (!meanOf(D.H.inStep[row], run.a, run.b)) return;
   let [most, sum, best] = [0, 0, -1];
-  for (const { cause, rows } of D.H.planes) {
-    if (!rows[row]) continue;
-    const share = meanOf(rows[row], run.a, run.b) / 255;
+  for (const { cause, bytes } of D.H.ofRow[row]) {
+    const share = meanOf(bytes, run.a, run.b) / 255;
     if (S.cause >= 0 && S.cause !== cause) continue;
     sum += share;
     if (share > most) [most, best] = [share, cause];
   }
-  if (best < 0) return raster.fill(run.x0, run.x1, y0, y1, C.track32);
-  const part = 0.12 + 0.88 * Math.min(1, sum / TL.scale);
-  raster.fill(run.x0, run.x1, y0, y1, pixel(mix(brushes[best].colour, C.track, part)));
+  const shade = Math.round(Math.min(1, sum / TL.scale) * SHADES);
+  const ink = best < 0 ? C.track32 : brushes[best].shades[shade];
+  raster.fill(run.x0, run.x1, line, line + 1, ink);
 }
 
 // Ends of steps, as soon as they are far enough apart to be told apart.
@@ -204,12 +210,16 @@ function diamond(context, x, y, height) {
 
 function shortened(context, text) {
   const room = V.gutter - 24;
+  const key = room + text;
+  if (shortened.known.has(key)) return shortened.known.get(key);
   let shown = text;
   while (shown.length > 4 && context.measureText(shown).width > room) {
     shown = shown.slice(0, Math.floor(shown.length * 0.9) - 1) + '\u2026';
   }
+  shortened.known.set(key, shown);
   return shown;
 }
+shortened.known = new Map();
 
 function drawCell(context) {
   const at = rowsShown().indexOf(S.row);
