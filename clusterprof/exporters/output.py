@@ -6,12 +6,13 @@ textfile collector of node_exporter) never sees half of one.
 
 from __future__ import annotations
 
+import gzip
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from clusterprof.errors import UsageError
 from clusterprof.renderers.text_safety import safe_text
@@ -63,7 +64,7 @@ def file_name(name: str) -> str:
 def written(path: Path) -> Iterator[BinaryIO]:
     """Give a file that gets its name when all of it is there; raises UsageError, leaves nothing.
 
-    What is no plain file (a device, a pipe) is written to as it is.
+    What is no plain file (a device, a pipe) is written to as it is. `*.gz` is compressed.
     """
     try:
         target = Path(os.path.realpath(path))
@@ -73,8 +74,8 @@ def written(path: Path) -> Iterator[BinaryIO]:
             return
         beside = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
         try:
-            with beside.open("wb") as file:
-                yield file
+            with beside.open("wb") as file, _squeezed(file, target) as into:
+                yield into
             os.replace(beside, target)
         finally:
             beside.unlink(missing_ok=True)
@@ -82,6 +83,15 @@ def written(path: Path) -> Iterator[BinaryIO]:
         raise
     except OSError as error:
         raise _cannot(path, error) from None
+
+
+@contextmanager
+def _squeezed(file: BinaryIO, target: Path) -> Iterator[BinaryIO]:
+    if target.suffix != ".gz":
+        yield file
+        return
+    with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+        yield cast(BinaryIO, packed)
 
 
 def _cannot(path: Path, error: OSError) -> UsageError:

@@ -23,16 +23,18 @@ ANNOTATION, TYPE, NAME_IID, TRACK, NAME, DOUBLE, FLOW, FLOW_ENDS = 4, 9, 10, 11,
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 REALTIME, OWN_CLOCK = 1, 64
 _EXPLICIT = 1  # order of processes: by their rank
-_LENGTHS = [varint(n) for n in range(4096)]
 _PACKET = b"\x0a"  # field 1 of Trace
 _STAMP = varint(TIMESTAMP << 3)
 _DOUBLE_TAG = varint(DOUBLE << 3 | 1)
+_EVENT_TAG = varint(TRACK_EVENT << 3 | 2)
+_ANNOTATION_TAG = varint(ANNOTATION << 3 | 2)
+_INT_TAG = varint(4 << 3)
 
 
 def packet(*parts: bytes) -> bytes:
     """Return one packet made of fields."""
     body = b"".join(parts)
-    return _PACKET + (_LENGTHS[len(body)] if len(body) < 4096 else varint(len(body))) + body
+    return _PACKET + varint(len(body)) + body
 
 
 def event(stamp: bytes, tail: bytes) -> bytes:
@@ -57,6 +59,8 @@ class Packets:
         self._front = self._sequence + number(FLAGS, NEEDED)
         self._names: dict[tuple[int, str], int] = {}
         self._known: set[int] = set()
+        self._begun: dict[tuple[int, str], bytes] = {}
+        self._annotated: dict[str, bytes] = {}
         order = message(TRACK_DESCRIPTOR, number(1, 0), number(19, _EXPLICIT))
         self.told.append(packet(self._sequence, number(FLAGS, CLEARED), number(FIRST_PACKET, 1)))
         self.told.append(packet(self._sequence, order))
@@ -111,8 +115,12 @@ class Packets:
 
     def begin(self, track: int, name: str, *annotations: bytes, flows: Sequence[int] = ()) -> bytes:
         """Return the begin of a slice; `name` is told once. Flows begin here."""
-        ids = [fixed(FLOW, flow) for flow in flows]
-        return self._event(BEGIN, track, self._name(2, name, NAME_IID), *annotations, *ids)
+        head = self._begun.get((track, name))
+        if head is None:
+            head = number(TYPE, BEGIN) + number(TRACK, track) + self._name(2, name, NAME_IID)
+            self._begun[track, name] = head
+        body = b"".join((head, *annotations, *[fixed(FLOW, flow) for flow in flows]))
+        return b"".join((self._front, _EVENT_TAG, varint(len(body)), body))
 
     def begin_once(self, track: int, name: str, *annotations: bytes) -> bytes:
         """Return the begin of a slice whose name hardly comes again."""
@@ -132,12 +140,16 @@ class Packets:
     def value(self, track: int) -> bytes:
         """Return what stands before the eight bytes of a counter's value."""
         fields = number(TYPE, COUNTER) + number(TRACK, track) + _DOUBLE_TAG
-        return self._front + varint(TRACK_EVENT << 3 | 2) + varint(len(fields) + 8) + fields
+        return self._front + _EVENT_TAG + varint(len(fields) + 8) + fields
 
     def annotated(self, name: str, value: int | str) -> bytes:
         """Return a name and a value that the viewer shows beside a slice."""
-        what = number(4, value) if isinstance(value, int) else text(6, value)
-        return message(ANNOTATION, self._name(3, name, 1), what)
+        head = self._annotated.get(name)
+        if head is None:
+            head = self._annotated[name] = self._name(3, name, 1)
+        what = _INT_TAG + varint(value) if isinstance(value, int) else text(6, value)
+        body = head + what
+        return _ANNOTATION_TAG + varint(len(body)) + body
 
     def _event(self, kind: int, track: int, *more: bytes) -> bytes:
         return self._front + message(TRACK_EVENT, number(TYPE, kind), number(TRACK, track), *more)

@@ -19,6 +19,10 @@ _NINE_BYTES = 1 << 56  # from here to 2**63 a varint has nine bytes
 
 def varint(value: int) -> bytes:
     """Return a whole number of any size up to 64 bits; negative ones as their two's complement."""
+    return _SHORT[value] if 0 <= value < _SHORT_ONES else _long(value)
+
+
+def _long(value: int) -> bytes:
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:
@@ -26,6 +30,10 @@ def varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+_SHORT_ONES = 1 << 14  # of up to two bytes: tags, lengths, most values
+_SHORT = [_long(value) for value in range(_SHORT_ONES)]
 
 
 def number(field: int, value: int) -> bytes:

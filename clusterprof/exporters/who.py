@@ -65,7 +65,9 @@ class Who:
         key = pid, started_ticks
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._told(pid, started_ticks)
+            found = self._told(pid, started_ticks)
+            if found.role != "other":  # of that one more may yet be told
+                self._known[key] = found
         return found
 
     def _told(self, pid: int, started_ticks: int) -> Person:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import random
 import unicodedata
@@ -190,3 +191,9 @@ def test_on_no_lane_two_spans_cross() -> None:
                     inside = other_s < s and e <= other_e
                     assert apart or inside, (s, e, other_s, other_e)
     assert max(placed) > 0  # some had to move
+
+
+def test_a_name_that_ends_in_gz_is_compressed(tmp_path: Path) -> None:
+    target = tmp_path / "run.pftrace.gz"
+    assert exported(tmp_path, target) == b""
+    assert gzip.decompress(target.read_bytes()) == exported(tmp_path / "again")
