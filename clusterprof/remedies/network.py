@@ -27,24 +27,33 @@ def unused_port(scene: Scene) -> str:
     return next((match[1] for match in found if match), "")
 
 
+def _nccl(port: str) -> str:
+    """Write an RDMA port as NCCL does: mlx5_0/1 is mlx5_0:1."""
+    return shlex.quote(port.replace("/", ":"))
+
+
 def _device(scene: Scene) -> str:
     return shlex.quote(scene.resource) if scene.resource else "DEVICE"
 
 
 def _interface(scene: Scene) -> Filled:
-    name = shlex.quote(faster_device(scene))
-    if faster_device(scene).partition(":")[0] in scene.machine.hcas:
-        change = f"export NCCL_IB_HCA={name}"
+    found = faster_device(scene)
+    name = shlex.quote(found)
+    if found.partition("/")[0] in scene.machine.hcas:
+        change = f"export NCCL_IB_HCA={_nccl(found)} on every rank"
     else:
-        change = f"export NCCL_SOCKET_IFNAME={name} GLOO_SOCKET_IFNAME={name}"
+        change = (
+            f"export NCCL_SOCKET_IFNAME={name} GLOO_SOCKET_IFNAME={name} on every rank; ping -I"
+            f" {name} another node first"
+        )
     return Filled(
-        f"{change} on every rank; ping -I {name} another node first",
+        change,
         what=f"Point the job at {name}",
     )
 
 
 def _rdma(scene: Scene) -> Filled:
-    name = shlex.quote(unused_port(scene))
+    name = _nccl(unused_port(scene))
     return Filled(
         f"export NCCL_IB_HCA={name} NCCL_IB_DISABLE=0; NCCL_DEBUG=INFO must say NET/IB and not"
         " NET/Socket; in a container: --device=/dev/infiniband --ulimit memlock=-1",
@@ -64,7 +73,7 @@ def _drain_link(scene: Scene) -> Filled:
     culprits = scene.finding.culprits
     node = shlex.quote(culprits[0].node) if culprits else "NODE"
     device = _device(scene)
-    look = f"ethtool -S {device}" if not _is_hca(scene) else f"perfquery; mlxlink -d {device} -c"
+    look = f"ethtool -S {device}" if not _is_hca(scene) else "perfquery -x and mlxlink -c"
     out = {
         "slurm": f"scontrol update NodeName={node} State=DRAIN Reason=link",
         "kubernetes": f"kubectl cordon {node}",
@@ -73,7 +82,7 @@ def _drain_link(scene: Scene) -> Filled:
 
 
 def _is_hca(scene: Scene) -> bool:
-    return scene.resource.partition(":")[0] in scene.machine.hcas
+    return scene.resource.partition("/")[0] in scene.machine.hcas
 
 
 def _both_ends(scene: Scene) -> Filled:
