@@ -16,7 +16,7 @@ from clusterprof.hostlists import fold_numbers
 from clusterprof.remedies.scene import Scene
 from clusterprof.units import human
 
-NOTHING_KNOWN = "nothing that is known"
+_TELLS = "nothing by itself: it tells what to mend"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Mend:
             what=_addressed(filled.what or self.what, scene, self.of_node),
             because=_because(scene, self.seen, filled.because),
             change=filled.change,
-            gain=_gain(scene, self.published),
+            gain=_gain(scene, self.published) if not self.diagnose else _TELLS,
             verify=_verify(scene, self.moves),
             worse=self.worse,
             id=self.id,

@@ -47,8 +47,12 @@ def _longer(scene: Scene) -> Filled:
 
 
 def _by_hand(scene: Scene) -> Filled:
+    if scene.is_family:
+        how = "lists the causes that it may be; explain each: how to verify it by hand"
+    else:
+        how = "says how to verify it by hand on a running job"
     return Filled(
-        f"clusterprof explain {scene.cause} says how to verify it by hand on a running job",
+        f"clusterprof explain {scene.cause} {how}",
         (_why(scene),),
     )
 
