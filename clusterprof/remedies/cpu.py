@@ -121,7 +121,7 @@ REMEDIES = (
         worse="neighbours on the node get less when all are busy",
         unless=(Rule("not-throttled", "the quota did not run out, or there is none",
                      lambda s: s.cause != "cpu-throttled" and not QUOTA_USED_UP.holds(s)),),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "prefetch-more", ("cpu-loader-config",), "Let workers work further ahead",

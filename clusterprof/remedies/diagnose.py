@@ -74,19 +74,23 @@ DIAGNOSES = (
         "clusterprof record --inject auto", _probe, diagnose=True,
         moves="the cause itself is named", unless=(NO_PROBE,),
         worse="a probe in the process: its cost is in docs/accuracy.md",
+        place="job",
     ),
     Mend(
         "record-what-is-missing", (), "Record what is missing to learn the cause",
         "what clusterprof doctor lists as holes", _counters, diagnose=True,
         moves="the cause itself is named", unless=(NOTHING_MISSING,),
+        place="job",
     ),
     Mend(
         "record-longer", (), "Record longer to be sure of the cause",
         "more steps", _longer, diagnose=True,
         moves="the cause is surer, or gone", unless=(LONG_ENOUGH,),
+        place="job",
     ),
     Mend(
         "verify-by-hand", (), "Look by hand before anything is changed",
         "clusterprof explain CAUSE", _by_hand, diagnose=True, moves="what is seen by hand agrees",
+        place="job",
     ),
 )  # fmt: skip

@@ -81,12 +81,14 @@ REMEDIES = (
         moves="gpu.busy_ratio and gpu.sm_active_ratio rise",
         worse="convergence: the learning rate must follow",
         unless=(GPU_MEMORY_FULL,),
+        place="job",
     ),
     Mend(
         "fewer-launches", ("launch-bound",), "Launch less and larger work",
         "torch.compile, CUDA graphs, fused optimizers", _compile, seen=("thread.on_cpu_ratio",),
         published=_BATCH, moves="thread.on_cpu_ratio falls in steps",
         worse="start-up grows by the compilation, and shapes must not change in every step",
+        place="job",
     ),
     Mend(
         "expandable-segments", ("launch-alloc",), "Let the allocator's segments grow",

@@ -11,6 +11,7 @@ from clusterprof.remedies.scene import Scene
 
 _LOSS = "half of a link's rate lost costs a collective up to 57 % (arXiv 2606.01680)"
 _CONGESTION = "congestion lengthened jobs by 15 %, large ones by 35 % (Greyhound, ATC 2025)"
+_LONG_TRIP_NS = 1e6
 _FASTER = re.compile(r"carried the traffic, (\S+) was idle and is faster")
 _UNUSED = re.compile(r"RDMA port without traffic, while TCP carried the job's: (\S+) of ")
 
@@ -144,6 +145,20 @@ def _counters(scene: Scene) -> Filled:
     )
 
 
+def _larger_messages(scene: Scene) -> Filled:
+    return Filled(
+        "DistributedDataParallel(bucket_cap_mb=100) in the place of 25; nodes nearer to each other"
+    )
+
+
+def _others(scene: Scene) -> Filled:
+    return Filled(
+        f"sar -n DEV 1, and iftop -i {_device(scene)} on the node, say how much and with whom;"
+        " mount storage over another interface, move backups and copies to another hour",
+        what="Find whose traffic fills the link, and move it",
+    )
+
+
 def _ratio(scene: Scene, name: str) -> float:
     return scene.value(name) or 0.0
 
@@ -157,6 +172,16 @@ _LITTLE_BEYOND = Rule(
     "little-beyond",
     "no more than a tenth of it is beyond what these transfers need",
     lambda s: _ratio(s, "network.beyond_ratio") <= 0.1 * s.finding.share_ratio,
+)
+SMALL_SHARE = Rule(
+    "small-share",
+    "it is less than a twentieth of the time in steps: data must be on their way for some time",
+    lambda s: s.finding.share_ratio < 0.05,
+)
+SHORT_TRIP = Rule(
+    "short-round-trip",
+    "the shortest round trip is below a millisecond, or not known",
+    lambda s: (trip := s.number("min_rtt_ns")) is None or trip.value < _LONG_TRIP_NS,
 )
 _NAMED = Rule("node-named", "one node stands out", lambda s: bool(s.finding.culprits))
 _NOBODY = Rule(
@@ -199,7 +224,7 @@ REMEDIES = (
         unless=(Rule("path-known", "an idle interface that is faster, or a quiet rail, was found",
                      lambda s: bool(faster_device(s) or unused_port(s) or s.number("rail_ratio"))),
                 ),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "drain-link", ("net-link",), "Take the node of the bad link out of service, and mend it",
@@ -207,14 +232,21 @@ REMEDIES = (
         seen=("retransmit_ratio", "errors_total", "rate_ratio", "loss_limit_bytes_per_second"),
         published=_LOSS, moves="errors of the link stop rising", worse="one node less",
         unless=(_NOBODY,),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "look-at-both-ends", ("net-link",), "Find out which end of the link is bad",
         "counters of both nodes and of the switch", _both_ends,
         seen=("retransmit_ratio", "errors_total", "loss_limit_bytes_per_second"),
         published=_LOSS, moves="errors of the link stop rising", unless=(_NAMED,),
-        of_node=True,
+        place="node",
+    ),
+    Mend(
+        "move-other-traffic", ("net-congestion",), "Find whose traffic fills the link, and move it",
+        "sar -n DEV, iftop; storage on another network", _others, seen=("others_ratio",),
+        published=_CONGESTION, moves="network.others_ratio falls", worse="whoever is moved",
+        place="node",
+        unless=(without("others_ratio", "the traffic was the job's own, or whose is not known"),),
     ),
     Mend(
         "check-congestion-control", ("net-congestion",), "Check congestion control and routing",
@@ -222,7 +254,7 @@ REMEDIES = (
         seen=("marks_total", "pause_frames_total", "transmit_wait_ratio", "job_rtt_ns",
               "others_ratio", "discards_total"),
         published=_CONGESTION, moves="marks and pauses get fewer",
-        of_node=True,
+        place="node",
     ),
     Mend(
         "spread-over-rails", ("net-congestion",), "Spread the traffic over all rails",
@@ -236,7 +268,7 @@ REMEDIES = (
         "sbatch --switches, topology-aware scheduling", _closer, published=_CONGESTION,
         moves="round trips get shorter", worse="the job may wait longer in the queue",
         unless=(ONE_NODE,),
-        of_node=True,
+        place="job",
     ),
     Mend(
         "overlap-communication", ("net-transfer",), "Overlap communication, and send less",
@@ -244,13 +276,15 @@ REMEDIES = (
         seen=("network.expected_ratio", "network.beyond_ratio"),
         moves="network.expected_ratio falls",
         worse="lower precision may cost accuracy; larger buckets overlap less at the end",
-        unless=(_MOSTLY_BEYOND,),
+        unless=(_MOSTLY_BEYOND, SMALL_SHARE),
+        place="job",
     ),
     Mend(
         "accumulate-gradients", ("net-transfer",), "Communicate once for several micro-batches",
         "no_sync() for all but the last", _accumulate, seen=("network.expected_ratio",),
         moves="network.expected_ratio falls", worse="a larger batch for the optimizer",
-        unless=(_MOSTLY_BEYOND,),
+        unless=(_MOSTLY_BEYOND, SMALL_SHARE),
+        place="job",
     ),
     Mend(
         "larger-window", ("net-transfer",), "Let receivers take more",
@@ -258,7 +292,14 @@ REMEDIES = (
         seen=("receiver_limited_ratio", "min_rtt_ns"), moves="tcp.receiver_limited_ratio falls",
         worse="memory of the kernel",
         unless=(without("receiver_limited_ratio", "the receiver's window was not full"),),
-        of_node=True,
+        place="node",
+    ),
+    Mend(
+        "larger-messages", ("net-transfer",), "Send fewer and larger messages",
+        "larger buckets; nodes nearer to each other", _larger_messages,
+        seen=("min_rtt_ns", "network.beyond_ratio"),
+        moves="network.beyond_ratio falls", worse="larger buckets overlap less at the end",
+        place="job", unless=(SHORT_TRIP,),
     ),
     Mend(
         "record-counters", ("net-transfer",), "Record the counters that would name the reason",

@@ -78,12 +78,13 @@ def test_the_machine_as_header_and_counters_tell_it() -> None:
         ("cgroup.memory_limit_bytes", ""): gauge([0, 10], [32 * GIB, 32 * GIB]),
         ("cgroup.quota_periods_total", ""): counter([0, 10], [100, 200]),
         ("cgroup.throttled_periods_total", ""): counter([0, 10], [10, 35]),
+        ("cgroup.memory_high_events_total", ""): counter([0, 10], [5, 12]),
         ("nfs.connections_count", "/data"): gauge([0, 10], [1, 2]),
     }
     found = gathered(chunk(10, [], series, node=NODE))
     assert found.machine == Machine(
         "node", cpus=8, numa_nodes=2, memory_bytes=64 * GIB, available_least_bytes=5 * GIB,
-        quota_cpus=6.0, throttled_ratio=0.25, limit_bytes=32 * GIB,
+        quota_cpus=6.0, throttled_ratio=0.25, limit_bytes=32 * GIB, reclaims=7,
         mounts=(Mount("/data", "nfs4", "filer:/x", 2),),
         disks=(Disk("sda", True), Disk("dm-0", None, ("sda",))), hcas=("mlx5_0",),
     )  # fmt: skip
