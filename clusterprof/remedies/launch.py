@@ -76,7 +76,7 @@ def _again(scene: Scene) -> float | None:
 REMEDIES = (
     Mend(
         "larger-batch", ("launch-bound",), "Raise the batch size",
-        "while memory is at most 80 % used", _batch,
+        "while memory is at most 80 % used (docs/underfill.md: when kernels are too small)", _batch,
         seen=("thread.on_cpu_ratio",), published=_BATCH,
         moves="gpu.busy_ratio and gpu.sm_active_ratio rise",
         worse="convergence: the learning rate must follow",

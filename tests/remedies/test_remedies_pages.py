@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 
 import pytest
 
+import clusterprof.remedies
 from clusterprof.attribution.families import CAUSES
 from clusterprof.cli.explain import _page
 from clusterprof.engine.metrics import metrics_of
@@ -27,6 +30,15 @@ def test_every_cause_has_a_remedy_or_a_reason_why_there_is_none() -> None:
     assert set(BY_HAND) == set(IDS)
     names = [one.id for one in REMEDIES]
     assert len(names) == len(set(names))
+
+
+def test_every_file_of_remedies_is_in_the_registry() -> None:
+    found = []
+    for module in pkgutil.iter_modules(clusterprof.remedies.__path__):
+        file = importlib.import_module(f"clusterprof.remedies.{module.name}")
+        if module.name != "registry":
+            found += [*getattr(file, "REMEDIES", ()), *getattr(file, "LAST", ())]
+    assert {one.id for one in found} == {one.id for one in REMEDIES}
 
 
 @pytest.mark.parametrize("cause_id", IDS)
