@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rules_of import RULES_OF
 from scenes import GIB, LOADER, MACHINE, S, numbers, scene
 
 from clusterprof.findings import Culprit, Evidence
@@ -214,8 +215,9 @@ def test_a_rule_cancels_it_and_nothing_else_does(remedy: Mend, rule: Rule) -> No
     assert replace(remedy, unless=others).advise(broken) is not None
 
 
-def test_the_tables_name_nothing_that_is_not_there() -> None:
-    assert set(ADVISED) == {one.id for one in ALL if one.unless}
+def test_no_rule_is_missing_and_the_tables_name_nothing_that_is_not_there() -> None:
+    assert {one.id: {rule.name for rule in one.unless} for one in ALL if one.unless} == RULES_OF
+    assert set(ADVISED) == set(RULES_OF)
     rules = {rule.name for _, rule in PAIRS}
     pairs = {(one.id, rule.name) for one, rule in PAIRS}
     assert {key for key in HOLDS if isinstance(key, str)} <= rules
