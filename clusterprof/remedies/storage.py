@@ -47,7 +47,7 @@ def _more_readers(scene: Scene) -> Filled:
     workers, new = scene.workers or 0, next_workers(scene)
     room = room_for_workers(scene)
     latency = scene.number("read_latency_ns") or scene.number("read_rpc_ns")
-    more = [f"{workers} dataloader workers read at once"]
+    more = [f"{workers} dataloader worker{'s read' if workers != 1 else ' reads'} at once"]
     if room is not None:
         more.append(f"the rank has CPUs for {room}")
     if latency is not None:

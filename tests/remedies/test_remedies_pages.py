@@ -7,6 +7,7 @@ import pkgutil
 import re
 
 import pytest
+from scenes import scene
 
 import clusterprof.remedies
 from clusterprof.attribution.families import CAUSES
@@ -14,6 +15,7 @@ from clusterprof.cli.explain import _page
 from clusterprof.engine.metrics import metrics_of
 from clusterprof.engine.underfill import underfill_of
 from clusterprof.errors import UsageError
+from clusterprof.remedies.base import metric_of
 from clusterprof.remedies.by_hand import BY_HAND
 from clusterprof.remedies.metrics import METRICS, metric_names, metric_page
 from clusterprof.remedies.pages import LEAVES, family_page, listing, page
@@ -98,6 +100,14 @@ def test_every_metric_of_a_report_is_explained() -> None:
 )
 def test_explain_finds_causes_families_metrics_and_rules(asked: str, title: str) -> None:
     assert _page(asked).startswith(title)
+
+
+@pytest.mark.parametrize("cause_id", IDS)
+def test_what_a_gate_is_to_check_is_a_metric_of_the_report(cause_id: str) -> None:
+    known = {metric.name for metric in metrics_of([], [], underfill_of([]))}
+    metric = metric_of(scene(cause_id))
+    family = CAUSES[cause_id].family
+    assert metric in known if family not in ("synchronization", "fail") else metric not in known
 
 
 def test_explain_names_the_nearest() -> None:
