@@ -19,6 +19,11 @@ from clusterprof.timeline.crowding import Cpus, allowed_to, is_loader, node_cpus
 from clusterprof.timeline.model import Chunk, Process
 
 Key = tuple[int, int]  # pid, started_ticks
+_COUNTED = (
+    signals.CGROUP_PERIODS,
+    signals.CGROUP_THROTTLED_PERIODS,
+    signals.CGROUP_MEMORY_HIGH,
+)
 _TRAINS = {layout.DATA_WAIT, layout.STEP, layout.LOADER_START}
 
 
@@ -117,7 +122,7 @@ class Setups:
             values = _values(chunk, signal.name)
             if values.size:
                 self._last[signal.name] = float(values[-1])
-        for signal in (signals.CGROUP_PERIODS, signals.CGROUP_THROTTLED_PERIODS):
+        for signal in _COUNTED:
             values = _values(chunk, signal.name)
             if values.size:
                 growth = max(0.0, float(values[-1] - values[0]))
@@ -148,6 +153,7 @@ class Setups:
         throttled = self._grown.get(signals.CGROUP_THROTTLED_PERIODS.name, 0.0)
         least = self._least.get(signals.MEMORY_AVAILABLE.name)
         limit = self._last.get(signals.CGROUP_MEMORY_LIMIT.name)
+        high = self._grown.get(signals.CGROUP_MEMORY_HIGH.name)
         memory = host.get("memory_bytes")
         return Machine(
             name,
@@ -160,14 +166,15 @@ class Setups:
             throttled_ratio=throttled / periods if periods > 0 else None,
             others_cpu_ratio=self._others(),
             limit_bytes=None if limit is None else int(limit),
+            reclaims=None if high is None else int(high),
             mounts=tuple(self._mounts()),
             disks=tuple(_disks(host)),
             hcas=tuple(str(one.get("name")) for one in _entries(host, "hcas")),
         )
 
     def _others(self) -> float | None:
-        if self._used_ns <= 0 or self._job_ns <= 0:
-            return None
+        if self._used_ns <= 0 or self._job_ns <= 0 or self._job_ns > 1.1 * self._used_ns:
+            return None  # not known, or not to be believed
         return max(0.0, 1 - self._job_ns / self._used_ns)
 
     def _mounts(self) -> Iterable[Mount]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from clusterprof.advice import Advice
 from clusterprof.findings import Culprit, Evidence
@@ -16,7 +16,7 @@ from clusterprof.hostlists import fold_numbers
 from clusterprof.remedies.scene import Scene
 from clusterprof.units import human
 
-NOTHING_KNOWN = "nothing that is known"
+_TELLS = "nothing by itself: it tells what to mend"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class Mend:
     """Evidence that changes when it worked, for the page and the check, besides the lost time."""
     unless: tuple[Rule, ...] = ()
     diagnose: bool = False
-    of_node: bool = False
-    """True: it is for whoever runs the node, whichever rank is late."""
+    place: Literal["rank", "node", "job"] = "rank"
+    """Whom it is for: those who caused it, whoever runs their node, or everybody."""
 
     def advise(self, scene: Scene) -> Advice | None:
         """Return what to do in this run; None when a rule cancels it."""
@@ -95,10 +95,10 @@ class Mend:
             return None
         filled = self.fill(scene)
         return Advice(
-            what=_addressed(filled.what or self.what, scene, self.of_node),
+            what=_addressed(filled.what or self.what, scene, self.place),
             because=_because(scene, self.seen, filled.because),
             change=filled.change,
-            gain=_gain(scene, self.published),
+            gain=_gain(scene, self.published) if not self.diagnose else _TELLS,
             verify=_verify(scene, self.moves),
             worse=self.worse,
             id=self.id,
@@ -149,10 +149,10 @@ def _weight(one: Culprit) -> int:
     return (one.own_ns or 0) + (one.others_ns or 0)
 
 
-def _addressed(what: str, scene: Scene, of_node: bool) -> str:
-    place = where(scene)
-    if of_node and place:
-        place = "" if scene.nodes < 2 else place.partition(", rank")[0]
+def _addressed(what: str, scene: Scene, whom: str) -> str:
+    place = "" if whom == "job" or (whom == "node" and scene.nodes < 2) else where(scene)
+    if whom == "node":
+        place = place.partition(", rank")[0]
     return f"{place[:1].upper()}{place[1:]}: {what[:1].lower()}{what[1:]}" if place else what
 
 

@@ -56,11 +56,12 @@ def _persistent(scene: Scene) -> Filled:
 
 
 def _cheaper(scene: Scene) -> Filled:
-    name = scene.resource if scene.resource.startswith("worker pid ") else "a worker's pid"
-    pid = name.rpartition(" ")[2] if name != "a worker's pid" else "WORKER_PID"
+    pid = scene.resource.removeprefix("worker pid ")
+    here = f" ({pid} in this run)" if pid.isdecimal() else ""
     return Filled(
-        f"py-spy record -d 30 -o profile.svg --pid {pid} names the functions; do what is alike in"
-        " every epoch once, offline (decode, resize, tokenise), and the rest with fewer operations",
+        f"py-spy record -d 30 -o profile.svg --pid PID of a worker{here} names the functions; do"
+        " what is alike in every epoch once, offline (decode, resize, tokenise), and the rest with"
+        " fewer operations",
         tuple(cpus_said(scene)),
     )
 
@@ -121,7 +122,7 @@ REMEDIES = (
         worse="neighbours on the node get less when all are busy",
         unless=(Rule("not-throttled", "the quota did not run out, or there is none",
                      lambda s: s.cause != "cpu-throttled" and not QUOTA_USED_UP.holds(s)),),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "prefetch-more", ("cpu-loader-config",), "Let workers work further ahead",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusterprof.remedies.base import Filled, Mend, Rule
 from clusterprof.remedies.cpus import cpus_said, more_cpus
-from clusterprof.remedies.rules import NO_LIMIT, ONE_NUMA_NODE, ONE_RANK, room_for_workers
+from clusterprof.remedies.rules import ONE_NUMA_NODE, ONE_RANK, room_for_workers
 from clusterprof.remedies.scene import Scene
 from clusterprof.units import human
 
@@ -59,13 +59,16 @@ def _fit_quota(scene: Scene) -> Filled:
 
 
 def _memory(scene: Scene) -> Filled:
-    limit = scene.machine.limit_bytes or 0
+    limit, times = scene.machine.limit_bytes or 0, scene.machine.reclaims or 0
+    said = (f"its cgroup was over memory.high {times:,} times",) if times else ()
+    if not limit:
+        return Filled("raise memory.high of the job's cgroup, or set it to max", said)
     to = human(int(1.5 * limit), "bytes")
     how = {"slurm": "sbatch --mem", "kubernetes": "resources.limits.memory"}
     name = how.get(scene.machine.launcher, "memory.max of its cgroup (docker run --memory)")
     return Filled(
         f"{name}: {to} in the place of {human(limit, 'bytes')}",
-        (f"the job's limit is {human(limit, 'bytes')}",),
+        (f"the job's limit is {human(limit, 'bytes')}", *said),
     )
 
 
@@ -81,7 +84,7 @@ def _less_memory(scene: Scene) -> Filled:
     parts.append("keep the data set's index in one numpy array or memory map, not in Python lists"
                  " that each worker copies")  # fmt: skip
     least = scene.machine.available_least_bytes
-    if least is not None:
+    if least is not None and scene.machine.memory_short:
         said.append(f"{human(least, 'bytes')} were to be had at the least")
     return Filled("; ".join(parts), tuple(said))
 
@@ -116,6 +119,11 @@ NO_REST = Rule(
     "no-cpu-stolen",
     "a hypervisor took less than 5 % of the node's CPU time",
     lambda s: (s.value("cpu.steal_ratio") or 0.0) < 0.05,
+)
+NO_CEILING = Rule(
+    "no-ceiling",
+    "the job's cgroup has no memory limit and was never over memory.high, or it is not known",
+    lambda s: s.machine.limit_bytes is None and not s.machine.reclaims,
 )
 JOB_ALONE = Rule(
     "job-alone",
@@ -158,7 +166,7 @@ REMEDIES = (
         seen=("runnable_ratio", "pressure.cpu_some_ratio", "kernel.cpu_ratio"),
         published=_GREYHOUND, moves="thread.runnable_ratio falls", worse="whoever is moved",
         unless=(BOUND, JOB_ALONE),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "fewer-threads", ("cpu-contention",), "Run fewer workers and library threads",
@@ -177,16 +185,16 @@ REMEDIES = (
         "stolen-cpus", ("cpu-contention",), "Ask for CPUs that no other virtual machine uses",
         "a dedicated host, pinned CPUs", _hypervisor, seen=("cpu.steal_ratio",),
         moves="cpu.steal_ratio falls", worse="price of the machine", unless=(NO_REST,),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "more-memory", ("cpu-memory",), "Raise the memory limit of the job",
         "sbatch --mem, resources.limits.memory", _memory,
         seen=("memory_ratio", "memory_some_ratio", "swap_in_bytes_total"),
         moves="worker.memory_ratio falls", worse="memory that neighbours no longer have",
-        unless=(NO_LIMIT, Rule("node-full", "the node itself has none left",
+        unless=(NO_CEILING, Rule("node-full", "the node itself has none left",
                                lambda s: s.machine.memory_short)),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "less-memory", ("cpu-memory",), "Use less memory in the loader",

@@ -47,8 +47,12 @@ def _longer(scene: Scene) -> Filled:
 
 
 def _by_hand(scene: Scene) -> Filled:
+    if scene.is_family:
+        how = "lists the causes that it may be; explain each: how to verify it by hand"
+    else:
+        how = "says how to verify it by hand on a running job"
     return Filled(
-        f"clusterprof explain {scene.cause} says how to verify it by hand on a running job",
+        f"clusterprof explain {scene.cause} {how}",
         (_why(scene),),
     )
 
@@ -70,19 +74,23 @@ DIAGNOSES = (
         "clusterprof record --inject auto", _probe, diagnose=True,
         moves="the cause itself is named", unless=(NO_PROBE,),
         worse="a probe in the process: its cost is in docs/accuracy.md",
+        place="job",
     ),
     Mend(
         "record-what-is-missing", (), "Record what is missing to learn the cause",
         "what clusterprof doctor lists as holes", _counters, diagnose=True,
         moves="the cause itself is named", unless=(NOTHING_MISSING,),
+        place="job",
     ),
     Mend(
         "record-longer", (), "Record longer to be sure of the cause",
         "more steps", _longer, diagnose=True,
         moves="the cause is surer, or gone", unless=(LONG_ENOUGH,),
+        place="job",
     ),
     Mend(
         "verify-by-hand", (), "Look by hand before anything is changed",
         "clusterprof explain CAUSE", _by_hand, diagnose=True, moves="what is seen by hand agrees",
+        place="job",
     ),
 )  # fmt: skip

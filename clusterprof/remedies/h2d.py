@@ -5,7 +5,6 @@ from __future__ import annotations
 from clusterprof.remedies.base import Filled, Mend, Rule
 from clusterprof.remedies.rules import without
 from clusterprof.remedies.scene import Scene
-from clusterprof.units import human
 
 _PINNED = "1.02-1.15x (Gao et al., ICSE 2024)"
 
@@ -33,12 +32,9 @@ def _metrics(scene: Scene) -> Filled:
 
 
 def _later(scene: Scene) -> Filled:
-    wait = scene.number("sync.per_step_ns")
-    said = (f"of a step the host waits {human(wait.value, 'ns')}",) if wait is not None else ()
     return Filled(
         'value = loss.detach().to("cpu", non_blocking=True) into pinned memory, read one step'
-        " later; torch.where in the place of if tensor:",
-        said,
+        " later; torch.where in the place of if tensor:"
     )
 
 

@@ -76,17 +76,19 @@ def _again(scene: Scene) -> float | None:
 REMEDIES = (
     Mend(
         "larger-batch", ("launch-bound",), "Raise the batch size",
-        "while memory is at most 80 % used", _batch,
+        "while memory is at most 80 % used (docs/underfill.md: when kernels are too small)", _batch,
         seen=("thread.on_cpu_ratio",), published=_BATCH,
         moves="gpu.busy_ratio and gpu.sm_active_ratio rise",
         worse="convergence: the learning rate must follow",
         unless=(GPU_MEMORY_FULL,),
+        place="job",
     ),
     Mend(
         "fewer-launches", ("launch-bound",), "Launch less and larger work",
         "torch.compile, CUDA graphs, fused optimizers", _compile, seen=("thread.on_cpu_ratio",),
         published=_BATCH, moves="thread.on_cpu_ratio falls in steps",
         worse="start-up grows by the compilation, and shapes must not change in every step",
+        place="job",
     ),
     Mend(
         "expandable-segments", ("launch-alloc",), "Let the allocator's segments grow",

@@ -1,4 +1,4 @@
-"""What to do about the network between ranks."""
+"""What to do about the paths that data take between ranks, and about sending less."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 import shlex
 
 from clusterprof.remedies.base import Filled, Mend, Rule
-from clusterprof.remedies.rules import ONE_NODE, without
+from clusterprof.remedies.rules import without
 from clusterprof.remedies.scene import Scene
 
 _LOSS = "half of a link's rate lost costs a collective up to 57 % (arXiv 2606.01680)"
-_CONGESTION = "congestion lengthened jobs by 15 %, large ones by 35 % (Greyhound, ATC 2025)"
+_LONG_TRIP_NS = 1e6
 _FASTER = re.compile(r"carried the traffic, (\S+) was idle and is faster")
 _UNUSED = re.compile(r"RDMA port without traffic, while TCP carried the job's: (\S+) of ")
 
@@ -27,24 +27,33 @@ def unused_port(scene: Scene) -> str:
     return next((match[1] for match in found if match), "")
 
 
+def _nccl(port: str) -> str:
+    """Write an RDMA port as NCCL does: mlx5_0/1 is mlx5_0:1."""
+    return shlex.quote(port.replace("/", ":"))
+
+
 def _device(scene: Scene) -> str:
     return shlex.quote(scene.resource) if scene.resource else "DEVICE"
 
 
 def _interface(scene: Scene) -> Filled:
-    name = shlex.quote(faster_device(scene))
-    if faster_device(scene).partition(":")[0] in scene.machine.hcas:
-        change = f"export NCCL_IB_HCA={name}"
+    found = faster_device(scene)
+    name = shlex.quote(found)
+    if found.partition("/")[0] in scene.machine.hcas:
+        change = f"export NCCL_IB_HCA={_nccl(found)} on every rank"
     else:
-        change = f"export NCCL_SOCKET_IFNAME={name} GLOO_SOCKET_IFNAME={name}"
+        change = (
+            f"export NCCL_SOCKET_IFNAME={name} GLOO_SOCKET_IFNAME={name} on every rank; ping -I"
+            f" {name} another node first"
+        )
     return Filled(
-        f"{change} on every rank; ping -I {name} another node first",
+        change,
         what=f"Point the job at {name}",
     )
 
 
 def _rdma(scene: Scene) -> Filled:
-    name = shlex.quote(unused_port(scene))
+    name = _nccl(unused_port(scene))
     return Filled(
         f"export NCCL_IB_HCA={name} NCCL_IB_DISABLE=0; NCCL_DEBUG=INFO must say NET/IB and not"
         " NET/Socket; in a container: --device=/dev/infiniband --ulimit memlock=-1",
@@ -58,53 +67,6 @@ def _rails(scene: Scene) -> Filled:
         f"export NCCL_IB_HCA={hcas}; ibstat or ip -br link says which is down",
         what="Let the job use all rails alike",
     )
-
-
-def _drain_link(scene: Scene) -> Filled:
-    culprits = scene.finding.culprits
-    node = shlex.quote(culprits[0].node) if culprits else "NODE"
-    device = _device(scene)
-    look = f"ethtool -S {device}" if not _is_hca(scene) else f"perfquery; mlxlink -d {device} -c"
-    out = {
-        "slurm": f"scontrol update NodeName={node} State=DRAIN Reason=link",
-        "kubernetes": f"kubectl cordon {node}",
-    }.get(scene.machine.launcher, f"leave {node} out of the next run")
-    return Filled(f"{out}; on the node {look}; reseat or replace cable and transceiver")
-
-
-def _is_hca(scene: Scene) -> bool:
-    return scene.resource.partition(":")[0] in scene.machine.hcas
-
-
-def _both_ends(scene: Scene) -> Filled:
-    return Filled(
-        "ethtool -S and ip -s link (perfquery for InfiniBand) on both nodes, and the counters of"
-        " the switch ports: the end whose own errors rise is the bad one"
-    )
-
-
-def _congested(scene: Scene) -> Filled:
-    return Filled(
-        f"ethtool -S {_device(scene)} | grep -E 'pause|ecn|cnp|prio'; check with whoever runs the"
-        " fabric: PFC and ECN on the priority NCCL uses (NCCL_IB_TC), adaptive routing"
-    )
-
-
-def _spread(scene: Scene) -> Filled:
-    hcas = ",".join(shlex.quote(one) for one in scene.machine.hcas)
-    return Filled(
-        f"export NCCL_IB_HCA={hcas}",
-        (f"the node has {len(scene.machine.hcas)} RDMA devices",),
-    )
-
-
-def _closer(scene: Scene) -> Filled:
-    change = {
-        "slurm": "sbatch --switches=1, or a reservation of nodes under one switch",
-        "kubernetes": "podAffinity with topologyKey of the rack, or Kueue's topology-aware"
-        " scheduling",
-    }.get(scene.machine.launcher, "ask for nodes under one switch")
-    return Filled(change)
 
 
 def _overlap(scene: Scene) -> Filled:
@@ -135,6 +97,12 @@ def _counters(scene: Scene) -> Filled:
     )
 
 
+def _larger_messages(scene: Scene) -> Filled:
+    return Filled(
+        "DistributedDataParallel(bucket_cap_mb=100) in the place of 25; nodes nearer to each other"
+    )
+
+
 def _ratio(scene: Scene, name: str) -> float:
     return scene.value(name) or 0.0
 
@@ -149,11 +117,16 @@ _LITTLE_BEYOND = Rule(
     "no more than a tenth of it is beyond what these transfers need",
     lambda s: _ratio(s, "network.beyond_ratio") <= 0.1 * s.finding.share_ratio,
 )
-_NAMED = Rule("node-named", "one node stands out", lambda s: bool(s.finding.culprits))
-_NOBODY = Rule(
-    "nobody-named", "no node stands out: with two nodes both ends see the same losses",
-    lambda s: not s.finding.culprits,
-)  # fmt: skip
+SMALL_SHARE = Rule(
+    "small-share",
+    "it is less than a twentieth of the time in steps: data must be on their way for some time",
+    lambda s: s.finding.share_ratio < 0.05,
+)
+SHORT_TRIP = Rule(
+    "short-round-trip",
+    "the shortest round trip is below a millisecond, or not known",
+    lambda s: (trip := s.number("min_rtt_ns")) is None or trip.value < _LONG_TRIP_NS,
+)
 _RAIL = Rule(
     "rails-even", "no rail carries less than the others",
     lambda s: s.number("rail_ratio") is None,
@@ -190,44 +163,7 @@ REMEDIES = (
         unless=(Rule("path-known", "an idle interface that is faster, or a quiet rail, was found",
                      lambda s: bool(faster_device(s) or unused_port(s) or s.number("rail_ratio"))),
                 ),
-        of_node=True,
-    ),
-    Mend(
-        "drain-link", ("net-link",), "Take the node of the bad link out of service, and mend it",
-        "drain; ethtool -S, perfquery; cable and transceiver", _drain_link,
-        seen=("retransmit_ratio", "errors_total", "rate_ratio", "loss_limit_bytes_per_second"),
-        published=_LOSS, moves="errors of the link stop rising", worse="one node less",
-        unless=(_NOBODY,),
-        of_node=True,
-    ),
-    Mend(
-        "look-at-both-ends", ("net-link",), "Find out which end of the link is bad",
-        "counters of both nodes and of the switch", _both_ends,
-        seen=("retransmit_ratio", "errors_total", "loss_limit_bytes_per_second"),
-        published=_LOSS, moves="errors of the link stop rising", unless=(_NAMED,),
-        of_node=True,
-    ),
-    Mend(
-        "check-congestion-control", ("net-congestion",), "Check congestion control and routing",
-        "PFC, ECN, adaptive routing", _congested,
-        seen=("marks_total", "pause_frames_total", "transmit_wait_ratio", "job_rtt_ns",
-              "others_ratio", "discards_total"),
-        published=_CONGESTION, moves="marks and pauses get fewer",
-        of_node=True,
-    ),
-    Mend(
-        "spread-over-rails", ("net-congestion",), "Spread the traffic over all rails",
-        "NCCL_IB_HCA with all devices", _spread, published=_CONGESTION,
-        moves="each rail carries the same",
-        unless=(Rule("one-rail", "the node has one RDMA device, or none",
-                     lambda s: len(s.machine.hcas) < 2),),
-    ),
-    Mend(
-        "closer-nodes", ("net-congestion",), "Ask for nodes that are close to each other",
-        "sbatch --switches, topology-aware scheduling", _closer, published=_CONGESTION,
-        moves="round trips get shorter", worse="the job may wait longer in the queue",
-        unless=(ONE_NODE,),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "overlap-communication", ("net-transfer",), "Overlap communication, and send less",
@@ -235,13 +171,15 @@ REMEDIES = (
         seen=("network.expected_ratio", "network.beyond_ratio"),
         moves="network.expected_ratio falls",
         worse="lower precision may cost accuracy; larger buckets overlap less at the end",
-        unless=(_MOSTLY_BEYOND,),
+        unless=(_MOSTLY_BEYOND, SMALL_SHARE),
+        place="job",
     ),
     Mend(
         "accumulate-gradients", ("net-transfer",), "Communicate once for several micro-batches",
         "no_sync() for all but the last", _accumulate, seen=("network.expected_ratio",),
         moves="network.expected_ratio falls", worse="a larger batch for the optimizer",
-        unless=(_MOSTLY_BEYOND,),
+        unless=(_MOSTLY_BEYOND, SMALL_SHARE),
+        place="job",
     ),
     Mend(
         "larger-window", ("net-transfer",), "Let receivers take more",
@@ -249,7 +187,14 @@ REMEDIES = (
         seen=("receiver_limited_ratio", "min_rtt_ns"), moves="tcp.receiver_limited_ratio falls",
         worse="memory of the kernel",
         unless=(without("receiver_limited_ratio", "the receiver's window was not full"),),
-        of_node=True,
+        place="node",
+    ),
+    Mend(
+        "larger-messages", ("net-transfer",), "Send fewer and larger messages",
+        "larger buckets; nodes nearer to each other", _larger_messages,
+        seen=("min_rtt_ns", "network.beyond_ratio"),
+        moves="network.beyond_ratio falls", worse="larger buckets overlap less at the end",
+        place="job", unless=(SHORT_TRIP,),
     ),
     Mend(
         "record-counters", ("net-transfer",), "Record the counters that would name the reason",

@@ -11,6 +11,8 @@ from clusterprof.remedies.scene import Scene
 from clusterprof.units import human
 
 _ASYNC = "1.02-1.52x (Gao et al., ICSE 2024); saves 3.6-58.7x cheaper (Acme, arXiv 2403.07648)"
+_SAVES_RATIO = 0.05
+"""Of the time: what saves may cost."""
 _WORTH_NS = 60e9
 """A start that is shorter is not worth a change of images."""
 
@@ -18,7 +20,7 @@ _WORTH_NS = 60e9
 def _async(scene: Scene) -> Filled:
     size = scene.number("checkpoint.mean_bytes")
     said: tuple[str, ...] = ()
-    if size is not None and scene.machine.available_least_bytes is not None:
+    if size is not None and size.value > 0 and scene.machine.available_least_bytes is not None:
         free = human(scene.machine.available_least_bytes, "bytes")
         said = (f"the host needs {human(size.value, 'bytes')} for the copy and had {free} left",)
     return Filled(
@@ -34,13 +36,13 @@ def _copy_does_not_fit(scene: Scene) -> bool:
 
 
 def _rarer(scene: Scene) -> Filled:
-    factor = max(2, math.ceil(scene.finding.share_ratio / 0.01))
+    factor = max(2, math.ceil(scene.finding.share_ratio / _SAVES_RATIO))
     length = scene.number("checkpoint.mean_ns")
     said = []
     if length is not None:
         said.append(
-            f"saves of {human(length.value, 'ns')} cost 1 % when they come every"
-            f" {human(100 * length.value, 'ns')}"
+            f"saves of {human(length.value, 'ns')} cost {_SAVES_RATIO:.0%} when they come every"
+            f" {human(length.value / _SAVES_RATIO, 'ns')}"
         )
     return Filled(
         f"save every {factor} times as many steps", tuple(said), f"Save {factor} times less often"
@@ -69,24 +71,18 @@ def _sharded(scene: Scene) -> Filled:
 
 
 def _log(scene: Scene) -> Filled:
-    wrote = scene.number("write_chars_total")
-    said = (f"{human(wrote.value, 'bytes')} were written meanwhile",) if wrote is not None else ()
     return Filled(
         "logging.handlers.QueueHandler with a QueueListener; no fsync or flush in every step;"
-        " uploads in a thread of their own",
-        said,
+        " uploads in a thread of their own"
     )
 
 
 def _evaluate(scene: Scene) -> Filled:
-    length = scene.number("eval.mean_ns")
     factor = max(2, math.ceil(scene.finding.share_ratio / 0.05))
-    said = (f"an evaluation takes {human(length.value, 'ns')}",) if length is not None else ()
     return Filled(
         f"evaluate every {factor} times as many steps, on part of the data, or on other devices"
         " from the last checkpoint",
-        said,
-        f"Evaluate {factor} times less often",
+        what=f"Evaluate {factor} times less often",
     )
 
 
@@ -175,11 +171,13 @@ REMEDIES = (
         moves="checkpoint.mean_ns falls with the number of ranks",
         worse="a save is many files, and to load it in another world size they are regrouped",
         unless=(ONE_RANK, _ALL_SAVE),
+        place="job",
     ),
     Mend(
         "save-less-often", ("checkpoint",), "Save less often", "a longer interval", _rarer,
         seen=("checkpoint.mean_ns",), moves="the share falls with the interval",
         worse="a failure costs more steps",
+        place="job",
     ),
     Mend(
         "log-in-background", ("eval-host",), "Log from a thread of its own, and not in every step",
@@ -191,6 +189,7 @@ REMEDIES = (
         "evaluate-less", ("eval-host",), "Evaluate less often", "a longer interval, fewer samples",
         _evaluate, seen=("eval.mean_ns",), moves="the share falls with the interval",
         worse="a bad run is noticed later", unless=(NO_EVAL,),
+        place="job",
     ),
     Mend(
         "metrics-on-gpu", ("eval-host",), "Compute metrics on the accelerator",
@@ -205,25 +204,27 @@ REMEDIES = (
         published="installing for 10 min or more was 1.7 % of all issues (Gao et al., ICSE 2024)",
         moves="startup.longest_ns falls", worse="images must be rebuilt for new packages",
         unless=(SHORT_START,),
+        place="job",
     ),
     Mend(
         "restore-in-parallel", ("startup",), "Load checkpoints in parallel, import less",
         "sharded or memory-mapped loading; python -X importtime", _restore,
         seen=("startup.longest_ns", "startup.share_ratio"), moves="startup.longest_ns falls",
         worse="load on the store at the start", unless=(SHORT_START,),
+        place="job",
     ),
     Mend(
         "mend-cooling", ("device-throttled",), "Find out what slows the device, and mend it",
         "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER", _clocks, seen=("sm_clock_hertz",),
         published="MFU up to 1.7x by watching nodes (Guard, MLSys 2026)",
         moves="gpu.sm_clock_hertz is that of the other devices", worse="the node is away meanwhile",
-        of_node=True,
+        place="node",
     ),
     Mend(
         "drain-node", ("device-throttled",), "Drain the node until it is mended",
         "scontrol update State=DRAIN, kubectl cordon", _drain, seen=("sm_clock_hertz",),
         published="step times vary 1 % in the place of 20 % (Guard, MLSys 2026)",
         moves="the cause is gone without the node", worse="one node less", unless=(_EVERYWHERE,),
-        of_node=True,
+        place="node",
     ),
 )  # fmt: skip

@@ -40,7 +40,8 @@ def _swap(scene: Scene) -> Filled:
     node, rank, _ = _chief(scene)
     return Filled(
         f"run the job once with {node} last in the host file: when the late rank moves with the"
-        f" node it is the machine, when it stays rank {rank} it is the work"
+        f" node it is the machine, when it stays rank {rank} it is the work",
+        what=f"Swap {node} with another node to tell the machine from the work",
     )
 
 
@@ -53,9 +54,11 @@ def _microbatches(scene: Scene) -> Filled:
 
 
 def _last_stage(scene: Scene) -> Filled:
+    _, rank, _ = _chief(scene)
     return Filled(
-        "give the last stage, which computes the loss too, one or two layers less (Megatron"
-        " --decoder-last-pipeline-num-layers)"
+        "one or two layers less in the stage that comes last; where it computes the loss too:"
+        " Megatron --decoder-last-pipeline-num-layers",
+        what=f"Give the stage of rank {rank} fewer layers" if rank != "RANK" else "",
     )
 
 
@@ -125,11 +128,28 @@ THROTTLED = Rule(
 
 REMEDIES = (
     Mend(
+        "more-microbatches", ("sync-bubble",), "Use more micro-batches or an interleaved schedule",
+        "more micro-batches, virtual stages", _microbatches,
+        published="the bubble is (stages - 1) / (micro-batches + stages - 1) of a step",
+        moves="stall.synchronization_ratio falls",
+        worse="smaller micro-batches fill the devices less; more messages between stages",
+        place="job",
+    ),
+    Mend(
+        "lighter-last-stage", ("sync-bubble", "sync-imbalance"), "Give the last stage fewer layers",
+        "layers by stage", _last_stage, published="+9.9 % (ByteDance, OSDI 2025)",
+        moves="stall.synchronization_ratio falls", worse="memory of the other stages",
+        unless=(Rule("no-pipeline", "no time was lost to a pipeline's schedule",
+                     lambda s: s.cause != "sync-bubble" and "sync-bubble" not in s.beside),),
+        place="job",
+    ),
+    Mend(
         "balance-work", ("sync-imbalance",), "Give all ranks as much work in a step",
         "batches by tokens, sequences dealt out by length squared, equal shards", _balance,
         published="+23.9 % by dealing sequences out (ByteDance, OSDI 2025)",
         moves="stall.synchronization_ratio falls",
         worse="the order of samples is no longer random across ranks",
+        place="job",
     ),
     Mend(
         "compare-devices", ("sync-slow-compute", "sync-imbalance"),
@@ -144,37 +164,27 @@ REMEDIES = (
         "another order of hosts", _swap, moves="the late rank moves with the node, or stays",
         unless=(NOBODY, Rule("one-node", "the job runs on one node", lambda s: s.nodes < 2)),
         diagnose=True,
-    ),
-    Mend(
-        "more-microbatches", ("sync-bubble",), "Use more micro-batches or an interleaved schedule",
-        "more micro-batches, virtual stages", _microbatches,
-        published="the bubble is (stages - 1) / (micro-batches + stages - 1) of a step",
-        moves="stall.synchronization_ratio falls",
-        worse="smaller micro-batches fill the devices less; more messages between stages",
-    ),
-    Mend(
-        "lighter-last-stage", ("sync-bubble", "sync-imbalance"), "Give the last stage fewer layers",
-        "layers by stage", _last_stage, published="+9.9 % (ByteDance, OSDI 2025)",
-        moves="stall.synchronization_ratio falls", worse="memory of the other stages",
-        unless=(Rule("no-pipeline", "no time was lost to a pipeline's schedule",
-                     lambda s: s.cause != "sync-bubble" and "sync-bubble" not in s.beside),),
+        place="job",
     ),
     Mend(
         "record-every-node", ("sync-unknown-peer",), "Record on every node of the job",
         "clusterprof record by the launcher", _record_all,
         moves="sync-unknown-peer becomes a cause of a rank", diagnose=True,
+        place="job",
     ),
     Mend(
         "look-at-the-stack", ("fail-hang",), "Look at what the rank that is waited for does",
         "py-spy dump, dmesg, NCCL's flight recorder", _stack,
         seen=("longest_ns", "waiting_count"), moves="no operation is under way at the end",
         unless=(NOBODY,), diagnose=True,
+        place="job",
     ),
     Mend(
         "same-order", ("fail-hang",), "Check that all ranks call the same operations in one order",
         "TORCH_DISTRIBUTED_DEBUG=DETAIL", _order, seen=("longest_ns", "waiting_count"),
         moves="no operation is under way at the end", worse="the debug level costs time",
         unless=(SOMEBODY,), diagnose=True,
+        place="job",
     ),
     Mend(
         "end-hangs-early", ("fail-hang",), "Let a hang end the job instead of holding its devices",
@@ -182,22 +192,25 @@ REMEDIES = (
         seen=("longest_ns",), published="hangs were 9.9 % of incidents (ByteRobust, SOSP 2025)",
         moves="fail-hang is no longer than the timeout",
         worse="a slow save or a long evaluation inside an operation looks like a hang",
+        place="job",
     ),
     Mend(
         "first-failure", ("fail-restart",), "Find out why the first rank failed",
         "log and kernel messages of its node", _first_failure, seen=("restart.longest_ns",),
         moves="no restart", unless=(NOBODY,), diagnose=True,
+        place="job",
     ),
     Mend(
         "restart-faster", ("fail-restart",), "Begin anew faster",
         "local checkpoints, compile cache, restarts by the launcher", _faster_restart,
         seen=("restart.longest_ns",), moves="restart.longest_ns falls",
+        place="job",
     ),
     Mend(
         "exclude-node", ("fail-restart",), "Leave the node out when it fails again",
         "sbatch --exclude, kubectl cordon", _exclude, seen=("restart.longest_ns",),
         published="lemon nodes: failures of large jobs from 14 % to 4 % (Meta, HPCA 2025)",
         moves="no restart", worse="one node less", unless=(NOBODY,),
-        of_node=True,
+        place="node",
     ),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from clusterprof.remedies import (
     h2d,
     launch,
     network,
+    network_faults,
     phases,
     ranks,
     storage,
@@ -31,6 +32,7 @@ REMEDIES: tuple[Remedy, ...] = (
     *launch.REMEDIES,
     *phases.REMEDIES,
     *network.REMEDIES,
+    *network_faults.REMEDIES,
     *ranks.REMEDIES,
 )
 

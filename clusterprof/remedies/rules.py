@@ -8,6 +8,8 @@ from clusterprof.remedies.base import Rule
 from clusterprof.remedies.scene import Scene
 
 BUSY_DISK_RATIO = 0.9
+ONE_REQUEST_COUNT = 1.5
+"""Requests at the disk on average: with fewer it was given one at a time, and could do more."""
 SMALL_READ_BYTES = 256 << 10
 MUCH_PREFETCH = 4
 FULL_GPU_RATIO = 0.2
@@ -57,8 +59,13 @@ def _workers_fill_cpus(scene: Scene) -> bool:
 
 
 def _device_saturated(scene: Scene) -> bool:
-    busy = scene.number("disk.busy_ratio")
-    return busy is not None and busy.value >= BUSY_DISK_RATIO
+    busy, queue = scene.number("disk.busy_ratio"), scene.number("disk.queue_count")
+    if busy is None or busy.value < BUSY_DISK_RATIO:
+        return False
+    name = scene.resource.partition(" (")[0]
+    disk = next((one for one in scene.machine.disks if one.name == name), None)
+    alone = queue is not None and queue.value < ONE_REQUEST_COUNT
+    return not (alone and disk is not None and disk.rotational is False)
 
 
 def _small(scene: Scene) -> float | None:
@@ -68,7 +75,8 @@ def _small(scene: Scene) -> float | None:
 
 DEVICE_SATURATED = Rule(
     "device-saturated",
-    f"the disk was busy for {BUSY_DISK_RATIO:.0%} of the waits or more: more readers only queue",
+    f"the disk was busy for {BUSY_DISK_RATIO:.0%} of the waits or more, and not with one request at"
+    " a time on a disk that does not rotate: more readers only queue",
     _device_saturated,
 )
 WORKERS_FILL_CPUS = Rule(

@@ -67,6 +67,8 @@ class Machine:
     """Of the CPU time used on the node: used by others than the job; None = unknown."""
     limit_bytes: int | None = None
     """Memory limit of the job's cgroup; None = none, or unknown."""
+    reclaims: int | None = None
+    """Times the job's cgroup was over its `memory.high` and had to give memory back."""
     mounts: tuple[Mount, ...] = ()
     disks: tuple[Disk, ...] = ()
     hcas: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ def _more_readers(scene: Scene) -> Filled:
     workers, new = scene.workers or 0, next_workers(scene)
     room = room_for_workers(scene)
     latency = scene.number("read_latency_ns") or scene.number("read_rpc_ns")
-    more = [f"{workers} dataloader workers read at once"]
+    more = [f"{workers} dataloader worker{'s read' if workers != 1 else ' reads'} at once"]
     if room is not None:
         more.append(f"the rank has CPUs for {room}")
     if latency is not None:
@@ -77,6 +77,12 @@ def _pack(scene: Scene) -> Filled:
 
 
 def _stage(scene: Scene) -> Filled:
+    if scene.cause == "storage-object":
+        return Filled(
+            "aws s3 sync s3://BUCKET/PREFIX LOCAL/ (or the store's own tool) before training"
+            " starts, on each node, and point the data set at LOCAL",
+            ("the path of LOCAL must lie on a disk of the node (clusterprof doctor lists them)",),
+        )
     source = shlex.quote(scene.mount.point) if scene.mount is not None else "DATA"
     return Filled(
         f"rsync -a {source}/ LOCAL/ before training starts, on each node, and point the data set at"
@@ -110,7 +116,8 @@ def _not_saturated(scene: Scene) -> bool:
 
 NOT_SATURATED = Rule(
     "not-saturated",
-    "the disk was not busy for 90% of the waits, or that is unknown",
+    "the disk was not busy for 90% of the waits, or with one request at a time only, or that is"
+    " unknown",
     _not_saturated,
 )
 NO_FASTER_DISK = Rule(
@@ -171,7 +178,7 @@ REMEDIES = (
         published=COORDL, moves="bytes from the server fall to none in steps",
         worse="time and room at the start of every job: start-up grows by the copy",
         unless=(NO_DISK,),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "pack-records", ("storage-local", "storage-object", "storage-remote"),
@@ -207,7 +214,7 @@ REMEDIES = (
         seen=("disk.read_latency_ns", "disk.busy_ratio"), published=COORDL,
         moves="disk.read_latency_ns falls below 1 ms",
         worse="room on that disk", unless=(NO_FASTER_DISK,),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "fewer-bytes", ("storage-local",), "Read fewer bytes, or spread them over more disks",
@@ -225,7 +232,7 @@ REMEDIES = (
         moves="memory.refaults_total stops rising after the first epoch",
         worse="memory that neighbours on the node no longer have",
         unless=(NO_LIMIT, MEMORY_SHORT),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "shard-over-nodes", ("storage-cold-cache", "storage-remote"),
@@ -234,7 +241,7 @@ REMEDIES = (
         seen=("refaulted_bytes_total", "missed_ratio", "read_bytes_total"), published=COORDL,
         moves="bytes read per node and epoch fall to one part",
         worse="an epoch no longer shuffles samples across nodes", unless=(ONE_NODE,),
-        of_node=True,
+        place="job",
     ),
     Mend(
         "keep-decoded", ("storage-cold-cache",), "Keep decoded samples on a disk of the node",
@@ -250,13 +257,13 @@ REMEDIES = (
         "iotop, pidstat -d; another disk, node or hour", _contention,
         seen=("others_ratio", "others_bytes_total", "disk.busy_ratio"),
         moves="disk.others_ratio falls", worse="whoever is moved",
-        of_node=True,
+        place="node",
     ),
     Mend(
         "io-weight", ("storage-contention",), "Give the job's cgroup a larger share of the disk",
         "io.weight (needs root, and a scheduler such as bfq or io.cost)", _weight,
         seen=("others_ratio",), moves="disk.busy_ratio stays, waits get fewer",
         worse="whoever else uses the disk",
-        of_node=True,
+        place="node",
     ),
 )  # fmt: skip

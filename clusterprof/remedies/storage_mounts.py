@@ -117,7 +117,7 @@ REMEDIES = (
                  lambda s: s.mount is not None
                  and (s.mount.connections or 0) >= MANY_CONNECTIONS),
         ),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "more-slots", ("storage-client-queue",), "Allow more requests under way",
@@ -125,7 +125,7 @@ REMEDIES = (
         seen=("queued_ratio", "slots_used_count", "nfs.backlog_count"), published=_REPORT,
         moves="nfs.backlog_count falls", worse="memory and queues at the server",
         unless=(_NOT_NFS, without("backlog_count", "no request was seen waiting for a slot")),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "more-lustre-rpcs", ("storage-client-queue",), "Allow more RPCs under way to each target",
@@ -133,14 +133,14 @@ REMEDIES = (
         seen=("queued_ratio", "rpcs_at_limit_ratio", "read_rpc_ns"),
         moves="lustre.rpcs_at_limit_ratio falls", worse="load of the object servers",
         unless=(_NOT_LUSTRE,),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "multichannel", ("storage-client-queue",), "Mount with several channels",
         "mount -t cifs -o multichannel,max_channels=4", _multichannel, seen=("queued_ratio",),
         moves="cifs.waiting_count falls", worse="connections at the server",
         unless=(_NOT_CIFS,),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "pack-files", ("storage-metadata",), "Pack small files into large records, and index once",
@@ -154,7 +154,7 @@ REMEDIES = (
         "mount -o ro,nocto,actimeo=3600 for data that nobody writes", _attributes,
         seen=("metadata_ratio",), moves="GETATTR and ACCESS of nfs.operations_total fall",
         worse="changes made elsewhere are seen up to an hour late", unless=(_NOT_NFS,),
-        of_node=True,
+        place="node",
     ),
     Mend(
         "mend-the-path", ("storage-remote",), "Find out why requests are sent again",
@@ -166,7 +166,7 @@ REMEDIES = (
                  lambda s: not any(n.endswith(("retransmits_total", "timeouts_total")) and v > 0
                                    for n, v in s.values.items())),
         ),
-        of_node=True,
+        place="node",
     ),
 )  # fmt: skip
 
@@ -177,6 +177,6 @@ LAST = (
         seen=("read_latency_ns", "read_rpc_ns", "read_bytes_total"),
         moves="the time of a read falls",
         unless=(without("read_bytes_total", "no bytes from a server were counted"),),
-        of_node=True,
+        place="node",
     ),
 )  # fmt: skip

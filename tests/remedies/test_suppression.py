@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rules_of import RULES_OF
 from scenes import GIB, LOADER, MACHINE, S, numbers, scene
 
 from clusterprof.findings import Culprit, Evidence
@@ -59,7 +60,7 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "fewer-threads": ("cpu-contention", {}, {"loader": Loader(9)}),
     "pin-to-numa": ("cpu-contention", {}, {"ranks": 8}),
     "stolen-cpus": ("cpu-contention", {"cpu__steal_ratio": 0.2}, {}),
-    "more-memory": ("cpu-memory", {}, {"limit_bytes": 64 * GIB}),
+    "more-memory": ("cpu-memory", {}, {"reclaims": 9}),
     "pin-memory": ("h2d-copy", {"h2d__blocking_ratio": 1.0}, {}),
     "copy-ahead": ("h2d-copy", {}, {}),
     "fetch-metrics-rarely": ("h2d-sync", {"sync__per_step_count": 3}, {}),
@@ -85,6 +86,8 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "drain-link": ("net-link", {}, {}),
     "look-at-both-ends": ("net-link", {}, {"culprits": ()}),
     "spread-over-rails": ("net-congestion", {}, {}),
+    "move-other-traffic": ("net-congestion", {"network__others_ratio": 0.8}, {}),
+    "larger-messages": ("net-transfer", {"tcp__job_min_rtt_ns": 5_000_000}, {}),
     "closer-nodes": ("net-congestion", {}, {"nodes": 2}),
     "overlap-communication": ("net-transfer", {"network__expected_ratio": 0.3}, {}),
     "accumulate-gradients": ("net-transfer", {"network__expected_ratio": 0.3}, {}),
@@ -127,6 +130,10 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "no-faster-disk": ({}, {"disks": (Disk("sda", True), Disk("sdb", True))}),
     "not-saturated": ({"disk__busy_ratio": 0.89}, {}),
     "no-memory-limit": ({}, {"limit_bytes": None}),
+    "no-ceiling": ({}, {"reclaims": 0}),
+    "small-share": ({}, {"share_ratio": 0.049}),
+    "no-others_ratio": ({"network__others_ratio": 0}, {}),
+    "short-round-trip": ({"tcp__job_min_rtt_ns": 999_999}, {}),
     "one-node": ({}, {"nodes": 1}),
     "no-read_bytes_total": ({"nfs__read_bytes_total": 0}, {}),
     "not-throttled": ({}, {"throttled_ratio": 0.01}),
@@ -208,8 +215,9 @@ def test_a_rule_cancels_it_and_nothing_else_does(remedy: Mend, rule: Rule) -> No
     assert replace(remedy, unless=others).advise(broken) is not None
 
 
-def test_the_tables_name_nothing_that_is_not_there() -> None:
-    assert set(ADVISED) == {one.id for one in ALL if one.unless}
+def test_no_rule_is_missing_and_the_tables_name_nothing_that_is_not_there() -> None:
+    assert {one.id: {rule.name for rule in one.unless} for one in ALL if one.unless} == RULES_OF
+    assert set(ADVISED) == set(RULES_OF)
     rules = {rule.name for _, rule in PAIRS}
     pairs = {(one.id, rule.name) for one, rule in PAIRS}
     assert {key for key in HOLDS if isinstance(key, str)} <= rules
