@@ -60,8 +60,9 @@ def test_every_object_of_the_schema_is_closed_and_complete() -> None:
         return [found for item in node for found in objects(item)] if isinstance(node, list) else []
 
     found = objects(schema())
-    # report, ledger, reason, 14 definitions, culprit, evidence, who set slow steps
-    assert len(found) == 20
+    # report, ledger, reason, 16 definitions, culprit, evidence, who set slow steps, cause by block,
+    # model, framework
+    assert len(found) == 25
     for node in found:
         assert node["additionalProperties"] is False
         assert node["required"] == list(node["properties"])
