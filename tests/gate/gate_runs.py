@@ -112,4 +112,5 @@ def _metrics(share: float | None, lengths: Sequence[int]) -> tuple[Metric, ...]:
         Metric("data_wait.ratio", share, "ratio"),
         Metric("step.p50_ns", p50, "ns"),
         Metric("step.count", float(RANKS * len(lengths)), "count"),
+        Metric("stall.checkpoint_ratio", 0.0, "ratio"),
     )
