@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from clusterprof.attribution.step_blocks import MOST, Blocks, bins, packed, parted
+from clusterprof.engine.likeness import _words
 from clusterprof.engine.limits import bound
 from clusterprof.engine.local import analyze
 from clusterprof.engine.node import analyse_node
@@ -91,3 +92,13 @@ def test_blocks_of_a_recording_add_up_to_its_report(stored: Report) -> None:
     assert {cause: sum(ns) for cause, _, ns in steps.lost} == by_cause
     for block, count in zip(steps.lengths, steps.steps):
         assert sum(n for _, n in block) == count
+
+
+def test_what_a_run_was_is_told_by_its_recording(stored: Report) -> None:
+    told = stored.likeness
+    assert told is not None
+    assert told.recordings == tuple(sorted(node.key for node in stored.nodes))
+    assert told.measured_by == tuple(sorted({rank.source for rank in stored.ranks}))
+    assert told.nodes == 1 and told.started_at_ns is not None
+    assert _words("torch 2.13.0, jax 0.10.2") == [("torch", " ", "2.13.0"), ("jax", " ", "0.10.2")]
+    assert _words(None) == _words("torch") == []
