@@ -11,7 +11,7 @@ FRAMEWORKS_VENV ?= .venv-frameworks-$(TORCH)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev torch test test-long check lint types contracts golden docs docs-check host bench
-.PHONY: score score-full score-rivals score-sabotage blame-check lab-cluster accept-cluster test-launchers test-frameworks test-frameworks-matrix clean
+.PHONY: gate-check score score-full score-rivals score-sabotage blame-check lab-cluster accept-cluster test-launchers test-frameworks test-frameworks-matrix clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ accept-cluster: $(VENV)/torch ## the same three times over, analyses and rules o
 
 blame-check: $(VENV)/dev ## who was at fault in 403 synthetic jobs; the bound of clocks in 10,000 trials
 	$(BIN)/python -m bench blame_truth clock_bound
+
+gate-check: $(VENV)/dev ## repeated runs of simulated jobs, clean and 5 % slower, through the gate (five minutes)
+	$(BIN)/python -m clusterprof_lab.repeats
 
 score: $(VENV)/torch ## a slice of the corpus of known faults, all tools judged by the truth: SPLIT=dev (minutes)
 	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice ci --out $(SCORE) $(ANSWERS)

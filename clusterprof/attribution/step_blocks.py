@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof.attribution.lost import Account
 from clusterprof.attribution.partial import SHARE
@@ -30,6 +32,8 @@ PERHAPS = "perhaps"
 _MOST_KEYS = 4096
 _BIN_BITS = 16  # a length of 2**62 ns is bin 7,936
 
+Keys = NDArray[np.int32]
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
@@ -40,8 +44,8 @@ class Blocks:
     """int64[ROWS, blocks]."""
     lost: Mapping[str, Int] = field(default_factory=dict)
     """Cause id as claimed -> int64[blocks], lost ns."""
-    keys: Int = field(default_factory=lambda: np.zeros((2, 0), np.int64))
-    """int64[2, n]: block << 16 | bin of a length, rising; and how many steps."""
+    keys: Keys = field(default_factory=lambda: np.zeros((2, 0), np.int32))
+    """int32[2, n]: block << 16 | bin of a length, rising; and how many steps."""
 
     def widened(self, width: int) -> Blocks:
         """Return the same in blocks of `width` steps, a multiple of its own."""
@@ -52,7 +56,7 @@ class Blocks:
         lost = {cause: np.add.reduceat(ns, at) for cause, ns in self.lost.items()}
         block, bin_ = parted(self.keys)
         keys = packed(np.stack([block // times << _BIN_BITS | bin_, self.keys[1]]))
-        return Blocks(width, np.add.reduceat(self.sums, at, axis=1), lost, keys)
+        return Blocks(width, np.add.reduceat(self.sums, at, axis=1), lost, keys.astype(np.int32))
 
 
 class StepBlocks:
@@ -96,7 +100,8 @@ class StepBlocks:
         for cause, ns in self._lost.items():
             ns[blocks - 1] += ns[blocks:].sum()
             lost[cause] = ns[:blocks].copy()
-        return Blocks(self._width, self._sums[:, :blocks].copy(), lost, packed(self._keys))
+        keys = packed(self._keys).astype(np.int32)  # there may be thousands of ranks
+        return Blocks(self._width, self._sums[:, :blocks].copy(), lost, keys)
 
     def _take(self, one: _Stretch) -> None:
         last = one.first + one.ends.size
@@ -196,14 +201,14 @@ def bins(lengths_ns: Int) -> Int:
     return np.floor(BINS_PER_OCTAVE * octaves).astype(np.int64)
 
 
-def packed(keys: Int) -> Int:
+def packed(keys: Int | Keys) -> Int:
     """Return keys in rising order, each once, and the sum of its counts."""
     found, at = np.unique(keys[0], return_inverse=True)
     counts = np.bincount(at, weights=keys[1], minlength=found.size).astype(np.int64)
     return np.stack([found, counts])
 
 
-def parted(keys: Int) -> tuple[Int, Int]:
+def parted(keys: Int | Keys) -> tuple[Any, Any]:
     """Return the block and the bin of packed keys."""
     return keys[0] >> _BIN_BITS, keys[0] & (1 << _BIN_BITS) - 1
 

@@ -32,3 +32,8 @@ def report_of(paths: Sequence[Path], profile: Profile, jobs: int) -> Report:
             "more runs of the same job are given by --repeat, those to compare with by --baseline",
         )
     return load(stored[0])
+
+
+def reports_of(paths: Sequence[Path] | None, profile: Profile, jobs: int) -> list[Report]:
+    """Return the reports of several runs, one path each."""
+    return [report_of([path], profile, jobs) for path in paths or ()]

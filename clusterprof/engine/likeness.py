@@ -12,8 +12,6 @@ from clusterprof.engine.node import NodeResult
 from clusterprof.findings import JobFacts
 from clusterprof.likeness import Likeness
 
-_FRAMEWORKS = "frameworks"
-
 
 def likeness_of(nodes: Sequence[NodeResult], job: JobFacts) -> Likeness:
     """Return the facts of a run; what no recording says is left unknown."""
@@ -21,11 +19,11 @@ def likeness_of(nodes: Sequence[NodeResult], job: JobFacts) -> Likeness:
     headers = [node.loaded.header for node in nodes]
     started = [int(one.started["realtime_ns"]) for one in headers if "realtime_ns" in one.started]
     frameworks = {
-        (str(name), str(version))
+        (name, version)
         for node in nodes
         for event in node.loaded.events
         if event.kind == "process-registered"
-        for name, version in dict(event.attributes.get(_FRAMEWORKS) or {}).items()
+        for name, _, version in _words(event.attributes.get("frameworks"))
     }
     return Likeness(
         started_at_ns=min((ns for ns in started if ns > 0), default=None),
@@ -43,6 +41,12 @@ def likeness_of(nodes: Sequence[NodeResult], job: JobFacts) -> Likeness:
         recorder=_known(one.versions.get("clusterprof", "") for one in headers),
         restarts=len({(one.job, one.place.restart) for one in books}) - 1 if books else 0,
     )
+
+
+def _words(told: object) -> list[tuple[str, str, str]]:
+    """Return (name, " ", version) of what a process had imported: "torch 2.13.0, jax 0.10.2"."""
+    words = told.split(", ") if isinstance(told, str) else []
+    return [one for one in (word.partition(" ") for word in words) if one[2]]
 
 
 def _models(nodes: Sequence[NodeResult]) -> Counter[str]:

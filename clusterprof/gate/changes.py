@@ -31,6 +31,7 @@ from clusterprof.units import human
 FEWEST_BASELINES = 3
 """Of a number whose chance within a run is not known."""
 _MOST_RUNS = 20
+_LONGER = 20  # times: what nobody would record is not asked for
 _PRODUCTIVE = ("gpu.busy_ratio", "productive.ratio", "au_ratio", "gpu.sm_active_ratio")
 
 
@@ -205,12 +206,15 @@ def _needed(moved: Moved, found: Difference, limits: tuple[float, float]) -> str
     ours, theirs = found.runs
     gap = abs(found.estimate - _near(found, limits))
     for more in range(1, _MOST_RUNS):
-        for add in ((0, more), (more, more)):
-            a, b = ours + add[0], theirs + add[1]
-            among = found.between**2 * (1 / a + 1 / b) + found.within
-            if student(PRIOR_RUNS + a + b - 2) * math.sqrt(among) <= gap:
+        for a, b in ((ours, theirs + more), (ours + more, theirs + more)):
+            room = (gap / student(PRIOR_RUNS + a + b - 2)) ** 2
+            room -= found.between**2 * (1 / a + 1 / b)
+            steps = math.ceil(found.steps * found.within / room) if room > 0 else math.inf
+            if steps <= _LONGER * found.steps:
                 repeats = f" and {a - ours} more --repeat" if a > ours else ""
-                return f"more steps do not tell it: {b - theirs} more --baseline{repeats} may"
+                longer = f", with {steps:,} steps each ({moved.steps:,} seen)"
+                runs = f"{b - theirs} more --baseline{repeats} needed"
+                return runs + (longer if steps > found.steps else "")
     return "it lies at the limit: neither more steps nor more runs are likely to tell it"
 
 

@@ -26,7 +26,8 @@ from clusterprof.gate.rules import AnyRule, Policy
 from clusterprof.gate.verdict import Verdict
 from clusterprof.stepstats import StepStats
 
-Said = Literal["more", "less", "the same", "cannot tell"]
+Said = Literal["more", "less", "the same", "within chance", "cannot tell"]
+"""Beyond chance; for certain next to nothing; no more than chance explains; chance is not known."""
 STEP, PRODUCTIVE = "a step", "productive"
 WORTH_RATIO = 0.005
 """Of a step: a difference that is smaller for certain is none."""
@@ -122,7 +123,7 @@ def _said(found: Difference, least_ns: float) -> Said:
     if found.high < 0 and found.estimate <= -least_ns:
         return "less"
     near = 2 * least_ns
-    return "the same" if -near <= found.low and found.high <= near else "cannot tell"
+    return "the same" if -near <= found.low and found.high <= near else "within chance"
 
 
 def _sample(report: Report, part: str | None) -> tuple[float, float]:

@@ -6,6 +6,7 @@ name and renamed, so that a reader never meets half of one.
 
 import json
 import os
+import sys
 from typing import Any, Dict, Optional, Sequence
 
 from . import layout
@@ -64,6 +65,9 @@ def register(problem: str = "") -> None:
         "device": _device or _emulated(found.get("CLUSTERPROF_EMULATED", "")),
         "node_local_rank": _node_local_rank(found),
     }
+    frameworks = _frameworks()
+    if frameworks:
+        content["frameworks"] = frameworks
     if _problem:
         content["problem"] = _problem
     try:
@@ -93,6 +97,16 @@ def set_device(device: str) -> None:
     _device = device
     if ring.is_open():
         register()
+
+
+def _frameworks() -> str:
+    """Return "torch 2.13.0, jax 0.10.2": what the job has imported so far; nothing is imported."""
+    found = []
+    for name in ("torch", "jax", "tensorflow"):
+        version = getattr(sys.modules.get(name), "__version__", "")
+        if isinstance(version, str) and version:
+            found.append("%s %s" % (name, str.__str__(version)[:32]))
+    return ", ".join(found)
 
 
 def _emulated(value: str) -> str:

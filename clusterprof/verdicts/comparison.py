@@ -15,7 +15,7 @@ from clusterprof.verdicts.text import plain as plain_verdict
 _MOST_BLAMED = 3
 _COLORS = {"more": "\x1b[31m", "less": "\x1b[32m"}
 _RESET = "\x1b[0m"
-_NAME, _TIME, _RANGE = 22, 9, 19
+_NAME, _TIME, _RANGE = 21, 8, 18
 
 
 def terminal(found: Comparison, width: int = 80, color: bool = False) -> str:
@@ -79,7 +79,8 @@ def headline(found: Comparison) -> Iterator[str]:
     elif step.said == "the same":
         yield f"A step takes as long in B as in A ({_signed(step.difference_ns)})."
     else:
-        yield f"Whether a step takes longer in B cannot be told ({_signed(step.difference_ns)})."
+        why = "is within chance" if step.said == "within chance" else "cannot be judged: few steps"
+        yield f"The difference of a step ({_signed(step.difference_ns)}) {why}."
     changed = _changed(found)
     blamed = changed[:_MOST_BLAMED]
     if blamed:

@@ -1,10 +1,11 @@
 """Is the gate to be trusted? Repeated runs of the same jobs, clean and with a planted regression.
 
-    python -m clusterprof_lab.repeats [--jobs 3] [--runs 20] [--steps 120]
+    python -m clusterprof_lab.repeats [--jobs 3] [--runs 20] [--steps 120] [--baselines 5]
+                                      [--jitter 0.1]
 
 Each job is simulated and recorded again and again: the same layout and times, all that is random
 drawn anew, and its compute up to 1 % longer or shorter from run to run (standard deviation 0.3 %).
-Five runs are baselines. Of the others half are clean and half have loaders of every node that read
+Some runs are baselines. Of the others half are clean and half have loaders of every node that read
 from a slow disk, so that a step takes 5 % longer. Exits with 1 when a target is missed.
 """
 
@@ -36,7 +37,6 @@ from clusterprof_lab.synth.simulate_truth import TAIL_NS
 from clusterprof_lab.synth.story import Story
 
 SCENARIO = "storage-io-cap"
-BASELINES = 5
 PLANTED_RATIO = 0.05
 BETWEEN_RATIO = 0.003
 RANKS = 4
@@ -55,11 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     blamed = flips = 0
     one = None
     for number in range(options.jobs):
-        job = Job(number, options.steps)
-        before = [job.report(f"baseline{i}", i, 0.0) for i in range(BASELINES)]
+        job = Job(number, options.steps, options.jitter)
+        before = [job.report(f"baseline{i}", i, 0.0) for i in range(options.baselines)]
         for i in range(options.runs):
             for kind, ratio, count in (("clean", 0.0, clean), ("slow", PLANTED_RATIO, planted)):
-                report = job.report(f"{kind}{i}", BASELINES + 2 * i + (ratio > 0), ratio)
+                report = job.report(f"{kind}{i}", options.baselines + 2 * i + (ratio > 0), ratio)
                 verdict = judge(report, [parse_any(rule) for rule in RULES], Policy(), (), before)
                 count[verdict.outcome] += 1
                 if verdict.outcome != ("fail" if ratio else "pass"):
@@ -87,12 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class Job:
     """One job of the lab that can be run again and again."""
 
-    def __init__(self, number: int, steps: int) -> None:
+    def __init__(self, number: int, steps: int, jitter: float | None) -> None:
         """Draw it; its number decides everything that does not vary from run to run."""
         scenario = next(one for one in load_corpus() if one.id == SCENARIO)
         trial = Trial(scenario, "mild", 1000 + number, "dev")
         plan, faults = draw(trial, RANKS)
         plan = replace(plan, nodes=2, per_node=RANKS // 2, steps=steps)
+        if jitter is not None:
+            plan = replace(plan, jitter=jitter)
         # The generator drew for as many steps as the trial has.
         fault = replace(
             faults.all[0], ranks=tuple(range(RANKS)), noise=np.ones((RANKS, steps)), onset=0
@@ -148,10 +150,14 @@ class Job:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="clusterprof_lab.repeats", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="clusterprof_lab.repeats", description="Is the gate to be trusted?"
+    )
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--baselines", type=int, default=5)
+    parser.add_argument("--jitter", type=float, help="of kernels (default: 1 to 3 %%)")
     return parser.parse_args(arguments)
 
 

@@ -70,12 +70,6 @@ def run(
     found = (
         Finding(STORAGE, RANKS * lost_ns, share or 0.0, None, 0.9, "A", False, False, culprits),
     )
-    alike = Likeness(
-        started_at_ns=started * 10**9, recordings=(f"{title}-{started}",),
-        gpu_models=(("H100", RANKS),), nodes=1, world_size=RANKS, batch_size=32.0,
-        measured_by=("device-samples",), frameworks=(("torch", "2.13.0"),), drivers=("580.1",),
-        recorder=("0.1.0",),
-    )  # fmt: skip
     return Report(
         title=title,
         emulated=False,
@@ -95,8 +89,17 @@ def run(
         blinds=(),
         job=JobFacts(RANKS, RANKS, 1.0),
         steps=stats,
-        likeness=dataclasses.replace(alike, **facts),  # type: ignore[arg-type]
+        likeness=dataclasses.replace(_alike(title, started), **facts),  # type: ignore[arg-type]
     )
+
+
+def _alike(title: str, started: int) -> Likeness:
+    return Likeness(
+        started_at_ns=started * 10**9, recordings=(f"{title}-{started}",),
+        gpu_models=(("H100", RANKS),), nodes=1, world_size=RANKS, batch_size=32.0,
+        measured_by=("device-samples",), frameworks=(("torch", "2.13.0"),), drivers=("580.1",),
+        recorder=("0.1.0",),
+    )  # fmt: skip
 
 
 def _metrics(share: float | None, lengths: Sequence[int]) -> tuple[Metric, ...]:
@@ -112,4 +115,5 @@ def _metrics(share: float | None, lengths: Sequence[int]) -> tuple[Metric, ...]:
         Metric("data_wait.ratio", share, "ratio"),
         Metric("step.p50_ns", p50, "ns"),
         Metric("step.count", float(RANKS * len(lengths)), "count"),
+        Metric("stall.checkpoint_ratio", 0.0, "ratio"),
     )

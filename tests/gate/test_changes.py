@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -108,8 +109,11 @@ def test_more_baselines_are_asked_for_when_steps_do_not_help() -> None:
         times(103.0, 1), times(100.0, 2, started=1), rule="step.p50_ns: +5%", policy=rough
     )
     assert found.outcome == "cannot tell"
-    assert "more steps do not tell it" in found.why or "at the limit" in found.why
     assert found.moved is not None and found.moved.steps_needed is None
+    assert re.search(r"; \d+ more --baseline( and \d+ more --repeat)? needed$", found.why)
+    at_the_limit = times(105.0, 2)  # the same steps, 5 % longer to the nanosecond
+    found = result(at_the_limit, times(100.0, 2, started=1), rule="step.p50_ns: +5%", policy=rough)
+    assert found.why.endswith("neither more steps nor more runs are likely to tell it")
 
 
 def test_baselines_that_differ_widen_the_interval() -> None:

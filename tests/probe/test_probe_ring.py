@@ -70,6 +70,19 @@ def test_an_emulated_device_is_registered(run_dir: Path) -> None:
     assert json.loads(path.read_text())["device"] == "emulated-0"
 
 
+def test_versions_of_frameworks_are_registered_once_they_are_imported(run_dir: Path) -> None:
+    code = HEAD + (
+        "import types\n"
+        "for name, version in (('torch', '2.13.0'), ('jax', None), ('tensorflow', 'v' * 99)):\n"
+        "    sys.modules[name] = types.ModuleType(name)\n"
+        "    sys.modules[name].__version__ = version\n"
+        "probe.emit(1, 10, 20)"
+    )
+    recorded(code, run_dir)
+    (path,) = (run_dir / "register").iterdir()
+    assert json.loads(path.read_text())["frameworks"] == "torch 2.13.0, tensorflow " + "v" * 32
+
+
 def test_nothing_is_announced_before_the_first_record(run_dir: Path) -> None:
     assert run("-c", "import _clusterprof_probe", run_dir=run_dir).returncode == 0
     assert not list((run_dir / "rings").iterdir()) + list((run_dir / "register").iterdir())

@@ -60,8 +60,9 @@ def test_every_object_of_the_schema_is_closed_and_complete() -> None:
         return [found for item in node for found in objects(item)] if isinstance(node, list) else []
 
     found = objects(schema())
-    # report, ledger, reason, 15 definitions, culprit, evidence, who set slow steps
-    assert len(found) == 21
+    # report, ledger, reason, definitions, culprit, evidence, who set slow steps, cause by block,
+    # model, framework, and those of advice and worth
+    assert len(found) == 99
     for node in found:
         assert node["additionalProperties"] is False
         assert node["required"] == list(node["properties"])

@@ -1,0 +1,113 @@
+"""Two runs side by side: the cause that changed is named, and parts add up to the step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from gate_runs import MS, run, steady
+
+from clusterprof.errors import UsageError
+from clusterprof.gate import Policy, parse_change
+from clusterprof.gate.compare import PRODUCTIVE, Comparison, compare
+from clusterprof.verdicts.comparison import comparison_json, headline, markdown, terminal
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "renderers"))
+from hostile import HOSTILE
+
+
+def slower() -> Comparison:
+    """B takes 10 % longer, all of it because it loses more to storage."""
+    before = run("before", steady(100, 100.0, 0.01, 1), storage=0.05, started=1)
+    after = run("after", steady(100, 110.0, 0.01, 2), storage=15 / 110, started=2)
+    return compare(before, after, [parse_change("step.p50_ns: +5%")], Policy())
+
+
+def test_the_cause_that_changed_comes_first_and_parts_add_up() -> None:
+    found = slower()
+    assert found.step.said == "more"
+    assert found.step.difference_ns == pytest.approx(10 * MS, rel=0.05)
+    first, *rest = found.rows
+    assert (first.name, first.said, first.whose) == ("storage-local", "more", "node-a rank 1 vda")
+    # 5 of 100 ms before, 15 of 110 ms after
+    assert first.a_ns == pytest.approx(5 * MS, rel=0.01)
+    assert first.b_ns == pytest.approx(15 * MS, rel=0.01)
+    assert {row.said for row in rest} <= {"the same", "within chance"}
+    assert sum(row.difference_ns for row in found.rows) == pytest.approx(found.step.difference_ns)
+    assert sum(row.b_ns for row in found.rows) == pytest.approx(found.step.b_ns)
+    assert found.verdict is not None and found.verdict.exit_code == 3
+
+
+def test_runs_that_are_alike_are_the_same() -> None:
+    before, after = (
+        run(name, steady(200, seed=seed), storage=0.05, started=seed)
+        for seed, name in ((1, "before"), (2, "after"))
+    )
+    found = compare(before, after, [], Policy())
+    assert {row.said for row in (found.step, *found.rows)} <= {"the same", "within chance"}
+    assert list(headline(found))[-1] == "No cause changed by more than chance explains."
+    assert found.verdict is None
+
+
+def test_a_faster_kernel_is_no_cause_of_waiting() -> None:
+    before = run("before", steady(100, 100.0, 0.01, 1), storage=0.1, started=1)
+    after = run("after", steady(100, 90.0, 0.01, 2), storage=1 / 9, started=2)
+    found = compare(before, after, [], Policy())
+    assert (found.rows[0].name, found.rows[0].said) == (PRODUCTIVE, "less")
+    (storage,) = (row for row in found.rows if row.name == "storage-local")
+    assert storage.said == "within chance"  # 10 ms in both, though its share rose
+
+
+def test_unlike_runs_are_shown_and_said_to_be() -> None:
+    before, after = run("before", started=1, batch_size=64.0), run("after", started=2)
+    found = compare(before, after, [parse_change("step.p50_ns: +5%")], Policy())
+    assert "The runs are unlike (batch-size)" in list(headline(found))[-1]
+    assert found.verdict is not None and found.verdict.exit_code == 4
+
+
+def test_runs_without_steps_cannot_be_compared() -> None:
+    with pytest.raises(UsageError, match="no steps were marked"):
+        compare(run(), dataclasses.replace(run(), steps=None), [], Policy())
+    short = run("short", steady(9))
+    rows = compare(short, run("short2", steady(9, seed=3), started=2), [], Policy()).rows
+    assert {row.said for row in rows if row.high_ns is None} <= {"cannot tell", "the same"}
+
+
+def test_text_fits_80_columns_and_leads_with_what_changed() -> None:
+    text = terminal(slower(), 80)
+    table = text.split("\ngate ")[0].splitlines()
+    assert all(len(line) <= 80 for line in table)
+    assert table[0].startswith("A step is ") and " longer in B (+1" in table[0]
+    assert table[1].startswith("What changed: storage-local +")
+    assert "\x1b" not in text
+    assert "\x1b[31mmore\x1b[0m" in terminal(slower(), 80, color=True)
+    assert text.splitlines()[-2].startswith("gate FAILED: 1 of 1 rule")
+
+
+def test_markdown_and_json_say_the_same() -> None:
+    found = slower()
+    lines = markdown(found).splitlines()
+    assert lines[:2] == ["<!-- clusterprof:compare -->", "### clusterprof: what changed"]
+    assert any(line.startswith("| **storage-local** | 5.0 ms | 15.0 ms |") for line in lines)
+    document = json.loads(comparison_json(found))
+    assert (document["format"], document["exit_code"]) == ("clusterprof-compare", 3)
+    assert document["parts"][0]["name"] == "storage-local"
+    assert document["parts"][0]["says"] == "more"
+    parts = sum(part["difference_ns"] for part in document["parts"])
+    assert parts == pytest.approx(document["step"]["difference_ns"])
+
+
+def test_hostile_names_stay_text() -> None:
+    found = slower()
+    for text in HOSTILE[::3]:
+        row = dataclasses.replace(found.rows[0], name=text, title=text, whose=text)
+        a = dataclasses.replace(found.a, title=text)
+        bad = dataclasses.replace(found, a=a, rows=(row,), doubts=(text,))
+        for out in (terminal(bad), markdown(bad), comparison_json(bad)):
+            assert "\x1b" not in out and "\x9b" not in out and "\u202e" not in out
+            out.encode("utf-8")
+            assert not any(line.lstrip().startswith("::") for line in out.splitlines()), repr(text)
+        assert "<script" not in markdown(bad)
