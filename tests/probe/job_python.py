@@ -14,7 +14,7 @@ import sys
 import pytest
 
 PYTHON = os.environ.get("CLUSTERPROF_JOB_PYTHON") or sys.executable
-IS_ANOTHER = PYTHON != sys.executable
+IS_ANOTHER = bool(os.environ.get("CLUSTERPROF_JOB_PYTHON"))
 
 
 @functools.cache

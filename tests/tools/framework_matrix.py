@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,7 @@ RUNS = TESTS / "framework_runs.json"
 SECONDS_AT_MOST = 3600
 # What `import torch` needs of its packages; those of CUDA are gigabytes.
 TORCH_NEEDS = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec")
-CUDA_NEEDS = ("nvidia-cuda-runtime",)
+CUDA_NEEDS = ("nvidia-cuda-runtime", "cuda-toolkit")
 
 
 class RowError(Exception):
@@ -94,11 +95,15 @@ def environment(row: Row, folder: Path, base: Path | None) -> Path:
     elif row.torch:
         base = folder / _base(row) / "bin/python"
         if not base.exists():
-            _with_torch(_venv(base.parents[1], row.python), row)
+            try:
+                _with_torch(_venv(base.parents[1], row.python), row)
+            except RowError:
+                shutil.rmtree(base.parents[1], ignore_errors=True)
+                raise
         paths.append(_packages(base))
     Path(_packages(python), "clusterprof_rows.pth").write_text("\n".join(paths) + "\n")
     pins = [pin for pin in row.pins if not pin.startswith("torch==")]
-    if pins:
+    if pins and not _has(python, row.pins):
         held = folder / "constraints.txt"
         held.write_text(f"torch=={row.torch}\n" if row.torch else "")
         needs = ["ninja", "packaging"] if row.library == "DeepSpeed" else []
@@ -108,6 +113,16 @@ def environment(row: Row, folder: Path, base: Path | None) -> Path:
             _pip(python, *also)
         _pip(python, "--constraint", str(held), *isolated, *row.also, *pins)
     return python
+
+
+def _has(python: Path, pins: tuple[str, ...]) -> bool:
+    """Return whether what an environment stands on has it all already: pip takes long to see."""
+    tell = "import importlib.metadata as m, sys; print([m.version(n) for n in sys.argv[1:]])"
+    try:
+        found = _do([str(python), "-c", tell, *[pin.partition("==")[0] for pin in pins]])
+    except RowError:
+        return False
+    return found.strip() == str([pin.partition("==")[2] for pin in pins])
 
 
 def _base(row: Row) -> str:
@@ -130,9 +145,11 @@ def _with_torch(python: Path, row: Row) -> None:
     _pip(python, *TORCH_NEEDS, *old, "packaging")
     tell = "import importlib.metadata as m; print('\\n'.join(m.requires('torch')))"
     wanted = _do([str(python), "-c", tell]).splitlines()
-    cuda = [line.partition(";")[0] for line in wanted if line.startswith(CUDA_NEEDS)]
+    # Of CUDA's packages only the runtime: it says that there is no GPU here.
+    cuda = [re.sub(r"^cuda-toolkit\[.*\]", "cuda-toolkit[cudart]", line) for line in wanted]
+    cuda = [line.partition(";")[0] for line in cuda if line.startswith(CUDA_NEEDS)]
     if cuda:
-        _pip(python, "--no-deps", *cuda)
+        _pip(python, *cuda)
         made = make_shells(Path(_packages(python), "torch/lib"))
         print(f"    shells of {', '.join(made)}", flush=True)
     _do([str(python), "-c", "import torch; torch.ones(1)"])
