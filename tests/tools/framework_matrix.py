@@ -88,7 +88,8 @@ def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> b
 
 def environment(row: Row, folder: Path, base: Path | None) -> Path:
     """Return the Python of a row's environment, made new, on `base` if that is there already."""
-    python = _venv(folder / row.name, row.python)
+    alone = base is None and not row.torch  # else it has the pip of what it stands on
+    python = _venv(folder / row.name, row.python, *([] if alone else ["--without-pip"]))
     paths = [str(ROOT)]  # jobs that import clusterprof
     if base is not None:
         paths.append(_packages(base))
@@ -129,11 +130,11 @@ def _base(row: Row) -> str:
     return f"base-torch-{row.torch}-py{row.python}"
 
 
-def _venv(place: Path, version: str) -> Path:
+def _venv(place: Path, version: str, *options: str) -> Path:
     found = shutil.which(f"python{version}")
     if found is None or subprocess.run([found, "-V"], capture_output=True).returncode:
         raise RowError(f"no Python {version} here")
-    _do([found, "-m", "venv", str(place)])
+    _do([found, "-m", "venv", *options, str(place)])
     return place / "bin/python"
 
 
@@ -195,7 +196,15 @@ def tests(row: Row, python: Path, folder: Path) -> dict[str, Any]:
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     files = [str(TESTS / f"test_probe_{name}.py") for name in row.tests]
-    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", f"--basetemp={folder}/t"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "not long",
+        f"--junitxml={report}",
+        f"--basetemp={folder}/t",
+    ]
     environ = {**os.environ, "CLUSTERPROF_JOB_PYTHON": str(python)}
     environ["PYTHONPATH"] = str(ROOT)
     with (folder / f"{row.name}.log").open("w") as log:
