@@ -35,10 +35,11 @@ from framework_rows import PACKAGES, ROWS, Row  # noqa: E402
 from clusterprof.probe.hooks import HOOKS  # noqa: E402
 
 RUNS = TESTS / "framework_runs.json"
-SECONDS_AT_MOST = 3600
 # What `import torch` needs of its packages; those of CUDA are gigabytes.
 TORCH_NEEDS = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec")
 CUDA_NEEDS = ("nvidia-cuda-runtime", "cuda-toolkit")
+
+Run = dict[str, Any]
 
 
 class RowError(Exception):
@@ -49,6 +50,7 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", action="append", default=[], help="rows whose name holds this")
     parser.add_argument("--folder", type=Path, help="where environments are made")
+    parser.add_argument("--again", action="store_true", help="only what failed the last time")
     parser.add_argument("--base", type=Path, help="a Python that has what rows stand on already")
     parser.add_argument("--keep", action="store_true", help="leave the environments there")
     parser.add_argument("--list", action="store_true", help="print the rows' names")
@@ -66,9 +68,10 @@ def main(words: list[str]) -> int:
 
 def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> bool:
     """Run one row, keep and print what came of it; False when something failed."""
+    earlier: Run = kept().get(row.name, {}) if asked.again else {}
     try:
         python = environment(row, folder, asked.base)
-        result = {**versions(row, python), **tests(row, python, folder)}
+        result = {**versions(row, python), **tests(row, python, folder, earlier)}
         result["unhooked"] = unhooked(PACKAGES[row.library], python, folder)
     except RowError as error:
         result = {"library": row.library, "python": row.python, "problem": str(error)}
@@ -175,7 +178,7 @@ def _do(command: list[str]) -> str:
     return done.stdout
 
 
-def versions(row: Row, python: Path) -> dict[str, Any]:
+def versions(row: Row, python: Path) -> Run:
     """Return what stands in an environment: the names of what is pinned with their versions."""
     names = [pin.partition("==")[0] for pin in row.pins]
     more = ["torch", "numpy"]
@@ -191,41 +194,34 @@ def versions(row: Row, python: Path) -> dict[str, Any]:
     return {"library": row.library, "python": exact, "versions": found}
 
 
-def tests(row: Row, python: Path, folder: Path) -> dict[str, Any]:
-    """Run a row's tests with their jobs in its environment; returns counts, failures and skips."""
+def tests(row: Row, python: Path, folder: Path, again: Run) -> Run:
+    """Run a row's tests with their jobs in its environment; returns counts, failures and skips.
+
+    again: an earlier result of the row, of which only what failed is run once more; else empty.
+    """
+    files = [f"test_probe_{name}.py" for name in row.tests]
+    chosen = [name.replace("::", ".py::", 1) for name in again.get("failures", {})] or files
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
-    files = [str(TESTS / f"test_probe_{name}.py") for name in row.tests]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        "not long",
-        f"--junitxml={report}",
-        f"--basetemp={folder}/t",
-    ]
-    environ = {**os.environ, "CLUSTERPROF_JOB_PYTHON": str(python)}
-    environ["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, "-m", "pytest", "-m", "not long", f"--junitxml={report}"]
+    command += [f"--basetemp={folder}/t", *[str(TESTS / name) for name in chosen]]
+    environ = {**os.environ, "CLUSTERPROF_JOB_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
     with (folder / f"{row.name}.log").open("w") as log:
-        subprocess.run([*command, *files], env=environ, cwd=ROOT, stdout=log, stderr=log)
+        subprocess.run(command, env=environ, cwd=ROOT, stdout=log, stderr=log)
     if not report.exists():
         raise RowError("pytest left no report")
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
-    failures, skips = {}, {}
+    result: Run = {"passed": again.get("passed", 0), "failed": 0, "skipped": 0}
+    result |= {"failures": {}, "skips": dict(again.get("skips", {}))}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
-        skip = case.find("skipped")
         problem = case.find("failure") if case.find("error") is None else case.find("error")
         if problem is not None:
-            counts["failed"] += 1
-            failures[name] = " ".join((problem.get("message") or "").split())[:160]
-        elif skip is not None:
-            counts["skipped"] += 1
-            skips[name] = (skip.get("message") or "")[:160]
+            result["failures"][name] = " ".join((problem.get("message") or "").split())[:160]
+        elif (skip := case.find("skipped")) is not None:
+            result["skips"][name] = (skip.get("message") or "")[:160]
         else:
-            counts["passed"] += 1
-    return {**counts, "failures": failures, "skips": skips}
+            result["passed"] += 1
+    return {**result, "failed": len(result["failures"]), "skipped": len(result["skips"])}
 
 
 def unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]:
@@ -253,13 +249,16 @@ def unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]
     return [names[note.a] for note in notes if not note.b]
 
 
-def keep(row: Row, result: dict[str, Any]) -> None:
+def keep(row: Row, result: Run) -> None:
     """Put a row's result in the place of its last one."""
-    kept = json.loads(RUNS.read_text()) if RUNS.exists() else {}
-    kept[row.name] = result
-    order = [one.name for one in ROWS]
-    kept = {name: kept[name] for name in order if name in kept}
-    RUNS.write_text(json.dumps(kept, indent=1) + "\n")
+    runs = {**kept(), row.name: result}
+    runs = {one.name: runs[one.name] for one in ROWS if one.name in runs}
+    RUNS.write_text(json.dumps(runs, indent=1) + "\n")
+
+
+def kept() -> dict[str, Run]:
+    """Return what is known of every row that was run."""
+    return json.loads(RUNS.read_text()) if RUNS.exists() else {}
 
 
 if __name__ == "__main__":
