@@ -53,6 +53,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--again", action="store_true", help="only what failed the last time")
     parser.add_argument("--base", type=Path, help="a Python that has what rows stand on already")
     parser.add_argument("--keep", action="store_true", help="leave the environments there")
+    parser.add_argument("--tests", action="append", help="not all of a row's tests but these")
     parser.add_argument("--list", action="store_true", help="print the rows' names")
     asked = parser.parse_args(words)
     rows = [row for row in ROWS if not asked.only or any(text in row.name for text in asked.only)]
@@ -71,7 +72,7 @@ def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> b
     earlier: Run = kept().get(row.name, {}) if asked.again else {}
     try:
         python = environment(row, folder, asked.base)
-        result = {**versions(row, python), **tests(row, python, folder, earlier)}
+        result = {**versions(row, python), **tests(row, asked.tests, python, folder, earlier)}
         result["unhooked"] = unhooked(PACKAGES[row.library], python, folder)
     except RowError as error:
         result = {"library": row.library, "python": row.python, "problem": str(error)}
@@ -194,12 +195,13 @@ def versions(row: Row, python: Path) -> Run:
     return {"library": row.library, "python": exact, "versions": found}
 
 
-def tests(row: Row, python: Path, folder: Path, again: Run) -> Run:
+def tests(row: Row, only: list[str] | None, python: Path, folder: Path, again: Run) -> Run:
     """Run a row's tests with their jobs in its environment; returns counts, failures and skips.
 
+    only: test_probe_<name>.py of these alone; what is left out stands in the result.
     again: an earlier result of the row, of which only what failed is run once more; else empty.
     """
-    files = [f"test_probe_{name}.py" for name in row.tests]
+    files = [f"test_probe_{name}.py" for name in only or row.tests]
     chosen = [name.replace("::", ".py::", 1) for name in again.get("failures", {})] or files
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
@@ -212,6 +214,7 @@ def tests(row: Row, python: Path, folder: Path, again: Run) -> Run:
         raise RowError("pytest left no report")
     result: Run = {"passed": again.get("passed", 0), "failed": 0, "skipped": 0}
     result |= {"failures": {}, "skips": dict(again.get("skips", {}))}
+    result["left_out"] = [name for name in row.tests if only and name not in only]
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
         problem = case.find("failure") if case.find("error") is None else case.find("error")

@@ -65,6 +65,8 @@ def _notes(name: str, run: Run) -> list[str]:
     for why in run["skips"].values():
         reasons[why] = reasons.get(why, 0) + 1
     notes += [f"* {name}: {count} skipped: {_plain(why)}" for why, count in reasons.items()]
+    if run.get("left_out"):
+        notes.append(f"* {name}: not tried: tests of {', '.join(run['left_out'])}")
     if run["unhooked"]:
         left = ", ".join(f"`{module}`" for module in run["unhooked"])
         notes.append(f"* {name}: no hook, and a `hook_note` that says so: {left}")
