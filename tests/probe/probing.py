@@ -156,7 +156,8 @@ def run(
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)  # its forked children too
             raise
-    return subprocess.CompletedProcess(python, job.returncode, out, err)
+    said = job_python.without_log(err)
+    return subprocess.CompletedProcess(python, job.returncode, out, said)
 
 
 def seen(result: subprocess.CompletedProcess[bytes]) -> tuple[int, bytes, bytes]:

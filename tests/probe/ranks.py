@@ -136,4 +136,5 @@ def _run(
                 os.killpg(job.pid, signal.SIGKILL)
                 job.wait()
     stdout, stderr = zip(*outputs)
-    return [job.returncode for job in jobs], list(stdout), list(stderr)
+    said = [job_python.without_log(each) for each in stderr]
+    return [job.returncode for job in jobs], list(stdout), said
