@@ -85,7 +85,7 @@ def run_hooks(name: str, module: "ModuleType") -> None:
             full = __name__.rpartition(".")[0] + ".hooks." + file
             __import__(full)
             hooked = int(sys.modules[full].install(module))
-        except (AttributeError, TypeError, LookupError):
+        except (AttributeError, TypeError, ValueError, LookupError, StopIteration):
             pass  # another version of the framework: this seam is not where we know it
         except BaseException as error:
             failed(error)

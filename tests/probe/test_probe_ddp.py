@@ -89,8 +89,10 @@ ddp = DDP(Net())
 for _ in range(3): ddp(batch()).sum().backward(); dist.barrier()
 """
     for ring in recorded(MODEL + code, tmp_path, install(tmp_path / "run")):
-        # The second layer's gradients come before the 0.3 s, the first layer's after them.
-        assert all(each.seconds < LATE_S / 2 for each in gradients(ring))
+        # The second layer's gradients come before the 0.3 s, the first layer's after them. In the
+        # first pass one rank may load what the other had loaded already: that is a wait.
+        _, second, third = gradients(ring)
+        assert max(second.seconds, third.seconds) < LATE_S / 2
 
 
 def test_only_passes_that_reduce_count(tmp_path: Path) -> None:

@@ -100,7 +100,15 @@ def test_a_module_that_fails_fails_as_it_does_without_us(tmp_path: Path, folder:
     assert out(tmp_path, code, folder) == text
 
 
-@pytest.mark.parametrize("error, on", [("AttributeError", True), ("ZeroDivisionError", False)])
+@pytest.mark.parametrize(
+    "error, on",  # ValueError, StopIteration: a name that is not among those of a function
+    [
+        ("AttributeError", True),
+        ("ValueError", True),
+        ("StopIteration", True),
+        ("ZeroDivisionError", False),
+    ],
+)
 def test_a_hook_that_cannot_is_noted(tmp_path: Path, folder: Path, error: str, on: bool) -> None:
     code = (
         f"def fail(module): raise {error}('x')\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import job_python
@@ -143,7 +144,8 @@ def test_the_ring_says_which_hooks_stand(alone: tuple[Ring, Path]) -> None:
     notes = sorted((note.a, note.b) for note in main.of(HOOK_NOTE))
     everything = [(0, 1), (1, 1), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1)]
     if job_python.IS_ANOTHER:  # other versions import more or less of themselves
-        assert {(0, 1), (1, 1), (2, 1)} <= set(notes) <= set(everything)
+        no_operators = {(6, 0)} if job_python.torch_version() < (2, 3) else set()
+        assert {(0, 1), (1, 1), (2, 1)} <= set(notes) <= set(everything) | no_operators
     else:
         assert notes == everything
 
@@ -191,8 +193,11 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
     with Watcher(run_dir) as watcher:
         with_probe = run("-c", COMPILED + WAIT, run_dir=run_dir)
     without = run("-c", COMPILED + WAIT, run_dir=None)
+    said = [with_probe.stdout, without.stdout]
+    if job_python.IS_ANOTHER:  # in 2.15 one break less is counted with any hook of PyTorch's own
+        said = [re.sub(rb"': \d+", b"'", each) for each in said]
     # stderr holds a warning of torch with the time of day.
-    assert (with_probe.returncode, with_probe.stdout) == (0, without.stdout), with_probe.stderr
+    assert (with_probe.returncode, said[0]) == (0, said[1]), with_probe.stderr
     (ring,) = watcher.rings()
     assert len(ring.of(OPTIMIZER)) == 1  # the step in the open; what is compiled is not seen
     assert ring.switched_off == 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,10 +35,11 @@ from framework_rows import PACKAGES, ROWS, Row  # noqa: E402
 from clusterprof.probe.hooks import HOOKS  # noqa: E402
 
 RUNS = TESTS / "framework_runs.json"
-SECONDS_AT_MOST = 3600
 # What `import torch` needs of its packages; those of CUDA are gigabytes.
 TORCH_NEEDS = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec")
-CUDA_NEEDS = ("nvidia-cuda-runtime",)
+CUDA_NEEDS = ("nvidia-cuda-runtime", "cuda-toolkit")
+
+Run = dict[str, Any]
 
 
 class RowError(Exception):
@@ -48,8 +50,10 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", action="append", default=[], help="rows whose name holds this")
     parser.add_argument("--folder", type=Path, help="where environments are made")
+    parser.add_argument("--again", action="store_true", help="only what failed the last time")
     parser.add_argument("--base", type=Path, help="a Python that has what rows stand on already")
     parser.add_argument("--keep", action="store_true", help="leave the environments there")
+    parser.add_argument("--tests", action="append", help="not all of a row's tests but these")
     parser.add_argument("--list", action="store_true", help="print the rows' names")
     asked = parser.parse_args(words)
     rows = [row for row in ROWS if not asked.only or any(text in row.name for text in asked.only)]
@@ -65,9 +69,10 @@ def main(words: list[str]) -> int:
 
 def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> bool:
     """Run one row, keep and print what came of it; False when something failed."""
+    earlier: Run = kept().get(row.name, {}) if asked.again else {}
     try:
         python = environment(row, folder, asked.base)
-        result = {**versions(row, python), **tests(row, python, folder)}
+        result = {**versions(row, python), **tests(row, asked.tests, python, folder, earlier)}
         result["unhooked"] = unhooked(PACKAGES[row.library], python, folder)
     except RowError as error:
         result = {"library": row.library, "python": row.python, "problem": str(error)}
@@ -87,18 +92,23 @@ def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> b
 
 def environment(row: Row, folder: Path, base: Path | None) -> Path:
     """Return the Python of a row's environment, made new, on `base` if that is there already."""
-    python = _venv(folder / row.name, row.python)
+    alone = base is None and not row.torch  # else it has the pip of what it stands on
+    python = _venv(folder / row.name, row.python, *([] if alone else ["--without-pip"]))
     paths = [str(ROOT)]  # jobs that import clusterprof
     if base is not None:
         paths.append(_packages(base))
     elif row.torch:
         base = folder / _base(row) / "bin/python"
         if not base.exists():
-            _with_torch(_venv(base.parents[1], row.python), row)
+            try:
+                _with_torch(_venv(base.parents[1], row.python), row)
+            except RowError:
+                shutil.rmtree(base.parents[1], ignore_errors=True)
+                raise
         paths.append(_packages(base))
     Path(_packages(python), "clusterprof_rows.pth").write_text("\n".join(paths) + "\n")
     pins = [pin for pin in row.pins if not pin.startswith("torch==")]
-    if pins:
+    if pins and not _has(python, row.pins):
         held = folder / "constraints.txt"
         held.write_text(f"torch=={row.torch}\n" if row.torch else "")
         needs = ["ninja", "packaging"] if row.library == "DeepSpeed" else []
@@ -110,15 +120,25 @@ def environment(row: Row, folder: Path, base: Path | None) -> Path:
     return python
 
 
+def _has(python: Path, pins: tuple[str, ...]) -> bool:
+    """Return whether what an environment stands on has it all already: pip takes long to see."""
+    tell = "import importlib.metadata as m, sys; print([m.version(n) for n in sys.argv[1:]])"
+    try:
+        found = _do([str(python), "-c", tell, *[pin.partition("==")[0] for pin in pins]])
+    except RowError:
+        return False
+    return found.strip() == str([pin.partition("==")[2] for pin in pins])
+
+
 def _base(row: Row) -> str:
     return f"base-torch-{row.torch}-py{row.python}"
 
 
-def _venv(place: Path, version: str) -> Path:
+def _venv(place: Path, version: str, *options: str) -> Path:
     found = shutil.which(f"python{version}")
     if found is None or subprocess.run([found, "-V"], capture_output=True).returncode:
         raise RowError(f"no Python {version} here")
-    _do([found, "-m", "venv", str(place)])
+    _do([found, "-m", "venv", *options, str(place)])
     return place / "bin/python"
 
 
@@ -130,11 +150,20 @@ def _with_torch(python: Path, row: Row) -> None:
     _pip(python, *TORCH_NEEDS, *old, "packaging")
     tell = "import importlib.metadata as m; print('\\n'.join(m.requires('torch')))"
     wanted = _do([str(python), "-c", tell]).splitlines()
-    cuda = [line.partition(";")[0] for line in wanted if line.startswith(CUDA_NEEDS)]
+    # Of CUDA's packages only the runtime: it says that there is no GPU here.
+    cuda = [re.sub(r"^cuda-toolkit\[.*\]", "cuda-toolkit[cudart]", line) for line in wanted]
+    cuda = [line.partition(";")[0] for line in cuda if line.startswith(CUDA_NEEDS)]
     if cuda:
-        _pip(python, "--no-deps", *cuda)
+        _pip(python, *cuda)
         made = make_shells(Path(_packages(python), "torch/lib"))
         print(f"    shells of {', '.join(made)}", flush=True)
+        for told in Path(_packages(python)).glob(
+            "torch-*.dist-info/METADATA"
+        ):  # pip would get them
+            kept_lines = re.sub(
+                r"(?m)^Requires-Dist: (nvidia-|triton|cuda-).*\n", "", told.read_text()
+            )
+            told.write_text(kept_lines)
     _do([str(python), "-c", "import torch; torch.ones(1)"])
 
 
@@ -157,7 +186,7 @@ def _do(command: list[str]) -> str:
     return done.stdout
 
 
-def versions(row: Row, python: Path) -> dict[str, Any]:
+def versions(row: Row, python: Path) -> Run:
     """Return what stands in an environment: the names of what is pinned with their versions."""
     names = [pin.partition("==")[0] for pin in row.pins]
     more = ["torch", "numpy"]
@@ -173,33 +202,38 @@ def versions(row: Row, python: Path) -> dict[str, Any]:
     return {"library": row.library, "python": exact, "versions": found}
 
 
-def tests(row: Row, python: Path, folder: Path) -> dict[str, Any]:
-    """Run a row's tests with their jobs in its environment; returns counts, failures and skips."""
+def tests(row: Row, only: list[str] | None, python: Path, folder: Path, again: Run) -> Run:
+    """Run a row's tests with their jobs in its environment; returns counts, failures and skips.
+
+    only: test_probe_<name>.py of these alone; what is left out stands in the result.
+    again: an earlier result of the row, of which only what failed is run once more; else empty.
+    """
+    files = [f"test_probe_{name}.py" for name in only or row.tests]
+    chosen = [name.replace("::", ".py::", 1) for name in again.get("failures", {})] or files
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
-    files = [str(TESTS / f"test_probe_{name}.py") for name in row.tests]
-    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", f"--basetemp={folder}/t"]
-    environ = {**os.environ, "CLUSTERPROF_JOB_PYTHON": str(python)}
-    environ["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, "-m", "pytest", "-m", "not long", f"--junitxml={report}"]
+    command += [f"--basetemp={folder}/t", *[str(TESTS / name) for name in chosen]]
+    environ = {**os.environ, "CLUSTERPROF_JOB_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
     with (folder / f"{row.name}.log").open("w") as log:
-        subprocess.run([*command, *files], env=environ, cwd=ROOT, stdout=log, stderr=log)
+        subprocess.run(command, env=environ, cwd=ROOT, stdout=log, stderr=log)
     if not report.exists():
         raise RowError("pytest left no report")
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
-    failures, skips = {}, {}
+    result: Run = {"passed": again.get("passed", 0), "failed": 0, "skipped": 0}
+    result |= {"failures": {}, "skips": dict(again.get("skips", {}))}
+    result["left_out"] = [name for name in row.tests if only and name not in only]
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
-        skip = case.find("skipped")
         problem = case.find("failure") if case.find("error") is None else case.find("error")
         if problem is not None:
-            counts["failed"] += 1
-            failures[name] = " ".join((problem.get("message") or "").split())[:160]
-        elif skip is not None:
-            counts["skipped"] += 1
-            skips[name] = (skip.get("message") or "")[:160]
+            result["failures"][name] = " ".join((problem.get("message") or "").split())[:160]
+        elif (skip := case.find("skipped")) is not None:
+            # Of a whole file pytest says why in the text alone.
+            why = (skip.text or "").rpartition("Skipped: ")[2].strip("')\" ")
+            result["skips"][name] = (why or skip.get("message") or "")[:160]
         else:
-            counts["passed"] += 1
-    return {**counts, "failures": failures, "skips": skips}
+            result["passed"] += 1
+    return {**result, "failed": len(result["failures"]), "skipped": len(result["skips"])}
 
 
 def unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]:
@@ -227,13 +261,16 @@ def unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]
     return [names[note.a] for note in notes if not note.b]
 
 
-def keep(row: Row, result: dict[str, Any]) -> None:
+def keep(row: Row, result: Run) -> None:
     """Put a row's result in the place of its last one."""
-    kept = json.loads(RUNS.read_text()) if RUNS.exists() else {}
-    kept[row.name] = result
-    order = [one.name for one in ROWS]
-    kept = {name: kept[name] for name in order if name in kept}
-    RUNS.write_text(json.dumps(kept, indent=1) + "\n")
+    runs = {**kept(), row.name: result}
+    runs = {one.name: runs[one.name] for one in ROWS if one.name in runs}
+    RUNS.write_text(json.dumps(runs, indent=1) + "\n")
+
+
+def kept() -> dict[str, Run]:
+    """Return what is known of every row that was run."""
+    return json.loads(RUNS.read_text()) if RUNS.exists() else {}
 
 
 if __name__ == "__main__":

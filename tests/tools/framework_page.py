@@ -58,17 +58,23 @@ def _line(library: str, tried: list[Run]) -> str:
 
 
 def _notes(name: str, run: Run) -> list[str]:
+    """Return one line of what did not pass in a row, or none."""
     if "problem" in run:
         return [f"* {name}: not run: {_plain(run['problem'])}"]
-    notes = [f"* {name}: `{test}` fails: {_plain(why)}" for test, why in run["failures"].items()]
+    notes = [f"`{test}` fails: {_plain(why)}" for test, why in run["failures"].items()]
     reasons: dict[str, int] = {}
     for why in run["skips"].values():
-        reasons[why] = reasons.get(why, 0) + 1
-    notes += [f"* {name}: {count} skipped: {_plain(why)}" for why, count in reasons.items()]
+        reason = _plain(re.sub(r"\[rank\d+\]: ?", "", why))
+        if "without us" in reason and "Error: " not in reason:
+            reason = reason.partition(":")[0]
+        reasons[reason] = reasons.get(reason, 0) + 1
+    notes += [f"{count} skipped, {why}" for why, count in reasons.items()]
+    if run.get("left_out"):
+        notes.append(f"tests of {', '.join(run['left_out'])} not tried")
     if run["unhooked"]:
         left = ", ".join(f"`{module}`" for module in run["unhooked"])
-        notes.append(f"* {name}: no hook, and a `hook_note` that says so: {left}")
-    return notes
+        notes.append(f"a `hook_note` says that there is no hook for {left}")
+    return [f"* {name}: {'; '.join(notes)}"] if notes else []
 
 
 def _version(run: Run) -> str:

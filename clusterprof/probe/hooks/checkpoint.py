@@ -21,7 +21,10 @@ _SAVES = {
 def install(module: ModuleType) -> bool:
     """Wrap what saves before others import it from this module by name."""
     hooked = False
-    for name, at, keyword in _SAVES[module.__name__]:
+    saves = _SAVES[module.__name__]
+    if not hasattr(module, "save"):  # before PyTorch 2.2; later versions of it warn their caller
+        saves += (("save_state_dict", -1, ""),)
+    for name, at, keyword in saves:
         if hasattr(module, name):
             size = _size_of(at, keyword)
             hooked = marks.wrap(module, name, layout.CHECKPOINT, size, by_parts=False)
