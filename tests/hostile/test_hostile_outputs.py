@@ -74,9 +74,8 @@ def verdicts() -> Iterator[tuple[Verdict, Report]]:
 def forms(verdict: Verdict, report: Report) -> dict[str, str]:
     """Return a verdict in every form the gate has."""
     try:
-        from clusterprof.verdicts.github import workflow_commands
-
         from clusterprof.cli import gate_outputs
+        from clusterprof.verdicts.github import workflow_commands
     except ImportError:
         from clusterprof.cli import gate
 

@@ -15,11 +15,7 @@ import sys
 import pytest
 
 PYTHON = os.environ.get("CLUSTERPROF_JOB_PYTHON") or sys.executable
-<<<<<<< HEAD
-IS_ANOTHER = sys.executable != PYTHON
-=======
 IS_ANOTHER = bool(os.environ.get("CLUSTERPROF_JOB_PYTHON"))
->>>>>>> k-frameworks
 
 
 @functools.cache
