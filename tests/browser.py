@@ -97,6 +97,7 @@ class Browser:
         self.events.clear()
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        self.call("Performance.enable", timeDomain="threadTicks")
         self.size(width, height)
         self.call("Page.navigate", url=file.resolve().as_uri() + hash_)
         if wait:
@@ -177,6 +178,11 @@ class Browser:
             if event["method"] == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
                 found.append(event["params"]["entry"]["text"])
         return found
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that the page's main thread has taken."""
+        metrics = self.call("Performance.getMetrics")["metrics"]
+        return float({one["name"]: one["value"] for one in metrics}["TaskDuration"])
 
     def requests(self) -> list[str]:
         """Return the addresses that the page asked for."""
