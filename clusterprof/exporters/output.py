@@ -36,8 +36,13 @@ class Output:
     def whole(self) -> Iterator[BinaryIO]:
         """Give the one file that all parts go to; raises UsageError when it cannot be written."""
         if self.path is None:
-            yield self._stdout
-            self._stdout.flush()
+            try:
+                yield self._stdout
+                self._stdout.flush()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise _cannot(Path("standard output"), error) from None
             return
         with written(self.path) as file:
             yield file
