@@ -43,8 +43,7 @@ def _missing_ranks(report: Report, policy: Policy) -> str:
     world = report.job.world_size if report.job is not None else None
     if not world:
         return ""
-    numbered = {rank.rank for rank in report.ranks if rank.rank is not None}
-    seen = max(len(numbered), sum(rank.rank is None for rank in report.ranks))
+    seen = len(report.ranks)  # of all jobs and lives, as the world is
     if seen >= policy.min_ranks_ratio * world:
         return ""
     return (

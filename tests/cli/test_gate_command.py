@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -16,17 +17,23 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "gate"))
 from gate_runs import run, steady
 
 
+@functools.cache
+def made() -> dict[str, str]:
+    """Three baselines, a good run and a slow one, as JSON."""
+    found = {f"base{i}": run(f"base{i}", steady(seed=i), started=i) for i in range(1, 4)}
+    found["good"] = run("good", steady(seed=8), started=8)
+    found["slow"] = run("slow", steady(ms=112, seed=9), storage=0.1, started=9)
+    return {name: Json().render(report) for name, report in found.items()}
+
+
 @pytest.fixture
 def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three baselines, a good run and a slow one, stored in the working directory."""
+    """The same, stored in the working directory."""
     monkeypatch.chdir(tmp_path)
     for name in ("CLUSTERPROF_PROFILE", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
-    made = {f"base{i}": run(f"base{i}", steady(seed=i), started=i) for i in range(1, 4)}
-    made["good"] = run("good", steady(seed=8), started=8)
-    made["slow"] = run("slow", steady(ms=112, seed=9), storage=0.1, started=9)
-    for name, report in made.items():
-        (tmp_path / f"{name}.json").write_text(Json().render(report))
+    for name, report in made().items():
+        (tmp_path / f"{name}.json").write_text(report)
     return tmp_path
 
 

@@ -169,13 +169,13 @@ def test_neighbours_that_resemble_each_other_say_less() -> None:
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     held = 0
-    for seed in range(60):
+    for seed in range(30):
         found = result(
             times(103.0, 2 * seed), times(100.0, 2 * seed + 1, started=1), rule="step.mean_ns: +1%"
         )
         assert found.moved is not None
         held += found.moved.low <= 0.03 <= found.moved.high
-    assert 53 <= held <= 60  # 95 % of 60 are 57
+    assert held >= 26  # 95 % of 30 are 28.5
 
 
 def test_the_same_runs_give_the_same_verdict() -> None:
