@@ -43,7 +43,7 @@ class SlowRow:
     start_ns: int
     duration_ns: int
     lost: tuple[tuple[str, int], ...]
-    """(row of `RankTimes.names`, ns)."""
+    """(row of the table, ns)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class RankTimes:
     length: int
     blocks: tuple[tuple[int | bytes, int, int, int], ...]
     """Place, length, first and last end of the packed (number, start, end) of steps."""
-    slowest: tuple[SlowRow, ...]
+    slowest: Int
+    """int64[3 + names, n]: number, start and length of its slowest steps, then ns lost in them."""
     why: str = ""
     """Why something is missing."""
 
@@ -195,8 +196,17 @@ class Times:
             self._why = self._store.why_full
         return RankTimes(
             self._begin_ns, self._table.stretch_ns, self._table.first, names, place, len(data),
-            tuple(self._blocks), tuple(self._slow), self._why,
+            tuple(self._blocks), _packed_steps(self._slow, names), self._why,
         )  # fmt: skip
+
+
+def _packed_steps(steps: list[SlowRow], names: tuple[str, ...]) -> Int:
+    table = np.zeros((3 + len(names), len(steps)), np.int64)
+    for column, step in enumerate(steps):
+        lost = dict(step.lost)
+        amounts = [lost.get(name, 0) for name in names]
+        table[:, column] = [step.number, step.start_ns, step.duration_ns, *amounts]
+    return table
 
 
 class _Rows:

@@ -66,7 +66,7 @@ def run(scenario_name: str, keep: Path | None = None, inject: str = "auto") -> D
         recording = folder / "recording"
         _record(scenario, recording, dataset, inject)
         dataset.unlink()
-        report = analyze(recording)
+        report = analyze(recording, history=True)
         return DemoResult(scenario, report, _read_truth(folder, scenario), recording)
 
 

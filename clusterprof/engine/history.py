@@ -236,15 +236,14 @@ class _Told:
         for at, (_, one) in enumerate(self.pairs):
             if one.job != job or one.times is None:
                 continue
-            for step in one.times.slowest:
-                if step.number == number:
-                    longest = max(longest, (step.duration_ns, -at, step.start_ns))
-                    rank = last.get((at, step.start_ns), rank)
-                    for name, ns in step.lost:
-                        id_ = _row_called(one, name)
-                        if id_:
-                            lost[id_] = lost.get(id_, 0) + ns
-                    break
+            for column in np.flatnonzero(one.times.slowest[0] == number)[:1].tolist():
+                _, start_ns, duration_ns, *amounts = one.times.slowest[:, column].tolist()
+                longest = max(longest, (duration_ns, -at, start_ns))
+                rank = last.get((at, start_ns), rank)
+                for name, ns in zip(one.times.names, amounts):
+                    id_ = _row_called(one, name)
+                    if id_ and ns:
+                        lost[id_] = lost.get(id_, 0) + ns
         duration, at, start = longest[0], -longest[1], longest[2]
         lines = tuple(sorted(lost.items(), key=lambda line: (-line[1], line[0])))
         return SlowStep(number, self._when(at, start), duration, rank, lines)

@@ -118,8 +118,9 @@ def slowest_of(ranks: Sequence[RankBooks]) -> dict[int, list[int]]:
     longest: dict[int, dict[int, int]] = {}
     for one in ranks:
         of_job = longest.setdefault(one.job, {})
-        for step in one.times.slowest if one.times is not None else ():
-            of_job[step.number] = max(step.duration_ns, of_job.get(step.number, 0))
+        steps = one.times.slowest[[0, 2]].T.tolist() if one.times is not None else []
+        for number, ns in steps:
+            of_job[number] = max(ns, of_job.get(number, 0))
     return {
         job: sorted(of_job, key=lambda number: (-of_job[number], number))[:MOST_SLOW]
         for job, of_job in longest.items()
@@ -134,7 +135,8 @@ def _slow_steps(ranks: Sequence[RankBooks]) -> list[SlowSteps]:
         if one.times is None or one.operations is None:
             continue
         wanted = set(numbers[one.job])
-        mine = {s.start_ns: s.duration_ns for s in one.times.slowest if s.number in wanted}
+        steps = one.times.slowest[:3].T.tolist()
+        mine = {start: ns for number, start, ns in steps if number in wanted}
         if mine and len(mine) > len(chosen.get(one.job, (0, {}))[1]):
             chosen[one.job] = at, mine
     return [SlowSteps(at, steps, None, len(ranks)) for at, steps in chosen.values()]

@@ -118,7 +118,7 @@ def _width(character: str) -> int:
 
 _ASCII = {
     **dict(zip(map(ord, "▁▂▃▄▅▆▇█"), "_.-:=+*#")),
-    **dict(zip(map(ord, "░─·µ°…≤–—×±"), ".-:ud~<--x~")),
+    **dict(zip(map(ord, "░─·µ°…≤–—×±"), ".- ud~<--x~")),
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 from faulty import HOUR, Machine, write_on
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from lean import Step, cluster, without
 from recordings import SECOND, Script, training, write
 from test_invariance import scripts
 from test_peers import job
@@ -227,3 +228,19 @@ def test_an_idle_device_without_a_cause_is_unattributed(tmp_path: Path) -> None:
     check_history(report)
     assert report.history is not None
     assert UNATTRIBUTED in dict(report.history.ranks[0].lost) or not report.unattributed_ns
+
+
+@pytest.mark.parametrize("missing", ["collectives", "spans", "busy+collectives"])
+def test_stretches_add_up_where_waiting_is_told_without_marks(tmp_path: Path, missing: str) -> None:
+    """Time in which ranks slept or span may be waiting, or nobody knows; perhaps it is no loss."""
+    reads, plain = Step(read=0.2), Step()
+    job = without(cluster([plain] * 30, [reads] * 30, [plain] * 30), missing.split("+")[-1])
+    if missing.startswith("busy"):  # the device spins while it waits
+        job = [replace(one, busy=[(1.0, one.end - 1.0)]) for one in job]
+    for number, script in enumerate(job):
+        write(script, tmp_path / f"node-{number}")
+    report = analyze(tmp_path, history=True)
+    check_history(report)
+    assert report.history is not None
+    if missing != "busy+collectives":
+        assert dict(report.history.ranks[0].lost).keys() >= {WAITING}
