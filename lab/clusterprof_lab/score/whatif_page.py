@@ -22,6 +22,7 @@ same job, with the same random numbers, without the fault. Points are hundredths
 steps. Bounds are 95 %, of a block bootstrap over stretches of steps: they say how much the run
 varies, not how far the model may be off.
 """
+SEEDS = "The split dev is the one the model may be improved on; no run of the split test was used."
 READ = """\
 *Within* is the part of faults whose predicted gain is at most 3 points off, with Wilson's interval.
 *Truth's books* is the same for what the truth itself says was lost to the fault, a tool that
@@ -81,7 +82,7 @@ def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     faults = [{**one, "split": d["split"]} for d in documents for one in d["faults"]]
     beds = sorted({(one["testbed"], one["split"]) for one in faults}, reverse=True)
     yield HEAD
-    yield f"Target: {TARGET_RATIO:.0%} within {WITHIN_POINTS:g} points.\n"
+    yield f"Target: {100 * TARGET_RATIO:.0f} % within {WITHIN_POINTS:g} points. {SEEDS}\n"
     yield table(
         ["jobs", "faults", "within", "off by, mean", "off by, worst", "truth's books, within"],
         [_line(bed, [one for one in faults if (one["testbed"], one["split"]) == bed])
@@ -118,7 +119,8 @@ def _part(right: int, of: int) -> str:
     one = wilson(right, of)
     if one.value is None or one.low is None or one.high is None:
         return "-"
-    return f"{one.value:.0%} ({one.low:.0%}–{one.high:.0%}; {right} of {of})"
+    low, high = round(100 * one.low), round(100 * one.high)
+    return f"{100 * one.value:.0f} % ({low}–{high}; {right} of {of})"
 
 
 def _by_scenario(
