@@ -11,7 +11,7 @@ FRAMEWORKS_VENV ?= .venv-frameworks-$(TORCH)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev torch test test-long check lint types contracts golden docs docs-check host bench
-.PHONY: gate-check score score-full score-rivals score-sabotage blame-check lab-cluster accept-cluster test-launchers test-frameworks test-frameworks-matrix clean
+.PHONY: gate-check score score-full score-whatif score-rivals score-sabotage blame-check lab-cluster accept-cluster test-launchers test-frameworks test-frameworks-matrix clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ gate-check: $(VENV)/dev ## repeated runs of simulated jobs, clean and 5 % slower
 
 score: $(VENV)/torch ## a slice of the corpus of known faults, all tools judged by the truth: SPLIT=dev (minutes)
 	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice ci --out $(SCORE) $(ANSWERS)
+
+score-whatif: $(VENV)/dev ## predicted gains of fixing each fault beside the same job without it: SPLIT=dev (minutes)
+	$(BIN)/python -m clusterprof_lab whatif --split $(SPLIT) --out $(SCORE)-whatif
 
 score-full: $(VENV)/torch ## the whole corpus, real processes too (root, hours); writes what docs/accuracy.md is made of
 	-$(BIN)/python -m clusterprof_lab lab run --split $(SPLIT) --seeds 1 --out $(SCORE)/real

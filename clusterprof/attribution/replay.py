@@ -39,7 +39,7 @@ from clusterprof.attribution.replay_fronts import (
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
 
-MOST_FRONTS = 1 << 13
+MOST_FRONTS = 1 << 11
 """Fronts that are played in full; then fewer blocks are: a part of the steps is enough."""
 MET_RATIO = 0.9
 """All ranks meet in one team when so many of the operations are of them all."""

@@ -30,11 +30,11 @@ FULL = Worth(
 def test_every_line() -> None:
     assert sentences(replace(clean(), worth=FULL)) == [
         "The steps took 1.7 min; without one cause, all else as it was, they would end",
-        "storage-local: 20.0 s sooner (20.0 %; 95 %: 18.0 s to 22.0 s); lost 12.50 EUR, fixing"
+        "storage-local: 20.00 s sooner (20.0 %; 95 %: 18.00 s to 22.00 s); lost 12.50 EUR, fixing"
         " saves 10.00 EUR",
-        "cpu-gc: 1.00 s sooner (1.0 %; 95 %: 18.0 s to 22.0 s); lost 12.50 EUR, fixing saves"
+        "cpu-gc: 1.00 s sooner (1.0 %; 95 %: 18.00 s to 22.00 s); lost 12.50 EUR, fixing saves"
         " 10.00 EUR",
-        "all that can be fixed: 20.0 s sooner (20.0 %), which is no sum: causes hide behind each"
+        "all that can be fixed: 20.00 s sooner (20.0 %), which is no sum: causes hide behind each"
         " other",
         "sync-bubble: cannot be said: it comes of the order of a pipeline",
         "tokens per second: 1,234, 1,500 with all fixed (summed over the ranks that read them)",

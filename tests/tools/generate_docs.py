@@ -74,11 +74,13 @@ def cause_pages() -> dict[str, str]:
 
 
 def accuracy_pages() -> dict[str, str]:
-    """The page of the score and its picture, from lab/results."""
+    """The page of the score, its picture and that of what if, from lab/results."""
     sys.path.insert(0, str(ROOT / "lab"))
     from clusterprof_lab.score.page import PAGE, pages
+    from clusterprof_lab.score.whatif_page import pages as whatif_pages
 
-    return {name: MARK + text if name == PAGE else text for name, text in pages().items()}
+    found = {name: MARK + text if name == PAGE else text for name, text in pages().items()}
+    return {**found, **{name: MARK + text for name, text in whatif_pages().items()}}
 
 
 def signal_page() -> str:
