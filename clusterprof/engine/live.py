@@ -67,25 +67,29 @@ class LiveJob:
         self._limits = limits
         self._window_ns = window_ns
         self._nodes: dict[Path, _Node] = {}
+        self._told: tuple[Report, str] | None = None
 
     def look(self, now_ns: int) -> Live:
         """Read what has come and analyse the window; `now_ns` is the time of people's clocks.
 
         Raises NoRecording when there has never been anything to read.
         """
-        self._find()
+        came = self._find()
         for node in self._nodes.values():
             known = node.tail.latest_ns is not None
-            if node.tail.look(self._window_ns + _LEAD_NS) and known:
-                node.grew_ns = now_ns
+            if node.tail.look(self._window_ns + _LEAD_NS):
+                came = True
+                node.grew_ns = now_ns if known else None
         newest_ns = max(
             (t for node in self._nodes.values() if (t := node.tail.realtime_ns()) is not None),
             default=None,
         )
-        for node in self._nodes.values():
-            self._analyse(node, newest_ns)
+        if came or self._told is None:
+            for node in self._nodes.values():
+                self._analyse(node, newest_ns)
+            self._told = self._report()
+        report, trouble = self._told
         states = tuple(_state(node, now_ns) for node in self._nodes.values())
-        report, trouble = self._report()
         troubles = [node.trouble for node in self._nodes.values() if node.trouble]
         return Live(
             title=" ".join(map(str, self._paths)),
@@ -102,8 +106,9 @@ class LiveJob:
             trouble=next((why for why in [trouble, *troubles] if why), ""),
         )
 
-    def _find(self) -> None:
-        """Take up nodes that have come; those that have gone stay, and are said to be gone."""
+    def _find(self) -> bool:
+        """Take up nodes that have come, and say whether some have; those that have gone stay."""
+        known = len(self._nodes)
         for path in self._paths:
             try:
                 folders = node_folders(path)
@@ -116,6 +121,7 @@ class LiveJob:
                     self._nodes[folder] = _Node(NodeTail(folder))
         if not self._nodes:
             node_folders(self._paths[0])  # says what is wrong with it
+        return len(self._nodes) > known
 
     def _analyse(self, node: _Node, newest_ns: int | None) -> None:
         """Analyse a node's part of the window, which ends with the newest record of all nodes."""
