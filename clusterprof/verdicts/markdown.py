@@ -17,6 +17,7 @@ from clusterprof.units import human
 _WORDS = {"pass": "passed", "fail": "failed", "cannot tell": "cannot tell"}
 _MARKS = {"pass": "✅", "fail": "❌", "cannot tell": "❔"}
 _MOST_CAUSES = 5
+_MOST_NAMED = 2
 
 
 def marker(name: str = "gate") -> str:
@@ -49,10 +50,11 @@ def _lines(verdict: Verdict, report: Report, name: str) -> Iterator[str]:
         )
         yield ""
     for one in causes:
-        whose = ", ".join(
+        names = (
             " ".join(word for word in (culprit.node, culprit.resource) if word)
-            for culprit in one.culprits[:2]
+            for culprit in one.culprits
         )
+        whose = ", ".join(list(dict.fromkeys(names))[:_MOST_NAMED])
         where = f" ({md(whose)})" if whose else ""
         cause = f"{md(one.cause.id)}: {md(one.cause.title)}"
         yield f"- {human(one.share_ratio, 'ratio')} {cause}{where}"
