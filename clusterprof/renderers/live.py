@@ -237,7 +237,7 @@ def _cells(row: Row, headings: _Cells) -> _Cells:
         "LOST": _ratio(row.lost_ratio),
         "LOST TO": row.lost_to,
         "CAUSED": _UNKNOWN if row.caused_ns is None else human(row.caused_ns, "ns"),
-        "RECORDER": row.recorder.removesuffix(" ago"),
+        "RECORDER": row.recorder.removesuffix(" ago").replace("silent for", "silent"),
     }
     return tuple(cells[heading] for heading in headings)
 
