@@ -221,7 +221,8 @@ def tests(row: Row, only: list[str] | None, python: Path, folder: Path, again: R
         raise RowError("pytest left no report")
     result: Run = {"passed": again.get("passed", 0), "failed": 0, "skipped": 0}
     result |= {"failures": {}, "skips": dict(again.get("skips", {}))}
-    result["left_out"] = [name for name in row.tests if only and name not in only]
+    left = again.get("left_out", row.tests)
+    result["left_out"] = [name for name in left if only and name not in only]
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
         problem = case.find("failure") if case.find("error") is None else case.find("error")
