@@ -265,7 +265,10 @@ def unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]
 def keep(row: Row, result: Run) -> None:
     """Put a row's result in the place of its last one."""
     runs = {**kept(), row.name: result}
-    runs = {one.name: runs[one.name] for one in ROWS if one.name in runs}
+    order = [one.name for one in ROWS]
+    runs = dict(
+        sorted(runs.items(), key=lambda run: order.index(run[0]) if run[0] in order else -1)
+    )
     RUNS.write_text(json.dumps(runs, indent=1) + "\n")
 
 

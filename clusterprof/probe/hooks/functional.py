@@ -17,7 +17,6 @@ from . import calls, cuda, groups, seam
 
 WAITS_AT_MOST = 512  # results under way whose wait we would recognise
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
-TRACED_AFTER = (2, 13)
 OPERATORS = {
     "all_reduce": layout.ALL_REDUCE,
     "all_reduce_": layout.ALL_REDUCE,
@@ -41,15 +40,8 @@ _waited_ns = 0  # when the last wait ended
 
 
 def install(module: ModuleType) -> bool:
-    """Put our own function behind each operator that this version has.
-
-    Later versions than 2.13 trace what an operator calls, and ours would break a graph (seen in
-    2.15): there it stays as it is, and eager operations are not seen.
-    """
+    """Put our own function behind each operator that this version has."""
     torch = sys.modules["torch"]
-    version = str(torch.__version__).split(".")  # type: ignore[attr-defined]
-    if (int(version[0]), int(version[1])) > TRACED_AFTER:
-        return False
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     eager = {torch.Tensor, torch.nn.Parameter, module.AsyncCollectiveTensor}  # type: ignore[attr-defined]
     c10d._resolve_process_group  # noqa: B018 - or the names of groups mean nothing
