@@ -231,7 +231,8 @@ def tests(row: Row, only: list[str] | None, python: Path, folder: Path, again: R
         elif (skip := case.find("skipped")) is not None:
             # Of a whole file pytest says why in the text alone.
             why = (skip.text or "").rpartition("Skipped: ")[2].strip("')\" ")
-            result["skips"][name] = (why or skip.get("message") or "")[:160]
+            why = why or re.sub(r"^\S+\.py:\d+: ", "", skip.get("message") or "")
+            result["skips"][name] = why[:160]
         else:
             result["passed"] += 1
     return {**result, "failed": len(result["failures"]), "skipped": len(result["skips"])}
