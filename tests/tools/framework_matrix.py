@@ -270,7 +270,8 @@ def keep(row: Row, result: Run) -> None:
     runs = dict(
         sorted(runs.items(), key=lambda run: order.index(run[0]) if run[0] in order else -1)
     )
-    RUNS.write_text(json.dumps(runs, indent=1) + "\n")
+    text = json.dumps(runs, indent=1, ensure_ascii=False)
+    RUNS.write_text(re.sub(r"/[^\s\"]*/", "…/", text) + "\n")  # no paths of this machine
 
 
 def kept() -> dict[str, Run]:
