@@ -13,6 +13,12 @@ CODE = """
 import sys, warnings
 warnings.simplefilter("ignore")
 import numpy, torch
+try:
+    import torchvision
+except RuntimeError:  # built for another PyTorch: lacks its operators, which nobody uses here
+    operators = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        operators.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
 remote, local = sys.argv[1] + "/remote", sys.argv[1] + "/local"

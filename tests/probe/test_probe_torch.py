@@ -199,7 +199,8 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
     # stderr holds a warning of torch with the time of day.
     assert (with_probe.returncode, said[0]) == (0, said[1]), with_probe.stderr
     (ring,) = watcher.rings()
-    assert len(ring.of(OPTIMIZER)) == 1  # the step in the open; what is compiled is not seen
+    # The step in the open; what is compiled is not seen, but that 2.15 leaves the hooks uncompiled.
+    assert len(ring.of(OPTIMIZER)) in ((1, 2) if job_python.IS_ANOTHER else (1,))
     assert ring.switched_off == 0
 
 

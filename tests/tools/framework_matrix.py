@@ -221,7 +221,8 @@ def tests(row: Row, only: list[str] | None, python: Path, folder: Path, again: R
         raise RowError("pytest left no report")
     result: Run = {"passed": again.get("passed", 0), "failed": 0, "skipped": 0}
     result |= {"failures": {}, "skips": dict(again.get("skips", {}))}
-    result["left_out"] = [name for name in row.tests if only and name not in only]
+    left = again.get("left_out", row.tests)
+    result["left_out"] = [name for name in left if only and name not in only]
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
         problem = case.find("failure") if case.find("error") is None else case.find("error")
@@ -230,7 +231,8 @@ def tests(row: Row, only: list[str] | None, python: Path, folder: Path, again: R
         elif (skip := case.find("skipped")) is not None:
             # Of a whole file pytest says why in the text alone.
             why = (skip.text or "").rpartition("Skipped: ")[2].strip("')\" ")
-            result["skips"][name] = (why or skip.get("message") or "")[:160]
+            why = why or re.sub(r"^\S+\.py:\d+: ", "", skip.get("message") or "")
+            result["skips"][name] = why[:160]
         else:
             result["passed"] += 1
     return {**result, "failed": len(result["failures"]), "skipped": len(result["skips"])}
@@ -264,8 +266,12 @@ def unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]
 def keep(row: Row, result: Run) -> None:
     """Put a row's result in the place of its last one."""
     runs = {**kept(), row.name: result}
-    runs = {one.name: runs[one.name] for one in ROWS if one.name in runs}
-    RUNS.write_text(json.dumps(runs, indent=1) + "\n")
+    order = [one.name for one in ROWS]
+    runs = dict(
+        sorted(runs.items(), key=lambda run: order.index(run[0]) if run[0] in order else -1)
+    )
+    text = json.dumps(runs, indent=1, ensure_ascii=False)
+    RUNS.write_text(re.sub(r"/[^\s\"]*/", "…/", text) + "\n")  # no paths of this machine
 
 
 def kept() -> dict[str, Run]:

@@ -64,7 +64,7 @@ def _notes(name: str, run: Run) -> list[str]:
     notes = [f"`{test}` fails: {_plain(why)}" for test, why in run["failures"].items()]
     reasons: dict[str, int] = {}
     for why in run["skips"].values():
-        reason = _plain(re.sub(r"\[rank\d+\]: ?", "", why))
+        reason = _plain(re.sub(r"\[rank\d+\]: ?|\S+\.py:\d+: |Skipped: ", "", why))
         if "without us" in reason and "Error: " not in reason:
             reason = reason.partition(":")[0]
         reasons[reason] = reasons.get(reason, 0) + 1

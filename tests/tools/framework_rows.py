@@ -126,7 +126,7 @@ ROWS: tuple[Row, ...] = (
     _of("WebDataset", "webdataset", PINNED_TORCH, "webdataset==0.2.111"),
     _of("WebDataset", "webdataset", PINNED_TORCH, "webdataset==1.0.2"),
     _of("Mosaic Streaming", "streaming", OLD_TORCH, "mosaicml-streaming==0.7.6", also=_OLD),
-    _of("Mosaic Streaming", "streaming", OLD_TORCH, "mosaicml-streaming==0.13.0"),
+    _of("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.13.0"),
     _of("SPDL", "spdl", PINNED_TORCH, "spdl==0.1.7"),
     _of("SPDL", "spdl", PINNED_TORCH, "spdl==0.4.0"),
     _of("SPDL", "spdl", PINNED_TORCH, "spdl==0.8.0"),
