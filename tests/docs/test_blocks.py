@@ -39,7 +39,7 @@ def replaced(line: str, run: Path) -> list[str]:
         is_run = not value_next and option is None and name != "explain"
         out.append(str(run) if is_run else word)
         value_next = option is not None and not option.is_flag and "=" not in word
-    return out
+    return [*out, "--once"] if name == "top" and "--once" not in out else out
 
 
 @pytest.mark.parametrize("line", runnable())
