@@ -17,8 +17,9 @@ from clusterprof.attribution.confidence import FAMILY_PRIOR, NAMED_FROM, confide
 from clusterprof.attribution.families import CAUSES, FAMILIES
 from clusterprof.attribution.local import BLOCKED
 from clusterprof.attribution.over_time import RankTimes
-from clusterprof.attribution.partial import SHARE, Partial
+from clusterprof.attribution.partial import Partial
 from clusterprof.attribution.regions import RankState
+from clusterprof.attribution.rounding import largest_remainder
 from clusterprof.attribution.step_blocks import Blocks
 from clusterprof.attribution.window import NOT_ASKED
 from clusterprof.findings import UNATTRIBUTED, RankLedger
@@ -245,19 +246,6 @@ def said(partial: Partial, cause_id: str, coverage_ratio: float) -> str | None:
     grades = _grades(partial, siblings)
     sure = _confidence(family, grades, unexplained, coverage_ratio, family=True) >= NAMED_FROM
     return family if sure else None
-
-
-def largest_remainder(units: Mapping[tuple[str, str], int], total_ns: int) -> dict:
-    """Round amounts in 1/SHARE ns to whole ns that add up to `total_ns`; ties go by name.
-
-    Requires sum(units) == total_ns * SHARE. 1.5, 1.5 and 1.0 of 4 become 2, 1 and 1.
-    """
-    assert sum(units.values()) == total_ns * SHARE, "claims do not add up to the lost time"
-    whole = {key: amount // SHARE for key, amount in units.items()}
-    missing = total_ns - sum(whole.values())
-    for key in sorted(units, key=lambda key: (-(units[key] % SHARE), key))[:missing]:
-        whole[key] += 1
-    return whole
 
 
 def _grades(partial: Partial, causes: set[str]) -> dict[str, int]:

@@ -171,11 +171,8 @@ def _side_by_side(
         for at, _, one in found
     }  # fmt: skip
     left = iter(new.get(at, one) for at, (_, one) in enumerate(books))
-    charged_nodes = tuple(
-        replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes
-    )
     return Across(
-        charged_nodes,
+        tuple(replace(node, books=tuple(next(left) for _ in node.books)) for node in nodes),
         unmatched,
         clock_bound_ns=clock.bound_ns,
         clock_reason=clock.reason,

@@ -25,6 +25,9 @@ from clusterprof.engine.worth import worth_of
 from clusterprof.findings import Blind, Finding, Report, Tail
 from clusterprof.trace.sources import LeftOut
 
+_SUMMED = ("window_ns", "unmeasured_ns", "outside_ns", "in_step_ns", "productive_ns", "lost_ns")
+"""What a report has of all ranks together."""
+
 
 def build_report(
     title: str,
@@ -42,11 +45,10 @@ def build_report(
     if witness is not None:
         pairs = zip(ledgers, doings)
         ledgers = tuple(replace(one, caused=tuple(doing.both.items())) for one, doing in pairs)
-    in_step_ns = sum(one.in_step_ns for one in ledgers)
-    window_ns = sum(one.window_ns for one in ledgers)
+    sums = {name: sum(getattr(one, name) for one in ledgers) for name in _SUMMED}
     reasons = _added(one.reasons for one in books)
     outside = _added(one.outside_buckets for one in ledgers)
-    found = findings_of(books, doings, witness, in_step_ns, window_ns)
+    found = findings_of(books, doings, witness, sums["in_step_ns"], sums["window_ns"])
     found = _with_hangs(across, found)
     underfill = underfill_of(books)
     job = job_facts(nodes, across.clock_bound_ns, across.clock_reason)
@@ -56,12 +58,7 @@ def build_report(
         emulated=any(one.emulated for one in books),
         nodes=facts,
         ranks=ledgers,
-        window_ns=window_ns,
-        unmeasured_ns=sum(one.unmeasured_ns for one in ledgers),
-        outside_ns=sum(one.outside_ns for one in ledgers),
-        in_step_ns=in_step_ns,
-        productive_ns=sum(one.productive_ns for one in ledgers),
-        lost_ns=sum(one.lost_ns for one in ledgers),
+        **sums,
         findings=found,
         unattributed_ns=sum(reasons.values()),
         unattributed_reasons=_largest_first(reasons),

@@ -12,13 +12,13 @@ from clusterprof.attribution.ledger import (
     LOW_CONFIDENCE,
     RankName,
     keep_books,
-    largest_remainder,
     named,
 )
 from clusterprof.attribution.local import BLOCKED, NO_SIGNAL, PRECEDENCE, taken
 from clusterprof.attribution.painting import FILL_ORDER, fill
 from clusterprof.attribution.partial import EMPTY, SHARE, SLOWEST, Partial, merge
 from clusterprof.attribution.regions import RankState
+from clusterprof.attribution.rounding import largest_remainder
 from clusterprof.attribution.totals import three_digits
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
