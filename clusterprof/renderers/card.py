@@ -12,7 +12,7 @@ Every line stands for itself, so that half a minute of reading is enough.
 from __future__ import annotations
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import whose, words
+from clusterprof.renderers import advised, whose, words
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
 
@@ -71,7 +71,7 @@ def _who(first: Finding) -> str:
 def _next(report: Report, first: Finding) -> list[tuple[str, str]]:
     """Say the first thing to do and what it wins."""
     told = first.advice[0] if first.advice else None
-    text = advice_of(first)
+    text = advised.first(first)
     if not text:
         return []
     wins = wins_of(report, first)
@@ -80,11 +80,6 @@ def _next(report: Report, first: Finding) -> list[tuple[str, str]]:
     if told is not None and told.change:
         lines.append(("", f"Change: {safe_text(told.change, 400)}"))
     return lines
-
-
-def advice_of(finding: Finding) -> str:
-    """Return the first thing to do about a finding; that of its cause when none was chosen."""
-    return safe_text(finding.advice[0].what if finding.advice else finding.cause.advice, 600)
 
 
 def wins_of(report: Report, first: Finding) -> str:

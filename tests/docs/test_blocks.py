@@ -16,7 +16,7 @@ READERS = ("analyze", "gate", "compare", "export", "dump", "explain", "top")
 """What needs nothing but a recording; `record`, `doctor` and `demo` have tests of their own."""
 EXPECTED = {0, 3, 4}
 NOT_MEANT = ("stall.storge", "nowhere", "[OPTIONS]", "…", "--to parquet", "--to otlp")
-"""Lines that show a mistake, usage lines, and what needs an extra or a receiver (tests/exporters)."""
+"""Lines that show a mistake, usage lines, and what needs an extra or a receiver."""
 RUNS = {"--baseline", "--repeat"}
 
 

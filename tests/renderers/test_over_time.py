@@ -108,7 +108,7 @@ def test_plain_has_no_bar_and_says_what_is_next_before_all_causes() -> None:
     assert not set(BARS) & set("".join(lines))
     at = [i for i, line in enumerate(lines) if line.startswith(("Next:", "Over time:", "Cause 1:"))]
     assert at == sorted(at)
-    assert lines[at[0]].startswith(f"Next: {storage_verdict().findings[0].cause.advice}")
+    assert lines[at[0]].startswith(f"Next: {storage_verdict().findings[0].advice[0].what}")
 
 
 def test_advice_that_was_chosen_goes_before_that_of_the_cause() -> None:

@@ -9,7 +9,7 @@ import pytest
 from reports import ALL, S, clean, damaged, storage_verdict, upper_bound
 
 from clusterprof.findings import Blind, Cause, Finding, NodeFacts, Report
-from clusterprof.renderers import words
+from clusterprof.renderers import advised, words
 from clusterprof.renderers.base import Renderer
 from clusterprof.renderers.card import card
 from clusterprof.renderers.markdown import Markdown
@@ -54,7 +54,7 @@ def test_the_first_screen_holds_verdict_causes_and_next_step(name: str) -> None:
     for warning in words.warnings(report):
         assert warning in text.replace("! ", "")
     if words.in_step(report):
-        assert "NEXT" in text and report.findings[0].cause.advice.rstrip(".") in text
+        assert f"NEXT {advised.first(report.findings[0])}" in text
         for finding in words.in_step(report)[:2]:
             assert finding.cause.id in text
         shown = sum(bool(re.match(r" \d  ", line)) for line in screen)

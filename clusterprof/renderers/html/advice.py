@@ -1,4 +1,4 @@
-"""What to do about a finding: the remedies its evidence speaks for, or the cause's first advice."""
+"""What to do about a finding: the remedies its evidence speaks for, or that none fits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FIELDS = (
 
 
 def advice_of(finding: Finding) -> tuple[Advice, ...]:
-    """Return the advice of a finding; that of its cause, when none was chosen by evidence."""
+    """Return the advice of a finding, or where to read on when none fits."""
     if finding.advice:
         return finding.advice
     look = f"clusterprof explain {safe_text(finding.cause.id, 60)}"
-    return (Advice(finding.cause.advice, "", look, "", "", ""),)
+    return (Advice("No remedy fits what was measured.", "", look, "", "", ""),)
 
 
 def remedies(finding: Finding) -> Markup:
