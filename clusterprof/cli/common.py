@@ -105,7 +105,7 @@ def chosen_format(format_: str, as_json: bool, known: tuple[str, ...] = FORMATS)
 
 def refuse_terminal(format_: str, output: Path | None) -> None:
     """Raise UsageError for a page that would go to a terminal, where nobody can read it."""
-    if format_ == "html" and output is None and sys.stdout.isatty():
+    if format_ == "html" and output is None and sys.stdout is not None and sys.stdout.isatty():
         raise UsageError("a page is of no use in a terminal", "add: -o report.html")
 
 
@@ -147,7 +147,7 @@ def renderer_for(
             "currency": facts["currency"],
         }
     if chosen is Terminal:
-        letters = "utf-8" if to_file else sys.stdout.encoding
+        letters = "utf-8" if to_file else getattr(sys.stdout, "encoding", None)
         options |= {
             "width": width or columns(),
             "color": not no_color and not to_file and has_color(),

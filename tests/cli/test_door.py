@@ -57,7 +57,7 @@ def test_without_a_command_the_help_is_an_error() -> None:
         (["gate", "x"], "the gate has no rules"),
         (["gate", "x", "--assert", "gpu.busy_ratio"], "is not METRIC OPERATOR LIMIT"),
         (["gate", "x", "--profile", "ci", "--on-inconclusive", "wran"], "did you mean 'warn'?"),
-        (["gate", "x", "--format", "markdown"], "unknown format 'markdown'"),
+        (["gate", "x", "--format", "html"], "unknown format 'html'"),
         (["explain", "storge-local"], "did you mean 'storage-local'?"),
         (["demo", "--scenario", "storge"], "storge"),
         (["record", "--inject", "sometimes", "--", "true"], "sometimes"),
@@ -77,8 +77,10 @@ def test_the_nearest_option_is_named() -> None:
     assert "--width" in command("analyze", "x", "--widht", "80").stderr
 
 
-@pytest.mark.parametrize("name", ["analyze", "gate", "dump"])
-@pytest.mark.parametrize("what", ["missing", "empty", "foreign"])
+@pytest.mark.parametrize("name", ["analyze", pytest.param("gate", marks=pytest.mark.long), "dump"])
+@pytest.mark.parametrize(
+    "what", ["missing", pytest.param("empty", marks=pytest.mark.long), "foreign"]
+)
 def test_no_readable_recording_exits_with_5(name: str, what: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     if what != "missing":
@@ -179,10 +181,10 @@ def test_formats_and_file(tmp_path: Path) -> None:
         ({}, [], False),  # a pipe
         ({"FORCE_COLOR": "1"}, [], True),
         ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, [], False),
-        ({"FORCE_COLOR": "1", "NO_COLOR": ""}, [], True),
-        ({"FORCE_COLOR": "1", "TERM": "dumb"}, [], False),
-        ({"FORCE_COLOR": "1"}, ["--no-color"], False),
-        ({"FORCE_COLOR": "1"}, ["--format", "plain"], False),
+        pytest.param({"FORCE_COLOR": "1", "NO_COLOR": ""}, [], True, marks=pytest.mark.long),
+        pytest.param({"FORCE_COLOR": "1", "TERM": "dumb"}, [], False, marks=pytest.mark.long),
+        pytest.param({"FORCE_COLOR": "1"}, ["--no-color"], False, marks=pytest.mark.long),
+        pytest.param({"FORCE_COLOR": "1"}, ["--format", "plain"], False, marks=pytest.mark.long),
     ],
 )
 def test_colour(variables: dict[str, str], options: list[str], colored: bool) -> None:
@@ -195,13 +197,13 @@ def test_a_price_in_the_profile_reaches_the_report(tmp_path: Path) -> None:
     text = "facts: {gpu_price_per_hour: 36, currency: EUR}"
     (tmp_path / "p.yaml").write_text(text, encoding="utf-8")
     done = with_report("analyze", "storage", "--profile", "p.yaml", cwd=tmp_path)
-    assert "That is about 2.26 EUR at 36.00 EUR per GPU-hour." in done.stdout
+    assert "That is about 2.26 EUR at 36.00 EUR per GPU-hour." in " ".join(done.stdout.split())
 
 
-def test_a_stdout_without_our_letters_gets_them_spelled_out() -> None:
+def test_a_stdout_without_our_letters_gets_others() -> None:
     done = with_report("analyze", "storage", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert done.returncode == 0
-    assert "\\u2588" in done.stdout and done.stdout.isascii()
+    assert " productive 61.0 %" in done.stdout.replace("\\u", "?") and done.stdout.isascii()
 
 
 @pytest.mark.parametrize("arguments", [["explain"], ["--version"], ["--help"]])

@@ -30,7 +30,7 @@ def assert_ledger_is_conserved(result: DemoResult) -> None:
     assert report.lost_ns == sum(ledger.lost_ns for ledger in report.ranks)
 
 
-@pytest.mark.parametrize("name", ["storage", "cpu"])
+@pytest.mark.parametrize("name", ["storage", pytest.param("cpu", marks=pytest.mark.long)])
 def test_the_fault_is_named_on_the_rank_that_has_it(tmp_path: Path, name: str) -> None:
     result = run(name, tmp_path)
     assert_ledger_is_conserved(result)

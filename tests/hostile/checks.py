@@ -16,6 +16,7 @@ _OWN_SGR = re.compile(r"\x1b\[(?:0|1|2|32|1;3[136])m")
 _OWN_COMMAND = re.compile(r"::(?:error|warning|notice|group|endgroup|debug)\b[^\n]*?::")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 _MARKDOWN_TAGS = frozenset(("details", "/details", "summary", "/summary", "br"))
+_OUR_MARKER = "<!-- clusterprof:gate -->"  # by which a bot finds its comment again
 
 
 def nothing_that_controls(text: str, own_commands: int = 0) -> None:
@@ -62,7 +63,7 @@ def markdown(text: str) -> None:
         cells = line.count("|") if line.startswith("|") else 0
         assert not (width and cells and cells != width), line
         width = cells
-    for tag in re.findall(r"<([^<>]*)>?", text):
+    for tag in re.findall(r"<([^<>]*)>?", text.replace(_OUR_MARKER, "", 1)):
         assert tag in _MARKDOWN_TAGS, tag
     assert "](" not in text and "@" not in text and "www." not in text
     for link in re.findall(r"\w+://[^\s)]*", text):

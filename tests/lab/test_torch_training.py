@@ -71,7 +71,8 @@ def off_target(said: dict, report: Report, cause: str) -> list[str]:
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(
-    ("fault", "cause"), [("reads", "storage-local"), ("burn", "cpu-preprocess")]
+    ("fault", "cause"),
+    [("reads", "storage-local"), pytest.param("burn", "cpu-preprocess", marks=pytest.mark.long)],
 )
 def test_the_first_cause_is_the_injected_one(
     tmp_path: Path, dataset: Path, workers: int, fault: str, cause: str

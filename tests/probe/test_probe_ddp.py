@@ -71,6 +71,7 @@ assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in ddp.p
     assert zero[3].seconds > LATE_S / 2 > one[3].seconds
 
 
+@pytest.mark.long
 def test_the_computation_of_a_backward_pass_is_no_wait(tmp_path: Path) -> None:
     code = f"""
 class Slow(torch.autograd.Function):
@@ -95,6 +96,7 @@ for _ in range(3): ddp(batch()).sum().backward(); dist.barrier()
         assert max(second.seconds, third.seconds) < LATE_S / 2
 
 
+@pytest.mark.long
 def test_only_passes_that_reduce_count(tmp_path: Path) -> None:
     code = """
 ddp = model()
@@ -123,6 +125,7 @@ dist.all_reduce(torch.ones(1))                     # 5
         ]
 
 
+@pytest.mark.long
 def test_ranks_that_use_other_parameters_count_alike(tmp_path: Path) -> None:
     code = """
 class Net(torch.nn.Module):
@@ -139,6 +142,7 @@ for step in range(6):
         assert [each.number for each in gradients(ring)] == list(range(6))
 
 
+@pytest.mark.long
 def test_the_jobs_own_communication_hook_stays_and_is_counted(tmp_path: Path) -> None:
     code = """
 ddp = model()
@@ -159,6 +163,7 @@ for _ in range(2): ddp(batch()).sum().backward()
         ]
 
 
+@pytest.mark.long
 def test_buffers_are_broadcast_in_the_forward_pass(tmp_path: Path) -> None:
     code = """
 ddp = DDP(torch.nn.BatchNorm1d(8))
@@ -243,6 +248,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.long
 def test_sharded_training_is_the_same_with_us_and_its_collectives_are_seen(tmp_path: Path) -> None:
     with_probe = launch(SHARDED, tmp_path, install(tmp_path / "run"))
     without = launch(SHARDED, tmp_path, None)
@@ -255,46 +261,3 @@ def test_sharded_training_is_the_same_with_us_and_its_collectives_are_seen(tmp_p
         found = operations(ring)
         assert [(o.what, o.bytes) for o in found] == 2 * once
         assert [o.number for o in found] == [0, 1, 2, 3]
-
-
-COMPILED = """
-ddp = model()
-def step(net, x): return net(x).sum()
-for compiled in (torch.compile(ddp, backend="eager"), ddp):
-    for _ in range(2): step(compiled, batch()).backward()
-whole = torch.compile(step, backend="eager")
-for _ in range(2): whole(ddp, batch()).backward()
-print([p.grad.tolist() for p in ddp.parameters()])
-breaks = torch._dynamo.utils.counters["graph_break"]
-print({reason.splitlines()[0]: count for reason, count in breaks.items()})
-print(torch._dynamo.utils.counters["stats"])
-"""
-
-
-@pytest.mark.long
-def test_compiled_models_are_traced_as_they_are_without_us(tmp_path: Path) -> None:
-    with_probe = launch(MODEL + COMPILED, tmp_path, install(tmp_path / "run"), size=1)
-    without = launch(MODEL + COMPILED, tmp_path, None, size=1)
-    assert without.returncodes == [0], without.stderr
-    assert (with_probe.returncodes, with_probe.stdout) == ([0], without.stdout)
-    assert with_probe.rings[0].switched_off == 0
-
-
-@pytest.mark.parametrize(
-    "where", ["ddp._graph", *longer("groups.find", "ddp._Model", "ddp._queue")]
-)
-def test_an_error_in_the_hook_switches_the_probe_off_and_is_not_seen(
-    tmp_path: Path, where: str
-) -> None:
-    code = f"""
-from _clusterprof_probe.hooks import ddp as ddp, groups
-def broken(*arguments): raise SystemExit("ours")
-{where} = broken
-net = model()
-for _ in range(3): net(batch()).sum().backward()
-import _clusterprof_probe
-print(_clusterprof_probe.on)
-"""
-    job = launch(MODEL + code, tmp_path, install(tmp_path / "run"))
-    assert (job.returncodes, job.stderr) == ([0, 0], [b"", b""])
-    assert job.stdout == [b"False\n", b"False\n"]

@@ -80,6 +80,7 @@ def test_each_operation_is_issued_and_waited_for(tmp_path: Path) -> None:
         assert all(one.end_ns <= two.start_ns for one, two in pairwise(found))
 
 
+@pytest.mark.long
 def test_the_one_who_needs_the_result_waits_for_the_late_one(tmp_path: Path) -> None:
     code = f"""
 t = torch.ones(1)

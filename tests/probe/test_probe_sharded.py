@@ -78,6 +78,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.long
 def test_a_sharded_optimizer_broadcasts_what_it_owns(tmp_path: Path) -> None:
     job = both_ways(ZERO, tmp_path)
     for ring in job.rings:
@@ -101,6 +102,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.long
 def test_ranks_with_less_to_do_count_on(tmp_path: Path) -> None:
     job = both_ways(JOIN, tmp_path)
     zero, one = (begun(operations(ring)) for ring in job.rings)

@@ -231,6 +231,7 @@ def test_workers_fetch_and_the_main_process_knows_for_whom_it_waits(
         assert ring.of(STEP) == ring.of(DATA_WAIT) == []
 
 
+@pytest.mark.long
 def test_persistent_workers_stay_the_same_processes(tmp_path: Path) -> None:
     main, workers = train(tmp_path, num_workers=2, persistent_workers=True, epochs=2)
     assert len(workers) == 2
@@ -241,6 +242,7 @@ def test_persistent_workers_stay_the_same_processes(tmp_path: Path) -> None:
     assert sum(len(ring.of(FETCH)) for ring in workers) == 10
 
 
+@pytest.mark.long
 def test_workers_of_an_iterable_that_end_early_are_not_waited_for(tmp_path: Path) -> None:
     main, workers = train(tmp_path, num_workers=2, iterable=True)
     pids = {ring.of(WORKER_START)[0].a: ring.pid for ring in workers}

@@ -58,7 +58,7 @@ def late(table, rows):
     return replace(table, run_delay_ns=booked[np.searchsorted(waits[:, 0], table.t_ns, "right")])
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "kinds", [["disk"], ["compute"], ["disk", "compute"], ["disk", "asleep"], [*KINDS]], ids=str
 )
