@@ -44,6 +44,6 @@ def test_no_golden_file_is_left_over() -> None:
 def test_the_readme_shows_what_is_printed() -> None:
     readme = (GOLDEN.parent.parent / "README.md").read_text(encoding="utf-8")
     shown = readme.split("```text\n")[1].split("```")[0].splitlines()
-    assert shown[0].startswith(" 16 nodes, 128 of 136 ranks")
+    assert shown[1].startswith(" 16 nodes, 128 of 136 ranks")
     printed = (GOLDEN / "cluster.terminal.txt").read_text(encoding="utf-8").splitlines()
     assert [line for line in shown if line != " …" and line not in printed] == []
