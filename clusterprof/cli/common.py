@@ -38,7 +38,8 @@ def print_error(message: str, remedy: str = "") -> None:
 
 def write_result(text: str, output: Path | None) -> None:
     """Write a result to stdout, or into a file that is whole or as it was (see `cli.output`)."""
-    from clusterprof.cli.output import flush_stdout, write_file
+    from clusterprof.cli.output import flush_stdout
+    from clusterprof.wholefile import write_file
 
     if output is not None:
         write_file(output, text.encode("utf-8", "backslashreplace"))

@@ -13,23 +13,15 @@ from clusterprof.engine.jobs import ranges
 from clusterprof.engine.node import NodeResult
 from clusterprof.findings import Culprit, Evidence, Finding
 from clusterprof.probe import layout
+from clusterprof.timeline.operation_names import OPERATIONS
 
 FAIL_HANG = "fail-hang"
 _SENTENCES = 8
 _CONFIDENCE, _CONFIDENCE_UNSEEN = 0.95, 0.7
 _OPERATIONS = {
-    layout.ALL_REDUCE: "all_reduce",
-    layout.ALL_GATHER: "all_gather",
-    layout.REDUCE_SCATTER: "reduce_scatter",
-    layout.BROADCAST: "broadcast",
-    layout.REDUCE: "reduce",
-    layout.GATHER: "gather",
-    layout.SCATTER: "scatter",
-    layout.ALL_TO_ALL: "all_to_all",
-    layout.BARRIER: "barrier",
-    layout.SEND: "send",
-    layout.RECV: "recv",
+    **OPERATIONS,
     layout.GRADIENTS: "the reduction of gradients",
+    layout.OTHER_OPERATION: "an operation",
 }
 _STATES = {
     "R": "running",

@@ -7,15 +7,13 @@ textfile collector of node_exporter) never sees half of one.
 from __future__ import annotations
 
 import gzip
-import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from clusterprof.errors import UsageError
 from clusterprof.renderers.text_safety import safe_text
+from clusterprof.wholefile import failed, replacing
 
 
 class Output:
@@ -42,7 +40,7 @@ class Output:
             except BrokenPipeError:
                 raise
             except OSError as error:
-                raise _cannot(Path("standard output"), error) from None
+                raise failed("to stdout", error) from None
             return
         with written(self.path) as file:
             yield file
@@ -54,7 +52,7 @@ class Output:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _cannot(self.path, error) from None
+            raise failed(str(self.path), error) from None
         with written(self.path / (file_name(name) + suffix)) as file:
             yield file
 
@@ -67,27 +65,12 @@ def file_name(name: str) -> str:
 
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """Give a file that gets its name when all of it is there; raises UsageError, leaves nothing.
+    """Give a file that gets its name when all of it is there (`wholefile.replacing`).
 
-    What is no plain file (a device, a pipe) is written to as it is. `*.gz` is compressed.
+    `*.gz` is compressed.
     """
-    try:
-        target = Path(os.path.realpath(path))
-        if target.exists() and not stat.S_ISREG(target.stat().st_mode):
-            with target.open("wb") as file:
-                yield file
-            return
-        beside = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
-        try:
-            with beside.open("wb") as file, _squeezed(file, target) as into:
-                yield into
-            os.replace(beside, target)
-        finally:
-            beside.unlink(missing_ok=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise _cannot(path, error) from None
+    with replacing(path) as file, _squeezed(file, path) as into:
+        yield into
 
 
 @contextmanager
@@ -97,7 +80,3 @@ def _squeezed(file: BinaryIO, target: Path) -> Iterator[BinaryIO]:
         return
     with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
         yield cast(BinaryIO, packed)
-
-
-def _cannot(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"cannot write {path}: {(error.strerror or type(error).__name__).lower()}")

@@ -6,22 +6,8 @@ from collections.abc import Mapping
 
 from clusterprof.probe import layout
 from clusterprof.renderers.text_safety import safe_text
+from clusterprof.timeline.operation_names import OPERATIONS
 
-OPERATIONS = {
-    layout.ALL_REDUCE: "all_reduce",
-    layout.ALL_GATHER: "all_gather",
-    layout.REDUCE_SCATTER: "reduce_scatter",
-    layout.BROADCAST: "broadcast",
-    layout.REDUCE: "reduce",
-    layout.GATHER: "gather",
-    layout.SCATTER: "scatter",
-    layout.ALL_TO_ALL: "all_to_all",
-    layout.BARRIER: "barrier",
-    layout.SEND: "send",
-    layout.RECV: "recv",
-    layout.GRADIENTS: "gradients",
-    layout.OTHER_OPERATION: "collective",
-}
 _FORMS = {layout.ISSUE: " (issue)", layout.WAIT: " (wait)"}
 
 VALUES: Mapping[int, tuple[str, str, str, str]] = {
