@@ -164,15 +164,22 @@ def analyse_with(paths: Sequence[Path], profile: Profile, jobs: int, **more: Any
 
     `more` are options of `engine.local.analyze`.
     """
+    from clusterprof.engine.local import analyze
+
+    limits, facts = site_of(profile)
+    return analyze(*paths, jobs=jobs, limits=limits, facts=facts, **more)
+
+
+def site_of(profile: Profile) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a profile says to an analysis: the limits of causes, and facts of the site."""
     import dataclasses
 
     from clusterprof.engine.limits import known_limits
-    from clusterprof.engine.local import analyze
     from clusterprof.profiles import bind_limits
 
     bound = bind_limits(profile, known_limits())
     limits = {cause: dataclasses.asdict(bound[cause]) for cause in profile.section("limits")}
-    return analyze(*paths, jobs=jobs, limits=limits, facts=profile.section("facts"), **more)
+    return limits, profile.section("facts")
 
 
 def insist_on_all(report: Report) -> None:

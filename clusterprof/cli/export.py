@@ -13,9 +13,7 @@ import typer
 from clusterprof.cli import common
 
 if TYPE_CHECKING:
-    from clusterprof.engine.local import Analysed
     from clusterprof.exporters.base import Exporter
-    from clusterprof.profiles import Profile
 
 _OF_TABLES = ("parquet", "csv", "json")
 
@@ -48,6 +46,7 @@ def export(
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the nodes.")] = 1,
 ) -> None:
     """Write a recording for other programs: a trace, tables, or metrics."""
+    from clusterprof.engine.local import analysed
     from clusterprof.exporters.base import run_of
     from clusterprof.exporters.output import Output
 
@@ -57,8 +56,9 @@ def export(
     folder = output is not None and output.endswith(os.sep)
     target = Output(path, sys.stdout.buffer, folder)
     exporter.check(target)
-    settings = common.load_profile(profile)
-    for note in exporter.export(run_of(_analysed(run, settings, jobs)), target):
+    limits, facts = common.site_of(common.load_profile(profile))
+    made = run_of(analysed(*run, jobs=jobs, limits=limits, facts=facts, history=True))
+    for note in exporter.export(made, target):
         common.print_error(note)
 
 
@@ -100,16 +100,3 @@ def _refuse_what_does_not_fit(
         raise UsageError(f"--endpoint is for otlp, not for {to}")
     if output is not None and to == "otlp":
         raise UsageError("--to otlp sends to --endpoint and writes no file")
-
-
-def _analysed(paths: Sequence[Path], profile: Profile, jobs: int) -> Analysed:
-    import dataclasses
-
-    from clusterprof.engine.limits import known_limits
-    from clusterprof.engine.local import analysed
-    from clusterprof.profiles import bind_limits
-
-    bound = bind_limits(profile, known_limits())
-    limits = {cause: dataclasses.asdict(bound[cause]) for cause in profile.section("limits")}
-    facts = profile.section("facts")
-    return analysed(*paths, jobs=jobs, limits=limits, facts=facts, history=True)
