@@ -16,6 +16,7 @@ from typing import Any
 from clusterprof.attribution.window import Window
 from clusterprof.engine.dumps import dumps_of, notes_of
 from clusterprof.engine.history import history_of
+from clusterprof.engine.imported import Brought, brought_in
 from clusterprof.engine.limits import bound
 from clusterprof.engine.node import NodeResult, analyse_node
 from clusterprof.engine.part import WHOLE_RUN, PartOfRun, checked, windows_of
@@ -53,7 +54,8 @@ def analyze(
 ) -> Report:
     """Say where the device time of a recording went, and why what was lost was lost.
 
-    Several paths are one recording, each node of it counted once (`trace.sources`).
+    Several paths are one recording, each node of it counted once (`trace.sources`); files of
+    foreign formats become recordings first (`engine.imported`).
     `jobs` processes share the nodes. `limits` holds the limits of causes by cause id, as a
     profile gives them; an unknown id or key raises `UsageError`. `facts` are those of the site.
     `history` asks for what happened when, too (`Report.history`); `tell` is told how far it is.
@@ -78,12 +80,33 @@ def analysed(
 ) -> Analysed:
     """Do what `analyze` does, and keep what the report was made of."""
     bound_limits = bound(limits)
-    sources = find_nodes([path, *more])
+    with brought_in([path, *more], jobs) as brought:
+        title = fold(map(str, (path, *more))) if more else str(path)
+        asked = _Asked(title, jobs, bound_limits, facts, history, tell, part)
+        return _analysed(brought, asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What `analysed` was asked for."""
+
+    title: str
+    jobs: int
+    limits: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    history: bool
+    tell: Tell | None
+    part: PartOfRun
+
+
+def _analysed(brought: Brought, asked: _Asked) -> Analysed:
+    sources = find_nodes(brought.paths)
     folders = sources.folders
+    jobs, history, tell, part = asked.jobs, asked.history, asked.tell, asked.part
     stand = Stand(folders, tell)
     nodes: list[NodeResult] = []
     with spilled(folders) as place:
-        one = partial(_one, limits=bound_limits, place=place, history=history)
+        one = partial(_one, limits=asked.limits, place=place, history=history)
         work = list(zip(folders, windows_of(folders, part)))
         if jobs > 1 and len(folders) > 1:
             from multiprocessing import get_context  # one process has no use for it
@@ -97,11 +120,10 @@ def analysed(
             for item in work:
                 nodes.append(one(item, within=stand.within if tell else None))
                 stand.node_done()
-        across = across_ranks(nodes, place, bound_limits)
+        across = across_ranks(nodes, place, asked.limits)
         happened = history_of(across, place, not part.whole) if history else None
-    title = fold(map(str, (path, *more))) if more else str(path)
-    report = build_report(title, across, sources.left_out, facts)
-    notes = (*report.notes, *notes_of(*dumps_of(folders)))
+    report = build_report(asked.title, across, sources.left_out, asked.facts)
+    notes = (*report.notes, *brought.notes, *notes_of(*dumps_of(folders)))
     report = checked(replace(report, notes=notes, history=happened), part)
     return Analysed(report, tuple(folders), across)
 

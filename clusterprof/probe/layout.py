@@ -43,6 +43,9 @@ WORKER_START = 16
 EXPOSED_COLLECTIVE = 17
 SYNC = 18
 ALLOCATOR = 19
+# Of imported traces (docs/design.md, "Foreign traces"): no probe writes these.
+STARVED = 20
+LOADING = 21
 FIRST_USER_KIND = 64
 
 WHOLE_NS = (1 << 63) - 1  # field a of a `sync` that waited from its start to its end
@@ -67,6 +70,8 @@ KIND_NAMES = {
     EXPOSED_COLLECTIVE: "exposed_collective",
     SYNC: "sync",
     ALLOCATOR: "allocator",
+    STARVED: "starved",
+    LOADING: "loading",
 }
 
 # Field d of a collective span (docs/design.md, section 12): the operation, its form, the peer.

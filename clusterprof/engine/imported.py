@@ -1,0 +1,196 @@
+"""Foreign files on the command line become recordings before anything is analysed.
+
+    with brought_in([Path("rank0.pt.trace.json.gz"), Path("my-run/")]) as brought:
+        brought.paths          # recordings, those of foreign files in a folder for the time being
+        brought.notes          # what each file gave, and what was left out
+
+A file is recognised by its content. A folder without a recording is searched for files that are.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from clusterprof.errors import ClusterprofError, NoRecording
+from clusterprof.importers.base import Account, CannotImportError, Importer
+from clusterprof.importers.registry import IMPORTERS, importer_of
+from clusterprof.importers.sources import FileSource, sources_of
+from clusterprof.trace.reader import node_folders
+from clusterprof.trace.segments import SUFFIX
+from clusterprof.trace.whole import write_node
+
+FILES_AT_MOST = 65_536
+_SIDE_BY_SIDE_BYTES = 16 << 20  # of files that are worth a second process
+_DEPTH = 4  # folders below the one that was given
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What is to be analysed."""
+
+    paths: tuple[Path, ...]
+    """Recordings, in the order in which they were given; imported ones last."""
+    accounts: tuple[Account, ...] = ()
+    """Of every foreign file."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the report says about foreign files."""
+        lines = []
+        for account in self.accounts:
+            lines.append(account.said())
+            lines += [f"{account.path.name}: {note}" for note in account.notes]
+        return tuple(lines)
+
+
+@contextmanager
+def brought_in(paths: Sequence[Path], jobs: int = 1) -> Iterator[Brought]:
+    """Read the foreign files among some paths; `jobs` processes share them.
+
+    Raises NoRecording when all of a path's files are of no format we know, CannotImportError when
+    the only one says nothing.
+    """
+    own, foreign = _sorted_out(paths)
+    if not foreign:
+        yield Brought(tuple(paths))
+        return
+    with tempfile.TemporaryDirectory(prefix="clusterprof-import-") as folder:
+        accounts = write_all(foreign, Path(folder), jobs)
+        there = any(Path(folder).iterdir())
+        if not there and not own:
+            raise NoRecording(
+                "; ".join(account.said() for account in accounts),
+                "record or export again; docs/importers.md says what each format needs",
+            )
+        yield Brought((*own, *([Path(folder)] if there else ())), accounts)
+
+
+def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Account, ...]:
+    """Write what foreign files say as recordings of their nodes below a folder."""
+    batches = _batches(files)
+    size = sum(file.stat().st_size for file in files)
+    if size > _SIDE_BY_SIDE_BYTES:
+        jobs = max(jobs, min(os.cpu_count() or 1, len(batches)))
+    write = partial(_write, folder=folder)
+    work = list(enumerate(batches))
+    if jobs > 1 and len(batches) > 1:
+        from multiprocessing import get_context  # one process has no use for it
+
+        with get_context("spawn").Pool(min(jobs, len(batches))) as pool:
+            done = pool.map(write, work, chunksize=1)
+    else:
+        done = [write(item) for item in work]
+    return tuple(account for some in done for account in some)
+
+
+def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Recordings (and what is neither: `find_nodes` says so), and foreign files."""
+    own: list[Path] = []
+    foreign: list[Path] = []
+    for path in paths:
+        if path.is_file() and not path.name.endswith(SUFFIX):
+            if importer_for(path) is None and path.stat().st_size:
+                known = ", ".join(one.title for one in IMPORTERS)
+                raise NoRecording(
+                    f"{path}: neither a recording nor of a format that is known",
+                    f"known formats: {known}",
+                )
+            foreign.append(path)
+            continue
+        found = _files_in(path) if path.is_dir() and not _is_recording(path) else []
+        foreign += found
+        own += [] if found else [path]
+    return own, list(dict.fromkeys(foreign))
+
+
+def _is_recording(path: Path) -> bool:
+    try:
+        return bool(node_folders(path))
+    except NoRecording:
+        return False
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The files of a known format in a folder and those below it, by name."""
+    found: list[Path] = []
+    for here, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if len(Path(here).relative_to(folder).parts) >= _DEPTH:
+            folders.clear()
+        for name in sorted(names):
+            path = Path(here) / name
+            if not name.startswith(".") and path.is_file() and importer_for(path) is not None:
+                found.append(path)
+                if len(found) >= FILES_AT_MOST:
+                    return found
+    return found
+
+
+def importer_for(path: Path) -> Importer | None:
+    """Return who reads a file, by what stands at its beginning; None: nobody."""
+    try:
+        for source in sources_of(path):
+            found = importer_of(source.head, source.path)
+            if found is not None:
+                return found
+    except (ClusterprofError, OSError):
+        return None
+    return None
+
+
+Batch = tuple[str, tuple[Path, ...]]
+
+
+def _batches(files: Sequence[Path]) -> list[Batch]:
+    """What is read in one call: each file alone, or all of a format whose files belong together."""
+    batches: dict[object, Batch] = {}
+    for file in files:
+        one = importer_for(file)
+        name = one.name if one else ""
+        key: object = name if one and one.together else file
+        known = batches.get(key, (name, ()))[1]
+        batches[key] = (name, (*known, file))
+    return list(batches.values())
+
+
+def _write(item: tuple[int, Batch], folder: Path) -> list[Account]:
+    """Read some files and write their nodes: what one process does."""
+    number, (name, files) = item
+    one = next((each for each in IMPORTERS if each.name == name), None)
+    accounts: list[Account] = []
+    try:
+        sources = [
+            source for file in files for source in sources_of(file)
+            if one and one.recognises(source.head, source.path)
+        ]  # fmt: skip
+    except (ClusterprofError, OSError) as error:
+        return [Account(file, cut=str(error)) for file in files]
+    if one is None or not sources:
+        return [Account(file, "unknown format", cut="nothing was read") for file in files]
+    batches = [sources] if one.together else [[source] for source in sources]
+    for part, some in enumerate(batches):
+        mine = [Account(source.path, one.title) for source in some]
+        accounts += mine
+        _write_nodes(one, some, mine, folder, f"{number:05d}-{part:03d}")
+    return accounts
+
+
+def _write_nodes(
+    one: Importer, sources: Sequence[FileSource], accounts: list[Account], folder: Path, name: str
+) -> None:
+    try:
+        for number, node in enumerate(one.nodes(sources, accounts)):
+            node.job = node.job or "imported"
+            node.key = f"{node.key}-{name}-{number}"
+            write_node(folder / f"{name}-{number:04d}", node.header(), node.records())
+    except CannotImportError as error:
+        for account in accounts:
+            account.cut = error.message
+    for source, account in zip(sources, accounts):
+        account.cut = account.cut or source.damage

@@ -1,0 +1,298 @@
+"""What one foreign file says of one node, gathered as numpy tables, given out as records of ours.
+
+    node = NodeTables("dgx-07", "kineto", wall_minus_own_ns=0)
+    node.device("gpu0", vendor="nvidia", name="H100")
+    node.rank(pid=4711, rank=3, world_size=8, device="gpu0")
+    node.spans(4711, layout.STEP, start_ns, end_ns, a=numbers, b=2)
+    node.collectives(4711, start_ns, end_ns, group_number([0, 1]), number, exposed_ns=exposed_ns)
+    node.busy("gpu0", start_ns, end_ns)         # exact intervals: `gpu.busy_ns_total` at each edge
+    node.series("gpu.busy_ratio", "gpu0", t_ns, values)
+    header, records = node.header(), node.records()
+
+Times are int64 ns of one clock per node, whatever its zero; they may not be negative. Tables may be
+added in any order; records come in order of time, a second at a time, as a recorder writes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from clusterprof.probe import layout
+from clusterprof.signals import GPU_BUSY_TIME
+from clusterprof.trace.schema import (
+    SCHEMA_VERSION,
+    SPAN_FIELDS,
+    Clock,
+    Columns,
+    Event,
+    Header,
+    Record,
+    Spans,
+)
+
+Int = NDArray[np.int64]
+Float = NDArray[np.float64]
+SLICE_NS = 1_000_000_000
+_STARTED_TICKS = 1  # one life per pid: foreign files do not say when a process began
+
+
+def group_number(who: Sequence[int] | str) -> int:
+    """Return the number of a process group: by its ranks; where they are not known, by its name."""
+    name = who if isinstance(who, str) else ",".join(map(str, sorted(who)))
+    first = hashlib.blake2b(name.encode("utf-8", "replace")).digest()[:8]
+    return int.from_bytes(first, "little") & 0x7FFFFFFFFFFFFFFF
+
+
+@dataclass(slots=True)
+class _Column:
+    signal: str
+    device: str
+    t_ns: Int
+    values: Int | Float
+    mask: NDArray[np.bool_] | None
+
+
+class NodeTables:
+    """One node of an imported job; `source` is the name of the importer."""
+
+    def __init__(
+        self, name: str, source: str, wall_minus_own_ns: int | None = None, key: str = ""
+    ) -> None:
+        """`name`: the host as people know it, "" unknown; `key` tells nodes of one name apart."""
+        self.name = name
+        self.key = key or name or source
+        self.source = source
+        self.wall_minus_own_ns = wall_minus_own_ns
+        """Wall clock less the clock of these times; None = not known."""
+        self.job: str | None = None
+        self.host: dict[str, Any] = {}
+        """For the header: mounts, nics, hcas, … as a recording has them, when known."""
+        self.versions: dict[str, str] = {}
+        self._devices: dict[str, dict[str, Any]] = {}
+        self._ranks: dict[int, dict[str, Any]] = {}
+        self._groups: list[dict[str, Any]] = []
+        self._spans: dict[int, list[Int]] = {}
+        self._names: dict[int, dict[int, str]] = {}
+        self._rows: dict[int, int] = {}
+        self._columns: list[_Column] = []
+        self._events: list[Event] = []
+
+    # Who and what
+
+    def device(self, id_: str, **facts: Any) -> None:
+        """Add an accelerator, or facts of one: vendor, name, uuid, memory_bytes, …"""
+        self._devices.setdefault(id_, {"id": id_}).update(facts)
+
+    def rank(
+        self,
+        pid: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+        device: str = "",
+        local_rank: int | None = None,
+    ) -> None:
+        """Add a training process and its accelerator."""
+        self._ranks[pid] = {
+            "pid": pid, "started_ticks": _STARTED_TICKS, "role": "python", "device": device,
+            "rank": rank, "world_size": world_size, "node_local_rank": local_rank,
+            "node_number": None, "restart": None, "variables": {},
+        }  # fmt: skip
+
+    def group(self, pid: int, group: int, ranks: Sequence[int]) -> None:
+        """Say which global ranks a process group has; pid is one of its processes."""
+        if ranks:
+            self._groups.append({"pid": pid, "group": group, "ranks": sorted(map(int, ranks))})
+
+    def event(self, t_ns: int, kind: str, **attributes: Any) -> None:
+        """Add an event of a recording (`trace.schema.Event`)."""
+        self._events.append(Event(int(t_ns), kind, attributes))
+
+    # What happened when
+
+    def spans(
+        self,
+        pid: int,
+        kind: int,
+        start_ns: ArrayLike,
+        end_ns: ArrayLike,
+        a: ArrayLike = 0,
+        b: ArrayLike = 0,
+        c: ArrayLike = 0,
+        d: ArrayLike = 0,
+    ) -> int:
+        """Add spans of one kind; return the row of the first, by which a measure may refer to it.
+
+        What each of a to d means: docs/design.md, section 4.
+        """
+        start = np.asarray(start_ns, np.int64)
+        table = np.empty((len(SPAN_FIELDS), start.size), np.int64)
+        for row, column in enumerate((start, end_ns, kind, a, b, c, d)):
+            table[row] = column
+        first = self._rows.get(pid, 0)
+        self._rows[pid] = first + start.size
+        self._spans.setdefault(pid, []).append(table)
+        return first
+
+    def named_spans(self, pid: int, name: str, start_ns: ArrayLike, end_ns: ArrayLike) -> None:
+        """Add spans under a name of the user's own; at most 64 names of a process are kept."""
+        names = self._names.setdefault(pid, {})
+        kind = next((known for known, word in names.items() if word == name), None)
+        if kind is None:
+            if len(names) >= layout.NAMES_CAPACITY:
+                return
+            kind = layout.FIRST_USER_KIND + len(names)
+            names[kind] = name
+        self.spans(pid, kind, start_ns, end_ns)
+
+    def collectives(
+        self,
+        pid: int,
+        start_ns: ArrayLike,
+        end_ns: ArrayLike,
+        group: ArrayLike,
+        number: ArrayLike,
+        bytes_: ArrayLike = -1,
+        operation: ArrayLike = layout.OTHER_OPERATION,
+        exposed_ns: ArrayLike | None = None,
+        peer: ArrayLike = -1,
+    ) -> None:
+        """Add operations with other ranks: when this rank came to each, and when it left it.
+
+        Of a device's timeline: when its kernel began and ended. `number` counts the operations of
+        a group from 0, alike on all members; `operation` is one of `layout.ALL_REDUCE` and its
+        like; `exposed_ns`: how long the device did nothing else; without it, the host waited.
+        """
+        form = np.asarray(operation, np.int64) | layout.BLOCKING << layout.FORM_SHIFT
+        form = form | (np.asarray(peer, np.int64) + 1) << layout.PEER_SHIFT
+        start = np.asarray(start_ns, np.int64)
+        first = self.spans(pid, layout.COLLECTIVE, start, end_ns, group, number, bytes_, form)
+        if exposed_ns is not None:
+            rows = first + np.arange(start.size)
+            self.spans(pid, layout.EXPOSED_COLLECTIVE, start, end_ns, rows, exposed_ns)
+
+    def busy(self, device: str, start_ns: Int, end_ns: Int, from_ns: int, until_ns: int) -> None:
+        """Say when a device was at work: sorted, disjoint intervals within [from_ns, until_ns].
+
+        They become the counter `gpu.busy_ns_total`, read at every edge: exact everywhere.
+        """
+        edges = np.empty(2 * start_ns.size, np.int64)
+        edges[0::2], edges[1::2] = start_ns, end_ns
+        total = np.empty(edges.size, np.int64)
+        worked = np.cumsum(end_ns - start_ns)
+        total[0::2], total[1::2] = worked - (end_ns - start_ns), worked
+        t_ns = np.concatenate([[from_ns], edges, [until_ns]])
+        total = np.concatenate([[0], total, [worked[-1] if worked.size else 0]])
+        t_ns, row = np.unique(t_ns, return_index=True)
+        self.series(GPU_BUSY_TIME.name, device, t_ns, total[row])
+
+    def series(self, signal: str, device: str, t_ns: ArrayLike, values: ArrayLike) -> None:
+        """Add readings of one of our signals, sorted by time; NaN = not available."""
+        t, v = np.asarray(t_ns, np.int64), np.asarray(values)
+        if v.dtype.kind != "f":
+            self._columns.append(_Column(signal, device, t, v.astype(np.int64), None))
+            return
+        missing = np.isnan(v)
+        mask = missing if missing.any() else None
+        self._columns.append(_Column(signal, device, t, v.astype(np.float64), mask))
+
+    # As records
+
+    def bounds_ns(self) -> tuple[int, int]:
+        """Return the first and the last instant of anything; (0, 0) of nothing."""
+        low = [int(t.t_ns[0]) for t in self._columns if t.t_ns.size]
+        high = [int(t.t_ns[-1]) for t in self._columns if t.t_ns.size]
+        for tables in self._spans.values():
+            low += [int(table[0].min()) for table in tables if table.shape[1]]
+            high += [int(table[1].max()) for table in tables if table.shape[1]]
+        low += [event.t_ns for event in self._events]
+        high += [event.t_ns for event in self._events]
+        return min(low, default=0), max(high, default=0)
+
+    def header(self) -> Header:
+        """Return the first record."""
+        first_ns, _ = self.bounds_ns()
+        node = {"key": self.key, "hostname": self.name, "display": self.name or self.key,
+                "boot_id": "", "kernel": ""}  # fmt: skip
+        started = {"monotonic_ns": first_ns, "boottime_ns": first_ns}
+        if self.wall_minus_own_ns is not None:
+            started["realtime_ns"] = first_ns + self.wall_minus_own_ns
+        versions = {"schema": str(SCHEMA_VERSION), "importer": self.source, **self.versions}
+        return Header(
+            node, started, {"mounts": [], **self.host}, list(self._devices.values()),
+            {"job": self.job or "imported", "variables": {}}, versions, {}, [],
+        )  # fmt: skip
+
+    def records(self) -> Iterator[list[Record]]:
+        """Yield all other records, what belongs to one second together, in order of time."""
+        first_ns, last_ns = self.bounds_ns()
+        opening: list[Record] = []
+        if self.wall_minus_own_ns is not None:
+            opening.append(Clock(first_ns, first_ns, first_ns + self.wall_minus_own_ns))
+        for said in self._ranks.values():
+            said = {**said, "job": self.job}
+            opening.append(Event(first_ns, "process-registered", said))
+        opening += [Event(first_ns, "group-announced", said) for said in self._groups]
+        yield opening
+        tables = {pid: self._in_order(pid) for pid in self._spans}
+        events = sorted(self._events, key=lambda event: event.t_ns)
+        edges = [first_ns]
+        while edges[-1] <= last_ns:  # over a long silence in one step
+            edges.append(max(edges[-1] + SLICE_NS, min(self._next_ns(tables, edges[-1]), last_ns)))
+        for low, high in pairwise(edges):
+            slice_: list[Record] = [event for event in events if low <= event.t_ns < high]
+            slice_ += self._columns_between(low, high)
+            for pid, table in tables.items():
+                slice_ += self._spans_between(pid, table, low, high)
+            if slice_:
+                yield slice_
+
+    def _next_ns(self, tables: dict[int, Int], after_ns: int) -> int:
+        """When anything comes next, at or after an instant."""
+        found = []
+        for column in self._columns:
+            row = int(column.t_ns.searchsorted(after_ns))
+            found += [int(column.t_ns[row])] if row < column.t_ns.size else []
+        for table in tables.values():
+            row = int(table[1].searchsorted(after_ns))
+            found += [int(table[1][row])] if row < table.shape[1] else []
+        return min(found, default=after_ns)
+
+    def _in_order(self, pid: int) -> Int:
+        """All spans of a process in the order in which they ended; measures name their places."""
+        table = np.concatenate(self._spans[pid], axis=1)
+        order = np.argsort(table[1], kind="stable")
+        place = np.empty(order.size, np.int64)
+        place[order] = np.arange(1, order.size + 1)
+        table = table[:, order]
+        measures = np.isin(table[2], (layout.EXPOSED, layout.EXPOSED_COLLECTIVE))
+        table[3, measures] = place[table[3, measures]]
+        return table
+
+    def _columns_between(self, low: int, high: int) -> Iterator[Columns]:
+        for one in self._columns:
+            a, b = (int(one.t_ns.searchsorted(t)) for t in (low, high))
+            if a == b:
+                continue
+            code = "d" if one.values.dtype.kind == "f" else "q"
+            mask = None if one.mask is None else one.mask[a:b].astype(np.uint8).tobytes()
+            yield Columns(
+                f"{self.source}:{one.signal}:{one.device}", [one.signal], [one.device],
+                array("q", one.t_ns[a:b].tobytes()),
+                [array(code, np.nan_to_num(one.values[a:b]).tobytes())], [mask],
+            )  # fmt: skip
+
+    def _spans_between(self, pid: int, table: Int, low: int, high: int) -> Iterator[Spans]:
+        a, b = (int(table[1].searchsorted(t)) for t in (low, high))
+        if a == b:
+            return
+        columns = {n: array("q", table[i, a:b].tobytes()) for i, n in enumerate(SPAN_FIELDS)}
+        names = self._names.get(pid, {}) if a == 0 else {}
+        yield Spans(pid, _STARTED_TICKS, a + 1, 0, dict(names), columns)
