@@ -19,6 +19,9 @@ FAMILIES: dict[str, Cause] = {
         "The data path waits for the CPU",
         "Record with the probe (--inject auto) to learn what the loading threads lack",
     ),
+    "input": Cause(
+        "input", "input", "The step waits for its data", "Record a minute with clusterprof"
+    ),
     "h2d": Cause("h2d", "h2d", "Copies to the GPU hold the step up", "Record with the probe"),
     "launch": Cause("launch", "launch", "The host launches too slowly", "Record with the probe"),
     "checkpoint": Cause("checkpoint", "checkpoint", "Training stands still for a checkpoint", ""),

@@ -18,16 +18,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.attribution.cooccurrence import BY_FAMILY, cooccurring
+from clusterprof.attribution.cooccurrence import cooccurring
 from clusterprof.attribution.frontier import Frontier
 from clusterprof.attribution.hosting import paused
 from clusterprof.attribution.lost import Account
 from clusterprof.attribution.over_time import Times
 from clusterprof.attribution.partial import SHARE, Partial
+from clusterprof.attribution.precedence import PRECEDENCE, STARTUP
 from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent import Spending
 from clusterprof.attribution.step_blocks import StepBlocks
 from clusterprof.attribution.totals import completed
+from clusterprof.attribution.traced_reads import READS, read_elsewhere, with_reads
 from clusterprof.attribution.unmarked import waiting, without_sleep
 from clusterprof.detectors.base import Claims, Detector
 from clusterprof.detectors.registry import DETECTORS
@@ -46,36 +48,8 @@ from clusterprof.timeline.model import (
     Lost,
     Rank,
 )
+from clusterprof.timeline.traced import traced_threads
 
-# P1 to P12 of the taxonomy: phase beats resource, storage is asked before the CPU.
-PRECEDENCE = (
-    "startup",
-    "checkpoint",
-    "eval-host",
-    "device-throttled",
-    "h2d-copy",
-    "h2d-sync",
-    "storage-local",
-    "storage-contention",
-    "storage-remote",
-    "storage-client-queue",
-    "storage-metadata",
-    "storage-object",
-    "storage-cold-cache",
-    "cpu-preprocess",
-    "cpu-throttled",
-    "cpu-contention",
-    "cpu-loader-config",
-    "cpu-memory",
-    "cpu-gc",
-    "cpu-gil",
-    "launch-recompile",
-    "launch-alloc",
-    "launch-bound",
-)
-STARTUP = "startup"
-SPENT_ON = (*PRECEDENCE, *BY_FAMILY)
-"""Causes under which the time of a rank may be claimed."""
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
 PEERS = "peers"  # in an operation with other ranks: who was late is told by all of them
 PEERS_UNKNOWN = "peers-unknown"  # one was late, for a reason unseen
@@ -161,6 +135,7 @@ def fed(rank: Rank, lost: Lost) -> Feeding:
 def seen_of(rank: Rank) -> frozenset[str]:
     """Return what this rank's chunk has of what detectors may need."""
     threads = any(process.threads for process in (rank.main, *rank.workers))
+    threads = threads or traced_threads(rank)
     have = {"spans": rank.marked, "threads": threads, "device": bool(rank.device)}
     names: frozenset[str] | None = rank.chunk.shared.get(_NAMES)
     if names is None:
@@ -193,6 +168,8 @@ def _by_detectors(
         share = without_sleep(rank, lost, claims[STARTUP].share)
         claims[STARTUP] = replace(claims[STARTUP], share=share)
     shares, left = taken({id_: one.share for id_, one in claims.items()}, lost.lost_ns.size)
+    read = read_elsewhere(rank, lost, left)
+    left = left if read is None else left - read
     weak = (lost.phase == PHASE_DATA_WAIT) & ~feeding.identified
     part = Partial(
         claimed=_claimed(lost, claims, shares, weak),
@@ -200,7 +177,10 @@ def _by_detectors(
         asked={id_: 1 for id_ in claims},
         missing=missing,
     )
-    return _with_evidence(part, claims), shares, left
+    part = _with_evidence(part, claims)
+    if read is not None:
+        part, shares = with_reads(part, lost, read), {**shares, READS: read}
+    return part, shares, left
 
 
 def taken(claims: Mapping[str, NDArray[np.float64]], n: int) -> tuple[dict[str, Int], Int]:

@@ -23,9 +23,10 @@ as CUDA graphs. Move logging and metrics out of the step.
 
 ## Where it is blind
 
-Between two device samples the order of idle and busy is unknown; kernel rates would settle it and
-are not recorded. Anything else that keeps the main thread computing inside the step, such as a
-metric on the CPU, looks the same and has the same remedy.
+Between two device samples the order of idle and busy is unknown: kernel rates, which would settle
+it, are not recorded. An imported trace of kernels knows: its share is the time in which the next
+kernel had not been launched yet. Anything else that keeps the main thread computing inside the
+step, such as a metric on the CPU, looks the same and has the same remedy.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ import numpy as np
 
 from clusterprof.detectors.base import Claims, in_phase, main_thread, mean_over
 from clusterprof.findings import Cause, Evidence
+from clusterprof.probe import layout
 from clusterprof.timeline.model import PHASE_COMPUTE, Feeding, Lost, Rank
+from clusterprof.timeline.traced import in_spans
 
 
 class LaunchBound:
@@ -59,6 +62,8 @@ class LaunchBound:
 
     def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
         """Claim time of the main thread on a CPU inside steps."""
+        if layout.STARVED in rank.main.spans:
+            return _starved(rank, lost)
         inside = in_phase(lost, PHASE_COMPUTE) & (lost.step != 0)
         if not inside.any():
             return Claims(np.zeros(inside.size), "B")
@@ -73,3 +78,26 @@ class LaunchBound:
             ),
         )
         return Claims(share, "B", evidence)
+
+
+def _starved(rank: Rank, lost: Lost) -> Claims:
+    """What a trace of kernels shows: the device was idle, and its next kernel not yet launched."""
+    inside = in_phase(lost, PHASE_COMPUTE)
+    table = rank.main.spans[layout.STARVED]
+    late, launching, synced, memory, copying = in_spans(
+        table, lost.start_ns, lost.end_ns,
+        late=None, launching=table.a, synced=table.b, memory=table.c, copying=table.d,
+    )  # fmt: skip
+    share = np.where(inside, np.minimum(late / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
+    late = np.maximum(late, 1.0)
+    told = (
+        ("host.launching_ratio", launching, "of that time, the host was in operators and launches"),
+        ("host.synchronising_ratio", synced, "of it, the host waited for the device"),
+        ("host.allocating_ratio", memory, "of it, the host allocated or freed device memory"),
+        ("host.copying_ratio", copying, "of it, the host copied to the device"),
+    )
+    evidence = tuple(
+        Evidence(name, mean_over(lost, share, np.minimum(ns / late, 1.0)), "ratio", note)
+        for name, ns, note in told if ns.any()
+    )  # fmt: skip
+    return Claims(share, "A", evidence)

@@ -15,6 +15,7 @@ from clusterprof.detectors.device_throttled import DeviceThrottled
 from clusterprof.detectors.eval_host import EvalHost
 from clusterprof.detectors.h2d_copy import H2dCopy
 from clusterprof.detectors.h2d_sync import H2dSync
+from clusterprof.detectors.input_wait import InputWait
 from clusterprof.detectors.launch_alloc import LaunchAlloc
 from clusterprof.detectors.launch_bound import LaunchBound
 from clusterprof.detectors.launch_recompile import LaunchRecompile
@@ -42,6 +43,7 @@ DETECTORS: tuple[Detector, ...] = (
     CpuMemory(),
     CpuGc(),
     CpuGil(),
+    InputWait(),
     H2dCopy(),
     H2dSync(),
     LaunchBound(),

@@ -19,7 +19,8 @@ from clusterprof.attribution.blame import (
 )
 from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.ledger import RankBooks
-from clusterprof.attribution.local import JITTER, SPENT_ON
+from clusterprof.attribution.local import JITTER
+from clusterprof.attribution.precedence import SPENT_ON
 from clusterprof.attribution.replay import ALL, EXTRA, WORK
 from clusterprof.attribution.replay import TRANSFER as MOVED
 from clusterprof.engine.whatif import Whatif

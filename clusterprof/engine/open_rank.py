@@ -9,10 +9,11 @@ from typing import Any
 from clusterprof.attribution.device import sample_times
 from clusterprof.attribution.frontier import Frontier
 from clusterprof.attribution.ledger import RankBooks, RankName, keep_books
-from clusterprof.attribution.local import SPENT_ON, settle
+from clusterprof.attribution.local import settle
 from clusterprof.attribution.lost import lost_pieces
 from clusterprof.attribution.over_time import Times
 from clusterprof.attribution.partial import EMPTY, Partial, merge
+from clusterprof.attribution.precedence import SPENT_ON
 from clusterprof.attribution.regions import RankState
 from clusterprof.attribution.spent import Spending
 from clusterprof.attribution.step_blocks import StepBlocks

@@ -20,8 +20,9 @@ from clusterprof.attribution.blame_books import Books
 from clusterprof.attribution.blame_bubbles import Bubbles
 from clusterprof.attribution.blame_jitter import Jitter
 from clusterprof.attribution.ledger import RankBooks, charged
-from clusterprof.attribution.local import JITTER, PEERS, PEERS_UNKNOWN, SPENT_ON
+from clusterprof.attribution.local import JITTER, PEERS, PEERS_UNKNOWN
 from clusterprof.attribution.partial import SHARE, Partial, merge
+from clusterprof.attribution.precedence import SPENT_ON
 from clusterprof.attribution.spent import OTHER
 from clusterprof.engine.aligned import Alignment, aligned
 from clusterprof.engine.caused import agreed

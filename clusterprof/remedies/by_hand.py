@@ -37,6 +37,12 @@ BY_HAND: dict[str, str] = {
         "`buff/cache`; `cat memory.current memory.max` of the job's cgroup. Compare the data "
         "set's size with what is left."
     ),
+    "input-wait": (
+        "`py-spy dump --pid PID` of the training process while it waits: `_try_get_data` or "
+        "`__next__` of the loader; `top -H -p WORKER`: near 100 % CPU is work, state D in `ps -o "
+        "stat,wchan PID` is a disk or a server. Train some steps on one batch held in memory: the "
+        "waits must go."
+    ),
     "cpu-preprocess": (
         "`top -H -p WORKER`: its main thread near 100 % while the GPU waits; `py-spy record -d 30 "
         "--pid WORKER` names the functions. Iterate the DataLoader alone, without a model: "

@@ -15,6 +15,9 @@ from clusterprof.remedies import (
     storage,
     storage_mounts,
 )
+from clusterprof.remedies import (
+    input as input_,
+)
 from clusterprof.remedies.base import Remedy, Rule
 from clusterprof.remedies.diagnose import DIAGNOSES
 from clusterprof.remedies.scene import Scene
@@ -28,6 +31,7 @@ REMEDIES: tuple[Remedy, ...] = (
     *storage_mounts.LAST,
     *cpu.REMEDIES,
     *cpu_time.REMEDIES,
+    *input_.REMEDIES,
     *h2d.REMEDIES,
     *launch.REMEDIES,
     *phases.REMEDIES,

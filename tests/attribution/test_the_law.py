@@ -14,9 +14,10 @@ from clusterprof.attribution.ledger import (
     keep_books,
     named,
 )
-from clusterprof.attribution.local import BLOCKED, NO_SIGNAL, PRECEDENCE, taken
+from clusterprof.attribution.local import BLOCKED, NO_SIGNAL, taken
 from clusterprof.attribution.painting import FILL_ORDER, fill
 from clusterprof.attribution.partial import EMPTY, SHARE, SLOWEST, Partial, merge
+from clusterprof.attribution.precedence import PRECEDENCE
 from clusterprof.attribution.regions import RankState
 from clusterprof.attribution.rounding import largest_remainder
 from clusterprof.attribution.totals import three_digits

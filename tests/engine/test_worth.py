@@ -9,8 +9,8 @@ import pytest
 
 from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.ledger import RankBooks, RankName, keep_books
-from clusterprof.attribution.local import SPENT_ON
 from clusterprof.attribution.partial import SHARE, Partial
+from clusterprof.attribution.precedence import SPENT_ON
 from clusterprof.attribution.regions import RankState
 from clusterprof.engine.gained import NO_STEPS, NOT_LAID, ONE_RANK, TWO_JOBS, Gained
 from clusterprof.engine.peers import Across

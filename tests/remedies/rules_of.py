@@ -59,6 +59,7 @@ RULES_OF: dict[str, set[str]] = {
     "more-memory": {"no-ceiling", "node-full"},
     "pin-memory": {"no-blocking_ratio", "memory-short"},
     "copy-ahead": {"gpu-memory-full"},
+    "load-in-workers": {"has-workers"},
     "fetch-metrics-rarely": {"few-waits"},
     "larger-batch": {"gpu-memory-full"},
     "no-empty-cache": {"no-frees_total"},

@@ -63,6 +63,7 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "more-memory": ("cpu-memory", {}, {"reclaims": 9}),
     "pin-memory": ("h2d-copy", {"h2d__blocking_ratio": 1.0}, {}),
     "copy-ahead": ("h2d-copy", {}, {}),
+    "load-in-workers": ("input-wait", {"loader__workers_count": 0}, {}),
     "fetch-metrics-rarely": ("h2d-sync", {"sync__per_step_count": 3}, {}),
     "larger-batch": ("launch-bound", {}, {}),
     "no-empty-cache": ("launch-alloc", {"allocator__frees_total": 9}, {}),
@@ -184,6 +185,7 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "probe-there": ({}, {"marked": True}),
     "nothing-missing": ({}, {"missing": ()}),
     "long-enough": ({}, {"lost_ns": 2 * S}),
+    "has-workers": ({"loader__workers_count": 4}, {}),
 }  # fmt: skip
 ALL: tuple[Mend, ...] = (*REMEDIES, *DIAGNOSES)  # type: ignore[assignment]
 PAIRS = [(one, rule) for one in ALL for rule in one.unless]

@@ -10,7 +10,7 @@ from clusterprof.findings import UNATTRIBUTED
 from clusterprof.history import WAITING
 
 FAMILIES = (
-    "storage", "cpu", "h2d", "launch", "network", "synchronization", "checkpoint", "eval",
+    "storage", "cpu", "input", "h2d", "launch", "network", "synchronization", "checkpoint", "eval",
     "startup", "device", "fail", "unattributed", "waiting",
 )  # fmt: skip
 """Those with a colour; any other has that of "other"."""
@@ -25,6 +25,7 @@ _CAUSES: dict[str, tuple[str, ...]] = {
         "cpu-preprocess", "cpu-contention", "cpu-loader-config", "cpu-throttled",
         "cpu-gil", "cpu-gc", "cpu-memory",
     ),
+    "input": ("input-wait",),
     "h2d": ("h2d-copy", "h2d-sync"),
     "launch": ("launch-bound", "launch-recompile", "launch-alloc"),
     "network": ("net-transfer", "net-link", "net-congestion", "net-path"),

@@ -13,6 +13,7 @@ _LEAST = 3  # of a bar: what is there is seen
 # how the tile of a family's pattern is drawn (8 by 8), the same as in assets/paint.js
 _STROKES = {
     "cpu": "M-2,10L10,-2M-2,2L2,-2M6,10L10,6",
+    "input": "M0,0h1M4,0h1M2,2h1M6,2h1M0,4h1M4,4h1M2,6h1M6,6h1",
     "h2d": "M0,2H8M0,6H8",
     "launch": "M2,0V8M6,0V8",
     "network": "M1,2h2M5,6h2",

@@ -3,6 +3,7 @@
 // eight by eight, a letter that is not '.' is a stroke; the same as in swatch.py
 const TILES = {
   cpu: (x, y) => (x + y) % 8 < 2 && (x + y) % 8 >= 0,
+  input: (x, y) => (x + y) % 4 === 0 && x % 2 === 0,
   h2d: (x, y) => y % 4 === 2,
   launch: (x, y) => x % 4 === 2,
   network: (x, y) => (y === 2 && x > 0 && x < 3) || (y === 6 && x > 4 && x < 7),
