@@ -1,0 +1,272 @@
+"""Keep of the events what an analysis needs, in columns of numbers, block after block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.importers.base import Account, CannotImportError
+from clusterprof.importers.kineto import words
+from clusterprof.importers.kineto.columns import Column, Int, Stretches
+from clusterprof.importers.kineto.decode import NO_ARGS, CommArgs, Event
+
+FARTHEST_US = 4e15
+"""Times further from the first event than this are no times of the same trace (a century)."""
+COMM_AT_MOST = 4 << 20
+THREADS_AT_MOST = 1 << 14
+_UNKNOWN_SHOWN = 12
+_MARKS = (
+    words.STEP, words.LOADER_ALONE, words.LOADER_WORKERS, words.OPTIMIZER, words.GC, words.COMPILE,
+    words.HOST_COMM,
+)  # fmt: skip
+
+
+class _Numbers(dict[object, int]):
+    """Numbers things in the order in which they are met."""
+
+    def __missing__(self, key: object) -> int:
+        if len(self) >= THREADS_AT_MOST:
+            raise CannotImportError(f"more than {THREADS_AT_MOST:,} threads or devices")
+        number = self[key] = len(self)
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class Comm:
+    """What an operation between ranks says of itself."""
+
+    operation: int
+    group: str | None
+    ranks: str | None
+    bytes: int
+    sequence: int
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class Table:
+    """Columns of events of one sort; times in ns after the first event of the file."""
+
+    start: Column = field(default_factory=Column)
+    end: Column = field(default_factory=Column)
+    kind: Column = field(default_factory=Column)
+    where: Column = field(default_factory=Column)
+    """Number of the device, or of the thread."""
+    link: Column = field(default_factory=Column)
+    """The correlation id; of a step its number."""
+    bytes: Column = field(default_factory=Column)
+
+    def add(self, start: Int, end: Int, kind: Int, where: Int, link: Int) -> None:
+        """Add some rows."""
+        for column, values in (
+            (self.start, start), (self.end, end), (self.kind, kind), (self.where, where),
+            (self.link, link),
+        ):  # fmt: skip
+            column.add(values)
+
+
+class Gathered:
+    """All that is kept of one file."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.kinds = words.Kinds()
+        self.origin_us = math.nan
+        """The instant at which the times of the tables are zero."""
+        self.device = Table()
+        self.calls = Table()
+        self.marks = Table()
+        self.busy_host: dict[int, Stretches] = {}
+        """Thread -> when it was inside operators or calls of the runtime."""
+        self.operators: dict[int, Stretches] = {}
+        """Thread -> when it was inside operators alone."""
+        self.devices: _Numbers = _Numbers()
+        self.threads: _Numbers = _Numbers()
+        self.comms: dict[int, Comm] = {}
+        """Row of `device` -> what the operation says."""
+        self._rows = 0
+        self._open: dict[tuple[object, object], list[Event]] = {}
+        self._said: dict[tuple[object, ...], Comm] = {}
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Keep what matters of some events."""
+        kinds = self.kinds
+        found = [kinds[e.cat][e.name] for e in events]
+        kind = np.array(found, np.int8)
+        for i in np.flatnonzero(kind == words.PAIR).tolist():
+            if events[i].ph == "E":
+                self._closed(events[i])
+        device = self._whole(events, kind, kind - 1 < words.COPY_OUT, device=True)
+        host = self._whole(events, kind, (kind > words.COPY_OUT) & (kind < words.PAIR))
+        self._count_unknown(events, kind)
+        self._take_device(*device)
+        self._take_host(*host)
+
+    def _whole(
+        self, events: Sequence[Event], kind: NDArray[np.int8], which: NDArray[np.bool_],
+        device: bool = False,
+    ) -> tuple[list[Event], Int, Int, Int]:  # fmt: skip
+        """Choose complete events: themselves, when they began and ended, and what they are."""
+        rows = np.flatnonzero(which & (kind > 0))
+        some = [events[i] for i in rows.tolist()]
+        code = kind[rows].astype(np.int64)
+        halves = [i for i, e in enumerate(some) if e.ph != "X"]
+        if halves:
+            some, code = self._paired(some, code, halves)
+        start_us = np.array([e.ts for e in some], np.float64)
+        took_us = np.array([e.dur for e in some], np.float64)
+        if math.isnan(self.origin_us):
+            usable = np.flatnonzero(np.abs(start_us) < 1e17)
+            if usable.size:
+                self.origin_us = math.floor(start_us[usable[0]])
+        after_us = start_us - self.origin_us
+        good = (np.abs(after_us) < FARTHEST_US) & (took_us >= 0) & (took_us < FARTHEST_US)
+        if not good.all():
+            self._account_for(after_us, took_us)
+            keep = np.flatnonzero(good)
+            some = [some[i] for i in keep.tolist()]
+            code, after_us, took_us = code[keep], after_us[keep], took_us[keep]
+        start = np.rint(after_us * 1000).astype(np.int64)
+        return some, start, start + np.rint(took_us * 1000).astype(np.int64), code
+
+    def _account_for(self, after_us: NDArray[np.float64], took_us: NDArray[np.float64]) -> None:
+        """Count events whose times cannot be used."""
+        timeless = ~(np.abs(after_us) < FARTHEST_US)
+        skipped = self.account.skipped
+        for reason, which in (
+            ("without a time that can be", timeless),
+            ("without a duration", ~timeless & np.isnan(took_us)),
+            ("with a negative duration", ~timeless & (took_us < 0)),
+            ("with a duration that cannot be", ~timeless & (took_us >= FARTHEST_US)),
+        ):
+            if which.any():
+                skipped[reason] += int(np.count_nonzero(which))
+
+    def _paired(
+        self, some: list[Event], code: Int, halves: list[int]
+    ) -> tuple[list[Event], Int]:  # fmt: skip
+        """Leave instants and flows out; keep what a `B` opens until its `E` comes."""
+        out = set(halves)
+        for i in halves:
+            event = some[i]
+            if event.ph == "B":
+                waiting = self._open.setdefault((event.pid, event.tid), [])
+                if len(waiting) < 4096:
+                    waiting.append(event)
+                else:
+                    self.account.skipped["opened within 4,096 others"] += 1
+            elif event.ph == "E":
+                self._closed(event)
+        keep = [i for i in range(len(some)) if i not in out]
+        return [some[i] for i in keep], code[keep]
+
+    def _closed(self, event: Event) -> None:
+        """Make one event of two halves."""
+        waiting = self._open.get((event.pid, event.tid))
+        if not waiting:
+            self.account.skipped["ended without a beginning (E)"] += 1
+            return
+        begun = waiting.pop()
+        begun.ph, begun.dur = "X", event.ts - begun.ts
+        self.take([begun])
+
+    def _count_unknown(self, events: Sequence[Event], kind: NDArray[np.int8]) -> None:
+        strange = [name for name, names in self.kinds.items() if not names.known]
+        if not strange or not (kind == 0).any():
+            return
+        unknown = self.kinds.unknown
+        for event in events:
+            if event.cat in strange and event.ph == "X":
+                unknown[event.cat] += 1
+
+    def _take_device(self, some: list[Event], start: Int, end: Int, kind: Int) -> None:
+        if not some:
+            return
+        args = [e.args or NO_ARGS for e in some]
+        devices = self.devices
+        where = [devices[e.pid if a.device == -1 else a.device] for e, a in zip(some, args)]
+        link = [a.correlation for a in args]
+        self.device.add(start, end, kind, _ints(where), _ints(link))
+        self.device.bytes.add(_ints([a.bytes for a in args]))
+        for i in np.flatnonzero(kind == words.COMM).tolist():
+            if len(self.comms) < COMM_AT_MOST:
+                self.comms[self._rows + i] = self._comm(some[i].name, args[i])
+        self._rows += len(some)
+        copies = int(np.count_nonzero(kind >= words.COPY))
+        self.account.read["kernels"] += len(some) - copies
+        self.account.read["copies"] += copies
+
+    def _comm(self, name: str, args: object) -> Comm:
+        if not isinstance(args, CommArgs) or args.collective is None:
+            key: tuple[object, ...] = (words.operation_of(name),)
+            said = self._said.get(key)
+            if said is None:
+                said = self._said[key] = Comm(int(str(key[0])), None, None, -1, -1, -1, -1)
+            return said
+        key = (
+            args.collective, args.group, args.ranks, args.elements, args.dtype, args.sequence,
+            args.source, args.target,
+        )  # fmt: skip
+        said = self._said.get(key)
+        if said is None:
+            said = Comm(
+                words.operation_of(args.collective), args.group, args.ranks,
+                args.elements * _ITEM_BYTES.get((args.dtype or "").lower(), 1)
+                if args.elements >= 0 and (args.dtype or "").lower() in _ITEM_BYTES else -1,
+                args.sequence, args.source, args.target,
+            )  # fmt: skip
+            if len(self._said) < 1 << 16:
+                self._said[key] = said
+        return said
+
+    def _take_host(self, some: list[Event], start: Int, end: Int, kind: Int) -> None:
+        if not some:
+            return
+        threads = self.threads
+        thread = _ints([threads[e.pid, e.tid] for e in some])
+        work = kind <= words.OPERATOR  # calls of the runtime, and operators
+        for number in np.unique(thread[work]).tolist():
+            mine = work & (thread == number)
+            self.busy_host.setdefault(number, Stretches()).add(start[mine], end[mine])
+            mine &= kind == words.OPERATOR
+            if mine.any():
+                self.operators.setdefault(number, Stretches()).add(start[mine], end[mine])
+        rows = np.flatnonzero(kind < words.CALL)
+        if rows.size:
+            link = _ints([(some[i].args or NO_ARGS).correlation for i in rows.tolist()])
+            self.calls.add(start[rows], end[rows], kind[rows], thread[rows], link)
+        rows = np.flatnonzero(np.isin(kind, _MARKS))
+        if rows.size:
+            number = [words.step_number(some[i].name) for i in rows.tolist()]
+            self.marks.add(start[rows], end[rows], kind[rows], thread[rows], _ints(number))
+        self.account.read["operators"] += int(np.count_nonzero(kind == words.OPERATOR))
+        self.account.read["runtime calls"] += int(np.count_nonzero(kind <= words.CALL))
+
+    def finish(self) -> None:
+        """Say what was left open, and what was of no known sort."""
+        left = sum(len(waiting) for waiting in self._open.values())
+        if left:
+            self.account.skipped["begun and never ended (B)"] += left
+        for name, count in self.kinds.unknown.most_common(_UNKNOWN_SHOWN):
+            self.account.skipped[f"of category {name[:40]!r}"] += count
+
+
+def _ints(values: Iterable[int]) -> Int:
+    """Numbers of a file; those that 64 bits do not hold are -1."""
+    listed = list(values)
+    try:
+        return np.array(listed, np.int64)
+    except OverflowError:
+        return np.array([v if abs(v) < 1 << 62 else -1 for v in listed], np.int64)
+
+
+_ITEM_BYTES = {
+    "float": 4, "float32": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8, "short": 2,
+    "char": 1, "byte": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1, "complexfloat": 8, "complexdouble": 16,
+}  # fmt: skip
