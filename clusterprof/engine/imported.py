@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from clusterprof.errors import ClusterprofError, NoRecording
-from clusterprof.importers.base import Account, CannotImportError, Importer
+from clusterprof.importers.base import Account, CannotImportError, Importer, together
 from clusterprof.importers.registry import IMPORTERS, importer_of
 from clusterprof.importers.sources import FileSource, sources_of
 from clusterprof.trace.reader import node_folders
@@ -43,10 +43,24 @@ class Brought:
     def notes(self) -> tuple[str, ...]:
         """What the report says about foreign files."""
         lines = []
+        for some in _alike(self.accounts):
+            lines.append(together(some).said())
+        whose: dict[str, list[str]] = {}
         for account in self.accounts:
-            lines.append(account.said())
-            lines += [f"{account.path.name}: {note}" for note in account.notes]
+            for note in dict.fromkeys(account.notes):
+                whose.setdefault(note, []).append(account.path.name)
+        for note, names in whose.items():
+            more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+            lines.append(f"{names[0]}{more}: {note}")
         return tuple(lines)
+
+
+def _alike(accounts: Sequence[Account]) -> list[list[Account]]:
+    """Files of one format are told together; those that are damaged each for themselves."""
+    groups: dict[object, list[Account]] = {}
+    for account in accounts:
+        groups.setdefault(account.path if account.cut else account.format, []).append(account)
+    return list(groups.values())
 
 
 @contextmanager

@@ -57,6 +57,19 @@ class Account:
         return line
 
 
+def together(accounts: Sequence[Account]) -> Account:
+    """Return the sum of the accounts of files of one format."""
+    if len(accounts) == 1:
+        return accounts[0]
+    first = accounts[0]
+    name = f"{first.path.name} and {len(accounts) - 1:,} more"
+    total = Account(first.path.with_name(name), first.format)
+    for one in accounts:
+        total.read.update(one.read)
+        total.skipped.update(one.skipped)
+    return total
+
+
 class Source(Protocol):
     """One foreign file, or one member of an archive."""
 

@@ -41,6 +41,8 @@ from clusterprof.trace.schema import (
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
 SLICE_NS = 1_000_000_000
+UNKNOWN_HOST = "unknown-host"
+"""How a node is called whose name the file does not say."""
 _STARTED_TICKS = 1  # one life per pid: foreign files do not say when a process began
 
 
@@ -219,7 +221,7 @@ class NodeTables:
     def header(self) -> Header:
         """Return the first record."""
         first_ns, _ = self.bounds_ns()
-        node = {"key": self.key, "hostname": self.name, "display": self.name or self.key,
+        node = {"key": self.key, "hostname": self.name, "display": self.name or UNKNOWN_HOST,
                 "boot_id": "", "kernel": ""}  # fmt: skip
         started = {"monotonic_ns": first_ns, "boottime_ns": first_ns}
         if self.wall_minus_own_ns is not None:

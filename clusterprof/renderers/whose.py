@@ -14,6 +14,8 @@ from clusterprof.units import human
 
 _CHIEF_RATIO = 0.1  # a culprit that caused less than this part of the largest is not named
 _WAITING_RATIO = 0.4  # of what it caused: from here on the waiting ranks are worth mentioning
+_AWAITED_RATIO = 0.4  # of all waiting for them: from here on one of many culprits is singled out
+_AWAITED_TIMES = 1.5  # as much waiting as for the next
 
 
 def culprit(one: Culprit) -> str:
@@ -26,9 +28,24 @@ def culprits(finding: Finding, most: int) -> str:
     """Name whose cause it was in at most `most` groups, the largest first."""
     chiefs = chief_culprits(finding)
     groups = _groups(chiefs, most)
-    text = ", ".join(_group(group) for group in groups)
+    text = ", ".join(_group(group) for group in groups) + _awaited(chiefs)
     rest = len(finding.culprits) - len(chiefs)
     return f"{text} and {rest:,} more that caused little" if rest else text
+
+
+def _awaited(chiefs: Sequence[Culprit]) -> str:
+    """Single out the rank that others waited for most, where many caused much by themselves."""
+    if len(chiefs) < 3 or chiefs[0].others_ns is None:
+        return ""
+    order = sorted(chiefs, key=lambda one: -(one.others_ns or 0))
+    first, second = ((one.others_ns or 0) for one in order[:2])
+    whole = sum(one.others_ns or 0 for one in chiefs)
+    own = sum(one.own_ns or 0 for one in chiefs)
+    small = whole < _CHIEF_RATIO * (own + whole)
+    if small or first < _AWAITED_RATIO * whole or first < _AWAITED_TIMES * second:
+        return ""
+    rank = f"rank {order[0].rank}" if order[0].rank is not None else culprit(order[0])
+    return f"; others waited for {rank} most, {human(first, 'ns')}"
 
 
 def chief_culprits(finding: Finding) -> list[Culprit]:
