@@ -48,7 +48,7 @@ from clusterprof.timeline.model import (
     Lost,
     Rank,
 )
-from clusterprof.timeline.traced import traced_threads
+from clusterprof.timeline.traced import is_imported, traced_threads
 
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
 PEERS = "peers"  # in an operation with other ranks: who was late is told by all of them
@@ -171,6 +171,7 @@ def _by_detectors(
     read = read_elsewhere(rank, lost, left)
     left = left if read is None else left - read
     weak = (lost.phase == PHASE_DATA_WAIT) & ~feeding.identified
+    weak &= not is_imported(rank.chunk)  # no thread was sampled: the mark says all there is
     part = Partial(
         claimed=_claimed(lost, claims, shares, weak),
         unexplained=_unexplained(lost, left, feeding),

@@ -1,4 +1,4 @@
-"""`clusterprof export RUN... --to FORMAT`: a recording for other programs."""
+"""`clusterprof export RUN... --to FORMAT`: for other programs; of foreign traces, a recording."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from clusterprof.exporters.base import Exporter
 
 _OF_TABLES = ("parquet", "csv", "json")
+_RECORDING = "recording"
 
 
 def export(
     run: Annotated[list[Path], typer.Argument(metavar="RUN...", help=common.RUN_HELP)],
     to: Annotated[
-        str, typer.Option("--to", help="perfetto, parquet, csv, json, openmetrics or otlp.")
+        str,
+        typer.Option("--to", help="perfetto, parquet, csv, json, openmetrics, otlp, recording."),
     ],
     output: Annotated[
         Optional[str],  # noqa: UP045
@@ -46,7 +48,11 @@ def export(
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the nodes.")] = 1,
 ) -> None:
     """Write a recording for other programs: a trace, tables, or metrics."""
-    from clusterprof.engine.local import analysed
+    if to == _RECORDING:
+        _refuse_what_does_not_fit(to, tables, signals, endpoint, output)
+        _as_recording(run, output, jobs)
+        return
+    from clusterprof.engine.local import analysing
     from clusterprof.exporters.base import run_of
     from clusterprof.exporters.output import Output
 
@@ -57,9 +63,29 @@ def export(
     target = Output(path, sys.stdout.buffer, folder)
     exporter.check(target)
     limits, facts = common.site_of(common.load_profile(profile))
-    made = run_of(analysed(*run, jobs=jobs, limits=limits, facts=facts, history=True))
-    for note in exporter.export(made, target):
+    with analysing(*run, jobs=jobs, limits=limits, facts=facts, history=True) as made:
+        for note in exporter.export(run_of(made), target):
+            common.print_error(note)
+
+
+def _as_recording(files: Sequence[Path], output: str | None, jobs: int) -> None:
+    """Write what foreign files say as a recording, and say what was read and left out."""
+    from clusterprof.engine.imported import Brought, foreign_files, write_all
+    from clusterprof.errors import NoRecording, UsageError
+
+    if output is None:
+        raise UsageError("--to recording needs a folder to write to", "add: -o FOLDER")
+    folder = Path(output)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: there is something already", "give a folder that is new")
+    found = foreign_files(files)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    accounts = write_all(found, folder, jobs)
+    for note in Brought((), accounts).notes:
         common.print_error(note)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+        raise NoRecording("nothing in these files could be used", "docs/importers.md says what can")
 
 
 def _exporter(
@@ -69,7 +95,7 @@ def _exporter(
     from clusterprof.exporters.registry import EXPORTERS
     from clusterprof.profiles import nearest
 
-    names = [exporter.name for exporter in EXPORTERS]
+    names = [*(exporter.name for exporter in EXPORTERS), _RECORDING]
     if to not in names:
         raise UsageError(f"--to {to!r} is unknown{nearest(to, names)}")
     chosen: Any = next(exporter for exporter in EXPORTERS if exporter.name == to)

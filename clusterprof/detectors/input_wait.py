@@ -79,4 +79,4 @@ class InputWait:
         if waits is not None and own == waits.b.size:
             note = "dataloader workers: the training process loads by itself"
             evidence.append(Evidence("loader.workers_count", 0.0, "count", note))
-        return Claims(share, "B", tuple(evidence))
+        return Claims(share, "A", tuple(evidence))  # the mark, and the device that stood still

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from clusterprof.errors import ClusterprofError, NoRecording
+from clusterprof.errors import ClusterprofError, NoRecording, UsageError
 from clusterprof.importers.base import Account, CannotImportError, Importer, together
 from clusterprof.importers.registry import IMPORTERS, importer_of
 from clusterprof.importers.sources import FileSource, sources_of
@@ -101,6 +101,17 @@ def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Accou
     else:
         done = [write(item) for item in work]
     return tuple(account for some in done for account in some)
+
+
+def foreign_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the foreign files among some paths; raises UsageError for a recording among them."""
+    own, foreign = _sorted_out(paths)
+    for path in own:
+        if not path.exists():
+            raise NoRecording(f"{path}: no such file or directory", "give the files of a trace")
+        what = "a recording already" if _is_recording(path) else "no file of a known format in it"
+        raise UsageError(f"{path}: {what}")
+    return foreign
 
 
 def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:

@@ -6,7 +6,8 @@ report = analyze(Path("host1"), Path("host2"))         # brought together from n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -68,7 +69,17 @@ def analyze(
     ).report
 
 
-def analysed(
+def analysed(path: Path, *more: Path, **options: Any) -> Analysed:
+    """Do what `analyze` does, and keep what the report was made of.
+
+    What foreign files became is gone by then: `analysing` holds it.
+    """
+    with analysing(path, *more, **options) as made:
+        return made
+
+
+@contextmanager
+def analysing(
     path: Path,
     *more: Path,
     jobs: int = 1,
@@ -77,13 +88,13 @@ def analysed(
     history: bool = False,
     tell: Tell | None = None,
     part: PartOfRun = WHOLE_RUN,
-) -> Analysed:
-    """Do what `analyze` does, and keep what the report was made of."""
+) -> Iterator[Analysed]:
+    """Do what `analysed` does; inside, the folders of foreign files are still there."""
     bound_limits = bound(limits)
     with brought_in([path, *more], jobs) as brought:
         title = fold(map(str, (path, *more))) if more else str(path)
         asked = _Asked(title, jobs, bound_limits, facts, history, tell, part)
-        return _analysed(brought, asked)
+        yield _analysed(brought, asked)
 
 
 @dataclass(frozen=True, slots=True)

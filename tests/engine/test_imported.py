@@ -1,0 +1,86 @@
+"""Foreign files on the command line become recordings, and the report says what each gave."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterprof.engine.imported import brought_in, foreign_files, write_all
+from clusterprof.engine.local import analyze
+from clusterprof.errors import NoRecording, UsageError
+from clusterprof.trace.reader import node_folders
+
+
+def event(name: str, cat: str, ts: float, dur: float, tid: Any = 1, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": tid, "ts": ts, "dur": dur,
+            "args": args}  # fmt: skip
+
+
+def trace(wait_us: float = 400) -> dict[str, Any]:
+    """Two steps of 1 ms: a wait for data, then a kernel for the rest of the step."""
+    events = []
+    for step in (3, 4):
+        at = step * 1000
+        events += [
+            event(f"ProfilerStep#{step}", "user_annotation", at, 1000),
+            event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+                  "user_annotation", at, wait_us),
+            event("cudaLaunchKernel", "cuda_runtime", at + wait_us - 5, 4, correlation=step),
+            event("gemm", "kernel", at + wait_us, 1000 - wait_us, 7, correlation=step, stream=7,
+                  device=0),
+        ]  # fmt: skip
+    return {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "H100"}],
+            "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}  # fmt: skip
+
+
+def test_a_trace_is_analysed_as_if_we_had_recorded_it(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.pt.trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(trace()).encode()))
+    report = analyze(path)
+    (rank,) = report.ranks
+    assert (rank.in_step_ns, rank.lost_ns) == (2_000_000, 800_000)
+    buckets = dict(rank.buckets)
+    assert sum(buckets.values()) == 800_000 and buckets["input-wait"] >= 780_000
+    assert report.title == str(path)
+    assert any(note.startswith("rank0.pt.trace.json.gz: PyTorch profiler") for note in report.notes)
+
+
+def test_a_folder_of_traces_is_searched_and_other_files_are_let_be(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "rank0.json").write_text(json.dumps(trace()))
+    (tmp_path / "notes.txt").write_text("nothing of interest\n")
+    assert foreign_files([tmp_path]) == [tmp_path / "sub" / "rank0.json"]
+    with brought_in([tmp_path]) as brought:
+        (folder,) = brought.paths
+        assert folder != tmp_path and len(node_folders(folder)) == 1
+        assert [account.path.name for account in brought.accounts] == ["rank0.json"]
+    assert not folder.exists()
+
+
+def test_the_same_traces_as_a_recording_of_ours_give_the_same_books(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(trace(250)))
+    write_all([path], tmp_path / "run")
+    direct, again = analyze(path), analyze(tmp_path / "run")
+    assert [rank.buckets for rank in direct.ranks] == [rank.buckets for rank in again.ranks]
+    with pytest.raises(UsageError, match="a recording already"):
+        foreign_files([tmp_path / "run"])
+
+
+def test_what_nobody_knows_is_refused_with_what_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(b"\x00\x01\x02 nothing")
+    with pytest.raises(NoRecording, match="neither a recording nor of a format") as refused:
+        analyze(path)
+    assert "Kineto" in refused.value.remedy
+
+
+def test_a_trace_without_anything_in_it_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text('{"schemaVersion": 1, "traceEvents": []}')
+    with pytest.raises(NoRecording, match=r"rank0\.json: PyTorch profiler"):
+        analyze(path)

@@ -1,0 +1,77 @@
+"""Foreign files as streams of bytes, however they are packed, however they are damaged."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from clusterprof.errors import UsageError
+from clusterprof.importers.sources import sources_of
+
+TEXT = b"".join(b'{"n": %d}\n' % n for n in range(50_000))
+
+
+def whole(path: Path) -> tuple[bytes, str]:
+    (source,) = sources_of(path)
+    data = b"".join(source.blocks(1 << 14))
+    return data, source.damage
+
+
+def test_plain_gzip_and_two_gzips_in_one_file(tmp_path: Path) -> None:
+    plain, packed, twice = (tmp_path / name for name in ("a.json", "a.gz", "b.gz"))
+    plain.write_bytes(TEXT)
+    packed.write_bytes(gzip.compress(TEXT))
+    twice.write_bytes(gzip.compress(TEXT[:1000]) + gzip.compress(TEXT[1000:]))
+    assert whole(plain) == whole(packed) == whole(twice) == (TEXT, "")
+    (source,) = sources_of(packed)
+    assert source.head == TEXT[: 64 << 10] and source.file == packed
+
+
+def test_the_members_of_a_zip_are_sources_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "traces.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("rank0.json", TEXT)
+        archive.writestr("sub/rank1.json.gz", gzip.compress(TEXT))
+    sources = list(sources_of(path))
+    assert [source.path.name for source in sources] == ["traces.zip:rank0.json", "rank1.json.gz"]
+    assert [b"".join(source.blocks()) for source in sources] == [TEXT, TEXT]
+    assert {source.file for source in sources} == {path}
+
+
+def test_what_is_cut_off_or_damaged_is_read_up_to_there(tmp_path: Path) -> None:
+    packed = gzip.compress(TEXT)
+    cut, broken = tmp_path / "cut.gz", tmp_path / "broken.gz"
+    cut.write_bytes(packed[: len(packed) // 2])
+    data, damage = whole(cut)
+    assert 0 < len(data) < len(TEXT) and TEXT.startswith(data)
+    assert damage == f"cut off after {len(data):,} bytes"
+    broken.write_bytes(packed[:40] + b"\xff" * 40 + packed[80:])
+    data, damage = whole(broken)
+    assert damage.startswith("damaged after ")
+
+
+def test_a_damaged_zip_is_refused_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    path.write_bytes(b"PK\x03\x04" + b"\0" * 40)
+    with pytest.raises(UsageError, match=r"a damaged zip"):
+        list(sources_of(path))
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(b"\0" * (80 << 20), 9))
+    (source,) = sources_of(path)
+    out = 0
+    with pytest.raises(UsageError, match="unpacks to more than 250 times its size"):
+        for block in source.blocks():
+            out += len(block)
+    assert out <= (64 << 20) + (4 << 20)
+
+
+def test_an_empty_file_is_an_empty_source(tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    path.write_bytes(b"")
+    assert whole(path) == (b"", "")
