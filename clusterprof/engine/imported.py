@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from clusterprof.engine.refined import refined
 from clusterprof.errors import ClusterprofError, NoRecording, UsageError
 from clusterprof.importers.base import Account, CannotImportError, Importer, together
 from clusterprof.importers.registry import IMPORTERS, importer_of
 from clusterprof.importers.sources import FileSource, sources_of
 from clusterprof.trace.reader import node_folders
 from clusterprof.trace.segments import SUFFIX
+from clusterprof.trace.sources import find_nodes
 from clusterprof.trace.whole import write_node
 
 FILES_AT_MOST = 65_536
@@ -38,6 +40,8 @@ class Brought:
     """Recordings, in the order in which they were given; imported ones last."""
     accounts: tuple[Account, ...] = ()
     """Of every foreign file."""
+    more: tuple[str, ...] = ()
+    """What else the report says about them."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -52,7 +56,7 @@ class Brought:
         for note, names in whose.items():
             more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
             lines.append(f"{names[0]}{more}: {note}")
-        return tuple(lines)
+        return (*lines, *self.more)
 
 
 def _alike(accounts: Sequence[Account]) -> list[list[Account]]:
@@ -82,7 +86,13 @@ def brought_in(paths: Sequence[Path], jobs: int = 1) -> Iterator[Brought]:
                 "; ".join(account.said() for account in accounts),
                 "record or export again; docs/importers.md says what each format needs",
             )
-        yield Brought((*own, *([Path(folder)] if there else ())), accounts)
+        if not there or not own:
+            yield Brought((*own, *([Path(folder)] if there else ())), accounts)
+            return
+        nodes = find_nodes(own)
+        with tempfile.TemporaryDirectory(prefix="clusterprof-refined-") as place:
+            mine, left, notes = refined(nodes.folders, node_folders(Path(folder)), Path(place))
+            yield Brought((*mine, *left), accounts, tuple(notes))
 
 
 def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Account, ...]:

@@ -1,0 +1,39 @@
+"""clusterprof on one trace: what its books say, as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from clusterprof import __version__
+from clusterprof.engine.local import analysed
+
+_INPUT = ("input", "storage", "cpu")
+
+
+def main(path: Path) -> None:
+    made = analysed(path)
+    ranks = made.report.ranks
+    books = [one for node in made.across.nodes for one in node.books]
+    window_ns = sum(rank.in_step_ns for rank in ranks)
+    lost_ns = sum(rank.lost_ns for rank in ranks)
+    busy = [one.partial.totals.get("busy") for one in books]
+    measured = any(rank.device for rank in ranks)
+    idle_ns = window_ns - sum(ns or 0 for ns in busy) if measured else None
+    data_ns = sum(
+        ns for rank in ranks for cause, ns in rank.buckets if cause.split("-")[0] in _INPUT
+    )
+    waits = [one.partial.totals.get("wait", 0) for one in books]
+    print(json.dumps({
+        "version": __version__,
+        "window_ms": window_ns / 1e6,
+        "idle_ms": None if idle_ns is None else idle_ns / 1e6,
+        "exposed_comm_ms": None if idle_ns is None else (lost_ns - idle_ns) / 1e6,
+        "dataloader_pct": 100 * sum(waits) / window_ns if window_ns else None,
+        "lost_to_data_pct": 100 * data_ns / window_ns if window_ns else None,
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
