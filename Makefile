@@ -11,14 +11,14 @@ FRAMEWORKS_VENV ?= .venv-frameworks-$(TORCH)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev torch test test-long check lint types contracts golden docs docs-check host bench
-.PHONY: gate-check score score-full score-whatif score-rivals score-sabotage blame-check lab-cluster accept-cluster test-launchers test-frameworks test-frameworks-matrix clean
+.PHONY: gate-check score score-full score-whatif score-rivals score-sabotage blame-check lab-cluster accept-cluster test-launchers test-frameworks test-frameworks-matrix peers import-answers fuzz clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/clusterprof: pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; set PYTHON=python3.x" >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	@command -v $(BIN)/python >/dev/null || { echo "make: $(PYTHON) not found; set PYTHON=python3.x" >&2; exit 2; }
+	$(BIN)/python -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
@@ -109,7 +109,7 @@ FRAMEWORKS := lightning==2.6.6 pytorch-lightning==2.6.6 transformers==4.57.6 acc
     tensorflow-cpu==2.21.0 nvidia-dali-cuda120==2.4.0 deepspeed==0.19.8 megatron-core==0.16.1
 
 $(FRAMEWORKS_VENV)/made: pyproject.toml Makefile
-	$(PYTHON) -m venv $(FRAMEWORKS_VENV)
+	$(BIN)/python -m venv $(FRAMEWORKS_VENV)
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)" setuptools -e . --group dev
 	@for each in $(FRAMEWORKS); do \
@@ -126,6 +126,13 @@ test-frameworks-matrix: $(VENV)/dev ## the same against oldest and newest versio
 
 test-launchers: $(VENV)/dev ## mpirun, mpiexec, srun and flux as far as they are installed; says how to get the rest
 	$(BIN)/python -m pytest -rs tests/lab/test_launchers.py
+
+peers: $(VENV)/dev ## the numbers of other tools on the same traces, each in its own environment
+	$(BIN)/python -m bench.peers.run
+
+import-answers: $(VENV)/dev ## what imported traces with a known answer give; needs ../shared/data
+	$(BIN)/python tests/tools/import_answers.py
+	$(BIN)/python tests/tools/generate_docs.py
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .venv-frameworks-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

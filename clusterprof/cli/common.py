@@ -21,7 +21,10 @@ SCHEMA_VERSION = 1
 FORMATS = ("terminal", "plain", "json", "markdown", "html", "openmetrics")
 _FOR_PEOPLE = ("terminal", "plain", "markdown")
 _NONE: Mapping[str, Any] = {}
-RUN_HELP = "The recording, or nodes' folders of it kept apart: host1/ host2/"
+RUN_HELP = (
+    "The recording, or nodes' folders of it kept apart: host1/ host2/; or traces of other tools"
+    " (docs/importers.md)"
+)
 
 
 def print_error(message: str, remedy: str = "") -> None:

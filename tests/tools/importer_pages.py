@@ -1,0 +1,82 @@
+"""The page docs/importers.md: what each importer says of itself, and its answers on real traces."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ANSWERS = ROOT / "tests" / "importers" / "answers.json"
+PAGE = "docs/importers.md"
+_INTRO = """# Traces of other tools
+
+`clusterprof analyze FILES…` takes the traces a team has already: it recognises them by their content,
+turns them into a recording of its own in a temporary folder, and analyses that as any other. Commands
+that read a recording read them too (`gate`, `compare`, `export`, `analyze --by …`).
+
+```
+clusterprof analyze traces/                       # a folder: every file of a known format in it
+clusterprof analyze rank*.pt.trace.json.gz        # the ranks of one job
+clusterprof analyze my-run/ rank3.json.gz         # beside our own recording of the same job
+clusterprof export traces/ --to recording -o run/ # keep what they became
+```
+
+The notes of the report say of each format what was understood, what was left out and why. Nothing in
+a file is ever run, unpickled or unpacked to disk; what is cut off is read up to there; a file that
+unpacks to more than 250 times its size is refused.
+
+## What an imported trace can say, and what not
+
+* **Lost** is idle time of the device within the steps, and time in which it does nothing but
+  communicate. Idle is the complement of *all* its activity, copies and memory sets included.
+* A profiler marks that a step waited for its data and not what the loader did. Such a wait is
+  `input-wait`; the tracers of reads (DFTracer) tell more, a recording of our own tells all of it.
+* `launch-bound` in a trace of kernels is the time in which the device was idle and the call that
+  launches its next kernel had not begun, or not ended. Idle time with work in the queue (order,
+  dependencies) is nobody's, and stays unattributed.
+* Operations between ranks are matched by process group and sequence number where the trace has them,
+  else by their order. The time until the last rank's kernel has begun is waiting and is its doing;
+  the shortest duration among the ranks is transfer (`net-transfer`).
+* **Beside our own recording** of the same rank, a trace with a wall clock lends it its exact device
+  times for as long as it lasts (`engine/refined`), and all else of it is left out.
+* Traces are short. Below some two seconds of loss a report says rather less sure what it says.
+"""
+
+
+def importer_page(mark: str) -> str:
+    """Return the page."""
+    from clusterprof.importers.registry import IMPORTERS
+
+    parts = [mark + _INTRO, "## Formats\n"]
+    for one in IMPORTERS:
+        module = sys.modules[type(one).__module__]
+        text = inspect.cleandoc(module.__doc__ or "")
+        title, _, body = text.partition("\n")
+        body = body.strip().replace("\n## ", "\n#### ").replace("## What", "#### What", 1)
+        parts.append(f"### {one.title}\n\n{title}\n\n{body}\n")
+    parts.append(_answers())
+    return "\n".join(parts)
+
+
+def _answers() -> str:
+    """The table of all files with an answer that somebody else states."""
+    if not ANSWERS.exists():
+        return ""
+    rows: list[dict[str, Any]] = json.loads(ANSWERS.read_text())
+    met = sum(row["met"] for row in rows)
+    lines = [
+        "## Answers on real traces\n",
+        f"Other people's traces with a stated answer, and ours: {met} of {len(rows)} met. The traces"
+        " are no part of this project; `make import-answers` reads them again where they are.\n",
+        "| data | file | what | stated | by | ours | |",
+        "|---|---|---|---:|---|---:|---|",
+    ]
+    lines += [
+        f"| {row['data']} | {row['file']} | {row['what']} | {row['stated']} | {row['by']} |"
+        f" {row['ours']} | {'met' if row['met'] else '**' + row['why'] + '**'} |"
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"
