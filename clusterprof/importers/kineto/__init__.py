@@ -16,8 +16,8 @@ AMD, Intel and other devices; traces without a device; several devices in one fi
   the rest of the window. The window goes from the start of the first `ProfilerStep#` to the end of
   the last. Without these, steps end where the optimizer's do; without that, all from the first to
   the last work on the device is one step.
-* **Exposed** is of a kernel of NCCL, RCCL, oneCCL, … the time in which the device did nothing else. Of
-  two at once it counts once. Lost is idle plus exposed.
+* **Exposed** is of a kernel of NCCL, RCCL, oneCCL, … the time in which no other kernel ran on the
+  device; copies beside it hide nothing. Of two at once it counts once. Lost is idle plus exposed.
 * **The host was late** in a gap of more than 1 µs when the call that launched the next work (by
   correlation id) had not ended as the gap began. Such a gap is `starved` until that call's end,
   with what the threads that launch work did meanwhile. In other gaps work lay ready, and waited for

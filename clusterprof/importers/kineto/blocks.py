@@ -12,7 +12,7 @@ byte, with respect to strings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.kineto.decode import Document, Event, document, fast, one
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
 EVENT_BYTES_AT_MOST = 16 << 20
 BESIDE_BYTES_AT_MOST = 32 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -36,7 +36,7 @@ class Trace:
         self._account = account
         self.document = Document()
 
-    def events(self) -> Iterator[list[Event]]:
+    def events(self) -> Iterator[Sequence[Event]]:
         """Yield the events, some thousands at a time, in the order of the file.
 
         Raises CannotImportError when there are none, or one of them is larger than any can be.
@@ -88,7 +88,7 @@ class Trace:
         self._account.skipped["what stands before the events: not JSON"] += 1
         return head[found_any.end() :]
 
-    def _last(self, rest: bytes) -> Iterator[list[Event]]:
+    def _last(self, rest: bytes) -> Iterator[Sequence[Event]]:
         """Read what is left when the file is at its end."""
         whole = document(b'{"traceEvents":[' + rest)
         if whole is not None:

@@ -30,16 +30,16 @@ class Exposed:
     start: Int
     end: Int
     first: Int
-    """The first instant at which the device did nothing else; `end` when there is none."""
+    """The first instant at which the device did not compute; `end` when there is none."""
     exposed: Int
-    """How long the device did nothing else, of two operations at once counted once."""
+    """How long the device computed nothing, of two operations at once counted once."""
 
 
 def exposed(work: Work) -> Exposed:
-    """Return the operations of a device and how much of each nothing else hid."""
-    is_comm = work.kind == words.COMM
-    at = np.flatnonzero(is_comm)
-    other = Cover(*joined(work.start[~is_comm], work.end[~is_comm]))
+    """Return the operations of a device and how much of each no kernel hid."""
+    at = np.flatnonzero(work.kind == words.COMM)
+    computes = work.kind == words.KERNEL
+    other = Cover(*joined(work.start[computes], work.end[computes]))
     start, end = work.start[at], work.end[at]
     before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]]) if at.size else start
     own = np.minimum(np.maximum(start, before), end)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 MANY_BITS = 1 << 62
 
 
-class Args(msgspec.Struct, gc=False):
+class Args(msgspec.Struct, gc=False, frozen=True):
     """What is asked of an event's arguments."""
 
     correlation: int = -1
@@ -26,7 +26,7 @@ class Args(msgspec.Struct, gc=False):
     bytes: int = -1
 
 
-class CommArgs(Args, gc=False):
+class CommArgs(Args, gc=False, frozen=True):
     """The same, with what is said of operations between ranks."""
 
     collective: str | None = msgspec.field(default=None, name="Collective name")
@@ -39,6 +39,16 @@ class CommArgs(Args, gc=False):
     target: int = msgspec.field(default=-1, name="Dst Rank")
 
 
+NO_ARGS = CommArgs()
+_PHASES = Literal["X", "B", "E", "i", "I", "M", "s", "t", "f", "C", "b", "n", "e", "P", "N", "O", "D"]
+_CATEGORIES = Literal[
+    "", "cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime",
+    "cuda_driver", "ac2g", "async", "fwdbwd", "cpu_instant_event", "python_function", "overhead",
+    "gpu_user_annotation", "cuda_sync", "cuda_event", "Trace", "Operator", "Kernel", "Runtime",
+    "Memcpy", "Memset", "xpu_runtime", "hip_runtime", "privateuse1_runtime",
+]  # fmt: skip
+
+
 class Event(msgspec.Struct, gc=False):
     """One event; times are microseconds."""
 
@@ -49,13 +59,25 @@ class Event(msgspec.Struct, gc=False):
     tid: int | str = -1
     ts: float = math.nan
     dur: float = math.nan
-    args: Args | None = None
+    args: Args | None = NO_ARGS
 
 
 class CommEvent(Event, gc=False):
     """One event of a block in which operations between ranks say what they are."""
 
-    args: CommArgs | None = None
+    args: CommArgs | None = NO_ARGS
+
+
+class _Usual(Event, gc=False):
+    """One event of a usual category: words that are known are not made anew."""
+
+    ph: _PHASES = "X"
+    cat: _CATEGORIES = ""
+
+
+class _UsualComm(CommEvent, gc=False):
+    ph: _PHASES = "X"
+    cat: _CATEGORIES = ""
 
 
 class Document(msgspec.Struct, gc=False):
@@ -74,11 +96,11 @@ class CommDocument(Document, gc=False):
     events: list[CommEvent] = msgspec.field(default_factory=list, name="traceEvents")  # type: ignore[assignment]
 
 
-NO_ARGS = CommArgs()
 _DOCUMENT = msgspec.json.Decoder(Document)
 _COMM_DOCUMENT = msgspec.json.Decoder(CommDocument)
-_PLAIN = msgspec.json.Decoder(list[Event])
-_COMM = msgspec.json.Decoder(list[CommEvent])
+_PLAIN, _COMM = msgspec.json.Decoder(list[Event]), msgspec.json.Decoder(list[CommEvent])
+_USUAL = msgspec.json.Decoder(list[_Usual])
+_USUAL_COMM = msgspec.json.Decoder(list[_UsualComm])
 _BAD = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError)
 _SAYS_COMM = b'"Collective name"'
 
@@ -91,13 +113,15 @@ def document(text: bytes) -> Document | None:
         return None
 
 
-def fast(text: bytes) -> list[Event] | None:
+def fast(text: bytes) -> Sequence[Event] | None:
     """Return the events of a JSON list, None when it is not that."""
-    decoder = _COMM if _SAYS_COMM in text else _PLAIN
-    try:
-        return decoder.decode(text)  # type: ignore[no-any-return]
-    except _BAD:
-        return None
+    says = _SAYS_COMM in text
+    for decoder in (_USUAL_COMM if says else _USUAL, _COMM if says else _PLAIN):
+        try:
+            return decoder.decode(text)  # type: ignore[no-any-return]
+        except _BAD:
+            continue
+    return None
 
 
 def one(text: bytes, skipped: Counter[str]) -> Event | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,11 @@ FARTHEST_US = 4e15
 COMM_AT_MOST = 4 << 20
 THREADS_AT_MOST = 1 << 14
 _UNKNOWN_SHOWN = 12
-_MARKS = (
-    words.STEP, words.LOADER_ALONE, words.LOADER_WORKERS, words.OPTIMIZER, words.GC, words.COMPILE,
-    words.HOST_COMM,
-)  # fmt: skip
+_OPEN_AT_MOST = 4096
+_COMPLETE = frozenset({"X"})
+_PHASE, _PID, _TID = attrgetter("ph"), attrgetter("pid"), attrgetter("tid")
+_TS, _DUR = attrgetter("ts"), attrgetter("dur")
+_LINK, _BYTES = attrgetter("correlation"), attrgetter("bytes")
 
 
 class _Numbers(dict[object, int]):
@@ -96,30 +98,26 @@ class Gathered:
     def take(self, events: Sequence[Event]) -> None:
         """Keep what matters of some events."""
         kinds = self.kinds
-        found = [kinds[e.cat][e.name] for e in events]
-        kind = np.array(found, np.int8)
+        kind = np.frombuffer(bytes([kinds[e.cat][e.name] for e in events]), np.uint8)
         for i in np.flatnonzero(kind == words.PAIR).tolist():
             if events[i].ph == "E":
                 self._closed(events[i])
-        device = self._whole(events, kind, kind - 1 < words.COPY_OUT, device=True)
-        host = self._whole(events, kind, (kind > words.COPY_OUT) & (kind < words.PAIR))
+        on_device = (kind > 0) & (kind <= words.COPY_OUT)
+        self._take_device(*self._whole(events, kind, on_device))
+        self._take_host(*self._whole(events, kind, (kind > words.COPY_OUT) & (kind < words.PAIR)))
         self._count_unknown(events, kind)
-        self._take_device(*device)
-        self._take_host(*host)
 
     def _whole(
-        self, events: Sequence[Event], kind: NDArray[np.int8], which: NDArray[np.bool_],
-        device: bool = False,
-    ) -> tuple[list[Event], Int, Int, Int]:  # fmt: skip
+        self, events: Sequence[Event], kind: NDArray[np.uint8], which: NDArray[np.bool_]
+    ) -> tuple[Sequence[Event], Int, Int, Int]:
         """Choose complete events: themselves, when they began and ended, and what they are."""
-        rows = np.flatnonzero(which & (kind > 0))
-        some = [events[i] for i in rows.tolist()]
+        rows = np.flatnonzero(which)
+        some = _chosen(events, rows)
         code = kind[rows].astype(np.int64)
-        halves = [i for i, e in enumerate(some) if e.ph != "X"]
-        if halves:
-            some, code = self._paired(some, code, halves)
-        start_us = np.array([e.ts for e in some], np.float64)
-        took_us = np.array([e.dur for e in some], np.float64)
+        if set(map(_PHASE, some)) - _COMPLETE:
+            some, code = self._paired(some, code)
+        start_us = np.fromiter(map(_TS, some), np.float64, len(some))
+        took_us = np.fromiter(map(_DUR, some), np.float64, len(some))
         if math.isnan(self.origin_us):
             usable = np.flatnonzero(np.abs(start_us) < 1e17)
             if usable.size:
@@ -129,8 +127,8 @@ class Gathered:
         if not good.all():
             self._account_for(after_us, took_us)
             keep = np.flatnonzero(good)
-            some = [some[i] for i in keep.tolist()]
-            code, after_us, took_us = code[keep], after_us[keep], took_us[keep]
+            some, code = _chosen(some, keep), code[keep]
+            after_us, took_us = after_us[keep], took_us[keep]
         start = np.rint(after_us * 1000).astype(np.int64)
         return some, start, start + np.rint(took_us * 1000).astype(np.int64), code
 
@@ -147,23 +145,19 @@ class Gathered:
             if which.any():
                 skipped[reason] += int(np.count_nonzero(which))
 
-    def _paired(
-        self, some: list[Event], code: Int, halves: list[int]
-    ) -> tuple[list[Event], Int]:  # fmt: skip
+    def _paired(self, some: Sequence[Event], code: Int) -> tuple[Sequence[Event], Int]:
         """Leave instants and flows out; keep what a `B` opens until its `E` comes."""
-        out = set(halves)
-        for i in halves:
-            event = some[i]
+        for event in some:
             if event.ph == "B":
                 waiting = self._open.setdefault((event.pid, event.tid), [])
-                if len(waiting) < 4096:
+                if len(waiting) < _OPEN_AT_MOST:
                     waiting.append(event)
                 else:
-                    self.account.skipped["opened within 4,096 others"] += 1
+                    self.account.skipped[f"opened within {_OPEN_AT_MOST:,} others (B)"] += 1
             elif event.ph == "E":
                 self._closed(event)
-        keep = [i for i in range(len(some)) if i not in out]
-        return [some[i] for i in keep], code[keep]
+        keep = np.array([i for i, event in enumerate(some) if event.ph == "X"], np.int64)
+        return _chosen(some, keep), code[keep]
 
     def _closed(self, event: Event) -> None:
         """Make one event of two halves."""
@@ -175,7 +169,7 @@ class Gathered:
         begun.ph, begun.dur = "X", event.ts - begun.ts
         self.take([begun])
 
-    def _count_unknown(self, events: Sequence[Event], kind: NDArray[np.int8]) -> None:
+    def _count_unknown(self, events: Sequence[Event], kind: NDArray[np.uint8]) -> None:
         strange = [name for name, names in self.kinds.items() if not names.known]
         if not strange or not (kind == 0).any():
             return
@@ -184,15 +178,14 @@ class Gathered:
             if event.cat in strange and event.ph == "X":
                 unknown[event.cat] += 1
 
-    def _take_device(self, some: list[Event], start: Int, end: Int, kind: Int) -> None:
+    def _take_device(self, some: Sequence[Event], start: Int, end: Int, kind: Int) -> None:
         if not some:
             return
         args = [e.args or NO_ARGS for e in some]
         devices = self.devices
         where = [devices[e.pid if a.device == -1 else a.device] for e, a in zip(some, args)]
-        link = [a.correlation for a in args]
-        self.device.add(start, end, kind, _ints(where), _ints(link))
-        self.device.bytes.add(_ints([a.bytes for a in args]))
+        self.device.add(start, end, kind, _ints(where), _ints(map(_LINK, args)))
+        self.device.bytes.add(_ints(map(_BYTES, args)))
         for i in np.flatnonzero(kind == words.COMM).tolist():
             if len(self.comms) < COMM_AT_MOST:
                 self.comms[self._rows + i] = self._comm(some[i].name, args[i])
@@ -203,10 +196,11 @@ class Gathered:
 
     def _comm(self, name: str, args: object) -> Comm:
         if not isinstance(args, CommArgs) or args.collective is None:
-            key: tuple[object, ...] = (words.operation_of(name),)
+            key: tuple[object, ...] = (name,)
             said = self._said.get(key)
             if said is None:
-                said = self._said[key] = Comm(int(str(key[0])), None, None, -1, -1, -1, -1)
+                said = Comm(words.operation_of(name), None, None, -1, -1, -1, -1)
+                self._keep(key, said)
             return said
         key = (
             args.collective, args.group, args.ranks, args.elements, args.dtype, args.sequence,
@@ -220,15 +214,30 @@ class Gathered:
                 if args.elements >= 0 and (args.dtype or "").lower() in _ITEM_BYTES else -1,
                 args.sequence, args.source, args.target,
             )  # fmt: skip
-            if len(self._said) < 1 << 16:
-                self._said[key] = said
+            self._keep(key, said)
         return said
 
-    def _take_host(self, some: list[Event], start: Int, end: Int, kind: Int) -> None:
+    def _keep(self, key: tuple[object, ...], said: Comm) -> None:
+        if len(self._said) < 1 << 16:
+            self._said[key] = said
+
+    def _threads(self, some: Sequence[Event]) -> Int:
+        """Number of each event's thread; neighbours are mostly of one."""
+        try:
+            pid = np.fromiter(map(_PID, some), np.int64, len(some))
+            tid = np.fromiter(map(_TID, some), np.int64, len(some))
+        except (TypeError, ValueError, OverflowError):
+            return _ints(self.threads[e.pid, e.tid] for e in some)
+        change = np.concatenate([[True], (pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1])])
+        first = np.flatnonzero(change)
+        pairs = zip(pid[first].tolist(), tid[first].tolist())
+        number = _ints(self.threads[pair] for pair in pairs)
+        return np.repeat(number, np.diff(np.append(first, len(some))))
+
+    def _take_host(self, some: Sequence[Event], start: Int, end: Int, kind: Int) -> None:
         if not some:
             return
-        threads = self.threads
-        thread = _ints([threads[e.pid, e.tid] for e in some])
+        thread = self._threads(some)
         work = kind <= words.OPERATOR  # calls of the runtime, and operators
         for number in np.unique(thread[work]).tolist():
             mine = work & (thread == number)
@@ -238,9 +247,9 @@ class Gathered:
                 self.operators.setdefault(number, Stretches()).add(start[mine], end[mine])
         rows = np.flatnonzero(kind < words.CALL)
         if rows.size:
-            link = _ints([(some[i].args or NO_ARGS).correlation for i in rows.tolist()])
+            link = _ints((e.args or NO_ARGS).correlation for e in _chosen(some, rows))
             self.calls.add(start[rows], end[rows], kind[rows], thread[rows], link)
-        rows = np.flatnonzero(np.isin(kind, _MARKS))
+        rows = np.flatnonzero(kind >= words.STEP)
         if rows.size:
             number = [words.step_number(some[i].name) for i in rows.tolist()]
             self.marks.add(start[rows], end[rows], kind[rows], thread[rows], _ints(number))
@@ -254,6 +263,12 @@ class Gathered:
             self.account.skipped["begun and never ended (B)"] += left
         for name, count in self.kinds.unknown.most_common(_UNKNOWN_SHOWN):
             self.account.skipped[f"of category {name[:40]!r}"] += count
+
+
+def _chosen(events: Sequence[Event], rows: Int) -> Sequence[Event]:
+    if rows.size < 2:
+        return [events[i] for i in rows.tolist()]
+    return itemgetter(*rows.tolist())(events)  # type: ignore[no-any-return]
 
 
 def _ints(values: Iterable[int]) -> Int:
