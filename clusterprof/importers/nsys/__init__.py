@@ -2,33 +2,34 @@
 
 ## What is read
 
-`nsys profile -t cuda,nvtx,osrt --nic-metrics=efa|lf …`, then `nsys export -t sqlite`: kernels, copies,
-fills and graphs of all devices; CUDA runtime and driver calls; NVTX ranges of all domains; calls of the
-system (OSRT); bytes of network adapters; who and what the target was. Every schema version since 2020:
-a table or column that a file lacks is not asked for. A packed file (`.gz`) is read in memory.
+`nsys profile -t cuda,nvtx,osrt --nic-metrics=efa|lf …`, then `nsys export -t sqlite`: kernels,
+copies, fills and graphs of all devices; CUDA runtime and driver calls; NVTX ranges of all
+domains; calls of the system (OSRT); bytes of network adapters; who and what the target was. Every
+schema version since 2020: a table or column that a file lacks is not asked for. A packed file
+(`.gz`) is read in memory.
 
 ## How it is understood
 
-A device is busy when anything runs on it: kernels, copies in any direction, fills, graphs. Each process
-with a device is a rank; a device on which it did less than 1 % of its work is no device of its own.
-Its rank is that of the profiled command's launcher (`RANK`, `SLURM_PROCID`, …), else processes are
-numbered in the order of files and devices. Steps are NVTX ranges named step or iteration, with a number
-or without; else they go from the end of one optimizer step to the next; else they are a range that
-repeats and covers half of the time; else the whole profile is one step, from the first to the last
-activity of the device. Ranges named after a data loader on a thread that launches kernels are waits for
-data. A gap is the host's (starved) when the call that launched what comes after it returned only after
-the gap had begun: until then nothing was in the queue. NCCL and RCCL kernels are collective
-operations; those of several ranks are one operation when they overlap in time, in one order, in four of
-five cases at least.
+A device is busy when anything runs on it: kernels, copies in any direction, fills, graphs. Each
+process with a device is a rank; a device on which it did less than 1 % of its work is no device
+of its own. Its rank is that of the profiled command's launcher (`RANK`, `SLURM_PROCID`, …), else
+processes are numbered in the order of files and devices. Steps are NVTX ranges named step or
+iteration, with a number or without; else they go from the end of one optimizer step to the next;
+else they are a range that repeats and covers half of the time; else the whole profile is one
+step, from the first to the last activity of the device. Ranges named after a data loader on a
+thread that launches kernels are waits for data. A gap is the host's (starved) when the call that
+launched what comes after it returned only after the gap had begun: until then nothing was in the
+queue. NCCL and RCCL kernels are collective operations; those of several ranks are one operation
+when they overlap in time, in one order, in four of five cases at least.
 
 ## Where it is blind
 
 The sizes of collective operations are unknown, and so is which communicator a kernel belongs to
-(NCCL's NVTX payloads are only in exports with `--include-blobs`, and not read). Send and receive in one
-kernel are read as an exchange of all ranks that were in it. With `--cuda-graph-trace=graph` a graph is
-one activity: operations inside it are not seen. Waits of loader processes that launch nothing are not
-read. Several processes that each call their only device 0 look like one shared device where the file
-has no table of CUDA devices.
+(NCCL's NVTX payloads are only in exports with `--include-blobs`, and not read). Send and receive
+in one kernel are read as an exchange of all ranks that were in it. With `--cuda-graph-
+trace=graph` a graph is one activity: operations inside it are not seen. Waits of loader processes
+that launch nothing are not read. Several processes that each call their only device 0 look like
+one shared device where the file has no table of CUDA devices.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ _TEXT_CHARACTERS = 512
 _ROWS = 65_536
 _STEPS = 100_000  # of SQLite's machine, between two looks at the clock
 _NO_TIME = 1 << 62
+_LENGTH, _ATTACHED = 0, 7  # numbers of limits
 Int = NDArray[np.int64]
 
 
@@ -46,9 +47,9 @@ class Database:
         self._db = _opened(source)
         self._db.set_progress_handler(lambda: int(time.monotonic() > self._deadline), _STEPS)
         self._db.text_factory = lambda data: data.decode("utf-8", "replace")
-        if hasattr(self._db, "setlimit"):
-            self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _VALUE_BYTES)
-            self._db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        if hasattr(self._db, "setlimit"):  # since Python 3.11
+            for limit, most in ((_LENGTH, _VALUE_BYTES), (_ATTACHED, 0)):
+                self._db.setlimit(limit, most)
         try:
             self._run("PRAGMA trusted_schema = OFF")
             self._run("PRAGMA cell_size_check = ON")
@@ -91,7 +92,7 @@ class Database:
     def integers(
         self, table: str, times: Sequence[str], others: Sequence[str] = ()
     ) -> Iterator[Int]:
-        """Yield integer columns of a table as arrays, one row each, some thousand columns at a time.
+        """Yield integer columns of a table as arrays, one row each, some thousands at a time.
 
         Rows in which one of `times` is no time (no integer, negative, beyond all clocks) are left
         out; one of `others` that is no integer or that the table lacks is -1. Raises DamagedError.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -127,7 +128,7 @@ def steps_of(threads: list[Thread]) -> Steps | None:
     """Say when the steps of a process were, by the names of its ranges; None when nothing tells.
 
     Best first: ranges called step or iteration with a number, the same without one, from the end of
-    one optimizer step to the next, and a range of any name that repeats and covers most of the time.
+    one optimizer step to the next, and a range of any name that repeats and covers half the time.
     """
     for kind, how in ((NUMBERED_STEP, "numbered step ranges"), (STEP, "step ranges")):
         best = max((one.kept.get(kind, []) for one in threads), key=len, default=[])
@@ -137,7 +138,7 @@ def steps_of(threads: list[Thread]) -> Steps | None:
     ends = max((one.kept.get(OPTIMIZER, []) for one in threads), key=len, default=[])
     ends = _apart(ends)
     if len(ends) >= _REPEATED:
-        steps = [(a[1], b[1], -1) for a, b in zip(ends, ends[1:])]
+        steps = [(a[1], b[1], -1) for a, b in pairwise(ends)]
         return _numbered(steps, "the ends of optimizer steps", inferred=True)
     found = [(key, _apart(some)) for one in threads for key, some in one.others.items()]
     span = _span([each for _, some in found for each in some])

@@ -35,14 +35,14 @@ def add_adapters(node: NodeTables, db: Database, account: Account) -> None:
         rows: dict[tuple[str, str], list[tuple[int, int, float]]] = {}
         for some in db.rows("NET_NIC_METRIC", _COLUMNS) if known else ():
             for start, end, adapter, of, number, value in some:
-                signal = known.get((of, number))
+                told = known.get((of, number))
                 good = type(start) is type(end) is int and 0 <= start < end < 1 << 62
-                if signal is None or not good or not isinstance(value, (int, float)):
+                if told is None or not good or not isinstance(value, (int, float)):
                     continue
                 name = adapters.get(adapter, f"nic{adapter}")
                 if 0 <= value < float(1 << 50):
-                    carried = value * (end - start) / signal[1]
-                    rows.setdefault((signal[0], name), []).append((start, end, carried))
+                    carried = value * (end - start) / told[1]
+                    rows.setdefault((told[0], name), []).append((start, end, carried))
     except DamagedError as error:
         account.cut = account.cut or f"NET_NIC_METRIC: {error}"
         return

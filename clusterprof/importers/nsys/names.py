@@ -1,4 +1,4 @@
-"""What the names in a profile mean: CUDA calls, NVTX ranges, NCCL kernels, variables of a launcher."""
+"""What names in a profile mean: CUDA calls, NVTX ranges, NCCL kernels, launchers' variables."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def operation_of(kernel: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """What the strings of a profile mean, by their id; those that mean nothing here are left out."""
+    """What the strings of a profile mean, by their id; others are left out."""
 
     calls: dict[int, int]
     """Class of a CUDA call, where it is not OTHER_CALL."""

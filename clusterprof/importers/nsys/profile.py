@@ -91,8 +91,8 @@ def _physical(db: Database, some: Activities) -> Activities:
             if type(pid) is type(cuda) is type(gpu) is int:
                 told[pid, cuda] = gpu
     for (pid, cuda), gpu in told.items():
-        rows = np.flatnonzero((some.device == cuda) & (some.process >> 24 & 0xFFFFFF == pid))
-        some.kind[rows] |= (gpu + 1) << 8  # aside, so that no number is replaced twice
+        which = np.flatnonzero((some.device == cuda) & (some.process >> 24 & 0xFFFFFF == pid))
+        some.kind[which] |= (gpu + 1) << 8  # aside, so that no number is replaced twice
     moved = some.kind >> 8 > 0
     some.device[moved] = (some.kind[moved] >> 8) - 1
     some.kind &= 0xFF

@@ -127,7 +127,7 @@ def _part(
 def _host_work(
     hungry: Intervals, calls: Calls, copies: Calls, threads: list[Thread]
 ) -> tuple[Int, Int, Int, Int]:
-    """What the launching threads did while the device had nothing to do; no instant counts twice."""
+    """What launching threads did while the device had nothing to do; no instant counts twice."""
     waiting = _of_kind(calls, SYNC_CALL)
     allocating = without(_of_kind(calls, ALLOC_CALL), waiting)
     taken = _together([waiting, allocating])
