@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterprof.importers.base import Importer
+from clusterprof.importers.nccl_text import NcclOutput
 from clusterprof.importers.nsys import Nsys
 
-IMPORTERS: tuple[Importer, ...] = (Nsys(),)
+IMPORTERS: tuple[Importer, ...] = (Nsys(), NcclOutput())
 """Asked in this order; the first that recognises a file reads it."""
 
 
