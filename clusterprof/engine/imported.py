@@ -80,13 +80,13 @@ def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Accou
     size = sum(file.stat().st_size for file in files)
     if size > _SIDE_BY_SIDE_BYTES:
         jobs = max(jobs, min(os.cpu_count() or 1, len(batches)))
-    told, work = [], []
-    for item in enumerate(batches):
-        (told if item[1][0] in _TELLING else work).append(item)
-    first = [_write(item, folder, {}) for item in told]
-    facts = {
-        key: value for some in first for account in some for key, value in account.facts.items()
-    }
+    numbered = list(enumerate(batches))
+    first = [_write(item, folder, {}) for item in numbered if item[1][0] in _TELLING]
+    work = [item for item in numbered if item[1][0] not in _TELLING]
+    facts: dict[str, Any] = {}
+    for some in first:
+        for account in some:
+            facts.update(account.facts)
     write = partial(_write, folder=folder, facts=facts)
     if jobs > 1 and len(work) > 1:
         from multiprocessing import get_context  # one process has no use for it
