@@ -2,24 +2,24 @@
 
 ## What is read
 
-JSON lines, a file per process (`NCCL_INSPECTOR_ENABLE=1`, `NCCL_INSPECTOR_DUMP_DIR`), formats 4 and
-5; newer ones name rank and communicator once before their operations. The fields used are
+JSON lines, a file per process (`NCCL_INSPECTOR_ENABLE=1`, `NCCL_INSPECTOR_DUMP_DIR`), formats 4
+and 5; newer ones name rank and communicator once before their operations. The fields used are
 `importers/nccl_inspector.py`'s.
 
 ## How it is understood
 
 The communicator with most ranks is the job; the rank of a process in it is its rank. An operation
-has the same number (`coll_sn`) on all its ranks, and they leave it together; so each came to it as
-much before that as it was in it, and whoever was in it for the shortest time came last: that time is
-the transfer, what the others were in it for longer is waiting. A log does not say when an operation
-was: it was before it was written (`dump_timestamp_us`). Operations are spread over the time from one
-such moment to the next, in their order, and never overlap on a rank.
+has the same number (`coll_sn`) on all its ranks, and they leave it together; so each came to it
+as much before that as it was in it, and whoever was in it for the shortest time came last: that
+time is the transfer, what the others were in it for longer is waiting. A log does not say when an
+operation was: it was before it was written (`dump_timestamp_us`). Operations are spread over the
+time from one such moment to the next, in their order, and never overlap on a rank.
 
 ## Where it is blind
 
-What the devices did besides is not known: time in operations is an upper bound of what was lost, and
-computing in between is not in the log. Operations that the plugin overwrote before it wrote them are
-missing.
+What the devices did besides is not known: time in operations is an upper bound of what was lost,
+and computing in between is not in the log. Operations that the plugin overwrote before it wrote
+them are missing.
 """
 
 from __future__ import annotations

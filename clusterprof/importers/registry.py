@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterprof.importers.base import Importer
+from clusterprof.importers.megatron_pipeline import MegatronPipeline
 from clusterprof.importers.nccl_dumps import FlightRecorder
 from clusterprof.importers.nccl_inspector_log import NcclInspector
 from clusterprof.importers.nccl_text import NcclOutput
 from clusterprof.importers.nsys import Nsys
 
 IMPORTERS: tuple[Importer, ...] = (
-    Nsys(), FlightRecorder(), NcclInspector(), NcclOutput(),
+    Nsys(), FlightRecorder(), NcclInspector(), MegatronPipeline(), NcclOutput(),
 )  # fmt: skip
 """Asked in this order; the first that recognises a file reads it."""
 
