@@ -10,10 +10,11 @@ trace is a stage of the pipeline; times are microseconds of one clock.
 
 A stage is busy in `forward` and `backward`; the rest of the iteration is its bubble. An iteration
 is a step. A stage needs what the stage before it made of the same microbatch (backward: the stage
-behind it), so until that one had finished it waited for a message from there. What it waited
-longer is left without a cause: it may have been held by messages of its own that nobody took, or
-by the transfer, and a trace does not tell. With `reduce` stages come to an operation with all
-others; they wait there until the last has come. What is left until `iteration end` has no cause.
+behind it), so until that one had finished it waited for it. Where that had been there all along,
+the stage was held by its exchange with those beside it, which lasts until both have come: it waited
+for the nearest stage that finished a piece of work meanwhile, until then. What is left of a gap is
+without a cause, for a trace does not tell transfers. With `reduce` stages come to an operation with
+all others; they wait there until the last has come. What is left until `iteration end` has no cause.
 
 ## Where it is blind
 
@@ -25,11 +26,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.device_gaps import union
@@ -108,7 +111,8 @@ def _stages(source: Source, account: Account) -> dict[Who, _Stage]:
         stage = stages.setdefault((raw.pid, raw.tid), _Stage())
         _take(stage, raw, account)
     left = sum(len(some) for stage in stages.values() for some in stage.begun.values())
-    account.skipped["that never end"] += left
+    if left:
+        account.skipped["that never end"] += left
     return stages
 
 
@@ -150,29 +154,16 @@ def _node(stages: dict[Who, _Stage], account: Account) -> NodeTables:
     ranks = {one: rank for rank, one in enumerate(who)}
     team = list(range(len(who)))
     group = group_number(team)
-    chunks = 1 + max((piece[1] for s in stages.values() for *_, piece in s.work), default=0)
-    sent = {one: {piece: end for _, end, piece in stages[one].work} for one in who}
-    order: dict[tuple[int, int], dict[Piece, int]] = {}
-    for one in who:
-        for piece, target in _outgoing(one, sent[one], stages, chunks):
-            to = order.setdefault((ranks[one], ranks[target]), {})
-            to[piece] = len(to)
     for one in who:
         stage, rank = stages[one], ranks[one]
         stage.work.sort()
-        pid, device = rank + 1, f"stage{rank}"
+        device = f"stage{rank}"
         node.device(device)
-        node.rank(pid, rank, len(who), device)
-        node.group(pid, group, team)
-        _add_steps(node, stage, pid, device, account, rank)
-        for (source, target), numbers in order.items():
-            if rank == source:
-                _add_sends(node, pid, group, sent[one], numbers, target)
-            elif rank == target:
-                who_sent = who[source]
-                _add_receives(
-                    node, pid, group, stage, numbers, source, who_sent, stages, sent[who_sent]
-                )
+        node.rank(rank + 1, rank, len(who), device)
+        node.group(rank + 1, group, team)
+        if stage.work:
+            _add_steps(node, stage, rank + 1, device, account, rank)
+    _add_waits(node, stages, ranks, group)
     _add_reduces(node, stages, ranks, group)
     _compare(stages, ranks, account)
     return node
@@ -189,38 +180,6 @@ def _compare(stages: dict[Who, _Stage], ranks: dict[Who, int], account: Account)
             f"stage {rank} does {most / middle:.1f} times the work of the middle stage: give it"
             " fewer layers (the last one also has the output layer and the loss)"
         )
-
-
-def _outgoing(
-    one: Who, ends: dict[Piece, int], stages: dict[Who, _Stage], chunks: int
-) -> Iterator[tuple[Piece, Who]]:
-    """What a stage makes for others, in the order in which it did: piece and receiver."""
-    for piece in sorted(ends, key=lambda each: ends[each]):
-        target = _neighbour(one, piece, stages, chunks)
-        if target is not None:
-            yield piece, target
-
-
-def _neighbour(one: Who, piece: Piece, stages: dict[Who, _Stage], chunks: int) -> Who | None:
-    """The stage that works on a piece next: forward the one behind, backward the one before."""
-    _, chunk, _, way = piece
-    stage, lane = one
-    last = max(each for each, of in stages if of == lane)
-    target = stage + 1 if way == 0 else stage - 1
-    if target > last:
-        target = 0 if chunk + 1 < chunks else -1
-    elif target < 0:
-        target = last if chunk > 0 else -1
-    found = (target, lane)
-    return found if found in stages and found != one else None
-
-
-def _next_piece(one: Who, piece: Piece, stages: dict[Who, _Stage]) -> Piece:
-    """What a piece is called where it goes: another chunk where it goes round."""
-    iteration, chunk, microbatch, way = piece
-    last = max(each for each, of in stages if of == one[1])
-    around = (way == 0 and one[0] == last) or (way == 1 and one[0] == 0)
-    return (iteration, chunk + (1 - 2 * way if around else 0), microbatch, way)
 
 
 def _add_steps(
@@ -253,32 +212,75 @@ def _add_steps(
         )
 
 
-def _add_sends(
-    node: NodeTables, pid: int, group: int, ends: dict[Piece, int], numbers: dict[Piece, int],
-    target: int,
-) -> None:  # fmt: skip
-    at = np.array([ends[piece] for piece in numbers], np.int64)
-    order = np.array(list(numbers.values()), np.int64)
-    node.collectives(pid, at, at, group, order, -1, layout.SEND, peer=target)
+def _add_waits(
+    node: NodeTables, stages: dict[Who, _Stage], ranks: dict[Who, int], group: int
+) -> None:
+    """A wait of one stage for another is a message: sent when that one had finished its work."""
+    ends = {one: np.array([end for _, end, _ in stage.work], np.int64)
+            for one, stage in stages.items()}  # fmt: skip
+    made = {one: {piece: end for _, end, piece in stage.work} for one, stage in stages.items()}
+    chunks = 1 + max((piece[1] for s in stages.values() for *_, piece in s.work), default=0)
+    found: dict[tuple[Who, Who], list[tuple[int, int]]] = {}
+    for one, stage in stages.items():
+        for (_, before, earlier), (start, _, piece) in pairwise(stage.work):
+            if start <= before or earlier[0] != piece[0]:
+                continue
+            source = _maker(one, piece, stages, chunks)
+            at = made[source[0]].get(source[1]) if source else None
+            if source is not None and at is not None and before < at <= start:
+                found.setdefault((source[0], one), []).append((before, at))
+            elif waited := _waited_for(one, before, start, ends):
+                found.setdefault((waited[0], one), []).append((before, waited[1]))
+    for (source, target), some in found.items():
+        arrive, leave = np.array(sorted(some), np.int64).T
+        number = np.arange(arrive.size, dtype=np.int64)
+        node.collectives(
+            ranks[target] + 1, arrive, leave, group, number, -1, layout.RECV, peer=ranks[source]
+        )
+        node.collectives(
+            ranks[source] + 1, leave, leave, group, number, -1, layout.SEND, peer=ranks[target]
+        )
 
 
-def _add_receives(
-    node: NodeTables, pid: int, group: int, stage: _Stage, numbers: dict[Piece, int], source: int,
-    who: Who, stages: dict[Who, _Stage], sent: dict[Piece, int],
-) -> None:  # fmt: skip
-    """A stage waits for a message from the end of what it did before until it has been sent."""
-    known = {_next_piece(who, piece, stages): (n, sent[piece]) for piece, n in numbers.items()}
-    rows = []
-    before = stage.marks.get(("iteration begin", stage.work[0][2][0]), stage.work[0][0])
-    for start, end, piece in stage.work:
-        before = max(before, stage.marks.get(("iteration begin", piece[0]), before))
-        if piece in known and before <= start:
-            number, made = known[piece]
-            rows.append((before, min(max(before, made), start), number))
-        before = end
-    if rows:
-        arrive, leave, number = np.array(rows, np.int64).T
-        node.collectives(pid, arrive, leave, group, number, -1, layout.RECV, peer=source)
+def _maker(
+    one: Who, piece: Piece, stages: dict[Who, _Stage], chunks: int
+) -> tuple[Who, Piece] | None:
+    """The stage whose result a piece of work needs, and what that result was."""
+    iteration, chunk, microbatch, way = piece
+    stage, lane = one
+    last = max(each for each, of in stages if of == lane)
+    source = stage - 1 if way == 0 else stage + 1
+    if source < 0:
+        source, chunk = last, chunk - 1
+    elif source > last:
+        source, chunk = 0, chunk + 1
+    found = (source, lane)
+    if found not in stages or found == one or not 0 <= chunk < chunks:
+        return None
+    return found, (iteration, chunk, microbatch, way)
+
+
+def _waited_for(
+    one: Who, since: int, until: int, ends: dict[Who, NDArray[np.int64]]
+) -> tuple[Who, int] | None:
+    """The nearest stage that finished something in this time, and when it last did.
+
+    Stages exchange with those beside them, and both stand still until both have come; so one that
+    stood still all the time hands the wait on to the one behind it.
+    """
+    ring = sorted(other for other in ends if other[1] == one[1])
+    place = ring.index(one)
+    for away in range(1, len(ring) // 2 + 1):
+        beside = {ring[(place - away) % len(ring)], ring[(place + away) % len(ring)]} - {one}
+        found = []
+        for other in beside:
+            row = int(ends[other].searchsorted(until, side="right")) - 1
+            if row >= 0 and ends[other][row] > since:
+                found.append((int(ends[other][row]), other))
+        if found:
+            at, other = max(found)
+            return other, at
+    return None
 
 
 def _add_reduces(

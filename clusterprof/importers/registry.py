@@ -10,9 +10,12 @@ from clusterprof.importers.nccl_dumps import FlightRecorder
 from clusterprof.importers.nccl_inspector_log import NcclInspector
 from clusterprof.importers.nccl_text import NcclOutput
 from clusterprof.importers.nsys import Nsys
+from clusterprof.importers.perfetto import Perfetto
+from clusterprof.importers.traceml import TraceML
 
 IMPORTERS: tuple[Importer, ...] = (
-    Nsys(), FlightRecorder(), NcclInspector(), MegatronPipeline(), NcclOutput(),
+    Nsys(), FlightRecorder(), NcclInspector(), MegatronPipeline(), TraceML(), NcclOutput(),
+    Perfetto(),
 )  # fmt: skip
 """Asked in this order; the first that recognises a file reads it."""
 
