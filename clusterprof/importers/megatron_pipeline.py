@@ -14,7 +14,8 @@ behind it), so until that one had finished it waited for it. Where that had been
 the stage was held by its exchange with those beside it, which lasts until both have come: it waited
 for the nearest stage that finished a piece of work meanwhile, until then. What is left of a gap is
 without a cause, for a trace does not tell transfers. With `reduce` stages come to an operation with
-all others; they wait there until the last has come. What is left until `iteration end` has no cause.
+all others; they wait there until the last has come. What is left until `iteration end` has no
+cause.
 
 ## Where it is blind
 
@@ -225,11 +226,13 @@ def _add_waits(
         for (_, before, earlier), (start, _, piece) in pairwise(stage.work):
             if start <= before or earlier[0] != piece[0]:
                 continue
-            source = _maker(one, piece, stages, chunks)
-            at = made[source[0]].get(source[1]) if source else None
-            if source is not None and at is not None and before < at <= start:
-                found.setdefault((source[0], one), []).append((before, at))
-            elif waited := _waited_for(one, before, start, ends):
+            waited = None
+            maker = _maker(one, piece, stages, chunks)
+            if maker is not None:
+                at = made[maker[0]].get(maker[1], -1)
+                waited = (maker[0], at) if before < at <= start else None
+            waited = waited or _waited_for(one, before, start, ends)
+            if waited is not None:
                 found.setdefault((waited[0], one), []).append((before, waited[1]))
     for (source, target), some in found.items():
         arrive, leave = np.array(sorted(some), np.int64).T
