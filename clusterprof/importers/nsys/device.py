@@ -81,6 +81,7 @@ def activities_of(db: Database, strings: Strings, account: Account) -> Activitie
     left = ROWS_AT_MOST
     for table, kind, word, what in _TABLES:
         others = ("globalPid", "deviceId", "streamId", "correlationId", what, "bytes")
+        total = 0
         try:
             total = db.count(table)
             for some in db.integers(table, ("start", "end"), others):
@@ -99,6 +100,7 @@ def activities_of(db: Database, strings: Strings, account: Account) -> Activitie
                     break
         except DamagedError as error:
             account.cut = account.cut or f"{table}: {error}; what came before it was read"
+            total = 0
         if total > 0 and left > 0:
             account.skipped[f"{word} without two times"] += total
     if left <= 0:

@@ -9,7 +9,7 @@ import numpy as np
 from clusterprof.importers.base import Account
 from clusterprof.importers.collective_order import Side, grouped
 from clusterprof.importers.device_gaps import Int, Intervals, union
-from clusterprof.importers.nsys.database import Database
+from clusterprof.importers.nsys.database import DamagedError, Database
 from clusterprof.importers.nsys.device import (
     Activities,
     activities_of,
@@ -25,6 +25,7 @@ from clusterprof.probe import layout
 
 _SOURCE = "nsys"
 _YEAR_2001_NS = 10**18
+_DEVICES_AT_MOST, _PROCESSES_AT_MOST = 1024, 4096
 
 
 @dataclass(slots=True)
@@ -57,6 +58,9 @@ def profile_of(db: Database, account: Account) -> Profile:
     calls = calls_of(db, strings, account)
     some = with_processes(activities_of(db, strings, account), calls)
     some = _physical(db, some)
+    whose = np.unique(some.device).size, np.unique(some.process).size
+    if whose[0] > _DEVICES_AT_MOST or whose[1] > _PROCESSES_AT_MOST:
+        raise DamagedError(f"{whose[0]:,} devices and {whose[1]:,} processes: no profile has so many")
     busy = {}
     for device in np.unique(some.device).tolist():
         rows = some.device == device
@@ -88,7 +92,7 @@ def _physical(db: Database, some: Activities) -> Activities:
     told = {}
     for rows in db.rows("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId")):
         for pid, cuda, gpu in rows:
-            if type(pid) is type(cuda) is type(gpu) is int:
+            if type(pid) is type(cuda) is type(gpu) is int and 0 <= gpu < _DEVICES_AT_MOST:
                 told[pid, cuda] = gpu
     for (pid, cuda), gpu in told.items():
         which = np.flatnonzero((some.device == cuda) & (some.process >> 24 & 0xFFFFFF == pid))
