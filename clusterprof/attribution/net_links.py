@@ -54,6 +54,8 @@ class NodeLinks:
     """What the job sent from this node at least, as far as it is known."""
     job_most_bytes: float | None
     """What it sent at most; None when sizes are not known."""
+    slow_paths: tuple[tuple[str, int, str], ...] = ()
+    """What NCCL's own log says against the way the data take: name, channels, half a sentence."""
 
     def level(self, name: str, part: float = 0.5) -> float | None:
         """Return the middle reading of a gauge, of the device in use for which it is largest."""
@@ -117,6 +119,7 @@ def links_of(
         tuple(device for device, _ in idle if device in hca),
         _quiet_rails(hca, used, host.get("rails", ())) if kind == HCA else (),
         by_sockets, *job_bytes,
+        tuple((str(a), int(b), str(c)) for a, b, c in host.get("slow_paths", ())),
     )  # fmt: skip
 
 

@@ -234,7 +234,9 @@ def limited_by_loss(links: NodeLinks, bytes_per_second: float) -> Sign | None:
 
 
 def _of_paths(links: NodeLinks, limits: Any) -> Iterator[Sign]:
-    """RDMA that is there and unused, and rails that carry unequal traffic."""
+    """What NCCL's log says, RDMA that is there and unused, and rails with unequal traffic."""
+    for name, count, said in links.slow_paths:
+        yield _sign(links, WRONG, "", float(count), name, count, "count", f"channels {said}")
     if links.unused:
         rate = links.network.levels["rdma.link_bytes_per_second", links.unused[0]].quantile(0.5)
         name = "rdma.link_bytes_per_second"

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.attribution.blame_transfer import Cell, Transfers
+from clusterprof.attribution.blame_transfer import ALL_GATHER, Cell, Transfers
 from clusterprof.attribution.net_links import RTT, NodeLinks
 from clusterprof.attribution.net_signs import (
     CAUSE_OF,
@@ -37,6 +37,7 @@ from clusterprof.findings import Evidence
 from clusterprof.timeline.model import Int
 
 Nodes = frozenset[int]
+Tested = Sequence[Sequence[int]]
 _SURE_RATIO = 1.05
 """Rates that differ by less are the same."""
 
@@ -66,16 +67,30 @@ class Split:
     """Signs for which nothing was given, because little or nothing was beyond."""
 
 
-def split(transfers: Transfers, links: Mapping[int, NodeLinks], limits: Mapping[str, Any]) -> Split:
-    """Share out what `transfers` hold; `links` by node, those that are not known left out."""
-    return _Splitter(transfers, links, limits).split()
+def split(
+    transfers: Transfers,
+    links: Mapping[int, NodeLinks],
+    limits: Mapping[str, Any],
+    tested: Tested = (),
+) -> Split:
+    """Share out what `transfers` hold; `links` by node, those that are not known left out.
+
+    `tested`: operation, bytes and ns of what a benchmark of the same network took; it says what is
+    expected where no rate is known.
+    """
+    return _Splitter(transfers, links, limits, tested).split()
 
 
 class _Splitter:
     def __init__(
-        self, transfers: Transfers, links: Mapping[int, NodeLinks], limits: Mapping[str, Any]
+        self,
+        transfers: Transfers,
+        links: Mapping[int, NodeLinks],
+        limits: Mapping[str, Any],
+        tested: Tested,
     ) -> None:
         self._transfers, self._links, self._limits = transfers, links, limits
+        self._tested = tested
         self._signs = {node: signs_of(one, limits) for node, one in links.items()}
         self._best = transfers.best_ns()
         self._ranks = np.bincount(transfers.node)
@@ -141,7 +156,8 @@ class _Splitter:
     def _of_cell(self, number: int, cell: Cell, rate: float | None) -> float | None:
         best, size = self._best[number], cell.moved_bytes
         if rate is None or size is None:
-            return best
+            took = tested_ns(cell, self._tested)
+            return best if took is None else took if best is None else min(took, best)
         # Teams with some of a node's ranks share its links with those of the others.
         on_node = max(int(self._ranks[node]) for node in cell.nodes)
         part = min(1.0, cell.members / len(cell.nodes) / on_node)
@@ -214,6 +230,24 @@ class _Splitter:
             if cell.nodes == nodes
         }
         return self._transfers.beyond_ns(expected)[nodes]
+
+
+def tested_ns(cell: Cell, tested: Tested) -> float | None:
+    """Return what operations like those of a cell took in a benchmark; None where it has none.
+
+    Between two sizes in proportion, beyond the largest at its rate. Of operations that overlap with
+    computation only a part is waited for, and a benchmark says nothing of that.
+    """
+    rows = sorted((size, ns) for kind, size, ns in tested if kind == cell.operation and size > 0)
+    if not rows or cell.size_class < 0 or not cell.operations or cell.overlapped:
+        return None
+    size = cell.bytes / cell.operations
+    if cell.operation == ALL_GATHER:
+        size *= cell.members  # its tables count what comes out
+    sizes, times = (np.array(column, np.float64) for column in zip(*rows))
+    if size > sizes[-1]:
+        return float(times[-1] * size / sizes[-1])
+    return float(np.interp(size, sizes, times))
 
 
 def _rate_sign(links: NodeLinks, due: float) -> Sign:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from clusterprof.engine.refined import refined
 from clusterprof.errors import ClusterprofError, NoRecording, UsageError
@@ -28,6 +29,8 @@ from clusterprof.trace.sources import find_nodes
 from clusterprof.trace.whole import write_node
 
 FILES_AT_MOST = 65_536
+_TELLING = frozenset(one.name for one in IMPORTERS if getattr(one, "tells", False))
+"""Formats that say something of the whole job (`Account.facts`): read before all others."""
 _SIDE_BY_SIDE_BYTES = 16 << 20  # of files that are worth a second process
 _DEPTH = 4  # folders below the one that was given
 
@@ -83,7 +86,7 @@ def brought_in(paths: Sequence[Path], jobs: int = 1) -> Iterator[Brought]:
         there = any(Path(folder).iterdir())
         if not there and not own:
             raise NoRecording(
-                "; ".join(account.said() for account in accounts),
+                "; ".join(Brought((), accounts).notes),
                 "record or export again; docs/importers.md says what each format needs",
             )
         if not there or not own:
@@ -101,16 +104,22 @@ def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Accou
     size = sum(file.stat().st_size for file in files)
     if size > _SIDE_BY_SIDE_BYTES:
         jobs = max(jobs, min(os.cpu_count() or 1, len(batches)))
-    write = partial(_write, folder=folder)
-    work = list(enumerate(batches))
-    if jobs > 1 and len(batches) > 1:
+    numbered = list(enumerate(batches))
+    first = [_write(item, folder, {}) for item in numbered if item[1][0] in _TELLING]
+    work = [item for item in numbered if item[1][0] not in _TELLING]
+    facts: dict[str, Any] = {}
+    for some in first:
+        for account in some:
+            facts.update(account.facts)
+    write = partial(_write, folder=folder, facts=facts)
+    if jobs > 1 and len(work) > 1:
         from multiprocessing import get_context  # one process has no use for it
 
-        with get_context("spawn").Pool(min(jobs, len(batches))) as pool:
+        with get_context("spawn").Pool(min(jobs, len(work))) as pool:
             done = pool.map(write, work, chunksize=1)
     else:
         done = [write(item) for item in work]
-    return tuple(account for some in done for account in some)
+    return tuple(account for some in (*first, *done) for account in some)
 
 
 def foreign_files(paths: Sequence[Path]) -> list[Path]:
@@ -194,7 +203,7 @@ def _batches(files: Sequence[Path]) -> list[Batch]:
     return list(batches.values())
 
 
-def _write(item: tuple[int, Batch], folder: Path) -> list[Account]:
+def _write(item: tuple[int, Batch], folder: Path, facts: Mapping[str, Any]) -> list[Account]:
     """Read some files and write their nodes: what one process does."""
     number, (name, files) = item
     one = next((each for each in IMPORTERS if each.name == name), None)
@@ -212,17 +221,23 @@ def _write(item: tuple[int, Batch], folder: Path) -> list[Account]:
     for part, some in enumerate(batches):
         mine = [Account(source.path, one.title) for source in some]
         accounts += mine
-        _write_nodes(one, some, mine, folder, f"{number:05d}-{part:03d}")
+        _write_nodes(one, some, mine, folder, f"{number:05d}-{part:03d}", facts)
     return accounts
 
 
 def _write_nodes(
-    one: Importer, sources: Sequence[FileSource], accounts: list[Account], folder: Path, name: str
+    one: Importer,
+    sources: Sequence[FileSource],
+    accounts: list[Account],
+    folder: Path,
+    name: str,
+    facts: Mapping[str, Any],
 ) -> None:
     try:
         for number, node in enumerate(one.nodes(sources, accounts)):
             node.job = node.job or "imported"
             node.key = f"{node.key}-{name}-{number}"
+            node.host = {**facts, **node.host}
             write_node(folder / f"{name}-{number:04d}", node.header(), node.records())
     except CannotImportError as error:
         for account in accounts:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from clusterprof.errors import UsageError
 from clusterprof.importers.tables import NodeTables
@@ -40,6 +40,8 @@ class Account:
     """How many things were left out, by reason: `without a duration`."""
     notes: list[str] = field(default_factory=list)
     """Sentences a reader should know: a window that was inferred, a definition that was chosen."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What a file says of the whole job: put into the header of all nodes that are imported."""
     cut: str = ""
     """Where and why the file ended too early; what came before was read."""
 

@@ -45,12 +45,16 @@ def operations(lines: Iterable[bytes]) -> Iterator[Operation]:
         try:
             found = json.loads(line)
             if isinstance(found, dict) and isinstance(found.get("coll_perf"), dict):
-                yield _operation(found)
+                yield operation_of_line(found)
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
 
 
-def _operation(found: Mapping[str, Any]) -> Operation:
+def operation_of_line(found: Mapping[str, Any]) -> Operation:
+    """Return the operation of one line.
+
+    Raises ValueError, KeyError, TypeError, AttributeError or OverflowError.
+    """
     header, performance = found["header"], found["coll_perf"]
     pid = (found.get("metadata") or {}).get("pid")
     return Operation(
