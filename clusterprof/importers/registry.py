@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterprof.importers.base import Importer
+from clusterprof.importers.prometheus import Prometheus
 
-IMPORTERS: tuple[Importer, ...] = ()
+IMPORTERS: tuple[Importer, ...] = (Prometheus(),)
 """Asked in this order; the first that recognises a file reads it."""
 
 
