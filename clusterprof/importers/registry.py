@@ -6,8 +6,9 @@ from pathlib import Path
 
 from clusterprof.importers.base import Importer
 from clusterprof.importers.prometheus import Prometheus
+from clusterprof.importers.step_times import StepTimes
 
-IMPORTERS: tuple[Importer, ...] = (Prometheus(),)
+IMPORTERS: tuple[Importer, ...] = (Prometheus(), StepTimes())
 """Asked in this order; the first that recognises a file reads it."""
 
 

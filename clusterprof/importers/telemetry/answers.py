@@ -25,13 +25,14 @@ SERIES_BYTES_AT_MOST = 64 << 20
 _KIND = re.compile(rb'"resultType"\s*:\s*"(matrix|vector)"')
 _SERIES = re.compile(rb'^\s*\[?\s*\{\s*"metric"\s*:\s*\{')
 _RESULT = re.compile(r'"result"\s*:\s*\[')
+_RESULT_BYTES = re.compile(rb'"result"\s*:\s*\[')
 _VALUES = re.compile(rb'"values?"\s*:')
 
 
 def is_answer(head: bytes) -> bool:
     """Say whether a file begins like an answer of the API, or like one of its series."""
     start = head.lstrip()[:1]
-    if start == b"{" and _KIND.search(head):
+    if start == b"{" and _KIND.search(head) and _RESULT_BYTES.search(head):
         return True
     return start in b"[{" and _SERIES.match(head) is not None and _VALUES.search(head) is not None
 

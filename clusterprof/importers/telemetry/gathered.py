@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof.importers.base import Account
 from clusterprof.importers.tables import Float, Int, NodeTables
@@ -124,7 +125,7 @@ class Gathered:
 
 def _worked(seen: list[float], hosts: int) -> str:
     mean = sum(seen) / len(seen)
-    spread = f" (from {min(seen):.0%} to {max(seen):.0%})" if len(seen) > 1 else ""
+    spread = f" (from {min(seen):.0%} to {max(seen):.0%})" if max(seen) - min(seen) > 0.01 else ""
     devices = f"{len(seen)} device" + "s" * (len(seen) > 1)
     nodes = f" of {hosts} nodes" if hosts > 1 else ""
     return f"{devices}{nodes} had work for {mean:.0%} of the time by their readings{spread}"
@@ -162,13 +163,18 @@ def _cleaned(column: Column, account: Account) -> tuple[Int, Float]:
     if signal.startswith("gpu.") and signal.endswith("_ratio"):
         bad |= values > _ROUNDED_UP
         values = np.minimum(values, 1.0)
-    account.skipped["values out of range or not available"] += int(bad.sum())
+    _left_out(account, "values out of range or not available", bad)
     values = np.where(bad, np.nan, values)
     order = np.argsort(t_ns, kind="stable")
     t_ns, values = t_ns[order], values[order]
     last = np.append(t_ns[1:] != t_ns[:-1], True) if t_ns.size else np.empty(0, np.bool_)
-    account.skipped["readings at the same time as a later one"] += int((~last).sum())
+    _left_out(account, "readings at the same time as a later one", ~last)
     return t_ns[last], values[last]
+
+
+def _left_out(account: Account, why: str, which: NDArray[np.bool_]) -> None:
+    if which.any():
+        account.skipped[why] += int(which.sum())
 
 
 def _added(tables: list[tuple[Int, Float]]) -> tuple[Int, Float]:
