@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterprof.importers.base import Importer
+from clusterprof.importers.nvidia_smi import NvidiaSmi
 from clusterprof.importers.prometheus import Prometheus
+from clusterprof.importers.rank_series import RankSeries
 from clusterprof.importers.step_times import StepTimes
 
-IMPORTERS: tuple[Importer, ...] = (Prometheus(), StepTimes())
+IMPORTERS: tuple[Importer, ...] = (Prometheus(), NvidiaSmi(), StepTimes(), RankSeries())
 """Asked in this order; the first that recognises a file reads it."""
 
 
