@@ -18,8 +18,9 @@ whether it computes or reads.
 ## Where it is blind
 
 An empty queue is not yet a loop that waits: it may still compute on the batch before, so each wait
-is the most it can be. In SPDL's published pipeline the time its loop was blocked (`queue_get`) agrees
-with it to a hundredth. When in its window a rank waited, and who waited for whom, is not in it.
+is the most it can be. In SPDL's published pipeline the time its loop was blocked (`queue_get`)
+agrees with it to a hundredth. When in its window a rank waited, and who waited for whom, is not in
+it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.tables import Float, Int, NodeTables
@@ -41,6 +42,7 @@ from clusterprof.importers.telemetry.lines import lines_of
 from clusterprof.importers.telemetry.times import time_ns
 from clusterprof.probe import layout
 
+Bool = NDArray[np.bool_]
 BYTES_AT_MOST = 64 << 20
 _TIMES = ("event_time", "timestamp", "time")
 _RANK = re.compile(r"(?:rank[ _-]?)?(\d{1,7})", re.IGNORECASE)
@@ -118,14 +120,16 @@ def _node(loop: Table, shares: Mapping[str, Table]) -> NodeTables:
         start, wait = start[waits], wait[waits]
         node.spans(pid, layout.DATA_WAIT, start, start + wait, -1, -1, -1, -1)
         computes, reads = _loading(shares, rank, start)
-        for which, a, b in ((computes, 0, wait), (reads, wait, 0)):
-            if which.any():
-                amounts = (x[which] if isinstance(x, np.ndarray) else x for x in (a, b))
-                node.spans(pid, layout.LOADING, start[which], (start + wait)[which], *amounts, -1)
+        seen = computes | reads
+        if seen.any():
+            node.spans(
+                pid, layout.LOADING, start[seen], (start + wait)[seen],
+                np.where(reads, wait, 0)[seen], np.where(computes, wait, 0)[seen],
+            )  # fmt: skip
     return node
 
 
-def _loading(shares: Mapping[str, Table], rank: int, t_ns: Int) -> tuple[Float, Float]:
+def _loading(shares: Mapping[str, Table], rank: int, t_ns: Int) -> tuple[Bool, Bool]:
     """Of each wait whether the stage it is for computes, and whether it reads."""
     best = np.full(t_ns.size, _READY)
     which = np.full(t_ns.size, -1)
@@ -152,7 +156,7 @@ def _said(loop: Table, stages: Mapping[str, Table]) -> Iterator[str]:
     means = np.nanmean(loop.values, axis=0)
     worst = loop.ranks[int(np.argmin(means))]
     middle = float(np.median(means))
-    if means.min() > _READY * middle:
+    if not means.min() < _READY * middle:
         return
     parts = [f"rank {worst}: data were ready {means.min():.0%} of the time, {middle:.0%} on the"
              " middle rank"]  # fmt: skip
@@ -167,8 +171,9 @@ def _said(loop: Table, stages: Mapping[str, Table]) -> Iterator[str]:
 
 def _stage(table: Table, tables: Sequence[Table]) -> str:
     """What is left of a file's name without that in which all begin."""
-    start = commonprefix([each.what for each in tables]) if len(tables) > 1 else ""
-    return table.what[start.rfind("_") + 1 :].lower()
+    words = [each.what.lower().split("_") for each in tables]
+    alike = [len(set(some)) == 1 for some in zip(*words)] if len(tables) > 1 else []
+    return "_".join(table.what.lower().split("_")[[*alike, False].index(False) :])
 
 
 def _table(source: Source, account: Account) -> Table | None:
@@ -194,15 +199,15 @@ def _table(source: Source, account: Account) -> Table | None:
         account.cut = account.cut or "no rank and no time in it"
         return None
     t_ns = np.array([one[0] for one in said if one is not None], np.int64)
-    values = np.array([[_number(ranks[rank][row]) for rank in sorted(ranks)] for row in kept])
+    table = np.array([[_number(ranks[rank][row]) for rank in sorted(ranks)] for row in kept])
     t_ns, first = np.unique(t_ns, return_index=True)
     what = source.path.name.split(".")[0]
     if not what.lower().endswith("time"):
-        outside = (values < 0) | (values > 1)
+        outside = (table < 0) | (table > 1)
         if outside.any():
             account.skipped["values that are no shares"] += int(outside.sum())
-        values = np.where(outside, np.nan, values)
-    return Table(what, t_ns, tuple(sorted(ranks)), values[first])
+        table = np.where(outside, np.nan, table)
+    return Table(what, t_ns, tuple(sorted(ranks)), table[first])
 
 
 def _number(value: object) -> float:

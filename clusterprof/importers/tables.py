@@ -68,8 +68,7 @@ class NodeTables:
     ) -> None:
         """`name`: the host as people know it, "" unknown; `key` tells nodes of one name apart."""
         self.name = name
-        self.key = key or name or source
-        self.display = self.key
+        self.key = self.display = key or name or source
         """What people read where the host's name is not known."""
         self.source = source
         self.wall_minus_own_ns = wall_minus_own_ns
