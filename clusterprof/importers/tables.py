@@ -68,8 +68,8 @@ class NodeTables:
     ) -> None:
         """`name`: the host as people know it, "" unknown; `key` tells nodes of one name apart."""
         self.name = name
-        self.key = self.display = key or name or source
-        """What people read where the host's name is not known."""
+        self.key = key or name or source
+        self.shown = ""  # what people read where the host's name is not known
         self.source = source
         self.wall_minus_own_ns = wall_minus_own_ns
         """Wall clock less the clock of these times; None = not known."""
@@ -220,7 +220,7 @@ class NodeTables:
     def header(self) -> Header:
         """Return the first record."""
         first_ns, _ = self.bounds_ns()
-        node = {"key": self.key, "hostname": self.name, "display": self.name or self.display,
+        node = {"key": self.key, "hostname": self.name, "display": self.name or self.shown or self.key,
                 "boot_id": "", "kernel": ""}  # fmt: skip
         started = {"monotonic_ns": first_ns, "boottime_ns": first_ns}
         if self.wall_minus_own_ns is not None:

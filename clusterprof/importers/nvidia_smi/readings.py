@@ -80,4 +80,6 @@ class Devices:
                 f"the file shows no times: its {self._sweep + 1:,} sweeps are taken to be a second"
                 " apart, as the tool does them unless told otherwise"
             )
-        yield from self._gathered.nodes(source, self.account, key)
+        for node in self._gathered.nodes(source, self.account, key):
+            node.shown = key
+            yield node

@@ -47,7 +47,7 @@ def nodes_of(table: Table, key: str, source: str, account: Account) -> Iterator[
     group = group_number(ranks.tolist())
     for host in hosts:
         node = NodeTables(host, source, 0 if absolute else None, host or key)
-        node.job = key
+        node.job = node.shown = key
         for rank in ranks.tolist():
             if table.hosts.get(rank, "") != host:
                 continue
