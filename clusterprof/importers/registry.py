@@ -5,12 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterprof.importers.base import Importer
+from clusterprof.importers.dynolog import Dynolog
+from clusterprof.importers.gpu_tables import GpuTables
 from clusterprof.importers.nvidia_smi import NvidiaSmi
 from clusterprof.importers.prometheus import Prometheus
 from clusterprof.importers.rank_series import RankSeries
 from clusterprof.importers.step_times import StepTimes
 
-IMPORTERS: tuple[Importer, ...] = (Prometheus(), NvidiaSmi(), StepTimes(), RankSeries())
+IMPORTERS: tuple[Importer, ...] = (
+    Prometheus(),
+    NvidiaSmi(),
+    Dynolog(),
+    GpuTables(),
+    StepTimes(),
+    RankSeries(),
+)
 """Asked in this order; the first that recognises a file reads it."""
 
 

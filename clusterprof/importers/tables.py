@@ -220,8 +220,8 @@ class NodeTables:
     def header(self) -> Header:
         """Return the first record."""
         first_ns, _ = self.bounds_ns()
-        node = {"key": self.key, "hostname": self.name, "display": self.name or self.shown or self.key,
-                "boot_id": "", "kernel": ""}  # fmt: skip
+        node = {"key": self.key, "hostname": self.name, "boot_id": "", "kernel": "",
+                "display": self.name or self.shown or self.key}  # fmt: skip
         started = {"monotonic_ns": first_ns, "boottime_ns": first_ns}
         if self.wall_minus_own_ns is not None:
             started["realtime_ns"] = first_ns + self.wall_minus_own_ns

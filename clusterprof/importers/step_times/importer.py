@@ -32,7 +32,7 @@ from typing import ClassVar
 from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.step_times.laying import nodes_of
 from clusterprof.importers.step_times.names import columns_of
-from clusterprof.importers.step_times.reading import PARQUET, heads_of, tables_of
+from clusterprof.importers.step_times.reading import PARQUET, heads_of, parquet_words, tables_of
 from clusterprof.importers.tables import NodeTables
 
 
@@ -46,7 +46,7 @@ class StepTimes:
     def recognises(self, head: bytes, path: Path) -> bool:
         """By the names of the columns."""
         if head[:4] == PARQUET:
-            return True
+            return columns_of(parquet_words(path)) is not None
         heads = heads_of(head)
         return heads is not None and columns_of(heads) is not None
 

@@ -33,6 +33,8 @@ DURATION = (
 )  # fmt: skip
 HOST = ("host", "hostname", "node", "node_name")
 JOB = ("job", "job_id", "job_name", "run", "run_id")
+_OF_OPERATIONS = ("optype", "op", "op_type", "operation", "kernel", "stage_name", "mb_id")
+"""Heads of tables with several rows for one step of a rank."""
 _STEP_ELSE = ("time",)  # a count, where the duration is another column
 
 
@@ -60,6 +62,8 @@ def columns_of(heads: Sequence[str]) -> Columns | None:
     duration = _find(plain, DURATION)
     if step is None and duration is not None:
         step = _find(plain, _STEP_ELSE)
+    if any(name in _OF_OPERATIONS for name, _ in plain):
+        return None
     if rank is None or step is None or (duration is None and (start is None or end is None)):
         return None
     unit = {at: plain[at][1] for at in (start, end, duration) if at is not None}

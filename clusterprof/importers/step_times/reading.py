@@ -8,6 +8,7 @@ import re
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,6 +25,8 @@ _STEP_AT_MOST = 1 << 53
 _NS_AT_MOST = float(1 << 62)
 PARQUET = b"PAR1"
 _NUMBER = re.compile(r"(?:[A-Za-z_ -]*)(\d{1,9})")
+_FOOTER_BYTES = 64 << 10
+_WORD = re.compile(rb"[A-Za-z][A-Za-z_]{1,31}")
 _DELIMITERS = ",;\t|"
 
 
@@ -60,6 +63,17 @@ def heads_of(head: bytes) -> list[str] | None:
     text = line.decode("utf-8", "replace")
     delimiter = delimiter_of(text)
     return [name.strip().strip('"') for name in text.split(delimiter)] if delimiter else None
+
+
+def parquet_words(path: Path) -> list[str]:
+    """Return the words at the end of a parquet file, where the names of its columns stand."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _FOOTER_BYTES))
+            end = file.read(_FOOTER_BYTES)
+    except OSError:
+        return []
+    return [word.decode() for word in dict.fromkeys(_WORD.findall(end))]
 
 
 def delimiter_of(text: str) -> str:

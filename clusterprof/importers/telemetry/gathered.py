@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from clusterprof.importers.base import Account
 from clusterprof.importers.tables import Float, Int, NodeTables
 
+_Settled = tuple[str, str, Int, Float]
 COLUMNS_AT_MOST = 1 << 17
 READINGS_AT_MOST = 1 << 26
 """16 bytes each: 1 GiB."""
@@ -30,6 +31,9 @@ _BLANK_32, _BLANK_64, _BLANK_FLOAT = 0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0, 14073748835
 _BLANKS = (
     (_BLANK_32, _BLANK_32 + 15), (_BLANK_64, float(1 << 63)), (_BLANK_FLOAT, _BLANK_FLOAT + 15),
 )  # fmt: skip
+ALL = "all"
+"""The device of CPU times of a whole node."""
+_OF_CORES = frozenset(f"cpu.{w}_ns_total" for w in ("user", "system", "idle", "iowait", "steal"))
 _ROUNDED_UP = 1.001  # a share that its source rounded up
 
 
@@ -110,7 +114,8 @@ class Gathered:
         for name, host in sorted(self.hosts.items()):
             node = NodeTables(name, source, 0 if self.wall else None, name or key)
             used = False
-            for signal, device, t_ns, values in _settled(host, account):
+            settled = list(_settled(host, account))
+            for signal, device, t_ns, values in (*settled, *_all_cores(settled)):
                 node.series(signal, device, t_ns, values)
                 used = True
                 if signal == "gpu.busy_ratio":
@@ -123,6 +128,14 @@ class Gathered:
             account.notes.append(_worked(seen, len(self.hosts)))
 
 
+def _all_cores(settled: list[_Settled]) -> Iterator[_Settled]:
+    """CPU times of a node, as the sum of its cores, where they are not there as such."""
+    for signal in sorted({one[0] for one in settled if one[0] in _OF_CORES}):
+        cores = [(t_ns, values) for name, _, t_ns, values in settled if name == signal]
+        if all(device != ALL for name, device, *_ in settled if name == signal):
+            yield (signal, ALL, *_added(cores))
+
+
 def _worked(seen: list[float], hosts: int) -> str:
     mean = sum(seen) / len(seen)
     spread = f" (from {min(seen):.0%} to {max(seen):.0%})" if max(seen) - min(seen) > 0.01 else ""
@@ -131,7 +144,7 @@ def _worked(seen: list[float], hosts: int) -> str:
     return f"{devices}{nodes} had work for {mean:.0%} of the time by their readings{spread}"
 
 
-def _settled(host: Host, account: Account) -> Iterator[tuple[str, str, Int, Float]]:
+def _settled(host: Host, account: Account) -> Iterator[_Settled]:
     """Signals of a host: the best form of each, parts added up."""
     forms: dict[tuple[str, str], dict[int, list[Column]]] = defaultdict(dict)
     for (signal, device, choice, _), column in host.columns.items():
