@@ -5,24 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterprof.importers.base import Importer
-<<<<<<< HEAD
+from clusterprof.importers.dynolog import Dynolog
+from clusterprof.importers.gpu_tables import GpuTables
 from clusterprof.importers.kineto import Kineto
-
-IMPORTERS: tuple[Importer, ...] = (Kineto(),)
-=======
 from clusterprof.importers.megatron_pipeline import MegatronPipeline
 from clusterprof.importers.nccl_dumps import FlightRecorder
 from clusterprof.importers.nccl_inspector_log import NcclInspector
 from clusterprof.importers.nccl_text import NcclOutput
 from clusterprof.importers.nsys import Nsys
+from clusterprof.importers.nvidia_smi import NvidiaSmi
 from clusterprof.importers.perfetto import Perfetto
+from clusterprof.importers.prometheus import Prometheus
+from clusterprof.importers.rank_series import RankSeries
+from clusterprof.importers.step_times import StepTimes
 from clusterprof.importers.traceml import TraceML
 
 IMPORTERS: tuple[Importer, ...] = (
-    Nsys(), FlightRecorder(), NcclInspector(), MegatronPipeline(), TraceML(), NcclOutput(),
+    Kineto(),
+    Nsys(),
+    FlightRecorder(),
+    NcclInspector(),
+    MegatronPipeline(),
+    TraceML(),
+    NcclOutput(),
     Perfetto(),
-)  # fmt: skip
->>>>>>> nsys
+    Prometheus(),
+    NvidiaSmi(),
+    Dynolog(),
+    GpuTables(),
+    StepTimes(),
+    RankSeries(),
+)
 """Asked in this order; the first that recognises a file reads it."""
 
 

@@ -71,6 +71,7 @@ class NodeTables:
         """`name`: the host as people know it, "" unknown; `key` tells nodes of one name apart."""
         self.name = name
         self.key = key or name or source
+        self.shown = ""  # what people read where the host's name is not known
         self.source = source
         self.wall_minus_own_ns = wall_minus_own_ns
         """Wall clock less the clock of these times; None = not known."""
@@ -221,8 +222,8 @@ class NodeTables:
     def header(self) -> Header:
         """Return the first record."""
         first_ns, _ = self.bounds_ns()
-        node = {"key": self.key, "hostname": self.name, "display": self.name or UNKNOWN_HOST,
-                "boot_id": "", "kernel": ""}  # fmt: skip
+        node = {"key": self.key, "hostname": self.name, "boot_id": "", "kernel": "",
+                "display": self.name or self.shown or UNKNOWN_HOST}  # fmt: skip
         started = {"monotonic_ns": first_ns, "boottime_ns": first_ns}
         if self.wall_minus_own_ns is not None:
             started["realtime_ns"] = first_ns + self.wall_minus_own_ns
@@ -255,6 +256,7 @@ class NodeTables:
                 slice_ += self._spans_between(pid, table, low, high)
             if slice_:
                 yield slice_
+        yield [Event(last_ns, "recorder-stopped", {"reason": "end of what was imported"})]
 
     def _next_ns(self, tables: dict[int, Int], after_ns: int) -> int:
         """When anything comes next, at or after an instant."""

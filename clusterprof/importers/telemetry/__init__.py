@@ -1,0 +1,1 @@
+"""What monitoring systems keep of nodes and devices: readings of their names become our signals."""
