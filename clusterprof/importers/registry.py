@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterprof.importers.base import Importer
+from clusterprof.importers.dftracer import Dftracer
 
-IMPORTERS: tuple[Importer, ...] = ()
+IMPORTERS: tuple[Importer, ...] = (
+    Dftracer(),
+)  # fmt: skip
 """Asked in this order; the first that recognises a file reads it."""
 
 
