@@ -6,9 +6,10 @@ from pathlib import Path
 
 from clusterprof.importers.base import Importer
 from clusterprof.importers.dftracer import Dftracer
+from clusterprof.importers.operator_table import OperatorTable
 
 IMPORTERS: tuple[Importer, ...] = (
-    Dftracer(),
+    Dftracer(), OperatorTable(),
 )  # fmt: skip
 """Asked in this order; the first that recognises a file reads it."""
 

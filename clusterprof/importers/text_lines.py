@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ LINE_BYTES_AT_MOST = 1 << 20
 WHOLE_BYTES_AT_MOST = 96 << 20
 """A file that is one JSON value is held in memory; none of those we read is near this."""
 TIME_AT_MOST_NS = 1 << 62
+_BETWEEN = re.compile(r"[\s,]*")
 
 
 def lines_of(source: Source, account: Account) -> Iterator[bytes]:
@@ -89,3 +91,31 @@ def whole_ns(value: Any, unit_ns: int) -> int | None:
         return None
     found = int(value) * unit_ns if isinstance(value, int) else round(value * unit_ns)
     return found if -TIME_AT_MOST_NS < found < TIME_AT_MOST_NS else None
+
+
+def objects_of(source: Source, account: Account) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file that is a list of them, each as soon as it is whole."""
+    decoder = json.JSONDecoder()
+    buffer, at, begun = "", 0, False
+    for block in source.blocks(1 << 20):
+        buffer, at = buffer[at:] + block.decode("utf-8", "replace"), 0
+        while True:
+            between = _BETWEEN.match(buffer, at)
+            at = between.end() if between else at  # it matches nothing, too
+            if not begun:
+                at, begun = at + buffer.startswith("[", at), True
+                continue
+            if at >= len(buffer) or buffer[at] == "]":
+                break
+            try:
+                found, at = decoder.raw_decode(buffer, at)
+            except (ValueError, RecursionError):
+                break
+            if isinstance(found, dict):
+                yield found
+            else:
+                account.skipped["entries that are no object"] += 1
+        if len(buffer) - at > 8 * LINE_BYTES_AT_MOST:
+            break
+    if buffer[at:].strip(" \t\r\n,]"):
+        account.cut = account.cut or "broken, or cut off; what came before was read"
