@@ -11,7 +11,7 @@ from clusterprof.importers.base import Account
 from clusterprof.importers.operator_table.table import Place, Row, Table, places_in_order
 from clusterprof.importers.tables import NodeTables, group_number
 from clusterprof.probe import layout
-from clusterprof.timeline.intervals import Intervals, overlap_ns, subtract, union
+from clusterprof.timeline.intervals import Intervals, union
 
 Int = NDArray[np.int64]
 _WORK = {
@@ -96,8 +96,6 @@ def _add(
         if name in tables and tables[name].shape[1]:
             node.spans(pid, kind, tables[name][2], tables[name][3])
     computing = _union(tables.get(name) for name in _COMPUTING)
-    others = _union(tables.get(name) for name in (*_MESSAGES, *_TEAMS))
-    exposed = subtract(others, computing)
     per_step = 1 + max((int(t[1].max()) for n, t in tables.items() if n in _MESSAGES and t.size), default=0)
     received = {*_starts(tables.get("forward-recv")), *_starts(tables.get("backward-recv"))}
     for name, (operation, way, direction) in _MESSAGES.items():
@@ -111,8 +109,7 @@ def _add(
         group = group_number(f"{direction}:{','.join(map(str, team))}")
         node.group(pid, group, team)
         number = np.array([order[step] for step in found[0].tolist()]) * per_step + found[1]
-        waited = np.where(alone, overlap_ns((found[2], found[3]), exposed), 0)
-        node.collectives(pid, found[2], found[3], group, number, -1, operation, waited, peer)
+        _exchange(node, pid, found, alone, group, number, operation, peer)
     for name, (operation, who) in _TEAMS.items():
         found = tables.get(name)
         team = _team(who, place, ranks)
@@ -121,9 +118,22 @@ def _add(
         group = group_number(f"{name}:{','.join(map(str, team))}")
         node.group(pid, group, team)
         number = np.array([order[step] for step in found[0].tolist()])
-        waited = overlap_ns((found[2], found[3]), exposed)
-        node.collectives(pid, found[2], found[3], group, number, -1, operation, waited)
-    node.busy(device, *union(computing, others), 0, until_ns)
+        node.collectives(pid, found[2], found[3], group, number, -1, operation)
+    node.busy(device, *computing, 0, until_ns)
+
+
+def _exchange(
+    node: NodeTables, pid: int, found: Int, alone: NDArray[np.bool_], group: int, number: Int,
+    operation: int, peer: int,
+) -> None:  # fmt: skip
+    """Add messages of one kind. What is sent together with a receive is issued, and waited for when
+    the receive is over: the wait itself is the receive's."""
+    one = found[:, alone]
+    node.collectives(pid, one[2], one[3], group, number[alone], -1, operation, peer=peer)
+    start, end, number = found[2, ~alone], found[3, ~alone], number[~alone]
+    for form, at in ((layout.ISSUE, start), (layout.WAIT, end)):
+        form_ = operation | form << layout.FORM_SHIFT | (peer + 1) << layout.PEER_SHIFT
+        node.spans(pid, layout.COLLECTIVE, at, at, group, number, -1, form_)
 
 
 def _table(rows: Sequence[Row], shift: Mapping[int, int]) -> Int:
