@@ -13,7 +13,8 @@ not depend on each other are played at once, one such front after the other.
 
 Besides each cause there are four columns more: all causes at once, no transfer, work that is even
 (`_uneven`; of several teams: no rank with more of it than the lower middle one of the job), and, of
-several teams, work that is shared out: each rank does the mean, in even parts; who has less does more.
+several teams, work that is shared out: each rank does the mean, in even parts, and who has less
+does more; a transfer takes as long as others of its kind.
 
 Noise in what is known of single operations makes it too little: who is said to have lost too little
 there holds up the others. So it is also asked over each stretch which rank waited least, then and
@@ -35,6 +36,7 @@ from clusterprof.attribution.replay_fronts import (
     ends,
     fronts_of,
     only,
+    slow_transfers,
     uneven,
     usual_work,
 )
@@ -205,6 +207,7 @@ class Replay:
         stay, blocked = (ops.leave_ns - ops.arrive_ns)[rows], ops.blocked_ns[rows]
         # Who stood still for most of it stood still; what samples say of it may be less.
         blocked = np.where(2 * blocked >= stay, stay, blocked)
+        beyond = slow_transfers(ops, moved)[order]
         moved, rank, own = moved[rows], ops.rank[rows], own[rows]
         leave = ops.leave_ns[rows]
         begins = np.append(0, np.cumsum(size))
@@ -227,6 +230,7 @@ class Replay:
             sooner = np.maximum.reduceat(-stays[:, None] - own_sooner, first)
             sooner = -shortest[:, None] - sooner
             sooner[:, TRANSFER] += np.minimum.reduceat(moved[span], first)
+            sooner[:, SHARED] += beyond[low:high]
             of_op = np.repeat(sooner, size[low:high], axis=0)
             self._sooner[who] = np.minimum(own_sooner + blocked[span][:, None], of_op)
             latest[who] = leave[span]

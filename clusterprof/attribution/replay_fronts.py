@@ -73,6 +73,16 @@ def usual_work(ops: Operations, work: Int) -> Float:
     return mean[which]
 
 
+def slow_transfers(ops: Operations, moved: Int) -> Int:
+    """Return int64[m]: how much longer than the middle one of its kind each transfer took."""
+    took = np.minimum.reduceat(moved, ops.first[:-1])
+    _, which = np.unique(mixed(ops.operation, np.diff(ops.first), ops.bytes), return_inverse=True)
+    order = np.lexsort((took, which))
+    count = np.bincount(which)
+    middle = took[order[np.cumsum(count) - count + (count - 1) // 2]]
+    return np.asarray(took - middle[which], np.int64)
+
+
 def ends(ops: Operations, front: Int) -> frozenset[int]:
     """Return the fronts after which a stretch ends: where ranks have just met in teams, if they do
     and do not only send to each other; and the last."""

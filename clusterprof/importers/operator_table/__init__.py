@@ -14,8 +14,10 @@ and gc. Of several files of one job the first that can be read is taken; parquet
 Each step is timed from its own beginning, so steps are laid one after the other, as long as the
 last rank needed; what lay between them is not in the table. All ranks are on one clock.
 
-The device is busy computing, and resident in operations with others: how long it did nothing else is
-*exposed*. A send and a receive that begin together are one exchange, and the wait is the receive's.
+The device is busy computing, and stands still in messages and operations with others as far as it
+does not compute meanwhile. A send and a receive that begin together are one exchange, and the wait
+is the receive's. A timeline shows of an operation with others only the transfer: it is let begin
+when the operation before it ended.
 Messages go between neighbouring stages of one copy of the model, all-gather and reduce-scatter
 between the copies of a stage, embedding-grads-all-reduce between first and last stage, the clipping
 of gradients between all ranks. Work that a stage always has more of is `sync-imbalance`.

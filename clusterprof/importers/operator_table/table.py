@@ -12,6 +12,8 @@ from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.text_lines import TIME_AT_MOST_NS, number, objects_of, whole_ns
 
 SECOND_NS, MICROSECOND_NS = 1_000_000_000, 1000
+WORK = ("forward-compute", "backward-compute", "optimizer", "gc")
+"""Operations of one rank alone."""
 COLUMNS = ("dp_rank", "stage", "step", "optype", "start_ts", "duration", "seq_id")
 STEP_AT_MOST = 1 << 40
 PLACE_AT_MOST = 1 << 20
@@ -138,8 +140,27 @@ def _place(stages: Mapping[tuple[Any, Any], int], account: Account, table: Table
                 map(len, operations.values())
             )
             continue
+        _waited(operations)
         for operation, rows in operations.items():
             table.rows[stage, copy][operation] += rows
+
+
+def _waited(operations: Mapping[str, list[Row]]) -> None:
+    """Let operations with others begin when the one before has ended: a timeline shows of them
+    only the transfer."""
+    together: dict[tuple[int, int], list[tuple[bool, Row]]] = defaultdict(list)
+    for name, rows in operations.items():
+        for row in rows:
+            together[row.step, row.start_ns].append((name not in WORK, row))
+    step, until = -1, -1
+    for this, start in sorted(together):
+        if this != step:
+            step, until = this, -1
+        some = together[this, start]
+        for waits, row in some:
+            if waits and 0 <= until < start:
+                row.start_ns = until
+        until = max(until, *(row.end_ns for _, row in some))
 
 
 def _int(value: Any) -> int | None:
