@@ -140,9 +140,10 @@ def _place(stages: Mapping[tuple[Any, Any], int], account: Account, table: Table
                 map(len, operations.values())
             )
             continue
-        _waited(operations)
         for operation, rows in operations.items():
             table.rows[stage, copy][operation] += rows
+    for operations in table.rows.values():
+        _waited(operations)
 
 
 def _waited(operations: Mapping[str, list[Row]]) -> None:
