@@ -6,10 +6,11 @@ from pathlib import Path
 
 from clusterprof.importers.base import Importer
 from clusterprof.importers.dftracer import Dftracer
+from clusterprof.importers.dlio import Dlio
 from clusterprof.importers.operator_table import OperatorTable
 
 IMPORTERS: tuple[Importer, ...] = (
-    Dftracer(), OperatorTable(),
+    Dftracer(), Dlio(), OperatorTable(),
 )  # fmt: skip
 """Asked in this order; the first that recognises a file reads it."""
 
