@@ -7,10 +7,11 @@ from pathlib import Path
 from clusterprof.importers.base import Importer
 from clusterprof.importers.dftracer import Dftracer
 from clusterprof.importers.dlio import Dlio
+from clusterprof.importers.mllog import Mllog
 from clusterprof.importers.operator_table import OperatorTable
 
 IMPORTERS: tuple[Importer, ...] = (
-    Dftracer(), Dlio(), OperatorTable(),
+    Dftracer(), Dlio(), Mllog(), OperatorTable(),
 )  # fmt: skip
 """Asked in this order; the first that recognises a file reads it."""
 

@@ -69,7 +69,7 @@ def _add_rank(
     node.device(device, vendor="emulated", name="DLIO's sleep", emulated=True)
     node.rank(pid, one.rank, world, device)
     busy: list[tuple[Int, Int]] = []
-    number_ = 0
+    number_ = 1  # the lists have no numbers
     for block in sorted(one.blocks, key=lambda b: begins[b.epoch, b.name]):
         start, loaded, end = _times(block, begins[block.epoch, block.name])
         count = start.size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,9 @@ def kind_of(head: bytes) -> str:
     """Return which of DLIO's files begins like this; "" for none."""
     if not head.lstrip().startswith(b"{"):
         return ""
-    if b'"load"' in head and b'"block' in head:
+    if re.search(rb'"load"\s*:\s*\{\s*"(block|eval)', head):
         return STEPS
-    if b'"train_au_' in head and b'"num_accelerators"' in head:
+    if re.match(rb'\s*\{\s*"(start|num_accelerators)"', head) and b'"train_au_' in head:
         return SUMMARY
     if re.search(rb'"block\d+"\s*:\s*\{\s*"start"', head):
         return EPOCHS
@@ -195,8 +195,8 @@ def clock_ns(text: Any, form: str = "") -> int | None:
         return None
     try:
         found = datetime.strptime(text, form) if form else datetime.fromisoformat(text)
-        found = found if found.tzinfo else found.replace(tzinfo=UTC)
-        past = found - datetime(1970, 1, 1, tzinfo=UTC)
+        found = found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+        past = found - datetime(1970, 1, 1, tzinfo=timezone.utc)
     except (ValueError, OverflowError):
         return None
     ns = (past.days * 86_400 + past.seconds) * SECOND_NS + past.microseconds * 1000
