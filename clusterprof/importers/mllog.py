@@ -36,6 +36,7 @@ from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.tables import NodeTables
 from clusterprof.importers.text_lines import json_of, lines_of, whole_ns
 from clusterprof.probe import layout
+from clusterprof.signals import GPU_BUSY
 
 MARK = b":::MLLOG"
 MILLISECOND_NS, SECOND_NS = 1_000_000, 1_000_000_000
@@ -45,6 +46,8 @@ COLD_RATIO = 1.25
 SLOW_RATIO = 1.03
 """An instance is slow when its fastest epoch took so much longer than the middle one of all."""
 INSTANCES_AT_LEAST = 3
+UNSEEN_NS, UNSEEN_AT_MOST = 10 * SECOND_NS, 100_000
+"""So often the accelerator is said to have no reading."""
 _KEY = re.compile(r"([a-z_]{1,32})_(start|stop)$")
 _WANTED = ("init", "staging", "epoch", "block", "eval", "run")
 
@@ -161,12 +164,18 @@ def node_of(run: Run, alone: bool) -> NodeTables:
     node = NodeTables(name, "mllog", 0, key=name)
     if not alone:
         node.job = f"{run.path.parent.name}/{name}"
-    node.rank(1)
+    node.device("unseen", name=str(run.said.get("submission_platform", ""))[:200])
+    node.rank(1, device="unseen")
     steps = run.steps
     numbers = [at if number is None else number for at, (_, _, number) in enumerate(steps, 1)]
     if len(set(numbers)) < len(numbers):
         numbers = list(range(1, len(numbers) + 1))
     table = np.array([one[:2] for one in steps], np.int64).T
+    last_ns = max(run.last_ns, int(table[1, -1]))
+    count = min((last_ns - run.first_ns) // UNSEEN_NS + 2, UNSEEN_AT_MOST)
+    between = (last_ns - run.first_ns) // (count - 1)
+    t_ns = np.unique(np.concatenate([run.first_ns + np.arange(count) * between, table.ravel()]))
+    node.series(GPU_BUSY.name, "unseen", t_ns, np.full(t_ns.size, np.nan))  # nobody read it
     node.spans(1, layout.STEP, table[0], table[1], numbers, 2, -1, -1)
     for kind in ("init", "staging", "epoch", "block", "run"):
         found = np.array([one[:2] for one in run.spans.get(kind, [])], np.int64).reshape(-1, 2).T
