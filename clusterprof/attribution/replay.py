@@ -11,8 +11,10 @@ what it had lost to the cause itself since its operation before, and by what a f
 ranks meet in one team nothing need be carried, for they leave together; else the operations that do
 not depend on each other are played at once, one such front after the other.
 
-Besides each cause there are three columns more: all causes at once, no transfer, and work that is
-even (`_uneven`; of several teams: no rank with more of it than the lower middle one of the job).
+Besides each cause there are four columns more: all causes at once, no transfer, work that is even
+(`_uneven`; of several teams: no rank with more of it than the lower middle one of the job), and, of
+several teams, work that is shared out: each rank does the mean, in even parts, and who has less
+does more; a transfer takes as long as others of its kind.
 
 Noise in what is known of single operations makes it too little: who is said to have lost too little
 there holds up the others. So it is also asked over each stretch which rank waited least, then and
@@ -34,7 +36,9 @@ from clusterprof.attribution.replay_fronts import (
     ends,
     fronts_of,
     only,
+    slow_transfers,
     uneven,
+    usual_work,
 )
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
@@ -44,9 +48,9 @@ MOST_FRONTS = 1 << 11
 MET_RATIO = 0.9
 """All ranks meet in one team when so many of the operations are of them all."""
 MOST_BINS = 512
-ALL, TRANSFER, WORK = -3, -2, -1
+ALL, TRANSFER, WORK, SHARED = -4, -3, -2, -1
 """Columns behind those of the causes."""
-EXTRA = 3
+EXTRA = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Won:
     length_ns: Int
     """Time each stretch took."""
     sooner_ns: Int
-    """int64[n, causes + 3]."""
+    """int64[n, causes + 4]."""
     skipped: bool
     """True when parts of the run were not played again."""
     teams: bool
@@ -124,7 +128,7 @@ class Replay:
         }
 
     def _since(self, ops: Operations, come: Int, go: Int, work: Int, worked: Int) -> Int:
-        """Return int64[n, causes + 3]: what each had lost since its operation before."""
+        """Return int64[n, causes + 4]: what each had lost since its operation before."""
         n = ops.rank.size
         order = np.argsort(ops.rank, kind="stable")
         rank = ops.rank[order]
@@ -145,7 +149,7 @@ class Replay:
         first = ops.first[:-1]
         stay = ops.leave_ns - ops.arrive_ns
         own[:, WORK] = uneven(less, ops, self._job)
-        own[:, TRANSFER] = 0
+        own[:, TRANSFER] = own[:, SHARED] = 0
         sooner = -np.minimum.reduceat(stay, first)[:, None] - np.maximum.reduceat(
             -stay[:, None] - own, first
         )
@@ -203,6 +207,7 @@ class Replay:
         stay, blocked = (ops.leave_ns - ops.arrive_ns)[rows], ops.blocked_ns[rows]
         # Who stood still for most of it stood still; what samples say of it may be less.
         blocked = np.where(2 * blocked >= stay, stay, blocked)
+        beyond = slow_transfers(ops, moved)[order]
         moved, rank, own = moved[rows], ops.rank[rows], own[rows]
         leave = ops.leave_ns[rows]
         begins = np.append(0, np.cumsum(size))
@@ -225,6 +230,7 @@ class Replay:
             sooner = np.maximum.reduceat(-stays[:, None] - own_sooner, first)
             sooner = -shortest[:, None] - sooner
             sooner[:, TRANSFER] += np.minimum.reduceat(moved[span], first)
+            sooner[:, SHARED] += beyond[low:high]
             of_op = np.repeat(sooner, size[low:high], axis=0)
             self._sooner[who] = np.minimum(own_sooner + blocked[span][:, None], of_op)
             latest[who] = leave[span]
@@ -245,16 +251,21 @@ class Replay:
             mine = moved & (self._job == job)
             grown = (self._sooner[mine] - before[mine]).mean(axis=0).astype(np.int64)
             least = (waited[mine, None] + own[mine]).min(axis=0) - waited[mine].min()
+            least[SHARED] = grown[SHARED]  # who has less to do gets more: no bound from below
             grown = np.maximum(grown, least)
             length = int((latest[mine] - times[mine]).mean())
             self._put(job, np.array([length]), grown[None])
 
     def _even_work(self, ops: Operations, own: Int) -> None:
-        """Keep of each rank's work what it did beyond the lower middle rank of its job."""
+        """Keep of each rank's work what it did beyond the lower middle rank of its job, and what
+        it did beyond its part of the mean, in what it usually does between two such operations."""
         total = np.bincount(ops.rank, own[:, WORK], self._job.size)
-        part = np.zeros(self._job.size)
+        part, mean = np.zeros(self._job.size), np.ones(self._job.size)
         for job in np.unique(self._job[ops.rank]).tolist():
             mine = np.flatnonzero((self._job == job) & (total > 0))
             usual = np.sort(total[mine])[(mine.size - 1) // 2]
             part[mine] = np.maximum(1.0 - usual / total[mine], 0.0)
+            mean[mine] = total[mine].mean() / total[mine]
+        shared = usual_work(ops, own[:, WORK]) * mean[ops.rank]
+        own[:, SHARED] = np.rint(own[:, WORK] - shared).astype(np.int64)
         own[:, WORK] = np.rint(own[:, WORK] * part[ops.rank]).astype(np.int64)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.attribution.blame_rows import is_pair
-from clusterprof.timeline.model import Int
-from clusterprof.timeline.operations import Operations
+from clusterprof.timeline.model import Float, Int
+from clusterprof.timeline.operations import Operations, mixed
 
 CLOSE_FRONTS = 4
 BINS_PER_BLOCK = 16
@@ -56,6 +56,31 @@ def uneven(less: Int, ops: Operations, job: Int) -> Int:
         mine = np.flatnonzero((job == number) & (rows > 0))
         usual[mine] = np.sort(level[mine])[(mine.size - 1) // 2]
     return np.rint(off - usual[ops.rank]).astype(np.int64)
+
+
+def usual_work(ops: Operations, work: Int) -> Float:
+    """Return float64[n]: the mean work of a row's rank before an operation of this team and kind
+    that comes after one of the same team and kind as here."""
+    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
+    here = mixed(ops.team[op], ops.operation[op])
+    order = np.argsort(ops.rank, kind="stable")
+    before = np.zeros_like(here)
+    before[order[1:]] = np.where(
+        ops.rank[order[1:]] == ops.rank[order[:-1]], here[order[:-1]], 0
+    )
+    _, which = np.unique(mixed(ops.rank, before, here), return_inverse=True)
+    mean: Float = np.bincount(which, work) / np.bincount(which)
+    return mean[which]
+
+
+def slow_transfers(ops: Operations, moved: Int) -> Int:
+    """Return int64[m]: how much longer than the middle one of its kind each transfer took."""
+    took = np.minimum.reduceat(moved, ops.first[:-1])
+    _, which = np.unique(mixed(ops.operation, np.diff(ops.first), ops.bytes), return_inverse=True)
+    order = np.lexsort((took, which))
+    count = np.bincount(which)
+    middle = took[order[np.cumsum(count) - count + (count - 1) // 2]]
+    return np.asarray(took - middle[which], np.int64)
 
 
 def ends(ops: Operations, front: Int) -> frozenset[int]:

@@ -21,7 +21,7 @@ from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.attribution.local import JITTER
 from clusterprof.attribution.precedence import SPENT_ON
-from clusterprof.attribution.replay import ALL, EXTRA, WORK
+from clusterprof.attribution.replay import ALL, EXTRA, SHARED, WORK
 from clusterprof.attribution.replay import TRANSFER as MOVED
 from clusterprof.engine.whatif import Whatif
 from clusterprof.timeline.model import Float, Int
@@ -111,6 +111,14 @@ class Gained:
         if id_ == UNKNOWN_PEER:
             return Saved(None, why=UNSEEN)
         return self._bounded(self._column(id_, leaves))
+
+    def shared_out_ns(self) -> int | None:
+        """Return how long the job would take were its work shared out evenly among ranks in
+        several teams, as stages of a pipeline are; None where nothing can be said of that."""
+        if self.why or not self._teams or not self.job_ns or not self._length.sum():
+            return None
+        won = float(self._sooner[:, SHARED].sum()) / float(self._length.sum())
+        return round(self.job_ns * (1.0 - won)) if won < 1.0 else None
 
     def without_all(self, of: Sequence[tuple[str, Collection[str]]]) -> Saved:
         """Say the same with several fixed at once: (cause, what it is made of)."""

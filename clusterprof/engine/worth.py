@@ -57,7 +57,7 @@ def worth_of(
         samples_per_second=samples.per_second,
         cost_per_million_tokens=_cost(tokens.per_second, per_ns, gpus),
         cost_per_million_tokens_if_fixed=_cost(_faster(tokens, gained.job_ns, every), per_ns, gpus),
-        yardsticks=yardsticks_of(books),
+        yardsticks=yardsticks_of(books, gained.job_ns, gained.shared_out_ns()),
         gpus=gpus,
         upper_bound=any(one.upper_bound for one in findings if not one.outside_steps),
         why_no_cost=why_no_cost,

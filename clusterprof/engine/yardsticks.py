@@ -54,9 +54,12 @@ def brought(books: Sequence[RankBooks], job_ns: int | None, what: str) -> Rate:
     return Rate(count * (steps / known) / (job_ns / 1e9))
 
 
-def yardsticks_of(books: Sequence[RankBooks]) -> tuple[Yardstick, ...]:
+def yardsticks_of(
+    books: Sequence[RankBooks], job_ns: int | None = None, shared_out_ns: int | None = None
+) -> tuple[Yardstick, ...]:
     """Return every yardstick, in a fixed order; the text is its definition, or why it has no
-    value."""
+    value. `shared_out_ns`: how long the job of `job_ns` would take were its work shared out, as the
+    replay says of ranks in several teams."""
     stepped = [one.ledger for one in books if one.ledger.in_step_ns]
     bounded = any(one.source == "host-spans" for one in stepped)
     window_ns = sum(one.ledger.window_ns for one in books)
@@ -71,6 +74,8 @@ def yardsticks_of(books: Sequence[RankBooks]) -> tuple[Yardstick, ...]:
         efficiency = max(useful) / run_ns
         parallel = balance * efficiency
     slowdown, why_slow = _slowdown(books)
+    if slowdown is not None and job_ns and shared_out_ns:
+        slowdown = job_ns / shared_out_ns
     return (
         ("goodput", goodput, GOODPUT if goodput is not None else why or NO_STEPS),
         ("load balance", balance, BALANCE if balance is not None else alone or NO_STEPS),

@@ -108,7 +108,7 @@ def _read(
     header: Mapping[str, Any] = {}
     metadata: Mapping[str, Any] = {}
     count = 0
-    for line in lines_of(source):
+    for line in lines_of(source, account):
         if not line.strip():
             continue
         try:

@@ -184,7 +184,7 @@ class NcclOutput:
         Raises CannotImportError when there is nothing in the files.
         """
         for source, account in zip(sources, accounts):
-            found = read_text(lines_of(source))
+            found = read_text(lines_of(source, account))
             account.read["channels"] += sum(found.channels.values())
             account.read["rows of a table"] += len(found.rows)
             account.read["variables"] += len(found.variables)

@@ -1,27 +1,121 @@
-"""Lines of a foreign file, one at a time, however long the file or a line is."""
+"""Foreign files of lines and of one JSON value: read in blocks, and what is broken is left out.
+
+    for line in lines_of(source, account): ...
+    value = json_of(line)
+
+Nothing here raises for what stands in a file; a whole file that is no JSON is a CannotImportError.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Iterator
+from typing import Any
 
-from clusterprof.importers.base import Source
+import msgspec
+
+from clusterprof.importers.base import Account, CannotImportError, Source
 
 LINE_BYTES_AT_MOST = 1 << 20
+WHOLE_BYTES_AT_MOST = 96 << 20
+"""A file that is one JSON value is held in memory; none of those we read is near this."""
+TIME_AT_MOST_NS = 1 << 62
+_BETWEEN = re.compile(r"[\s,]*")
 
 
-def lines_of(source: Source) -> Iterator[bytes]:
-    """Yield the lines of a file without their ends; of a longer one its first megabyte."""
-    rest = b""
-    skipping = False
-    for block in source.blocks():
+def lines_of(source: Source, account: Account) -> Iterator[bytes]:
+    """Yield the lines of a file without their ends; those over 1 MiB are counted and left out."""
+    rest, skipping = b"", False
+    for block in source.blocks(1 << 20):
         *whole, last = (rest + block).split(b"\n")
+        if whole and skipping:
+            whole, skipping = whole[1:], False
         for line in whole:
-            if not skipping:
-                yield line[:LINE_BYTES_AT_MOST]
-            skipping = False
+            if len(line) > LINE_BYTES_AT_MOST:
+                account.skipped["lines of more than 1 MiB"] += 1
+            else:
+                yield line
         rest = b"" if skipping else last
         if len(rest) > LINE_BYTES_AT_MOST:
-            yield rest[:LINE_BYTES_AT_MOST]
+            account.skipped["lines of more than 1 MiB"] += 1
             rest, skipping = b"", True
     if rest:
         yield rest
+
+
+def json_of(data: bytes) -> Any:
+    """Return the value of some JSON, None of what is none; NaN and bad UTF-8 are let pass."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return json.loads(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def whole_json(source: Source) -> Any:
+    """Return the one value of a file. Raises CannotImportError for what is too large or no JSON."""
+    data = bytearray()
+    for block in source.blocks(1 << 20):
+        data += block
+        if len(data) > WHOLE_BYTES_AT_MOST:
+            raise CannotImportError(
+                f"{source.path.name}: more than {WHOLE_BYTES_AT_MOST >> 20} MiB of JSON in one"
+                " value", "leave it out",
+            )  # fmt: skip
+    found = json_of(bytes(data))
+    if found is None:
+        why = source.damage or "broken, or cut off"
+        raise CannotImportError(f"{source.path.name}: no JSON ({why})", "copy it again")
+    return found
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number, None of all else; text, true and false are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def whole_ns(value: Any, unit_ns: int) -> int | None:
+    """Return a time in whole ns, exact where it was a whole number; None of what is no time."""
+    if number(value) is None:
+        return None
+    found = int(value) * unit_ns if isinstance(value, int) else round(value * unit_ns)
+    return found if -TIME_AT_MOST_NS < found < TIME_AT_MOST_NS else None
+
+
+def objects_of(source: Source, account: Account) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file that is a list of them, each as soon as it is whole."""
+    decoder = json.JSONDecoder()
+    buffer, at, begun = "", 0, False
+    for block in source.blocks(1 << 20):
+        buffer, at = buffer[at:] + block.decode("utf-8", "replace"), 0
+        while True:
+            between = _BETWEEN.match(buffer, at)
+            at = between.end() if between else at  # it matches nothing, too
+            if not begun:
+                at, begun = at + buffer.startswith("[", at), True
+                continue
+            if at >= len(buffer) or buffer[at] == "]":
+                break
+            try:
+                found, at = decoder.raw_decode(buffer, at)
+            except (ValueError, RecursionError):
+                break
+            if isinstance(found, dict):
+                yield found
+            else:
+                account.skipped["entries that are no object"] += 1
+        if len(buffer) - at > 8 * LINE_BYTES_AT_MOST:
+            break
+    if buffer[at:].strip(" \t\r\n,]"):
+        account.cut = account.cut or "broken, or cut off; what came before was read"
