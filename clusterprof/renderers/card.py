@@ -29,7 +29,7 @@ def card(report: Report, price_per_hour: float | None, currency: str) -> list[tu
     if outside:
         lines.append(("", outside))
     if not words.worth_mending(report):
-        return [*lines, ("NEXT", words.NOTHING_TO_MEND)]
+        return [*lines, ("NEXT", words.nothing_lost(report))]
     first = words.chief(report)
     if first is None:
         lines.append(("WHY", words.WITHOUT_EVIDENCE))

@@ -28,6 +28,10 @@ _MOST_IMBALANCES = 3
 _SMALLEST_LIKE = 0.01  # of a unit that does not suit
 
 NOTHING_TO_MEND = "Nothing to mend here: the accelerators were kept busy."
+_NOT_KNOWN = (
+    "No device was measured, and no wait of the host was seen: nothing is known of how busy the"
+    " accelerators were."
+)
 WITHOUT_EVIDENCE = "Most of the loss is without sufficient evidence: see Unattributed and Not seen."
 LEGEND = (
     "sure: how certain the cause is, not how large. A marker and counter agree, B one direct"
@@ -99,13 +103,19 @@ def chief_cause(report: Report) -> str:
     if _leads_with_cause(report):
         return f"In all {total(report, begin=False)}"
     if not worth_mending(report):
-        return NOTHING_TO_MEND
+        return nothing_lost(report)
     first = chief(report)
     if first is None:
         return WITHOUT_EVIDENCE
     part = share(first.lost_ns, report.lost_ns)
     where = f", first on {whose.culprit(first.culprits[0])}" if first.culprits else ""
     return f"Chiefly {safe_text(first.cause.id, 60)}: {part} of the loss{where}."
+
+
+def nothing_lost(report: Report) -> str:
+    """Say that hardly anything was lost, or that nobody looked at a device."""
+    measured = any(rank.device for rank in report.ranks)
+    return NOTHING_TO_MEND if measured or report.lost_ns else _NOT_KNOWN
 
 
 def worth_mending(report: Report) -> bool:
