@@ -12,13 +12,13 @@ _HEAD = """# Beside other tools
 The same traces read by other tools and by `clusterprof`, each in an environment of its own, one
 trace at a time. Numbers differ where definitions do:
 
-* **window**: clusterprof takes the profiler's steps from the first's start to the last's end (without
-  any, from the first to the last work of the device); HTA takes the first to the last kernel and drops
-  the last profiler step where there are several; TraceLens takes the first to the last device event;
-  torch-tb-profiler takes the mean step; nsys-ai the first to the last kernel or copy.
-* **idle**: the complement of *all* device activity for clusterprof and TraceLens; HTA leaves time in
-  copies and memory sets out of idle too, and counts it as non-compute; nsys-ai's bubbles count copies
-  as activity, its overlap breakdown does not.
+* **window**: clusterprof takes the profiler's steps from the first's start to the last's end (or,
+  without any, from the first to the last work of the device); HTA the first to the last kernel, and
+  drops the last profiler step where there are several; TraceLens the first to the last device
+  event; torch-tb-profiler the mean step; nsys-ai the first to the last kernel or copy.
+* **idle**: the complement of *all* device activity for clusterprof and TraceLens; HTA leaves copies
+  and memory sets out of idle too, and counts them as non-compute; nsys-ai's bubbles count copies as
+  activity, its overlap breakdown does not.
 * **exposed**: time in communication kernels during which the device did nothing else.
 """
 _TOOLS = ("clusterprof", "HTA", "TraceLens", "torch-tb-profiler", "nsys-ai")
@@ -44,9 +44,7 @@ def page(known: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 def _versions(known: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     lines = []
     for tool in _TOOLS:
-        found = {
-            str(said[tool]["version"]) for said in known.values() if said.get(tool, {}).get("version")
-        }  # fmt: skip
+        found = {str(said.get(tool, {}).get("version") or "") for said in known.values()} - {""}
         lines.append(f"* {tool} {', '.join(sorted(found)) or '(from its sources)'}")
     return "\n".join(lines) + "\n"
 
