@@ -40,7 +40,9 @@ class CommArgs(Args, gc=False, frozen=True):
 
 
 NO_ARGS = CommArgs()
-_PHASES = Literal["X", "B", "E", "i", "I", "M", "s", "t", "f", "C", "b", "n", "e", "P", "N", "O", "D"]
+_PHASES = Literal[
+    "X", "B", "E", "i", "I", "M", "s", "t", "f", "C", "b", "n", "e", "P", "N", "O", "D"
+]
 _CATEGORIES = Literal[
     "", "cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime",
     "cuda_driver", "ac2g", "async", "fwdbwd", "cpu_instant_event", "python_function", "overhead",

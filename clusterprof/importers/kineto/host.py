@@ -107,9 +107,7 @@ def lay_host(
     if hosted.copies is not None:
         inwards = hosted.copies.inwards
         into = hosted.copies
-        node.spans(
-            pid, layout.H2D, into.start[inwards], into.end[inwards], into.bytes[inwards], 0
-        )
+        node.spans(pid, layout.H2D, into.start[inwards], into.end[inwards], into.bytes[inwards], 0)
     _lay_allocator(node, pid, hosted.calls)
     for kind, laid_as, a, b in _PLAIN:
         start, end, _ = hosted.marks.of(kind)

@@ -55,9 +55,7 @@ def laid(gathered: Gathered, document: Document, source: Source) -> NodeTables:
     for place, device in enumerate(processes):
         _lay_process(node, gathered, told, calls, marks, low, device, place)
     if len(devices) > 1:
-        account.notes.append(
-            f"{len(devices)} devices in it: each is shown as a process of its own"
-        )
+        account.notes.append(f"{len(devices)} devices in it: each is shown as a process of its own")
     if told.rank is None:
         account.notes.append("neither the file nor its name says which rank it is of")
     elif told.rank_from_name:
@@ -235,11 +233,7 @@ def _lay_device(
     gathered.account.read["gaps in which the host was late"] += gaps.start.size
     del late, all_
     exposed = comms.exposed(work)
-    said = [
-        gathered.comms[row]
-        for row in work.row[exposed.at].tolist()
-        if row in gathered.comms
-    ]
+    said = [gathered.comms[row] for row in work.row[exposed.at].tolist() if row in gathered.comms]
     if len(said) == exposed.at.size:
         groups = comms.Groups(told.distributed, told.rank, told.world_size)
         comms.laid(node, pid, exposed, said, groups, gathered.account)
