@@ -94,8 +94,8 @@ def ranks(node: NodeTables) -> list[dict[str, Any]]:
     return [dict(e.attributes) for e in events if e.kind == "process-registered"]
 
 
-def idle_ns(node: NodeTables, from_ns: int, until_ns: int) -> int:
-    """How long a device was idle between two of its readings."""
-    t_ns, busy = np.array(busy_ns(node)).T
+def idle_ns(node: NodeTables, from_ns: int, until_ns: int, device: str = "gpu0") -> int:
+    """How long a device was idle between two instants."""
+    t_ns, busy = np.array(busy_ns(node, device)).T
     at = np.interp([from_ns, until_ns], t_ns, busy)
     return int(until_ns - from_ns - (at[1] - at[0]))

@@ -9,8 +9,19 @@ from pathlib import Path
 
 import pytest
 from kineto_traces import (
-    START_US, busy_ns, call, document, event, idle_ns, on_device, ranks, read, spans, step, written,
-)  # fmt: skip
+    START_US,
+    busy_ns,
+    call,
+    document,
+    event,
+    idle_ns,
+    on_device,
+    ranks,
+    read,
+    spans,
+    step,
+    written,
+)
 
 from clusterprof.importers.base import CannotImportError
 from clusterprof.importers.kineto import Kineto

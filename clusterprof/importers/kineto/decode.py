@@ -141,11 +141,10 @@ def one(text: bytes, skipped: Counter[str]) -> Event | None:
         return None
     args = value.get("args")
     said = args if isinstance(args, dict) else {}
-    return CommEvent(
-        *(_text(value.get(key)) for key in ("ph", "cat", "name")),
-        _name(value.get("pid")), _name(value.get("tid")),
-        _real(value.get("ts")), _real(value.get("dur")), _comm_args(said),
-    )  # fmt: skip
+    ph, cat, name = (_text(value.get(key)) for key in ("ph", "cat", "name"))
+    pid, tid = _name(value.get("pid")), _name(value.get("tid"))
+    ts, dur = _real(value.get("ts")), _real(value.get("dur"))
+    return CommEvent(ph, cat, name, pid, tid, ts, dur, _comm_args(said))
 
 
 def _comm_args(said: Mapping[str, Any]) -> CommArgs:

@@ -277,7 +277,7 @@ def _ints(values: Iterable[int]) -> Int:
 
 
 _ITEM_BYTES = {
-    "float": 4, "float32": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8, "short": 2,
-    "char": 1, "byte": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1, "complexfloat": 8, "complexdouble": 16,
+    "float": 4, "float32": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8,
+    "short": 2, "char": 1, "byte": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "complexfloat": 8, "complexdouble": 16,
 }  # fmt: skip
