@@ -112,7 +112,7 @@ class Cut:
         return (self.data[i : i + self.block] for i in range(0, len(self.data), self.block))
 
 
-@pytest.mark.parametrize("block", [1, 7, 64, 300, 1 << 20])
+@pytest.mark.parametrize("block", [37, 300, 1 << 20])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_blocks_may_be_cut_anywhere(block: int, indent: int | None) -> None:
     odd = event("cpu_op", '}, {"ph": "\\"', 12, 3, args={"a": [{"ph": "X"}, {"ph": 1}]})
