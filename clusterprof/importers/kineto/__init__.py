@@ -5,10 +5,11 @@
 
 ## What is read
 
-Files of `export_chrome_trace` and `tensorboard_trace_handler`, of PyTorch 1.8 and later, as they are or packed
-with gzip, zstd or zip: the object with `traceEvents`, and the bare list of old versions. One file is
-one rank, which `distributedInfo` tells, or the file's name (`rank3`, `rank-3`, `rank_3`). NVIDIA,
-AMD, Intel and other devices; traces without a device; several devices in one file.
+Files of `export_chrome_trace` and `tensorboard_trace_handler`, of PyTorch 1.8 and later, as they
+are or packed with gzip, zstd or zip: the object with `traceEvents`, and the bare list of old
+versions. One file is one rank, which `distributedInfo` tells, or the file's name (`rank3`,
+`rank-3`, `rank_3`). NVIDIA, AMD, Intel and other devices; traces without a device; several devices
+in one file.
 
 ## How it is understood
 
@@ -22,17 +23,18 @@ AMD, Intel and other devices; traces without a device; several devices in one fi
   correlation id) had not ended as the gap began. Such a gap is `starved` until that call's end,
   with what the threads that launch work did meanwhile. In other gaps work lay ready, and waited for
   other work.
-* **Waits for data** are `enumerate(DataLoader)#….__next__` in the thread of the steps. What operators computed in
-  it, with no worker processes, is loading.
-* **Waits for the device** are synchronising calls, and copies whose call returned only after the copy.
-* **Operations between ranks** are matched by process group and sequence number where kernels say them,
-  else by their order in the group, else by their order among those of a kind on all ranks.
+* **Waits for data** are `enumerate(DataLoader)#….__next__` in the thread of the steps. What
+  operators computed in it, with no worker processes, is loading.
+* **Waits for the device** are synchronising calls, and copies from it whose call returned only
+  after the copy. Copies to it of which the same is true are `h2d`.
+* **Operations between ranks** are matched by process group and sequence number where kernels say
+  them, else by their order in the group, else by their order among those of a kind on all ranks.
 
 ## Where it is blind
 
-What a loader's worker processes did, what Python did between operators (unless recorded
-`with_stack`), storage, network and other processes: nothing of these is in the file. Steps that the profiler did
-not record are not there. The profiler itself slows the host: launches take longer than without it.
+What a loader's worker processes did, what Python did between operators, storage, network and other
+processes: nothing of these is in the file. Steps that the profiler did not record are not there.
+The profiler itself slows the host: launches take longer than without it.
 """
 
 from __future__ import annotations

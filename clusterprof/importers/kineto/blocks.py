@@ -61,7 +61,7 @@ class Trace:
                 break
             if len(rest) > EVENT_BYTES_AT_MOST:
                 raise CannotImportError(
-                    f"an event of more than {EVENT_BYTES_AT_MOST >> 20} MiB: no profiler writes that"
+                    f"an event of more than {EVENT_BYTES_AT_MOST >> 20} MiB: no profiler writes one"
                 )
         if not ended:
             yield from self._last(rest)

@@ -40,7 +40,9 @@ class CommArgs(Args, gc=False, frozen=True):
 
 
 NO_ARGS = CommArgs()
-_PHASES = Literal["X", "B", "E", "i", "I", "M", "s", "t", "f", "C", "b", "n", "e", "P", "N", "O", "D"]
+_PHASES = Literal[
+    "X", "B", "E", "i", "I", "M", "s", "t", "f", "C", "b", "n", "e", "P", "N", "O", "D"
+]
 _CATEGORIES = Literal[
     "", "cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime",
     "cuda_driver", "ac2g", "async", "fwdbwd", "cpu_instant_event", "python_function", "overhead",
@@ -139,11 +141,10 @@ def one(text: bytes, skipped: Counter[str]) -> Event | None:
         return None
     args = value.get("args")
     said = args if isinstance(args, dict) else {}
-    return CommEvent(
-        *(_text(value.get(key)) for key in ("ph", "cat", "name")),
-        _name(value.get("pid")), _name(value.get("tid")),
-        _real(value.get("ts")), _real(value.get("dur")), _comm_args(said),
-    )  # fmt: skip
+    ph, cat, name = (_text(value.get(key)) for key in ("ph", "cat", "name"))
+    pid, tid = _name(value.get("pid")), _name(value.get("tid"))
+    ts, dur = _real(value.get("ts")), _real(value.get("dur"))
+    return CommEvent(ph, cat, name, pid, tid, ts, dur, _comm_args(said))
 
 
 def _comm_args(said: Mapping[str, Any]) -> CommArgs:

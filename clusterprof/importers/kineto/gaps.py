@@ -1,8 +1,8 @@
 """Why a device stood idle: was the next work launched too late, or was it waiting already?
 
-    host      launch A |      | launch B |
-    device             | A |.............| B |
-                           ^ A's end      B's call began after it: the host was late
+host      launch A |      | launch B |
+device             | A |.............| B |
+                       ^ A's end      B's call began after it: the host was late
 """
 
 from __future__ import annotations

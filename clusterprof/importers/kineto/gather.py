@@ -21,7 +21,7 @@ COMM_AT_MOST = 4 << 20
 THREADS_AT_MOST = 1 << 14
 _UNKNOWN_SHOWN = 12
 _OPEN_AT_MOST = 4096
-_COMPLETE = frozenset({"X"})
+_COMPLETE, _HALVES = frozenset({"X"}), frozenset({"B", "E"})
 _PHASE, _PID, _TID = attrgetter("ph"), attrgetter("pid"), attrgetter("tid")
 _TS, _DUR = attrgetter("ts"), attrgetter("dur")
 _LINK, _BYTES = attrgetter("correlation"), attrgetter("bytes")
@@ -99,13 +99,12 @@ class Gathered:
         """Keep what matters of some events."""
         kinds = self.kinds
         kind = np.frombuffer(bytes([kinds[e.cat][e.name] for e in events]), np.uint8)
-        for i in np.flatnonzero(kind == words.PAIR).tolist():
-            if events[i].ph == "E":
-                self._closed(events[i])
         on_device = (kind > 0) & (kind <= words.COPY_OUT)
         self._take_device(*self._whole(events, kind, on_device))
-        self._take_host(*self._whole(events, kind, (kind > words.COPY_OUT) & (kind < words.PAIR)))
+        self._take_host(*self._whole(events, kind, kind > words.COPY_OUT))
         self._count_unknown(events, kind)
+        if not _HALVES.isdisjoint(map(_PHASE, events)):
+            self.take(self._paired(events))
 
     def _whole(
         self, events: Sequence[Event], kind: NDArray[np.uint8], which: NDArray[np.bool_]
@@ -115,7 +114,8 @@ class Gathered:
         some = _chosen(events, rows)
         code = kind[rows].astype(np.int64)
         if set(map(_PHASE, some)) - _COMPLETE:
-            some, code = self._paired(some, code)
+            keep = np.array([i for i, event in enumerate(some) if event.ph == "X"], np.int64)
+            some, code = _chosen(some, keep), code[keep]
         start_us = np.fromiter(map(_TS, some), np.float64, len(some))
         took_us = np.fromiter(map(_DUR, some), np.float64, len(some))
         if math.isnan(self.origin_us):
@@ -145,29 +145,25 @@ class Gathered:
             if which.any():
                 skipped[reason] += int(np.count_nonzero(which))
 
-    def _paired(self, some: Sequence[Event], code: Int) -> tuple[Sequence[Event], Int]:
-        """Leave instants and flows out; keep what a `B` opens until its `E` comes."""
-        for event in some:
+    def _paired(self, events: Sequence[Event]) -> list[Event]:
+        """Make one event of every two halves: what a `B` opened last, the next `E` closes."""
+        whole = []
+        for event in events:
             if event.ph == "B":
                 waiting = self._open.setdefault((event.pid, event.tid), [])
-                if len(waiting) < _OPEN_AT_MOST:
+                if len(waiting) < _OPEN_AT_MOST and len(self._open) < THREADS_AT_MOST:
                     waiting.append(event)
                 else:
                     self.account.skipped[f"opened within {_OPEN_AT_MOST:,} others (B)"] += 1
             elif event.ph == "E":
-                self._closed(event)
-        keep = np.array([i for i, event in enumerate(some) if event.ph == "X"], np.int64)
-        return _chosen(some, keep), code[keep]
-
-    def _closed(self, event: Event) -> None:
-        """Make one event of two halves."""
-        waiting = self._open.get((event.pid, event.tid))
-        if not waiting:
-            self.account.skipped["ended without a beginning (E)"] += 1
-            return
-        begun = waiting.pop()
-        begun.ph, begun.dur = "X", event.ts - begun.ts
-        self.take([begun])
+                begun = self._open.get((event.pid, event.tid))
+                if begun:
+                    one = begun.pop()
+                    one.ph, one.dur = "X", event.ts - one.ts
+                    whole.append(one)
+                else:
+                    self.account.skipped["ended without a beginning (E)"] += 1
+        return whole
 
     def _count_unknown(self, events: Sequence[Event], kind: NDArray[np.uint8]) -> None:
         strange = [name for name, names in self.kinds.items() if not names.known]
@@ -281,7 +277,7 @@ def _ints(values: Iterable[int]) -> Int:
 
 
 _ITEM_BYTES = {
-    "float": 4, "float32": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8, "short": 2,
-    "char": 1, "byte": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1, "complexfloat": 8, "complexdouble": 16,
+    "float": 4, "float32": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8,
+    "short": 2, "char": 1, "byte": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "complexfloat": 8, "complexdouble": 16,
 }  # fmt: skip

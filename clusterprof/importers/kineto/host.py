@@ -1,4 +1,4 @@
-"""What the host of a device did that holds it up: waits for data, for the device, copies, pauses."""
+"""What the host of a device did that holds it up: waits for data and for the device, copies."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def blocking_copies(work: Work, calls: Calls, own: Calls) -> Copies:
 def lay_host(
     node: NodeTables, pid: int, hosted: Hosted, operators: dict[int, tuple[Int, Int]],
     account: Account,
-) -> int:  # fmt: skip
-    """Lay the host's spans of one process; return the number of its main thread, -1 unknown."""
+) -> None:  # fmt: skip
+    """Lay the host's spans of one process."""
     main = _main_thread(hosted)
     _lay_loader(node, pid, hosted.marks, main, operators, account)
     start, end = hosted.calls.of(words.SYNC)
@@ -107,9 +107,7 @@ def lay_host(
     if hosted.copies is not None:
         inwards = hosted.copies.inwards
         into = hosted.copies
-        node.spans(
-            pid, layout.H2D, into.start[inwards], into.end[inwards], into.bytes[inwards], 0
-        )
+        node.spans(pid, layout.H2D, into.start[inwards], into.end[inwards], into.bytes[inwards], 0)
     _lay_allocator(node, pid, hosted.calls)
     for kind, laid_as, a, b in _PLAIN:
         start, end, _ = hosted.marks.of(kind)
@@ -118,7 +116,6 @@ def lay_host(
         node.spans(pid, laid_as, start, end, a, b)
     if hosted.copies is None:
         _lay_host_operations(node, pid, hosted.marks, main, account)
-    return main
 
 
 def _main_thread(hosted: Hosted) -> int:

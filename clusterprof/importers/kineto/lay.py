@@ -17,10 +17,10 @@ from clusterprof.importers.kineto.gather import Gathered
 from clusterprof.importers.kineto.host import Hosted, Marks, blocking_copies, lay_host
 from clusterprof.importers.kineto.who import Who, wall_minus_origin_ns, who
 from clusterprof.importers.tables import NodeTables
+from clusterprof.probe import layout
 
 MORE_DEVICES_PID = 1 << 23
 """Further devices of a process become processes of their own, above all pids that can be."""
-_SHORT_NS = 1_000
 
 
 @dataclass(slots=True)
@@ -51,13 +51,11 @@ def laid(gathered: Gathered, document: Document, source: Source) -> NodeTables:
         _host_name(told, gathered), "kineto", None if wall_ns is None else wall_ns + low,
         key=f"rank{told.rank}" if told.rank is not None else source.path.name.partition(".")[0],
     )  # fmt: skip
-    processes = devices or [None]
+    processes: list[_Device | None] = [*devices] or [None]
     for place, device in enumerate(processes):
         _lay_process(node, gathered, told, calls, marks, low, device, place)
     if len(devices) > 1:
-        account.notes.append(
-            f"{len(devices)} devices in it: each is shown as a process of its own"
-        )
+        account.notes.append(f"{len(devices)} devices in it: each is shown as a process of its own")
     if told.rank is None:
         account.notes.append("neither the file nor its name says which rank it is of")
     elif told.rank_from_name:
@@ -145,7 +143,7 @@ def _lay_process(
     own_calls = _of_threads(calls, mine)
     own_marks = marks.of_threads(mine)
     found = _steps(own_marks, device, account, gathered, mine, low)
-    node.spans(pid, 3, found.start, found.end, found.number, 2, -1, -1)
+    node.spans(pid, layout.STEP, found.start, found.end, found.number, 2, -1, -1)
     if not place:
         account.read["steps"] += found.start.size
     copies = blocking_copies(device.work, calls, own_calls) if device else None
@@ -155,8 +153,7 @@ def _lay_process(
         if device is None or number in set(own_calls.thread.tolist())
     ]
     hosted = Hosted(own_calls, own_marks, copies, work)
-    main = lay_host(node, pid, hosted, _operators(gathered, mine, low), account)
-    del main
+    lay_host(node, pid, hosted, _operators(gathered, mine, low), account)
     if device is not None:
         _lay_device(node, pid, id_, device, calls, hosted, found, told, gathered)
 
@@ -229,17 +226,18 @@ def _lay_device(
     )  # fmt: skip
     gaps = starved(work, calls, host, from_ns, until_ns)
     node.spans(
-        pid, 20, gaps.start, gaps.end, gaps.at_work, gaps.in_sync, gaps.in_alloc, gaps.in_copy
+        pid,
+        layout.STARVED,
+        gaps.start,
+        gaps.end,
+        gaps.at_work,
+        gaps.in_sync,
+        gaps.in_alloc,
+        gaps.in_copy,
     )
-    late, all_ = int((gaps.end - gaps.start).sum()), until_ns - from_ns
     gathered.account.read["gaps in which the host was late"] += gaps.start.size
-    del late, all_
     exposed = comms.exposed(work)
-    said = [
-        gathered.comms[row]
-        for row in work.row[exposed.at].tolist()
-        if row in gathered.comms
-    ]
+    said = [gathered.comms[row] for row in work.row[exposed.at].tolist() if row in gathered.comms]
     if len(said) == exposed.at.size:
         groups = comms.Groups(told.distributed, told.rank, told.world_size)
         comms.laid(node, pid, exposed, said, groups, gathered.account)

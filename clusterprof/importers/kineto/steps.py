@@ -36,9 +36,7 @@ def marked(start: Int, end: Int, number: Int, account: Account) -> Steps | None:
     return Steps(start[keep], end[keep], number[keep])
 
 
-def inferred(
-    from_ns: int, until_ns: int, optimizers_end: Int, account: Account
-) -> Steps:
+def inferred(from_ns: int, until_ns: int, optimizers_end: Int, account: Account) -> Steps:
     """Return steps where nobody marked any: from optimizer to optimizer, or one over all."""
     inside = np.unique(optimizers_end[(optimizers_end > from_ns)])
     if inside.size >= _OPTIMIZERS_AT_LEAST:

@@ -25,8 +25,6 @@ LAUNCH, SYNC, ALLOC, FREE, COPY_CALL, CALL = 8, 9, 10, 11, 12, 13
 OPERATOR = 16
 STEP, LOADER_ALONE, LOADER_WORKERS, OPTIMIZER, GC, COMPILE = 20, 21, 22, 23, 24, 25
 HOST_COMM = 26
-PAIR = 30
-"""The second half of a pair of events may have neither category nor name."""
 IGNORED = 0
 
 NAMES_AT_MOST = 1 << 16
@@ -132,10 +130,6 @@ def _python(name: str) -> int:
     return COMPILE if "torch/_" in name and _COMPILE.search(name) else IGNORED
 
 
-def _without_category(name: str) -> int:
-    return IGNORED if name else PAIR
-
-
 def _ignored(_name: str) -> int:
     return IGNORED
 
@@ -154,7 +148,7 @@ _KNOWN = {
     "python_function": _python, "python_gc": _collected,
     "kernel": _device_kernel, "concurrent_kernel": _device_kernel,
     "hpu_op": _device_work, "mtia_ccp_events": _device_work,
-    "": _without_category,
+    "": _ignored,
 }  # fmt: skip
 _QUIET = frozenset({
     "cpu_instant_event", "ac2g", "async", "fwdbwd", "trace", "cuda_sync", "xpu_sync", "cuda_event",
