@@ -31,8 +31,8 @@ def work(stage: int, name: str, start: int, end: int, microbatch: int) -> list[d
 EVENTS = [
     mark(0, "iteration begin", 0), mark(1, "iteration begin", 0),
     *work(0, "forward", 0, 10, 0), *work(0, "forward", 10, 20, 1), *work(1, "forward", 12, 22, 0),
-    *work(1, "backward", 22, 52, 0), *work(1, "forward", 52, 62, 1), *work(0, "backward", 60, 70, 0),
-    *work(1, "backward", 62, 85, 1), *work(0, "backward", 90, 100, 1),
+    *work(1, "backward", 22, 52, 0), *work(1, "forward", 52, 62, 1),
+    *work(0, "backward", 60, 70, 0), *work(1, "backward", 62, 85, 1), *work(0, "backward", 90, 100, 1),
     mark(1, "reduce", 85), mark(0, "reduce", 100),
     mark(0, "iteration end", 110), mark(1, "iteration end", 110),
 ]  # fmt: skip
@@ -54,14 +54,18 @@ def test_two_stages_whole(tmp_path: Path) -> None:
     assert series(node)["gpu.busy_ns_total stage1"] == [
         (0, 0), (12 * US, 0), (85 * US, 73 * US), (110 * US, 73 * US),
     ]  # fmt: skip
-    rows = [(a // US, b // US, number, *operation(d)) for a, b, _, number, _, d in found["1 collective"]]
+    rows = [
+        (a // US, b // US, number, *operation(d)) for a, b, _, number, _, d in found["1 collective"]
+    ]
     # Stage 0 waited for the backward of microbatch 0, done at 52, and of 1, done at 85; then both
     # came to the reduce, the last at 100.
     assert rows == [
         (20, 52, 0, layout.RECV, 1), (70, 85, 1, layout.RECV, 1),
         (100, 100, 0, layout.OTHER_OPERATION, -1),
     ]  # fmt: skip
-    rows = [(a // US, b // US, number, *operation(d)) for a, b, _, number, _, d in found["2 collective"]]
+    rows = [
+        (a // US, b // US, number, *operation(d)) for a, b, _, number, _, d in found["2 collective"]
+    ]
     assert rows == [
         (52, 52, 0, layout.SEND, 0), (85, 85, 1, layout.SEND, 0),
         (85, 100, 0, layout.OTHER_OPERATION, -1),
@@ -76,7 +80,8 @@ def test_two_stages_whole(tmp_path: Path) -> None:
 
 def test_bad_events_are_counted_and_what_never_ends_too(tmp_path: Path) -> None:
     more = [
-        {"name": "forward", "ph": "B", "ts": 120, "pid": 0}, {"name": "forward", "ph": "E", "pid": 0},
+        {"name": "forward", "ph": "B", "ts": 120, "pid": 0},
+        {"name": "forward", "ph": "E", "pid": 0},
         {"name": "backward", "ph": "E", "ts": 130, "pid": 5}, 7, None, {"ph": "X"},
         {"name": "forward", "ph": "B", "ts": -4, "pid": 0},
         {"name": "forward", "ph": "B", "ts": 1e300, "pid": 0},

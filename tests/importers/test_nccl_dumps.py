@@ -37,7 +37,9 @@ def test_two_ranks_and_who_had_not_come(tmp_path: Path) -> None:
         dump(tmp_path, 1, entry(1, 250, 300), entry(2, 410, 500),
              entry(9, 420, 430, is_p2p=True), entry(4, 700, 650)),
     ]  # fmt: skip
-    paths[1].write_text(paths[1].read_text().replace('"collective_seq_id": 4', '"collective_seq_id": 2'))
+    paths[1].write_text(
+        paths[1].read_text().replace('"collective_seq_id": 4', '"collective_seq_id": 2')
+    )
     nodes, accounts, why = read(FlightRecorder(), *paths)
     assert why == ""
     group = group_number([0, 1])
@@ -80,7 +82,8 @@ def test_a_pickle_is_refused_and_the_others_are_read(tmp_path: Path) -> None:
     "text",
     ['{"pg_config": 3, "entries": []}', '{"entries": [1], "pg_config": {}}',
      '{"entries": [{"collective_seq_id": "x"}], "pg_config": {}}',
-     '{"pg_config": {}, "entries": [' + "[" * 5000, '{"pg_config": {"0": {"ranks": "no"}}, "entries": []}',
+     '{"pg_config": {}, "entries": [' + "[" * 5000,
+     '{"pg_config": {"0": {"ranks": "no"}}, "entries": []}',
      '{"pg_config": {}, "entries": [{"time_created_ns": 1e400}]}'],
 )  # fmt: skip
 def test_what_is_no_dump_is_told(tmp_path: Path, text: str) -> None:

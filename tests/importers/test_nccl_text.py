@@ -45,8 +45,8 @@ def test_sockets_although_rdma_was_seen() -> None:
 
 
 def test_rdma_that_was_switched_off() -> None:
-    log = SOCKETS.replace("NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.5<0>",
-                          "NCCL_IB_DISABLE set by environment to 1.")  # fmt: skip
+    before = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.5<0>"
+    log = SOCKETS.replace(before, "NCCL_IB_DISABLE set by environment to 1.")
     ((name, count, said, cure),) = slow_paths(text(log))
     assert (name, count) == ("nccl.socket_channels_count", 2)
     assert said == "go through TCP sockets, for NCCL_IB_DISABLE=1 is set (on n1, n2)"
@@ -100,8 +100,11 @@ def test_a_table_with_and_without_its_program() -> None:
     # Bus over algorithm bandwidth is 1.5, so it is an all_reduce of 2 / (2 - 1.5) = 4 ranks.
     assert (bare.rows, bare.test_ranks, bare.average_gbps) == (rows, 4, 18.4)
     assert facts_of(bare) == {
-        "transfer_expected": [[layout.ALL_REDUCE, 1048576, 98_000], [layout.ALL_REDUCE, 2097152, 150_000]]
-    }  # fmt: skip
+        "transfer_expected": [
+            [layout.ALL_REDUCE, 1048576, 98_000],
+            [layout.ALL_REDUCE, 2097152, 150_000],
+        ]
+    }
     named = text("# nThread 1\n./alltoall_perf -b 1M -e 2M\n" + TABLE)
     assert {row.operation for row in named.rows} == {layout.ALL_TO_ALL}
     prefixed = text("\n".join(f"0: {line}" for line in TABLE.splitlines()))
