@@ -156,7 +156,7 @@ class _Splitter:
     def _of_cell(self, number: int, cell: Cell, rate: float | None) -> float | None:
         best, size = self._best[number], cell.moved_bytes
         if rate is None or size is None:
-            took = tested_ns(cell, self._tested)
+            took = benchmark_ns(cell, self._tested)
             return best if took is None else took if best is None else min(took, best)
         # Teams with some of a node's ranks share its links with those of the others.
         on_node = max(int(self._ranks[node]) for node in cell.nodes)
@@ -232,7 +232,7 @@ class _Splitter:
         return self._transfers.beyond_ns(expected)[nodes]
 
 
-def tested_ns(cell: Cell, tested: Tested) -> float | None:
+def benchmark_ns(cell: Cell, tested: Tested) -> float | None:
     """Return what operations like those of a cell took in a benchmark; None where it has none.
 
     Between two sizes in proportion, beyond the largest at its rate. Of operations that overlap with

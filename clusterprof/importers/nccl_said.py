@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class TestRow:
+class TableRow:
     """One size of an nccl-tests table."""
 
     operation: int
@@ -55,7 +55,7 @@ class NcclText:
     ranks: int = 0
     nodes: int = 0
     warnings: Counter[str] = field(default_factory=Counter)
-    rows: list[TestRow] = field(default_factory=list)
+    rows: list[TableRow] = field(default_factory=list)
     test_ranks: int = 0
     """Of the tables; 0 unknown."""
     average_gbps: float | None = None

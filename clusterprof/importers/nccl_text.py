@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from clusterprof.importers.base import Account, CannotImportError, Source
-from clusterprof.importers.nccl_said import NcclText, TestRow, facts_of, notes_of
+from clusterprof.importers.nccl_said import NcclText, TableRow, facts_of, notes_of
 from clusterprof.importers.tables import NodeTables
 from clusterprof.importers.text_lines import lines_of
 from clusterprof.probe import layout
@@ -43,7 +43,7 @@ from clusterprof.probe import layout
 _INFO = re.compile(r"(?:([\w.-]+):\d+:\d+ \[-?\d+\] )?(?:\S+ )?NCCL (INFO|WARN) (.*)")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+-]*)")
 _VARIABLE = re.compile(r"(NCCL_[A-Z0-9_]+) set (?:by environment )?to (\S+?)\.?\s*$")
-_CHANNEL = re.compile(r"Channel \d+(?:/\d+)? ?: ?\d+.* via (P2P|SHM|NET|COLLNET|NVLS)(?:/(\S+))?")
+_CHANNEL = re.compile(r"Channel \d+(?:/\d+)? ?: ?\d+.* via (P2P|SHM|NET|COLLNET|NVLS)(?:/(.+))?")
 _NETWORK = re.compile(r"Using network (\w[\w .-]*?)\s*$")
 _DEVICE = re.compile(r"\[\d+\] ?([A-Za-z][\w.-]*):\d+/(?:IB|RoCE|IB/SHARP|uverbs)")
 _SIZE = re.compile(r"\bn[rR]anks (\d+) n[nN]odes (\d+)")
@@ -51,7 +51,7 @@ _HEAD = re.compile(r"#\s+size\s+count\s+type(?:\s+redop)?(?:\s+root)?\s+time\s+a
 _ROW = re.compile(
     r"(\d+)\s+\d+\s+([a-z]\w*)(?:\s+([a-z]\w*|none))?(?:\s+-?\d+)?"
     r"\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(?:\S+)"
-    r"(?:\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+\S+)?\s*$"
+    r"(?:\s+([\d.]+|N/A)\s+([\d.]+|N/A)\s+([\d.]+|N/A)\s+\S+)?\s*$"
 )
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*([\d.]+)")
 _RANK = re.compile(r"#\s+Rank\s+\d+\s")
@@ -152,11 +152,11 @@ def _tabled(found: NcclText, line: str, operation: int) -> bool:
         return False
     try:
         time_us, algorithm, bus = (float(row[at]) for at in (4, 5, 6))
-        again = float(row[7]) if row[7] else None
+        again = float(row[7]) if row[7] and row[7] != "N/A" else None
     except ValueError:
         return False
     found.rows.append(
-        TestRow(operation, int(row[1]), row[2], row[3] or "", time_us, algorithm, bus, again)
+        TableRow(operation, int(row[1]), row[2], row[3] or "", time_us, algorithm, bus, again)
     )
     return True
 
@@ -171,7 +171,7 @@ class NcclOutput:
 
     def recognises(self, head: bytes, path: Path) -> bool:
         """Say whether NCCL or nccl-tests wrote lines of this text."""
-        if head[:1] in (b"{", b"[", b"\x80") or b"\x00" in head[:4096]:
+        if head[:1] in (b"{", b"[", b"\x80") or b"\x00" in head[:64]:
             return False
         if b"NCCL INFO " in head or b"NCCL WARN " in head:
             return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,7 +59,9 @@ def test_a_gap_is_starved_when_the_next_launch_returned_after_it_began() -> None
 
 
 @given(SOME, SOME)
-def test_they_are_sets_of_nanoseconds(one: list[tuple[int, int]], two: list[tuple[int, int]]) -> None:
+def test_they_are_sets_of_nanoseconds(
+    one: list[tuple[int, int]], two: list[tuple[int, int]]
+) -> None:
     a, b = union(*some(*one)), union(*some(*two))
     first, second = instants(one), instants(two)
     assert instants(said(a)) == first
@@ -70,4 +74,4 @@ def test_they_are_sets_of_nanoseconds(one: list[tuple[int, int]], two: list[tupl
         assert inside(*some(*pairs), b).tolist() == expected
     for found in (said(a), said(without(a, b)), said(both(a, b))):
         assert all(start < end for start, end in found)
-        assert all(end < start for (_, end), (start, _) in zip(found, found[1:]))
+        assert all(end < start for (_, end), (start, _) in pairwise(found))

@@ -35,8 +35,8 @@ from clusterprof.probe import layout
 
 P, T = process(11), thread(11, 11)
 # One step of 1000 ns on one device:
-#   data wait 0..300, copy to the device 320..340, kernel 350..600, the host waits for it, allocates,
-#   launches the next kernel at 690, which runs 700..900; a fill runs until 950.
+#   data wait 0..300, copy to the device 320..340, kernel 350..600; the host waits for it,
+#   allocates, launches the next kernel at 690, which runs 700..900; a fill runs until 950.
 ONE = (
     (KERNELS, [(350, 600, 0, 7, 3, P, GEMM), (700, 900, 0, 7, 5, P, GEMM)]),
     (COPIES, [(320, 340, 0, 7, 2, P, 4096, 1)]),

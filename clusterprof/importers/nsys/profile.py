@@ -60,7 +60,9 @@ def profile_of(db: Database, account: Account) -> Profile:
     some = _physical(db, some)
     whose = np.unique(some.device).size, np.unique(some.process).size
     if whose[0] > _DEVICES_AT_MOST or whose[1] > _PROCESSES_AT_MOST:
-        raise DamagedError(f"{whose[0]:,} devices and {whose[1]:,} processes: no profile has so many")
+        raise DamagedError(
+            f"{whose[0]:,} devices and {whose[1]:,} processes: no profile has so many"
+        )
     busy = {}
     for device in np.unique(some.device).tolist():
         rows = some.device == device

@@ -1,0 +1,127 @@
+"""What NCCL's log says of the path that data take, and tables of nccl-tests; lines by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from reading import read
+
+from clusterprof.importers.nccl_said import NcclText, TableRow, facts_of, notes_of, slow_paths
+from clusterprof.importers.nccl_text import NcclOutput, read_text
+from clusterprof.probe import layout
+
+SOCKETS = """\
+NCCL version 2.21.5+cuda12.4
+n1:10:10 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.5<0>
+n1:10:10 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth0
+n1:10:10 [0] NCCL INFO Using network Socket
+n1:10:10 [0] NCCL INFO comm 0x1 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0
+n1:10:10 [0] NCCL INFO Channel 00/0 : 9[1] -> 0[0] [receive] via NET/Socket/0
+n1:10:10 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC/read
+n2:11:11 [0] NCCL INFO Channel 00/0 : 0[0] -> 9[1] [send] via NET/Socket/1
+n2:11:11 [0] misc/socket.cc:537 NCCL WARN Connect to 10.0.0.5<9> failed : no route
+"""
+
+
+def text(log: str) -> NcclText:
+    return read_text(iter(log.encode().splitlines()))
+
+
+def test_sockets_although_rdma_was_seen() -> None:
+    found = text(SOCKETS)
+    assert (dict(found.channels), found.rdma) == (
+        {"NET/Socket": 2, "P2P": 1},
+        {"mlx5_0", "mlx5_1"},
+    )
+    said = "go through TCP sockets although NCCL saw mlx5_0, mlx5_1 (on n1, n2)"
+    assert facts_of(found) == {"slow_paths": [["nccl.socket_channels_count", 2, said]]}
+    assert notes_of(found) == [
+        "NCCL 2.21.5+cuda12.4, 16 ranks on 2 nodes; channels: 2 NET/Socket, 1 P2P",
+        f"net-path: 2 channels {said}. To do: see why NCCL passed it over: NCCL_NET, NCCL_IB_HCA,"
+        " link state (ibv_devinfo)",
+        "NCCL warned 1 times: Connect to 10.0.0.5<9> failed : no route",
+    ]
+
+
+def test_rdma_that_was_switched_off() -> None:
+    before = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.5<0>"
+    log = SOCKETS.replace(before, "NCCL_IB_DISABLE set by environment to 1.")
+    ((name, count, said, cure),) = slow_paths(text(log))
+    assert (name, count) == ("nccl.socket_channels_count", 2)
+    assert said == "go through TCP sockets, for NCCL_IB_DISABLE=1 is set (on n1, n2)"
+    assert cure == "remove NCCL_IB_DISABLE from the job's environment"
+
+
+def test_no_device_found_is_told_with_what_to_look_at() -> None:
+    log = "\n".join(
+        line if "NET/IB" not in line else "n1:10:10 [0] NCCL INFO NET/IB : No device found."
+        for line in SOCKETS.splitlines()
+    )
+    ((_, _, said, cure),) = slow_paths(text(log))
+    assert said == "go through TCP sockets, for NCCL found no RDMA device (on n1, n2)"
+    assert "/dev/infiniband" in cure
+
+
+@pytest.mark.parametrize(
+    ("how", "wrong"),
+    [("NET/IB/0/GDRDMA", []), ("NET/IB/0", ["nccl.staged_channels_count"]),
+     ("NET/AWS Libfabric/0/GDRDMA", []), ("P2P/CUMEM", [])],
+)  # fmt: skip
+def test_rdma_with_and_without_gpudirect(how: str, wrong: list[str]) -> None:
+    log = f"n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via {how}\n"
+    assert [one[0] for one in slow_paths(text(log))] == wrong
+
+
+def test_host_memory_because_somebody_said_so() -> None:
+    log = (
+        "n1:1:1 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n"
+        "n1:1:1 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\n"
+    )
+    assert [one[:2] for one in slow_paths(text(log))] == [("nccl.host_memory_channels_count", 1)]
+    assert slow_paths(text(log.splitlines()[1])) == []
+
+
+TABLE = """\
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        262144     float     sum      -1    100.0   10.49   15.73      0    98.0    10.70   16.05      0
+     2097152        524288     float     sum      -1    150.0   13.98   20.97      0    N/A     N/A     N/A      N/A
+# Avg bus bandwidth    : 18.4
+"""  # noqa: E501 - as the program writes it
+
+
+def test_a_table_with_and_without_its_program() -> None:
+    rows = [
+        TableRow(layout.ALL_REDUCE, 1048576, "float", "sum", 100.0, 10.49, 15.73, 98.0),
+        TableRow(layout.ALL_REDUCE, 2097152, "float", "sum", 150.0, 13.98, 20.97, None),
+    ]
+    bare = text(TABLE)
+    # Bus over algorithm bandwidth is 1.5, so it is an all_reduce of 2 / (2 - 1.5) = 4 ranks.
+    assert (bare.rows, bare.test_ranks, bare.average_gbps) == (rows, 4, 18.4)
+    assert facts_of(bare) == {
+        "transfer_expected": [
+            [layout.ALL_REDUCE, 1048576, 98_000],
+            [layout.ALL_REDUCE, 2097152, 150_000],
+        ]
+    }
+    named = text("# nThread 1\n./alltoall_perf -b 1M -e 2M\n" + TABLE)
+    assert {row.operation for row in named.rows} == {layout.ALL_TO_ALL}
+    prefixed = text("\n".join(f"0: {line}" for line in TABLE.splitlines()))
+    assert prefixed.rows == rows
+
+
+def test_files_are_told_apart_by_their_content(tmp_path: Path) -> None:
+    one = NcclOutput()
+    assert one.recognises(SOCKETS.encode(), tmp_path / "x")
+    assert one.recognises(TABLE.encode(), tmp_path / "x")
+    for other in (b"", b"{}", b"loss 3.1\n" * 99, b'{"a": "NCCL INFO "}', b"\x00NCCL INFO "):
+        assert not one.recognises(other, tmp_path / "x")
+    log = tmp_path / "job.log"
+    log.write_bytes(b"\xff\xfe epoch 1\n" + SOCKETS.encode() + b"\x1b[0m NCCL INFO \x00\n")
+    nodes, (account,), why = read(one, log)
+    assert (nodes, why) == ([], "")
+    assert account.notes == notes_of(text(SOCKETS))
+    silent = tmp_path / "silent.log"
+    silent.write_text("n1:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n")
+    assert read(one, silent)[2] == "no transport is named in it, and there is no table"
