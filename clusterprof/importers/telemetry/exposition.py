@@ -20,7 +20,8 @@ from clusterprof.importers.telemetry.series import Labelled
 from clusterprof.importers.telemetry.times import epoch_ns, time_ns
 
 _NAME = rb"[a-zA-Z_:][a-zA-Z0-9_:]*"
-_SAMPLE = re.compile(rb"(" + _NAME + rb")(\{(?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*\})?[ \t]+([^\s#]+)(?:[ \t]+([-+0-9.eE]+))?")
+_LABELS = rb"(\{(?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*\})?"
+_SAMPLE = re.compile(rb"(" + _NAME + rb")" + _LABELS + rb"[ \t]+[^\s#]+")
 _META = re.compile(rb"#[ \t]*(HELP|TYPE|UNIT)[ \t]+" + _NAME)
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
