@@ -83,7 +83,7 @@ class RankSeries:
         for source, account in zip(sources, accounts):
             table = _table(source, account)
             if table is not None:
-                account.read["ranks"], account.read["windows"] = len(table.ranks), table.t_ns.size
+                account.read["values"] += table.values.size
                 tables.append(table)
         loop = next((table for table in tables if "readiness" in table.what), None)
         if loop is None:
@@ -153,20 +153,29 @@ def _at(table: Table, rank: int, t_ns: Int) -> Float:
 
 def _said(loop: Table, stages: Mapping[str, Table]) -> Iterator[str]:
     """What the series say of the rank whose data were ready least."""
-    means = np.nanmean(loop.values, axis=0)
+    means = _means(loop)
     worst = loop.ranks[int(np.argmin(means))]
-    middle = float(np.median(means))
+    middle = float(np.median(means[np.isfinite(means)]))
     if not means.min() < _READY * middle:
         return
     parts = [f"rank {worst}: data were ready {means.min():.0%} of the time, {middle:.0%} on the"
              " middle rank"]  # fmt: skip
     for name, table in sorted(stages.items()):
         if worst in table.ranks:
-            of_rank = np.nanmean(table.values, axis=0)
-            mine, usual = float(of_rank[table.ranks.index(worst)]), float(np.median(of_rank))
+            of_rank = _means(table)
+            mine = float(of_rank[table.ranks.index(worst)])
+            usual = float(np.median(of_rank[np.isfinite(of_rank)]))
             form = "{:.3f} s" if name.endswith("time") else "{:.0%}"
             parts.append(f"{name} {form.format(mine)} ({form.format(usual)})")
     yield "; ".join(parts)
+
+
+def _means(table: Table) -> Float:
+    """Mean of each rank; infinite where nothing is known."""
+    known = ~np.isnan(table.values)
+    count = known.sum(axis=0)
+    total = np.where(known, table.values, 0.0).sum(axis=0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.inf)
 
 
 def _stage(table: Table, tables: Sequence[Table]) -> str:

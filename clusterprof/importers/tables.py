@@ -18,28 +18,27 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from clusterprof.importers.columns import Blocks, Column
+from clusterprof.importers.columns import Float as Float
+from clusterprof.importers.columns import Int as Int
 from clusterprof.probe import layout
 from clusterprof.signals import GPU_BUSY_TIME
 from clusterprof.trace.schema import (
     SCHEMA_VERSION,
     SPAN_FIELDS,
     Clock,
-    Columns,
     Event,
     Header,
     Record,
     Spans,
 )
 
-Int = NDArray[np.int64]
-Float = NDArray[np.float64]
 SLICE_NS = 1_000_000_000
 UNKNOWN_HOST = "unknown-host"
 """How a node is called whose name the file does not say."""
@@ -51,15 +50,6 @@ def group_number(who: Sequence[int] | str) -> int:
     name = who if isinstance(who, str) else ",".join(map(str, sorted(who)))
     first = hashlib.blake2b(name.encode("utf-8", "replace")).digest()[:8]
     return int.from_bytes(first, "little") & 0x7FFFFFFFFFFFFFFF
-
-
-@dataclass(slots=True)
-class _Column:
-    signal: str
-    device: str
-    t_ns: Int
-    values: Int | Float
-    mask: NDArray[np.bool_] | None
 
 
 class NodeTables:
@@ -85,7 +75,7 @@ class NodeTables:
         self._spans: dict[int, list[Int]] = {}
         self._names: dict[int, dict[int, str]] = {}
         self._rows: dict[int, int] = {}
-        self._columns: list[_Column] = []
+        self._columns: list[Column] = []
         self._events: list[Event] = []
 
     # Who and what
@@ -200,11 +190,11 @@ class NodeTables:
         """Add readings of one of our signals, sorted by time; NaN = not available."""
         t, v = np.asarray(t_ns, np.int64), np.asarray(values)
         if v.dtype.kind != "f":
-            self._columns.append(_Column(signal, device, t, v.astype(np.int64), None))
+            self._columns.append(Column(signal, device, t, v.astype(np.int64), None))
             return
         missing = np.isnan(v)
         mask = missing if missing.any() else None
-        self._columns.append(_Column(signal, device, t, v.astype(np.float64), mask))
+        self._columns.append(Column(signal, device, t, v.astype(np.float64), mask))
 
     # As records
 
@@ -245,25 +235,26 @@ class NodeTables:
         opening += [Event(first_ns, "group-announced", said) for said in self._groups]
         yield opening
         tables = {pid: self._in_order(pid) for pid in self._spans}
+        blocks = Blocks(self.source, self._columns)
         events = sorted(self._events, key=lambda event: event.t_ns)
         edges = [first_ns]
         while edges[-1] <= last_ns:  # over a long silence in one step
-            edges.append(max(edges[-1] + SLICE_NS, min(self._next_ns(tables, edges[-1]), last_ns)))
+            edges.append(
+                max(edges[-1] + SLICE_NS, min(self._next_ns(blocks, tables, edges[-1]), last_ns))
+            )
         for low, high in pairwise(edges):
             slice_: list[Record] = [event for event in events if low <= event.t_ns < high]
-            slice_ += self._columns_between(low, high)
+            slice_ += blocks.between(low, high)
             for pid, table in tables.items():
                 slice_ += self._spans_between(pid, table, low, high)
             if slice_:
                 yield slice_
         yield [Event(last_ns, "recorder-stopped", {"reason": "end of what was imported"})]
 
-    def _next_ns(self, tables: dict[int, Int], after_ns: int) -> int:
+    @staticmethod
+    def _next_ns(blocks: Blocks, tables: dict[int, Int], after_ns: int) -> int:
         """When anything comes next, at or after an instant."""
-        found = []
-        for column in self._columns:
-            row = int(column.t_ns.searchsorted(after_ns))
-            found += [int(column.t_ns[row])] if row < column.t_ns.size else []
+        found = list(blocks.next_ns(after_ns))
         for table in tables.values():
             row = int(table[1].searchsorted(after_ns))
             found += [int(table[1][row])] if row < table.shape[1] else []
@@ -279,19 +270,6 @@ class NodeTables:
         measures = np.isin(table[2], (layout.EXPOSED, layout.EXPOSED_COLLECTIVE))
         table[3, measures] = place[table[3, measures]]
         return table
-
-    def _columns_between(self, low: int, high: int) -> Iterator[Columns]:
-        for one in self._columns:
-            a, b = (int(one.t_ns.searchsorted(t)) for t in (low, high))
-            if a == b:
-                continue
-            code = "d" if one.values.dtype.kind == "f" else "q"
-            mask = None if one.mask is None else one.mask[a:b].astype(np.uint8).tobytes()
-            yield Columns(
-                f"{self.source}:{one.signal}:{one.device}", [one.signal], [one.device],
-                array("q", one.t_ns[a:b].tobytes()),
-                [array(code, np.nan_to_num(one.values[a:b]).tobytes())], [mask],
-            )  # fmt: skip
 
     def _spans_between(self, pid: int, table: Int, low: int, high: int) -> Iterator[Spans]:
         a, b = (int(table[1].searchsorted(t)) for t in (low, high))

@@ -9,7 +9,7 @@ own before each scrape (`# 1711034567`, `2026-03-21T15:22:47Z`), as loops with `
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from clusterprof.importers.base import Account, Source
 from clusterprof.importers.telemetry.dcgm_names import XID
@@ -20,7 +20,8 @@ from clusterprof.importers.telemetry.series import Labelled
 from clusterprof.importers.telemetry.times import epoch_ns, time_ns
 
 _NAME = rb"[a-zA-Z_:][a-zA-Z0-9_:]*"
-_SAMPLE = re.compile(rb"(" + _NAME + rb")(\{.*\})?[ \t]+([^\s#]+)(?:[ \t]+([-+0-9.eE]+))?")
+_LABELS = rb"(\{(?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*\})?"
+_SAMPLE = re.compile(rb"(" + _NAME + rb")" + _LABELS + rb"[ \t]+[^\s#]+")
 _META = re.compile(rb"#[ \t]*(HELP|TYPE|UNIT)[ \t]+" + _NAME)
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
@@ -58,8 +59,11 @@ def labels_of(text: str) -> dict[str, str]:
 class _Known:
     """What a series was found to be."""
 
-    column: Column | None
-    error: dict[str, str] | None = None
+    name: str
+    labels: dict[str, str]
+    error: dict[str, str] | None
+    columns: dict[bool, Column | None] = field(default_factory=dict)
+    """Of readings with a time, and of those without."""
     seen: bool = False
 
 
@@ -69,31 +73,44 @@ class Exposition:
     def __init__(self, into: Labelled, account: Account) -> None:
         self._into = into
         self._account = account
-        self._known: dict[tuple[bytes, bool], _Known] = {}
+        self._known: dict[bytes, _Known] = {}
         self._meaningless: set[bytes] = set()
         self._scrape_ns: int | None = None
 
     def read(self, source: Source) -> None:
         """Read all lines."""
-        account = self._account
-        for line in lines_of(source, account):
-            line = line.strip()
-            if not line:
-                continue
-            if line[:1] == b"#" or line[:1].isdigit():
-                self._mark(line)
-                continue
-            if line.split(b"{", 1)[0].split(None, 1)[0] in self._meaningless:
-                continue
-            match = _SAMPLE.match(line)
-            if match is None:
-                account.skipped["lines that are no samples"] += 1
-                continue
-            if not is_known(match[1].decode()):
-                self._meaningless.add(match[1])
-                account.skipped["names we have no signal for"] += 1
-                continue
-            self._sample(match)
+        for line in lines_of(source, self._account):
+            # What a series was found to be is kept by all that stands before its value.
+            end = line.rfind(b"}") + 1 or line.find(b" ")
+            known = self._known.get(line[:end])
+            if known is None:
+                self._other(line.strip())
+            else:
+                self._sample(known, line[end:])
+
+    def _other(self, line: bytes) -> None:
+        """A line whose beginning was not seen before."""
+        if not line:
+            return
+        if line[:1] == b"#" or line[:1].isdigit():
+            self._mark(line)
+            return
+        match = _SAMPLE.match(line)
+        if match is None:
+            self._account.skipped["lines that are no samples"] += 1
+            return
+        name, labels = match[1], match[2] or b""
+        if name in self._meaningless:
+            return
+        if not is_known(name.decode()):
+            if len(self._meaningless) < _SERIES_KEPT:
+                self._meaningless.add(name)
+            self._account.skipped["names we have no signal for"] += 1
+            return
+        known = self._series(name, labels)
+        if len(self._known) < _SERIES_KEPT:
+            self._known[name + labels] = known
+        self._sample(known, line[match.end(2) if match[2] else match.end(1) :])
 
     def _mark(self, line: bytes) -> None:
         """A time that stands alone is that of the scrape that follows."""
@@ -102,42 +119,37 @@ class Exposition:
             self._scrape_ns = said[0]
             self._account.read["scrapes"] += 1
 
-    def _sample(self, match: re.Match[bytes]) -> None:
-        name, labels, value, time = match.groups()
+    def _series(self, name: bytes, labels: bytes) -> _Known:
+        said = labels_of(labels.decode("utf-8", "replace"))
+        return _Known(name.decode(), said, said if name.decode() == XID else None)
+
+    def _sample(self, known: _Known, rest: bytes) -> None:
+        """The value of a series, and its time when that stands behind it."""
+        words = rest.split(b"#", 1)[0].split()
         t_ns = self._scrape_ns
-        if time is not None:
-            try:
-                t_ns = epoch_ns(float(time))
-            except ValueError:
-                t_ns = None
-            if t_ns is None:
-                self._account.skipped["samples with an impossible time"] += 1
-                return
         try:
-            number = float(value)
-        except ValueError:
-            self._account.skipped["values that are no numbers"] += 1
+            number = float(words[0])
+            if len(words) > 1:
+                t_ns = epoch_ns(float(words[1]))
+        except (ValueError, IndexError):
+            self._account.skipped["samples whose value or time is no number"] += 1
             return
-        known = self._series(name, labels or b"", t_ns is not None)
+        if t_ns is None and len(words) > 1:
+            self._account.skipped["samples with an impossible time"] += 1
+            return
         if known.error is not None:
             self._into.error(known.error, number)
-        if known.column is None:
+        column = self._column(known, t_ns is not None)
+        if column is None:
             return
         if t_ns is None and known.seen:
             self._account.skipped["repeated samples without a time"] += 1
             return
         known.seen = True
-        if self._into.add(known.column, t_ns or 0, number, self._account):
+        if self._into.add(column, t_ns or 0, number, self._account):
             self._account.read["samples"] += 1
 
-    def _series(self, name: bytes, labels: bytes, timed: bool) -> _Known:
-        key = (name + labels, timed)
-        known = self._known.get(key)
-        if known is None:
-            said = labels_of(labels.decode("utf-8", "replace"))
-            word = name.decode()
-            column = self._into.column(word, said, timed, self._account)
-            known = _Known(column, said if word == XID else None)
-            if len(self._known) < _SERIES_KEPT:
-                self._known[key] = known
-        return known
+    def _column(self, known: _Known, timed: bool) -> Column | None:
+        if timed not in known.columns:
+            known.columns[timed] = self._into.column(known.name, known.labels, timed, self._account)
+        return known.columns[timed]

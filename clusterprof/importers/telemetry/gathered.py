@@ -167,7 +167,8 @@ def _cleaned(column: Column, account: Account) -> tuple[Int, Float]:
     raw = np.frombuffer(column.values, np.float64) if column.values else np.empty(0)
     signal = column.meaning.signal
     with np.errstate(over="ignore", invalid="ignore"):
-        values = raw * column.meaning.scale
+        scale = column.meaning.scale
+        values = raw / round(1 / scale) if scale < 1 else raw * scale  # 41 % is 0.41 to the bit
     bad = ~np.isfinite(values)
     for low, high in _BLANKS:
         bad |= (raw >= low) & (raw <= high)
