@@ -87,10 +87,10 @@ def number(value: Any) -> float | None:
 
 def whole_ns(value: Any, unit_ns: int) -> int | None:
     """Return a time in whole ns, exact where it was a whole number; None of what is no time."""
-    if number(value) is None:
+    known = number(value)
+    if known is None or abs(known) > TIME_AT_MOST_NS / unit_ns:
         return None
-    found = int(value) * unit_ns if isinstance(value, int) else round(value * unit_ns)
-    return found if -TIME_AT_MOST_NS < found < TIME_AT_MOST_NS else None
+    return int(value) * unit_ns if isinstance(value, int) else round(value * unit_ns)
 
 
 def objects_of(source: Source, account: Account) -> Iterator[dict[str, Any]]:

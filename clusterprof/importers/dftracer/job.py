@@ -120,6 +120,8 @@ def steps_of(epochs: Intervals, waiting: Intervals, computing: Intervals) -> Int
     before = waiting.start_ns.searchsorted(computing.start_ns)  # waits that began before
     last = np.append(before[1:] != before[:-1], True) & (before > 0)
     end = computing.end_ns[last]
+    if not end.size:
+        return Intervals(waiting.start_ns[:-1], waiting.start_ns[1:])
     start = np.concatenate([waiting.start_ns[:1], end[:-1]])
     if epochs.start_ns.size:
         row = epochs.start_ns.searchsorted(end) - 1
@@ -137,6 +139,8 @@ def _loading(
 
     Of several loaders each gets the same part of a stretch, as nobody knows whose batch was awaited.
     """
+    if not stretches.start_ns.size:
+        return
     reading = np.zeros(stretches.start_ns.size, np.int64)
     working = np.zeros(stretches.start_ns.size, np.int64)
     bytes_ = np.zeros(stretches.start_ns.size)

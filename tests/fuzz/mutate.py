@@ -1,0 +1,124 @@
+"""Mutations of a file: what a fuzzer does to a good one. The same number gives the same bytes."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import re
+from collections.abc import Callable, Sequence
+
+BYTES_AT_MOST = 1 << 18
+NUMBERS = (
+    b"0", b"-1", b"1e999", b"-1e308", b"NaN", b"Infinity", b"-Infinity", b"null", b"true", b'""',
+    b"[]", b"{}", b"2147483648", b"4294967296", b"9223372036854775807", b"-9223372036854775808",
+    b"18446744073709551616", b"1" + b"0" * 400, b"0.1e-400", b"1e18", b"1e15", b"-0", b'"1"',
+)  # fmt: skip
+RUBBISH = (
+    b"\x00", b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80", b"\x1b[2J", b"\r", b"\x7f", b"\\ud800",
+    b"\xef\xbb\xbf", b"}", b"{", b"[", b"]", b'"', b",", b"\n", b"\t", b"\\",
+)  # fmt: skip
+_TOKEN = re.compile(rb'"(?:[^"\\\n]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|[\w.]+|\s+|.', re.DOTALL)
+_NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+
+
+def mutated(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
+    """Return a file with one to six things wrong with it."""
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
+        data = rng.choice(MUTATIONS)(data, others, rng)[:BYTES_AT_MOST]
+    if rng.random() < 0.03:
+        packed = gzip.compress(data, 1)
+        data = packed[: rng.randrange(len(packed))] if rng.random() < 0.5 else packed
+    return data
+
+
+def _at(data: bytes, rng: random.Random) -> int:
+    return rng.randrange(len(data) + 1)
+
+
+def _flip(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    out = bytearray(data)
+    for _n in range(rng.choice((1, 1, 4, 32)) if out else 0):
+        out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+    return bytes(out)
+
+
+def _set(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    out = bytearray(data)
+    if out:
+        out[rng.randrange(len(out))] = rng.randrange(256)
+    return bytes(out)
+
+
+def _cut(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    return data[: _at(data, rng)]
+
+
+def _remove(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    a = _at(data, rng)
+    return data[:a] + data[a + rng.choice((1, 8, 64, 1024)) :]
+
+
+def _repeat(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    a = _at(data, rng)
+    part = data[a : a + rng.choice((8, 64, 512))]
+    return data[:a] + part * rng.choice((2, 10, 100)) + data[a:]
+
+
+def _splice(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
+    other = rng.choice(others)
+    return data[: _at(data, rng)] + other[_at(other, rng) :]
+
+
+def _rubbish(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    a = _at(data, rng)
+    return data[:a] + rng.choice(RUBBISH) + data[a:]
+
+
+def _numbers(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    found = list(_NUMBER.finditer(data))
+    for match in sorted(rng.sample(found, min(len(found), rng.choice((1, 1, 5)))), key=_back):
+        data = data[: match.start()] + rng.choice(NUMBERS) + data[match.end() :]
+    return data
+
+
+def _back(match: re.Match[bytes]) -> int:
+    return -match.start()
+
+
+def _swap(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    tokens = _TOKEN.findall(data)
+    if len(tokens) > 1:
+        a, b = rng.randrange(len(tokens)), rng.randrange(len(tokens))
+        tokens[a], tokens[b] = tokens[b], tokens[a]
+    return b"".join(tokens)
+
+
+def _retype(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    tokens = _TOKEN.findall(data)
+    if tokens:
+        tokens[rng.randrange(len(tokens))] = rng.choice(NUMBERS)
+    return b"".join(tokens)
+
+
+def _lines(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    lines = data.split(b"\n")
+    kind = rng.randrange(3)
+    if kind == 0:
+        rng.shuffle(lines)
+    elif kind == 1:
+        del lines[rng.randrange(len(lines))]
+    else:
+        lines.insert(rng.randrange(len(lines)), rng.choice(lines))
+    return b"\n".join(lines)
+
+
+def _nest(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    a = _at(data, rng)
+    return data[:a] + rng.choice((b"[", b'{"a":', b"((", b"[{")) * rng.choice((3, 300, 20_000)) + data[a:]
+
+
+Mutation = Callable[[bytes, Sequence[bytes], random.Random], bytes]
+MUTATIONS: tuple[Mutation, ...] = (
+    _flip, _set, _cut, _remove, _repeat, _splice, _rubbish, _numbers, _numbers, _swap, _retype,
+    _retype, _lines, _nest,
+)  # fmt: skip

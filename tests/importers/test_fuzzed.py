@@ -1,0 +1,47 @@
+"""What the fuzzer once found, and a few mutations of every seed: records or a clear refusal."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from clusterprof.importers.registry import IMPORTERS
+from fuzz.mutate import BYTES_AT_MOST, mutated
+from fuzz.trial import READ, REGRESSIONS, SEEDS, cases_in, changed, importer_named, try_one
+
+FEW = 25
+FORMATS = [one.name for one in IMPORTERS if cases_in(SEEDS / one.name)]
+FOUND = [
+    pytest.param(one.name, case, id=f"{one.name}-{case.name}")
+    for one in IMPORTERS for case in cases_in(REGRESSIONS / one.name)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_seeds_are_read_and_mutations_end_in_records_or_a_refusal(
+    name: str, tmp_path: Path
+) -> None:
+    cases, importer = cases_in(SEEDS / name), importer_named(name)
+    assert {try_one(importer, case, tmp_path) for case in cases} == {READ}
+    for number in range(FEW):
+        try_one(importer, changed(cases, number, f"test-{name}"), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "case"), FOUND)
+def test_what_was_found_stays_mended(name: str, case: object, tmp_path: Path) -> None:
+    try_one(importer_named(name), case, tmp_path)  # type: ignore[arg-type] - it raises nothing
+
+
+def test_a_number_stands_for_one_input_and_inputs_differ() -> None:
+    cases = cases_in(SEEDS / "dftracer")
+    several = [changed(cases, number, "dftracer").files for number in range(200)]
+    assert several == [changed(cases, number, "dftracer").files for number in range(200)]
+    assert len(set(several)) > 150
+    assert all(len(data) <= BYTES_AT_MOST + 1024 for files in several for _, data in files)
+
+
+def test_every_mutation_bears_an_empty_file() -> None:
+    for number in range(300):
+        mutated(b"", [b""], random.Random(number))
