@@ -13,35 +13,35 @@ ANSWERS = ROOT / "tests" / "importers" / "answers.json"
 PAGE = "docs/importers.md"
 _INTRO = """# Traces of other tools
 
-`clusterprof analyze FILES…` takes the traces a team has already: it recognises them by their content,
-turns them into a recording of its own in a temporary folder, and analyses that as any other. Commands
-that read a recording read them too (`gate`, `compare`, `export`, `analyze --by …`).
+`clusterprof analyze FILES…` takes the traces a team has already: it recognises them by their
+content, turns them into a recording of its own in a temporary folder, and analyses that as any
+other. Commands that read a recording read them too (`gate`, `compare`, `export`).
 
 ```
-clusterprof analyze traces/                       # a folder: every file of a known format in it
+clusterprof analyze traces/                       # a folder: every file of a known format
 clusterprof analyze rank*.pt.trace.json.gz        # the ranks of one job
 clusterprof analyze my-run/ rank3.json.gz         # beside our own recording of the same job
 clusterprof export traces/ --to recording -o run/ # keep what they became
 ```
 
-The notes of the report say of each format what was understood, what was left out and why. Nothing in
-a file is ever run, unpickled or unpacked to disk; what is cut off is read up to there; a file that
-unpacks to more than 250 times its size is refused.
+The notes of the report say of each format what was understood, what was left out and why. Nothing
+in a file is ever run, unpickled or unpacked to disk; what is cut off is read up to there; a file
+that unpacks to more than 250 times its size is refused.
 
 ## What an imported trace can say, and what not
 
 * **Lost** is idle time of the device within the steps, and time in which it does nothing but
   communicate. Idle is the complement of *all* its activity, copies and memory sets included.
 * A profiler marks that a step waited for its data and not what the loader did. Such a wait is
-  `input-wait`; the tracers of reads (DFTracer) tell more, a recording of our own tells all of it.
+  `input-wait`; tracers of reads (DFTracer) tell more, a recording of our own tells all of it.
 * `launch-bound` in a trace of kernels is the time in which the device was idle and the call that
   launches its next kernel had not begun, or not ended. Idle time with work in the queue (order,
   dependencies) is nobody's, and stays unattributed.
-* Operations between ranks are matched by process group and sequence number where the trace has them,
-  else by their order. The time until the last rank's kernel has begun is waiting and is its doing;
-  the shortest duration among the ranks is transfer (`net-transfer`).
+* Operations between ranks are matched by process group and sequence number where the trace has
+  them, else by their order. The time until the last rank's kernel has begun is waiting and is its
+  doing; the shortest duration among the ranks is transfer (`net-transfer`).
 * **Beside our own recording** of the same rank, a trace with a wall clock lends it its exact device
-  times for as long as it lasts (`engine/refined`), and all else of it is left out.
+  times for as long as it lasts, and all else of it is left out.
 * Traces are short. Below some two seconds of loss a report says rather less sure what it says.
 """
 
@@ -69,8 +69,8 @@ def _answers() -> str:
     met = sum(row["met"] for row in rows)
     lines = [
         "## Answers on real traces\n",
-        f"Other people's traces with a stated answer, and ours: {met} of {len(rows)} met. The traces"
-        " are no part of this project; `make import-answers` reads them again where they are.\n",
+        f"Other people's traces with a stated answer, and ours: {met} of {len(rows)} met. The"
+        " traces are no part of this project; `make import-answers` reads them again.\n",
         "| data | file | what | stated | by | ours | |",
         "|---|---|---|---:|---|---:|---|",
     ]
