@@ -42,6 +42,8 @@ from clusterprof.trace.spanframes import PackedSpans, unfold
 CHUNK_NS = 60_000_000_000
 SLACK_NS = 3_000_000_000
 SILENCE_CHUNKS = 3
+ROWS_AT_MOST = 150_000
+"""Values and spans of which a chunk is cut early: imported traces can hold a million a minute."""
 MOST_EVENTS = 10_000  # of those kept for the facts
 
 
@@ -154,6 +156,7 @@ class _Assembly:
         self._users = DeviceUsers()
         self._events: list[Event] = []
         self._open_gaps: list[Gap] = []
+        self._rows = 0
 
     def chunks(self, frames: Iterable[Sequence[Record | PackedSpans]]) -> Iterator[Chunk]:
         start_ns: int | None = None
@@ -167,7 +170,10 @@ class _Assembly:
                 if start_ns is None:
                     continue
                 end_ns = start_ns + self._chunk_ns
+            if self._rows > ROWS_AT_MOST and self.latest_ns is not None:
+                end_ns = max(start_ns + 1, min(end_ns, self.latest_ns - SLACK_NS - 1))
             while self.latest_ns is not None and self.latest_ns > end_ns + SLACK_NS:
+                self._rows = 0
                 yield self._cut(start_ns, end_ns, first, last=False)
                 first = False
                 start_ns, end_ns = end_ns, self._next_end(end_ns)
@@ -191,6 +197,7 @@ class _Assembly:
     def _add(self, record: Record | PackedSpans) -> None:
         if isinstance(record, Columns):
             self._column_buffer(record).add(record)
+            self._rows += len(record.t_ns) * len(record.signals)
             if len(record.t_ns):
                 self._saw(int(record.t_ns[0]), int(record.t_ns[-1]))
         elif isinstance(record, Rows):
@@ -201,6 +208,7 @@ class _Assembly:
         elif isinstance(record, PackedSpans):
             self.dropped_spans += sum([part.dropped for part in record.parts])
             self._processes.add_spans(record)
+            self._rows += record.rows
             if self.latest_ns is None:
                 self.first_ns = _first_ns(record)
         elif isinstance(record, Spans):

@@ -13,18 +13,18 @@ _JOIN_AFTER = 1 << 16
 
 
 class Column:
-    """Whole numbers, added in pieces."""
+    """Whole numbers, added in pieces; `code` is that of `array`, wide enough for all of them."""
 
-    def __init__(self) -> None:
-        self._kept = array("q")
+    def __init__(self, code: str = "q") -> None:
+        self._kept = array(code)
 
     def add(self, values: ArrayLike) -> None:
         """Add some at the end."""
-        self._kept.frombytes(np.ascontiguousarray(values, np.int64).tobytes())
+        self._kept.frombytes(np.ascontiguousarray(values, self._kept.typecode).tobytes())
 
     def done(self) -> Int:
         """Return all of them; nothing may be added after that."""
-        return np.frombuffer(self._kept, np.int64)
+        return np.frombuffer(self._kept, self._kept.typecode)
 
 
 class Stretches:

@@ -25,12 +25,17 @@ class Work:
     start: Int
     end: Int
     kind: Int
-    link: Int
-    bytes: Int
+    copied: Int
+    """Rows of copies, in the order of the file, of all devices."""
+    copied_bytes: Int
     row: Int
     """In the order of the file."""
     call: Int
     """Row of the call that launched it (`Calls`), -1 not known."""
+
+    def bytes_of(self, at: Int) -> Int:
+        """Return how many bytes copies had; -1 not known."""
+        return self.copied_bytes[np.searchsorted(self.copied, self.row[at])]
 
 
 @dataclass(frozen=True, slots=True)

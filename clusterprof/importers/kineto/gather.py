@@ -24,7 +24,7 @@ _OPEN_AT_MOST = 4096
 _COMPLETE, _HALVES = frozenset({"X"}), frozenset({"B", "E"})
 _PHASE, _PID, _TID = attrgetter("ph"), attrgetter("pid"), attrgetter("tid")
 _TS, _DUR = attrgetter("ts"), attrgetter("dur")
-_LINK, _BYTES = attrgetter("correlation"), attrgetter("bytes")
+_LINK = attrgetter("correlation")
 
 
 class _Numbers(dict[object, int]):
@@ -56,12 +56,11 @@ class Table:
 
     start: Column = field(default_factory=Column)
     end: Column = field(default_factory=Column)
-    kind: Column = field(default_factory=Column)
-    where: Column = field(default_factory=Column)
+    kind: Column = field(default_factory=lambda: Column("b"))
+    where: Column = field(default_factory=lambda: Column("h"))
     """Number of the device, or of the thread."""
     link: Column = field(default_factory=Column)
     """The correlation id; of a step its number."""
-    bytes: Column = field(default_factory=Column)
 
     def add(self, start: Int, end: Int, kind: Int, where: Int, link: Int) -> None:
         """Add some rows."""
@@ -89,6 +88,8 @@ class Gathered:
         """Thread -> when it was inside operators alone."""
         self.devices: _Numbers = _Numbers()
         self.threads: _Numbers = _Numbers()
+        self.copied: tuple[Column, Column] = (Column(), Column())
+        """Rows of `device` that are copies, and how many bytes each copied."""
         self.comms: dict[int, Comm] = {}
         """Row of `device` -> what the operation says."""
         self._rows = 0
@@ -181,7 +182,9 @@ class Gathered:
         devices = self.devices
         where = [devices[e.pid if a.device == -1 else a.device] for e, a in zip(some, args)]
         self.device.add(start, end, kind, _ints(where), _ints(map(_LINK, args)))
-        self.device.bytes.add(_ints(map(_BYTES, args)))
+        copied = np.flatnonzero(kind > words.COPY)
+        self.copied[0].add(self._rows + copied)
+        self.copied[1].add(_ints(args[i].bytes for i in copied.tolist()))
         for i in np.flatnonzero(kind == words.COMM).tolist():
             if len(self.comms) < COMM_AT_MOST:
                 self.comms[self._rows + i] = self._comm(some[i].name, args[i])

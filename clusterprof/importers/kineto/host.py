@@ -90,7 +90,7 @@ def blocking_copies(work: Work, calls: Calls, own: Calls) -> Copies:
     order = np.argsort(calls.start[call], kind="stable")
     rows, call = rows[order], call[order]
     return Copies(
-        calls.start[call], calls.end[call], work.bytes[rows], work.kind[rows] == words.COPY_IN
+        calls.start[call], calls.end[call], work.bytes_of(rows), work.kind[rows] == words.COPY_IN
     )
 
 

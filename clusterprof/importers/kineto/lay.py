@@ -13,7 +13,7 @@ from clusterprof.importers.kineto import comms, steps, words
 from clusterprof.importers.kineto.columns import Int, joined
 from clusterprof.importers.kineto.decode import Document
 from clusterprof.importers.kineto.gaps import Calls, Host, Work, launched_by, starved
-from clusterprof.importers.kineto.gather import Gathered
+from clusterprof.importers.kineto.gather import Gathered, Table
 from clusterprof.importers.kineto.host import Hosted, Marks, blocking_copies, lay_host
 from clusterprof.importers.kineto.who import Who, wall_minus_origin_ns, who
 from clusterprof.importers.tables import NodeTables
@@ -78,28 +78,31 @@ def _lowest(gathered: Gathered) -> int:
 
 
 def _calls(gathered: Gathered, low: int) -> Calls:
-    table = gathered.calls
-    start = table.start.done() - low
-    order = np.argsort(start, kind="stable")
-    rest = (table.end.done() - low, table.kind.done(), table.where.done(), table.link.done())
-    return Calls(start[order], *(column[order] for column in rest))
+    table, gathered.calls = gathered.calls, Table()  # what is not needed any more goes at once
+    return Calls(*_sorted(table, low))
 
 
 def _marks(gathered: Gathered, low: int) -> Marks:
-    table = gathered.marks
+    return Marks(*_sorted(gathered.marks, low))
+
+
+def _sorted(table: Table, low: int) -> tuple[Int, Int, Int, Int, Int]:
+    """Start, end, kind, where and link, by start."""
     start = table.start.done() - low
     order = np.argsort(start, kind="stable")
-    rest = (table.end.done() - low, table.kind.done(), table.where.done(), table.link.done())
-    return Marks(start[order], *(column[order] for column in rest))
+    rest = (table.kind.done(), table.where.done(), table.link.done())
+    kind, where, link = (column[order] for column in rest)
+    return start[order], (table.end.done() - low)[order], kind, where, link
 
 
 def _devices(gathered: Gathered, calls: Calls, low: int) -> Iterator[_Device]:
     """Yield the devices of a trace, the busiest first."""
-    table = gathered.device
+    table, gathered.device = gathered.device, Table()
     where = table.where.done()
     names = list(gathered.devices)
     threads = [key[0] for key in gathered.threads]  # type: ignore[index]
     count = np.bincount(where, minlength=len(names)) if where.size else np.zeros(0, np.int64)
+    copied, size = (column.done() for column in gathered.copied)
     for number in np.argsort(-count, kind="stable").tolist():
         rows = np.flatnonzero(where == number)
         if not rows.size:
@@ -109,10 +112,8 @@ def _devices(gathered: Gathered, calls: Calls, low: int) -> Iterator[_Device]:
         rows, start = rows[order], start[order]
         link = table.link.done()[rows]
         call = launched_by(calls, link, start)
-        work = Work(
-            start, table.end.done()[rows] - low, table.kind.done()[rows], link,
-            table.bytes.done()[rows], rows, call,
-        )  # fmt: skip
+        end, kind = table.end.done()[rows] - low, table.kind.done()[rows]
+        work = Work(start, end, kind, copied, size, rows, call)
         thread = calls.thread[call[call >= 0]]
         pid = threads[int(np.bincount(thread).argmax())] if thread.size else _first_pid(threads)
         yield _Device(number, names[number], work, pid)
