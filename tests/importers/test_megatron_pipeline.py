@@ -32,7 +32,8 @@ EVENTS = [
     mark(0, "iteration begin", 0), mark(1, "iteration begin", 0),
     *work(0, "forward", 0, 10, 0), *work(0, "forward", 10, 20, 1), *work(1, "forward", 12, 22, 0),
     *work(1, "backward", 22, 52, 0), *work(1, "forward", 52, 62, 1),
-    *work(0, "backward", 60, 70, 0), *work(1, "backward", 62, 85, 1), *work(0, "backward", 90, 100, 1),
+    *work(0, "backward", 60, 70, 0), *work(1, "backward", 62, 85, 1),
+    *work(0, "backward", 90, 100, 1),
     mark(1, "reduce", 85), mark(0, "reduce", 100),
     mark(0, "iteration end", 110), mark(1, "iteration end", 110),
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from clusterprof.importers.nsys.device import TID_BITS
 from clusterprof.importers.nsys.names import (
     NOTHING,
     NUMBERED_STEP,
-    OPERATOR,
+    OPERATORS,
     OPTIMIZER,
     STEP,
     WAIT,
@@ -88,8 +88,10 @@ def threads_of(db: Database, strings: Strings, account: Account) -> dict[int, Th
     """Read all NVTX ranges, by serialised thread; what is damaged ends it."""
     found: dict[int, Thread] = {}
     kept = 0
+    is_operator = OPERATORS.search
     try:
         for rows in db.rows("NVTX_EVENTS", _COLUMNS):
+            read = 0
             for start, end, type_, tid, text, text_id in rows:
                 if type_ not in _RANGES:
                     continue
@@ -99,8 +101,15 @@ def threads_of(db: Database, strings: Strings, account: Account) -> dict[int, Th
                 said = text if isinstance(text, str) else strings.texts.get(text_id)
                 if said is None or end >= _LAST_NS:
                     continue
-                kept += _take(found.setdefault(tid, Thread()), start, end, said)
-                account.read["NVTX ranges"] += 1
+                read += 1
+                thread = found.get(tid)
+                if thread is None:
+                    thread = found[tid] = Thread()
+                if is_operator(said):  # most of them
+                    thread.operators.add(start, end)
+                else:
+                    kept += _take(thread, start, end, said)
+            account.read["NVTX ranges"] += read
             if kept > _KEPT_AT_MOST:
                 account.cut = account.cut or f"only {_KEPT_AT_MOST:,} ranges were looked at"
                 break
@@ -111,9 +120,6 @@ def threads_of(db: Database, strings: Strings, account: Account) -> dict[int, Th
 
 def _take(thread: Thread, start: int, end: int, text: str) -> int:
     kind, number = range_class(text)
-    if kind == OPERATOR:
-        thread.operators.add(start, end)
-        return 0
     if kind != NOTHING:
         thread.kept.setdefault(kind, []).append((start, end, number))
         return 1

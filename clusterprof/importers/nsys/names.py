@@ -27,7 +27,7 @@ _WAITS = re.compile(
     r"|batch[ _-]?(fetch|load|wait)|wait[ _-]?(for[ _-]?)?(data|batch)",
     re.IGNORECASE,
 )
-_OPERATORS = ("::", ", op_id", ", seq =", "nccl")
+OPERATORS = re.compile(r"::|, op_id|, seq =|nccl")
 _NCCL = re.compile(r"(?:nccl|rccl)(?:Dev)?Kernel_?([A-Za-z]+)")
 _OPERATIONS = (
     ("AllReduce", layout.ALL_REDUCE), ("AllGather", layout.ALL_GATHER),
@@ -50,7 +50,7 @@ def call_class(name: str) -> int:
 
 def range_class(text: str) -> tuple[int, int]:
     """Say what an NVTX range is, and the number in its name; -1 for none."""
-    if any(one in text for one in _OPERATORS):
+    if OPERATORS.search(text):
         return OPERATOR, -1
     step = _STEPS.fullmatch(text)
     if step:
