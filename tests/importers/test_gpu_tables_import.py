@@ -159,5 +159,7 @@ def test_other_files_are_recognised_by_nobody(head: bytes, tmp_path: Path) -> No
 def test_tables_without_a_reading_are_said_so(tmp_path: Path) -> None:
     with pytest.raises(CannotImportError, match="no reading of a GPU"):
         read(GpuTables(), tmp_path, empty__csv=b"timestamp,DCGM_FI_DEV_GPU_UTIL\n")
+    short = b"metric,rocm_utilization_percentage\ncard,0\ntimestamp\n1711034567\n"
+    assert not GpuTables().recognises(short, Path("x"))
     with pytest.raises(CannotImportError, match="no sample"):
         read(Dynolog(), tmp_path, empty=b'{"time": 5, "device": 0, "gpu_power_draw": "x"}\n')

@@ -184,6 +184,8 @@ def test_entities_are_refused_and_depth_is_bounded(tmp_path: Path) -> None:
     with pytest.raises(CannotImportError, match="declares an entity"):
         read(NvidiaSmi(), tmp_path, bomb__xml=laughs)
     with pytest.raises(CannotImportError, match="no reading of a GPU"):
+        read(NvidiaSmi(), tmp_path, o__xml=b"<?xml version='1.0' encoding='x'?><nvidia_smi_log/>")
+    with pytest.raises(CannotImportError, match="no reading of a GPU"):
         read(NvidiaSmi(), tmp_path, deep__xml=b"<nvidia_smi_log>" + b"<a>" * 100_000)
 
 

@@ -199,3 +199,9 @@ def test_the_known_stragglers_of_real_jobs_are_named(name: str, slowest: list[in
     assert sorted(one.rank or 0 for one in first.culprits[: len(slowest)]) == slowest
     others = sum(one.others_ns or 0 for one in first.culprits[len(slowest) :])
     assert others < 0.1 * first.lost_ns
+
+
+def test_durations_beyond_all_reason_are_refused(tmp_path: Path) -> None:
+    rows = b"rank,step,duration\n0,0,1e17\n1,0,1e17\n"
+    with pytest.raises(CannotImportError, match="more than a century"):
+        read(StepTimes(), tmp_path, huge__csv=rows)

@@ -60,7 +60,7 @@ def omnistat_heads(rows: list[list[str]]) -> Heads | None:
             readings = {
                 at: Reading(None, name, {k: v[at] for k, v in above.items() if at < len(v)})
                 for at, name in enumerate(names)
-                if at and is_known(name)
+                if 0 < at < len(row) and is_known(name)
             }
             return Heads(0, {}, readings, "amd") if readings else None
         above[row[0] if row else ""] = row

@@ -36,7 +36,7 @@ def read_xml(source: Source, devices: Devices) -> None:
         reader = _Document(devices)
         try:
             reader.parse(document)
-        except (expat.ExpatError, ValueError) as error:
+        except (expat.ExpatError, ValueError, LookupError) as error:
             account.cut = account.cut or f"damaged or cut off within a document ({error})"
             continue
         account.read["documents"] += 1

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.importers.base import Account
+from clusterprof.importers.base import Account, CannotImportError
 from clusterprof.importers.step_times.reading import Table
 from clusterprof.importers.tables import Float, Int, NodeTables, group_number
 from clusterprof.probe import layout
 
 _SECONDS_BELOW = 60.0
 """Median of durations without a unit: below it they are taken for seconds, else for ms."""
+_LATEST_NS = float(1 << 62)
 _TOGETHER = 0.9
 """Of the steps must fit the picture of ranks that wait for each other."""
 
@@ -80,7 +81,10 @@ def _laid(table: Table, account: Account) -> Laid:
             (~last).sum()
         )
     rank, step, start, duration = rank[last], step[last], start[last], duration[last]
-    own = np.rint(duration * _unit(table, duration, account)).astype(np.int64)
+    duration = duration * _unit(table, duration, account)
+    if float(duration.sum()) + float(start.max(initial=0)) >= _LATEST_NS:
+        raise CannotImportError("the durations add up to more than a century", "state their unit")
+    own = np.rint(duration).astype(np.int64)
     first = np.flatnonzero(np.append(True, step[1:] != step[:-1]))
     if start.min(initial=0) >= 0:
         return _as_timed(rank, step, start, own, first, account)
