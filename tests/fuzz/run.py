@@ -30,8 +30,9 @@ from types import FrameType
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from clusterprof.importers.registry import IMPORTERS
 from fuzz.trial import SEEDS, Case, cases_in, changed, importer_named, signature, try_one
+
+from clusterprof.importers.registry import IMPORTERS
 
 SECONDS_AT_MOST = 2.0
 GRACE_SECONDS = 3.0  # for what holds the interpreter, and never hears of the alarm
