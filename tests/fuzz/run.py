@@ -3,9 +3,9 @@
     python -m fuzz.run [--format NAME] [--inputs N] [--jobs J] [--state DIR]
 
 An input may end in records or in a clear refusal. Anything else is a finding: another error, more
-than 2 s of CPU, more than 256 MiB beyond what the process had, the death of the process. A run goes on
-where the one before stopped; the same number gives the same input. Findings lie below DIR, one file
-per defect with its trace beside it; mend the importer and copy the input to
+than 2 s of CPU, more than 256 MiB beyond what the process had, the death of the process. A run goes
+on where the one before stopped; the same number gives the same input. Findings lie below DIR, one
+file per defect with its trace beside it; mend the importer and copy the input to
 tests/importers/fuzzed/<format>/, where a test reads it from then on.
 """
 
