@@ -7,6 +7,8 @@ SLICE  ?= ci
 SCORE  ?= score-$(SPLIT)
 ANSWERS ?=
 TORCH  ?= 2.13.0
+FORMAT ?=
+N      ?= 1000000
 FRAMEWORKS_VENV ?= .venv-frameworks-$(TORCH)
 
 .DEFAULT_GOAL := help
@@ -70,6 +72,9 @@ host: $(VENV)/dev ## capture this machine's /proc and /sys as a fixture: make ho
 
 bench: $(VENV)/torch ## speed and cost, as ratios in one run
 	$(BIN)/python -m bench
+
+fuzz: $(VENV)/dev ## a million mutated files per format (FORMAT=name for one, N=inputs); goes on where it stopped
+	PYTHONPATH=.:tests $(BIN)/python -m fuzz.run --format "$(FORMAT)" --inputs $(N)
 
 lab-cluster: $(VENV)/torch ## real faults on two nodes made of namespaces (root): recordings beside the truth
 	$(BIN)/python -m clusterprof_lab.real.accept

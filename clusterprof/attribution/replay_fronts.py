@@ -65,9 +65,7 @@ def usual_work(ops: Operations, work: Int) -> Float:
     here = mixed(ops.team[op], ops.operation[op])
     order = np.argsort(ops.rank, kind="stable")
     before = np.zeros_like(here)
-    before[order[1:]] = np.where(
-        ops.rank[order[1:]] == ops.rank[order[:-1]], here[order[:-1]], 0
-    )
+    before[order[1:]] = np.where(ops.rank[order[1:]] == ops.rank[order[:-1]], here[order[:-1]], 0)
     _, which = np.unique(mixed(ops.rank, before, here), return_inverse=True)
     mean: Float = np.bincount(which, work) / np.bincount(which)
     return mean[which]

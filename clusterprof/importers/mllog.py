@@ -2,19 +2,20 @@
 
 ## What is read
 
-Lines with `:::MLLOG` and a JSON object behind it, among whatever else a program printed; one file is one
-run, or one of several instances that ran side by side. `init_start` to `init_stop`, `staging_…`,
-`epoch_…` or `block_…`, `eval_…` and `run_…` are understood, in milliseconds of the wall clock.
+Lines with `:::MLLOG` and a JSON object behind it, among whatever else a program printed; one file
+is one run, or one of several instances that ran side by side. `init_start` to `init_stop`,
+`staging_…`, `epoch_…` or `block_…`, `eval_…` and `run_…` are understood, in milliseconds of the
+wall clock.
 
     python train.py > result_0.txt
 
 ## How it is understood
 
 Each run is a process of its own whose steps are its epochs; where there are none, its blocks (the
-training between two evaluations); evaluations within are marked. What comes before the first step is
-start-up, staging included. Notes say how long staging took, whether the first epoch was slower than
-the middle one (cold caches), and, of three instances or more of one benchmark, which one is slow: by its
-fastest epoch, which cold caches and chance do not slow.
+training between two evaluations); evaluations within are marked. What comes before the first step
+is start-up, staging included. Notes say how long staging took, whether the first epoch was slower
+than the middle one (cold caches), and, of three instances or more of one benchmark, which one is
+slow: by its fastest epoch, which cold caches and chance do not slow.
 
 ## Where it is blind
 
@@ -228,7 +229,9 @@ def _compare(runs: Sequence[tuple[Run, Account]]) -> None:
             continue
         word = "epoch" if all(run.spans.get("epoch") for _, run, _ in some) else "block"
         middle = median(best for best, _, _ in some)
-        slow = sorted((one for one in some if one[0] > SLOW_RATIO * middle), key=lambda one: -one[0])
+        slow = sorted(
+            (one for one in some if one[0] > SLOW_RATIO * middle), key=lambda one: -one[0]
+        )
         name = f"{len(some)} instances of {kind}" if kind else f"{len(some)} instances"
         if slow:
             best, run, account = slow[0]

@@ -10,8 +10,9 @@ from synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
 from synthetic.scenarios import LAYOUTS
 
 from clusterprof.attribution.blame import IMBALANCE, SLOW_COMPUTE, causes, settle_waits
-from clusterprof.attribution.replay import ALL, TRANSFER, Replay, Won
+from clusterprof.attribution.replay import ALL, SHARED, TRANSFER, Replay, Won
 from clusterprof.attribution.replay import WORK as EVEN
+from clusterprof.attribution.replay_fronts import slow_transfers
 
 LOADING, DECODING = 0, 1
 LOST = WORK  # work is the last category, all before it are causes
@@ -114,3 +115,31 @@ def test_how_it_is_cut_into_blocks_changes_little() -> None:
     whole = sooner_ms(played(job), LOADING)
     half = job.ops.team.size // 2
     assert sooner_ms(played(job, (half,)), LOADING) == pytest.approx(whole, rel=0.05)
+
+
+def test_work_of_stages_is_shared_out_so_that_each_does_the_mean() -> None:
+    # Stage 2 works 40 ms a step, the others 10: shared out all work 20.
+    world = World(3)
+    both = ([0, 1], 11), ([1, 2], 12)
+    for step in range(7):
+        if step:
+            for rank, ms in enumerate((10, 10, 40)):
+                world.spend(ms * MS, who=[rank])
+        for team, number in both:
+            world.meet(np.array([team]), np.array([number]), 0)
+    won = played(world.job())
+    assert won.teams
+    # The last operations of ranks 1 and 2 end at 240, then at 120; that of rank 0 at 210, then 120.
+    assert sooner_ms(won, SHARED) == (90 + 120 + 120) / 3
+    # No more than the lower middle rank, which has 10: all at 60.
+    assert sooner_ms(won, EVEN) == (150 + 180 + 180) / 3
+
+
+def test_a_transfer_is_slow_beside_the_middle_one_of_its_kind() -> None:
+    world = World(3)
+    for ns in (5, 9, 6):
+        world.meet(np.array([[0, 1]]), np.array([11]), ns * MS)
+    world.meet(np.arange(3)[None, :], np.array([7]), 50 * MS)
+    job = world.job()
+    moved = job.ops.leave_ns - job.ops.arrive_ns
+    assert (slow_transfers(job.ops, moved) / MS).tolist() == [-1, 3, 0, 0]

@@ -142,3 +142,10 @@ def test_the_first_step_does_not_count_for_au_and_one_rank_has_no_balance() -> N
     assert found["MLPerf Storage AU"][0] == pytest.approx(80 / 90)
     assert found["load balance"] == (None, "it takes at least two ranks")
     assert yardsticks_of([])[0] == ("goodput", None, NO_STEPS)
+
+
+def test_the_slowdown_of_ranks_in_teams_is_that_of_the_replay() -> None:
+    ranks = [books(0, lost=20 * S, peers=True), books(1, lost=40 * S, peers=True)]
+    ranks[1] = replace(ranks[1], felt={STORAGE: 20 * S})
+    found = {name: value for name, value, _ in yardsticks_of(ranks, 100 * S, 80 * S)}
+    assert found["straggler slowdown S"] == pytest.approx(1.25)

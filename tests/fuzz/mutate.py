@@ -17,7 +17,9 @@ RUBBISH = (
     b"\x00", b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80", b"\x1b[2J", b"\r", b"\x7f", b"\\ud800",
     b"\xef\xbb\xbf", b"}", b"{", b"[", b"]", b'"', b",", b"\n", b"\t", b"\\",
 )  # fmt: skip
-_TOKEN = re.compile(rb'"(?:[^"\\\n]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|[\w.]+|\s+|.', re.DOTALL)
+_TOKEN = re.compile(
+    rb'"(?:[^"\\\n]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|[\w.]+|\s+|.', re.DOTALL
+)
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
@@ -26,7 +28,7 @@ def mutated(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
         data = rng.choice(MUTATIONS)(data, others, rng)[:BYTES_AT_MOST]
     if rng.random() < 0.03:
-        packed = gzip.compress(data, 1)
+        packed = gzip.compress(data, 1, mtime=0)
         data = packed[: rng.randrange(len(packed))] if rng.random() < 0.5 else packed
     return data
 
@@ -114,7 +116,11 @@ def _lines(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
 
 def _nest(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
     a = _at(data, rng)
-    return data[:a] + rng.choice((b"[", b'{"a":', b"((", b"[{")) * rng.choice((3, 300, 20_000)) + data[a:]
+    return (
+        data[:a]
+        + rng.choice((b"[", b'{"a":', b"((", b"[{")) * rng.choice((3, 300, 20_000))
+        + data[a:]
+    )
 
 
 Mutation = Callable[[bytes, Sequence[bytes], random.Random], bytes]

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fuzz.mutate import mutated
+
 from clusterprof.errors import ClusterprofError
 from clusterprof.importers.base import Account, Importer
 from clusterprof.importers.registry import IMPORTERS
 from clusterprof.importers.sources import sources_of
-from fuzz.mutate import mutated
 
 SEEDS = Path(__file__).parents[1] / "importers" / "seeds"
 REGRESSIONS = Path(__file__).parents[1] / "importers" / "fuzzed"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tracer_samples import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 from clusterprof.importers.base import CannotImportError
 from clusterprof.importers.dftracer.events import kind_of_file_system, rank_of
 from clusterprof.importers.dftracer.job import steps_of
 from clusterprof.timeline.intervals import Intervals
-from tracer_samples import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 TRACE = SEEDS / "dftracer" / "trace-0-of-2.pfw"
 ORIGIN = 1_700_000_000_000 * MS
@@ -105,7 +105,15 @@ def test_steps_end_with_the_last_computing_before_the_next_wait() -> None:
 
 
 def test_what_a_path_and_a_name_say() -> None:
-    paths = ("/p/lustre1/x", "/gpfs/x", "/data/nfs-home/x", "s3://b/x", "/tmp/x", "/mnt/nvme0/x", "/data/x")
+    paths = (
+        "/p/lustre1/x",
+        "/gpfs/x",
+        "/data/nfs-home/x",
+        "s3://b/x",
+        "/tmp/x",
+        "/mnt/nvme0/x",
+        "/data/x",
+    )
     assert [kind_of_file_system(path) for path in paths] == [2, 2, 2, 3, 1, 1, 0]
     assert rank_of("trace-12-of-64.pfw.gz") == (12, 64)
     assert rank_of("job-abc-4711-app.pfw") == (None, None)

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tracer_samples import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 from clusterprof.importers.base import CannotImportError
-from tracer_samples import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 RUN = sorted((SEEDS / "dlio" / "run").iterdir())
 ORIGIN = 1_704_067_200_000 * MS  # 2024-01-01 00:00:00 UTC
@@ -92,7 +92,7 @@ def test_senseless_steps_are_counted(tmp_path: Path) -> None:
 def test_what_is_no_output_says_what_is_needed(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     path.write_text((SEEDS / "dlio" / "run" / "summary.json").read_text())
-    with pytest.raises(CannotImportError, match="<rank>_output.json is needed"):
+    with pytest.raises(CannotImportError, match=r"<rank>_output\.json is needed"):
         imported([path])
     path.write_text('{"1": {"load": {"block1": [1.0, 2')
     with pytest.raises(CannotImportError, match="no steps of any rank"):

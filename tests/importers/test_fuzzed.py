@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
-
-from clusterprof.importers.registry import IMPORTERS
 from fuzz.mutate import BYTES_AT_MOST, mutated
 from fuzz.trial import READ, REGRESSIONS, SEEDS, cases_in, changed, importer_named, try_one
+
+from clusterprof.importers.registry import IMPORTERS
 
 FEW = 25
 FORMATS = [one.name for one in IMPORTERS if cases_in(SEEDS / one.name)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tracer_samples import MS, SEEDS, imported, ranks_of, spans_of
 
 from clusterprof.importers.base import CannotImportError
-from tracer_samples import MS, SEEDS, imported, ranks_of, spans_of
 
 THREE = sorted((SEEDS / "mllog" / "three").iterdir())
 ORIGIN = 1_700_000_000_000 * MS

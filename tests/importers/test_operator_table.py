@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tracer_samples import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 from clusterprof.importers.base import CannotImportError
 from clusterprof.importers.operator_table import OperatorTable
 from clusterprof.importers.tables import group_number
 from clusterprof.probe import layout
-from tracer_samples import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 TIMELINE = SEEDS / "operator-table" / "timeline.json"
 FORWARD, BACKWARD = group_number("0:0,1"), group_number("1:0,1")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tracer_samples import SHARED, imported, ranks_of
 
 from clusterprof.importers.tables import NodeTables
 from clusterprof.probe import layout
-from tracer_samples import SHARED, imported, ranks_of
 
 S = 1e9
 

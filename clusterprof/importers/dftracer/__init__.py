@@ -6,14 +6,15 @@
 `[`; a file that was never closed is read to its last whole line. All files of a job belong
 together, one per process: give the folder.
 
-    DFTRACER_ENABLE=1 DFTRACER_LOG_FILE=trace DFTRACER_DATA_DIR=all DFTRACER_INC_METADATA=1 python train.py
+    DFTRACER_ENABLE=1 DFTRACER_LOG_FILE=trace DFTRACER_DATA_DIR=all \\
+        DFTRACER_INC_METADATA=1 python train.py
 
 The host comes from `HH`, the file systems from the paths of `FH`, rank and size of the job from a
-name as DLIO gives it (`trace-3-of-8.pfw`); otherwise the rank stays unknown. Reads, opens and looks at
-files (categories POSIX and STDIO), items (`__getitem__`, `data.item`), waits for batches (`loop.iter`,
-`fetch.iter`), computing (`TorchFramework.compute`; `forward`, `backward`, `step` of the AI
-annotations), epochs, evaluations, checkpoints and copies to the device are understood; the rest is
-counted and left out. A process that only loads is a dataloader worker of its parent.
+name as DLIO gives it (`trace-3-of-8.pfw`); otherwise the rank stays unknown. Reads, opens and
+looks at files (categories POSIX and STDIO), items (`__getitem__`, `data.item`), waits for batches
+(`loop.iter`, `fetch.iter`), computing (`TorchFramework.compute`; `forward`, `backward`, `step` of
+the AI annotations), epochs, evaluations, checkpoints and copies to the device are understood; the
+rest is counted and left out. A process that only loads is a dataloader worker of its parent.
 
 ## How it is understood
 
@@ -28,14 +29,14 @@ no such call was under way). Of waits for worker processes the parts are those o
 together during the wait.
 
 DLIO's computing is a sleep, so its accelerator is said to be emulated: busy while it sleeps, idle
-otherwise. Of other programs the device is not seen: what they lost is at most the time of their host
-in waits.
+otherwise. Of other programs the device is not seen: what they lost is at most the time of their
+host in waits.
 
 ## Where it is blind
 
 The device; reads by memory mapping; the network. Collective operations of the AI annotations are
-left out. A path says little of the file system behind it: names as `lustre`, `gpfs` and `nfs` count as
-network file systems, `/tmp` and the like as local, all others as unknown.
+left out. A path says little of the file system behind it: names as `lustre`, `gpfs` and `nfs`
+count as network file systems, `/tmp` and the like as local, all others as unknown.
 """
 
 from __future__ import annotations

@@ -183,7 +183,8 @@ class Job:
 
 
 _SAID = {
-    WAIT: "waits for a batch", ITEM: "items loaded", COMPUTE: "computing", FORWARD: "forward passes",
+    WAIT: "waits for a batch", ITEM: "items loaded", COMPUTE: "computing",
+    FORWARD: "forward passes",
     BACKWARD: "backward passes", OPTIMIZER: "optimizer steps", EPOCH: "epochs",
     EVALUATION: "evaluations", CHECKPOINT: "checkpoints", TRANSFER: "copies to the device",
 }  # fmt: skip

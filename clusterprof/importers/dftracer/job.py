@@ -50,9 +50,7 @@ def _trains(one: Process) -> bool:
     return any(kind != seen.ITEM for kind in one.kinds)
 
 
-def _owner(
-    one: Process, training: dict[tuple[Key, int], Process]
-) -> tuple[Key, int] | None:
+def _owner(one: Process, training: dict[tuple[Key, int], Process]) -> tuple[Key, int] | None:
     """The process for which another one loads: its parent, or the only one on its host."""
     if _trains(one) or not one.kinds:
         return None
@@ -137,7 +135,7 @@ def _loading(
 ) -> None:
     """Say what the loading threads did in each stretch: reads, and the rest of their items.
 
-    Of several loaders each gets the same part of a stretch, as nobody knows whose batch was awaited.
+    Of several loaders each gets the same part of a stretch, for nobody knows whose batch it was.
     """
     if not stretches.start_ns.size:
         return
@@ -166,4 +164,3 @@ def _loading(
         one.pid, layout.LOADING, stretches.start_ns[some], stretches.end_ns[some], a[some],
         (covered - a)[some], np.rint(bytes_[some]).astype(np.int64), kind[some],
     )  # fmt: skip
-

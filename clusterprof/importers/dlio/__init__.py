@@ -2,10 +2,10 @@
 
 ## What is read
 
-All files of a run's folder are one job, several folders several jobs: `<rank>_output.json` (seconds of
-loading, computing and the whole step, by epoch and block), `per_epoch_stats.json` (when blocks
-began), `summary.json` (the published utilisation) and a capture of `iostat -o JSON -dxmt 1`, which
-DLIO keeps as `iostat.json`. Members of gzip and zip files are read, too.
+All files of a run's folder are one job, several folders several jobs: `<rank>_output.json`
+(seconds of loading, computing and the whole step, by epoch and block), `per_epoch_stats.json`
+(when blocks began), `summary.json` (the published utilisation) and a capture of `iostat -o JSON
+-dxmt 1`, which DLIO keeps as `iostat.json`. Members of gzip and zip files are read, too.
 
     dlio_benchmark workload=unet3d_h100 ++workload.workflow.profiling=True
 
@@ -15,10 +15,10 @@ Every step begins where the one before ended, the first of a block when the bloc
 with the wait for its batch, then the accelerator is busy for as long as DLIO slept. What else is in
 a step is overhead of the loop. Accelerators are *emulated*: DLIO has none.
 
-MLPerf's accelerator utilisation (AU) is the computing of an epoch over its whole time; ours leaves out the
-first step and what is between the listed steps. A note has the published one beside the share
-of the listed steps. A note says how much of the waiting was for the first batch of each epoch:
-caches are cold and workers begin there.
+MLPerf's accelerator utilisation (AU) is the computing of an epoch over its whole time; ours
+leaves out the first step and what is between the listed steps. A note has the published one
+beside the share of the listed steps. A note says how much of the waiting was for the first batch
+of each epoch: caches are cold and workers begin there.
 
 ## Where it is blind
 

@@ -154,12 +154,20 @@ def _notes(folder: Folder, wall: bool) -> list[str]:
     if any(not b.compute_ns for b in blocks):
         said.append("without times of computing all of a step that is no load counts as computing")
     if took:
-        part = f"; {100 * first / loaded:.1f} % of that for the first batch of an epoch" if loaded else ""
+        part = (
+            f"; {100 * first / loaded:.1f} % of that for the first batch of an epoch"
+            if loaded
+            else ""
+        )
         said.append(f"waiting for data took {100 * loaded / took:.2f} % of the listed steps{part}")
     if folder.au_percent:
         mean = sum(folder.au_percent) / len(folder.au_percent)
         busy = sum(sum(b.compute_ns) for b in blocks)
-        ours = f"; of the listed steps {100 * busy / took:.1f} % are computing" if busy and took else ""
+        ours = (
+            f"; of the listed steps {100 * busy / took:.1f} % are computing"
+            if busy and took
+            else ""
+        )
         said.append(f"published accelerator utilisation (AU): {mean:.2f} % of whole epochs{ours}")
     if wall and folder.ends_ns:
         rest = sum(folder.ends_ns[key] - folder.begins_ns[key] for key in folder.ends_ns)

@@ -2,12 +2,13 @@
 
 ## What is read
 
-Tables as ByteDance's StragglerAnalysis publishes them: parquet (`dp_rank, stage, rank, step, optype,
-start_ts, duration, seq_id, …`, seconds; needs the package pyarrow) or the same as a timeline
-(Chrome's list of events, microseconds, threads `PP rank 1, TP rank 0, compute`). Operations:
-forward- and backward-compute of every microbatch, forward- and backward-send and -recv,
-params-all-gather, grads-reduce-scatter, embedding-grads-all-reduce, optimizer-clip-main-grad, optimizer
-and gc. Of several files of one job the first that can be read is taken; parquet before timelines.
+Tables as ByteDance's StragglerAnalysis publishes them: parquet (`dp_rank, stage, rank, step,
+optype, start_ts, duration, seq_id, …`, seconds; needs the package pyarrow) or the same as a
+timeline (Chrome's list of events, microseconds, threads `PP rank 1, TP rank 0, compute`).
+Operations: forward- and backward-compute of every microbatch, forward- and backward-send and
+-recv, params-all-gather, grads-reduce-scatter, embedding-grads-all-reduce,
+optimizer-clip-main-grad, optimizer and gc. Of several files of one job the first that can be read
+is taken; parquet before timelines.
 
 ## How it is understood
 

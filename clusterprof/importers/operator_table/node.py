@@ -57,7 +57,10 @@ def node_of(table: Table, account: Account) -> NodeTables | None:
     account.read["ranks"] += len(ranks)
     account.read["steps"] += len(numbers)
     left_out = {
-        name for ops in table.rows.values() for name in ops if name not in (*_WORK, *_MESSAGES, *_TEAMS)
+        name
+        for ops in table.rows.values()
+        for name in ops
+        if name not in (*_WORK, *_MESSAGES, *_TEAMS)
     } - {_ALONE}
     for name in sorted(left_out)[:8]:
         rows = sum(len(ops[name]) for ops in table.rows.values() if name in ops)
@@ -96,7 +99,9 @@ def _add(
         if name in tables and tables[name].shape[1]:
             node.spans(pid, kind, tables[name][2], tables[name][3])
     computing = _union(tables.get(name) for name in _COMPUTING)
-    per_step = 1 + max((int(t[1].max()) for n, t in tables.items() if n in _MESSAGES and t.size), default=0)
+    per_step = 1 + max(
+        (int(t[1].max()) for n, t in tables.items() if n in _MESSAGES and t.size), default=0
+    )
     received = {*_starts(tables.get("forward-recv")), *_starts(tables.get("backward-recv"))}
     for name, (operation, way, direction) in _MESSAGES.items():
         found = tables.get(name)
@@ -139,7 +144,7 @@ def _exchange(
 def _table(rows: Sequence[Row], shift: Mapping[int, int]) -> Int:
     """Step, sequence, start and end of rows in order, on our clock; those of no length not."""
     some = [
-        (row.step, max(row.sequence, 0), row.start_ns + shift[row.step], row.end_ns + shift[row.step])
+        (row.step, max(row.sequence, 0), *(t + shift[row.step] for t in (row.start_ns, row.end_ns)))
         for row in rows if row.end_ns > row.start_ns and row.step in shift
     ]  # fmt: skip
     table = np.array(sorted(some, key=lambda one: one[2]), np.int64).reshape(-1, 4).T
