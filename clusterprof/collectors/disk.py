@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from clusterprof import signals
-from clusterprof.collectors.base import Context, Value
+from clusterprof.collectors.base import Context, ReadFirst, Value
 from clusterprof.errors import DevicesChanged
 from clusterprof.linux.diskstats import (
     LONGEST_RECORD,
@@ -59,7 +59,7 @@ _MS = 1_000_000
 _WRAP = 1 << 32
 
 
-class DiskCollector:
+class DiskCollector(ReadFirst):
     """Requests, bytes and time of every disk."""
 
     name: ClassVar[str] = "disk"
@@ -90,9 +90,12 @@ class DiskCollector:
                 self._disks.append(_Disk(number, name, stats))
         return [(signal, disk.name) for disk in self._disks for signal in _COLUMNS]
 
-    def sample(self) -> Sequence[Value]:
+    def read(self) -> bytes:
+        """Read /proc/diskstats."""
+        return self._file.read()
+
+    def parse(self, data: bytes) -> Sequence[Value]:
         """Return counts, bytes and times of every disk since boot."""
-        data = self._file.read()
         if data == self._data:  # nobody asked any disk for anything
             return self._values
         lines = data.split(b"\n")
