@@ -88,9 +88,15 @@ class ThreadsCollector(ReadFirst):
         now_ns = self._clock()
         looks: list[Look] = []
         self._search(now_ns)
-        for pid, thread in list(self._main.items()):
-            if not self._take(thread, now_ns, looks):
-                self._forget(pid)
+        readings, gone = self._context.readings, []
+        for pid, thread in self._main.items():
+            try:
+                looks.append(thread.look(now_ns, readings))
+            except OSError as error:
+                if is_gone(error):
+                    gone.append(pid)
+        for pid in gone:
+            self._forget(pid)
         for key, thread in list(self._others.items()):
             if not self._take(thread, now_ns, looks):
                 self._drop_other(key)
@@ -108,7 +114,7 @@ class ThreadsCollector(ReadFirst):
         """Return the rows of a tick."""
         now_ns, looks = reading
         shared = self._shared
-        return [look.thread.row(now_ns, look, shared) for look in looks]
+        return [look[0].row(now_ns, look, shared) for look in looks]
 
     def strings(self) -> dict[str, Sequence[str]]:
         """Return the kernel functions and names that the columns `wchan` and `name` point to."""
@@ -125,7 +131,7 @@ class ThreadsCollector(ReadFirst):
         try:
             looks.append(thread.look(now_ns, self._context.readings))
         except OSError as error:
-            # An unreadable thread would be opened anew for ever, so it is dropped like a dead one.
+            # An unreadable one would be opened anew for ever, so it is dropped like a dead one.
             return not is_gone(error) and thread.pid == thread.tid
         return True
 

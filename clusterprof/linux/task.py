@@ -233,6 +233,11 @@ def hold(path: str, descriptors: Descriptors) -> TaskFile | None:
         return None
 
 
+def fd_of(file: TaskFile | None) -> int:
+    """Return the descriptor of a file that is held, -1 of one that is not."""
+    return -1 if file is None else file.fd
+
+
 def is_gone(error: OSError) -> bool:
     """True when the error says that the task has ended."""
     return error.errno in _GONE

@@ -11,12 +11,13 @@ after a sleep find nothing in the processor's caches and cost several times what
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from os import pread
 
 from clusterprof.linux.task import (
     Descriptors,
     Readings,
     TaskFile,
+    fd_of,
     hold,
     parse_thread_stat,
     parse_wchan,
@@ -43,6 +44,8 @@ Row = tuple[int, ...]
 _WCHAN_NS = 500_000_000
 _SLEEPING, _BLOCKED = ord("S"), ord("D")
 _PLACED = (_SLEEPING, _BLOCKED)
+_NO_TIMES = b"0 0 0\n"  # the kernel does not keep them
+_STAT_BYTES = 479  # nearly always enough, and as much as Python takes from its own small blocks
 
 
 class Strings:
@@ -83,16 +86,10 @@ class Shared:
         return found
 
 
-class Look(NamedTuple):
-    """What was read of a thread at one tick; understood later, by `Thread.row`."""
-
-    thread: Thread
-    times: bytes | None
-    """Its `schedstat`, if the kernel keeps it."""
-    stat: bytes
-    """Empty = it was not on a CPU since the look before, and all else is as it was."""
-    wchan: bytes
-    """Where it sleeps; empty = it does not, or nobody asked."""
+Look = tuple["Thread", bytes | None, bytes, bytes]
+"""What was read of a thread at one tick, for `Thread.row` to understand later: the thread, its
+`schedstat` (None = the kernel keeps none), its `stat` (empty = it was not on a CPU since the look
+before, and all else is as it was), and its `wchan` (empty = it does not sleep, or nobody asked)."""
 
 
 class Thread:
@@ -100,7 +97,8 @@ class Thread:
 
     __slots__ = (
         "_asked", "_asked_ns", "_asked_times", "_base", "_comm", "_descriptors", "_facts", "_name",
-        "_place", "_schedstat", "_stat", "_times", "_wchan", "pid", "ran_ns", "state", "tid",
+        "_place", "_schedstat", "_stat", "_stat_fd", "_times", "_times_fd", "_wchan", "_wchan_fd",
+        "pid", "ran_ns", "state", "tid",
     )  # fmt: skip
 
     def __init__(self, proc: str, pid: int, tid: int, descriptors: Descriptors) -> None:
@@ -110,6 +108,8 @@ class Thread:
         self._stat: TaskFile | None = TaskFile(f"{self._base}/stat", descriptors)
         self._schedstat = hold(f"{self._base}/schedstat", descriptors)
         self._wchan: TaskFile | None = None
+        # Of held files, -1 otherwise: a tick looks at nothing that is further away.
+        self._stat_fd, self._times_fd, self._wchan_fd = self._stat.fd, fd_of(self._schedstat), -1
         self._times: bytes | None = None
         self._asked, self._asked_ns = b"", -_WCHAN_NS  # wchan
         self._asked_times: bytes | None = None
@@ -119,46 +119,51 @@ class Thread:
 
     def look(self, now_ns: int, readings: Readings) -> Look:
         """Read what may have changed; raises OSError when the thread has ended."""
-        times = self._read_times()
-        asleep_still = times is not None and times == self._times and self.state == _SLEEPING
-        if asleep_still:
-            stat = b""
-            if self._asked_times == times:
-                self._place = self._asked
-                return Look(self, times, stat, self._asked)
-        else:
-            if times != self._times or times is None:
-                self.ran_ns = now_ns
-            self._times = times
-            if self._stat is None:
-                self._stat = TaskFile(f"{self._base}/stat", self._descriptors)
-            stat = self._stat.read()
-            if self.pid == self.tid:
-                readings.note(self.pid, now_ns, stat)
-            self.state = stat[stat.rindex(b")") + 2]
-            self._place = b""
+        times: bytes | None
+        times = pread(self._times_fd, 128, 0) if self._times_fd >= 0 else self._read_times()
+        if times == _NO_TIMES:
+            times = None
+        if times is not None and times == self._times and self.state == _SLEEPING:
+            if self._asked_times != times:
+                self._find_place(now_ns, True)
+            self._place = self._asked
+            return self, times, b"", self._place
+        if times != self._times or times is None:
+            self.ran_ns = now_ns
+        self._times = times
+        stat = pread(self._stat_fd, _STAT_BYTES, 0) if self._stat_fd >= 0 else b""
+        if not stat or len(stat) == _STAT_BYTES:
+            stat = self._read_stat()
+        self.state = stat[stat.rindex(b")") + 2]
+        if self.pid == self.tid:
+            readings.note(self.pid, now_ns, stat)
+            if self.state == _SLEEPING and self._wchan_fd >= 0:
+                self._asked = place = pread(self._wchan_fd, 128, 0)
+                self._asked_ns, self._asked_times, self._place = now_ns, times, place
+                return self, times, stat, place
+        self._place = b""
         if self.state in _PLACED:
-            self._find_place(now_ns, asleep_still)
-        return Look(self, times, stat, self._place)
+            self._find_place(now_ns, False)
+        return self, times, stat, self._place
 
     def row(self, now_ns: int, look: Look, shared: Shared) -> Row:
         """Return the row of a look; those of one thread are to come in their order."""
-        if look.stat:
+        _, times, stat, wchan = look
+        if stat:
             state, user, system, block_io, faults = parse_thread_stat(
-                look.stat, shared.block_io is not False
+                stat, shared.block_io is not False
             )
             if self.pid != self.tid:
-                self._note_name(look.stat, shared.names)
+                self._note_name(stat, shared.names)
             if shared.block_io is None and block_io > 0:
                 shared.block_io = True
             if not shared.block_io:
                 block_io = -1
-            times = look.times
             on_cpu, delay = (-1, -1) if times is None else map(int, times.split(None, 2)[:2])
             self._facts = (
                 self.pid, self.tid, state, on_cpu, delay, user, system, block_io, faults,
             )  # fmt: skip
-        return (now_ns, *self._facts, shared.place(look.wchan), self._name)
+        return (now_ns, *self._facts, shared.place(wchan), self._name)
 
     def _note_name(self, stat: bytes, names: Strings) -> None:
         """A thread is named by its creator or soon after it began: `4711 (pt_autograd_0) S …`."""
@@ -181,18 +186,26 @@ class Thread:
             if held is not None:
                 held.close()
         self._stat = self._wchan = None
+        self._stat_fd = self._wchan_fd = -1
 
     def close(self) -> None:
         """Close all descriptors."""
         self.rest()
         if self._schedstat is not None:
             self._schedstat.close()
+            self._times_fd = -1
+
+    def _read_stat(self) -> bytes:
+        if self._stat is None:
+            self._stat = TaskFile(f"{self._base}/stat", self._descriptors)
+            self._stat_fd = self._stat.fd
+        return self._stat.read()
 
     def _read_times(self) -> bytes | None:
         if self._schedstat is None:
             return None
         times = self._schedstat.read(128)
-        return None if times == b"0 0 0\n" else times  # the kernel does not keep them
+        return None if times == _NO_TIMES else times
 
     def _find_place(self, now_ns: int, asleep_still: bool) -> None:
         """Fill in where the thread sleeps, asking no more often than it can have changed."""
@@ -203,6 +216,7 @@ class Thread:
                 return
             if self._wchan is None:
                 self._wchan = hold(f"{self._base}/wchan", self._descriptors)
+                self._wchan_fd = fd_of(self._wchan)
             self._asked = self._wchan.read(128) if self._wchan is not None else b""
             self._asked_ns, self._asked_times = now_ns, self._times
         self._place = self._asked
