@@ -118,7 +118,7 @@ class DiskCollector(ReadFirst):
 class _Disk:
     """One disk: its line in the file, and how often each of its times began again."""
 
-    __slots__ = ("_carry_ms", "_last", "_marker", "name", "number")
+    __slots__ = ("_carry_ms", "_last", "_line", "_marker", "_values", "name", "number")
 
     def __init__(self, number: int, name: str, stats: DiskStats) -> None:
         self.number = number
@@ -126,8 +126,12 @@ class _Disk:
         self._marker = b" " + name.encode() + b" "
         self._last = stats
         self._carry_ms = [0, 0, 0, 0]  # read, write, busy, queue
+        self._line = b""
+        self._values: list[Value] = []
 
     def values(self, line: bytes) -> list[Value]:
+        if line == self._line:  # nobody asked this one for anything
+            return self._values
         if self._marker not in line:
             raise DevicesChanged
         now, last, carry = parse_disk(line), self._last, self._carry_ms
@@ -139,8 +143,8 @@ class _Disk:
             or queue_ms < last.queue_ms
         ):
             self._unwrap(now)
-        self._last = now
-        return [
+        self._last, self._line = now, line
+        self._values = [
             read_bytes,
             reads,
             (read_ms + carry[0]) * _MS,
@@ -150,6 +154,7 @@ class _Disk:
             (busy_ms + carry[2]) * _MS,
             (queue_ms + carry[3]) * _MS,
         ]
+        return self._values
 
     def _unwrap(self, now: DiskStats) -> None:
         last, carry = self._last, self._carry_ms

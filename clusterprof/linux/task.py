@@ -116,6 +116,12 @@ def parse_thread_stat(data: bytes, block_io: bool = True) -> tuple[int, int, int
     )
 
 
+def thread_prefix(data: bytes) -> bytes:
+    """Return the line up to where what `parse_thread_stat` says without `block_io` ends."""
+    rest = data[data.rindex(b")") + 2 :].split(None, _SYSTEM + 1)[-1]
+    return data[: len(data) - len(rest)]
+
+
 def parse_processor(data: bytes) -> int:
     """Return the CPU a task runs or last ran on, from its `stat` line."""
     return int(data[data.rindex(b")") + 2 :].split(None, _PROCESSOR + 1)[_PROCESSOR])

@@ -21,6 +21,7 @@ from clusterprof.linux.task import (
     hold,
     parse_thread_stat,
     parse_wchan,
+    thread_prefix,
 )
 
 COLUMNS = (
@@ -97,8 +98,8 @@ class Thread:
 
     __slots__ = (
         "_asked", "_asked_ns", "_asked_times", "_base", "_comm", "_descriptors", "_facts", "_name",
-        "_place", "_schedstat", "_stat", "_stat_fd", "_times", "_times_fd", "_wchan", "_wchan_fd",
-        "pid", "ran_ns", "state", "tid",
+        "_place", "_prefix", "_schedstat", "_stat", "_stat_facts", "_stat_fd", "_times",
+        "_times_fd", "_wchan", "_wchan_fd", "pid", "ran_ns", "state", "tid",
     )  # fmt: skip
 
     def __init__(self, proc: str, pid: int, tid: int, descriptors: Descriptors) -> None:
@@ -116,6 +117,8 @@ class Thread:
         self._place = b""
         self._facts: Row = ()
         self._comm, self._name = b"", -1
+        self._prefix = b"?"
+        self._stat_facts = (0, 0, 0, 0, 0)
 
     def look(self, now_ns: int, readings: Readings) -> Look:
         """Read what may have changed; raises OSError when the thread has ended."""
@@ -150,11 +153,13 @@ class Thread:
         """Return the row of a look; those of one thread are to come in their order."""
         _, times, stat, wchan = look
         if stat:
-            state, user, system, block_io, faults = parse_thread_stat(
-                stat, shared.block_io is not False
-            )
             if self.pid != self.tid:
                 self._note_name(stat, shared.names)
+            # CPU time is counted in ticks of 10 ms: the line rarely says anything else.
+            if shared.block_io is not False or not stat.startswith(self._prefix):
+                self._stat_facts = parse_thread_stat(stat, shared.block_io is not False)
+                self._prefix = thread_prefix(stat)
+            state, user, system, block_io, faults = self._stat_facts
             if shared.block_io is None and block_io > 0:
                 shared.block_io = True
             if not shared.block_io:

@@ -67,7 +67,7 @@ def record(
         slot.due_ns = max(slot.due_ns, now_ns)
     looks: list[Callable[[int], None]] = [s.look for s in sources if hasattr(s, "look")]
     fast, slow = _tiers(slots)
-    slow_due_ns, fast_wake_ns, slow_wake_ns = now_ns, now_ns, now_ns
+    fast_due_ns = fast_wake_ns = slow_due_ns = slow_wake_ns = now_ns
     planned_ns = look_ns = flush_ns = now_ns
     clock_ns = now_ns + CLOCK_NS
     while True:
@@ -76,7 +76,8 @@ def record(
         reason = stop(now_ns)
         if reason:
             break
-        _, fast_wake_ns = _sample(fast, now_ns, clock, pace)
+        if now_ns >= fast_due_ns:
+            fast_due_ns, fast_wake_ns = _sample(fast, now_ns, clock, pace)
         if now_ns >= slow_due_ns:
             slow_due_ns, slow_wake_ns = _sample(slow, now_ns, clock, pace)
         now_ns = clock.now_ns()

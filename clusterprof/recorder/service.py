@@ -177,10 +177,12 @@ class _Ending:
 
     def check(self, now_ns: int) -> str:
         """Return why the recording ends now, "" while it goes on."""
-        self.reason = self._why(now_ns)
-        if self.reason and self.reason != "no process is left":
-            leave(self._order.run_dir, self._registry.anybody)
-        return self.reason
+        reason = self._why(now_ns)
+        if reason:
+            self.reason = reason
+            if reason != "no process is left":
+                leave(self._order.run_dir, self._registry.anybody)
+        return reason
 
     def _why(self, now_ns: int) -> str:
         asked = self._asked()
