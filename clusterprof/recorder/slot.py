@@ -13,16 +13,14 @@ from typing import Any
 
 from clusterprof.collectors.base import ReadFirst
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.recorder.batch import Table, Ticks
+from clusterprof.recorder.batch import Table, Ticks, codes_of
 from clusterprof.recorder.devices import Devices, Note
-from clusterprof.signals import Signal
 from clusterprof.trace.schema import Columns, Event, Gap, Record, Rows
 
 FAULTS_IN_A_ROW = 3
 _SECOND_NS = 1_000_000_000
 _RETRY_NS = 100_000_000  # something that is not there yet may come with the job's first moments
 _REST_AT_MOST_NS = 60 * _SECOND_NS
-_INTEGER_UNITS = frozenset({"ns", "bytes", "count", "bits"})
 
 
 class Slot:
@@ -56,9 +54,8 @@ class Slot:
         try:
             columns = tuple(self.collector.open())
             if not self._is_table:
-                columns = tuple((_signal(signal), str(device)) for signal, device in columns)
-                integer = (signal.unit in _INTEGER_UNITS for signal, _ in columns)
-                self._codes = "".join("q" if whole else "d" for whole in integer)
+                columns = tuple((signal, str(device)) for signal, device in columns)
+                self._codes = codes_of([signal for signal, _ in columns])
                 self._names = (
                     tuple(signal.name for signal, _ in columns),
                     tuple(device for _, device in columns),
@@ -297,9 +294,3 @@ class Slot:
     def devices_for_header(self) -> list[dict[str, Any]]:
         """Return the devices known now; those that come later are announced by events."""
         return self._devices.known(self.status == "available")
-
-
-def _signal(signal: Any) -> Signal:
-    if not isinstance(signal, Signal):
-        raise TypeError(f"not a signal: {signal!r}")
-    return signal
