@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ from clusterprof.cli import common
 from clusterprof.errors import UsageError
 
 if TYPE_CHECKING:
+    from clusterprof.collectors.base import Context
     from clusterprof.profiles import Profile
     from clusterprof.recorder.inspect import Look
 
@@ -54,11 +55,19 @@ def doctor(
             return
         from clusterprof.recorder.inspect import look_at, look_at_spans
         from clusterprof.recorder.look_fabric import look_at_fabric
-        from clusterprof.recorder.service import isolate
 
-        looks = [*look_at(COLLECTORS, isolate=isolate), look_at_spans(dict(os.environ))]
+        looks = [*look_at(COLLECTORS, isolate=_as_recorded()), look_at_spans(dict(os.environ))]
         looks.append(look_at_fabric())
         _print_looks(looks, as_json, common.columns())
+
+
+def _as_recorded() -> Callable[[str, Context], Any]:
+    """Return what opens an isolated collector with the options that a recording here gives it."""
+    from clusterprof.recorder.plan import plan_of_profile
+    from clusterprof.recorder.service import isolate
+
+    plan = plan_of_profile(common.load_profile(None).effective())
+    return lambda name, context: isolate(name, context, plan.helper_options(name))
 
 
 def _print_looks(looks: Sequence[Look], as_json: bool, width: int = 80) -> None:
@@ -78,7 +87,6 @@ def _print_looks(looks: Sequence[Look], as_json: bool, width: int = 80) -> None:
 def _print_job(collectors: Sequence[type], paths: Sequence[str], as_json: bool) -> None:
     from clusterprof.cli.job import job_text
     from clusterprof.cli.looks import looks_document
-    from clusterprof.recorder.service import isolate
     from clusterprof.recorder.surroundings import look_around
     from clusterprof.recorder.surroundings.files import within
 
@@ -87,7 +95,9 @@ def _print_job(collectors: Sequence[type], paths: Sequence[str], as_json: bool) 
             raise UsageError(f"--path {path}: there is no such file or folder on this node")
     full = [os.path.abspath(path) for path in paths]
     own = (os.getpid(), os.getppid())
-    found = look_around(collectors, dict(os.environ), os.getcwd(), full, own, isolate=isolate)
+    found = look_around(
+        collectors, dict(os.environ), os.getcwd(), full, own, isolate=_as_recorded()
+    )
     if as_json:
         document = {
             "format": "clusterprof-doctor-job",

@@ -83,6 +83,28 @@ class TableCollector(Protocol):
         ...
 
 
+class ReadFirst:
+    """A collector of the fast tier, which only reads at a tick; `parse` understands it later.
+
+    After a sleep nothing is in the processor's caches, and an instruction costs several times what
+    it costs again: so the recorder parses the readings of many ticks at once, when it hands them
+    over. `parse` may raise what `sample()` may, DevicesChanged too; readings come in their order,
+    also after `open()` was called once more between them.
+    """
+
+    def read(self) -> Any:
+        """Take what there is to read now, in as few instructions as will do."""
+        raise NotImplementedError
+
+    def parse(self, reading: Any) -> Sequence[Any]:
+        """Return what `sample()` would have returned when it was read."""
+        raise NotImplementedError
+
+    def sample(self) -> Sequence[Any]:
+        """Read and understand at once."""
+        return self.parse(self.read())
+
+
 class OpenedHere:
     """An isolated collector's library, opened in this process; the recorder opens it in a helper.
 

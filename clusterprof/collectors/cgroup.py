@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from clusterprof import signals
-from clusterprof.collectors.base import Context, Value
+from clusterprof.collectors.base import Context, ReadFirst, Value
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux import cgroup
-from clusterprof.linux.held import HeldFile, MissingFile, Parsed, hold
+from clusterprof.linux.held import HeldFile, MissingFile, Parsed, hold, read_all
 from clusterprof.signals import Signal
 
 _NO_QUOTA = Unavailable("absent", "no CPU quota is set", "")
@@ -56,7 +56,7 @@ _COLUMNS: tuple[Signal, ...] = (
 )
 
 
-class CgroupCollector:
+class CgroupCollector(ReadFirst):
     """CPU quota, throttling and memory of the job's cgroup."""
 
     name: ClassVar[str] = "cgroup"
@@ -74,16 +74,25 @@ class CgroupCollector:
         self._memory = _open_half(_Memory, self._context, self._pid)
         if isinstance(self._cpu, Unavailable) and isinstance(self._memory, Unavailable):
             raise self._cpu
+        halves = (self._cpu, self._memory)
+        self._held = [
+            file for half in halves if not isinstance(half, Unavailable) for file in half.held
+        ]
         return [(signal, "") for signal in _COLUMNS]
 
-    def sample(self) -> Sequence[Value]:
-        """Return times and events since the cgroup was made; quota, limit and use of now."""
+    def read(self) -> Sequence[bytes | Unavailable]:
+        """Read all files, first those of the CPU, then those of the memory."""
         if self._pid is None and self._context.job_pids():
             raise DevicesChanged  # our own cgroup was only the guess before there was a job
+        return read_all(self._held)
+
+    def parse(self, contents: Sequence[bytes | Unavailable]) -> Sequence[Value]:
+        """Return times and events since the cgroup was made; quota, limit and use of now."""
         cpu, memory = self._cpu, self._memory
+        of_cpu = 0 if isinstance(cpu, Unavailable) else len(cpu.held)
         return [
-            *([cpu] * 5 if isinstance(cpu, Unavailable) else cpu.sample()),
-            *([memory] * 4 if isinstance(memory, Unavailable) else memory.sample()),
+            *([cpu] * 5 if isinstance(cpu, Unavailable) else cpu.parse(contents[:of_cpu])),
+            *([memory] * 4 if isinstance(memory, Unavailable) else memory.parse(contents[of_cpu:])),
         ]
 
     def close(self) -> None:
@@ -100,26 +109,25 @@ class _Cpu:
         place = cgroup.find_cgroup(context.roots, pid, "cpu")
         folder, quota = cgroup.tightest_quota(place)
         self._quota: Value = _NO_QUOTA if quota is None else quota
-        self._stat = hold(folder / "cpu.stat")
         self._parse = cgroup.CpuStatParser(place.version)
-        self._usage: HeldFile | MissingFile | None = None
+        self.held = [hold(folder / "cpu.stat")]
         if place.version == 1:
-            self._usage = _hold_usage(context, pid, folder.relative_to(place.root))
+            self.held.append(_hold_usage(context, pid, folder.relative_to(place.root)))
 
-    def sample(self) -> Sequence[Value]:
-        try:
-            stat = self._parse(self._stat.read())
-        except Unavailable as reason:
-            return [reason] * 4 + [self._quota]
-        values: list[Value] = [_NOT_COUNTED if value is None else value for value in stat]
-        if self._usage is not None:
-            values[0] = _number(self._usage)
+    def parse(self, contents: Sequence[bytes | Unavailable]) -> Sequence[Value]:
+        stat, *usage = contents
+        if isinstance(stat, Unavailable):
+            return [stat] * 4 + [self._quota]
+        values: list[Value] = [
+            _NOT_COUNTED if value is None else value for value in self._parse(stat)
+        ]
+        if usage:
+            values[0] = _number(usage[0])
         return [*values, self._quota]
 
     def close(self) -> None:
-        self._stat.close()
-        if self._usage is not None:
-            self._usage.close()
+        for file in self.held:
+            file.close()
 
 
 class _Memory:
@@ -135,22 +143,22 @@ class _Memory:
             if place.version == 1
             else ("memory.current", "memory.events")
         )
-        self._current = hold(folder / current)
         self._events = Parsed(hold(folder / events), cgroup.MemoryEventsParser())
+        self.held = [hold(folder / current), self._events.held]
 
-    def sample(self) -> Sequence[Value]:
-        values: list[Value] = [_number(self._current), self._limit]
-        try:
-            high, oom_kills = self._events.read()
-        except Unavailable as reason:
-            return [*values, reason, reason]
+    def parse(self, contents: Sequence[bytes | Unavailable]) -> Sequence[Value]:
+        current, events = contents
+        values: list[Value] = [_number(current), self._limit]
+        if isinstance(events, Unavailable):
+            return [*values, events, events]
+        high, oom_kills = self._events.meaning(events)
         values.append(self._no_high if high is None else high)
         values.append(_NOT_COUNTED if oom_kills is None else oom_kills)
         return values
 
     def close(self) -> None:
-        self._current.close()
-        self._events.close()
+        for file in self.held:
+            file.close()
 
 
 def _open_half(
@@ -171,8 +179,5 @@ def _hold_usage(context: Context, pid: int | None, below: Path) -> HeldFile | Mi
     return hold(place.root / below / "cpuacct.usage")
 
 
-def _number(held: HeldFile | MissingFile) -> Value:
-    try:
-        return int(held.read())
-    except Unavailable as reason:
-        return reason
+def _number(content: bytes | Unavailable) -> Value:
+    return content if isinstance(content, Unavailable) else int(content)

@@ -30,9 +30,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from clusterprof import signals
-from clusterprof.collectors.base import Context, Value
+from clusterprof.collectors.base import Context, ReadFirst, Value
 from clusterprof.linux.held import HeldFile
-from clusterprof.linux.stat import CpuTimes, never_back, parse_tasks, parse_total
+from clusterprof.linux.stat import CpuTimes, essence, never_back, parse_tasks, parse_total
 from clusterprof.signals import Signal
 
 _TIMES: tuple[Signal, ...] = (
@@ -42,9 +42,10 @@ _TIMES: tuple[Signal, ...] = (
     signals.CPU_IOWAIT,
     signals.CPU_STEAL,
 )
+_LONG_BYTES = 16_384
 
 
-class CpuCollector:
+class CpuCollector(ReadFirst):
     """CPU time of the node, and the tasks that run or wait for I/O."""
 
     name: ClassVar[str] = "cpu"
@@ -63,9 +64,13 @@ class CpuCollector:
             (signals.CPU_BLOCKED, ""),
         ]
 
-    def sample(self) -> Sequence[Value]:
-        """Return the node's times since boot and the tasks of this instant."""
+    def read(self) -> bytes:
+        """Read /proc/stat; of one that is long, only what `parse` wants is kept."""
         data = self._stat.read()
+        return data if len(data) < _LONG_BYTES else essence(data)
+
+    def parse(self, data: bytes) -> Sequence[Value]:
+        """Return the node's times since boot and the tasks of that instant."""
         self._last = never_back(parse_total(data), self._last)
         return self._last + parse_tasks(data)
 

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from clusterprof import signals
-from clusterprof.collectors.base import Context, Value
+from clusterprof.collectors.base import Context, ReadFirst, Value
 from clusterprof.errors import DevicesChanged
 from clusterprof.linux.diskstats import (
     LONGEST_RECORD,
@@ -59,7 +59,7 @@ _MS = 1_000_000
 _WRAP = 1 << 32
 
 
-class DiskCollector:
+class DiskCollector(ReadFirst):
     """Requests, bytes and time of every disk."""
 
     name: ClassVar[str] = "disk"
@@ -90,9 +90,12 @@ class DiskCollector:
                 self._disks.append(_Disk(number, name, stats))
         return [(signal, disk.name) for disk in self._disks for signal in _COLUMNS]
 
-    def sample(self) -> Sequence[Value]:
+    def read(self) -> bytes:
+        """Read /proc/diskstats."""
+        return self._file.read()
+
+    def parse(self, data: bytes) -> Sequence[Value]:
         """Return counts, bytes and times of every disk since boot."""
-        data = self._file.read()
         if data == self._data:  # nobody asked any disk for anything
             return self._values
         lines = data.split(b"\n")
@@ -115,7 +118,7 @@ class DiskCollector:
 class _Disk:
     """One disk: its line in the file, and how often each of its times began again."""
 
-    __slots__ = ("_carry_ms", "_last", "_marker", "name", "number")
+    __slots__ = ("_carry_ms", "_last", "_line", "_marker", "_values", "name", "number")
 
     def __init__(self, number: int, name: str, stats: DiskStats) -> None:
         self.number = number
@@ -123,8 +126,12 @@ class _Disk:
         self._marker = b" " + name.encode() + b" "
         self._last = stats
         self._carry_ms = [0, 0, 0, 0]  # read, write, busy, queue
+        self._line = b""
+        self._values: list[Value] = []
 
     def values(self, line: bytes) -> list[Value]:
+        if line == self._line:  # nobody asked this one for anything
+            return self._values
         if self._marker not in line:
             raise DevicesChanged
         now, last, carry = parse_disk(line), self._last, self._carry_ms
@@ -136,8 +143,8 @@ class _Disk:
             or queue_ms < last.queue_ms
         ):
             self._unwrap(now)
-        self._last = now
-        return [
+        self._last, self._line = now, line
+        self._values = [
             read_bytes,
             reads,
             (read_ms + carry[0]) * _MS,
@@ -147,6 +154,7 @@ class _Disk:
             (busy_ms + carry[2]) * _MS,
             (queue_ms + carry[3]) * _MS,
         ]
+        return self._values
 
     def _unwrap(self, now: DiskStats) -> None:
         last, carry = self._last, self._carry_ms

@@ -36,7 +36,7 @@ from clusterprof.linux.task import Descriptors
 from clusterprof.signals import Signal
 
 _SEARCH_NS = 10_000_000_000
-_DESCRIPTORS = 64
+_DESCRIPTORS = 256  # two to a CPU or so; a file that is not held costs ten times as much
 
 
 class KernelThreadsCollector:

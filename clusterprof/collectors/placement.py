@@ -59,12 +59,15 @@ class PlacementCollector:
         """Start without any process; whose they are is known from the collector `threads`."""
         self._cpus, self._nodes = Strings(), Strings()
         self._looked_ns: dict[int, int] = {}
+        self._due_ns = _NEVER_NS
         return COLUMNS
 
     def sample(self) -> Sequence[tuple[int, ...]]:
         """Return the rows of this tick; raises Unavailable (denied) when /proc hides the job."""
         now_ns = self._clock()
         known = {*self._context.readings.pids(), *self._context.job_pids()}
+        if now_ns < self._due_ns and known == self._looked_ns.keys():
+            return []
         self._looked_ns = {pid: self._looked_ns.get(pid, _NEVER_NS) for pid in sorted(known)}
         due = [pid for pid, looked_ns in self._looked_ns.items() if now_ns - looked_ns >= _EVERY_NS]
         turn = sorted(due, key=self._looked_ns.__getitem__)[:_MOST]
@@ -74,6 +77,7 @@ class PlacementCollector:
             if invisible is not None:
                 raise invisible
         self._looked_ns |= dict.fromkeys(turn, now_ns)
+        self._due_ns = min(self._looked_ns.values(), default=_NEVER_NS) + _EVERY_NS
         return rows
 
     def strings(self) -> dict[str, Sequence[str]]:

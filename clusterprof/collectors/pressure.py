@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from clusterprof import signals
-from clusterprof.collectors.base import Context, Value
+from clusterprof.collectors.base import Context, ReadFirst, Value
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux.cgroup import find_cgroup
-from clusterprof.linux.held import MissingFile, Parsed
+from clusterprof.linux.held import MissingFile, Parsed, read_all
 from clusterprof.linux.pressure import Pressure, hold_pressure, parse_pressure
 from clusterprof.signals import Signal
 
@@ -46,7 +46,7 @@ _COLUMNS: dict[str, tuple[Signal, ...]] = {
 _NO_FULL = Unavailable("absent", "this kernel writes no line 'full'", "")
 
 
-class PressureCollector:
+class PressureCollector(ReadFirst):
     """Time lost to waiting for CPU, I/O and memory: node and cgroup."""
 
     name: ClassVar[str] = "pressure"
@@ -72,19 +72,23 @@ class PressureCollector:
                 columns += [(signal, device) for signal in wanted]
         if len(missing) == len(self._files):
             raise missing[0].reason
+        self._held = [parsed.held for parsed, _ in self._files]
         return columns
 
-    def sample(self) -> Sequence[Value]:
-        """Return the totals, in ns since boot or since the cgroup was made."""
+    def read(self) -> Sequence[bytes | Unavailable]:
+        """Read all files."""
         if self._pid is None and self._context.job_pids():
             raise DevicesChanged  # our own cgroup was only the guess before there was a job
+        return read_all(self._held)
+
+    def parse(self, contents: Sequence[bytes | Unavailable]) -> Sequence[Value]:
+        """Return the totals, in ns since boot or since the cgroup was made."""
         values: list[Value] = []
-        for held, width in self._files:
-            try:
-                some_ns, full_ns = held.read()
-            except Unavailable as reason:
-                values += [reason] * width
+        for (parsed, width), content in zip(self._files, contents, strict=True):
+            if isinstance(content, Unavailable):
+                values += [content] * width
                 continue
+            some_ns, full_ns = parsed.meaning(content)
             values.append(some_ns)
             if width == 2:
                 values.append(_NO_FULL if full_ns is None else full_ns)
@@ -92,8 +96,8 @@ class PressureCollector:
 
     def close(self) -> None:
         """Close all pressure files."""
-        for held, _ in self._files:
-            held.close()
+        for parsed, _ in self._files:
+            parsed.close()
 
     def _folders(self) -> list[tuple[Path, str, str]]:
         """Where pressure files lie: folder, device, suffix of the names."""

@@ -38,10 +38,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from clusterprof.collectors.base import Context
+from clusterprof.collectors.base import Context, ReadFirst
 from clusterprof.linux.processes import ProcessTree, why_invisible
 from clusterprof.linux.task import Descriptors, block_io_accounted, hold, is_gone
-from clusterprof.linux.thread import COLUMNS, Row, Shared, Strings, Thread
+from clusterprof.linux.thread import COLUMNS, Look, Row, Shared, Thread
 
 _SEARCH_NS = 250_000_000  # births are looked for at most this often
 _LIST_NS = 1_000_000_000  # and new threads of known processes
@@ -53,7 +53,7 @@ _QUIET_NS = 1_000_000_000  # not on a CPU for so long: no longer in every tick
 _RUNNING, _BLOCKED = ord("R"), ord("D")
 
 
-class ThreadsCollector:
+class ThreadsCollector(ReadFirst):
     """State, CPU time, run delay and place of sleep of every thread of the job."""
 
     name: ClassVar[str] = "threads"
@@ -73,7 +73,6 @@ class ThreadsCollector:
         self._main: dict[int, Thread] = {}
         self._others: dict[tuple[int, int], Thread] = {}
         self._idle: deque[Thread] = deque()
-        self._wchans = Strings()
         self._pids: tuple[int, ...] = ()
         self._born = self._unlisted = True
         self._searched_ns = self._listed_ns = self._thorough_ns = self._last_ns = -_THOROUGH_NS
@@ -84,30 +83,42 @@ class ThreadsCollector:
             setting.close()
         return COLUMNS
 
-    def sample(self) -> Sequence[Row]:
-        """Return the rows of this tick; raises Unavailable (denied) when /proc hides the job."""
+    def read(self) -> tuple[int, list[Look]]:
+        """Look at the threads due now; raises Unavailable (denied) when /proc hides the job."""
         now_ns = self._clock()
-        rows: list[Row] = []
+        looks: list[Look] = []
         self._search(now_ns)
-        for pid, thread in list(self._main.items()):
-            if not self._take(thread, now_ns, rows):
-                self._forget(pid)
+        readings, gone = self._context.readings, []
+        for pid, thread in self._main.items():
+            try:
+                looks.append(thread.look(now_ns, readings))
+            except OSError as error:
+                if is_gone(error):
+                    gone.append(pid)
+        for pid in gone:
+            self._forget(pid)
         for key, thread in list(self._others.items()):
-            if not self._take(thread, now_ns, rows):
+            if not self._take(thread, now_ns, looks):
                 self._drop_other(key)
             elif now_ns - thread.ran_ns > _QUIET_NS and thread.state not in (_RUNNING, _BLOCKED):
                 del self._others[key]
                 thread.rest()
                 self._idle.append(thread)
-        self._look_at_idle(now_ns, rows)
+        self._look_at_idle(now_ns, looks)
         if self._unlisted and now_ns - self._listed_ns >= _LIST_NS:
-            self._list_threads(now_ns, rows)
+            self._list_threads(now_ns, looks)
         self._last_ns = now_ns
-        return rows
+        return now_ns, looks
+
+    def parse(self, reading: tuple[int, list[Look]]) -> Sequence[Row]:
+        """Return the rows of a tick."""
+        now_ns, looks = reading
+        shared = self._shared
+        return [look[0].row(now_ns, look, shared) for look in looks]
 
     def strings(self) -> dict[str, Sequence[str]]:
         """Return the kernel functions and names that the columns `wchan` and `name` point to."""
-        return {"wchan": self._wchans.all, "name": self._shared.names.all}
+        return {"wchan": self._shared.wchans.all, "name": self._shared.names.all}
 
     def close(self) -> None:
         """Close every descriptor."""
@@ -115,12 +126,12 @@ class ThreadsCollector:
             thread.close()
         self._tree.close()
 
-    def _take(self, thread: Thread, now_ns: int, rows: list[Row]) -> bool:
-        """Append the thread's row; False when it has ended."""
+    def _take(self, thread: Thread, now_ns: int, looks: list[Look]) -> bool:
+        """Look at a thread; False when it has ended."""
         try:
-            rows.append(thread.row(now_ns, self._shared, self._wchans))
+            looks.append(thread.look(now_ns, self._context.readings))
         except OSError as error:
-            # An unreadable thread would be opened anew for ever, so it is dropped like a dead one.
+            # An unreadable one would be opened anew for ever, so it is dropped like a dead one.
             return not is_gone(error) and thread.pid == thread.tid
         return True
 
@@ -169,18 +180,18 @@ class ThreadsCollector:
     def _drop_other(self, key: tuple[int, int]) -> None:
         self._others.pop(key).close()
 
-    def _look_at_idle(self, now_ns: int, rows: list[Row]) -> None:
+    def _look_at_idle(self, now_ns: int, looks: list[Look]) -> None:
         due = len(self._idle) * (now_ns - self._last_ns) // _TURN_NS + 1
         for _ in range(min(due, len(self._idle), _MOST_LOOKS)):
             thread = self._idle.popleft()
             if not thread.ran():
                 self._idle.append(thread)
-            elif self._take(thread, now_ns, rows):
+            elif self._take(thread, now_ns, looks):
                 self._others[thread.pid, thread.tid] = thread
             else:
                 thread.close()
 
-    def _list_threads(self, now_ns: int, rows: list[Row]) -> None:
+    def _list_threads(self, now_ns: int, looks: list[Look]) -> None:
         known = {(thread.pid, thread.tid) for thread in self._idle} | self._others.keys()
         new = 0
         for pid in self._main:
@@ -191,16 +202,16 @@ class ThreadsCollector:
             for tid in tids:
                 if tid != pid and (pid, tid) not in known and new < _MOST_NEW:
                     new += 1
-                    self._meet(pid, tid, now_ns, rows)
+                    self._meet(pid, tid, now_ns, looks)
         self._unlisted = new >= _MOST_NEW
         self._listed_ns = now_ns
 
-    def _meet(self, pid: int, tid: int, now_ns: int, rows: list[Row]) -> None:
+    def _meet(self, pid: int, tid: int, now_ns: int, looks: list[Look]) -> None:
         try:
             thread = Thread(self._proc, pid, tid, self._idle_descriptors)
         except OSError:
             return
-        if self._take(thread, now_ns, rows):
+        if self._take(thread, now_ns, looks):
             thread.rest()
             self._idle.append(thread)
         else:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -121,17 +121,20 @@ def hold(
 class Parsed(Generic[Meaning]):
     """A held file and what its last reading meant: what reads as it did is not parsed again."""
 
-    __slots__ = ("_data", "_held", "_meaning", "_parse")
+    __slots__ = ("_data", "_meaning", "_parse", "held")
 
     def __init__(self, held: HeldFile | MissingFile, parse: Callable[[bytes], Meaning]) -> None:
-        self._held = held
+        self.held = held
         self._parse = parse
         self._data: bytes | None = None
         self._meaning: Meaning
 
     def read(self) -> Meaning:
         """Return what the file means now; raises what reading and parsing raise."""
-        data = self._held.read()
+        return self.meaning(self.held.read())
+
+    def meaning(self, data: bytes) -> Meaning:
+        """Return what a reading means that was taken before; raises what parsing raises."""
         if data != self._data:
             self._meaning = self._parse(data)
             self._data = data
@@ -139,7 +142,18 @@ class Parsed(Generic[Meaning]):
 
     def close(self) -> None:
         """Close the file."""
-        self._held.close()
+        self.held.close()
+
+
+def read_all(files: Sequence[HeldFile | MissingFile]) -> list[bytes | Unavailable]:
+    """Return the content of every file, in place of one that cannot be read the reason."""
+    contents: list[bytes | Unavailable] = []
+    for file in files:
+        try:
+            contents.append(file.read())
+        except Unavailable as reason:
+            contents.append(reason)
+    return contents
 
 
 class HeldFolder:

@@ -44,6 +44,11 @@ class Tasks(NamedTuple):
     """Waiting for I/O."""
 
 
+def essence(data: bytes) -> bytes:
+    """Return the parts that `parse_total` and `parse_tasks` need."""
+    return data[: data.index(b"\n") + 1] + data[data.rindex(b"procs_running") :]
+
+
 def parse_total(data: bytes) -> CpuTimes:
     """Return the times of all cores together: the first line."""
     return _times(data[: data.index(b"\n")].split(None, 9))

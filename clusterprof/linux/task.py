@@ -116,6 +116,12 @@ def parse_thread_stat(data: bytes, block_io: bool = True) -> tuple[int, int, int
     )
 
 
+def thread_prefix(data: bytes) -> bytes:
+    """Return the line up to where what `parse_thread_stat` says without `block_io` ends."""
+    rest = data[data.rindex(b")") + 2 :].split(None, _SYSTEM + 1)[-1]
+    return data[: len(data) - len(rest)]
+
+
 def parse_processor(data: bytes) -> int:
     """Return the CPU a task runs or last ran on, from its `stat` line."""
     return int(data[data.rindex(b")") + 2 :].split(None, _PROCESSOR + 1)[_PROCESSOR])
@@ -231,6 +237,11 @@ def hold(path: str, descriptors: Descriptors) -> TaskFile | None:
         return TaskFile(path, descriptors)
     except OSError:
         return None
+
+
+def fd_of(file: TaskFile | None) -> int:
+    """Return the descriptor of a file that is held, -1 of one that is not."""
+    return -1 if file is None else file.fd
 
 
 def is_gone(error: OSError) -> bool:

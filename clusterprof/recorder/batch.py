@@ -11,6 +11,18 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+from clusterprof.signals import Signal
+
+_INTEGER_UNITS = frozenset({"ns", "bytes", "count", "bits"})
+
+
+def codes_of(signals: Sequence[Any]) -> str:
+    """Return the array typecode of each signal's column; raise TypeError for what is no signal."""
+    for signal in signals:
+        if not isinstance(signal, Signal):
+            raise TypeError(f"not a signal: {signal!r}")
+    return "".join("q" if signal.unit in _INTEGER_UNITS else "d" for signal in signals)
+
 
 class Ticks:
     """Samples with fixed columns: one number per column and tick, or in its place a reason."""

@@ -35,9 +35,8 @@ class SystemClock:
     def __init__(self, watched: list[int]) -> None:
         self._watched = watched
 
-    def now_ns(self) -> int:
-        """Return CLOCK_MONOTONIC."""
-        return time.monotonic_ns()
+    now_ns = staticmethod(time.monotonic_ns)
+    """Returns CLOCK_MONOTONIC; asked a dozen times in every tick."""
 
     def read(self) -> ClockRecord:
         """Return the three clocks; monotonic is read on both sides and averaged."""

@@ -32,9 +32,6 @@ class Dumps:
         self._proc = proc
         self._expected: dict[str, int] = {}  # path -> when its rank announced itself
 
-    def look(self, now_ns: int) -> None:
-        """Do nothing: a process lives longer than a tick."""
-
     def take(self, now_ns: int) -> list[Record]:
         """Note where processes that came since the last call will dump."""
         for name in self._announcements.fresh() or ():

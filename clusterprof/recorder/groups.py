@@ -24,9 +24,6 @@ class Groups:
         self._folder = str(run_dir / "groups")
         self._announcements = Announcements(self._folder, ANNOUNCEMENTS_AT_MOST)
 
-    def look(self, now_ns: int) -> None:
-        """Do nothing: there is no hurry, and the files stay."""
-
     def take(self, now_ns: int) -> list[Record]:
         """Return the events of the announcements that came since the last call."""
         found: list[Record] = []

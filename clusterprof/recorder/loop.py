@@ -20,14 +20,14 @@ from clusterprof.trace.schema import Event, Record
 # kill -9 must lose less than a second, the look that a ring lags behind included.
 FLUSH_NS = 800_000_000
 CLOCK_NS = 10_000_000_000
+_NEVER_NS = 1 << 62
 
 
 class Source(Protocol):
-    """Something that makes records of its own: registrations, rings, helpers."""
+    """Something that makes records of its own: registrations, rings, helpers.
 
-    def look(self, now_ns: int) -> None:
-        """Notice what is new; called at every tick, so it must be cheap."""
-        ...
+    One in a hurry has a method `look(now_ns)` as well, called at every tick, so it must be cheap.
+    """
 
     def take(self, now_ns: int) -> Sequence[Record]:
         """Return the records since the last call."""
@@ -65,15 +65,21 @@ def record(
     now_ns = clock.now_ns()
     for slot in slots:
         slot.due_ns = max(slot.due_ns, now_ns)
+    looks: list[Callable[[int], None]] = [s.look for s in sources if hasattr(s, "look")]
+    fast, slow = _tiers(slots)
+    fast_due_ns = fast_wake_ns = slow_due_ns = slow_wake_ns = now_ns
     planned_ns = look_ns = flush_ns = now_ns
     clock_ns = now_ns + CLOCK_NS
     while True:
-        for source in sources:
-            source.look(now_ns)
+        for look in looks:
+            look(now_ns)
         reason = stop(now_ns)
         if reason:
             break
-        _sample(slots, now_ns, clock, pace)
+        if now_ns >= fast_due_ns:
+            fast_due_ns, fast_wake_ns = _sample(fast, now_ns, clock, pace)
+        if now_ns >= slow_due_ns:
+            slow_due_ns, slow_wake_ns = _sample(slow, now_ns, clock, pace)
         now_ns = clock.now_ns()
         if planned_ns >= flush_ns:
             # From the grid, not from now: the next flush then shares the wake-up of a tick.
@@ -88,8 +94,7 @@ def record(
                 batch.append(clock.read())
             yield batch
         look_ns = _next(look_ns, tick_ns * pace.slowdown, now_ns)
-        due_ns = min((slot.due_ns for slot in slots), default=look_ns)
-        planned_ns = min(look_ns, due_ns, flush_ns)
+        planned_ns = min(look_ns, fast_wake_ns, slow_wake_ns, flush_ns)
         clock.wait_until(planned_ns)
         now_ns = clock.now_ns()
     last = [record for source in sources for record in source.finish(now_ns)]
@@ -100,18 +105,35 @@ def record(
     yield [*last, stopped, clock.read()]
 
 
-def _sample(slots: Sequence[Slot], now_ns: int, clock: Clock, pace: Pace) -> None:
+def _tiers(slots: Sequence[Slot]) -> tuple[list[Slot], list[Slot]]:
+    """Return those of the shortest interval, and the others, which need no look at every tick."""
+    shortest_ns = min((slot.interval_ns for slot in slots), default=0)
+    fast = [slot for slot in slots if slot.interval_ns == shortest_ns]
+    return fast, [slot for slot in slots if slot.interval_ns > shortest_ns]
+
+
+def _sample(slots: Sequence[Slot], now_ns: int, clock: Clock, pace: Pace) -> tuple[int, int]:
+    """Sample those that are due; return when the next one is, and when it is worth a wake-up.
+
+    One that sees nothing is tried again when somebody else is sampled.
+    """
+    soonest_ns = wake_ns = _NEVER_NS
     for slot in slots:
-        if now_ns < slot.due_ns:
-            continue
-        t_ns = clock.now_ns()  # the collectors before it took their time
-        interval_ns = slot.interval_ns * pace.slowdown
-        late_ns = t_ns - slot.due_ns
-        missed = late_ns // interval_ns
-        pace.late_ns += late_ns
-        pace.missed += missed
-        slot.due_ns += (missed + 1) * interval_ns
-        slot.tick(t_ns)
+        if now_ns >= slot.due_ns:
+            t_ns = clock.now_ns()  # the collectors before it took their time
+            interval_ns = slot.interval_ns * pace.slowdown
+            late_ns = t_ns - slot.due_ns
+            missed = late_ns // interval_ns
+            pace.late_ns += late_ns
+            pace.missed += missed
+            slot.due_ns += (missed + 1) * interval_ns
+            slot.tick(t_ns)
+        due_ns = slot.due_ns
+        if due_ns < soonest_ns:
+            soonest_ns = due_ns
+        if due_ns < wake_ns and slot.status == "available":
+            wake_ns = due_ns
+    return soonest_ns, wake_ns
 
 
 def _next(planned_ns: int, interval_ns: int, now_ns: int) -> int:

@@ -13,6 +13,7 @@ from clusterprof.linux.roots import Roots
 from clusterprof.recorder import drivers, identity, inventory, neighbour
 from clusterprof.recorder.budget import Budget
 from clusterprof.recorder.clock import SystemClock
+from clusterprof.recorder.devices import Note
 from clusterprof.recorder.dumps import Dumps
 from clusterprof.recorder.election import leave, sweep
 from clusterprof.recorder.groups import Groups
@@ -22,7 +23,7 @@ from clusterprof.recorder.plan import DEFAULT_HZ
 from clusterprof.recorder.registry import Registry, registered_alive
 from clusterprof.recorder.rings import Rings
 from clusterprof.recorder.rundir import RUN_DIR_PREFIX, write_private
-from clusterprof.recorder.slot import Note, Slot
+from clusterprof.recorder.slot import Slot
 from clusterprof.recorder.usage import SelfCollector
 from clusterprof.signals.elsewhere import is_elsewhere
 from clusterprof.trace.schema import Clock as ClockRecord
@@ -176,10 +177,12 @@ class _Ending:
 
     def check(self, now_ns: int) -> str:
         """Return why the recording ends now, "" while it goes on."""
-        self.reason = self._why(now_ns)
-        if self.reason and self.reason != "no process is left":
-            leave(self._order.run_dir, self._registry.anybody)
-        return self.reason
+        reason = self._why(now_ns)
+        if reason:
+            self.reason = reason
+            if reason != "no process is left":
+                leave(self._order.run_dir, self._registry.anybody)
+        return reason
 
     def _why(self, now_ns: int) -> str:
         asked = self._asked()

@@ -8,20 +8,19 @@ note for agent.log, and after three in a row the collector rests for 1, 2, 4 …
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from clusterprof.collectors.base import ReadFirst
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.recorder.batch import Table, Ticks
-from clusterprof.signals import Signal
+from clusterprof.recorder.batch import Table, Ticks, codes_of
+from clusterprof.recorder.devices import Devices, Note
 from clusterprof.trace.schema import Columns, Event, Gap, Record, Rows
 
 FAULTS_IN_A_ROW = 3
 _SECOND_NS = 1_000_000_000
 _RETRY_NS = 100_000_000  # something that is not there yet may come with the job's first moments
 _REST_AT_MOST_NS = 60 * _SECOND_NS
-_INTEGER_UNITS = frozenset({"ns", "bytes", "count", "bits"})
-Note = Callable[[str, BaseException], None]
 
 
 class Slot:
@@ -36,6 +35,9 @@ class Slot:
         self._note = note
         self._is_table = hasattr(collector, "strings")
         self._says_when = hasattr(collector, "sampled_ns")
+        self._reads_first = isinstance(collector, ReadFirst)
+        self._readings: list[tuple[int, Any]] = []  # taken, and not yet understood
+        self._events = getattr(collector, "events", None)
         self._columns: Sequence[Any] = ()
         self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # signals, devices
         self._codes = ""  # array typecode of each column
@@ -45,16 +47,15 @@ class Slot:
         self._faults = 0
         self._rest_ns = 0
         self._last_ns = 0
-        self._devices: frozenset[str] | None = None
+        self._devices = Devices(collector, note)
 
     def open(self, now_ns: int) -> None:
         """Open the collector; a failure is a gap, and it is tried again later."""
         try:
             columns = tuple(self.collector.open())
             if not self._is_table:
-                columns = tuple((_signal(signal), str(device)) for signal, device in columns)
-                integer = (signal.unit in _INTEGER_UNITS for signal, _ in columns)
-                self._codes = "".join("q" if whole else "d" for whole in integer)
+                columns = tuple((signal, str(device)) for signal, device in columns)
+                self._codes = codes_of([signal for signal, _ in columns])
                 self._names = (
                     tuple(signal.name for signal, _ in columns),
                     tuple(device for _, device in columns),
@@ -77,7 +78,7 @@ class Slot:
         self._columns = columns
         self._batch = self._empty()
         self._reasons = {}
-        self._appeared(now_ns)
+        self._pending += self._devices.appeared(now_ns)
 
     def tick(self, now_ns: int) -> None:
         """Take one sample at `now_ns`, from a collector opened anew if it has to be."""
@@ -86,26 +87,61 @@ class Slot:
         reopened = False
         while self.status == "available":
             try:
+                if self._reads_first:
+                    self._readings.append((now_ns, self.collector.read()))
+                    return
                 sample = self.collector.sample()
                 self._batch.add(self._taken_ns(now_ns) if self._says_when else now_ns, sample)
-            except NothingNew:
-                return
-            except Unavailable as reason:
-                self._whole_gap(now_ns, reason)
-                return
             except BaseException as error:
-                if isinstance(error, DevicesChanged) and not reopened:
+                self._understand()  # what was read before has no part in it
+                if self.status == "available" and self._failed(now_ns, error, reopened):
                     reopened = True
-                    self._close()
-                    self.open(now_ns)
                     continue
-                self._faulty(now_ns, error)
                 return
-            self._faults = 0
-            self._rest_ns = 0
-            if self._reasons:
-                self._reasons.pop(-1, None)
+            self._well()
             return
+
+    def _understand(self) -> None:
+        """Make samples of what was read; what a reading hides comes to light here."""
+        readings, self._readings = self._readings, []
+        reopened = fits = False
+        for t_ns, reading in readings:
+            while self.status == "available":
+                try:
+                    self._batch.add(t_ns, self.collector.parse(reading))
+                except DevicesChanged as error:
+                    if not reopened:
+                        reopened = self._failed(readings[-1][0], error, reopened)
+                        continue
+                    # It was read of other devices than there are now.
+                except BaseException as error:
+                    self._failed(t_ns, error, reopened)
+                else:
+                    fits = True
+                    self._well()
+                break
+        if reopened and not fits and self.status == "available":
+            self._faulty(readings[-1][0], DevicesChanged("again and again"))
+
+    def _failed(self, now_ns: int, error: BaseException, reopened: bool) -> bool:
+        """Note why there is no sample; True when it was opened anew, to be tried again."""
+        if isinstance(error, NothingNew):
+            return False
+        if isinstance(error, Unavailable):
+            self._whole_gap(now_ns, error)
+            return False
+        if isinstance(error, DevicesChanged) and not reopened:
+            self._close()
+            self.open(now_ns)
+            return True
+        self._faulty(now_ns, error)
+        return False
+
+    def _well(self) -> None:
+        self._faults = 0
+        self._rest_ns = 0
+        if self._reasons:
+            self._reasons.pop(-1, None)
 
     def _taken_ns(self, now_ns: int) -> int:
         """A collector that does not wait for its values says when the newest were taken."""
@@ -129,13 +165,18 @@ class Slot:
 
     def take(self, now_ns: int) -> list[Record]:
         """Return what has been gathered since the last call, as records."""
-        self._pack()
-        events = getattr(self.collector, "events", None)
-        if events is not None:
+        if self._readings:
+            self._understand()
+        if self._batch.t_ns:
+            self._pack()
+        if self._events is not None:
             try:
-                self._pending += [Event(now_ns, str(kind), dict(about)) for kind, about in events()]
+                for kind, about in self._events():
+                    self._pending.append(Event(now_ns, str(kind), dict(about)))
             except BaseException as error:
                 self._fault(now_ns, error)
+        if not self._pending:
+            return []
         records, self._pending = self._pending, []
         return records
 
@@ -146,6 +187,7 @@ class Slot:
         self.status = "closed"
 
     def _close(self) -> None:
+        self._understand()
         self._pack()
         try:
             self.collector.close()
@@ -249,34 +291,6 @@ class Slot:
         self.due_ns = now_ns + self._rest_ns
         self._faults = 0
 
-    def _appeared(self, now_ns: int) -> None:
-        """Say which devices have come since the header was written."""
-        if self._devices is None:
-            return  # the header is still to come and names them
-        inventory = self._inventory()
-        for device in inventory:
-            if str(device.get("id")) not in self._devices:
-                self._pending.append(Event(now_ns, "device-appeared", device))
-        self._devices |= {str(device.get("id")) for device in inventory}
-
     def devices_for_header(self) -> list[dict[str, Any]]:
         """Return the devices known now; those that come later are announced by events."""
-        inventory = self._inventory()
-        self._devices = frozenset(str(device.get("id")) for device in inventory)
-        return inventory
-
-    def _inventory(self) -> list[dict[str, Any]]:
-        describe = getattr(self.collector, "inventory", None)
-        if describe is None or self.status != "available":
-            return []
-        try:
-            return [dict(device) for device in describe()]
-        except BaseException as error:
-            self._note(self.name, error)
-            return []
-
-
-def _signal(signal: Any) -> Signal:
-    if not isinstance(signal, Signal):
-        raise TypeError(f"not a signal: {signal!r}")
-    return signal
+        return self._devices.known(self.status == "available")

@@ -63,8 +63,7 @@ class PlaneSink:
 
     def _add(self, plane: bytes) -> int:
         n = len(plane)
-        sample = plane[:: n // _SAMPLE][:_SAMPLE] if n >= _RANDOM_FROM else b""
-        if len(set(sample)) >= _RANDOM_DISTINCT:
+        if n >= _RANDOM_FROM and len(set(plane[:: n // _SAMPLE][:_SAMPLE])) >= _RANDOM_DISTINCT:
             self.raw.append(plane)
             return PLANE_RAW
         self.packed.append(plane)

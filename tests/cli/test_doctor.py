@@ -165,3 +165,16 @@ def test_what_cannot_be_asked_is_a_usage_error(arguments: tuple[str, ...], said:
     done = command("doctor", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def test_counters_are_opened_only_as_a_recording_here_would(
+    gpus: tuple[Scenario, dict[str, str]], tmp_path: Path
+) -> None:
+    scenario, changes = gpus
+    scenario.gpm = True
+    scenario.write()
+    off = looks(**changes)["gpu_nvidia"]
+    assert {hole["message"] for hole in off["holes"]} == {"GPM is not to be used"}  # type: ignore[attr-defined]
+    profile = tmp_path / "counters.yaml"
+    profile.write_text("extends: default\nsampling: {gpm: true}\n")
+    assert looks(**changes, CLUSTERPROF_PROFILE=str(profile))["gpu_nvidia"]["holes"] == []

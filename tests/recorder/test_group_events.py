@@ -34,7 +34,6 @@ def test_an_announcement_becomes_one_event(run_dir: Path) -> None:
     assert groups.take(NOW_NS) == []
     first = {"pid": 7, "group": 2**63 - 1, "ranks": [0, 3]}
     announce(run_dir, f"7.{2**63 - 1}.json", first)
-    groups.look(NOW_NS)
     assert groups.take(NOW_NS) == [Event(NOW_NS, "group-announced", first)]
     assert groups.take(NOW_NS + 1) == []
     last = {"pid": 8, "group": 0, "ranks": list(range(16_384))}
