@@ -52,8 +52,10 @@ def readings_of(node: NodeTables, signal: str, device: str, origin_ns: int = 0) 
     found: dict[float, int] = {}
     for records in node.records():
         for one in records:
-            if isinstance(one, Columns) and one.signals == [signal] and one.devices == [device]:
-                found |= {(t - origin_ns) / MS: v for t, v in zip(one.t_ns, one.values[0])}
+            columns = zip(one.signals, one.devices, one.values) if isinstance(one, Columns) else ()
+            for name, of, values in columns:
+                if (name, of) == (signal, device):
+                    found |= {(t - origin_ns) / MS: v for t, v in zip(one.t_ns, values)}
     return found
 
 

@@ -102,9 +102,11 @@ def _traces(folder: Path) -> Iterator[Trace]:
             number = place_of(record.attributes).rank
             if number is not None:
                 ranks[number] = str(record.attributes.get("device") or "")
-        elif isinstance(record, Columns) and list(record.signals) == [_BUSY]:
-            values = np.asarray(record.values[0], np.float64)
-            readings.setdefault(record.devices[0], []).append((np.asarray(record.t_ns), values))
+        elif isinstance(record, Columns):
+            for row, name in enumerate(record.signals):
+                if name == _BUSY:
+                    read = np.asarray(record.t_ns), np.asarray(record.values[row], np.float64)
+                    readings.setdefault(record.devices[row], []).append(read)
     if header is None or "realtime_ns" not in header.started:
         return
     ahead_ns = header.started["realtime_ns"] - header.started["monotonic_ns"]

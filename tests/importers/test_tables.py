@@ -85,7 +85,8 @@ def test_written_and_read_back_it_is_a_rank_with_a_device(tmp_path: Path) -> Non
 def test_an_hour_of_silence_is_passed_over() -> None:
     node = NodeTables("", "x")
     node.series("gpu.busy_ratio", "0", [0, 3600 * S], [0.0, 1.0])
-    assert sum(1 for _ in node.records()) == 3  # the opening, and a slice for each reading
+    # The opening, a slice for each reading, and the end.
+    assert sum(1 for _ in node.records()) == 4
     assert node.header().node["display"] == "unknown-host"
 
 
