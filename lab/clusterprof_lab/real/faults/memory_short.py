@@ -54,14 +54,25 @@ class MemoryShort:
             group = stack.enter_context(cgroups.group("memory", place.path("short").name))
             log = Log(place.path("memory-short.jsonl"))
             start_ns = now_ns()
-            if not place.clean:
-                device = stack.enter_context(_swap(place))
-                touched = TOUCH_MB * place.ranks << 20
-                device.limit("read", touched * 1_000_000_000 // place.slowed_ns)
-                stack.enter_context(_paged_out(group))
-            yield Options(script, group.folder, log=log.path)
-            if not place.clean:
-                log.write(start_ns, now_ns(), "cpu-memory", touched_bytes=touched)
+            if place.clean:
+                yield Options(script, group.folder, log=log.path)
+                return
+            device = stack.enter_context(_swap(place))
+            touched = TOUCH_MB * place.ranks << 20
+            rate = touched * 1_000_000_000 // place.slowed_ns
+            device.limit("read", rate)
+            paging = stack.enter_context(_paged_out(group))
+
+            def switch(on: bool) -> None:
+                device.limit("read", rate if on else 0)
+                if on:
+                    _all_out(group)
+                    paging.set()
+                else:
+                    paging.clear()
+
+            yield Options(script, group.folder, log=log.path, switch=switch)
+            log.write(start_ns, now_ns(), "cpu-memory", touched_bytes=touched)
 
 
 @contextmanager
@@ -76,22 +87,29 @@ def _swap(place: Place) -> Iterator[disks.Disk]:
 
 
 @contextmanager
-def _paged_out(group: cgroups.Group) -> Iterator[None]:
-    over = threading.Event()
+def _paged_out(group: cgroups.Group) -> Iterator[threading.Event]:
+    """Page the group out again and again, as long as the event is set."""
+    over, paging = threading.Event(), threading.Event()
+    paging.set()
 
     def again_and_again() -> None:
         while not over.wait(_EVERY_S):
-            for pid in (group.folder / "cgroup.procs").read_text().split():
-                with suppress(OSError):  # it has just ended
-                    _page_out(int(pid))
+            if paging.is_set():
+                _all_out(group)
 
     thread = threading.Thread(target=again_and_again)
     thread.start()
     try:
-        yield
+        yield paging
     finally:
         over.set()
         thread.join()
+
+
+def _all_out(group: cgroups.Group) -> None:
+    for pid in (group.folder / "cgroup.procs").read_text().split():
+        with suppress(OSError):  # it has just ended
+            _page_out(int(pid))
 
 
 def _page_out(pid: int) -> None:
