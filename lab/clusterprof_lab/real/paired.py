@@ -89,7 +89,6 @@ def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = B
         "split": trial.split, "seed": trial.seed, "share": round(share, 4),
         "culprits": culprits, "clean_step_ns": round(clean_ns),
         "in_turns": block_steps, "blocks": blocks, "warm_up": WARM_UP,
-        "wall_less_monotonic_ns": time.time_ns() - time.monotonic_ns(),
         "disturbed_ratio": round(ended.disturbed_ratio, 4),
     }  # fmt: skip
     (folder / FILE).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")

@@ -3,8 +3,10 @@
 The truth is the mean step of the turns with the fault against those without it, of one job; the
 prediction is what an analysis says that sees only one turn with the fault, of all such turns
 together. The first steps of a turn count for neither: a loader that is ahead, a queue that runs dry.
-The noise of the truth is that of means of a few steps each, as if those were independent; where its
-95 % interval is wider than the target, nothing can be told of the prediction.
+Both speak of the same steps, so that these vary is no noise: what they would have taken without the
+fault is, known as it is from other steps of the same job. That noise is that of means of a few
+steps each, as if those were independent; where the 95 % interval of the truth is wider than the
+target, nothing can be told of the prediction.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.engine.local import analyze
-from clusterprof.engine.part import Instant, PartOfRun
+from clusterprof.engine.part import PartOfRun
 from clusterprof.errors import UsageError
 from clusterprof_lab.real.paired import FILE, FORMAT, SCHEMA
 from clusterprof_lab.scenario import Scenario
@@ -35,9 +37,9 @@ class Turn:
     """Steps one after the other, with the fault or without."""
 
     on: bool
-    start_ns: int
-    """CLOCK_MONOTONIC, when the step before the first was over."""
-    end_ns: int
+    first_step: int
+    end_step: int
+    """The first that is no longer in it."""
     steps_ns: tuple[float, ...]
     """Of each step, the mean of all ranks."""
 
@@ -49,6 +51,8 @@ class Truth:
     points: float
     error: float
     """Half of its 95 % interval."""
+    varies: float
+    """The same of another such job: with the noise of the turns with the fault."""
 
 
 def turns_of(folder: Path) -> list[Turn]:
@@ -64,8 +68,7 @@ def turns_of(folder: Path) -> list[Turn]:
             continue
         counts = range(begin + (SETTLES_STEPS if begin else first), step)
         row = [sum(one[k] - one[k - 1] for one in ends) / len(ends) for k in counts]
-        start_ns = max(one[counts[0] - 1] for one in ends)
-        out.append(Turn(on[begin], start_ns, max(one[step - 1] for one in ends), tuple(row)))
+        out.append(Turn(on[begin], counts[0], step, tuple(row)))
         begin = step
     return out
 
@@ -89,22 +92,27 @@ def _ends(folder: Path) -> list[list[int]]:
 
 def truth_of(turns: Sequence[Turn]) -> Truth:
     """Return what the fault cost, and how sure that is."""
-    with_ns, with_error, one = _mean(turns, True)
-    without_ns, without_error, other = _mean(turns, False)
+    with_ns, with_variance, one = _mean(turns, True)
+    without_ns, without_variance, other = _mean(turns, False)
     ratio = without_ns / with_ns
-    error = ratio * math.hypot(with_error / with_ns, without_error / without_ns)
-    free = min(one, other) - 1
-    t = _T_975[free - 1] if 0 < free <= len(_T_975) else 2.1
-    return Truth(100 * (1 - ratio), 100 * t * error)
+    # Of the steps that were not trained without the fault, and of those by which they are guessed.
+    own = without_variance / one + without_variance / other
+    error = math.sqrt(own) / with_ns
+    varies = ratio * math.hypot(math.sqrt(with_variance / one) / with_ns,
+                                math.sqrt(without_variance / other) / without_ns)  # fmt: skip
+    return Truth(100 * (1 - ratio), 100 * _t(other - 1) * error, 100 * _t(min(one, other) - 1) * varies)
+
+
+def _t(free: int) -> float:
+    return _T_975[free - 1] if 0 < free <= len(_T_975) else 2.1
 
 
 def _mean(turns: Sequence[Turn], on: bool) -> tuple[float, float, int]:
-    """Return the mean step of one half, its standard error, and how many draws that is of."""
+    """Return the mean step of one half, the variance of stretches, and how many there are."""
     some = [turn.steps_ns for turn in turns if turn.on == on]
     mean = sum(map(sum, some)) / sum(map(len, some))
     draws = [sum(part) / len(part) for row in some for part in _stretches(row)]
-    spread = sum((draw - mean) ** 2 for draw in draws) / max(len(draws) - 1, 1)
-    return mean, math.sqrt(spread / len(draws)), len(draws)
+    return mean, sum((d - mean) ** 2 for d in draws) / max(len(draws) - 1, 1), len(draws)
 
 
 def _stretches(row: Sequence[float]) -> Iterator[Sequence[float]]:
@@ -118,15 +126,14 @@ def said_of(folder: Path, turns: Sequence[Turn], pair: Any) -> tuple[tuple[str, 
     """Return the findings that name the fault in its turns, and what fixing them would win."""
     from clusterprof_lab.score.whatif import predicted
 
-    wall_ns = document_of(folder)["wall_less_monotonic_ns"]
     named: list[str] = []
     won = whole = 0.0
     for turn in turns:
         if not turn.on:
             continue
-        since, until = (Instant(at + wall_ns, True) for at in (turn.start_ns, turn.end_ns))
+        part = PartOfRun(first_step=turn.first_step, end_step=turn.end_step, said="a turn")
         try:
-            report = analyze(folder / "recording", part=PartOfRun(since, until, said="a turn"))
+            report = analyze(folder / "recording", part=part)
         except UsageError:
             continue
         length = report.worth.job_ns if report.worth is not None else None
