@@ -38,7 +38,7 @@ from clusterprof_lab.real.told import told
 from clusterprof_lab.scenario import SEVERITIES, Scenario, Split, Trial, load_corpus
 
 FILE, FORMAT, SCHEMA = "paired.json", "clusterprof-paired", 1
-BLOCK_STEPS, BLOCKS, WARM_UP, AFTER = 16, 8, 8, 2
+BLOCK_STEPS, BLOCKS, WARM_UP, AFTER = 28, 4, 8, 2
 _CLEAN_STEPS = 16
 """Of the job that only says how strong the fault must be."""
 Switch = Callable[[bool], None]
@@ -46,9 +46,11 @@ Switch = Callable[[bool], None]
 
 @dataclass
 class _Fault:
-    """What is wrong in its turn, and what the job is told."""
+    """What is wrong in its turn."""
 
     switches: list[Switch] = field(default_factory=list)
+    period_steps: int = 1
+    """After so many steps it begins anew."""
 
     def __call__(self, on: bool) -> None:
         for switch in self.switches:
@@ -88,7 +90,7 @@ def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = B
         "format": FORMAT, "schema": SCHEMA, "scenario": scenario.id, "severity": trial.severity,
         "split": trial.split, "seed": trial.seed, "share": round(share, 4),
         "culprits": culprits, "clean_step_ns": round(clean_ns),
-        "in_turns": block_steps, "blocks": blocks, "warm_up": WARM_UP,
+        "in_turns": block_steps, "period_steps": fault.period_steps, "blocks": blocks, "warm_up": WARM_UP,
         "disturbed_ratio": round(ended.disturbed_ratio, 4),
     }  # fmt: skip
     (folder / FILE).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
@@ -107,6 +109,7 @@ def _apply(
     fault = _Fault()
     known = aim.given["fault"] in AIMS
     made = AIMS[aim.given["fault"]](aim) if known else Made()
+    fault.period_steps = period_steps(made.script)
     cable = trials.linked(stack, layout, seats, replace(made, flow_mbit=0.0), out)
     nodes = [seat.node for seat in seats if seat.node is not None]
     if cable is not None and (made.links or made.one_way):
@@ -131,6 +134,18 @@ def _apply(
         seat.groups = (*seat.groups, *([group] if group is not None else []))
         seat.environment = {**seat.environment, **calm.environment, **faulty.environment}
     return fault
+
+
+def period_steps(script: Sequence[str]) -> int:
+    """Return after how many steps the script's fault begins anew: every so many, or all turns."""
+    numbers = {}
+    for word in script:
+        name, _, value = word.removeprefix("--").partition("=")
+        if name == "turns" or name.endswith("-every"):
+            numbers[name] = int(value)
+    if "turns" in numbers:
+        return numbers["turns"] * numbers.get("turn-every", 1)
+    return max(numbers.values(), default=1)
 
 
 def _environment(

@@ -24,8 +24,9 @@ from clusterprof.errors import UsageError
 from clusterprof_lab.real.paired import FILE, FORMAT, SCHEMA
 from clusterprof_lab.scenario import Scenario
 
-SETTLES_STEPS = 10
-"""First steps of a turn that count for nothing."""
+SETTLES_STEPS = 8
+"""First steps of a turn that count for nothing; a few more if what is left is no whole number of the
+fault's periods: a host that runs ahead would be elsewhere at its end than at its begin."""
 STRETCH_STEPS = 4
 """Steps whose mean is one draw of the noise; faults that come every few steps come every fourth."""
 _T_975 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
@@ -66,7 +67,8 @@ def turns_of(folder: Path) -> list[Turn]:
     for step in range(1, whole + 1):
         if step < whole and on[step] == on[begin]:
             continue
-        counts = range(begin + (SETTLES_STEPS if begin else first), step)
+        left = step - begin - (SETTLES_STEPS if begin else first)
+        counts = range(step - max(left - left % said["period_steps"], 1), step)
         row = [sum(one[k] - one[k - 1] for one in ends) / len(ends) for k in counts]
         out.append(Turn(on[begin], counts[0], step, tuple(row)))
         begin = step
