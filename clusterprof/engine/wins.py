@@ -31,7 +31,7 @@ def with_wins(findings: Sequence[Finding], worth: Worth) -> tuple[Finding, ...]:
 def _with_wins(finding: Finding, said: CauseWorth, gpus: int) -> Finding:
     if said.saved_ns is None:
         return replace(finding, recoverable_ns=None) if said.why_missing in _NO_ANSWER else finding
-    won_ns = said.saved_ns * gpus
+    won_ns = max(said.saved_ns, 0) * gpus
     culprits = tuple(_at_most(one, won_ns, len(finding.culprits)) for one in finding.culprits)
     return replace(finding, recoverable_ns=won_ns, culprits=culprits)
 

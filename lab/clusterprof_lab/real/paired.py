@@ -3,9 +3,9 @@
 python -m clusterprof_lab.real.paired --split dev --out DIR       what is there is kept
 
 Two jobs of one machine differ by more than the fault between them, if the machine is busy. So here
-a job trains steps without its fault, then with it, with it, without it, and so on (`scripts/turns`):
-the mean step of either half is of the same processes in the same minute, and what the machine does
-more and more is in both alike. The fault is on and off by the options of the script, by the path of
+a job trains steps without its fault, then with it, with it, without it, and so on
+(`scripts/turns`): the mean step of either half is of the same processes in the same minute, and
+what the machine does more and more is in both alike. The fault is on and off by the options of the script, by the path of
 what it reads (both disks or servers are there), or by who switches it outside the job, who is asked
 before the first step of each turn. Every trial leaves `DIR/<trial>/recording`, its stopwatches, and
 `paired.json`: what `python -m clusterprof_lab whatif --paired DIR` needs.
@@ -90,7 +90,8 @@ def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = B
         "format": FORMAT, "schema": SCHEMA, "scenario": scenario.id, "severity": trial.severity,
         "split": trial.split, "seed": trial.seed, "share": round(share, 4),
         "culprits": culprits, "clean_step_ns": round(clean_ns),
-        "in_turns": block_steps, "period_steps": fault.period_steps, "blocks": blocks, "warm_up": WARM_UP,
+        "in_turns": block_steps, "blocks": blocks, "warm_up": WARM_UP,
+        "period_steps": fault.period_steps,
         "disturbed_ratio": round(ended.disturbed_ratio, 4),
     }  # fmt: skip
     (folder / FILE).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
@@ -249,7 +250,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             done += 1
             now = time.monotonic()
-            print(f"{one.name}: {now - then:.0f} s, {(now - began) / 60:.1f} min in all", flush=True)
+            print(
+                f"{one.name}: {now - then:.0f} s, {(now - began) / 60:.1f} min in all", flush=True
+            )
     print(f"{done} there, {failed} failed")
     return 1 if failed else 0 if done else 4
 
@@ -261,15 +264,19 @@ def _clear(folder: Path) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m clusterprof_lab.real.paired",
-                                     description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m clusterprof_lab.real.paired",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--scenario", nargs="+", default=[], metavar="ID", help="all without any")
     parser.add_argument("--severity", choices=SEVERITIES, default=SEVERITIES[1])
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1")
     parser.add_argument("--split", choices=get_args(Split), default="dev")
     parser.add_argument("--block-steps", type=int, default=BLOCK_STEPS, metavar="N")
-    parser.add_argument("--blocks", type=int, default=BLOCKS, metavar="N", help="of four: a multiple")
+    parser.add_argument(
+        "--blocks", type=int, default=BLOCKS, metavar="N", help="of four: a multiple"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder; what is there is kept")
     return parser.parse_args(argv)
 

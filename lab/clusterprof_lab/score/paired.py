@@ -2,7 +2,8 @@
 
 The truth is the mean step of the turns with the fault against those without it, of one job; the
 prediction is what an analysis says that sees only one turn with the fault, of all such turns
-together. The first steps of a turn count for neither: a loader that is ahead, a queue that runs dry.
+together. The first steps of a turn count for neither: a loader that is ahead, a queue that runs
+dry.
 Both speak of the same steps, so that these vary is no noise: what they would have taken without the
 fault is, known as it is from other steps of the same job. That noise is that of means of a few
 steps each, as if those were independent; where the 95 % interval of the truth is wider than the
@@ -25,8 +26,8 @@ from clusterprof_lab.real.paired import FILE, FORMAT, SCHEMA
 from clusterprof_lab.scenario import Scenario
 
 SETTLES_STEPS = 8
-"""First steps of a turn that count for nothing; a few more if what is left is no whole number of the
-fault's periods: a host that runs ahead would be elsewhere at its end than at its begin."""
+"""First steps of a turn that count for nothing; a few more if what is left is no whole number of
+the fault's periods: a host that runs ahead would be elsewhere at its end than at its begin."""
 STRETCH_STEPS = 4
 """Steps whose mean is one draw of the noise; faults that come every few steps come every fourth."""
 _T_975 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
@@ -102,7 +103,9 @@ def truth_of(turns: Sequence[Turn]) -> Truth:
     error = math.sqrt(own) / with_ns
     varies = ratio * math.hypot(math.sqrt(with_variance / one) / with_ns,
                                 math.sqrt(without_variance / other) / without_ns)  # fmt: skip
-    return Truth(100 * (1 - ratio), 100 * _t(other - 1) * error, 100 * _t(min(one, other) - 1) * varies)
+    return Truth(
+        100 * (1 - ratio), 100 * _t(other - 1) * error, 100 * _t(min(one, other) - 1) * varies
+    )
 
 
 def _t(free: int) -> float:

@@ -56,7 +56,8 @@ class Turns:
     def loaders(self) -> list[argparse.Namespace]:
         """The options of each loader that is needed: one if the fault is not of the loader."""
         same = all(
-            getattr(self.calm, name) == getattr(self.faulty, name) for name in ("workers", "prefetch")
+            getattr(self.calm, name) == getattr(self.faulty, name)
+            for name in ("workers", "prefetch")
         )
         return [self.faulty] if same or not self.faulty.in_turns else [self.faulty, self.calm]
 
