@@ -5,10 +5,11 @@ python -m clusterprof_lab.real.paired --split dev --out DIR       what is there 
 Two jobs of one machine differ by more than the fault between them, if the machine is busy. So here
 a job trains steps without its fault, then with it, with it, without it, and so on
 (`scripts/turns`): the mean step of either half is of the same processes in the same minute, and
-what the machine does more and more is in both alike. The fault is on and off by the options of the script, by the path of
-what it reads (both disks or servers are there), or by who switches it outside the job, who is asked
-before the first step of each turn. Every trial leaves `DIR/<trial>/recording`, its stopwatches, and
-`paired.json`: what `python -m clusterprof_lab whatif --paired DIR` needs.
+what the machine does more and more is in both alike. The fault is on and off by the options of the
+script, by the path of what it reads (both disks or servers are there), or by who switches it
+outside the job, who is asked before the first step of each turn. Every trial leaves
+`DIR/<trial>/recording`, its stopwatches, and `paired.json`: what
+`python -m clusterprof_lab whatif --paired DIR` needs.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ python -m clusterprof_lab whatif --runs DIR --out DIR           runs that lie th
 python -m clusterprof_lab whatif --paired DIR --out DIR         real jobs, the fault in turns
 python -m clusterprof_lab whatif --store DIR/whatif.json        keep it for docs/what-if.md
 
-A prediction is what the report says of the findings that name the fault: its accepted leaves, else
-its family. Of several findings it is no more than what fixing all wins. `net-transfer` beside
+A prediction is what the report says of the findings that name the fault: its accepted leaves, or
+its family where those are less than half of what the family lost. Of several findings it is no more than what fixing all wins. `net-transfer` beside
 another finding of the network is the time any transfer takes, and not the fault. What no finding
 names is predicted to win nothing. Points are hundredths of the time in steps.
 """
@@ -124,7 +124,9 @@ def predicted(
         return (), 0.0, None, None
     inside = [one for one in worth.causes if not one.outside_steps]
     some = [one for one in inside if one.cause in pair.leaves]
-    some = some or [one for one in inside if FAMILY_OF.get(one.cause, one.cause) == pair.family]
+    family = [one for one in inside if FAMILY_OF.get(one.cause, one.cause) == pair.family]
+    if 2 * sum(one.lost_ns for one in some) < sum(one.lost_ns for one in family):
+        some = family  # another name for most of it: what it is worth was asked, not what it is
     some = [one for one in some if one.cause != STRUCTURAL] or some
     said = [one for one in some if one.saved_ns is not None]
     points = 100.0 / worth.job_ns
