@@ -171,11 +171,16 @@ def _environment(
 
 
 def _stopped(pid: int, stop: bool) -> None:
-    """Stop or continue a process and its kin."""
+    """Stop or continue what an nsenter runs.
+
+    nsenter stops by itself with its child, and again if it is continued while that is not.
+    """
     with suppress(psutil.NoSuchProcess):
         top = psutil.Process(pid)
-        for one in (top, *top.children(recursive=True)):
+        for one in top.children(recursive=True):
             one.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
+        if not stop:
+            top.send_signal(signal.SIGCONT)
 
 
 class _Switching(threading.Thread):

@@ -6,9 +6,10 @@ python -m clusterprof_lab whatif --paired DIR --out DIR         real jobs, the f
 python -m clusterprof_lab whatif --store DIR/whatif.json        keep it for docs/what-if.md
 
 A prediction is what the report says of the findings that name the fault: its accepted leaves, or
-its family where those are less than half of what the family lost. Of several findings it is no more than what fixing all wins. `net-transfer` beside
-another finding of the network is the time any transfer takes, and not the fault. What no finding
-names is predicted to win nothing. Points are hundredths of the time in steps.
+its family where those are less than half of what the family lost. Of several findings it is no more
+than what fixing all wins. `net-transfer` beside another finding of the network is the time any
+transfer takes, and not the fault. What no finding names is predicted to win nothing. Points are
+hundredths of the time in steps.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def predicted(
     inside = [one for one in worth.causes if not one.outside_steps]
     some = [one for one in inside if one.cause in pair.leaves]
     family = [one for one in inside if FAMILY_OF.get(one.cause, one.cause) == pair.family]
-    if 2 * sum(one.lost_ns for one in some) < sum(one.lost_ns for one in family):
+    if not some or 2 * sum(one.lost_ns for one in some) < sum(one.lost_ns for one in family):
         some = family  # another name for most of it: what it is worth was asked, not what it is
     some = [one for one in some if one.cause != STRUCTURAL] or some
     said = [one for one in some if one.saved_ns is not None]

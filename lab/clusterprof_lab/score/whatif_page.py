@@ -30,8 +30,9 @@ measured everything without error and knew nothing of what hides behind what: on
 how far a clean run, made at another time on a busy machine, can serve as truth at all.
 """
 RULES = """\
-* A prediction is that of the findings that name the fault: its accepted leaves, or its family where
-  those are less than half of what the family lost. What no finding names is predicted to win nothing.
+* A prediction is that of the findings that name the fault: its accepted leaves, or its family
+  where those are less than half of what the family lost. What no finding names is predicted to win
+  nothing.
 * Synthetic: each fault of a run is taken away alone, the others stay. Work that is uneven in turn
   (`sync-sequence-skew`) is evened out, not taken away: no fix of an imbalance makes work vanish.
 * Real in turns: one job, its fault off, on, on, off in blocks of 28 steps, so that what the machine
