@@ -50,7 +50,10 @@ SHORT = """\
 * The device's wait just before a save or a log is `h2d-sync`, though it goes with that.
 * Two faults that strike in turn: while one holds the job up, the loader of the other works ahead,
   and without the first the second is felt more.
-* Real jobs on two cores: with a fault everything else is slower as well, the transfers above all.
+* Real jobs on two cores: with a fault everything else is slower as well, the transfers above all;
+  fixing it would win that too, and no finding of the fault says so: predictions are too small.
+* `net-transfer` is what a network wins that takes no time. Of a slow one that was mended some time
+  stays, which nothing in the recording tells when the rate of its links is not known: too much.
 """
 REDO = """\
 ```
