@@ -13,7 +13,7 @@ FRAMEWORKS_VENV ?= .venv-frameworks-$(TORCH)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev torch test test-long check lint types contracts golden docs docs-check host bench
-.PHONY: gate-check score score-full score-whatif score-rivals score-sabotage blame-check lab-cluster accept-cluster test-launchers test-frameworks test-frameworks-matrix peers import-answers fuzz clean
+.PHONY: gate-check score score-full score-whatif score-rivals score-sabotage blame-check lab-cluster accept-cluster test-launchers test-frameworks test-frameworks-matrix peers import-answers fuzz record-whatif clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,7 +92,13 @@ score: $(VENV)/torch ## a slice of the corpus of known faults, all tools judged 
 	$(BIN)/python -m clusterprof_lab.score --split $(SPLIT) --slice ci --out $(SCORE) $(ANSWERS)
 
 score-whatif: $(VENV)/dev ## predicted gains of fixing each fault beside the same job without it: SPLIT=dev (minutes)
-	$(BIN)/python -m clusterprof_lab whatif --split $(SPLIT) --out $(SCORE)-whatif
+	-$(BIN)/python -m clusterprof_lab whatif --split $(SPLIT) --out $(SCORE)-whatif
+	@test -d $(SCORE)-paired || echo "make: no real jobs beside it: make record-whatif"
+	test ! -d $(SCORE)-paired || $(BIN)/python -m clusterprof_lab whatif --split $(SPLIT) \
+	    --paired $(SCORE)-paired --out $(SCORE)-whatif-paired
+
+record-whatif: $(VENV)/torch ## real jobs with the fault on and off in turns, for score-whatif (root, 25 minutes)
+	$(BIN)/python -m clusterprof_lab.real.paired --split $(SPLIT) --out $(SCORE)-paired
 
 score-full: $(VENV)/torch ## the whole corpus, real processes too (root, hours); writes what docs/accuracy.md is made of
 	-$(BIN)/python -m clusterprof_lab lab run --split $(SPLIT) --seeds 1 --out $(SCORE)/real

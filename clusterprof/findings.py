@@ -122,7 +122,9 @@ class Finding:
     share_ratio: float
     """`lost_ns` over the in-step time (over the window when `outside_steps`)."""
     recoverable_ns: int | None
-    """Device time that fixing only this would win back; None when that cannot be said."""
+    """Device time that fixing only this would win back; None when that cannot be said. It is what
+    the job would end sooner (`CauseWorth.saved_ns`), of all its devices; only where nothing could
+    be played again (`CauseWorth.why_missing`) it is what attribution adds up to, at least."""
     confidence_ratio: float
     """How sure we are of the cause, 0 to 1 (not how large it is)."""
     grade: Grade

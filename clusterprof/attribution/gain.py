@@ -20,6 +20,8 @@ and what all lost alike:
     rank 2 alone wins 3 * 30, all without storage 3 * 30 + 3 * 20
 
 Where operations were not laid side by side it cannot be said.
+
+A report says this only of what could not be played again: else what the replay won (`engine/wins`).
 """
 
 from __future__ import annotations

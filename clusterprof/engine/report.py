@@ -20,6 +20,7 @@ from clusterprof.engine.metrics import metrics_of
 from clusterprof.engine.peers import Across
 from clusterprof.engine.step_stats import step_stats
 from clusterprof.engine.underfill import underfill_of
+from clusterprof.engine.wins import with_wins
 from clusterprof.engine.worth import metrics_of as worth_metrics
 from clusterprof.engine.worth import worth_of
 from clusterprof.findings import Blind, Finding, Report, Tail
@@ -59,7 +60,7 @@ def build_report(
         nodes=facts,
         ranks=ledgers,
         **sums,
-        findings=found,
+        findings=with_wins(found, worth),
         unattributed_ns=sum(reasons.values()),
         unattributed_reasons=_largest_first(reasons),
         outside_buckets=_largest_first(outside),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterprof.findings import UNATTRIBUTED, RankLedger, Report
+from clusterprof.history import WAITING, SlowStep
 from clusterprof.renderers import sparks, whose, words
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
@@ -17,6 +18,8 @@ BY = ("node", "rank", "cause", "step", "time")
 TOP = 10
 """Rows of a table, when nobody asks for more or fewer."""
 _NOTHING = "-"
+_OWN_RATIO = 0.1
+"""Of what a step lost: less beside waiting explains no wait."""
 _NO_HISTORY = "when time was lost was not worked out"
 
 
@@ -119,11 +122,42 @@ def _by_step(report: Report, top: int) -> Table:
         rows.append(
             (
                 f"{step.number:,}", sparks.clock(step.start_ns), human(step.duration_ns, "ns"),
-                human(lost, "ns"), last, sparks.called(step.lost[0][0]) if lost else _NOTHING,
+                human(lost, "ns"), last, _why_slow(report, step) if lost else _NOTHING,
             )
         )  # fmt: skip
     count = max((rank.steps for rank in report.ranks), default=0)
     return Table("BY STEP, the slowest", heads, tuple(rows), 2, f"of {count:,} steps")
+
+
+def _why_slow(report: Report, step: SlowStep) -> str:
+    """Say what cost most in a step; of waiting, for whom and what that one was late for."""
+    cause = step.lost[0][0]
+    if cause != WAITING:
+        return sparks.called(cause)
+    who = "" if step.rank is None else words.rank_name(report.ranks[step.rank])
+    late = _late_for(report, step)
+    if not who:
+        return f"{sparks.called(cause)}, chiefly late for {late}" if late else sparks.called(cause)
+    return f"{late}: waiting for {who}" if late else f"waiting for {who}"
+
+
+def _late_for(report: Report, step: SlowStep) -> str:
+    """Return what the last to come was late for: in this step, else most of the time; "" unknown.
+
+    A wait that was kept says it; so does what was lost in the step beside waiting, for a rank that
+    lost time itself is the one that others wait for.
+    """
+    waits: dict[str, int] = {}
+    for one in () if report.history is None else report.history.waits:
+        if one.step == step.number and one.cause and one.culprit == step.rank:
+            waits[one.cause] = waits.get(one.cause, 0) + one.duration_ns
+    if waits:
+        return _chief(waits)
+    own = {cause: ns for cause, ns in step.lost if cause not in (WAITING, UNATTRIBUTED)}
+    if sum(own.values()) >= _OWN_RATIO * sum(ns for _, ns in step.lost):
+        return _chief(own)
+    caused = () if step.rank is None else report.ranks[step.rank].caused
+    return _chief(dict(caused)) if any(ns for _, ns in caused) else ""
 
 
 def _by_time(report: Report, top: int) -> Table:

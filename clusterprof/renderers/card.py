@@ -16,6 +16,8 @@ from clusterprof.renderers import advised, whose, words
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
 
+TAKES_TIME = "net-transfer"
+"""As long as data take on their way some of it stays, whatever is done."""
 _WORTH_SAYING_RATIO = 0.01  # of the job's time: less is no reason to do anything
 
 
@@ -86,13 +88,14 @@ def wins_of(report: Report, first: Finding) -> str:
     """Say what fixing a finding wins, in device time and in time of the job; "" if unknown."""
     if first.recoverable_ns is None or not report.in_step_ns:
         return ""
-    part = human(first.recoverable_ns / report.in_step_ns, "ratio")
-    at_most = "at most " if first.upper_bound else "about "
-    text = f"That wins {at_most}{human(first.recoverable_ns, 'ns')} of GPU time, {part}"
+    at_most = "at most " if first.upper_bound or first.cause.id == TAKES_TIME else "about "
+    text = f"That wins {at_most}{human(first.recoverable_ns, 'ns')} of GPU time"
     worth = report.worth
     of = [] if worth is None else [one for one in worth.causes if one.cause == first.cause.id]
     saved = of[0].saved_ns if of else None
     job_ns = worth.job_ns if worth is not None else None
     if saved and job_ns and saved >= _WORTH_SAYING_RATIO * job_ns:
-        text += f"; the job ends {human(saved, 'ns')} sooner ({human(saved / job_ns, 'ratio')})"
-    return f"{text}."
+        # The same of the job, and one part of it: of device time it would differ by what ranks do.
+        part = human(saved / job_ns, "ratio")
+        return f"{text}; the job ends {human(saved, 'ns')} sooner ({part})."
+    return f"{text}, {human(first.recoverable_ns / report.in_step_ns, 'ratio')}."

@@ -23,7 +23,7 @@ from clusterprof.findings import (
     Tail,
 )
 from clusterprof.hostlists import fold
-from clusterprof.renderers import advised, json_steps
+from clusterprof.renderers import advised, json_history, json_steps
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.renderers.words import summed
 from clusterprof.renderers.worth import document as worth_document
@@ -84,6 +84,7 @@ def document(report: Report) -> dict[str, Any]:
         "notes": [_text(note) for note in report.notes],
         "steps": json_steps.steps(report.steps),
         "likeness": json_steps.likeness(report.likeness),
+        "history": json_history.history(report),
     }
 
 

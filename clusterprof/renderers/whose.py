@@ -89,6 +89,8 @@ def _caused(group: Sequence[Culprit], finding: Finding, in_step_ns: int) -> str:
     own_ns = sum(one.own_ns or 0 for one in group)
     others_ns = sum(one.others_ns or 0 for one in group)
     gain_ns = sum(one.recoverable_ns or 0 for one in group)
+    if finding.recoverable_ns is not None:  # some of a cause wins no more than all of it
+        gain_ns = min(gain_ns, finding.recoverable_ns)
     at_most = "at most " if finding.upper_bound else ""
     victims = group[0].victims if len(group) == 1 else None
     many = "" if victims is None else f"{victims:,} "

@@ -12,7 +12,7 @@ from reports import clean
 from clusterprof.worth import CauseWorth, Worth
 from clusterprof_lab.scenario import Scenario, Wanted
 from clusterprof_lab.score.pairing import REMOVED, NoPairError, Pair, pairs_of
-from clusterprof_lab.score.whatif import FORMAT, Held, document, predicted
+from clusterprof_lab.score.whatif import FORMAT, IN_TURNS, Held, document, predicted
 from clusterprof_lab.score.whatif_page import pages, store
 from clusterprof_lab.truth import Injected, Lost, Place, Truth
 
@@ -71,9 +71,20 @@ def test_the_page_counts_what_is_within_three_points(tmp_path: Path) -> None:
     assert store(tmp_path / "x.json", tmp_path / "kept").name == "dev-synth.json"
     [page] = pages(tmp_path / "kept").values()
     # (3.0 + 3.1) / 2 off; of the truth's own books one is within
-    assert "| synth, dev | 2 | ✗ 50 % (9–91; 1 of 2) | 3.0 | 3.1 | 50 % (9–91; 1 of 2) |" in page
+    assert "| synth, dev | 2 | 0 | ✗ 50 % (9–91; 1 of 2) | 3.0 | 3.1 | 50 % (9–91;" in page
     assert "| disk | 2 | 1 | 10.0, 10.0 | 13.0, 6.9 | -3.1 |" in page
     assert pages(tmp_path / "none") == {}
+
+
+def test_where_the_truth_itself_is_not_sure_nothing_is_counted(tmp_path: Path) -> None:
+    sure = Held("a", "disk", IN_TURNS, "mild", REMOVED, 10.0, 12.0, None, None, (), None, 2.9)
+    unsure = replace(sure, run="b", said=40.0, error=3.1)
+    assert (sure.told, unsure.told) == (True, False)
+    (tmp_path / "x.json").write_text(json.dumps(document([sure, unsure], "dev")), encoding="utf-8")
+    assert store(tmp_path / "x.json", tmp_path / "kept").name == "dev-real-in-turns.json"
+    [page] = pages(tmp_path / "kept").values()
+    assert "| real in turns, dev | 2 | 1 | ✓ 100 % (21–100; 1 of 1) | 2.0 | 2.0 | - |" in page
+    assert "| disk | 2 | 1 | 10.0 ± 2.9, 10.0 ± 3.1 | 12.0, 40.0 | +30.0 |" in page
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

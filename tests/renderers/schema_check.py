@@ -10,7 +10,7 @@ _TYPES: dict[str, Any] = {
 }  # fmt: skip
 _KNOWN = {
     "$schema", "$id", "$ref", "$defs", "title", "description", "type", "enum", "const", "minimum",
-    "maximum", "properties", "required", "additionalProperties", "items",
+    "maximum", "properties", "required", "additionalProperties", "items", "maxItems",
 }  # fmt: skip
 
 
@@ -39,6 +39,8 @@ def errors(value: Any, schema: Any, root: Any | None = None, path: str = "$") ->
             yield f"{path} is above {schema['maximum']}"
     if isinstance(value, dict):
         yield from _object_errors(value, schema, root, path)
+    if isinstance(value, list) and len(value) > schema.get("maxItems", len(value)):
+        yield f"{path} has more than {schema['maxItems']} items"
     if isinstance(value, list) and "items" in schema:
         for index, item in enumerate(value):
             yield from errors(item, schema["items"], root, f"{path}[{index}]")

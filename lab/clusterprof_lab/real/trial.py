@@ -90,7 +90,7 @@ def run(trial: Trial, out: Path) -> Path:
     with ExitStack() as stack:
         seats = stack.enter_context(seated(layout, stopwatches, make_records(out)))
         made = AIMS[real["fault"]](aim) if real["fault"] in AIMS else Made()
-        cable = _links(stack, layout, seats, made, out)
+        cable = linked(stack, layout, seats, made, out)
         if real["fault"] not in AIMS:
             links = _environment(stack, seats, folder, aim)
             for index, link in links.items() if cable is not None else ():
@@ -99,7 +99,7 @@ def run(trial: Trial, out: Path) -> Path:
             seat.words = (*seat.words, *made.script)
             seat.restarts = made.restarts
         parameters["script"] = list(seats[0].words)
-        ended = _job(stack, seats, folder, stopwatches, made.ends_badly, real)
+        ended = job_of(stack, seats, folder, stopwatches, made.ends_badly, real)
     lives = told(stopwatches)
     if not any(life.steps for life in lives):
         raise RuntimeError(f"{trial.name}: no rank trained: {launch.failed(stopwatches)}")
@@ -121,7 +121,7 @@ def _numbered(
     return sorted({life.rank for life in lives if life.host == host})
 
 
-def _job(
+def job_of(
     stack: ExitStack, seats: Sequence[Seat], folder: Path, stopwatches: Path, ends_badly: bool,
     real: Mapping[str, Any],
 ) -> launch.Ended:  # fmt: skip
@@ -195,7 +195,7 @@ def seated(layout: Layout, stopwatches: Path, records: Path) -> Iterator[list[Se
         yield [Seat(place, layout.ranks, base) for place in places]
 
 
-def _links(
+def linked(
     stack: ExitStack, layout: Layout, seats: Sequence[Seat], made: Made, out: Path
 ) -> Cable | None:
     """Lay the cable between nodes, if there are any, and give their links the faults."""
@@ -211,10 +211,14 @@ def _links(
         cable.be(one.index, made.links.get(one.index, Link()))
         cable.one_way(one.index, made.one_way.get(one.index, 0))
     if made.flow_mbit:
-        nodes[-1].start(sys.executable, "-I", str(_FLOW), "take")
-        rate = str(made.flow_mbit)
-        nodes[0].start(sys.executable, "-I", str(_FLOW), nodes[-1].address, rate)
+        flow(nodes, made.flow_mbit)
     return cable
+
+
+def flow(nodes: Sequence[Node], megabits: float) -> subprocess.Popen[Any]:
+    """Send from the first node to the last for as long as they live; return the sender."""
+    nodes[-1].start(sys.executable, "-I", str(_FLOW), "take")
+    return nodes[0].start(sys.executable, "-I", str(_FLOW), nodes[-1].address, str(megabits))
 
 
 def _environment(
@@ -254,7 +258,7 @@ def clean_step_ns(layout: Layout, out: Path) -> float:
             folder = Path(name)
             records = make_records(out)
             seats = stack.enter_context(seated(layout, folder, records))
-            _links(stack, layout, seats, Made(), out)
+            linked(stack, layout, seats, Made(), out)
             machine = Machine()
             codes = launch.finish(launch.start(seats, None, f"lab-{folder.name}", folder), folder,
                                   hangs=False)  # fmt: skip

@@ -6,7 +6,7 @@ all ranks lost because of them, over everything the report blames somebody for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from clusterprof import __version__
@@ -16,6 +16,8 @@ from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.families import FAMILIES, FAMILY_OF
 
 TOOL = "clusterprof"
+STRUCTURAL = "net-transfer"
+"""That data take time on their way is no fault: what that wins is not added."""
 GAIN_FROM_RATIO = 0.03
 """What fixing smaller findings would win is not added up."""
 BLAMED_RATIO = 0.25
@@ -36,7 +38,7 @@ def answer_of(report: Report) -> Answer:
     whole = max(report.in_step_ns, 1)
     inside = [one for one in report.findings if not one.outside_steps]
     large = [one for one in inside if one.share_ratio >= GAIN_FROM_RATIO]
-    gains = [one.recoverable_ns for one in large if one.recoverable_ns is not None]
+    gain_ns = _gain_ns(report, large)
     return Answer(
         tool=f"{TOOL} {__version__}",
         causes=tuple(_said(one) for one in report.findings),
@@ -44,8 +46,21 @@ def answer_of(report: Report) -> Answer:
         culprits=_blamed(report),
         residual_ns=residual_ns(report),
         lost_ratio=report.lost_ns / whole,
-        gain_ratio=sum(gains) / whole if gains else None,
+        gain_ratio=None if gain_ns is None else gain_ns / whole,
     )
+
+
+def _gain_ns(report: Report, large: Sequence[Finding]) -> int | None:
+    """Return what fixing the large findings wins together, and no more than fixing all does."""
+    gains = [
+        one.recoverable_ns
+        for one in large
+        if one.recoverable_ns is not None and one.cause.id != STRUCTURAL
+    ]
+    worth = report.worth
+    if len(gains) > 1 and worth is not None and worth.saved_ns is not None:
+        return min(sum(gains), worth.saved_ns * worth.gpus)
+    return sum(gains) if gains else None
 
 
 def bucket_ns(report: Report) -> dict[str, int]:

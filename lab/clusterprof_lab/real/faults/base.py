@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,6 +56,8 @@ class Place:
     """All nodes of the job, for faults between two of them."""
     clean: bool = False
     """Give the job the same to do in the same place, but let nothing be wrong."""
+    label: str = ""
+    """Keeps apart what is applied twice to a node."""
 
     @property
     def slowed_ns(self) -> int:
@@ -85,7 +87,7 @@ class Place:
         """Return a path below the folder that no other node of the same folder uses."""
         own = Path(name)
         whose = "" if self.node is None else f"-{self.node.name}"
-        return self.folder / f"{own.stem}{whose}{own.suffix}"
+        return self.folder / f"{own.stem}{whose}{self.label}{own.suffix}"
 
     def within(self, *command: str) -> list[str]:
         """Return the command line that runs a command in the node's mounts and network.
@@ -110,6 +112,8 @@ class Options:
     """What was injected: JSON lines with `start_ns`, `end_ns` (CLOCK_MONOTONIC) and `cause`."""
     link: Mapping[str, float] | None = None
     """Fields of the cable's `Link` for the node's link; None = leave it as it is."""
+    switch: Callable[[bool], None] | None = None
+    """Puts the fault on or off while the job runs; None = it cannot be, or there is none."""
 
     def and_also(self, other: Options) -> Options:
         """Return these options with those of a second fault of the same node."""
@@ -120,6 +124,7 @@ class Options:
             environment={**self.environment, **other.environment},
             log=self.log or other.log,
             link=self.link if other.link is None else other.link,
+            switch=self.switch or other.switch,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -47,11 +48,19 @@ class CpuHogs:
             log = Log(place.path("cpu-hogs.jsonl"))
             cpus = cpus_of(place)
             others_ns = round((1.0 - parts) * _PERIOD_NS)
-            for cpu in cpus if not place.clean else ():
-                words = (str(cpu), str(_PERIOD_NS), str(others_ns))
-                stack.enter_context(processes.running(processes.python(_BE_BUSY, *words)))
+            words = (str(_PERIOD_NS), str(others_ns))
+            hogs = [
+                stack.enter_context(processes.running(processes.python(_BE_BUSY, str(cpu), *words)))
+                for cpu in (cpus if not place.clean else ())
+            ]
+
+            def switch(on: bool) -> None:
+                for hog in hogs:
+                    hog.send_signal(signal.SIGCONT if on else signal.SIGSTOP)
+
+            script = [f"--decode-ms={decoding_ms(place):.2f}"]
             start_ns = now_ns()
-            yield Options([f"--decode-ms={decoding_ms(place):.2f}"], log=log.path)
+            yield Options(script, log=log.path, switch=switch if hogs else None)
             if not place.clean:
                 log.write(start_ns, now_ns(), "cpu-contention", cpus=cpus, job_gets=parts)
 

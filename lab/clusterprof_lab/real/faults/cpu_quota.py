@@ -39,15 +39,22 @@ class CpuQuota:
         period_us = round(1000 * place.number("period_ms", PERIOD_US / 1000))
         with cgroups.group("cpu", place.path("quota").name, cpu_group(place)) as group:
             log = Log(place.path("cpu-quota.jsonl"))
-            if not place.clean:
-                quota_us = max(_LEAST_US, round(need_ms * 1e6 / place.slowed_ns * period_us))
+            quota_us = max(_LEAST_US, round(need_ms * 1e6 / place.slowed_ns * period_us))
+
+            def switch(on: bool) -> None:
                 if group.controller.version == 1:
                     group.write(period_us, "cpu.cfs_period_us")
-                    group.write(quota_us, "cpu.cfs_quota_us")
+                    group.write(quota_us if on else -1, "cpu.cfs_quota_us")
                 else:
-                    group.write(f"{quota_us} {period_us}", "", "cpu.max")
+                    group.write(f"{quota_us if on else 'max'} {period_us}", "", "cpu.max")
+
+            script = [f"--decode-ms={decode_ms:.2f}"]
             start_ns = now_ns()
-            yield Options([f"--decode-ms={decode_ms:.2f}"], group.folder, log=log.path)
+            if place.clean:
+                yield Options(script, group.folder, log=log.path)
+            else:
+                switch(True)
+                yield Options(script, group.folder, log=log.path, switch=switch)
             if not place.clean:
                 counts = group.counts("cpu.stat")
                 log.write(start_ns, now_ns(), "cpu-throttled", quota_us=quota_us, stat=counts)

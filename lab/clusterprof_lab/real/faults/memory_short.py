@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,7 +22,9 @@ HOLD_MB = 64
 TOUCH_MB = 8
 _SWAP_BYTES = 1 << 30
 _EVERY_S = 0.4
-_PROCESS_MADVISE, _MADV_PAGEOUT = 440, 21  # the same number on every architecture
+_PROCESS_MADVISE = 440  # the same numbers on every architecture
+_MADV_WILLNEED, _MADV_PAGEOUT = 3, 21
+_BACK_S = 1.0  # within which what was swapped out is there again
 _PRIVATE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0\s*$", re.MULTILINE)
 
 
@@ -54,14 +57,27 @@ class MemoryShort:
             group = stack.enter_context(cgroups.group("memory", place.path("short").name))
             log = Log(place.path("memory-short.jsonl"))
             start_ns = now_ns()
-            if not place.clean:
-                device = stack.enter_context(_swap(place))
-                touched = TOUCH_MB * place.ranks << 20
-                device.limit("read", touched * 1_000_000_000 // place.slowed_ns)
-                stack.enter_context(_paged_out(group))
-            yield Options(script, group.folder, log=log.path)
-            if not place.clean:
-                log.write(start_ns, now_ns(), "cpu-memory", touched_bytes=touched)
+            if place.clean:
+                yield Options(script, group.folder, log=log.path)
+                return
+            device = stack.enter_context(_swap(place))
+            touched = TOUCH_MB * place.ranks << 20
+            rate = touched * 1_000_000_000 // place.slowed_ns
+            device.limit("read", rate)
+            paging = stack.enter_context(_paged_out(group))
+
+            def switch(on: bool) -> None:
+                device.limit("read", rate if on else 0)
+                if on:
+                    paging.set()
+                    _all(group, _MADV_PAGEOUT)
+                else:
+                    paging.clear()
+                    _all(group, _MADV_WILLNEED)
+                    time.sleep(_BACK_S)
+
+            yield Options(script, group.folder, log=log.path, switch=switch)
+            log.write(start_ns, now_ns(), "cpu-memory", touched_bytes=touched)
 
 
 @contextmanager
@@ -76,25 +92,32 @@ def _swap(place: Place) -> Iterator[disks.Disk]:
 
 
 @contextmanager
-def _paged_out(group: cgroups.Group) -> Iterator[None]:
-    over = threading.Event()
+def _paged_out(group: cgroups.Group) -> Iterator[threading.Event]:
+    """Page the group out again and again, as long as the event is set."""
+    over, paging = threading.Event(), threading.Event()
+    paging.set()
 
     def again_and_again() -> None:
         while not over.wait(_EVERY_S):
-            for pid in (group.folder / "cgroup.procs").read_text().split():
-                with suppress(OSError):  # it has just ended
-                    _page_out(int(pid))
+            if paging.is_set():
+                _all(group, _MADV_PAGEOUT)
 
     thread = threading.Thread(target=again_and_again)
     thread.start()
     try:
-        yield
+        yield paging
     finally:
         over.set()
         thread.join()
 
 
-def _page_out(pid: int) -> None:
+def _all(group: cgroups.Group, advice: int) -> None:
+    for pid in (group.folder / "cgroup.procs").read_text().split():
+        with suppress(OSError):  # it has just ended
+            _advise(int(pid), advice)
+
+
+def _advise(pid: int, advice: int) -> None:
     found = _PRIVATE.findall(Path(f"/proc/{pid}/maps").read_text())
     held = [(int(first, 16), int(last, 16)) for first, last in found]
     held = [(first, last) for first, last in held if last - first >= HOLD_MB << 20]
@@ -103,7 +126,7 @@ def _page_out(pid: int) -> None:
     handle = os.pidfd_open(pid)
     try:
         regions = (_Region * len(held))(*(_Region(first, last - first) for first, last in held))
-        ctypes.CDLL(None).syscall(_PROCESS_MADVISE, handle, regions, len(held), _MADV_PAGEOUT, 0)
+        ctypes.CDLL(None).syscall(_PROCESS_MADVISE, handle, regions, len(held), advice, 0)
     finally:
         os.close(handle)
 

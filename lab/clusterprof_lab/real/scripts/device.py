@@ -56,6 +56,10 @@ class Device:
         self.clock_ratio = clock_ratio
         self.accelerator.throttle(clock_ratio, bits)
 
+    def deep(self, queue_depth: int) -> None:
+        """Let so many launches be in flight from now on."""
+        self.depth = self.accelerator._depth = queue_depth
+
     def submit(self, length_ns: int) -> None:
         with self._change:
             while self._open and len(self._queue) >= self.depth:

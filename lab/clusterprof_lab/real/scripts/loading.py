@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import mmap
 import os
 import random
@@ -12,6 +11,7 @@ import urllib.request
 
 import torch
 from torch.utils.data import Dataset
+from turns import Turns
 
 ITEMS_PER_BATCH = 8
 ITEM = (
@@ -35,8 +35,9 @@ def user_cpu_ns() -> int:
 class Records(Dataset):
     """Items by number; batch k of the run has items k * ITEMS_PER_BATCH and on."""
 
-    def __init__(self, options: argparse.Namespace, rank: int, world: int) -> None:
-        self.options, self.rank, self.world, self.fd = options, rank, world, -1
+    def __init__(self, turns: Turns, rank: int, world: int) -> None:
+        self.turns, self.options = turns, turns.faulty
+        self.rank, self.world, self.fd = rank, world, -1
         memory = mmap.mmap(-1, len(self) * len(ITEM) * 8)  # shared with the workers
         self.watch = torch.frombuffer(memory, dtype=torch.int64).view(-1, len(ITEM))
         self.held: mmap.mmap | None = None
@@ -45,6 +46,12 @@ class Records(Dataset):
         return self.options.steps * ITEMS_PER_BATCH
 
     def __getitem__(self, index: int):
+        options = self.turns.at(index // ITEMS_PER_BATCH)
+        if options.data != self.options.data and self.fd >= 0:
+            if not os.path.isdir(self.options.data):
+                os.close(self.fd)
+            self.fd = -1
+        self.options = options
         begun_ns, delay_ns, user_ns = now_ns(), run_delay_ns(), user_cpu_ns()
         self._read(index)
         read_ns, read_delay_ns, cpu_ns = now_ns(), run_delay_ns(), time.thread_time_ns()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 
 _NUMBERS = {
     # of the job
@@ -54,11 +56,20 @@ _NUMBERS = {
     "skew": (0.0, "spread of the log of the compute time, drawn per rank and step"),
     "fail-at": (-1, "step at which the rank exits, in its first life"),
     "hang-at": (-1, "step at which the rank stops for ever"),
+    # of turns
+    "in-turns": (0, "steps of a turn with the fault or without; 0 = it is always there"),
+    "warm-up": (0, "steps before the first turn"),
+    "switched": (0, "1 = somebody outside switches the fault"),
 }
 
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
+    return parse_words(sys.argv[1:])
+
+
+def parse_words(words: Sequence[str]) -> argparse.Namespace:
+    """Read the words of a command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, (usual, what) in _NUMBERS.items():
         parser.add_argument(f"--{name}", type=type(usual), default=usual, help=what)
@@ -71,7 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkpoint", default="", help="file of the checkpoint, the rank added")
     parser.add_argument("--chain", action="store_true", help="each rank sends the next its batch")
     parser.add_argument("--own", nargs=2, action="append", default=[], help="RANK NAME=VALUE")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     options.features = round((options.model_mb * (1 << 20) / 4 / 4) ** 0.5)
     return options
 

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from device import Device
 from loading import ITEMS_PER_BATCH, Records, run_delay_ns
-from options import of_rank, parse
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, get_worker_info
 from troubles import Troubles
+from turns import Turns
 from watch import Watch, now_ns
 
 BLOCKS = 4
@@ -60,14 +60,14 @@ class Model(torch.nn.Module):
 class Trainer:
     """One rank."""
 
-    def __init__(self, options: argparse.Namespace, rank: int, world: int) -> None:
-        self.options, self.rank, self.world = options, rank, world
+    def __init__(self, turns: Turns, rank: int, world: int) -> None:
+        # What it is now: everyone who has it sees a turn.
+        self.options = options = argparse.Namespace(**vars(turns.faulty))
+        self.turns, self.rank, self.world, self.whole_mb = turns, rank, world, options.model_mb
         said = {"rank": rank, "world": world, "host": os.uname().nodename}
         said["workers"] = options.workers
         self.watch = Watch(options.folder, rank, said)
-        depth = max(8, options.queued_steps * max(options.kernels, 8))
-        self.device = Device(depth)
-        self.device.throttle(options.clock_ratio, options.throttle_bits * (options.clock_ratio < 1))
+        self.device = Device(queue_depth(options))
         self.on_host = options.collectives == "host"
         self.random = random.Random(options.seed * 1000 + rank)
         self.factor, self.backwards, self.step = 1.0, 0, 0
@@ -80,6 +80,20 @@ class Trainer:
         for parameter in self.model.parameters():
             parameter.register_hook(self.arrived)
         self.troubles = Troubles(options, self.device, self.watch, cuda.install(self.device))
+        self.become(turns.at(0))
+
+    def become(self, options: argparse.Namespace) -> None:
+        """Go on with these options."""
+        vars(self.options).update(vars(options))
+        self.device.deep(queue_depth(options))
+        self.device.throttle(options.clock_ratio, options.throttle_bits * (options.clock_ratio < 1))
+
+    def turn_maybe(self) -> None:
+        if self.turns.changes(self.step):
+            if self.options.switched:
+                self.device.synchronize()
+            self.turns.switched(self.step, self.rank)
+            self.become(self.turns.at(self.step))
 
     def arrived(self, _) -> None:
         if self.on_host:
@@ -107,7 +121,8 @@ class Trainer:
 
     def reduce_on_device(self, _, bucket):
         gradients = bucket.buffer()
-        group, copy = self.transfers, gradients.clone()
+        sent = round(gradients.numel() * min(1.0, self.options.model_mb / self.whole_mb))
+        group, copy = self.transfers, gradients[:sent].clone()
         self.device.collective(lambda: group.allreduce([copy]).wait())
         torch.autograd.Variable._execution_engine.queue_callback(self.device.join)
         done = torch.futures.Future()
@@ -116,20 +131,17 @@ class Trainer:
 
     def train(self) -> None:
         options = self.options
-        records = Records(options, self.rank, self.world)
-        prefetch = {"prefetch_factor": options.prefetch} if options.workers else {}
-        loader = DataLoader(
-            records, ITEMS_PER_BATCH, num_workers=options.workers, worker_init_fn=hold, **prefetch
-        )
+        records = Records(self.turns, self.rank, self.world)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001)
         self.loss = torch.zeros(())
         dist.barrier()  # behind the loader's start the first step has begun, to those who watch
         began_ns = now_ns()
-        batches = iter(loader)
+        batches = loaded(records, self.turns)
         for self.step in range(options.steps):
+            self.turn_maybe()
             self.draw()
             with self.watch.phase("data_wait"):
-                x = next(batches)
+                x = next(batches[self.turns.on(self.step) - 1])
             self.stop_maybe()
             if options.micro_batches:
                 self.pipeline(x)
@@ -197,6 +209,30 @@ class Trainer:
             sys.exit("the script fails, as asked")
 
 
+def queue_depth(options: argparse.Namespace) -> int:
+    return max(8, options.queued_steps * max(options.kernels, 8))
+
+
+def loaded(records: Records, turns: Turns) -> list:
+    """Return the batches, or those of turns with the fault and those of turns without it."""
+    out = []
+    for number, options in enumerate(turns.loaders):
+        mine = None
+        if len(turns.loaders) > 1:
+            mine = [
+                step * ITEMS_PER_BATCH + item
+                for step in range(options.steps) if turns.on(step) == (number == 0)
+                for item in range(ITEMS_PER_BATCH)
+            ]  # fmt: skip
+        prefetch = {"prefetch_factor": options.prefetch} if options.workers else {}
+        loader = DataLoader(
+            records, ITEMS_PER_BATCH, sampler=mine, num_workers=options.workers,
+            worker_init_fn=hold, **prefetch,
+        )  # fmt: skip
+        out.append(iter(loader))
+    return out
+
+
 def optimizer_step(trainer: Trainer) -> None:
     """A step of an optimizer over gradients of a forward-only pipeline."""
     if not hasattr(trainer, "optimizer"):
@@ -232,16 +268,16 @@ def join_others() -> None:
 
 
 def main() -> None:
-    options = parse()
+    turns = Turns(sys.argv[1:])
     sys.setswitchinterval(0.0005)  # the driver's thread must not wait long for the interpreter
     torch.set_num_threads(1)
     torch.manual_seed(0)
     join_others()
     rank, world = dist.get_rank(), dist.get_world_size()
-    of_rank(options, rank)
-    trainer = Trainer(options, rank, world)
-    if options.start_ms:
-        time.sleep(options.start_ms / 1000)
+    turns.of_rank(rank)
+    trainer = Trainer(turns, rank, world)
+    if trainer.options.start_ms:
+        time.sleep(trainer.options.start_ms / 1000)
     trainer.train()
     dist.destroy_process_group()
 

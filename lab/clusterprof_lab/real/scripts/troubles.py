@@ -129,6 +129,8 @@ class Troubles:
             sum(range(count))
             end_ns = now_ns()
             self.watch.injected.append([start_ns, end_ns, "cpu-gil"])
+            if not self.options.gil_ms:
+                continue  # its turn has just ended
             factor = self.options.gil_ms * 1e6 / max(end_ns - start_ns, 1)
             count = max(1000, round(count * min(max(factor, 0.5), 20.0)))
 

@@ -1,0 +1,291 @@
+"""Real jobs that are their own clean run: the fault goes on and off in blocks of steps.
+
+python -m clusterprof_lab.real.paired --split dev --out DIR       what is there is kept
+
+Two jobs of one machine differ by more than the fault between them, if the machine is busy. So here
+a job trains steps without its fault, then with it, with it, without it, and so on
+(`scripts/turns`): the mean step of either half is of the same processes in the same minute, and
+what the machine does more and more is in both alike. The fault is on and off by the options of the
+script, by the path of what it reads (both disks or servers are there), or by who switches it
+outside the job, who is asked before the first step of each turn. Every trial leaves
+`DIR/<trial>/recording`, its stopwatches, and `paired.json`: what
+`python -m clusterprof_lab whatif --paired DIR` needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import psutil
+
+from clusterprof_lab.real import launch
+from clusterprof_lab.real import trial as trials
+from clusterprof_lab.real.aims import AIMS, Aim, Made
+from clusterprof_lab.real.cable import Link
+from clusterprof_lab.real.faults.base import Options, Place
+from clusterprof_lab.real.launch import Seat
+from clusterprof_lab.real.layout import Layout, layout_of
+from clusterprof_lab.real.told import told
+from clusterprof_lab.scenario import SEVERITIES, Scenario, Split, Trial, load_corpus
+
+FILE, FORMAT, SCHEMA = "paired.json", "clusterprof-paired", 1
+BLOCK_STEPS, BLOCKS, WARM_UP, AFTER = 28, 4, 8, 2
+_CLEAN_STEPS = 16
+"""Of the job that only says how strong the fault must be."""
+Switch = Callable[[bool], None]
+
+
+@dataclass
+class _Fault:
+    """What is wrong in its turn."""
+
+    switches: list[Switch] = field(default_factory=list)
+    period_steps: int = 1
+    """After so many steps it begins anew."""
+
+    def __call__(self, on: bool) -> None:
+        for switch in self.switches:
+            switch(on)
+
+
+def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = BLOCKS) -> Path:
+    """Run one trial with its fault in turns; return its folder."""
+    scenario, real = trial.scenario, trial.scenario.real or {}
+    layout, random = _without_steps(layout_of(real)), trial.draw()
+    low, high = scenario.lost[trial.severity]
+    share = float(random.uniform(low, high))
+    culprits = trials.culprits_of(scenario, layout, random)
+    short = replace(layout, words=(*layout.words, f"--steps={_CLEAN_STEPS}"))
+    clean_ns = trials.clean_step_ns(short, out)
+    folder = out / trial.name
+    stopwatches = folder / "stopwatches"
+    stopwatches.mkdir(parents=True)
+    aim = Aim(share, clean_ns / 1e6, layout.world, culprits, random, real)
+    steps = WARM_UP + block_steps * blocks + AFTER
+    turns = [f"--steps={steps}", f"--in-turns={block_steps}", f"--warm-up={WARM_UP}"]
+    with ExitStack() as stack:
+        seats = stack.enter_context(trials.seated(layout, stopwatches, trials.make_records(out)))
+        fault = _apply(stack, layout, seats, out, folder, aim)
+        if fault.switches:
+            turns.append("--switched=1")
+            fault(False)
+            stack.enter_context(_Switching(fault, stopwatches, layout.world))
+        for seat in seats:
+            at = seat.words.index("--fault")
+            seat.words = (*seat.words[:at], *turns, *seat.words[at:])
+        ended = trials.job_of(stack, seats, folder, stopwatches, False, real)
+    lives = told(stopwatches)
+    if [life.steps for life in lives] != [steps] * layout.world:
+        raise RuntimeError(f"{trial.name}: not all ranks trained: {launch.failed(stopwatches)}")
+    said = {
+        "format": FORMAT, "schema": SCHEMA, "scenario": scenario.id, "severity": trial.severity,
+        "split": trial.split, "seed": trial.seed, "share": round(share, 4),
+        "culprits": culprits, "clean_step_ns": round(clean_ns),
+        "in_turns": block_steps, "blocks": blocks, "warm_up": WARM_UP,
+        "period_steps": fault.period_steps,
+        "disturbed_ratio": round(ended.disturbed_ratio, 4),
+    }  # fmt: skip
+    (folder / FILE).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    return folder
+
+
+def _without_steps(layout: Layout) -> Layout:
+    kept = tuple(word for word in layout.words if not word.startswith("--steps="))
+    return replace(layout, words=kept)
+
+
+def _apply(
+    stack: ExitStack, layout: Layout, seats: Sequence[Seat], out: Path, folder: Path, aim: Aim
+) -> _Fault:
+    """Make the fault; each seat's words are then those of both halves, `--fault` between them."""
+    fault = _Fault()
+    known = aim.given["fault"] in AIMS
+    made = AIMS[aim.given["fault"]](aim) if known else Made()
+    fault.period_steps = period_steps(made.script)
+    cable = trials.linked(stack, layout, seats, replace(made, flow_mbit=0.0), out)
+    nodes = [seat.node for seat in seats if seat.node is not None]
+    if cable is not None and (made.links or made.one_way):
+
+        def network(on: bool) -> None:
+            for node in nodes:
+                cable.be(node.index, made.links.get(node.index, Link()) if on else Link())
+                cable.one_way(node.index, made.one_way.get(node.index, 0) if on else 0)
+
+        fault.switches.append(network)
+    if made.flow_mbit:
+        sender = trials.flow(nodes, made.flow_mbit)
+        fault.switches.append(lambda on: _stopped(sender.pid, not on))
+    for number, seat in enumerate(seats):
+        calm, faulty = Options(), Options(made.script)
+        if not known:
+            calm, faulty = _environment(stack, seats, number, folder, aim)
+        if faulty.switch is not None:
+            fault.switches.append(faulty.switch)
+        seat.words = (*seat.words, *calm.script, "--fault", *faulty.script)
+        group = faulty.cgroup or calm.cgroup
+        seat.groups = (*seat.groups, *([group] if group is not None else []))
+        seat.environment = {**seat.environment, **calm.environment, **faulty.environment}
+    return fault
+
+
+def period_steps(script: Sequence[str]) -> int:
+    """Return after how many steps the script's fault begins anew: every so many, or all turns."""
+    numbers = {}
+    for word in script:
+        name, _, value = word.removeprefix("--").partition("=")
+        if name == "turns" or name.endswith("-every"):
+            numbers[name] = int(value)
+    if "turns" in numbers:
+        return numbers["turns"] * numbers.get("turn-every", 1)
+    return max(numbers.values(), default=1)
+
+
+def _environment(
+    stack: ExitStack, seats: Sequence[Seat], number: int, folder: Path, aim: Aim
+) -> tuple[Options, Options]:
+    """Apply a fault of the environment to a seat; return what it gets without and with it."""
+    seat, first = seats[number], sum(one.ranks for one in seats[:number])
+    fault = trials.environment_faults()[aim.given["fault"]]
+    nodes = [one.node for one in seats if one.node is not None]
+    where = folder / (f"fault-{seat.node.name}" if seat.node is not None else "fault")
+    where.mkdir()
+    place = Place(seat.node, where, aim.random, aim.share, round(aim.step_ms * 1e6),
+                  {"items": 8, **aim.given, "ranks": seat.ranks}, nodes)  # fmt: skip
+    if first not in aim.culprits:
+        return stack.enter_context(fault.apply(replace(place, clean=True))), Options()
+    faulty = stack.enter_context(fault.apply(place))
+    if faulty.switch is not None:
+        return replace(faulty, switch=None), faulty
+    calm = replace(place, clean=True, label="-calm")
+    return stack.enter_context(fault.apply(calm)), faulty
+
+
+def _stopped(pid: int, stop: bool) -> None:
+    """Stop or continue what an nsenter runs.
+
+    nsenter stops by itself with its child, and again if it is continued while that is not.
+    """
+    with suppress(psutil.NoSuchProcess):
+        top = psutil.Process(pid)
+        for one in top.children(recursive=True):
+            one.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
+        if not stop:
+            top.send_signal(signal.SIGCONT)
+
+
+class _Switching(threading.Thread):
+    """Switches the fault when all ranks have come to the first step of a turn."""
+
+    def __init__(self, fault: _Fault, folder: Path, world: int) -> None:
+        super().__init__()
+        self.fault, self.folder, self.world = fault, folder, world
+        self.over, self.on = threading.Event(), False
+        self.done: set[str] = set()
+
+    def run(self) -> None:
+        while not self.over.wait(0.005):
+            came: dict[str, int] = {}
+            for path in self.folder.glob("came-*"):
+                step = path.name.split("-")[1]
+                came[step] = came.get(step, 0) + 1
+            for step in sorted(set(came) - self.done, key=int):
+                if came[step] == self.world:
+                    self.on = not self.on
+                    self.fault(self.on)
+                    (self.folder / f"switched-{step}").touch()
+                    self.done.add(step)
+
+    def __enter__(self) -> _Switching:
+        self.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.over.set()
+        self.join()
+        self.fault(True)  # as its makers left it, for them to undo
+
+
+def why_not(scenario: Scenario) -> str:
+    """Return why a scenario cannot be run with its fault in turns here, "" when it can."""
+    wanted, real = scenario.wanted, scenario.real
+    if real is None or not wanted.family or wanted.outside_steps:
+        return "no real fault inside steps"
+    return trials.why_not_here(scenario)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is asked for, one job after another; 0 all run, 1 one failed, 4 none could be."""
+    options = _parse(argv)
+    corpus = {one.id: one for one in load_corpus()}
+    names = options.scenario or list(corpus)
+    unknown = sorted(set(names) - set(corpus))
+    if unknown:
+        print(f"paired: no scenario {', '.join(unknown)}", file=sys.stderr)
+        return 2
+    out = options.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    began, failed, done = time.monotonic(), 0, 0
+    for name in names:
+        for seed in range(options.seeds):
+            one = Trial(corpus[name], options.severity, seed, options.split)
+            reason = why_not(one.scenario)
+            if reason:
+                if options.scenario:
+                    print(f"{one.name}: not run: {reason}", flush=True)
+                continue
+            if (out / one.name / FILE).exists():
+                done += 1
+                continue
+            _clear(out / one.name)
+            then = time.monotonic()
+            try:
+                run(one, out, options.block_steps, options.blocks)
+            except (RuntimeError, OSError) as error:
+                failed += 1
+                print(f"{one.name}: {error}", file=sys.stderr, flush=True)
+                continue
+            done += 1
+            now = time.monotonic()
+            print(
+                f"{one.name}: {now - then:.0f} s, {(now - began) / 60:.1f} min in all", flush=True
+            )
+    print(f"{done} there, {failed} failed")
+    return 1 if failed else 0 if done else 4
+
+
+def _clear(folder: Path) -> None:
+    """Put aside what an earlier try left unfinished."""
+    if folder.exists():
+        folder.rename(folder.with_name(f"unfinished-{time.time_ns()}-{folder.name}"))
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m clusterprof_lab.real.paired",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--scenario", nargs="+", default=[], metavar="ID", help="all without any")
+    parser.add_argument("--severity", choices=SEVERITIES, default=SEVERITIES[1])
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1")
+    parser.add_argument("--split", choices=get_args(Split), default="dev")
+    parser.add_argument("--block-steps", type=int, default=BLOCK_STEPS, metavar="N")
+    parser.add_argument(
+        "--blocks", type=int, default=BLOCKS, metavar="N", help="of four: a multiple"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder; what is there is kept")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

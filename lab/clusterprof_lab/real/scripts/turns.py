@@ -1,0 +1,75 @@
+"""The fault of a job in turns: on and off in blocks of steps, so that a job is its own clean run.
+
+    train.py OPTIONS --in-turns=16 --warm-up=8 --fault OPTIONS-OF-THE-FAULT
+
+Blocks are off, on, on, off, and so on over again: what the machine does more and more, or less and
+less, is in both alike. What is on or off outside the job is somebody else's to switch
+(`--switched`): every rank says that it has come to the step, with nothing under way on its device,
+and goes on when the file `switched-STEP` is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from options import of_rank, parse_words
+
+MARK = "--fault"
+_ORDER = (False, True, True, False)
+_ENOUGH_S = 20.0
+
+
+class Turns:
+    """What the options are in each step; without `--in-turns` always the same."""
+
+    def __init__(self, words: list[str]) -> None:
+        at = words.index(MARK) if MARK in words else len(words)
+        self.calm = parse_words(words[:at])
+        self.faulty = parse_words([*words[:at], *words[at + 1 :]])
+        self.calm.features = self.faulty.features  # there is one model: only what is sent differs
+
+    def of_rank(self, rank: int) -> None:
+        """Put the options of this rank in the place of everybody's."""
+        of_rank(self.calm, rank)
+        of_rank(self.faulty, rank)
+
+    def on(self, step: int) -> bool:
+        """Return whether the fault is on in a step; in all of them without turns."""
+        length, first = self.faulty.in_turns, self.faulty.warm_up
+        if not length:
+            return True
+        block = (step - first) // length
+        last = step >= self.faulty.steps - 2  # behind the last step the job is over
+        return step >= first and not last and _ORDER[block % len(_ORDER)]
+
+    def at(self, step: int) -> argparse.Namespace:
+        """Return the options of a step."""
+        return self.faulty if self.on(step) else self.calm
+
+    def changes(self, step: int) -> bool:
+        """Return whether a step is the first of a turn."""
+        return step > 0 and self.on(step) != self.on(step - 1)
+
+    @property
+    def loaders(self) -> list[argparse.Namespace]:
+        """The options of each loader that is needed: one if the fault is not of the loader."""
+        same = all(
+            getattr(self.calm, name) == getattr(self.faulty, name)
+            for name in ("workers", "prefetch")
+        )
+        return [self.faulty] if same or not self.faulty.in_turns else [self.faulty, self.calm]
+
+    def switched(self, step: int, rank: int) -> None:
+        """Wait until what is outside the job has been switched for this step."""
+        if not self.faulty.switched:
+            return
+        folder = self.faulty.folder
+        with open(os.path.join(folder, f"came-{step}-{rank}"), "w"):
+            pass
+        end = time.monotonic() + _ENOUGH_S
+        while not os.path.exists(os.path.join(folder, f"switched-{step}")):
+            if time.monotonic() > end:
+                raise TimeoutError(f"nobody switched the fault for step {step}")
+            time.sleep(0.002)

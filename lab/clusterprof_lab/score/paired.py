@@ -1,0 +1,160 @@
+"""Predictions beside the truth of jobs whose fault went on and off (`real/paired.py`).
+
+The truth is the mean step of the turns with the fault against those without it, of one job; the
+prediction is what an analysis says that sees only one turn with the fault, of all such turns
+together. The first steps of a turn count for neither: a loader that is ahead, a queue that runs
+dry.
+Both speak of the same steps, so that these vary is no noise: what they would have taken without the
+fault is, known as it is from other steps of the same job. That noise is that of means of a few
+steps each, as if those were independent; where the 95 % interval of the truth is wider than the
+target, nothing can be told of the prediction.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterprof.engine.local import analyze
+from clusterprof.engine.part import PartOfRun
+from clusterprof.errors import UsageError
+from clusterprof_lab.real.paired import FILE, FORMAT, SCHEMA
+from clusterprof_lab.scenario import Scenario
+
+SETTLES_STEPS = 8
+"""First steps of a turn that count for nothing; a few more if what is left is no whole number of
+the fault's periods: a host that runs ahead would be elsewhere at its end than at its begin."""
+STRETCH_STEPS = 4
+"""Steps whose mean is one draw of the noise; faults that come every few steps come every fourth."""
+_T_975 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+"""Student's t with 1, 2, … degrees of freedom; beyond, 2.1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Steps one after the other, with the fault or without."""
+
+    on: bool
+    first_step: int
+    end_step: int
+    """The first that is no longer in it."""
+    steps_ns: tuple[float, ...]
+    """Of each step, the mean of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What the fault cost, in points of the step with it."""
+
+    points: float
+    error: float
+    """Half of its 95 % interval."""
+    varies: float
+    """The same of another such job: with the noise of the turns with the fault."""
+
+
+def turns_of(folder: Path) -> list[Turn]:
+    """Read the turns of a job, without their first steps; ValueError if it is no such job."""
+    said = document_of(folder)
+    ends = _ends(folder / "stopwatches")
+    steps, length, first = len(ends[0]), said["in_turns"], said["warm_up"]
+    on = [first <= step and (step - first) // length % 4 in (1, 2) for step in range(steps)]
+    whole = first + length * said["blocks"]
+    out, begin = [], 0
+    for step in range(1, whole + 1):
+        if step < whole and on[step] == on[begin]:
+            continue
+        left = step - begin - (SETTLES_STEPS if begin else first)
+        counts = range(step - max(left - left % said["period_steps"], 1), step)
+        row = [sum(one[k] - one[k - 1] for one in ends) / len(ends) for k in counts]
+        out.append(Turn(on[begin], counts[0], step, tuple(row)))
+        begin = step
+    return out
+
+
+def document_of(folder: Path) -> dict[str, Any]:
+    """Read what is known of a job."""
+    document: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    if document.get("format") != FORMAT or document.get("schema") != SCHEMA:
+        raise ValueError(f"{folder / FILE}: not a paired job of schema {SCHEMA}")
+    return document
+
+
+def _ends(folder: Path) -> list[list[int]]:
+    """Return when each step was over, by rank."""
+    out = []
+    for path in sorted(folder.glob("rank-*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+        out.append([line["ended_ns"] for line in lines if line["step"] >= 0])
+    return out
+
+
+def truth_of(turns: Sequence[Turn]) -> Truth:
+    """Return what the fault cost, and how sure that is."""
+    with_ns, with_variance, one = _mean(turns, True)
+    without_ns, without_variance, other = _mean(turns, False)
+    ratio = without_ns / with_ns
+    # Of the steps that were not trained without the fault, and of those by which they are guessed.
+    own = without_variance / one + without_variance / other
+    error = math.sqrt(own) / with_ns
+    varies = ratio * math.hypot(math.sqrt(with_variance / one) / with_ns,
+                                math.sqrt(without_variance / other) / without_ns)  # fmt: skip
+    return Truth(
+        100 * (1 - ratio), 100 * _t(other - 1) * error, 100 * _t(min(one, other) - 1) * varies
+    )
+
+
+def _t(free: int) -> float:
+    return _T_975[free - 1] if 0 < free <= len(_T_975) else 2.1
+
+
+def _mean(turns: Sequence[Turn], on: bool) -> tuple[float, float, int]:
+    """Return the mean step of one half, the variance of stretches, and how many there are."""
+    some = [turn.steps_ns for turn in turns if turn.on == on]
+    mean = sum(map(sum, some)) / sum(map(len, some))
+    draws = [sum(part) / len(part) for row in some for part in _stretches(row)]
+    return mean, sum((d - mean) ** 2 for d in draws) / max(len(draws) - 1, 1), len(draws)
+
+
+def _stretches(row: Sequence[float]) -> Iterator[Sequence[float]]:
+    """Cut a turn into stretches; what is left over at its end goes with the last."""
+    count = max(1, len(row) // STRETCH_STEPS)
+    for at in range(count):
+        yield row[at * STRETCH_STEPS : (at + 1) * STRETCH_STEPS if at + 1 < count else len(row)]
+
+
+def said_of(folder: Path, turns: Sequence[Turn], pair: Any) -> tuple[tuple[str, ...], float]:
+    """Return the findings that name the fault in its turns, and what fixing them would win."""
+    from clusterprof_lab.score.whatif import predicted
+
+    named: list[str] = []
+    won = whole = 0.0
+    for turn in turns:
+        if not turn.on:
+            continue
+        part = PartOfRun(first_step=turn.first_step, end_step=turn.end_step, said="a turn")
+        try:
+            report = analyze(folder / "recording", part=part)
+        except UsageError:
+            continue
+        length = report.worth.job_ns if report.worth is not None else None
+        if not length:
+            continue
+        some, points, _, _ = predicted(report, pair)
+        named += [name for name in some if name not in named]
+        won += points * length
+        whole += length
+    return tuple(named), won / whole if whole else 0.0
+
+
+def pair_of(document: Mapping[str, Any], corpus: Mapping[str, Scenario]) -> Any:
+    """Return which findings name the fault of a job."""
+    from clusterprof_lab.score.pairing import REMOVED, Pair
+
+    wanted = corpus[document["scenario"]].wanted
+    leaves = (*wanted.leaves, *(leaf for _, leaf in wanted.also))
+    return Pair(leaves, wanted.family, 0.0, REMOVED)

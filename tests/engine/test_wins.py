@@ -1,0 +1,112 @@
+"""What fixing a cause wins: one answer, the replay's, in every output of one report."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recordings import SECOND
+from test_peers import recorded
+from test_whose import measured
+
+from clusterprof.attribution.families import CAUSES
+from clusterprof.engine.gained import NOT_LAID, STRUCTURE
+from clusterprof.engine.wins import with_wins
+from clusterprof.findings import Culprit, Finding, Report
+from clusterprof.renderers.html.page import Html
+from clusterprof.renderers.json_ import Json
+from clusterprof.renderers.markdown import Markdown
+from clusterprof.renderers.openmetrics import OpenMetrics
+from clusterprof.renderers.plain import Plain
+from clusterprof.renderers.terminal import Terminal
+from clusterprof.units import human
+from clusterprof.worth import CauseWorth, Worth
+
+GPUS = 4
+AMOUNT = r"([\d.,]+ (?:ms|s|min|h))"
+
+
+def finding(gain: int | None, *culprits: int) -> Finding:
+    whose = tuple(Culprit("n", at, "", recoverable_ns=ns) for at, ns in enumerate(culprits))
+    return Finding(CAUSES["storage-local"], 10, 0.1, gain, 0.9, "A", False, False, whose)
+
+
+def wins(one: Finding, saved_ns: int | None, why: str = "") -> tuple[int | None, list[int | None]]:
+    line = CauseWorth("storage-local", None, saved_ns, None, None, why)
+    [found] = with_wins([one], Worth(None, "", None, 100, (line,), gpus=GPUS))
+    return found.recoverable_ns, [culprit.recoverable_ns for culprit in found.culprits]
+
+
+def test_the_replay_is_the_answer_and_no_culprit_wins_more_than_its_cause() -> None:
+    assert wins(finding(10, 7), 5) == (20, [20])  # of four devices; the only culprit wins all of it
+    assert wins(finding(90, 70, 6), 5) == (20, [20, 6])
+    assert wins(finding(None), 0) == (0, [])
+
+
+def test_without_a_replay_it_is_what_attribution_adds_up_to_if_that_can_be_said_at_all() -> None:
+    assert wins(finding(10, 7), None, NOT_LAID) == (10, [7])
+    assert wins(finding(10, 7), None, STRUCTURE) == (None, [7])
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Two ranks whose work is unlike: parts of time differ by what they are parts of."""
+    folder: Path = tmp_path_factory.mktemp("wins")
+    return recorded(measured((0.0, 0.3), (0.2, 0.25), steps=30), folder)
+
+
+def document(report: Report) -> list[tuple[str, int, int]]:
+    """(cause, what fixing wins of device time, and of the job) as JSON says them."""
+    said = json.loads(Json().render(report))
+    saved = {one["cause"]: one["saved_ns"] for one in said["worth"]["causes"]}
+    return [
+        (one["cause"], one["recoverable_ns"], saved[one["cause"]])
+        for one in said["findings"]
+        if saved[one["cause"]] is not None
+    ]
+
+
+def test_json_and_openmetrics_say_the_same(report: Report) -> None:
+    found = document(report)
+    assert {"storage-local", "cpu-preprocess"} <= {cause for cause, _, _ in found}
+    assert report.worth is not None and report.worth.gpus == 2
+    for cause, device_ns, job_ns in found:
+        assert device_ns == 2 * job_ns, cause
+    text = OpenMetrics().render(report)
+    for cause, device_ns, job_ns in found:
+        for name, ns in (("recoverable_gpu", device_ns), ("saved_job", job_ns)):
+            pattern = rf'^clusterprof_{name}_seconds{{[^}}]*cause="{cause}"[^}}]*}} (\S+)'
+            [value] = re.findall(pattern, text, re.MULTILINE)
+            assert float(value) == pytest.approx(ns / SECOND), (cause, name)
+
+
+@pytest.mark.parametrize("renderer", [Terminal, Plain, Markdown, Html])
+def test_what_people_read_says_the_same(report: Report, renderer: type) -> None:
+    text = renderer().render(report)
+    if renderer is Html:
+        text = html.unescape(
+            re.sub(r"<[^>]*>", " ", re.sub(r"<script.*?</script>", "", text, flags=re.S))
+        )
+    text = " ".join(text.split())
+    first = report.findings[0]
+    [(device_ns, job_ns)] = [one[1:] for one in document(report) if one[0] == first.cause.id]
+    device = re.findall(
+        rf"(?:[Ff]ixing only this wins:?|That wins (?:about|at most)) {AMOUNT}", text
+    )
+    job = re.findall(rf"job (?:ends|would end) {AMOUNT} sooner", text)
+    assert (device and job) or renderer is Markdown
+    assert device[:1] in ([], [human(device_ns, "ns")]) and job[:1] in ([], [human(job_ns, "ns")])
+    assert human(device_ns, "ns") in text
+    culprits = re.findall(rf"fixing it alone wins (?:about )?{AMOUNT}", text)
+    assert set(culprits) <= {human(one.recoverable_ns, "ns") for one in report.findings
+                             if one.recoverable_ns is not None}  # fmt: skip
+
+
+def test_a_finding_that_disagrees_would_be_seen(report: Report) -> None:
+    other = replace(report.findings[0], recoverable_ns=(report.findings[0].recoverable_ns or 0) + 7)
+    broken = replace(report, findings=(other, *report.findings[1:]))
+    assert any(device_ns != 2 * job_ns for _, device_ns, job_ns in document(broken))
