@@ -1,6 +1,7 @@
 """One rank of the demo: `python -m clusterprof.demo.rank SCENARIO DATASET TRUTH-FOLDER`.
 
-A training loop as everybody writes it: wait for a batch, launch kernels, sometimes checkpoint.
+A training loop as everybody writes it: wait for a batch, launch kernels, sometimes checkpoint; where
+ranks train together, reduce the gradients of all before the next step.
 The device is emulated: it executes what was queued, so only what the host does late leaves it idle.
 """
 
@@ -12,10 +13,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
 import clusterprof
 from clusterprof.demo.accelerator import EmulatedAccelerator
+from clusterprof.demo.allreduce import Ring
 from clusterprof.demo.loader import Batch, Loader
-from clusterprof.demo.scenarios import CHECKPOINT_BYTES, Work, scenario_named
+from clusterprof.demo.scenarios import CHECKPOINT_BYTES, Scenario, Work, scenario_named
 from clusterprof.demo.truth import Wait, account
 
 KERNELS_PER_STEP = 6
@@ -29,6 +33,8 @@ def main(scenario_name: str, dataset: str, truth_folder: str) -> None:
     work = scenario.ranks[rank]
     device = EmulatedAccelerator.from_environment(queue_depth=QUEUED_STEPS * KERNELS_PER_STEP)
     loader = Loader(work, Path(dataset), scenario.steps, seed=rank)
+    gradients = np.ones(scenario.gradient_bytes // 4, np.float32)
+    ring = Ring.from_environment(scenario.link_bytes_per_second) if gradients.size else None
     waits = []
     began_ns = time.monotonic_ns()
     for step in range(scenario.steps):
@@ -37,10 +43,17 @@ def main(scenario_name: str, dataset: str, truth_folder: str) -> None:
             device.submit(work.device_ns // KERNELS_PER_STEP)
         if work.checkpoint_every and step % work.checkpoint_every == work.checkpoint_every - 1:
             waits.append(_checkpoint(device, Path(truth_folder), rank))
+        if ring is not None:
+            device.synchronize()  # a host that sends gradients has waited for them
+            gradients.fill(step)
+            ring.all_reduce(gradients)
         clusterprof.step()
     ended_ns = time.monotonic_ns()
     device.synchronize()
     loader.close()
+    if ring is not None:
+        waits += _waits_for_others(ring, scenario)
+        ring.close()
     truth = account(device.log, waits, began_ns, ended_ns)
     path = Path(truth_folder) / f"truth-{rank}.json"
     path.write_text(json.dumps({"rank": rank, "steps": scenario.steps, **truth}), encoding="utf-8")
@@ -75,10 +88,27 @@ def _checkpoint(device: EmulatedAccelerator, folder: Path, rank: int) -> Wait:
     return Wait(began_ns, time.monotonic_ns(), {"checkpoint": 1})
 
 
-def worst_case_ns(work: Work, steps: int) -> int:
+def _waits_for_others(ring: Ring, scenario: Scenario) -> list[Wait]:
+    """Split each all-reduce where the last rank came to it: a wait for that one, then the data.
+
+    A wait for another than the scenario's late rank has no injected cause.
+    """
+    waits = []
+    for (came_ns, left_ns), (last_ns, whose) in zip(ring.operations, ring.last_to_come()):
+        if whose == scenario.late_rank:
+            waits.append(Wait(came_ns, last_ns, {scenario.cause: 1}))
+        waits.append(Wait(last_ns, left_ns, {"net-transfer": 1}))
+    return waits
+
+
+def worst_case_ns(work: Work, scenario: Scenario) -> int:
     """Return a generous bound on how long a rank can take, for time-outs."""
     per_batch_ns = work.device_ns + work.burn_ns + work.reads * 2_000_000
-    return steps * per_batch_ns * 2 + 30_000_000_000
+    if scenario.gradient_bytes:
+        slowest = max(one.device_ns for one in scenario.ranks)
+        rate = scenario.link_bytes_per_second or 100_000_000
+        per_batch_ns += slowest + 2 * scenario.gradient_bytes * 1_000_000_000 // rate
+    return scenario.steps * per_batch_ns * 2 + 30_000_000_000
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def _record(scenario: Scenario, recording: Path, dataset: Path, inject: str) -> 
     command = [sys.executable, "-m", "clusterprof", "record", "-o", str(recording)]
     command += ["--inject", inject, "--"]
     command += [sys.executable, "-m", *workload]
-    slowest_ns = max(worst_case_ns(work, scenario.steps) for work in scenario.ranks)
+    slowest_ns = max(worst_case_ns(work, scenario) for work in scenario.ranks)
     try:
         done = subprocess.run(command, timeout=slowest_ns / 1e9, check=False)
     except subprocess.TimeoutExpired:

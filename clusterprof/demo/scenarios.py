@@ -32,6 +32,12 @@ class Scenario:
     steps: int = 120
     cause: str = ""
     """Cause the fault should be reported as; "" = nothing is wrong."""
+    gradient_bytes: int = 0
+    """What the ranks reduce together in each step; 0 = each trains on its own."""
+    link_bytes_per_second: int = 0
+    """What the link of each rank carries; 0 = as much as the machine can."""
+    late_rank: int | None = None
+    """The rank that all others wait for."""
 
 
 READ_BYTES = 16 * 1024  # one sample of a dataset of small records
@@ -69,6 +75,24 @@ SCENARIOS: tuple[Scenario, ...] = (
             Work(device_ns=60 * _MS, reads=8, burn_ns=4 * _MS, checkpoint_every=15),
         ),
         cause="checkpoint",
+    ),
+    Scenario(
+        "network",
+        "the gradients of 4 ranks go over links of 45 MB/s",
+        (_HEALTHY,) * 4,
+        steps=100,
+        cause="net-transfer",
+        gradient_bytes=2 << 20,
+        link_bytes_per_second=45_000_000,
+    ),
+    Scenario(
+        "straggler",
+        "rank 2 takes 40 ms longer than the others for the same kernels, in every step",
+        (_HEALTHY, _HEALTHY, Work(device_ns=100 * _MS, reads=8, burn_ns=4 * _MS), _HEALTHY),
+        steps=100,
+        cause="sync-slow-compute",
+        gradient_bytes=256 << 10,
+        late_rank=2,
     ),
     Scenario("clean", "nothing: loading is hidden behind the device", (_HEALTHY, _HEALTHY)),
 )
