@@ -1,7 +1,7 @@
-"""A real all-reduce between the demo's ranks: a ring over TCP on the loopback, on a link with a rate.
+"""A real all-reduce between the demo's ranks: a ring over TCP on the loopback, at a rate if asked.
 
 Each rank sends to the next and receives from the one before, as NCCL and gloo do in a ring: in
-n - 1 rounds every rank gets the sum of one part of the gradients, in n - 1 more it gets the others'.
+n - 1 rounds every rank gets the sum of one part of the gradients, in n - 1 more all other parts.
 
     ring = Ring.from_environment(bytes_per_second=0)    # 0 = as fast as the loopback is
     ring.all_reduce(gradients)                          # float32[n], summed in place
@@ -96,11 +96,11 @@ class Ring:
         for turn in range(self.world - 1):
             mine, theirs = self._turn(parts, self.rank - turn)
             incoming = buffer[: theirs.size]
-            self._exchange(memoryview(mine).cast("B"), memoryview(incoming).cast("B"))
+            self._exchange(_bytes(mine), _bytes(incoming))
             theirs += incoming
         for turn in range(self.world - 1):
             mine, theirs = self._turn(parts, self.rank + 1 - turn)
-            self._exchange(memoryview(mine).cast("B"), memoryview(theirs).cast("B"))
+            self._exchange(_bytes(mine), _bytes(theirs))
         left_ns = time.monotonic_ns()
         self._spans.mark(len(self.operations), came_ns, left_ns, values.nbytes)
         self.operations.append((came_ns, left_ns))
@@ -143,7 +143,9 @@ class Ring:
             timeout = wait_ns / _NS if not writers and sent < len(outgoing) else PEER_TIMEOUT_S
             readable, writable, _ = select.select(readers, writers, [], timeout)
             if not readable and not writable and timeout == PEER_TIMEOUT_S:
-                raise ClusterprofError(f"rank {self.rank} waited {timeout:.0f} s for its neighbours")
+                raise ClusterprofError(
+                    f"rank {self.rank} waited {timeout:.0f} s for its neighbours"
+                )
             if readable:
                 size = self._before.recv_into(incoming[received:])
                 if not size:
@@ -182,6 +184,10 @@ class _Spans:
             operation = layout.ALL_REDUCE | layout.BLOCKING << layout.FORM_SHIFT
             values = (self._group, number, size_bytes, operation)
             self._probe.emit(layout.COLLECTIVE, came_ns, left_ns, *values)
+
+
+def _bytes(values: NDArray[np.float32]) -> memoryview:
+    return values.data.cast("B")
 
 
 def _sleep_ns(length_ns: int) -> None:

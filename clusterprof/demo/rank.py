@@ -1,7 +1,7 @@
 """One rank of the demo: `python -m clusterprof.demo.rank SCENARIO DATASET TRUTH-FOLDER`.
 
-A training loop as everybody writes it: wait for a batch, launch kernels, sometimes checkpoint; where
-ranks train together, reduce the gradients of all before the next step.
+A training loop as everybody writes it: wait for a batch, launch kernels, sometimes checkpoint; and
+reduce the gradients of all ranks before the next step, where they train together.
 The device is emulated: it executes what was queued, so only what the host does late leaves it idle.
 """
 
@@ -40,7 +40,7 @@ def main(scenario_name: str, dataset: str, truth_folder: str) -> None:
     for step in range(scenario.steps):
         waits.append(_wait_for_batch(loader))
         for _ in range(KERNELS_PER_STEP):
-            device.submit(work.device_ns // KERNELS_PER_STEP)
+            device.submit(work.device_ns_of(step) // KERNELS_PER_STEP)
         if work.checkpoint_every and step % work.checkpoint_every == work.checkpoint_every - 1:
             waits.append(_checkpoint(device, Path(truth_folder), rank))
         if ring is not None:
@@ -105,7 +105,7 @@ def worst_case_ns(work: Work, scenario: Scenario) -> int:
     """Return a generous bound on how long a rank can take, for time-outs."""
     per_batch_ns = work.device_ns + work.burn_ns + work.reads * 2_000_000
     if scenario.gradient_bytes:
-        slowest = max(one.device_ns for one in scenario.ranks)
+        slowest = max(one.device_ns + one.slower_ns for one in scenario.ranks)
         rate = scenario.link_bytes_per_second or 100_000_000
         per_batch_ns += slowest + 2 * scenario.gradient_bytes * 1_000_000_000 // rate
     return scenario.steps * per_batch_ns * 2 + 30_000_000_000

@@ -19,6 +19,13 @@ class Work:
     """Steps between blocking checkpoints; 0 = never."""
     prefetch: int = 2
     """Batches the loader may run ahead."""
+    slower_ns: int = 0
+    """What the same kernels take longer from step `slower_from` on."""
+    slower_from: int = 0
+
+    def device_ns_of(self, step: int) -> int:
+        """Return the device time of one step's kernels."""
+        return self.device_ns + (self.slower_ns if step >= self.slower_from else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +94,13 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "straggler",
-        "rank 2 takes 40 ms longer than the others for the same kernels, in every step",
-        (_HEALTHY, _HEALTHY, Work(device_ns=100 * _MS, reads=8, burn_ns=4 * _MS), _HEALTHY),
-        steps=100,
+        "from step 30 of 120 on rank 2's device takes 50 ms longer for the same kernels",
+        (
+            _HEALTHY,
+            _HEALTHY,
+            Work(device_ns=60 * _MS, reads=8, burn_ns=4 * _MS, slower_ns=50 * _MS, slower_from=30),
+            _HEALTHY,
+        ),
         cause="sync-slow-compute",
         gradient_bytes=256 << 10,
         late_rank=2,
