@@ -91,6 +91,15 @@ class Ring:
     def all_reduce(self, values: NDArray[np.float32]) -> None:
         """Sum `values` over all ranks, in place; returns when this rank has all of the sum."""
         came_ns = time.monotonic_ns()
+        try:
+            self._reduce(values)
+        except OSError as error:
+            raise ClusterprofError(f"rank {self.rank} lost a neighbour: {error}") from None
+        left_ns = time.monotonic_ns()
+        self._spans.mark(len(self.operations), came_ns, left_ns, values.nbytes)
+        self.operations.append((came_ns, left_ns))
+
+    def _reduce(self, values: NDArray[np.float32]) -> None:
         parts = np.array_split(values, self.world)
         buffer = np.empty_like(parts[0])  # the first part is never the smaller one
         for turn in range(self.world - 1):
@@ -101,9 +110,6 @@ class Ring:
         for turn in range(self.world - 1):
             mine, theirs = self._turn(parts, self.rank + 1 - turn)
             self._exchange(_bytes(mine), _bytes(theirs))
-        left_ns = time.monotonic_ns()
-        self._spans.mark(len(self.operations), came_ns, left_ns, values.nbytes)
-        self.operations.append((came_ns, left_ns))
 
     def last_to_come(self) -> list[tuple[int, int]]:
         """Return for every all-reduce so far (when the last rank came to it, which one that was).

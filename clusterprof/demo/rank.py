@@ -1,4 +1,4 @@
-"""One rank of the demo: `python -m clusterprof.demo.rank SCENARIO DATASET TRUTH-FOLDER`.
+"""One rank of the demo: `python -m clusterprof.demo.rank SCENARIO STEPS DATASET FOLDER`.
 
 A training loop as everybody writes it: wait for a batch, launch kernels, sometimes checkpoint; and
 reduce the gradients of all ranks before the next step, where they train together.
@@ -26,9 +26,9 @@ KERNELS_PER_STEP = 6
 QUEUED_STEPS = 2  # how far the host runs ahead: a loop that looks at its loss now and then
 
 
-def main(scenario_name: str, dataset: str, truth_folder: str) -> None:
-    """Train for the scenario's number of steps and write down what was true."""
-    scenario = scenario_named(scenario_name)
+def main(scenario_name: str, steps: str, dataset: str, truth_folder: str) -> None:
+    """Train for so many steps and write down in the folder what was true."""
+    scenario = scenario_named(scenario_name, int(steps))
     rank = int(os.environ["RANK"])
     work = scenario.ranks[rank]
     device = EmulatedAccelerator.from_environment(queue_depth=QUEUED_STEPS * KERNELS_PER_STEP)
@@ -91,12 +91,15 @@ def _checkpoint(device: EmulatedAccelerator, folder: Path, rank: int) -> Wait:
 def _waits_for_others(ring: Ring, scenario: Scenario) -> list[Wait]:
     """Split each all-reduce where the last rank came to it: a wait for that one, then the data.
 
-    A wait for another than the scenario's late rank has no injected cause.
+    What was injected of a wait is what the late rank's kernels took longer in that step.
     """
     waits = []
-    for (came_ns, left_ns), (last_ns, whose) in zip(ring.operations, ring.last_to_come()):
-        if whose == scenario.late_rank:
-            waits.append(Wait(came_ns, last_ns, {scenario.cause: 1}))
+    last = ring.last_to_come()
+    for step, ((came_ns, left_ns), (last_ns, whose)) in enumerate(zip(ring.operations, last)):
+        late = scenario.ranks[whose]
+        injected_ns = min(last_ns - came_ns, late.device_ns_of(step) - late.device_ns)
+        weights = {scenario.cause: injected_ns, "other": last_ns - came_ns - injected_ns}
+        waits.append(Wait(came_ns, last_ns, weights))
         waits.append(Wait(last_ns, left_ns, {"net-transfer": 1}))
     return waits
 
@@ -112,4 +115,4 @@ def worst_case_ns(work: Work, scenario: Scenario) -> int:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:5])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,6 @@ class Scenario:
     """What the ranks reduce together in each step; 0 = each trains on its own."""
     link_bytes_per_second: int = 0
     """What the link of each rank carries; 0 = as much as the machine can."""
-    late_rank: int | None = None
-    """The rank that all others wait for."""
 
 
 READ_BYTES = 16 * 1024  # one sample of a dataset of small records
@@ -94,24 +92,23 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "straggler",
-        "from step 30 of 120 on rank 2's device takes 50 ms longer for the same kernels",
+        "from step 40 of 120 on rank 2's device takes 50 ms longer for the same kernels",
         (
             _HEALTHY,
             _HEALTHY,
-            Work(device_ns=60 * _MS, reads=8, burn_ns=4 * _MS, slower_ns=50 * _MS, slower_from=30),
+            Work(device_ns=60 * _MS, reads=8, burn_ns=4 * _MS, slower_ns=50 * _MS, slower_from=40),
             _HEALTHY,
         ),
         cause="sync-slow-compute",
         gradient_bytes=256 << 10,
-        late_rank=2,
     ),
     Scenario("clean", "nothing: loading is hidden behind the device", (_HEALTHY, _HEALTHY)),
 )
 
 
-def scenario_named(name: str) -> Scenario:
-    """Return the scenario; KeyError names those there are."""
+def scenario_named(name: str, steps: int = 0) -> Scenario:
+    """Return the scenario, with another number of steps if given; KeyError names those there are."""
     for scenario in SCENARIOS:
         if scenario.name == name:
-            return scenario
+            return replace(scenario, steps=steps) if steps else scenario
     raise KeyError(f"no scenario {name!r}; there are {', '.join(s.name for s in SCENARIOS)}")

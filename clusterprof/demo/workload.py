@@ -1,4 +1,4 @@
-"""The demo's launcher: `python -m clusterprof.demo.workload SCENARIO DATASET TRUTH-FOLDER`.
+"""The demo's launcher: `python -m clusterprof.demo.workload SCENARIO STEPS DATASET FOLDER`.
 
 Starts one process per rank with the variables a launcher sets, as torchrun does, and exits with
 the first failure of any of them.
@@ -41,4 +41,4 @@ def _launcher_variables(scenario: Scenario, rank: int) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:4]))
+    sys.exit(main(sys.argv[1:5]))

@@ -153,7 +153,7 @@ REMEDIES = (
     ),
     Mend(
         "compare-devices", ("sync-slow-compute", "sync-imbalance"),
-        "Compare clocks, errors and neighbours of that rank's device with those of another",
+        "Compare its device with that of another rank: clocks, errors, neighbours",
         "nvidia-smi, dcgmi diag", _same_device,
         published="outliers of 1.5x among like GPUs (arXiv 2208.11035)",
         moves="both show the same clocks", worse="dcgmi diag stops the job's work on the device",
