@@ -107,7 +107,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 
 def scenario_named(name: str, steps: int = 0) -> Scenario:
-    """Return the scenario, with another number of steps if given; KeyError names those there are."""
+    """Return the scenario, with so many steps if given; KeyError names those there are."""
     for scenario in SCENARIOS:
         if scenario.name == name:
             return replace(scenario, steps=steps) if steps else scenario

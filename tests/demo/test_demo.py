@@ -88,7 +88,8 @@ def test_a_straggler_is_named_behind_those_who_wait_for_it(tmp_path: Path) -> No
         said = dict(ledger.buckets).get(first.cause.id, 0) / ledger.in_step_ns
         true = truth.causes[first.cause.id] / truth.in_step_ns
         assert (true < 0.01) if truth.rank == 2 else (true > 0.2)
-        assert abs(said - true) <= 2 * THREE_POINTS  # what varies besides is nobody's, or CPU
+        # What a busy machine adds to its lateness, or hides of it, is of the CPU or nobody's.
+        assert 0.6 * true - 0.01 <= said <= true + THREE_POINTS
 
 
 def test_a_folder_with_a_recording_is_refused(tmp_path: Path) -> None:
