@@ -28,10 +28,13 @@ def _balance(scene: Scene) -> Filled:
 
 def _same_device(scene: Scene) -> Filled:
     node, rank, device = _chief(scene)
-    one = f" -i {shlex.quote(device)}" if device.startswith("GPU-") else ""
+    one, beside = "", ": its row beside the others"
+    if scene.nodes > 1:
+        one = f" -i {shlex.quote(device)}" if device.startswith("GPU-") else ""
+        beside = ", and the same on a node that waits"
     return Filled(
         f"on {node}: nvidia-smi --query-gpu=clocks.sm,clocks_event_reasons.active,temperature.gpu,"
-        f"power.draw --format=csv{one}, and the same on a node that waits; dcgmi diag -r 2",
+        f"power.draw --format=csv{one}{beside}; dcgmi diag -r 2",
         (f"rank {rank} came last",) if rank != "RANK" else (),
     )
 
