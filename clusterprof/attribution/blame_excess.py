@@ -8,8 +8,10 @@ more of made the difference. With an excess of storage 60 and work 20, and a wai
 
 An excess of work is expected (`sync-imbalance`) as far as the rank had more of it from the
 beginning: the work of its first `HABIT` stretches over that of the one that waited. What is beyond
-is `sync-slow-compute`. A rank that was slow from its first step on cannot be told from one that has
-more to do; only what slows it can (`device-throttled` and the like take their time out of work).
+is `sync-slow-compute`. Where the first `EARLY` of them show less than half of that difference, the
+rank became slow while its habit was learnt, and they alone count. A rank that was slow from its
+first step on cannot be told from one that has more to do; only what slows it can
+(`device-throttled` and the like take their time out of work).
 Stages of a pipeline differ by design: there only what is beyond the habit of the awaited stage is.
 """
 
@@ -27,16 +29,22 @@ from clusterprof.timeline.model import Int
 
 HABIT = 32
 """Stretches of work by which a rank's usual share of it is known."""
+EARLY = 8
+"""Those of them that tell a rank with more work from one that became slow soon."""
+GREW_RATIO = 0.5
+"""What the early ones show of the difference, below which it grew."""
 STAGE_HABIT = 3
 """Every other stretch of a stage is empty (it receives, works, sends), and backward takes twice as
 long as forward: the longest is 8/3 of their mean."""
 
 
 class Habits(NamedTuple):
-    """How much work the rank of each row had brought to its team before: n stretches, their sum."""
+    """How much work the rank of each row had brought to its team before: n stretches, their sum,
+    and the sum of the first `EARLY` of them."""
 
     windows: Int
     work_ns: Int
+    early_ns: Int
 
 
 class Pairs(NamedTuple):
@@ -62,36 +70,46 @@ def with_habits(look: Lookup) -> tuple[Lookup, Habits]:
     head = order[heads]
     old = head < look.fresh
     base_n = np.where(old, rows.windows[head], 0)
-    base_ns = np.where(old, rows.habit_ns[head], 0)
-    habit = np.empty_like(order)
-    habit[order] = np.repeat(base_ns, length)
-    windows, habit_before = np.full(order.size, HABIT), habit
-    windows_before = windows
+    base = [np.where(old, of_row[head], 0) for of_row in (rows.habit_ns, rows.early_ns)]
+    sums = []
+    for base_ns in base:
+        habit = np.empty_like(order)
+        habit[order] = np.repeat(base_ns, length)
+        sums.append(habit)
+    windows = np.full(order.size, HABIT)
+    before = [windows, *sums]
     young = np.flatnonzero(base_n < HABIT)
     if young.size:  # else all is known already
-        columns = _counted(look, heads[young], length[young], base_n[young], base_ns[young])
-        windows, windows_before, habit_before = windows.copy(), windows.copy(), habit.copy()
-        some, windows[columns[0]], habit[columns[0]], *before = columns
-        windows_before[some], habit_before[some] = before
-    rows = replace(rows, windows=windows, habit_ns=habit)
-    return replace(look, rows=rows), Habits(windows_before, habit_before)
+        columns = _counted(
+            look, heads[young], length[young], base_n[young], [b[young] for b in base]
+        )
+        windows, *sums = (column.copy() for column in (windows, *sums))
+        before = [column.copy() for column in before]
+        some = columns[0]
+        for column, (now, earlier), last in zip((windows, *sums), columns[1], before):
+            column[some], last[some] = now, earlier
+    rows = replace(rows, windows=windows, habit_ns=sums[0], early_ns=sums[1])
+    return replace(look, rows=rows), Habits(*before)
 
 
-def _counted(look: Lookup, heads: Int, length: Int, base_n: Int, base_ns: Int) -> tuple[Int, ...]:
-    """Return rows, stretches and work with each row, stretches and work before it."""
+def _counted(
+    look: Lookup, heads: Int, length: Int, base_n: Int, base: list[Int]
+) -> tuple[Int, list[tuple[Int, Int]]]:
+    """Return rows and, of stretches, their work and that of early ones, with each and before it."""
     rows = look.rows
     start = np.repeat(np.cumsum(length) - length, length)
     n = np.arange(start.size) - start
     order = look.by_team[np.repeat(heads, length) + n]
-    counted = n > 0
+    follows = n > 0
     n += np.repeat(base_n, length)
-    counted &= n <= HABIT
-    last = look.previous[order]
-    work = np.maximum(rows.at_arrive[-1, order] - rows.at_leave[-1, last], 0)
-    work[~counted] = 0
-    sums = np.cumsum(work)
-    sums += np.repeat(base_ns, length) - sums[start]
-    return order, np.minimum(n, HABIT), sums, np.clip(n - 1, 0, HABIT), sums - work
+    work = np.maximum(rows.at_arrive[-1, order] - rows.at_leave[-1, look.previous[order]], 0)
+    out = [(np.minimum(n, HABIT), np.clip(n - 1, 0, HABIT))]
+    for most, base_ns in zip((HABIT, EARLY), base):
+        counted = np.where(follows & (n <= most), work, 0)
+        sums = np.cumsum(counted)
+        sums += np.repeat(base_ns, length) - sums[start]
+        out.append((sums, sums - counted))
+    return order, out
 
 
 def excess(look: Lookup, pairs: Pairs, behind_ns: Int) -> tuple[Int, Int]:
@@ -227,7 +245,11 @@ def expected_work(
     own = np.maximum(rows.at_arrive[-1, waiting] - rows.at_leave[-1, mine], 0)
     usual = habits.work_ns[awaited] / np.maximum(habits.windows[awaited], 1)
     other = habits.work_ns[waiting] / np.maximum(habits.windows[waiting], 1)
-    due = np.where(other > 0, own * (usual / np.maximum(other, 1) - 1), usual)
+    more = usual / np.maximum(other, 1) - 1
+    early = habits.early_ns[awaited] / np.clip(habits.windows[awaited], 1, EARLY)
+    early /= np.maximum(habits.early_ns[waiting] / np.clip(habits.windows[waiting], 1, EARLY), 1)
+    more = np.where(early - 1 < GREW_RATIO * more, early - 1, more)
+    due = np.where(other > 0, own * more, usual)
     passed = rows.at_arrive[-1, awaited] - rows.at_leave[-1, theirs]
     due = np.where(passes, more_ns - np.maximum(passed - STAGE_HABIT * usual, 0), due)
     known = (habits.windows[awaited] > 0) & (habits.windows[waiting] > 0)

@@ -50,6 +50,8 @@ class Rows:
     """How many stretches of work before operations of this team stand behind `habit_ns`."""
     habit_ns: Int
     """Work of the rank in those stretches."""
+    early_ns: Int
+    """Work of the rank in the first few of them (`blame_excess.EARLY`)."""
     on_device: Int
     """1 where the times are those of a device, 0 where they are the host's."""
 
@@ -129,7 +131,7 @@ def joined(
     new = Rows(
         op + number, ops.team[op], ops.rank, ops.arrive_ns, ops.leave_ns, wait,
         ops.blocked_ns - wait, np.ascontiguousarray(at_arrive.T), np.ascontiguousarray(at_leave.T),
-        none, none, none, none, none,
+        none, none, none, none, none, none,
         ops.on_device.astype(np.int64) if ops.on_device.size else none,
     )  # fmt: skip
     if not kept.op.size:

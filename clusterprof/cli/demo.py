@@ -12,7 +12,10 @@ from clusterprof.cli import common
 
 def demo(
     scenario: Annotated[
-        str, typer.Option(help="Which fault is injected: storage, cpu, clean, …")
+        str,
+        typer.Option(
+            help="Which fault: storage, cpu, mixed, checkpoint, network, straggler, or clean."
+        ),
     ] = "storage",
     keep: Annotated[
         Optional[Path], typer.Option(help="Keep the recording and the truth here.")  # noqa: UP045

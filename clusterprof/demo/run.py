@@ -48,22 +48,27 @@ class DemoResult:
     recording: Path
 
 
-def run(scenario_name: str, keep: Path | None = None, inject: str = "auto") -> DemoResult:
+def run(
+    scenario_name: str, keep: Path | None = None, inject: str = "auto", steps: int = 0
+) -> DemoResult:
     """Record and analyse one scenario; with `keep` the recording and truth stay there.
 
-    `inject` is that of `record`: with "off" the job is seen from outside only.
-    Raises UsageError for an unknown scenario and ClusterprofError when the workload failed or the
-    working folder lies in memory.
+    `inject` is that of `record`: with "off" the job is seen from outside only. `steps`: how many
+    the job trains; 0 = the scenario's own number.
+    Raises UsageError for an unknown scenario and for a `keep` that holds a recording, and
+    ClusterprofError when the workload failed or the working folder lies in memory.
     """
     try:
-        scenario = scenario_named(scenario_name)
+        scenario = scenario_named(scenario_name, steps)
     except KeyError as error:
         raise UsageError(error.args[0], "clusterprof demo --scenario storage") from None
     with _working_folder(keep) as folder:
         require_real_disk(folder.resolve(), Path("/proc/self/mounts").read_text(encoding="utf-8"))
+        recording = folder / "recording"
+        if recording.exists():  # two runs in one recording would be analysed as one job
+            raise UsageError(f"{recording} is there already", "give --keep another folder")
         dataset = folder / "dataset.bin"
         write_dataset(dataset, DATASET_BYTES)
-        recording = folder / "recording"
         _record(scenario, recording, dataset, inject)
         dataset.unlink()
         report = analyze(recording, history=True)
@@ -84,11 +89,12 @@ def _working_folder(keep: Path | None) -> Iterator[Path]:
 
 
 def _record(scenario: Scenario, recording: Path, dataset: Path, inject: str) -> None:
-    workload = ["clusterprof.demo.workload", scenario.name, str(dataset), str(dataset.parent)]
+    workload = ["clusterprof.demo.workload", scenario.name, str(scenario.steps)]
+    workload += [str(dataset), str(dataset.parent)]
     command = [sys.executable, "-m", "clusterprof", "record", "-o", str(recording)]
     command += ["--inject", inject, "--"]
     command += [sys.executable, "-m", *workload]
-    slowest_ns = max(worst_case_ns(work, scenario.steps) for work in scenario.ranks)
+    slowest_ns = max(worst_case_ns(work, scenario) for work in scenario.ranks)
     try:
         done = subprocess.run(command, timeout=slowest_ns / 1e9, check=False)
     except subprocess.TimeoutExpired:

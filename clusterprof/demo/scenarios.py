@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,13 @@ class Work:
     """Steps between blocking checkpoints; 0 = never."""
     prefetch: int = 2
     """Batches the loader may run ahead."""
+    slower_ns: int = 0
+    """What the same kernels take longer from step `slower_from` on."""
+    slower_from: int = 0
+
+    def device_ns_of(self, step: int) -> int:
+        """Return the device time of one step's kernels."""
+        return self.device_ns + (self.slower_ns if step >= self.slower_from else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,10 @@ class Scenario:
     steps: int = 120
     cause: str = ""
     """Cause the fault should be reported as; "" = nothing is wrong."""
+    gradient_bytes: int = 0
+    """What the ranks reduce together in each step; 0 = each trains on its own."""
+    link_bytes_per_second: int = 0
+    """What the link of each rank carries; 0 = as much as the machine can."""
 
 
 READ_BYTES = 16 * 1024  # one sample of a dataset of small records
@@ -70,13 +81,34 @@ SCENARIOS: tuple[Scenario, ...] = (
         ),
         cause="checkpoint",
     ),
+    Scenario(
+        "network",
+        "the gradients of 4 ranks go over links of 45 MB/s",
+        (_HEALTHY,) * 4,
+        steps=100,
+        cause="net-transfer",
+        gradient_bytes=2 << 20,
+        link_bytes_per_second=45_000_000,
+    ),
+    Scenario(
+        "straggler",
+        "from step 40 of 120 on rank 2's device takes 50 ms longer for the same kernels",
+        (
+            _HEALTHY,
+            _HEALTHY,
+            Work(device_ns=60 * _MS, reads=8, burn_ns=4 * _MS, slower_ns=50 * _MS, slower_from=40),
+            _HEALTHY,
+        ),
+        cause="sync-slow-compute",
+        gradient_bytes=256 << 10,
+    ),
     Scenario("clean", "nothing: loading is hidden behind the device", (_HEALTHY, _HEALTHY)),
 )
 
 
-def scenario_named(name: str) -> Scenario:
-    """Return the scenario; KeyError names those there are."""
+def scenario_named(name: str, steps: int = 0) -> Scenario:
+    """Return the scenario, with so many steps if given; KeyError names those there are."""
     for scenario in SCENARIOS:
         if scenario.name == name:
-            return scenario
+            return replace(scenario, steps=steps) if steps else scenario
     raise KeyError(f"no scenario {name!r}; there are {', '.join(s.name for s in SCENARIOS)}")

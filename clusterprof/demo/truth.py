@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A time in which the host kept the device waiting, and the weights of its causes."""
+    """A time in which the host kept the device waiting, and the weights of its causes; "other" is
+    what was not injected."""
 
     start_ns: int
     end_ns: int
@@ -45,7 +46,7 @@ def account(
                 causes[cause] = causes.get(cause, 0.0) + overlap_ns * weight / total_weight
     idle_ns = sum(end - start for start, end in idle)
     if idle_ns > covered_ns:
-        causes["other"] = float(idle_ns - covered_ns)
+        causes["other"] = causes.get("other", 0.0) + idle_ns - covered_ns
     return {
         "in_step_ns": end_ns - start_ns,
         "idle_ns": idle_ns,

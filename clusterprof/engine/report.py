@@ -21,6 +21,7 @@ from clusterprof.engine.peers import Across
 from clusterprof.engine.step_stats import step_stats
 from clusterprof.engine.underfill import underfill_of
 from clusterprof.engine.wins import with_wins
+from clusterprof.engine.worked import with_work
 from clusterprof.engine.worth import metrics_of as worth_metrics
 from clusterprof.engine.worth import worth_of
 from clusterprof.findings import Blind, Finding, Report, Tail
@@ -50,7 +51,7 @@ def build_report(
     reasons = _added(one.reasons for one in books)
     outside = _added(one.outside_buckets for one in ledgers)
     found = findings_of(books, doings, witness, sums["in_step_ns"], sums["window_ns"])
-    found = _with_hangs(across, found)
+    found = with_work(_with_hangs(across, found), ledgers)
     underfill = underfill_of(books)
     job = job_facts(nodes, across.clock_bound_ns, across.clock_reason)
     worth = worth_of(books, across, found, site or {})

@@ -85,9 +85,10 @@ def _waits(
         notes = [] if wait.step is None else [packets.annotated("step", wait.step)]
         if found is not None:
             notes.append(packets.annotated("culprit_node", safe_text(found[0].name, 100)))
-        name = f"waits for {_name(run, wait.culprit)}" + (
-            f": {safe_text(wait.cause, 100)}" if wait.cause else ""
-        )
+        whose = f" for {_name(run, wait.culprit)}"
+        if wait.culprit is None and wait.cause:  # data on their way, and the like: nobody's
+            whose = ""
+        name = f"waits{whose}" + (f": {safe_text(wait.cause, 100)}" if wait.cause else "")
         flows = [flow_of(run, wait)] if found is not None else []
         out.append(event(varint(begin_ns), packets.begin(track, name, *notes, flows=flows)))
         out.append(event(varint(end_ns), packets.end(track)))

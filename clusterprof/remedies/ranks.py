@@ -28,10 +28,13 @@ def _balance(scene: Scene) -> Filled:
 
 def _same_device(scene: Scene) -> Filled:
     node, rank, device = _chief(scene)
-    one = f" -i {shlex.quote(device)}" if device.startswith("GPU-") else ""
+    one, beside = "", ": its part beside the others"
+    if scene.nodes > 1:
+        one = f" -i {shlex.quote(device)}" if device.startswith("GPU-") else ""
+        beside = ", and the same on a node that waits"
     return Filled(
-        f"on {node}: nvidia-smi --query-gpu=clocks.sm,clocks_event_reasons.active,temperature.gpu,"
-        f"power.draw --format=csv{one}, and the same on a node that waits; dcgmi diag -r 2",
+        f"on {node}: nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER{one}{beside};"
+        " dcgmi diag -r 2",
         (f"rank {rank} came last",) if rank != "RANK" else (),
     )
 
@@ -153,8 +156,8 @@ REMEDIES = (
     ),
     Mend(
         "compare-devices", ("sync-slow-compute", "sync-imbalance"),
-        "Compare clocks, errors and neighbours of that rank's device with those of another",
-        "nvidia-smi, dcgmi diag", _same_device,
+        "Compare its device with that of another rank: clocks, errors, neighbours",
+        "nvidia-smi, dcgmi diag", _same_device, seen=("step.worked_ns",),
         published="outliers of 1.5x among like GPUs (arXiv 2208.11035)",
         moves="both show the same clocks", worse="dcgmi diag stops the job's work on the device",
         unless=(THROTTLED, NOBODY),

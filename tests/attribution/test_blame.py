@@ -150,6 +150,23 @@ def test_more_work_from_the_beginning_is_imbalance_and_later_is_slow() -> None:
     assert found[(2, "sync-slow-compute")] == 40 + 30 + 40
 
 
+def test_a_rank_that_becomes_slow_while_its_habit_is_learnt_is_slow() -> None:
+    # All work 50; rank 1 takes 80 from step 12 on, of 40. Its first 32 stretches (steps 1 to 32)
+    # hold 21 slow ones: by them alone 20 of the 30 would be expected of it. Its first 8 are as
+    # long as those of the others, so none is: 28 steps in which three ranks wait 30.
+    world = World(4)
+    everyone = np.arange(4)[None, :]
+    for step in range(40):
+        world.spend(50 * MS)
+        if step >= 12:
+            world.spend(30 * MS, WORK, np.array([1]))
+        world.meet(everyone, ALL, 5 * MS)
+    assert in_ms(booked(world.job())) == {
+        (1, "sync-slow-compute"): 28 * 3 * 30,
+        (NOBODY, "net-transfer"): 40 * 4 * 5,
+    }
+
+
 def test_who_sends_late_keeps_the_receiver_waiting() -> None:
     # Two stages, two replicas; replica 1's first stage (rank 2) loads 30 in the second step.
     world = World(4, (Fault(2, STORAGE),))

@@ -58,6 +58,47 @@ def test_a_clean_run_blames_neither_storage_nor_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "steps", [pytest.param(0, marks=pytest.mark.long), pytest.param(40, id="short")]
+)
+def test_a_slow_network_is_named_and_no_rank_is_blamed(tmp_path: Path, steps: int) -> None:
+    result = run("network", tmp_path, steps=steps)
+    assert_ledger_is_conserved(result)
+    first = result.report.findings[0]
+    assert (first.cause.id, first.cause.family) == ("net-transfer", "network")
+    assert not first.culprits
+    for truth in result.truth:
+        ledger = ledger_of(result, truth.rank)
+        said = dict(ledger.buckets)["net-transfer"] / ledger.in_step_ns
+        true = truth.causes["net-transfer"] / truth.in_step_ns
+        assert true > 0.3
+        assert abs(said - true) <= THREE_POINTS
+
+
+@pytest.mark.long
+def test_a_straggler_is_named_behind_those_who_wait_for_it(tmp_path: Path) -> None:
+    result = run("straggler", tmp_path)
+    assert_ledger_is_conserved(result)
+    first = result.report.findings[0]
+    assert first.cause.id == "sync-slow-compute"
+    assert first.culprits[0].rank == 2
+    assert first.culprits[0].others_ns is not None
+    assert first.culprits[0].others_ns > 0.9 * first.lost_ns
+    for truth in result.truth:
+        ledger = ledger_of(result, truth.rank)
+        said = dict(ledger.buckets).get(first.cause.id, 0) / ledger.in_step_ns
+        true = truth.causes[first.cause.id] / truth.in_step_ns
+        assert (true < 0.01) if truth.rank == 2 else (true > 0.2)
+        # What a busy machine adds to its lateness, or hides of it, is of the CPU or nobody's.
+        assert 0.6 * true - 0.01 <= said <= true + THREE_POINTS
+
+
+def test_a_folder_with_a_recording_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "recording").mkdir()
+    with pytest.raises(UsageError, match="is there already"):
+        run("clean", tmp_path)
+
+
+@pytest.mark.parametrize(
     ("name", "family"),
     [pytest.param("storage", "storage", marks=pytest.mark.long), ("cpu", "cpu")],
 )
@@ -76,5 +117,7 @@ def test_without_the_probe_the_family_is_named_and_never_a_leaf(
 
 
 def test_an_unknown_scenario_is_a_usage_error_that_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="there are storage, cpu, mixed, checkpoint, clean"):
+    with pytest.raises(
+        UsageError, match="there are storage, cpu, mixed, checkpoint, network, straggler, clean"
+    ):
         run("stroage")

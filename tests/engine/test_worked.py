@@ -1,0 +1,58 @@
+"""What a late rank works in a step beside those that wait for it, from ledgers made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from reports import clean
+
+from clusterprof.attribution.families import CAUSES
+from clusterprof.engine.worked import with_work
+from clusterprof.findings import Culprit, Evidence, Finding, RankLedger
+
+MS = 1_000_000
+
+
+def ledger(
+    rank: int, step_ms: int, waited_ms: int = 0, cause: str = "sync-slow-compute"
+) -> RankLedger:
+    """Ten steps, each of so much work; `waited_ms` of all were lost to the cause."""
+    plain = clean().ranks[0]
+    return replace(
+        plain, node="a", rank=rank, steps=10, productive_ns=10 * step_ms * MS,
+        lost_ns=waited_ms * MS, buckets=((cause, waited_ms * MS),) if waited_ms else (),
+    )  # fmt: skip
+
+
+def finding(cause: str, *ranks: int | None) -> Finding:
+    culprits = tuple(Culprit("a", rank, "", "") for rank in ranks)
+    return Finding(
+        CAUSES[cause], 300 * MS, 0.1, None, 0.9, "B", False, False, culprits, evidence=()
+    )  # fmt: skip
+
+
+def test_its_step_stands_beside_that_of_the_middle_one_of_those_that_wait() -> None:
+    # 60, 62 and 70 wait for 95; 40 does not wait, and 62 is the middle of the three.
+    ledgers = [
+        ledger(0, 60, 300),
+        ledger(1, 62, 290),
+        ledger(2, 95),
+        ledger(3, 70, 200),
+        ledger(4, 40),
+    ]
+    (found,) = with_work([finding("sync-slow-compute", 2, 3)], ledgers)
+    assert found.evidence == (
+        Evidence("step.worked_ns", 95.0 * MS, "ns", "a step of rank 2; of those waiting 62.0 ms"),
+    )
+
+
+def test_nothing_is_said_where_it_does_not_work_for_longer_or_is_not_known() -> None:
+    ledgers = [ledger(0, 60, 300), ledger(1, 60)]
+    for one in (
+        finding("sync-slow-compute", 1),  # as long as the other
+        finding("sync-slow-compute"),
+        finding("sync-slow-compute", None),
+        finding("net-transfer", 1),
+        finding("sync-imbalance", 0),  # nobody waited for it
+    ):
+        assert with_work([one], ledgers) == (one,)
