@@ -212,7 +212,7 @@ def tests(row: Row, only: list[str] | None, python: Path, folder: Path, again: R
     chosen = [name.replace("::", ".py::", 1) for name in again.get("failures", {})] or files
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-m", "not long", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", f"--junitxml={report}"]
     command += [f"--basetemp={folder}/t", *[str(TESTS / name) for name in chosen]]
     environ = {**os.environ, "CLUSTERPROF_JOB_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
     with (folder / f"{row.name}.log").open("w") as log:
