@@ -17,7 +17,7 @@ OLD_SETUPTOOLS = "setuptools<81"  # has the pkg_resources that old packages impo
 
 _TORCH_TESTS = (
     "torch", "batch", "compiling", "distributed", "distributed_guest", "coalesced", "functional",
-    "ddp", "sharded",
+    "ddp", "ddp_guest", "sharded",
 )  # fmt: skip
 _PYTHON_TESTS = ("ring", "api", "importer", "bootstrap", "chaining", "cuda", "sync", "inject")
 
@@ -128,7 +128,7 @@ ROWS: tuple[Row, ...] = (
     _of("WebDataset", "webdataset", OLD_TORCH, "webdataset==0.2.86", also=_OLD),
     _of("WebDataset", "webdataset", PINNED_TORCH, "webdataset==0.2.111"),
     _of("WebDataset", "webdataset", PINNED_TORCH, "webdataset==1.0.2"),
-    _of("Mosaic Streaming", "streaming", OLD_TORCH, "mosaicml-streaming==0.7.6", also=_OLD),
+    _of("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.7.6", also=_OLD),
     _of("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.10.0"),
     _of("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.13.0"),
     _of("SPDL", "spdl", PINNED_TORCH, "spdl==0.1.7"),
