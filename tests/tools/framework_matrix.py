@@ -37,6 +37,9 @@ from clusterprof.probe.hooks import HOOKS  # noqa: E402
 RUNS = TESTS / "framework_runs.json"
 # What `import torch` needs of its packages; those of CUDA are gigabytes.
 TORCH_NEEDS = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec")
+_SAYS_NOTHING = re.compile(
+    "hint:|note:|See above|-failed|Encountered error|end of output"
+)  # of pip
 CUDA_NEEDS = ("nvidia-cuda-runtime", "cuda-toolkit")
 
 Run = dict[str, Any]
@@ -182,7 +185,11 @@ def _do(command: list[str]) -> str:
     environ = {**probing.clean_environment(), "DS_BUILD_OPS": "0"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        last = [
+            each
+            for each in done.stderr.splitlines()
+            if each.strip() and not _SAYS_NOTHING.search(each)
+        ][-1:]
         raise RowError(f"{' '.join(command[1:])}: {''.join(last)}"[-300:])
     return done.stdout
 
