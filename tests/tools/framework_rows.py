@@ -137,7 +137,7 @@ ROWS: tuple[Row, ...] = (
     _of("DeepSpeed", "deepspeed", OLD_TORCH, "deepspeed==0.14.5", also=_OLD),
     _of("DeepSpeed", "deepspeed", PINNED_TORCH, "deepspeed==0.16.9"),
     _of("DeepSpeed", "deepspeed", PINNED_TORCH, "deepspeed==0.19.8"),
-    _of("Megatron-Core", "megatron", OLD_TORCH, "megatron-core==0.9.0", also=_OLD),
+    _of("Megatron-Core", "megatron", PINNED_TORCH, "megatron-core==0.9.0", also=_OLD),
     _of("Megatron-Core", "megatron", PINNED_TORCH, "megatron-core==0.12.3"),
     _of("Megatron-Core", "megatron", PINNED_TORCH, "megatron-core==0.14.0"),
     _of("Megatron-Core", "megatron", PINNED_TORCH, "megatron-core==0.16.1"),
