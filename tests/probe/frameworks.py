@@ -62,8 +62,9 @@ def _run(
 
 
 def _said(job: subprocess.CompletedProcess[bytes]) -> bytes:
-    """Return what a job printed, without lines of its framework that hold times."""
-    return re.sub(rb"(?m)^(\{|\[20\d\d-).*\n", b"", job.stdout)
+    """Return what a job printed, without lines that hold times or tell of a build."""
+    dropped = rb"\{|\[20\d\d-|ninja: |\[\d+/\d+\] |Time to load "
+    return re.sub(rb"(?m)^(" + dropped + rb").*\n", b"", job.stdout)
 
 
 def trainer_of(rings: list[Ring]) -> Ring:
