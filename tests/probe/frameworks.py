@@ -7,6 +7,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+import job_python
 import pytest
 from job_python import is_there
 from probing import DATA_WAIT, HOOK_NOTE, STEP, WAIT, Ring, Watcher, install, run
@@ -42,9 +43,11 @@ def both_ways(code: str, tmp_path: Path, **environ: str) -> list[Ring]:
     with Watcher(run_dir) as watcher:
         (tmp_path / "with").mkdir()
         ours = _run(tmp_path, "with", run_dir, environ)
-    assert ours.returncode == 0, ours.stderr.decode()
     (tmp_path / "without").mkdir()
     theirs = _run(tmp_path, "without", None, environ)
+    if job_python.IS_ANOTHER and theirs.returncode > 0:
+        job_python.skip_what_cannot_run(theirs.stderr)
+    assert ours.returncode == 0, ours.stderr.decode()
     assert (ours.returncode, _said(ours)) == (theirs.returncode, _said(theirs)), theirs
     rings = watcher.rings()
     assert [ring.switched_off for ring in rings] == [0] * len(rings)
@@ -59,8 +62,9 @@ def _run(
 
 
 def _said(job: subprocess.CompletedProcess[bytes]) -> bytes:
-    """Return what a job printed, without lines of its framework that hold times."""
-    return re.sub(rb"(?m)^(\{|\[20\d\d-).*\n", b"", job.stdout)
+    """Return what a job printed, without lines that hold times or tell of a build."""
+    dropped = rb"\{|\[20\d\d-|ninja: |\[\d+/\d+\] |Time to load "
+    return re.sub(rb"(?m)^(" + dropped + rb").*\n", b"", job.stdout)
 
 
 def trainer_of(rings: list[Ring]) -> Ring:

@@ -107,8 +107,9 @@ def broken_up(x):
     return x + 1
 
 print(rewritten(t), broken_up(t))
-breaks = torch._dynamo.utils.counters["graph_break"]
-print({reason.splitlines()[0]: count for reason, count in breaks.items()})
+# How often, and into how many graphs: how a break is worded tells what was met on the way.
+counters = torch._dynamo.utils.counters
+print(sum(counters["graph_break"].values()), counters["stats"])
 """
 
 

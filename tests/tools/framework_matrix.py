@@ -37,6 +37,9 @@ from clusterprof.probe.hooks import HOOKS  # noqa: E402
 RUNS = TESTS / "framework_runs.json"
 # What `import torch` needs of its packages; those of CUDA are gigabytes.
 TORCH_NEEDS = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec")
+_SAYS_NOTHING = re.compile(
+    "hint:|note:|See above|-failed|Encountered error|end of output"
+)  # of pip
 CUDA_NEEDS = ("nvidia-cuda-runtime", "cuda-toolkit")
 
 Run = dict[str, Any]
@@ -54,6 +57,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--base", type=Path, help="a Python that has what rows stand on already")
     parser.add_argument("--keep", action="store_true", help="leave the environments there")
     parser.add_argument("--tests", action="append", help="not all of a row's tests but these")
+    parser.add_argument("--short", action="store_true", help="without the tests marked long")
     parser.add_argument("--list", action="store_true", help="print the rows' names")
     asked = parser.parse_args(words)
     rows = [row for row in ROWS if not asked.only or any(text in row.name for text in asked.only)]
@@ -72,7 +76,7 @@ def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> b
     earlier: Run = kept().get(row.name, {}) if asked.again else {}
     try:
         python = environment(row, folder, asked.base)
-        result = {**versions(row, python), **tests(row, asked.tests, python, folder, earlier)}
+        result = {**versions(row, python), **tests(row, asked, python, folder, earlier)}
         result["unhooked"] = unhooked(PACKAGES[row.library], python, folder)
     except RowError as error:
         result = {"library": row.library, "python": row.python, "problem": str(error)}
@@ -111,7 +115,7 @@ def environment(row: Row, folder: Path, base: Path | None) -> Path:
     if pins and not _has(python, row.pins):
         held = folder / "constraints.txt"
         held.write_text(f"torch=={row.torch}\n" if row.torch else "")
-        needs = ["ninja", "packaging"] if row.library == "DeepSpeed" else []
+        needs = ["ninja", "packaging", "wheel"] if row.library == "DeepSpeed" else []
         isolated = [] if row.library != "DeepSpeed" else ["--no-build-isolation"]
         also = [*row.also, *needs]
         if also:
@@ -181,7 +185,11 @@ def _do(command: list[str]) -> str:
     environ = {**probing.clean_environment(), "DS_BUILD_OPS": "0"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        last = [
+            each
+            for each in done.stderr.splitlines()
+            if each.strip() and not _SAYS_NOTHING.search(each)
+        ][-1:]
         raise RowError(f"{' '.join(command[1:])}: {''.join(last)}"[-300:])
     return done.stdout
 
@@ -202,17 +210,19 @@ def versions(row: Row, python: Path) -> Run:
     return {"library": row.library, "python": exact, "versions": found}
 
 
-def tests(row: Row, only: list[str] | None, python: Path, folder: Path, again: Run) -> Run:
+def tests(row: Row, asked: argparse.Namespace, python: Path, folder: Path, again: Run) -> Run:
     """Run a row's tests with their jobs in its environment; returns counts, failures and skips.
 
-    only: test_probe_<name>.py of these alone; what is left out stands in the result.
+    asked: `tests` and `short` leave some out, which stand in the result then.
     again: an earlier result of the row, of which only what failed is run once more; else empty.
     """
+    only = asked.tests
     files = [f"test_probe_{name}.py" for name in only or row.tests]
     chosen = [name.replace("::", ".py::", 1) for name in again.get("failures", {})] or files
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-m", "not long", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", f"--junitxml={report}"]
+    command += ["-m", "not long"] if asked.short else []
     command += [f"--basetemp={folder}/t", *[str(TESTS / name) for name in chosen]]
     environ = {**os.environ, "CLUSTERPROF_JOB_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
     with (folder / f"{row.name}.log").open("w") as log:
@@ -221,8 +231,9 @@ def tests(row: Row, only: list[str] | None, python: Path, folder: Path, again: R
         raise RowError("pytest left no report")
     result: Run = {"passed": again.get("passed", 0), "failed": 0, "skipped": 0}
     result |= {"failures": {}, "skips": dict(again.get("skips", {}))}
-    left = again.get("left_out", row.tests)
-    result["left_out"] = [name for name in left if only and name not in only]
+    left = again.get("left_out", row.tests if only else ())
+    result["left_out"] = [name for name in left if name not in (only or ())]
+    result["left_out"] += ["long variants"] if asked.short and not again else []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
         problem = case.find("failure") if case.find("error") is None else case.find("error")

@@ -17,7 +17,7 @@ OLD_SETUPTOOLS = "setuptools<81"  # has the pkg_resources that old packages impo
 
 _TORCH_TESTS = (
     "torch", "batch", "compiling", "distributed", "distributed_guest", "coalesced", "functional",
-    "ddp", "sharded",
+    "ddp", "ddp_guest", "sharded",
 )  # fmt: skip
 _PYTHON_TESTS = ("ring", "api", "importer", "bootstrap", "chaining", "cuda", "sync", "inject")
 
@@ -108,6 +108,7 @@ ROWS: tuple[Row, ...] = (
         also=_OLD,
     ),
     _of("Lightning", "lightning", PINNED_TORCH, "lightning==2.4.0", "pytorch-lightning==2.4.0"),
+    _of("Lightning", "lightning", PINNED_TORCH, "lightning==2.5.6", "pytorch-lightning==2.5.6"),
     _of("Lightning", "lightning", PINNED_TORCH, "lightning==2.6.6", "pytorch-lightning==2.6.6"),
     _of(
         "Transformers",
@@ -119,13 +120,16 @@ ROWS: tuple[Row, ...] = (
     ),
     _of("Transformers", "transformers", PINNED_TORCH, "transformers==4.49.0", "accelerate==1.4.0"),
     _of("Transformers", "transformers", PINNED_TORCH, "transformers==4.57.6", "accelerate==1.15.0"),
+    _of("Transformers", "transformers", PINNED_TORCH, "transformers==5.0.0", "accelerate==1.10.1"),
     _of("Transformers", "transformers", PINNED_TORCH, "transformers==5.23.0", "accelerate==1.15.0"),
     _of("torchdata", "torchdata", OLD_TORCH, "torchdata==0.8.0", also=_OLD),
+    _of("torchdata", "torchdata", PINNED_TORCH, "torchdata==0.10.1"),
     _of("torchdata", "torchdata", PINNED_TORCH, "torchdata==0.11.0"),
     _of("WebDataset", "webdataset", OLD_TORCH, "webdataset==0.2.86", also=_OLD),
     _of("WebDataset", "webdataset", PINNED_TORCH, "webdataset==0.2.111"),
     _of("WebDataset", "webdataset", PINNED_TORCH, "webdataset==1.0.2"),
-    _of("Mosaic Streaming", "streaming", OLD_TORCH, "mosaicml-streaming==0.7.6", also=_OLD),
+    _of("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.7.6", also=_OLD),
+    _of("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.10.0"),
     _of("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.13.0"),
     _of("SPDL", "spdl", PINNED_TORCH, "spdl==0.1.7"),
     _of("SPDL", "spdl", PINNED_TORCH, "spdl==0.4.0"),
@@ -133,13 +137,15 @@ ROWS: tuple[Row, ...] = (
     _of("DeepSpeed", "deepspeed", OLD_TORCH, "deepspeed==0.14.5", also=_OLD),
     _of("DeepSpeed", "deepspeed", PINNED_TORCH, "deepspeed==0.16.9"),
     _of("DeepSpeed", "deepspeed", PINNED_TORCH, "deepspeed==0.19.8"),
-    _of("Megatron-Core", "megatron", OLD_TORCH, "megatron-core==0.9.0", also=_OLD),
+    _of("Megatron-Core", "megatron", OLD_TORCH, "megatron-core==0.12.3", also=_OLD),
+    _of("Megatron-Core", "megatron", PINNED_TORCH, "megatron-core==0.14.0"),
     _of("Megatron-Core", "megatron", PINNED_TORCH, "megatron-core==0.16.1"),
-    _of("NVIDIA DALI", "dali", PINNED_TORCH, "nvidia-dali-cuda120==1.40.0"),
+    _of("NVIDIA DALI", "dali", PINNED_TORCH, "nvidia-dali-cuda120==1.53.0"),
     _of("NVIDIA DALI", "dali", PINNED_TORCH, "nvidia-dali-cuda120==2.4.0", "jax==0.10.2"),
     _of("JAX", "jax", "", "jax==0.4.30", "jaxlib==0.4.30", also=_OLD),
     _of("JAX", "jax", "", "jax==0.6.2"),
     _of("JAX", "jax", "", "jax==0.10.2"),
     _of("tf.data", "tfdata", "", "tensorflow-cpu==2.15.1", also=_OLD),
+    _of("tf.data", "tfdata", "", "tensorflow-cpu==2.18.1"),
     _of("tf.data", "tfdata", "", "tensorflow-cpu==2.21.0"),
 )

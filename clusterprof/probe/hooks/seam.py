@@ -38,7 +38,9 @@ def torch_is_there(torch: Any) -> None:
     if hasattr(getattr(torch, "cuda", None), "_initialized"):
         cuda = torch.cuda
     found = getattr(torch, "compiler", None)
-    is_traced = is_compiling = getattr(found, "is_compiling", is_compiling)
+    # Before PyTorch 2.3 the name that torch.compile takes for a constant is this one.
+    earlier = getattr(getattr(torch, "_utils", None), "is_compiling", is_compiling)
+    is_traced = is_compiling = getattr(found, "is_compiling", earlier)
     if hasattr(found, "_is_compiling_flag"):
         compiler = found
         is_traced = getattr(found, "is_dynamo_compiling", is_compiling)
