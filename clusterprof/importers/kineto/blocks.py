@@ -21,10 +21,11 @@ from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.kineto.decode import Document, Event, document, fast, one
 
 BLOCK_BYTES = 1 << 20
-EVENT_BYTES_AT_MOST = 16 << 20
+EVENT_BYTES_AT_MOST = 8 << 20
 BESIDE_BYTES_AT_MOST = 32 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT = re.compile(rb'\}\s*,\s*\{\s*"\w')
+_BETWEEN = re.compile(rb"[,\s]*")
 _SPACE = b" \t\r\n\xef\xbb\xbf"
 
 
@@ -165,8 +166,8 @@ def elements(text: bytes) -> tuple[list[tuple[int, int]], int, bool]:
     spans = list(zip(opens.tolist(), closes.tolist()))
     if not ended:
         end = int(closes[-1]) if closes.size else 0
-        while text[end : end + 1] and text[end : end + 1] in b", \t\r\n":
-            end += 1
+        between = _BETWEEN.match(text, end)
+        end = between.end() if between else end
     return spans, end, ended
 
 

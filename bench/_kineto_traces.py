@@ -1,6 +1,6 @@
 """Make a large trace of a small one: its events over and over, each time later and renumbered.
 
-python bench/kineto_traces.py trace.json.gz big.json --megabytes 500
+python bench/_kineto_traces.py trace.json.gz big.json --megabytes 500
 """
 
 from __future__ import annotations
