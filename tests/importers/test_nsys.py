@@ -232,6 +232,17 @@ def test_damaged_pages_never_stop_it(tmp_path: Path) -> None:
         assert len(accounts) == 1
 
 
+def test_names_in_a_schema_that_are_no_text_are_told(tmp_path: Path) -> None:
+    whole = two_ranks(tmp_path / "a.sqlite").read_bytes()
+    broken = tmp_path / "broken.sqlite"
+    # The first statement of the schema is none any more: SQLite's message repeats its bytes.
+    named = whole.replace(b"StringIds", b"Str\xffngIds")
+    broken.write_bytes(named.replace(b"ngIds ([id]", b"ngIds (([id"))
+    nodes, _, why = read(Nsys(), broken)
+    assert nodes == []
+    assert "broken.sqlite: not a readable SQLite file" in why
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="SQLite in memory needs Python 3.11")
 def test_a_packed_file_is_read_in_memory(tmp_path: Path) -> None:
     plain = two_ranks(tmp_path / "a.sqlite")
