@@ -19,8 +19,7 @@ cause.
 
 ## Where it is blind
 
-What a stage does besides (copies, optimizer) and why its work is more than that of others is not in
-such a trace; nor are transfers apart from waits.
+What a stage does besides (copies, optimizer), why it has more work, and how long transfers take.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ BYTES_AT_MOST = 256 << 20
 _NS = 1000
 _HEAVY = 1.2
 _LATEST_US = 1 << 52
+_NUMBER_AT_MOST = 1 << 31
 Who = tuple[int, int]
 Piece = tuple[int, int, int, int]  # iteration, model chunk, microbatch, 0 forward or 1 backward
 
@@ -69,9 +69,8 @@ class _Stage:
 
     begun: dict[str, list[float]] = field(default_factory=dict)
     work: list[tuple[int, int, Piece]] = field(default_factory=list)
-    """Begin and end in ns, and what it was."""
     marks: dict[tuple[str, int], int] = field(default_factory=dict)
-    """When an instant was, by its name and iteration, in ns."""
+    """When an instant was, by its name and iteration, in ns; begin and end of work likewise."""
 
 
 class MegatronPipeline:
@@ -124,7 +123,10 @@ def _events(events: list[Any], account: Account) -> Iterator[_Event]:
         except (msgspec.ValidationError, RecursionError, OverflowError):
             account.skipped["events of another kind"] += 1
             continue
-        if 0 <= event.ts < _LATEST_US and -1 < event.pid < 1 << 24 and abs(event.tid) < 1 << 31:
+        said = event.args or _Arguments()
+        numbers = (event.tid, said.iteration, said.microbatch, said.model_chunk)
+        sound = all(abs(one) < _NUMBER_AT_MOST for one in numbers)
+        if sound and 0 <= event.ts < _LATEST_US and -1 < event.pid < 1 << 24:
             yield event
         else:
             account.skipped["events with times or numbers that cannot be"] += 1
@@ -268,8 +270,7 @@ def _waited_for(
 ) -> tuple[Who, int] | None:
     """The nearest stage that finished something in this time, and when it last did.
 
-    Stages exchange with those beside them, and both stand still until both have come; so one that
-    stood still all the time hands the wait on to the one behind it.
+    Neighbours stand still until both have come: one that did so hands the wait on behind it.
     """
     ring = sorted(other for other in ends if other[1] == one[1])
     place = ring.index(one)

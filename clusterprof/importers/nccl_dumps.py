@@ -50,6 +50,7 @@ _OPERATIONS = {
 }  # fmt: skip
 _LATEST_NS = 1 << 62
 _NAMED_AT_MOST = 8
+_RANKS_AT_MOST = 1 << 24
 
 
 class FlightRecorder:
@@ -106,7 +107,10 @@ def _read(source: Source, account: Account) -> Dump | None:
             account.cut = f"more than {BYTES_AT_MOST:,} bytes"
             return None
     try:
-        return parse_dump(bytes(data.lstrip()), int(rank[1]), 0)
+        dump = parse_dump(bytes(data.lstrip()), int(rank[1]), 0)
+        if not all(0 <= one < _RANKS_AT_MOST for some in dump.members.values() for one in some):
+            raise ValueError("ranks that cannot be")
+        return dump
     except (
         ValueError,
         TypeError,
@@ -127,8 +131,10 @@ def _node(dump: Dump, account: Account, world: int) -> NodeTables | None:
             account.skipped["sends and receives"] += 1
         elif entry.started_ns is None or entry.completed_ns is None:
             account.skipped["without a begin and an end"] += 1
-        elif not 0 < entry.started_ns <= entry.completed_ns < _LATEST_NS or entry.number < 1:
+        elif not 0 < entry.started_ns <= entry.completed_ns < _LATEST_NS:
             account.skipped["that end before they begin"] += 1
+        elif not 0 < entry.number < _LATEST_NS:
+            account.skipped["with numbers that cannot be"] += 1
         else:
             good.append(entry)
     account.read["operations"] += len(good)

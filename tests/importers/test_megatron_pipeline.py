@@ -87,12 +87,13 @@ def test_bad_events_are_counted_and_what_never_ends_too(tmp_path: Path) -> None:
         {"name": "forward", "ph": "B", "ts": -4, "pid": 0},
         {"name": "forward", "ph": "B", "ts": 1e300, "pid": 0},
         {"name": "other", "ph": "B", "ts": 1, "pid": 0},
+        {"name": "forward", "ph": "B", "ts": 1, "pid": 0, "args": {"iteration": 1 << 70}},
     ]  # fmt: skip
     path = write(tmp_path / "a.json", {"traceEvents": EVENTS + more})
     (node,), (account,), _ = read(MegatronPipeline(), path)
     assert dict(account.skipped) == {
         "events of another kind": 5, "ends without a begin": 1, "that never end": 1,
-        "events with times or numbers that cannot be": 2,
+        "events with times or numbers that cannot be": 3,
     }  # fmt: skip
     assert account.read["forward and backward passes"] == 8
     assert len(spans(node)["1 step"]) == 1

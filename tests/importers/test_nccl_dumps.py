@@ -95,6 +95,17 @@ def test_what_is_no_dump_is_told(tmp_path: Path, text: str) -> None:
     assert "Traceback" not in why
 
 
+def test_numbers_beyond_64_bits_are_left_out(tmp_path: Path) -> None:
+    path = dump(tmp_path, 0, entry(1, 1, 2), entry(1 << 70, 3, 4), entry(2, 5, 1 << 70))
+    (node,), (account,), _ = read(FlightRecorder(), path)
+    assert len(spans(node)["1 collective"]) == 1
+    assert dict(account.skipped) == {
+        "with numbers that cannot be": 1, "that end before they begin": 1,
+    }  # fmt: skip
+    path.write_text(path.read_text().replace("[0, 1]", "[0, 99999999999999999999]"))
+    assert "ranks that cannot be" in read(FlightRecorder(), path)[2]
+
+
 def test_a_name_without_a_rank_is_told(tmp_path: Path) -> None:
     path = dump(tmp_path, 0, entry(1, 1, 2)).rename(tmp_path / "trace.json")
     assert read(FlightRecorder(), path)[2] == "its name does not end with a rank"

@@ -194,6 +194,7 @@ def test_nothing_in_a_database_is_ever_run(tmp_path: Path) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT"
     db.execute(f"CREATE VIEW NVTX_EVENTS AS {endless} i AS start, i AS [end] FROM n")
     db.execute("CREATE VIRTUAL TABLE CUPTI_ACTIVITY_KIND_MEMCPY USING fts4(start, end)")
+    db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (1, 2)")
     heavy = "hex(zeroblob(400000000 + start))"
     db.execute(f"ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN bytes AS (length({heavy}))")
     db.execute("CREATE TRIGGER t AFTER INSERT ON StringIds BEGIN DELETE FROM StringIds; END")
@@ -202,7 +203,7 @@ def test_nothing_in_a_database_is_ever_run(tmp_path: Path) -> None:
     before = path.read_bytes()
     (node,), (account,), _ = read(Nsys(), path)
     assert ranks(node) == {21: (0, None, "gpu0"), 22: (1, None, "gpu1")}
-    assert dict(account.read) == {"kernels": 8}
+    assert (dict(account.read), dict(account.skipped)) == ({"kernels": 8}, {})
     assert path.read_bytes() == before
     assert [one.name for one in tmp_path.iterdir()] == ["a.sqlite"]  # no journal beside it
 
@@ -229,6 +230,17 @@ def test_damaged_pages_never_stop_it(tmp_path: Path) -> None:
         for node in nodes:
             assert len(ranks(node)) <= 2
         assert len(accounts) == 1
+
+
+def test_names_in_a_schema_that_are_no_text_are_told(tmp_path: Path) -> None:
+    whole = two_ranks(tmp_path / "a.sqlite").read_bytes()
+    broken = tmp_path / "broken.sqlite"
+    # The first statement of the schema is none any more: SQLite's message repeats its bytes.
+    named = whole.replace(b"StringIds", b"Str\xffngIds")
+    broken.write_bytes(named.replace(b"ngIds ([id]", b"ngIds (([id"))
+    nodes, _, why = read(Nsys(), broken)
+    assert nodes == []
+    assert "broken.sqlite: not a readable SQLite file" in why
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="SQLite in memory needs Python 3.11")

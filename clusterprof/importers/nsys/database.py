@@ -118,7 +118,8 @@ class Database:
             while some := cursor.fetchmany(_ROWS):
                 yield some
                 self._deadline = time.monotonic() + SECONDS_WITHOUT_A_ROW
-        except (sqlite3.Error, OverflowError, MemoryError) as error:
+        except (sqlite3.Error, UnicodeError, OverflowError, MemoryError) as error:
+            # Messages of SQLite repeat the file's own names, which need not be text.
             raise DamagedError(str(error) or type(error).__name__) from error
 
     def _run(self, query: str) -> list[tuple[Any, ...]]:
