@@ -82,8 +82,9 @@ class CpuPreprocess:
             *_workers(rank),
             *_cpus(rank),
         )
-        named = pids.size == 1 and not _no_process_seen(rank)
-        resource = f"worker pid {int(pids[0])}" if named else ""
+        resource = f"worker pid {int(pids[0])}" if pids.size == 1 else ""
+        if _no_process_seen(rank):
+            resource = f"loader of rank {rank.rank}"
         return Claims(share, "A", evidence, resource)
 
 
