@@ -79,16 +79,25 @@ class CpuPreprocess:
                 "ratio",
                 "of the waits, the loading thread was computing",
             ),
-            Evidence(
-                "loader.workers_count",
-                float(len(rank.workers)),
-                "count",
-                "dataloader workers of the rank",
-            ),
+            *_workers(rank),
             *_cpus(rank),
         )
         resource = f"worker pid {int(pids[0])}" if pids.size == 1 else ""
+        if _no_process_seen(rank):
+            resource = f"loader of rank {rank.rank}"
         return Claims(share, "A", evidence, resource)
+
+
+def _no_process_seen(rank: Rank) -> bool:
+    """Of what was imported without workers neither their number nor their pids are known."""
+    return not rank.workers and "importer" in rank.chunk.header.versions
+
+
+def _workers(rank: Rank) -> list[Evidence]:
+    if _no_process_seen(rank):
+        return []
+    count = float(len(rank.workers))
+    return [Evidence("loader.workers_count", count, "count", "dataloader workers of the rank")]
 
 
 def _cpus(rank: Rank) -> list[Evidence]:

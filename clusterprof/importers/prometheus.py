@@ -60,6 +60,7 @@ class Prometheus:
         found = False
         for node in into.nodes(self.name, accounts[0]):
             found = True
+            node.shown = "unnamed host"
             yield node
         if not found:
             raise CannotImportError(

@@ -118,7 +118,7 @@ def test_host_metrics_join_the_host_whose_address_is_named(tmp_path: Path) -> No
     nodes, (account,) = read(Prometheus(), tmp_path, scrape=NODE_EXPORTER)
     by_name = {one.name: one.series for one in nodes}
     assert by_name == {
-        "unknown-host": {"rdma.receive_bytes_total mlx5_0/1": [(T * S, 18.0)]},
+        "unnamed host": {"rdma.receive_bytes_total mlx5_0/1": [(T * S, 18.0)]},
         "n1": {
             "cpu.user_ns_total 0": [(T * S, 4.5e9)],
             "cpu.user_ns_total 1": [(T * S, 2e9)],
