@@ -47,7 +47,7 @@ COLD_RATIO = 1.25
 SLOW_RATIO = 1.03
 """An instance is slow when its fastest epoch took so much longer than the middle one of all."""
 INSTANCES_AT_LEAST = 3
-UNSEEN_NS, UNSEEN_AT_MOST = 10 * SECOND_NS, 4096
+UNSEEN_NS, UNSEEN_AT_MOST = 30 * SECOND_NS, 1024
 """So often the accelerator is said to have no reading."""
 _KEY = re.compile(r"([a-z_]{1,32})_(start|stop)$")
 _WANTED = ("init", "staging", "epoch", "block", "eval", "run")
