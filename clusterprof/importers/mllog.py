@@ -68,7 +68,9 @@ class Run:
     @property
     def steps(self) -> list[tuple[int, int, int | None]]:
         """Its epochs, else its blocks, in order; what lies within another is left out."""
-        every = sorted(self.spans.get("epoch") or self.spans.get("block") or [])
+        every = sorted(
+            self.spans.get("epoch") or self.spans.get("block") or [], key=lambda one: one[:2]
+        )
         kept: list[tuple[int, int, int | None]] = []
         for one in every:
             if not kept or one[0] >= kept[-1][1]:
