@@ -47,7 +47,7 @@ COLD_RATIO = 1.25
 SLOW_RATIO = 1.03
 """An instance is slow when its fastest epoch took so much longer than the middle one of all."""
 INSTANCES_AT_LEAST = 3
-UNSEEN_NS, UNSEEN_AT_MOST = 10 * SECOND_NS, 4096
+UNSEEN_NS, UNSEEN_AT_MOST = 30 * SECOND_NS, 1024
 """So often the accelerator is said to have no reading."""
 _KEY = re.compile(r"([a-z_]{1,32})_(start|stop)$")
 _WANTED = ("init", "staging", "epoch", "block", "eval", "run")
@@ -68,7 +68,9 @@ class Run:
     @property
     def steps(self) -> list[tuple[int, int, int | None]]:
         """Its epochs, else its blocks, in order; what lies within another is left out."""
-        every = sorted(self.spans.get("epoch") or self.spans.get("block") or [])
+        every = sorted(
+            self.spans.get("epoch") or self.spans.get("block") or [], key=lambda one: one[:2]
+        )
         kept: list[tuple[int, int, int | None]] = []
         for one in every:
             if not kept or one[0] >= kept[-1][1]:
