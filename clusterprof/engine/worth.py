@@ -17,6 +17,7 @@ HOUR_NS = 3600 * 10**9
 MILLION = 1e6
 OUTSIDE = "it lies outside the steps: only steps are played again"
 AT_MOST = 'no device was measured: the loss itself is known only as "at most"'
+UNMARKED = "no rank marked its steps: there is nothing to play again"
 STRUCTURAL = "net-transfer"
 """As long as data take on their way is no fault: not among what can be fixed."""
 NO_PRICE = "no price: set facts.gpu_price_per_hour in a profile"
@@ -38,7 +39,8 @@ def worth_of(
     gpus = _gpus(books)
     gained = Gained(books, across.whatif)
     leaves = _leaves(books)
-    causes = tuple(_cause(one, gained, leaves, per_ns, gpus) for one in findings)
+    marked = any(one.marked for one in books)
+    causes = tuple(_cause(one, gained, leaves, per_ns, gpus, marked) for one in findings)
     fixable = [
         (one.cause.id, leaves.get(one.cause.id, ()))
         for one, said in zip(findings, causes)
@@ -102,12 +104,15 @@ def _cause(
     leaves: Mapping[str, Sequence[str]],
     per_ns: float | None,
     gpus: int,
+    marked: bool,
 ) -> CauseWorth:
     id_ = finding.cause.id
     if finding.outside_steps:
         saved = Saved(None, why=OUTSIDE)
     elif finding.upper_bound:
         saved = Saved(None, why=AT_MOST)
+    elif not marked:
+        saved = Saved(None, why=UNMARKED)
     else:
         saved = gained.without(id_, leaves.get(id_, ()))
     return CauseWorth(

@@ -6,8 +6,10 @@ report: nothing is filled in. Keys that are not known are passed over; versions 
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -56,11 +58,13 @@ def load(path: Path) -> Report:
         if path.stat().st_size > MAX_BYTES:
             raise NoRecording(f"{path}: is larger than {MAX_BYTES >> 30} GiB", _MADE_BY)
         # as text: bytes of what is passed over are not looked at otherwise
-        stored = msgspec.json.decode(path.read_bytes().decode("utf-8"), type=ReportStored)
+        text = path.read_bytes().decode("utf-8")
+        stored = msgspec.json.decode(text, type=ReportStored)
+        json.loads(text, object_pairs_hook=_once)
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise NoRecording(f"{path}: {reason}") from None
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise NoRecording(f"{path}: is no report of this version: {error}", _made()) from None
     try:
         report = _report(stored, str(path))
@@ -70,6 +74,14 @@ def load(path: Path) -> Report:
     if wrong:
         raise NoRecording(f"{path}: does not add up: {wrong}", _made())
     return report
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    """Raise ValueError for a key that comes twice: of two the decoder silently takes the last."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} comes twice in an object")
 
 
 def _made() -> str:

@@ -15,8 +15,16 @@ RECORDING = ROOT / "tests/recordings/v1"
 READERS = ("analyze", "gate", "compare", "export", "dump", "explain", "top")
 """What needs nothing but a recording; `record`, `doctor` and `demo` have tests of their own."""
 EXPECTED = {0, 3, 4}
-NOT_MEANT = ("stall.storge", "nowhere", "[OPTIONS]", "…", "--to parquet", "--to otlp")
-"""Lines that show a mistake, usage lines, and what needs an extra or a receiver."""
+NOT_MEANT = (
+    "stall.storge",
+    "nowhere",
+    "[OPTIONS]",
+    "…",
+    "--to parquet",
+    "--to otlp",
+    "--to recording",
+)
+"""Lines that show a mistake, usage lines, and what needs an extra, a receiver or foreign files."""
 RUNS = {"--baseline", "--repeat"}
 
 

@@ -195,3 +195,9 @@ def test_elements_are_found_with_respect_to_strings() -> None:
 def test_rubbish_is_not_recognised(tmp_path: Path) -> None:
     for head in (b"", b"\x00" * 100, b"\x80\x04\x95", b"<xml/>", b"[]", b"{}", b"[[[[["):
         assert not Kineto().recognises(head, tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"traceEvents": []}', '{"traceEvents": [{"ph": "M"}]}'])
+def test_a_trace_that_says_nothing_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(CannotImportError, match="no event in it that a profiler"):
+        read(written(tmp_path, text))
