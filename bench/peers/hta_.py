@@ -19,9 +19,13 @@ def main(path: Path) -> None:
         copy = Path(folder) / "rank0.json.gz"
         shutil.copy(path, copy)
         with gzip.open(copy) as file:
-            rank = (json.load(file).get("distributedInfo") or {}).get("rank", 0)
+            trace = json.load(file)
+        rank = (trace.get("distributedInfo") or {}).get("rank", 0) if isinstance(trace, dict) else 0
         analyzer = TraceAnalysis(trace_files={rank: str(copy)})
-        times = analyzer.get_temporal_breakdown(visualize=False).iloc[0]
+        table = analyzer.get_temporal_breakdown(visualize=False)
+        if not len(table):
+            sys.exit("its temporal breakdown is empty: no kernel was found")
+        times = table.iloc[0]
         overlap = analyzer.get_comm_comp_overlap(visualize=False).iloc[0]
     window_us = float(times["kernel_time(us)"])
     idle_us, compute_us = float(times["idle_time(us)"]), float(times["compute_time(us)"])

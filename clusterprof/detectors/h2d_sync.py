@@ -19,6 +19,9 @@ been kept busy. What the host's work exceeds the device's by is left to `launch-
 the lost time in steps with such waits is this, as far as the main thread had work to do in it: what
 it slept elsewhere (writing a log, on a lock) is not launching.
 
+An imported trace of kernels shows each gap by itself: those count that begin while the host waits
+for the device, until its next launch.
+
 ## What to do
 
 Collect metrics on the GPU and fetch them every few hundred steps; copy results with
@@ -44,6 +47,7 @@ from clusterprof.findings import Cause, Evidence
 from clusterprof.probe import layout
 from clusterprof.timeline.intervals import overlaps, union
 from clusterprof.timeline.model import PHASE_COMPUTE, Feeding, Lost, Rank, SpanTable
+from clusterprof.timeline.traced import in_spans
 
 _OTHER_WAITS = (
     layout.DATA_WAIT, layout.H2D, layout.CHECKPOINT, layout.EVAL, layout.COMPILE, layout.GC,
@@ -83,6 +87,8 @@ class H2dSync:
         inside = in_such & in_phase(lost, PHASE_COMPUTE)
         if not inside.any():
             return Claims(share, "B")
+        if layout.STARVED in rank.main.spans:
+            return _traced(rank.main.spans[layout.STARVED], lost, inside, limits)
         whole = np.maximum(steps.start_ns[held], low), np.minimum(steps.end_ns[held], high)
         steps_ns = int((whole[1] - whole[0]).sum())
         lengths = np.maximum(syncs.end_ns - syncs.start_ns, 1)
@@ -114,6 +120,21 @@ class H2dSync:
             ),
         )
         return Claims(share, "B", evidence)
+
+
+def _traced(gaps: SpanTable, lost: Lost, inside: np.ndarray, limits: H2dSync.Limits) -> Claims:
+    """What a trace of kernels shows: gaps in which the host came out of a wait for the device."""
+    after, waited = in_spans(
+        gaps, lost.start_ns, lost.end_ns,
+        after=np.where(gaps.b > 0, gaps.end_ns - gaps.start_ns, 0), waited=gaps.b,
+    )  # fmt: skip
+    share = np.where(inside, np.minimum(after / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
+    whole = float(lost.lost_ns[inside].sum())
+    if float((share * lost.lost_ns).sum()) < limits.exposed_at_least_ratio * whole:
+        return Claims(np.zeros(share.size), "A")
+    ratio = float(waited[share > 0].sum()) / max(float(after[share > 0].sum()), 1.0)
+    note = "of that time, the host was still in the call that waits for the device"
+    return Claims(share, "A", (Evidence("host.synchronising_ratio", ratio, "ratio", note),))
 
 
 def _at_work(rank: Rank, lost: Lost, inside: np.ndarray) -> float:
