@@ -19,8 +19,8 @@ help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/clusterprof: pyproject.toml
-	@command -v $(BIN)/python >/dev/null || { echo "make: $(PYTHON) not found; set PYTHON=python3.x" >&2; exit 2; }
-	$(BIN)/python -m venv $(VENV)
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; set PYTHON=python3.x" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
