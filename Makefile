@@ -120,7 +120,7 @@ FRAMEWORKS := lightning==2.6.6 pytorch-lightning==2.6.6 transformers==4.57.6 acc
     tensorflow-cpu==2.21.0 nvidia-dali-cuda120==2.4.0 deepspeed==0.19.8 megatron-core==0.16.1
 
 $(FRAMEWORKS_VENV)/made: pyproject.toml Makefile
-	$(BIN)/python -m venv $(FRAMEWORKS_VENV)
+	$(PYTHON) -m venv $(FRAMEWORKS_VENV)
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)" setuptools -e . --group dev
 	@for each in $(FRAMEWORKS); do \
