@@ -9,10 +9,10 @@ copied into a recording, `nccl/` in a node's folder, are read by a reader that c
 ## How it is understood
 
 A collective operation that was seen to begin and to end is one of the rank: it arrived when the
-recorder noticed the begin, and left when it noticed the end. Where the dump has the device's own
-duration, the begin is the end less that. Operations are matched by process group and number. Time
-covered is one step, from the first operation to the last. An operation that was issued and had not
-ended when the dump was written is one the rank stood in; who had not come to it is named.
+recorder noticed the begin, and left when it noticed the end. Operations are matched by process
+group and number. Time covered is one step, from the first operation to the last. An operation that
+was issued and had not ended when the dump was written is one the rank stood in; who had not come to
+it is named.
 
 ## Where it is blind
 
