@@ -16,8 +16,8 @@ from typing import Any
 
 from clusterprof.attribution.window import Window
 from clusterprof.engine.dumps import dumps_of, notes_of
+from clusterprof.engine.given import Given, given
 from clusterprof.engine.history import history_of
-from clusterprof.engine.imported import Brought, brought_in
 from clusterprof.engine.limits import bound
 from clusterprof.engine.node import NodeResult, analyse_node
 from clusterprof.engine.part import WHOLE_RUN, PartOfRun, checked, windows_of
@@ -91,10 +91,10 @@ def analysing(
 ) -> Iterator[Analysed]:
     """Do what `analysed` does; inside, the folders of foreign files are still there."""
     bound_limits = bound(limits)
-    with brought_in([path, *more], jobs) as brought:
+    with given([path, *more], jobs) as found:
         title = fold(map(str, (path, *more))) if more else str(path)
         asked = _Asked(title, jobs, bound_limits, facts, history, tell, part)
-        yield _analysed(brought, asked)
+        yield _analysed(found, asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class _Asked:
     part: PartOfRun
 
 
-def _analysed(brought: Brought, asked: _Asked) -> Analysed:
-    sources = find_nodes(brought.paths)
+def _analysed(found: Given, asked: _Asked) -> Analysed:
+    sources = find_nodes(found.paths)
     folders = sources.folders
     jobs, history, tell, part = asked.jobs, asked.history, asked.tell, asked.part
     stand = Stand(folders, tell)
@@ -134,7 +134,7 @@ def _analysed(brought: Brought, asked: _Asked) -> Analysed:
         across = across_ranks(nodes, place, asked.limits)
         happened = history_of(across, place, not part.whole) if history else None
     report = build_report(asked.title, across, sources.left_out, asked.facts)
-    notes = (*report.notes, *brought.notes, *notes_of(*dumps_of(folders)))
+    notes = (*report.notes, *found.notes, *notes_of(*dumps_of(folders)))
     report = checked(replace(report, notes=notes, history=happened), part)
     return Analysed(report, tuple(folders), across)
 
