@@ -180,7 +180,9 @@ for _ in range(2): ddp(batch()).sum().backward()
         ]
 
 
-@pytest.mark.parametrize(("last", "seen"), [("layer", 0), ("first", 3)])
+@pytest.mark.parametrize(
+    ("last", "seen"), [pytest.param("layer", 0, marks=pytest.mark.long), ("first", 3)]
+)
 def test_a_wait_inside_a_reentrant_checkpoint_is_left_out(
     tmp_path: Path, last: str, seen: int
 ) -> None:

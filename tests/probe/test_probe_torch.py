@@ -204,7 +204,7 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
     assert ring.switched_off == 0
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", *longer("forkserver")])
+@pytest.mark.parametrize("context", ["fork", *longer("spawn", "forkserver")])
 def test_workers_fetch_and_the_main_process_knows_for_whom_it_waits(
     tmp_path: Path, context: str
 ) -> None:
