@@ -21,7 +21,6 @@ says what the device did meanwhile, so waits are those of the host, an upper bou
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -155,4 +154,4 @@ def _whole(value: Any) -> int | None:
 def _milliseconds(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) and 0 <= value < _MS_AT_MOST else None
+    return float(value) if 0 <= value < _MS_AT_MOST else None  # nor NaN

@@ -78,7 +78,7 @@ def launched_by(calls: Calls, link: Int, start: Int) -> Int:
     while True:
         open_ = found & (low < high)
         if not open_.any():
-            return np.where(found, order[np.maximum(low, 0)], -1)
+            return np.where(found, order[np.clip(low, 0, known.size - 1)], -1)
         middle = (low + high + 1) // 2
         before = begun[np.clip(middle, 0, known.size - 1)] <= start
         low = np.where(open_ & before, middle, low)
