@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from clusterprof.timeline.intervals import union
+
 Int = NDArray[np.int64]
 _JOIN_AFTER = 1 << 16
 
@@ -54,14 +56,8 @@ class Stretches:
 
 def joined(start: Int, end: Int) -> tuple[Int, Int]:
     """Return what some stretches cover: sorted, disjoint, none of no length."""
-    some = end > start
-    start, end = start[some], end[some]
-    if not start.size:
-        return start, end
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
-    opens = np.flatnonzero(np.concatenate([[True], start[1:] > end[:-1]]))
-    return start[opens], end[np.append(opens[1:], start.size) - 1]
+    found = union((start, end))
+    return found.start_ns, found.end_ns
 
 
 def all_of(parts: Sequence[tuple[Int, Int]]) -> tuple[Int, Int]:

@@ -1,0 +1,61 @@
+"""What an imported trace says of its host, in the books: hand-made traces of one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from clusterprof.engine.local import analyze
+from clusterprof.findings import Report
+from clusterprof.importers.tables import NodeTables
+from clusterprof.probe import layout
+from clusterprof.trace.whole import write_node
+
+S = 1_000_000_000
+
+
+def job(folder: Path, *idle: tuple[float, float]) -> NodeTables:
+    """Ten seconds in two steps, 1 and 2, on a device that is idle in between."""
+    node = NodeTables("host", "kineto")
+    node.device("gpu0")
+    node.rank(7, rank=0, world_size=1, device="gpu0")
+    node.spans(7, layout.STEP, [0, 5 * S], [5 * S, 10 * S], a=[1, 2], b=2)
+    edges = np.array([0, *(round(t * S) for one in idle for t in one), 10 * S], np.int64)
+    node.busy("gpu0", edges[0::2], edges[1::2], 0, 10 * S)
+    return node
+
+
+def books(folder: Path, node: NodeTables) -> dict[str, int]:
+    write_node(folder / "run" / "n", node.header(), node.records())
+    report: Report = analyze(folder / "run")
+    (rank,) = report.ranks
+    assert sum(ns for _, ns in rank.buckets) == rank.lost_ns
+    return {cause: ns for cause, ns in rank.buckets if ns}
+
+
+def test_a_late_launch_is_launching_and_queued_work_is_nobodys(tmp_path: Path) -> None:
+    node = job(tmp_path, (1, 3), (6, 7))
+    node.spans(7, layout.STARVED, [1 * S], [3 * S], a=S)
+    assert books(tmp_path, node) == {"launch-bound": 2 * S, "unattributed": S}
+
+
+def test_a_gap_that_begins_in_a_wait_for_the_device_is_the_waits(tmp_path: Path) -> None:
+    node = job(tmp_path, (1, 3), (3.5, 4.5))
+    node.spans(7, layout.SYNC, [0], [S + 1000], a=layout.WHOLE_NS, b=1)
+    node.spans(7, layout.STARVED, [1 * S, round(3.5 * S)], [3 * S, round(4.5 * S)], b=[1000, 0])
+    assert books(tmp_path, node) == {"h2d-sync": 2 * S, "launch-bound": S}
+
+
+def test_a_wait_for_data_is_what_the_loading_thread_was_seen_to_do(tmp_path: Path) -> None:
+    """4 s of waiting: 1 s in reads from nobody knows where, 1 s from a network, 1 s computing."""
+    node = job(tmp_path, (1, 5))
+    node.spans(7, layout.DATA_WAIT, [1 * S], [5 * S], a=0, b=0, c=0)
+    node.spans(
+        7, layout.LOADING, [1 * S, 2 * S, 3 * S], [2 * S, 3 * S, 4 * S],
+        a=[S, S, 0], b=[0, 0, S], d=[0, 2, 0],
+    )  # fmt: skip
+    found = books(tmp_path, node)
+    told = ("storage", "storage-remote", "cpu-preprocess", "input-wait")
+    assert {cause: round(found[cause] / S, 3) for cause in told} == dict.fromkeys(told, 1.0)
+    assert abs(sum(found.values()) - 4 * S) <= 1
