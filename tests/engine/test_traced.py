@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from clusterprof.engine.local import analyze
-from clusterprof.findings import Report
+from clusterprof.findings import Cause, Culprit, Finding, Report
 from clusterprof.importers.tables import NodeTables
 from clusterprof.probe import layout
+from clusterprof.renderers.whose import culprits
+from clusterprof.renderers.words import nothing_lost
 from clusterprof.trace.whole import write_node
 
 S = 1_000_000_000
@@ -59,3 +62,25 @@ def test_a_wait_for_data_is_what_the_loading_thread_was_seen_to_do(tmp_path: Pat
     told = ("storage", "storage-remote", "cpu-preprocess", "input-wait")
     assert {cause: round(found[cause] / S, 3) for cause in told} == dict.fromkeys(told, 1.0)
     assert abs(sum(found.values()) - 4 * S) <= 1
+
+
+def test_without_a_device_nobody_is_said_to_have_been_busy(tmp_path: Path) -> None:
+    node = NodeTables("host", "kineto")
+    node.rank(7, rank=0, world_size=1)
+    node.spans(7, layout.STEP, [0], [5 * S], a=[1], b=2)
+    write_node(tmp_path / "run" / "n", node.header(), node.records())
+    said = nothing_lost(analyze(tmp_path / "run"))
+    assert said.startswith("No device was measured, and no wait of the host was seen")
+
+
+def test_of_many_culprits_the_one_that_others_waited_for_is_singled_out() -> None:
+    """Rank 2 kept others waiting for 6 s of 8; all lost 10 s by themselves."""
+    cause = Cause("launch-bound", "launch", "", "")
+    waits = (S, S, 6 * S, 0)
+    some = tuple(
+        Culprit("n", rank, "", own_ns=10 * S, others_ns=ns) for rank, ns in enumerate(waits)
+    )
+    one = Finding(cause, 48 * S, 0.5, None, 0.9, "A", False, False, culprits=some)
+    assert culprits(one, 2) == "n ranks 0-3; others waited for rank 2 most, 6.00 s"
+    few = replace(one, culprits=tuple(replace(each, others_ns=2 * S) for each in some))
+    assert culprits(few, 2) == "n ranks 0-3"
