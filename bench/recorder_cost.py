@@ -4,7 +4,9 @@
 
 CPU share of `clusterprof record` at 1, 10 and 100 Hz with 8 and with 32 processes that sleep most
 of the time and work for a millisecond 20 times a second. Beside each, at the same time, the C
-program (floor.c) reads the files that our collectors read, at the rates of the same collectors.
+program (floor.c) twice: it reads the files that our collectors read, at the rates of the same
+collectors; and all files of one full sample at every tick, as the target has it (0.7 % and 1.4 %
+of a core were to be 1.7 times what that costs).
 CPU time is that of the scheduler (schedstat), over a window that begins after the births have been
 digested. Then memory, and the slowdown of a job: pairs of the same work of a tenth of a second with
 200 spans a second, with and without the recorder, with the bootstrap interval of the median.
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sample_cost import KERNEL_FILES, LEFT_OUT, build_floor, held_files
+from sample_cost import KERNEL_FILES, LEFT_OUT, PER_PROCESS, build_floor, held_files
 
 from clusterprof.collectors.base import Context
 from clusterprof.collectors.registry import COLLECTORS
@@ -38,6 +40,11 @@ WINDOW_S = 20
 RATES_HZ = (1, 10, 100)
 PROCESSES = (8, 32)
 PAIRS = 300
+FULL_SAMPLE = (
+    "stat", "meminfo", "vmstat", "diskstats", "loadavg", "net/dev", "net/snmp", "net/netstat",
+    "pressure/cpu", "pressure/io", "pressure/memory",
+)  # fmt: skip
+"""What one full sample reads of the host."""
 SLICE_NS = 100_000_000  # in each slice that it is not stopped, the recorder has one tick
 DRAWS = 4000
 HOUR_S = 3600
@@ -81,6 +88,9 @@ class Cost:
 
     ours_percent: float
     floor_percent: float
+    """The C program at the rates of our collectors."""
+    full_percent: float
+    """The C program with one full sample at every tick."""
     written: int
 
 
@@ -90,7 +100,8 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         floor = build_floor(folder)
-        print("rate, processes: % of a core, x the C program at the same pace, bytes per node-hour")
+        print("rate, processes: % of a core, x the C program at the pace of our collectors,")
+        print("  x the C program with a full sample at every tick, bytes per node-hour")
         for processes in PROCESSES:
             for hz in RATES_HZ:
                 cost = share(folder / f"{processes}-{hz}", floor, processes, hz)
@@ -98,6 +109,8 @@ def main(arguments: list[str]) -> None:
                     f"  {hz:3} Hz, {processes:2} processes  {cost.ours_percent:6.3f} %"
                     f"   {cost.ours_percent / cost.floor_percent:5.2f} x C"
                     f" ({cost.floor_percent:.3f} %)"
+                    f"   {cost.ours_percent / cost.full_percent:5.2f} x C, full"
+                    f" ({cost.full_percent:.3f} %)"
                     f"   {cost.written * HOUR_S / WINDOW_S / 1e6:6.1f} MB",
                     flush=True,
                 )
@@ -141,16 +154,18 @@ def share(out: Path, program: Path, processes: int, hz: int) -> Cost:
         floors = [
             Paced(program, paths, interval_ns) for interval_ns, paths in files_by_rate(job, hz)
         ]
+        full = Paced(program, full_sample(job), 1_000_000_000 // hz)
         time.sleep(SETTLE_S)
         began, used, written = time.monotonic_ns(), cpu_ns(agent), size_of(out)
-        spent = sum(cpu_ns(floor.pid) for floor in floors)
+        spent, spent_full = sum(cpu_ns(floor.pid) for floor in floors), cpu_ns(full.pid)
         time.sleep(WINDOW_S)
         wall = time.monotonic_ns() - began
         used, written = cpu_ns(agent) - used, size_of(out) - written
         spent = sum(cpu_ns(floor.pid) for floor in floors) - spent
-        for floor in floors:
+        spent_full = cpu_ns(full.pid) - spent_full
+        for floor in (*floors, full):
             floor.close()
-    return Cost(100 * used / wall, 100 * spent / wall, written)
+    return Cost(100 * used / wall, 100 * spent / wall, 100 * spent_full / wall, written)
 
 
 def job_of(agent: int) -> str:
@@ -199,6 +214,13 @@ def files_by_rate(job: list[int], hz: int) -> list[tuple[int, list[str]]]:
     known = (path for paths in by_rate.values() for path in paths)
     assert all(path.startswith(KERNEL_FILES) for path in known)
     return sorted((interval_ns, sorted(paths)) for interval_ns, paths in by_rate.items())
+
+
+def full_sample(job: list[int]) -> list[str]:
+    """Return the files of one full sample: of the host, and four of each process."""
+    host = (f"/proc/{name}" for name in FULL_SAMPLE)
+    mine = (f"/proc/{pid}/{name}" for pid in job for name in PER_PROCESS)
+    return [path for path in (*host, *mine) if os.access(path, os.R_OK)]
 
 
 class Paced:
