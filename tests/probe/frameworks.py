@@ -54,6 +54,13 @@ def both_ways(code: str, tmp_path: Path, **environ: str) -> list[Ring]:
     return rings
 
 
+def run_once(code: str, folder: Path, **environ: str) -> None:
+    """Run a job without the probe, for what it leaves behind."""
+    (folder / "train.py").write_text(code)
+    (folder / "alone").mkdir()
+    _run(folder, "alone", None, environ)
+
+
 def _run(
     folder: Path, own: str, run_dir: Path | None, environ: dict[str, str]
 ) -> subprocess.CompletedProcess[bytes]:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frameworks import CHECKPOINT, both_ways, hooked, needs, one_rank, size_of, steps_of, trainer_of
+from frameworks import (
+    CHECKPOINT,
+    both_ways,
+    hooked,
+    needs,
+    one_rank,
+    run_once,
+    size_of,
+    steps_of,
+    trainer_of,
+)
 
 needs("deepspeed")
 
@@ -33,6 +43,13 @@ for batch in loader:
 engine.save_checkpoint(sys.argv[1] + "/saved")
 print([list(map(float, p.flatten())) for p in net.parameters()])
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let DeepSpeed build its extension first: what the compiler says is not the job's output."""
+    folder = tmp_path_factory.mktemp("built")
+    run_once(CODE.replace("STAGE", "0"), folder, DS_ACCELERATOR="cpu", **one_rank())
 
 
 @pytest.mark.parametrize("stage", [0, 1])

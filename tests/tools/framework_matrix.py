@@ -98,9 +98,9 @@ def environment(row: Row, folder: Path, base: Path | None) -> Path:
     """Return the Python of a row's environment, made new, on `base` if that is there already."""
     alone = base is None and not row.torch  # else it has the pip of what it stands on
     python = _venv(folder / row.name, row.python, *([] if alone else ["--without-pip"]))
-    paths = [str(ROOT)]  # jobs that import clusterprof
+    lines = [str(ROOT)]  # jobs that import clusterprof
     if base is not None:
-        paths.append(_packages(base))
+        lines.append(_standing_on(base))
     elif row.torch:
         base = folder / _base(row) / "bin/python"
         if not base.exists():
@@ -109,8 +109,8 @@ def environment(row: Row, folder: Path, base: Path | None) -> Path:
             except RowError:
                 shutil.rmtree(base.parents[1], ignore_errors=True)
                 raise
-        paths.append(_packages(base))
-    Path(_packages(python), "clusterprof_rows.pth").write_text("\n".join(paths) + "\n")
+        lines.append(_standing_on(base))
+    Path(_packages(python), "clusterprof_rows.pth").write_text("\n".join(lines) + "\n")
     pins = [pin for pin in row.pins if not pin.startswith("torch==")]
     if pins and not _has(python, row.pins):
         held = folder / "constraints.txt"
@@ -122,6 +122,11 @@ def environment(row: Row, folder: Path, base: Path | None) -> Path:
             _pip(python, *also)
         _pip(python, "--constraint", str(held), *isolated, *row.also, *pins)
     return python
+
+
+def _standing_on(base: Path) -> str:
+    """A line that adds the packages of a base, and obeys what these say at start (`distutils`)."""
+    return f"import site; site.addsitedir({_packages(base)!r})"
 
 
 def _has(python: Path, pins: tuple[str, ...]) -> bool:
