@@ -70,9 +70,10 @@ def skip_what_cannot_run(stderr: bytes) -> None:
     )
 
 
-def without_log(stderr: bytes) -> bytes:
-    """Drop what another version logs of what it misses: such lines hold the time of day."""
-    return re.sub(rb"(?m)^[WI]\d{4} [\d:.]+ .*\n", b"", stderr) if IS_ANOTHER else stderr
+def without_log(output: bytes) -> bytes:
+    """Drop what another version logs: what it misses, by the time of day, and how ranks met."""
+    said = rb"(?m)^([WI]\d{4} [\d:.]+ |\[Gloo\] Rank \d).*\n"
+    return re.sub(said, b"", output) if IS_ANOTHER else output
 
 
 def _numbers(text: str) -> tuple[int, ...]:

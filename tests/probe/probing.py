@@ -156,7 +156,7 @@ def run(
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)  # its forked children too
             raise
-    said = job_python.without_log(err)
+    out, said = job_python.without_log(out), job_python.without_log(err)
     return subprocess.CompletedProcess(python, job.returncode, out, said)
 
 

@@ -136,5 +136,5 @@ def _run(
                 os.killpg(job.pid, signal.SIGKILL)
                 job.wait()
     stdout, stderr = zip(*outputs)
-    said = [job_python.without_log(each) for each in stderr]
-    return [job.returncode for job in jobs], list(stdout), said
+    written, said = ([job_python.without_log(each) for each in some] for some in (stdout, stderr))
+    return [job.returncode for job in jobs], written, said

@@ -24,7 +24,7 @@ from ranks import (
     recorded,
 )
 
-needs_torch()
+needs_torch("2.3", "its functional collectives are other operators")
 pytestmark = pytest.mark.torch
 
 LATE_S = 0.3

@@ -82,10 +82,17 @@ def bytes_of(brought: Any) -> int:
         return 0
     try:
         if isinstance(brought, (list, tuple)):
-            return sum([each.nbytes for each in brought])
-        return int(brought.nbytes)
+            return sum([_bytes(each) for each in brought])
+        return int(_bytes(brought))
     except (AttributeError, TypeError, RuntimeError):
         return groups.UNKNOWN  # not what it should be: torch will say so
+
+
+def _bytes(tensor: Any) -> int:
+    # The tensors of PyTorch 2.0 do not tell their bytes.
+    if hasattr(tensor, "nbytes"):
+        return tensor.nbytes  # type: ignore[no-any-return]
+    return tensor.element_size() * tensor.nelement()  # type: ignore[no-any-return]
 
 
 ring.after_fork.append(inside.clear)

@@ -34,8 +34,13 @@ def takes(operation: int, size: int, group: groups.Group) -> bool:
 
 
 def wrap_manager(c10d: Any, original: Any) -> Any:
-    """Wrap the function that makes coalescing managers."""
+    """Wrap the function that makes coalescing managers.
+
+    That of PyTorch 2.0 makes no work of its own: each operation in it is waited for by itself.
+    """
     names = calls.names_of(original)
+    if "async_ops" not in names:
+        return original
     group_at, async_at = names.index("group"), names.index("async_ops")
 
     @functools.wraps(original)

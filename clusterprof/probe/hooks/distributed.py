@@ -84,6 +84,7 @@ def wrap(c10d: Any, original: Any, operation: int, brought: int) -> Any:
     world, inside, by_object, find = c10d._world, calls.inside, groups.by_object, groups.find
     coalescing = getattr(world, "pg_coalesce_state", {})
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    tensor = tensor if hasattr(tensor, "nbytes") else None
     collective, issued = layout.COLLECTIVE, operation | layout.ISSUE << layout.FORM_SHIFT
 
     @functools.wraps(original)
