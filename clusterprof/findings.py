@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from clusterprof.advice import Advice
+from clusterprof.beside import Beside
 from clusterprof.history import History
 from clusterprof.likeness import Likeness
 from clusterprof.stepstats import StepStats
@@ -122,9 +123,8 @@ class Finding:
     share_ratio: float
     """`lost_ns` over the in-step time (over the window when `outside_steps`)."""
     recoverable_ns: int | None
-    """Device time that fixing only this would win back; None when that cannot be said. It is what
-    the job would end sooner (`CauseWorth.saved_ns`), of all its devices; only where nothing could
-    be played again (`CauseWorth.why_missing`) it is what attribution adds up to, at least."""
+    """Device time that fixing only this wins: how much sooner the job ends (`CauseWorth.saved_ns`),
+    of all its devices; else what attribution adds up to, at least; None when it cannot be said."""
     confidence_ratio: float
     """How sure we are of the cause, 0 to 1 (not how large it is)."""
     grade: Grade
@@ -141,6 +141,8 @@ class Finding:
     """None when hardly anybody waited because of it, or the run was too short to tell."""
     advice: tuple[Advice, ...] = ()
     """What to do, the best first; empty when the evidence speaks for nothing."""
+    compared: Beside | None = None
+    """What tells the culprits from the others; None where that was not measured on both."""
 
 
 @dataclass(frozen=True, slots=True)

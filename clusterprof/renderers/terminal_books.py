@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from clusterprof.findings import RankLedger, Report
-from clusterprof.renderers import advised, header, underfill, unseen, whose, words, worth
+from clusterprof.renderers import advised, changes, header, underfill, unseen, whose, words, worth
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of, worst_first
 from clusterprof.renderers.paint import Paint
 from clusterprof.renderers.terminal_matrix import matrix
@@ -64,11 +64,15 @@ def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
         yield from _field("whose", whose.culprits(finding, 3), width)
         for line in whose.caused(finding, _MOST_CULPRITS, report.in_step_ns):
             yield from _field("caused", line, width)
-        yield from _field("when", whose.persistence(finding), width)
+        yield from _field("beside", whose.beside(finding), width)
+        yield from _field("waits", whose.persistence(finding), width)
         for item in finding.evidence:
             yield from _field("seen", words.evidence(item), width)
         yield from _field("do", advised.first(finding), width)
-        yield from _field("how", advised.change(finding), width)
+        if finding.advice:
+            how = [line.text for line in changes.laid_out(finding.advice[0], width - 11)]
+            yield from _labelled("how", how)
+        yield from _field("effort", advised.effort(finding), width)
     small = words.small_causes(report)
     if small:
         named = [f"{safe_text(cause, 60)} {human(ns, 'ns')}" for cause, ns in small]
@@ -199,9 +203,12 @@ def _recording(report: Report, width: int) -> Iterator[str]:
 
 def _field(label: str, text: str, width: int) -> Iterator[str]:
     if text.strip():
-        first, *more = wrap(text, width - 11)
-        yield f"   {label:<7} {first}"
-        yield from (" " * 11 + line for line in more)
+        yield from _labelled(label, wrap(text, width - 11))
+
+
+def _labelled(label: str, lines: Sequence[str]) -> Iterator[str]:
+    for at, line in enumerate(lines):
+        yield f"   {'' if at else label:<7} {line}"
 
 
 def _item(text: str, width: int) -> Iterator[str]:

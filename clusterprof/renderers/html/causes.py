@@ -75,8 +75,9 @@ def _details(finding: Finding, report: Report) -> list[Markup | None]:
         ("Fixing only this wins", words.recoverable(finding, "cannot be said")),
         ("Worth", cost_of(finding, report)),
         ("Sure", sure(finding)),
-        ("When", whose.persistence(finding)),
         ("Whose", whose.culprits(finding, _MOST_GROUPS) or "no rank's doing"),
+        ("Beside", whose.beside(finding)),
+        ("Waits", whose.persistence(finding)),
     ]
     rows = [tag("div", tag("dt", name), tag("dd", said)) for name, said in facts if said]
     return [tag("dl", *rows, class_="facts"), _evidence(finding), _culprits(finding)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from clusterprof.findings import UNATTRIBUTED, Finding, Report
-from clusterprof.renderers import header, unseen, whose, words
-from clusterprof.renderers.html.advice import advice_of, change
+from clusterprof.renderers import course, header, unseen, whose, words
+from clusterprof.renderers.html.advice import advice_of, changed
 from clusterprof.renderers.html.palette import css_class
 from clusterprof.renderers.html.swatch import BAR_WIDTH, bar, swatch
 from clusterprof.renderers.html.tags import Markup, join, tag
@@ -124,6 +124,9 @@ def _answers(report: Report) -> Markup | None:
         ("Who", join(_who(first))),
         ("Next", _next(first)),
     ]
+    found = course.course_of(report)
+    if found is not None:
+        answers.insert(4, ("Over time", join(f"{course.told(found)}.")))
     rows = [tag("div", tag("dt", question), tag("dd", answer)) for question, answer in answers]
     return tag("dl", *rows, class_="answers")
 
@@ -162,13 +165,14 @@ def sure(finding: Finding) -> str:
 
 def _who(first: Finding) -> str:
     names = whose.culprits(first, 2) or "no rank's doing"
+    told = whose.beside(first)
     how = whose.persistence(first)
-    return f"{names}; {how}." if how else f"{names}."
+    return "; ".join([f"{names}: {told}" if told else names, *([how] if how else [])]) + "."
 
 
 def _next(first: Finding) -> Markup:
     best = advice_of(first)[0]
-    return join(tag("p", best.what), change(best.change))
+    return join(tag("p", best.what), *changed(best))
 
 
 def cost_of(finding: Finding, report: Report) -> str:
