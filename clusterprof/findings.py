@@ -68,8 +68,7 @@ class Culprit:
     own_ns: int | None = None
     """Device time of the cause that it lost itself; None when it is not known."""
     others_ns: int | None = None
-    """Device time that ranks stood still waiting for it, because of the cause; None when ranks were
-    not compared."""
+    """Device time that ranks lost waiting for it; None when ranks were not compared."""
     victims: int | None = None
     """How many others waited for it, at least a tenth of what the one did that waited longest."""
     recoverable_ns: int | None = None
@@ -232,6 +231,8 @@ class NodeFacts:
     """Spans produced and not stored."""
     recorder_cpu_ratio: float | None
     """CPU time of the recorder over the recorded time; None if unknown."""
+    named: bool = True
+    """False: of an imported trace that says no host; `name` is then the file's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +284,7 @@ class Report:
     tail: Tail | None = None
     """None for a rank alone."""
     nobody: tuple[tuple[str, int], ...] = ()
-    """(cause id, ns) that no rank caused (`RankLedger.caused`): with all that ranks caused, this is
-    `lost_ns`."""
+    """(cause id, ns) that no rank caused: with `RankLedger.caused` of all ranks it is `lost_ns`."""
     underfill: Underfill | None = None
     """How work filled the devices while they were busy; apart from all lost time."""
     history: History | None = None

@@ -112,7 +112,7 @@ def _ranks_narrow(report: Report, width: int, most_ranks: int) -> Iterator[str]:
     yield f" {'rank':<8}{'lost':>10}{'share':>8}  node"
     for rank in worst_first(report.ranks)[:most_ranks]:
         number = str(rank.pid if rank.rank is None else rank.rank)
-        part = words.share(rank.lost_ns, rank.in_step_ns)
+        part = words.rank_share(rank)
         node = fit(safe_text(rank.node), width - 29).rstrip()
         yield f" {number:<8}{human(rank.lost_ns, 'ns'):>10}{part:>8}  {node}"
     hidden = len(report.ranks) - most_ranks
@@ -126,7 +126,7 @@ def _rank(rank: RankLedger, left: int, right: int, time: int) -> str:
     device = fit(safe_text(rank.device) or "none", right - 1)
     at_most = "≤" if rank.source == "host-spans" and rank.lost_ns else ""
     lost = at_most + human(rank.lost_ns, "ns")
-    part = words.share(rank.lost_ns, rank.in_step_ns)
+    part = words.rank_share(rank)
     return (
         f" {number:<8}{node} {device} {rank.steps:>8,}{human(rank.in_step_ns, 'ns'):>{time}}"
         f"{lost:>{time}}{part:>8}  {safe_text(rank.source, 15)}"

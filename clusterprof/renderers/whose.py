@@ -5,6 +5,7 @@ Ranks that caused much alike are named together: `gpu-a[01-02] ranks 0-15 (/data
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from clusterprof.findings import Culprit, Finding, Report
@@ -16,14 +17,21 @@ _CHIEF_RATIO = 0.1  # a culprit that caused less than this part of the largest i
 _WAITING_RATIO = 0.4  # of what it caused: from here on the waiting ranks are worth mentioning
 _AWAITED_RATIO = 0.4  # of all waiting for them: from here on one of many culprits is singled out
 _AWAITED_TIMES = 1.5  # as much waiting as for the next
+_RANK_NAME = re.compile(r"^rank[-_]?(?=\d)")
 _ALWAYS = {"steady": "each time the same", "wandering": "by turns"}
 """Of a kind of persistence: who it is each time. When it was, is told by the bars over time."""
 
 
 def culprit(one: Culprit) -> str:
     """Name one rank: node, rank, resource."""
-    rank = "" if one.rank is None else f" rank {one.rank}"
-    return f"{safe_text(one.node, 60)}{rank}{_resource(one)}"
+    rank = "" if one.rank is None else f"rank {one.rank}"
+    node = "" if _is_its_rank(one) else safe_text(one.node, 60)
+    return f"{' '.join(part for part in (node, rank) if part)}{_resource(one)}"
+
+
+def _is_its_rank(one: Culprit) -> bool:
+    """True where the node is a trace called by its rank, for want of a host: "rank3"."""
+    return _RANK_NAME.sub("", one.node.lower()) == str(one.rank) != one.node
 
 
 def chiefs_in_short(finding: Finding) -> str:
@@ -199,12 +207,12 @@ def _groups(some: Sequence[Culprit], most: int) -> list[list[Culprit]]:
 def _group(group: Sequence[Culprit]) -> str:
     if len(group) == 1:
         return culprit(group[0])
-    nodes = fold(safe_text(one.node, 60) for one in group)
+    nodes = "" if all(map(_is_its_rank, group)) else fold(safe_text(c.node, 60) for c in group)
     numbers = [one.rank for one in group if one.rank is not None and one.rank >= 0]
     ranks = f"ranks {fold_numbers(numbers)}" if len(numbers) == len(group) else ""
     ranks = ranks or f"{len(group):,} processes"
     alike = len({one.resource for one in group}) == 1
-    return safe_text(f"{nodes} {ranks}", 400) + (_resource(group[0]) if alike else "")
+    return safe_text(f"{nodes} {ranks}".strip(), 400) + (_resource(group[0]) if alike else "")
 
 
 def _resource(one: Culprit) -> str:

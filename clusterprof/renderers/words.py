@@ -5,6 +5,8 @@ All foreign strings leave here through `safe_text`. Rounding happens here and no
 
 from __future__ import annotations
 
+import math
+
 from clusterprof.findings import (
     UNATTRIBUTED,
     Evidence,
@@ -25,6 +27,7 @@ _WORTH_SAYING_RATIO = 0.05
 _SMALLEST_COST = 0.01  # of any currency: less would read "0.00"
 _UNMEASURED_RATIO = 0.01  # less is in the ledger, and no cause for alarm
 _MOST_IMBALANCES = 3
+_SMALLEST_RATIO = 0.0005  # less would read "0.0 %"
 _SMALLEST_LIKE = 0.01  # of a unit that does not suit
 
 NOTHING_TO_MEND = "Nothing to mend here: the accelerators were kept busy."
@@ -54,6 +57,16 @@ def gpu_time(ns: int, like: str = "") -> str:
 def share(part_ns: int, whole_ns: int) -> str:
     """Write a part as a percentage of a whole; nothing of nothing is nothing."""
     return human(part_ns / whole_ns if whole_ns else 0.0, "ratio")
+
+
+def measured(rank: RankLedger) -> bool:
+    """True where lost time of a rank was looked for: no loss of what nobody measured is no zero."""
+    return bool(rank.device) or rank.lost_ns > 0
+
+
+def rank_share(rank: RankLedger) -> str:
+    """Write the lost part of a rank's time in steps; "-" where it was not measured."""
+    return share(rank.lost_ns, rank.in_step_ns) if measured(rank) else "-"
 
 
 def bounded(report: Report) -> bool:
@@ -135,7 +148,11 @@ def _leads_with_cause(report: Report) -> bool:
 
 
 def total(report: Report, begin: bool = True, was_lost: str = " was lost") -> str:
-    """Say how much of the time inside steps was lost."""
+    """Say how much of the time inside steps was lost, or that nobody could measure it."""
+    if not any(measured(rank) for rank in report.ranks):
+        return (
+            f"{'Not' if begin else 'not'} measured: no accelerator was, nor any wait of the host."
+        )
     part, whole = _part_of(report.lost_ns, report.in_step_ns, None)
     ratio = share(report.lost_ns, report.in_step_ns)
     at_most = "at most " if bounded(report) else ""
@@ -272,7 +289,16 @@ def recoverable(finding: Finding, unknown: str) -> str:
 def evidence(item: Evidence, with_note: bool = True) -> str:
     """Write one number a reader can check, and what it says."""
     note = f" ({safe_text(item.note)})" if item.note and with_note else ""
-    return f"{safe_text(item.name, 60)} {human(item.value, item.unit)}{note}"
+    return f"{safe_text(item.name, 60)} {number(item)}{note}"
+
+
+def number(item: Evidence) -> str:
+    """Write the number of a piece of evidence: little is not nothing, and what is none says so."""
+    if not math.isfinite(item.value):
+        return "not measured"
+    if item.unit == "ratio" and 0 < item.value < _SMALLEST_RATIO:
+        return f"below {human(2 * _SMALLEST_RATIO, 'ratio')}"
+    return human(item.value, item.unit)
 
 
 def rank_name(rank: RankLedger) -> str:

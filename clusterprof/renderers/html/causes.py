@@ -90,7 +90,7 @@ def _evidence(finding: Finding) -> Markup:
         tag(
             "tr",
             tag("th", item.name, scope="row"),
-            tag("td", human(item.value, item.unit), class_="n"),
+            tag("td", words.number(item), class_="n"),
             tag("td", item.note),
         )
         for item in finding.evidence
