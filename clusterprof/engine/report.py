@@ -52,7 +52,7 @@ def build_report(
     reasons = _added(one.reasons for one in books)
     outside = _added(one.outside_buckets for one in ledgers)
     found = findings_of(books, doings, witness, sums["in_step_ns"], sums["window_ns"])
-    found = with_besides(with_work(_with_hangs(across, found), ledgers), books)
+    found = with_besides(with_work(_with_hangs(across, found), ledgers, books), books)
     underfill = underfill_of(books)
     job = job_facts(nodes, across.clock_bound_ns, across.clock_reason)
     worth = worth_of(books, across, found, site or {})
