@@ -99,12 +99,12 @@ def sentences(report: Report, most: int = 12) -> list[str]:
     if not some:
         why = report.history.why_missing if report.history is not None else ""
         return [f"not known: {safe_text(why, 300)}"] if why else []
-    return [told(one) for one in some]
+    return [told(one, some[-1].end_ns) for one in some]
 
 
-def told(one: Part) -> str:
-    """Say when a part of the run was, what was lost in it and chiefly why."""
-    when = f"{clock_of(one.start_ns, one.end_ns)} to {clock_of(one.end_ns, one.end_ns)}"
+def told(one: Part, last_ns: int) -> str:
+    """Say when a part of a run that ends at `last_ns` was, what was lost in it and chiefly why."""
+    when = f"{clock_of(one.start_ns, last_ns)} to {clock_of(one.end_ns, last_ns)}"
     ratio = one.lost_ratio
     if ratio is None:
         return f"{when}: outside steps"

@@ -249,7 +249,11 @@ class Terminal:
         if not findings:
             return self._paint("dim", hidden)
         more = f"More: clusterprof explain {safe_text(findings[0].cause.id, 60)}"
-        return self._paint("dim", fit(f"{hidden}  {more}", self._width - 2).rstrip())
+        room = self._width - 2
+        short = hidden.replace(", listed below", "")
+        told = (f"{hidden}  {more}", f"{short}  {more}", hidden)  # a command that is cut is none
+        text = next((one for one in told if columns(one) <= room), hidden)
+        return self._paint("dim", fit(text, room).rstrip())
 
     def _one_line(self, text: str) -> str:
         return " " * 4 + fit(text, self._width - 4).rstrip()
@@ -262,8 +266,8 @@ class Terminal:
 def _over_time_words(report: Report, some: Sequence[sparks.Part]) -> list[str]:
     """Say below the bars how they go, in fewer and fewer words: the first that fits is taken."""
     worst, found = sparks.worst(some, report), course.course_of(report)
-    stands_out = [] if worst is None else [sparks.told(worst), sparks.told(worst).split(",")[0]]
-    stands_out = [f"worst: {text}" for text in stands_out]
+    said = "" if worst is None else f"worst: {sparks.told(worst, some[-1].end_ns)}"
+    stands_out = [said, said.split(",")[0]] if said else []
     if found is None:
         return stands_out
     short = course.in_short(found)

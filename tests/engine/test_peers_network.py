@@ -92,6 +92,21 @@ def test_what_a_lossy_link_takes_beyond_its_rate_is_its_own(tmp_path: Path) -> N
     assert metrics(report)["stall.net-path_ratio"] == 0.0
 
 
+def test_a_bad_link_stands_beside_the_same_counter_of_the_other_node(tmp_path: Path) -> None:
+    # one segment of a hundred, and of a thousand; a node whose counter was not read is no other
+    mild = {**LOSSY, ("tcp.retransmits_total", ""): 1}
+    report = over(tmp_path, {**nic(500 * MB), **mild}, {**nic(500 * MB), **LOSSY})
+    found = finding(report, "net-link").compared
+    assert found is not None
+    assert (found.name, found.value, found.others) == ("tcp.retransmit_ratio", 0.01, 0.001)
+    assert (found.many, found.of, found.note) == (1, "node", "of the segments were sent again")
+
+
+def test_a_counter_that_nobody_read_is_no_health(tmp_path: Path) -> None:
+    report = over(tmp_path, nic(500 * MB), {**nic(500 * MB), **LOSSY})
+    assert finding(report, "net-link").compared is None
+
+
 def test_both_ends_that_lose_alike_are_not_named(tmp_path: Path) -> None:
     report = over(tmp_path, {**nic(500 * MB), **LOSSY}, {**nic(500 * MB), **LOSSY})
     assert finding(report, "net-link").culprits == ()

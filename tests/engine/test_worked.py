@@ -49,9 +49,9 @@ def test_its_step_stands_beside_that_of_the_middle_one_of_those_that_wait() -> N
 
 
 def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
-    """As many samples, and twice the tokens; of rank 3 a fifth of the steps do not say it."""
+    """More samples, and twice the tokens; of rank 3 a fifth of the steps do not say it."""
     ledgers = [ledger(0, 60, 300), ledger(1, 62, 290), ledger(2, 95), ledger(3, 61, 200)]
-    held = [(320, 1000), (320, 1000), (320, 2000), (9, 9)]
+    held = [(320, 1000), (100, 1000), (320, 2000), (800, 8000)]
     books = [
         SimpleNamespace(partial=Partial(totals={
             "samples": samples, "samples_steps": 8 if at == 3 else 10,
@@ -66,7 +66,7 @@ def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
         for one in ledgers
     ], books)  # fmt: skip
     assert [(one.name, one.value, one.note) for one in found.evidence[1:]] == [
-        ("step.samples_count", 32, "samples in a step of rank 2; of those waiting 32"),
+        ("step.samples_count", 32, "samples in a step of rank 2; of those waiting 10"),
         ("step.tokens_count", 200, "tokens in a step of rank 2; of those waiting 100"),
     ]
 

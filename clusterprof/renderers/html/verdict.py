@@ -164,7 +164,7 @@ def sure(finding: Finding) -> str:
 
 
 def _who(first: Finding) -> str:
-    names = whose.culprits(first, 2) or "no rank's doing"
+    names = whose.chiefs_in_short(first) or "no rank's doing"
     told = whose.beside(first)
     how = whose.persistence(first)
     return "; ".join([f"{names}: {told}" if told else names, *([how] if how else [])]) + "."
