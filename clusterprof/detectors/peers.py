@@ -44,7 +44,9 @@ layers of pipeline stages.
 ## Where it is blind
 
 A rank that is slower in every step because its device or node is slower looks the same; compare
-clocks and throttling.
+clocks and throttling. Where the job says how many samples or tokens a step held, the evidence has
+those of the late rank beside the others': as many, and it is no larger batch (longer sequences it
+may still be).
 """,
     Cause(
         "sync-slow-compute",

@@ -110,7 +110,8 @@ def _lost(
     here, there = (
         [(own.get(_name(one)) or 0) / one.ledger.steps for one in some] for some in (guilty, asked)
     )
-    return _made(LOST, "rank", "lost to it in a step", here, there)
+    bound = ", at most" if finding.upper_bound else ""
+    return _made(LOST, "rank", f"lost to it in a step{bound}", here, there)
 
 
 def _made(
