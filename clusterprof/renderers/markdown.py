@@ -10,7 +10,17 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from clusterprof.findings import Report
-from clusterprof.renderers import advised, course, header, underfill, unseen, whose, words, worth
+from clusterprof.renderers import (
+    advised,
+    course,
+    header,
+    numbers,
+    underfill,
+    unseen,
+    whose,
+    words,
+    worth,
+)
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
 from clusterprof.renderers.by import Table, tables
 from clusterprof.renderers.matrix import amount, matrix_of
@@ -131,7 +141,7 @@ def _causes(report: Report) -> Iterator[str]:
             yield ""
             yield from (f"- {md(line, 600)}" for line in told)
     if findings:
-        evidence = "; ".join(words.evidence(item) for item in findings[0].evidence)
+        evidence = "; ".join(numbers.evidence(item) for item in findings[0].evidence)
         yield from ("", f"**Do next:** {md(advised.first(findings[0]), 600)}")
         if evidence:
             yield from ("", f"Seen: {md(evidence, 600)}")

@@ -14,6 +14,7 @@ from clusterprof.renderers import (
     advised,
     course,
     header,
+    numbers,
     sparks,
     underfill,
     unseen,
@@ -134,7 +135,7 @@ def _finding(number: int, finding: Finding, in_step_ns: int) -> Iterator[str]:
         if text:
             yield f"  {label}: {text}"
     for item in finding.evidence:
-        yield f"  Evidence: {words.evidence(item)}"
+        yield f"  Evidence: {numbers.evidence(item)}"
     yield f"  Advice: {advised.first(finding)}"
     for label, text in (
         ("Change", advised.change(finding)),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import changes, course, header, sparks, unseen, whose, words
+from clusterprof.renderers import changes, course, header, numbers, sparks, unseen, whose, words
 from clusterprof.renderers.by import tables
 from clusterprof.renderers.card import CHANGE, card, spoken_of
 from clusterprof.renderers.paint import Paint
@@ -229,10 +229,10 @@ class Terminal:
         """Say as much of the evidence as some lines hold, each number with what it says."""
         some = finding.evidence[:_MOST_SEEN] if finding is not None else ()
         for items in range(len(some), 1, -1):
-            seen = "; ".join(words.evidence(item) for item in some[:items])
+            seen = "; ".join(numbers.evidence(item) for item in some[:items])
             if len(wrap(seen, self._width - _LABEL - 1)) <= most:
                 return seen
-        return words.evidence(some[0]) if some else ""
+        return numbers.evidence(some[0]) if some else ""
 
     def _row(self, mark: str, label: str, lost: str, part: str, sure: str, wins: str) -> str:
         cells = [lost.rjust(_LOST), part.rjust(_SHARE)]

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from clusterprof.findings import RankLedger, Report
-from clusterprof.renderers import advised, changes, header, underfill, unseen, whose, words, worth
+from clusterprof.renderers import (
+    advised,
+    changes,
+    header,
+    numbers,
+    underfill,
+    unseen,
+    whose,
+    words,
+    worth,
+)
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of, worst_first
 from clusterprof.renderers.paint import Paint
 from clusterprof.renderers.terminal_matrix import matrix
@@ -67,7 +77,7 @@ def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
         yield from _field("beside", whose.beside(finding), width)
         yield from _field("waits", whose.persistence(finding), width)
         for item in finding.evidence:
-            yield from _field("seen", words.evidence(item), width)
+            yield from _field("seen", numbers.evidence(item), width)
         yield from _field("do", advised.first(finding), width)
         if finding.advice:
             how = [line.text for line in changes.laid_out(finding.advice[0], width - 11)]

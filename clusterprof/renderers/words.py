@@ -5,11 +5,8 @@ All foreign strings leave here through `safe_text`. Rounding happens here and no
 
 from __future__ import annotations
 
-import math
-
 from clusterprof.findings import (
     UNATTRIBUTED,
-    Evidence,
     Finding,
     RankLedger,
     Report,
@@ -27,7 +24,6 @@ _WORTH_SAYING_RATIO = 0.05
 _SMALLEST_COST = 0.01  # of any currency: less would read "0.00"
 _UNMEASURED_RATIO = 0.01  # less is in the ledger, and no cause for alarm
 _MOST_IMBALANCES = 3
-_SMALLEST_RATIO = 0.0005  # less would read "0.0 %"
 _SMALLEST_LIKE = 0.01  # of a unit that does not suit
 
 NOTHING_TO_MEND = "Nothing to mend here: the accelerators were kept busy."
@@ -284,21 +280,6 @@ def recoverable(finding: Finding, unknown: str) -> str:
     if finding.recoverable_ns is None:
         return unknown
     return human(finding.recoverable_ns, "ns")
-
-
-def evidence(item: Evidence, with_note: bool = True) -> str:
-    """Write one number a reader can check, and what it says."""
-    note = f" ({safe_text(item.note)})" if item.note and with_note else ""
-    return f"{safe_text(item.name, 60)} {number(item)}{note}"
-
-
-def number(item: Evidence) -> str:
-    """Write the number of a piece of evidence: little is not nothing, and what is none says so."""
-    if not math.isfinite(item.value):
-        return "not measured"
-    if item.unit == "ratio" and 0 < item.value < _SMALLEST_RATIO:
-        return f"below {human(2 * _SMALLEST_RATIO, 'ratio')}"
-    return human(item.value, item.unit)
 
 
 def rank_name(rank: RankLedger) -> str:

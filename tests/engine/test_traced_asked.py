@@ -13,7 +13,8 @@ from reports import clean
 from clusterprof.attribution.traced_asked import not_told
 from clusterprof.findings import Evidence
 from clusterprof.probe import layout
-from clusterprof.renderers.words import measured, number, rank_share, total
+from clusterprof.renderers.numbers import number
+from clusterprof.renderers.words import measured, rank_share, total
 
 CAUSES = ("storage-local", "storage-contention", "cpu-gc", "launch-bound", "input-wait")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterprof.findings import Culprit, Finding, Report
-from clusterprof.renderers import whose, words
+from clusterprof.renderers import numbers, whose, words
 from clusterprof.renderers.html.advice import remedies
 from clusterprof.renderers.html.palette import css_class
 from clusterprof.renderers.html.swatch import bar, swatch
@@ -90,7 +90,7 @@ def _evidence(finding: Finding) -> Markup:
         tag(
             "tr",
             tag("th", item.name, scope="row"),
-            tag("td", words.number(item), class_="n"),
+            tag("td", numbers.number(item), class_="n"),
             tag("td", item.note),
         )
         for item in finding.evidence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterprof.findings import UNATTRIBUTED, Finding, Report
-from clusterprof.renderers import course, header, unseen, whose, words
+from clusterprof.renderers import course, header, numbers, unseen, whose, words
 from clusterprof.renderers.html.advice import advice_of, changed
 from clusterprof.renderers.html.palette import css_class
 from clusterprof.renderers.html.swatch import BAR_WIDTH, bar, swatch
@@ -152,7 +152,7 @@ def _how_much(first: Finding, report: Report) -> str:
 
 
 def _why(first: Finding) -> str:
-    seen = [words.evidence(item) for item in first.evidence[:_MOST_SEEN]]
+    seen = [numbers.evidence(item) for item in first.evidence[:_MOST_SEEN]]
     said = "; ".join(seen) if seen else "no single number behind it was kept"
     return f"{said}. That is {sure(first)}."
 
