@@ -78,14 +78,21 @@ class Terminal:
     def _head(self, report: Report) -> list[str]:
         """Show as many causes, with as much about each, as the first screen holds."""
         head: list[str] = []
+        bars = self._over_time(report) if report.in_step_ns else []
         for shown, lines_each, most, extras in _DENSITIES:
-            head = self._head_with(report, shown, lines_each, most, extras)
+            head = self._head_with(report, bars, shown, lines_each, most, extras)
             if len(head) <= HEAD_LINES - 1:  # one line for the prompt
                 break
         return head
 
     def _head_with(
-        self, report: Report, shown: int, lines_each: int, most: int, extras: str
+        self,
+        report: Report,
+        bars: Sequence[str],
+        shown: int,
+        lines_each: int,
+        most: int,
+        extras: str,
     ) -> list[str]:
         lines = [*self._masthead(report), *self._place(report)]
         blank = [""] if "b" in extras else []
@@ -93,7 +100,7 @@ class Terminal:
         for warning in words.warnings(report):
             lines += [self._paint("warn", line) for line in self._text(f"! {warning}", 1, 2)]
         if report.in_step_ns:
-            lines += [*blank, *self._over_time(report)]
+            lines += [*blank, *bars]
             lines += ["", *self._causes(report, shown, lines_each)]
         lines += [*blank, " " + self._pointer(report)]
         return lines
