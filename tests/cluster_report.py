@@ -54,7 +54,8 @@ TRANSFER = Cause(
     "Overlap communication with computation, send less, or use a faster link.",
 )  # fmt: skip
 IMBALANCE = Cause(
-    "sync-imbalance", "synchronization", "One rank has more work than the others, step after step",
+    "sync-imbalance", "synchronization",
+    "One rank takes longer for its work in every step: it has more, or is slower",
     "Balance the work over the ranks.",
 )  # fmt: skip
 

@@ -21,8 +21,9 @@ _PAGES: dict[Cause, str] = {
     Cause(
         "sync-imbalance",
         "synchronization",
-        "One rank has more work than the others, step after step",
-        "Balance the work over the ranks: batch sizes, sequence lengths, shards, stages",
+        "One rank takes longer for its work in every step: it has more, or is slower",
+        "Compare its device with another; where it is as fast, balance the work over the ranks:"
+        " batch sizes, sequence lengths, shards, stages",
     ): f"""
 ## What it sees
 

@@ -29,10 +29,10 @@ def _balance(scene: Scene) -> Filled:
 
 def _same_device(scene: Scene) -> Filled:
     node, rank, device = _chief(scene)
-    one, beside = "", ": its part beside the others"
+    one, beside = "", " (its part beside the others)"
     if scene.nodes > 1:
         one = f" -i {shlex.quote(device)}" if device.startswith("GPU-") else ""
-        beside = ", and the same on a node that waits"
+        beside = " (and on a node that waits)"
     return Filled(
         f"on {node}: {run(f'nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER{one}')}{beside};"
         f" {run('dcgmi diag -r 2')}",
