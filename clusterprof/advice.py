@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+EFFORTS: Mapping[str, str] = {
+    "look": "a look: nothing is changed",
+    "setting": "an option of the job or of its submission, and another run",
+    "code": "lines of the training code or of its image",
+    "site": "whoever runs the node, the network or the server",
+    "data": "data written anew, copied or moved",
+}
+"""How much a remedy asks of a person, the least first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +25,7 @@ class Advice:
     because: str
     """What was measured that speaks for it."""
     change: str
-    """The exact edit or command."""
+    """The exact edit or command, and what a person must know about it."""
     gain: str
     """What it wins: measured here, or published with its source."""
     verify: str
@@ -26,3 +36,7 @@ class Advice:
     """Name of the remedy, the same in every run ("more-workers")."""
     diagnose: bool = False
     """True: it says what to record or look at to tell the cause, and mends nothing."""
+    effort: str = ""
+    """A word of `EFFORTS`; "" unknown."""
+    commands: tuple[str, ...] = ()
+    """The parts of `change` that are pasted as they are, in its order, each word for word."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from clusterprof.advice import Advice
+from clusterprof.beside import Beside
 from clusterprof.history import History
 from clusterprof.likeness import Likeness
 from clusterprof.stepstats import StepStats
@@ -67,8 +68,7 @@ class Culprit:
     own_ns: int | None = None
     """Device time of the cause that it lost itself; None when it is not known."""
     others_ns: int | None = None
-    """Device time that ranks stood still waiting for it, because of the cause; None when ranks were
-    not compared."""
+    """Device time that ranks lost waiting for it; None when ranks were not compared."""
     victims: int | None = None
     """How many others waited for it, at least a tenth of what the one did that waited longest."""
     recoverable_ns: int | None = None
@@ -122,9 +122,8 @@ class Finding:
     share_ratio: float
     """`lost_ns` over the in-step time (over the window when `outside_steps`)."""
     recoverable_ns: int | None
-    """Device time that fixing only this would win back; None when that cannot be said. It is what
-    the job would end sooner (`CauseWorth.saved_ns`), of all its devices; only where nothing could
-    be played again (`CauseWorth.why_missing`) it is what attribution adds up to, at least."""
+    """Device time that fixing only this wins: how much sooner the job ends (`CauseWorth.saved_ns`),
+    of all its devices; else what attribution adds up to, at least; None when it cannot be said."""
     confidence_ratio: float
     """How sure we are of the cause, 0 to 1 (not how large it is)."""
     grade: Grade
@@ -141,6 +140,8 @@ class Finding:
     """None when hardly anybody waited because of it, or the run was too short to tell."""
     advice: tuple[Advice, ...] = ()
     """What to do, the best first; empty when the evidence speaks for nothing."""
+    compared: Beside | None = None
+    """What tells the culprits from the others; None where that was not measured on both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,8 @@ class NodeFacts:
     """Spans produced and not stored."""
     recorder_cpu_ratio: float | None
     """CPU time of the recorder over the recorded time; None if unknown."""
+    named: bool = True
+    """False: of an imported trace that says no host; `name` is then the file's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +284,7 @@ class Report:
     tail: Tail | None = None
     """None for a rank alone."""
     nobody: tuple[tuple[str, int], ...] = ()
-    """(cause id, ns) that no rank caused (`RankLedger.caused`): with all that ranks caused, this is
-    `lost_ns`."""
+    """(cause id, ns) that no rank caused: with `RankLedger.caused` of all ranks it is `lost_ns`."""
     underfill: Underfill | None = None
     """How work filled the devices while they were busy; apart from all lost time."""
     history: History | None = None

@@ -8,6 +8,7 @@ one node preprocessing held its ranks up for 5 s once, and every other rank for 
 from __future__ import annotations
 
 from clusterprof.advice import Advice
+from clusterprof.beside import Beside
 from clusterprof.findings import (
     Blind,
     Cause,
@@ -26,10 +27,19 @@ from clusterprof.findings import (
 S = 1_000_000_000
 
 
+MS = 1_000_000
+COPY = "rsync -a filer:/export/imagenet/ /local/imagenet/"
+
+
 def advised(cause: Cause) -> Advice:
-    """One remedy, of which the books show what and how."""
-    how = "the edit that does it"
-    return Advice(cause.advice.rstrip("."), "a number", how, "a gain", "a check", "", "one-remedy")
+    """One remedy, of which the books show what and how; of the first a command."""
+    how, commands = "the edit that does it", ()
+    if cause is STORAGE:
+        how, commands = f"{COPY} before training starts, on each node", (COPY,)
+    return Advice(
+        cause.advice.rstrip("."), "a number", how, "a gain", "a check", "", "one-remedy",
+        effort="data" if commands else "code", commands=commands,
+    )  # fmt: skip
 
 
 STORAGE = Cause(
@@ -44,7 +54,8 @@ TRANSFER = Cause(
     "Overlap communication with computation, send less, or use a faster link.",
 )  # fmt: skip
 IMBALANCE = Cause(
-    "sync-imbalance", "synchronization", "One rank has more work than the others, step after step",
+    "sync-imbalance", "synchronization",
+    "One rank takes longer for its work in every step: it has more, or is slower",
     "Balance the work over the ranks.",
 )  # fmt: skip
 
@@ -135,8 +146,11 @@ def _findings(
         return Finding(
             cause, ns, ns / in_step, wins, 0.95, "B", False, False, culprits,
             seen if cause is STORAGE else (), how, (advised(cause),),
+            beside if cause is STORAGE else None,
         )  # fmt: skip
 
+    others = len({rank.node for rank in ranks}) - 1
+    beside = Beside("nfs.read_latency_ns", "ns", 12.0 * MS, 0.4 * MS, others, "node", "a read")
     slow = culprit(guilty, "/data", 31 * S, 30 * S * (count - 1), count - 1)
     each = 3 * S * (count - many) // many
     preparing = [culprit(r, f"worker pid {9000 + r}", 5 * S, each, count - many) for r in busy]

@@ -182,6 +182,15 @@ class Transfers:
         }
         return [best[cell.shape] for cell in self.cells]
 
+    def taken_ns(self) -> Int:
+        """Return int64[cells]: the time of all ranks in the transfers of each."""
+        if self._new:
+            self._merge()
+        key, _, ns = self._rows
+        sums = np.zeros(len(self.cells), np.int64)
+        np.add.at(sums, key // (_MOST_CLASS * max(self.node.size, 1)), ns)
+        return sums
+
     def beyond_ns(self, expected_ns: Mapping[int, float]) -> dict[frozenset[int], Int]:
         """Return per set of nodes, int64[ranks]: how much longer than expected transfers took.
 

@@ -29,6 +29,7 @@ from clusterprof.attribution.regions import Region
 from clusterprof.attribution.spent import Spending
 from clusterprof.attribution.step_blocks import StepBlocks
 from clusterprof.attribution.totals import completed
+from clusterprof.attribution.traced_asked import SIGNS, not_told
 from clusterprof.attribution.traced_reads import READS, read_elsewhere, with_reads
 from clusterprof.attribution.unmarked import waiting, without_sleep
 from clusterprof.detectors.base import Claims, Detector
@@ -172,10 +173,12 @@ def _by_detectors(
     left = left if read is None else left - read
     weak = (lost.phase == PHASE_DATA_WAIT) & ~feeding.identified
     weak &= not is_imported(rank.chunk)  # no thread was sampled: the mark says all there is
+    unseen = not_told(rank, {id_: bool(share.any()) for id_, share in shares.items()})
+    missing.update({(id_, SIGNS): 1 for id_ in unseen})
     part = Partial(
         claimed=_claimed(lost, claims, shares, weak),
         unexplained=_unexplained(lost, left, feeding),
-        asked={id_: 1 for id_ in claims},
+        asked={id_: 1 for id_ in claims if id_ not in unseen},
         missing=missing,
     )
     part = _with_evidence(part, claims)

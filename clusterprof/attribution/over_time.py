@@ -4,9 +4,8 @@
     stretches    |       |       |       |       |         of a power of two of `FINEST_NS`,
     storage          20      10     20      30             counted from the start of the recording
 
-A piece over an edge is cut at it. Stretches are whole nanoseconds in 1/SHARE, like the books, and
-two become one whenever there would be too many of them: memory does not grow with the run, and
-reading in one chunk or in many gives the same stretches.
+A piece over an edge is cut at it. Stretches are whole nanoseconds in 1/SHARE, like the books; two
+become one when there are too many: memory does not grow, and chunks give the same stretches.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ from clusterprof.attribution.device import busy_windows, within
 from clusterprof.attribution.lost import Account
 from clusterprof.attribution.partial import SHARE
 from clusterprof.attribution.regions import Region
-from clusterprof.attribution.stretch_table import MOST, Table
+from clusterprof.attribution.stretch_table import FINEST_TRACED_NS, MOST, Table
 from clusterprof.attribution.totals import distinct
 from clusterprof.probe import layout
 from clusterprof.timeline.model import PHASE_COLLECTIVE, PHASE_PERHAPS, Int, Lost, Rank
 from clusterprof.timeline.operation_rows import Store
 from clusterprof.timeline.packing import packed
+from clusterprof.timeline.traced import is_imported
 
 SLOWEST = 24
 """Steps of a rank that are kept with what was lost in them."""
@@ -103,6 +103,8 @@ class Times:
         part of that which may be waiting."""
         self._begin_ns = int(rank.chunk.header.started.get("monotonic_ns", 0))
         rows = _Rows(lost, _by_row(lost, shares, *left))
+        if not self._table.size and not self._tentative and is_imported(rank.chunk):
+            self._table.stretch_ns = FINEST_TRACED_NS
         table = self._stretches(region, rows, _measured(rank, region, account))
         steps = _ended(rank, region)
         slow = self._slow_steps(rank, region, rows, steps)

@@ -10,6 +10,8 @@ from clusterprof.attribution.partial import SHARE
 from clusterprof.timeline.model import Int
 
 FINEST_NS = 100_000_000
+FINEST_TRACED_NS = FINEST_NS >> 8
+"""Of an imported trace, whose times are exact: the same lengths from 0.39 ms on."""
 MOST = 480
 """Stretches of a rank; above it two become one."""
 

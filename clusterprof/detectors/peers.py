@@ -21,8 +21,9 @@ _PAGES: dict[Cause, str] = {
     Cause(
         "sync-imbalance",
         "synchronization",
-        "One rank has more work than the others, step after step",
-        "Balance the work over the ranks: batch sizes, sequence lengths, shards, stages",
+        "One rank takes longer for its work in every step: it has more, or is slower",
+        "Compare its device with another; where it is as fast, balance the work over the ranks:"
+        " batch sizes, sequence lengths, shards, stages",
     ): f"""
 ## What it sees
 
@@ -44,7 +45,9 @@ layers of pipeline stages.
 ## Where it is blind
 
 A rank that is slower in every step because its device or node is slower looks the same; compare
-clocks and throttling.
+clocks and throttling. Where the job says how many samples or tokens a step held, the evidence has
+those of the late rank beside the others': as many, and it is no larger batch (longer sequences it
+may still be).
 """,
     Cause(
         "sync-slow-compute",

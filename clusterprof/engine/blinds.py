@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.attribution.partial import merge
+from clusterprof.attribution.traced_asked import SIGNS
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.engine.node import NodeResult
 from clusterprof.findings import Blind
@@ -126,6 +127,9 @@ def _lost_records(node: NodeResult) -> list[Blind]:
     return out
 
 
+_RECORD = "record the same job with clusterprof record"
+
+
 def _abstained(books: Sequence[RankBooks]) -> list[Blind]:
     """Causes that no rank's recording could speak about."""
     whole = merge(*(one.partial for one in books))
@@ -140,6 +144,10 @@ def _abstained(books: Sequence[RankBooks]) -> list[Blind]:
         needs = sorted(need for cause, need in whole.missing if cause == id_)
         if id_ not in whole.asked and needs:
             lacking = ", ".join(need for need in needs if need) or "a measure of it"
+            if needs == [SIGNS]:  # of an imported trace: many causes, one reason
+                message = f"cannot be told: the trace has no {SIGNS}"
+                out.append(Blind(id_, "absent", message, _RECORD))
+                continue
             message = f"cannot tell {id_}: the recording has no {lacking}"
             out.append(Blind(id_, "absent", message, f"clusterprof explain {id_}"))
     return out

@@ -67,7 +67,7 @@ def _built(
     begin_ns = (min(int(one.edges[0]) for one in known) - start_ns) if windowed else 0
     end_ns = max(int(one.edges[-1]) for one in known) - start_ns
     most = max(FEWEST_STRETCHES, min(MOST_STRETCHES, MOST_CELLS // len(books)))
-    length = FINEST_NS
+    length = min(FINEST_NS, *(one.times.stretch_ns for one in known))
     while -(-end_ns // length) - begin_ns // length > most:
         length *= 2
     first, count = begin_ns // length, -(-end_ns // length) - begin_ns // length

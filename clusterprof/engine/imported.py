@@ -236,6 +236,8 @@ def _write_nodes(
     try:
         for number, node in enumerate(one.nodes(sources, accounts)):
             node.job = node.job or "imported"
+            if node.key != one.name:  # the file's name: better than none where no host is told
+                node.shown = node.shown or node.key
             node.key = f"{node.key}-{name}-{number}"
             node.host = {**facts, **node.host}
             write_node(folder / f"{name}-{number:04d}", node.header(), node.records())

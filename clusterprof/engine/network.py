@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from clusterprof.attribution.net_signs import (
 )
 from clusterprof.attribution.net_split import Share, Split, loosest, split, standing_out
 from clusterprof.attribution.partial import Partial
+from clusterprof.beside import Beside
 from clusterprof.detectors.network import AT_PACE, AT_RATE, BEYOND, PATH
+from clusterprof.engine.moved import moved
 from clusterprof.engine.node import NodeResult
 from clusterprof.findings import Cause, Culprit, Evidence, Finding
 from clusterprof.timeline.operations import Operations
@@ -42,6 +45,7 @@ class NetworkTold:
     """How a cause reads here, by id."""
     culprits: Mapping[str, tuple[Culprit, ...]] = field(default_factory=dict)
     evidence: Mapping[str, tuple[Evidence, ...]] = field(default_factory=dict)
+    besides: Mapping[str, Beside | None] = field(default_factory=dict)
 
     def felt(self, at: int, felt_ns: Mapping[str, int]) -> dict[str, int]:
         """Return what a rank felt, with its transfers shared out; the sum is the same."""
@@ -60,6 +64,7 @@ class NetworkTold:
                 cause=self.causes.get(one.cause.id, one.cause),
                 culprits=self.culprits.get(one.cause.id, one.culprits),
                 evidence=self.evidence.get(one.cause.id, one.evidence),
+                compared=self.besides.get(one.cause.id, one.compared),
             )
             for one in findings
         ]
@@ -100,15 +105,16 @@ class NetworkTimes:
         in_step_ns = sum(one.ledger.in_step_ns for node in self._nodes for one in node.books)
         shares = list(found.shares.items())
         told, culprits = _transfer_evidence(found, links, in_step_ns), _far(links)
+        told = (*moved(self._transfers, links), *told)
+        stand_out = {cause: _standing_out(share, links, loose) for cause, share in shares}
+        crossed = moved(self._transfers, links, between_nodes=True)
         return NetworkTold(
             found.shares,
             [_asked(links[number]) for number in self._transfers.node.tolist()],
             _worded(found),
-            {
-                TRANSFER: culprits,
-                **{c: _culprits(s, links, loose) for c, s in found.shares.items()},
-            },
-            {TRANSFER: told, **{c: _evidence(s.signs)[:_MOST_EVIDENCE] for c, s in shares}},
+            {TRANSFER: culprits, **{cause: one[0] for cause, one in stand_out.items()}},
+            {TRANSFER: told, **{c: _with_moved(_evidence(s.signs), crossed) for c, s in shares}},
+            {cause: one[1] for cause, one in stand_out.items()},
         )
 
 
@@ -193,11 +199,18 @@ def _far(links: Mapping[int, NodeLinks]) -> tuple[Culprit, ...]:
     return tuple(_culprit(links[n], links[n].used[0]) for n in standing_out(known))
 
 
-def _culprits(
+def _with_moved(signs: Sequence[Evidence], crossed: Sequence[Evidence]) -> tuple[Evidence, ...]:
+    """The strongest sign, then what moved and how fast, then the other signs."""
+    return (*signs[:1], *crossed, *signs[1:_MOST_EVIDENCE])
+
+
+def _standing_out(
     share: Share, links: Mapping[int, NodeLinks], loose: Mapping[int, Sequence[Sign]]
-) -> tuple[Culprit, ...]:
-    """The nodes whose numbers stand out from the others' in what speaks for a cause."""
+) -> tuple[tuple[Culprit, ...], Beside | None]:
+    """The nodes whose numbers stand out from the others' in what speaks for a cause, and the first
+    such number beside that of the other nodes."""
     found: dict[int, str] = {}
+    beside: Beside | None = None
     for kind, name in dict.fromkeys((sign.kind, sign.evidence.name) for sign in share.signs):
         of_node: dict[int, Sign] = {}
         seen = [*share.signs, *(sign for signs in loose.values() for sign in signs)]
@@ -206,9 +219,33 @@ def _culprits(
                 best = of_node.get(sign.node)
                 of_node[sign.node] = sign if best is None else max(best, sign, key=_strength)
         strengths = {n: of_node[n].strength if n in of_node else 0.0 for n in links}
-        for node in standing_out(strengths):
+        guilty = standing_out(strengths)
+        for node in guilty:
             found.setdefault(node, of_node[node].device)
-    return tuple(_culprit(links[node], device) for node, device in found.items())
+        beside = beside or _beside(name, guilty, of_node, links)
+    return tuple(_culprit(links[node], device) for node, device in found.items()), beside
+
+
+def _beside(
+    name: str,
+    guilty: Sequence[int],
+    of_node: Mapping[int, Sign],
+    links: Mapping[int, NodeLinks],
+) -> Beside | None:
+    """A number of the nodes that stand out, and of those others on which it was read."""
+    healthy = [
+        of_node[n].evidence.value if n in of_node else 0.0
+        for n in links
+        if n not in guilty and (n in of_node or links[n].network.devices(name))
+    ]
+    if not guilty or not healthy:
+        return None
+    values = [of_node[node].evidence.value for node in guilty]
+    item = of_node[guilty[0]].evidence
+    note = item.note.rpartition(": ")[0]
+    return Beside(
+        name, item.unit, median_low(values), median_low(healthy), len(healthy), "node", note
+    )
 
 
 def _strength(sign: Sign) -> float:

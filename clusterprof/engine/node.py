@@ -101,6 +101,7 @@ def analyse_load(
         damaged_bytes=loaded.damage.damaged_bytes + loaded.damage.torn_tail_bytes,
         dropped_spans=loaded.dropped_spans,
         recorder_cpu_ratio=meter.cpu_ratio(duration_ns),
+        named=loaded.header.node.get("hostname") != "",
     )
     return NodeResult(
         facts, books, loaded, endings.all(), network.done(), throughout.done(), host.notes(),

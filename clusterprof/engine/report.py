@@ -9,6 +9,7 @@ from typing import Any
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.attribution.partial import merge
 from clusterprof.engine.advised import with_advice
+from clusterprof.engine.besides import with_besides
 from clusterprof.engine.blinds import blinds_of
 from clusterprof.engine.caused import doings_of, nobodys
 from clusterprof.engine.culprits import findings_of
@@ -51,7 +52,7 @@ def build_report(
     reasons = _added(one.reasons for one in books)
     outside = _added(one.outside_buckets for one in ledgers)
     found = findings_of(books, doings, witness, sums["in_step_ns"], sums["window_ns"])
-    found = with_work(_with_hangs(across, found), ledgers)
+    found = with_besides(with_work(_with_hangs(across, found), ledgers, books), books)
     underfill = underfill_of(books)
     job = job_facts(nodes, across.clock_bound_ns, across.clock_reason)
     worth = worth_of(books, across, found, site or {})

@@ -7,15 +7,17 @@ the page of the cause in its own words, so that what is documented is what is do
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from clusterprof.advice import Advice
 from clusterprof.findings import Culprit, Evidence
 from clusterprof.hostlists import fold_numbers
+from clusterprof.remedies.commands import unmarked
 from clusterprof.remedies.scene import Scene
 from clusterprof.units import human
 
+Effort = Literal["look", "setting", "code", "site", "data"]
 _TELLS = "nothing by itself: it tells what to mend"
 
 
@@ -34,6 +36,7 @@ class Filled:
     """A remedy for one run."""
 
     change: str
+    """With what is pasted as it is marked by `commands.run`."""
     because: tuple[str, ...] = ()
     """Parts of the sentence beside the evidence named by the remedy."""
     what: str = ""
@@ -59,6 +62,10 @@ class Remedy(Protocol):
     def moves(self) -> str: ...
     @property
     def unless(self) -> tuple[Rule, ...]: ...
+    @property
+    def seen(self) -> tuple[str, ...]: ...
+    @property
+    def effort(self) -> Effort: ...
 
     def advise(self, scene: Scene) -> Advice | None:
         """Return what to do in this run; None when a rule cancels it."""
@@ -88,21 +95,26 @@ class Mend:
     diagnose: bool = False
     place: Literal["rank", "node", "job"] = "rank"
     """Whom it is for: those who caused it, whoever runs their node, or everybody."""
+    effort: Effort = field(kw_only=True)
+    """What it asks of a person: a word of `advice.EFFORTS`."""
 
     def advise(self, scene: Scene) -> Advice | None:
         """Return what to do in this run; None when a rule cancels it."""
         if any(rule.holds(scene) for rule in self.unless):
             return None
         filled = self.fill(scene)
+        change, commands = unmarked(filled.change)
         return Advice(
             what=_addressed(filled.what or self.what, scene, self.place),
             because=_because(scene, self.seen, filled.because),
-            change=filled.change,
+            change=change,
             gain=_gain(scene, self.published) if not self.diagnose else _TELLS,
             verify=_verify(scene, self.moves),
             worse=self.worse,
             id=self.id,
             diagnose=self.diagnose,
+            effort=self.effort,
+            commands=commands,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterprof.remedies.base import Filled, Mend, Rule
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.cpus import cpus_said, more_cpus, raised_quota
 from clusterprof.remedies.rules import (
     CPUS_CONTENDED,
@@ -32,9 +33,12 @@ def _more_workers(scene: Scene) -> Filled:
         said.append(f"with {lost} of its steps lost, {needed} would keep up")
         if new is not None and new < needed:
             said.append(f"CPUs are there for {new} only, so a part of the loss will stay")
-    to = str(new) if new is not None else "N, at most the CPUs of the rank less one"
-    change = f"DataLoader(num_workers={to}) in the place of num_workers={workers}"
-    return Filled(change, tuple(said), f"Raise num_workers from {workers} to {to}")
+    to = "N" if new is None else str(new)
+    bound = ", at most the CPUs of the rank less one" if new is None else ""
+    call = run(f"DataLoader(num_workers={to})")
+    change = f"{call} in the place of num_workers={workers}"
+    change += " (N: at most the CPUs of the rank less one)" if bound else ""
+    return Filled(change, tuple(said), f"Raise num_workers from {workers} to {to}{bound}")
 
 
 def _ahead(scene: Scene) -> Filled:
@@ -42,7 +46,7 @@ def _ahead(scene: Scene) -> Filled:
     now = loader.prefetch if loader is not None and loader.prefetch else 2
     new = max(4, 2 * now)
     return Filled(
-        f"DataLoader(prefetch_factor={new}) in the place of {now}",
+        f"{run(f'DataLoader(prefetch_factor={new})')} in the place of {now}",
         (f"prefetch_factor is {now}, so {scene.workers or 0} workers hold"
          f" {now * (scene.workers or 0)} batches at most",),
         f"Raise prefetch_factor from {now} to {new}",
@@ -51,17 +55,17 @@ def _ahead(scene: Scene) -> Filled:
 
 def _persistent(scene: Scene) -> Filled:
     return Filled(
-        "DataLoader(persistent_workers=True)", ("workers are started anew in every epoch",)
+        run("DataLoader(persistent_workers=True)"), ("workers are started anew in every epoch",)
     )
 
 
 def _cheaper(scene: Scene) -> Filled:
     pid = scene.resource.removeprefix("worker pid ")
-    here = f" ({pid} in this run)" if pid.isdecimal() else ""
+    number, here = (pid, " of this run") if pid.isdecimal() else ("PID", "")
     return Filled(
-        f"py-spy record -d 30 -o profile.svg --pid PID of a worker{here} names the functions; do"
-        " what is alike in every epoch once, offline (decode, resize, tokenise), and the rest with"
-        " fewer operations",
+        f"{run(f'py-spy record -d 30 -o profile.svg --pid {number}')}, a worker{here}, names the"
+        " functions; do what is alike in every epoch once, offline (decode, resize, tokenise), and"
+        " the rest with fewer operations",
         tuple(cpus_said(scene)),
     )
 
@@ -123,6 +127,7 @@ REMEDIES = (
         unless=(Rule("not-throttled", "the quota did not run out, or there is none",
                      lambda s: s.cause != "cpu-throttled" and not QUOTA_USED_UP.holds(s)),),
         place="node",
+        effort="setting",
     ),
     Mend(
         "prefetch-more", ("cpu-loader-config",), "Let workers work further ahead",
@@ -131,6 +136,7 @@ REMEDIES = (
         moves="worker.not_ahead_ratio falls",
         worse="workers x prefetch_factor batches are held in host memory",
         unless=(WORKERS_UNKNOWN, NO_WORKERS, MUCH_PREFETCHED, MEMORY_SHORT, NOT_AHEAD),
+        effort="setting",
     ),
     Mend(
         "more-workers", _STARVED, "Load with more workers",
@@ -141,18 +147,21 @@ REMEDIES = (
         worse="each worker needs memory for its copy of the data set and the batches it holds",
         unless=(WORKERS_UNKNOWN, WORKERS_FILL_CPUS, QUOTA_USED_UP, CPUS_CONTENDED, MEMORY_SHORT,
                 WORKERS_IDLE),
+        effort="setting",
     ),
     Mend(
         "persistent-workers", ("cpu-loader-config",), "Keep the workers between epochs",
         "DataLoader(persistent_workers=True)", _persistent, seen=("worker.without_work_ratio",),
         moves="the first wait of an epoch is as short as the others",
         worse="workers keep their memory during evaluation", unless=(PERSISTENT,),
+        effort="setting",
     ),
     Mend(
         "prepare-ahead", ("cpu-preprocess",), "Do once what each epoch repeats, or do it cheaper",
         "decode, resize and tokenise offline; profile a worker to see what costs most", _cheaper,
         seen=("worker.on_cpu_ratio", "loader.workers_count"), published=_META,
         moves="worker.on_cpu_ratio falls", worse="room for the prepared data",
+        effort="data",
     ),
     Mend(
         "prepare-on-gpu", ("cpu-preprocess",), "Move transforms to the accelerator",
@@ -161,6 +170,7 @@ REMEDIES = (
         worse="memory and time of the accelerator, which training wants too",
         unless=(Rule("gpu-memory-full", "less than a fifth of the accelerator's memory was free",
                      lambda s: (f := s.setup.gpu_memory_free_ratio) is not None and f < 0.2),),
+        effort="code",
     ),
     Mend(
         "more-cpus-for-workers", _STARVED, "Ask for as many CPUs as the workers need",
@@ -169,5 +179,6 @@ REMEDIES = (
         moves="job.cpus_allowed_count rises, and num_workers can be raised",
         worse="fewer jobs fit on the node",
         unless=(WORKERS_NEEDED, WHOLE_NODE, QUOTA_USED_UP),
+        effort="setting",
     ),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterprof.remedies.base import Filled, Mend, Rule
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.cpus import cpus_said, more_cpus
 from clusterprof.remedies.rules import ONE_NUMA_NODE, ONE_RANK, room_for_workers
 from clusterprof.remedies.scene import Scene
@@ -13,12 +14,13 @@ _GREYHOUND = "CPU contention lengthened jobs by 12 % in probes (Greyhound, ATC 2
 
 def _fewer_threads(scene: Scene) -> Filled:
     room, workers = room_for_workers(scene), scene.workers
-    parts = ["OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 for workers, torch.set_num_threads(1) in them"]
+    threads, within = run("OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"), run("torch.set_num_threads(1)")
+    parts = [f"{threads} for workers, {within} in them"]
     said = cpus_said(scene)
     if workers is not None:
         said.insert(0, f"num_workers is {workers}")
         if room is not None and workers > room:
-            parts.insert(0, f"DataLoader(num_workers={room}) in the place of {workers}")
+            parts.insert(0, f"{run(f'DataLoader(num_workers={room})')} in the place of {workers}")
     return Filled("; ".join(parts), tuple(said))
 
 
@@ -28,17 +30,21 @@ def _neighbour(scene: Scene) -> Filled:
     if other is not None:
         said = (f"others used {human(other, 'ratio')} of the CPU time used on the node",)
     alone = {
-        "slurm": "sbatch --exclusive",
+        "slurm": run("sbatch --exclusive"),
         "kubernetes": "a Guaranteed pod under cpuManagerPolicy: static",
     }.get(scene.machine.launcher, "cores of its own for it (taskset, cpuset)")
-    return Filled(f"pidstat -u 1 10 on the node names it; then {alone}, or another node", said)
+    look = run("pidstat -u 1 10")
+    return Filled(f"{look} on the node names it; then {alone}, or another node", said)
 
 
 def _pin(scene: Scene) -> Filled:
     bind = {
-        "slurm": "srun --cpu-bind=ldoms --gpu-bind=closest",
+        "slurm": run("srun --cpu-bind=ldoms --gpu-bind=closest"),
         "kubernetes": "topologyManagerPolicy: single-numa-node and cpuManagerPolicy: static",
-    }.get(scene.machine.launcher, "numactl --cpunodebind=NODE --membind=NODE before each rank")
+    }.get(
+        scene.machine.launcher,
+        f"{run('numactl --cpunodebind=NODE --membind=NODE')} before each rank",
+    )
     return Filled(bind, (f"the node has {scene.machine.numa_nodes} NUMA nodes",))
 
 
@@ -52,8 +58,8 @@ def _fit_quota(scene: Scene) -> Filled:
     room = room_for_workers(scene)
     n = "N" if room is None else str(room)
     return Filled(
-        f"DataLoader(num_workers={n}) and OMP_NUM_THREADS=1, so that no more threads run than the"
-        " quota has CPUs",
+        f"{run(f'DataLoader(num_workers={n})')} and {run('OMP_NUM_THREADS=1')}, so that no more"
+        " threads run than the quota has CPUs",
         tuple(cpus_said(scene)),
     )
 
@@ -76,7 +82,8 @@ def _less_memory(scene: Scene) -> Filled:
     workers, loader = scene.workers, scene.setup.loader
     said, parts = [], []
     if workers is not None and workers > 1:
-        parts.append(f"DataLoader(num_workers={max(1, workers // 2)}) in the place of {workers}")
+        call = run(f"DataLoader(num_workers={max(1, workers // 2)})")
+        parts.append(f"{call} in the place of {workers}")
         said.append(f"num_workers is {workers}")
     if loader is not None and loader.prefetch and loader.prefetch > 1:
         parts.append(f"prefetch_factor={max(1, loader.prefetch // 2)} in the place of"
@@ -91,16 +98,17 @@ def _less_memory(scene: Scene) -> Filled:
 
 def _freeze(scene: Scene) -> Filled:
     return Filled(
-        "after building model and data set: gc.collect(); gc.freeze(); gc.disable(); then in the"
-        " loop: if step % 500 == 0: gc.collect(), at the same step on all ranks"
+        f"after building model and data set: {run('gc.collect(); gc.freeze(); gc.disable()')};"
+        f" then in the loop: {run('if step % 500 == 0: gc.collect()')}, at the same step on all"
+        " ranks"
     )
 
 
 def _thread(scene: Scene) -> Filled:
     name = scene.resource or "the thread"
     return Filled(
-        f"py-spy dump --pid PID names what {name} runs; run it as multiprocessing.Process, or every"
-        " few hundred steps",
+        f"{run('py-spy dump --pid PID')} names what {name} runs; run it as multiprocessing.Process,"
+        " or every few hundred steps",
         (f"it is {name}",) if scene.resource else (),
     )
 
@@ -150,6 +158,7 @@ REMEDIES = (
         seen=("runnable_ratio", "cpus_needed_count", "cpus_allowed_count"), published=_GREYHOUND,
         moves="thread.runnable_ratio falls", worse="fewer jobs fit on the node",
         unless=(NOT_BOUND,),
+        effort="setting",
     ),
     Mend(
         "fit-the-quota", ("cpu-throttled",), "Run no more threads than the quota has CPUs",
@@ -159,6 +168,7 @@ REMEDIES = (
         unless=(Rule("threads-fit-quota", "there are no more workers than the quota has CPUs for",
                      lambda s: (w := s.workers) is not None
                      and (r := room_for_workers(s)) is not None and w <= r),),
+        effort="setting",
     ),
     Mend(
         "find-the-neighbour", ("cpu-contention",), "Find who else uses the CPUs, and move it",
@@ -167,6 +177,7 @@ REMEDIES = (
         published=_GREYHOUND, moves="thread.runnable_ratio falls", worse="whoever is moved",
         unless=(BOUND, JOB_ALONE),
         place="node",
+        effort="look",
     ),
     Mend(
         "fewer-threads", ("cpu-contention",), "Run fewer workers and library threads",
@@ -174,18 +185,21 @@ REMEDIES = (
         seen=("runnable_ratio",), published=_GREYHOUND, moves="thread.runnable_ratio falls",
         worse="a loader with fewer workers may be too slow for another reason",
         unless=(BOUND, FEW_THREADS, OTHERS_USE_THEM),
+        effort="setting",
     ),
     Mend(
         "pin-to-numa", ("cpu-contention",), "Bind each rank to the NUMA node of its accelerator",
         "numactl, srun --cpu-bind=ldoms", _pin, seen=("runnable_ratio",), published=_GREYHOUND,
         moves="thread.runnable_ratio falls", worse="a rank cannot use CPUs that are idle elsewhere",
         unless=(ONE_NUMA_NODE, BOUND, ONE_RANK),
+        effort="setting",
     ),
     Mend(
         "stolen-cpus", ("cpu-contention",), "Ask for CPUs that no other virtual machine uses",
         "a dedicated host, pinned CPUs", _hypervisor, seen=("cpu.steal_ratio",),
         moves="cpu.steal_ratio falls", worse="price of the machine", unless=(NO_REST,),
         place="node",
+        effort="site",
     ),
     Mend(
         "more-memory", ("cpu-memory",), "Raise the memory limit of the job",
@@ -195,12 +209,14 @@ REMEDIES = (
         unless=(NO_CEILING, Rule("node-full", "the node itself has none left",
                                lambda s: s.machine.memory_short)),
         place="node",
+        effort="setting",
     ),
     Mend(
         "less-memory", ("cpu-memory",), "Use less memory in the loader",
         "fewer workers, shorter prefetch, one index for all workers", _less_memory,
         seen=("memory_ratio", "memory_some_ratio", "swap_in_bytes_total", "kswapd_ratio"),
         moves="worker.memory_ratio falls", worse="the loader works less far ahead",
+        effort="setting",
     ),
     Mend(
         "plan-collections", ("cpu-gc",), "Freeze long-lived objects and collect at planned steps",
@@ -208,11 +224,13 @@ REMEDIES = (
         published="+12.6 % at 128 data-parallel ranks (ByteDance, OSDI 2025)",
         moves="gc.mean_ns falls, and collections of all ranks fall together",
         worse="cycles that are garbage stay in memory until the next planned collection",
+        effort="code",
     ),
     Mend(
         "thread-to-process", ("cpu-gil",), "Move what the other thread computes to a process",
         "multiprocessing, or less often", _thread,
         seen=("on_lock_ratio", "other_thread.on_cpu_ratio"),
         moves="thread.on_lock_ratio falls", worse="what it works on must be copied to that process",
+        effort="code",
     ),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterprof.remedies.base import Filled
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.rules import needed_workers
 from clusterprof.remedies.scene import Scene
 
@@ -39,8 +40,8 @@ def more_cpus(scene: Scene) -> Filled:
     count = needed_cpus(scene)
     n = "N" if count is None else str(count)
     change = {
-        "slurm": f"srun --cpus-per-task={n} --cpu-bind=cores (srun does not take it over from"
-        " sbatch since Slurm 22.05)",
+        "slurm": f"{run(f'srun --cpus-per-task={n} --cpu-bind=cores')} (srun does not take it over"
+        " from sbatch since Slurm 22.05)",
         "kubernetes": f"resources.requests.cpu and limits.cpu: {n} for each rank of the pod",
     }.get(
         scene.machine.launcher,
@@ -62,8 +63,11 @@ def raised_quota(scene: Scene) -> Filled:
     n = "N" if count is None else str(count)
     change = {
         "kubernetes": f"resources.limits.cpu: {n} (or no limit)",
-        "slurm": f"sbatch --cpus-per-task={n}",
-    }.get(scene.machine.launcher, f"cpu.max of its cgroup: docker run --cpus={n}, or no limit")
+        "slurm": run(f"sbatch --cpus-per-task={n}"),
+    }.get(
+        scene.machine.launcher,
+        f"cpu.max of its cgroup: {run(f'docker run --cpus={n}')}, or no limit",
+    )
     said = cpus_said(scene)
     if workers is not None:
         said.append(

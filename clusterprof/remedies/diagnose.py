@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from clusterprof.attribution.confidence import NAMED_FROM
 from clusterprof.remedies.base import Filled, Mend, Rule
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.scene import Scene
 from clusterprof.units import human
 
@@ -24,8 +25,8 @@ def _why(scene: Scene) -> str:
 
 def _probe(scene: Scene) -> Filled:
     return Filled(
-        "clusterprof record --inject auto -- COMMAND; clusterprof doctor says whether the probe can"
-        " be loaded",
+        f"{run('clusterprof record --inject auto -- COMMAND')}; {run('clusterprof doctor')} says"
+        " whether the probe can be loaded",
         (_why(scene), "no process of the job carried the probe"),
     )
 
@@ -41,7 +42,7 @@ def _longer(scene: Scene) -> Filled:
     steps = scene.setup.steps
     many = max(200, 4 * steps)
     return Filled(
-        f"record {many:,} steps or more (now {steps:,}), then clusterprof analyze RUN",
+        f"record {many:,} steps or more (now {steps:,}), then {run('clusterprof analyze RUN')}",
         (_why(scene), f"{human(scene.finding.lost_ns, 'ns')} of loss are a handful of samples"),
     )
 
@@ -52,7 +53,7 @@ def _by_hand(scene: Scene) -> Filled:
     else:
         how = "says how to verify it by hand on a running job"
     return Filled(
-        f"clusterprof explain {scene.cause} {how}",
+        f"{run(f'clusterprof explain {scene.cause}')} {how}",
         (_why(scene),),
     )
 
@@ -75,22 +76,26 @@ DIAGNOSES = (
         moves="the cause itself is named", unless=(NO_PROBE,),
         worse="a probe in the process: its cost is in docs/accuracy.md",
         place="job",
+        effort="look",
     ),
     Mend(
         "record-what-is-missing", (), "Record what is missing to learn the cause",
         "what clusterprof doctor lists as holes", _counters, diagnose=True,
         moves="the cause itself is named", unless=(NOTHING_MISSING,),
         place="job",
+        effort="look",
     ),
     Mend(
         "record-longer", (), "Record longer to be sure of the cause",
         "more steps", _longer, diagnose=True,
         moves="the cause is surer, or gone", unless=(LONG_ENOUGH,),
         place="job",
+        effort="setting",
     ),
     Mend(
         "verify-by-hand", (), "Look by hand before anything is changed",
         "clusterprof explain CAUSE", _by_hand, diagnose=True, moves="what is seen by hand agrees",
         place="job",
+        effort="look",
     ),
 )  # fmt: skip

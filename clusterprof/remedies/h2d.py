@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterprof.remedies.base import Filled, Mend, Rule
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.rules import without
 from clusterprof.remedies.scene import Scene
 
@@ -12,13 +13,14 @@ _PINNED = "1.02-1.15x (Gao et al., ICSE 2024)"
 def _pin(scene: Scene) -> Filled:
     loader = scene.setup.loader
     said = ("pin_memory is off",) if loader is not None and loader.pinned is False else ()
-    return Filled('DataLoader(pin_memory=True) and batch.to("cuda", non_blocking=True)', said)
+    pinned, copied = run("DataLoader(pin_memory=True)"), run('batch.to("cuda", non_blocking=True)')
+    return Filled(f"{pinned} and {copied}", said)
 
 
 def _stream(scene: Scene) -> Filled:
     return Filled(
-        "with torch.cuda.stream(copies): next_batch = batch.to(device, non_blocking=True); then"
-        " torch.cuda.current_stream().wait_stream(copies) before it is used"
+        run("with torch.cuda.stream(copies): next_batch = batch.to(device, non_blocking=True)")
+        + f"; then {run('torch.cuda.current_stream().wait_stream(copies)')} before it is used"
     )
 
 
@@ -26,15 +28,15 @@ def _metrics(scene: Scene) -> Filled:
     often = scene.number("per_step_count")
     each = f" ({often.value:.1f} in a step now)" if often is not None else ""
     return Filled(
-        f"total += loss.detach(); if step % 100 == 0: print(total.item()): no .item(), .cpu(),"
-        f" print(tensor) or torch.cuda.synchronize() in every step{each}"
+        f"{run('total += loss.detach()')} and {run('if step % 100 == 0: print(total.item())')}: no"
+        f" .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in every step{each}"
     )
 
 
 def _later(scene: Scene) -> Filled:
     return Filled(
-        'value = loss.detach().to("cpu", non_blocking=True) into pinned memory, read one step'
-        " later; torch.where in the place of if tensor:"
+        run('value = loss.detach().to("cpu", non_blocking=True)')
+        + " into pinned memory, read one step later; torch.where in the place of if tensor:"
     )
 
 
@@ -50,6 +52,7 @@ REMEDIES = (
             Rule("memory-short", "the node is short of memory, which pinned pages make worse",
                  lambda s: s.machine.memory_short or "cpu-memory" in s.beside),
         ),
+        effort="setting",
     ),
     Mend(
         "copy-ahead", ("h2d-copy",), "Copy the next batch while the present one computes",
@@ -61,6 +64,7 @@ REMEDIES = (
             Rule("gpu-memory-full", "less than a fifth of the accelerator's memory was free",
                  lambda s: (f := s.setup.gpu_memory_free_ratio) is not None and f < 0.2),
         ),
+        effort="code",
     ),
     Mend(
         "fetch-metrics-rarely", ("h2d-sync",), "Keep metrics on the accelerator, fetch them rarely",
@@ -72,11 +76,13 @@ REMEDIES = (
             Rule("few-waits", "the host waited less than once in ten steps",
                  lambda s: (v := s.value("sync.per_step_count")) is not None and v < 0.1),
         ),
+        effort="code",
     ),
     Mend(
         "look-a-step-later", ("h2d-sync",), "Look at results a step later",
         "non-blocking copies into pinned memory; torch.where in the place of if tensor:", _later,
         seen=("per_step_count", "sync.per_step_ns"), moves="sync.per_step_ns falls",
         worse="a NaN is noticed a step later",
+        effort="code",
     ),
 )  # fmt: skip

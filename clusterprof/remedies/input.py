@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterprof.remedies.base import Filled, Mend, Rule
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.scene import Scene
 
 _PLUMBER = "up to 47x for pipelines that were set up wrongly (Plumber, MLSys 2022)"
@@ -15,15 +16,16 @@ def _loads_itself(scene: Scene) -> bool:
 
 def _workers(scene: Scene) -> Filled:
     return Filled(
-        "DataLoader(num_workers=4, persistent_workers=True) in the place of num_workers=0",
+        run("DataLoader(num_workers=4, persistent_workers=True)")
+        + " in the place of num_workers=0",
         ("the training process loads its batches itself, between steps",),
     )
 
 
 def _record(scene: Scene) -> Filled:
     return Filled(
-        "clusterprof record -- COMMAND for a minute: it shares the same wait out among disks,"
-        " servers, CPUs and the loader's set-up",
+        f"{run('clusterprof record -- COMMAND')} for a minute: it shares the same wait out among"
+        " disks, servers, CPUs and the loader's set-up",
         ("a profiler's trace marks the wait and shows nothing of what the loader did",),
     )
 
@@ -36,10 +38,12 @@ REMEDIES = (
         worse="each worker needs memory for its copy of the data set and the batches it holds",
         unless=(Rule("has-workers", "the loader has workers, or it is not known whether",
                      lambda s: not _loads_itself(s)),),
+        effort="setting",
     ),
     Mend(
         "record-the-loader", ("input-wait",), "Learn what the loader waits for",
         "record with clusterprof: threads, disks and connections tell", _record,
         seen=("input.unseen_ratio",), moves="the wait has a cause", diagnose=True, place="job",
+        effort="setting",
     ),
 )  # fmt: skip

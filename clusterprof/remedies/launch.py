@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterprof.remedies.base import Filled, Mend, Rule
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.rules import GPU_MEMORY_FREE, GPU_MEMORY_FULL, without
 from clusterprof.remedies.scene import Scene
 from clusterprof.units import human
@@ -31,20 +32,22 @@ def _compile(scene: Scene) -> Filled:
     length = scene.setup.step_ns
     said = (f"a step takes {human(length, 'ns')}",) if length else ()
     return Filled(
-        'model = torch.compile(model, mode="reduce-overhead") (CUDA graphs); fused=True for the'
-        " optimizer",
+        run('model = torch.compile(model, mode="reduce-overhead")')
+        + " (CUDA graphs); fused=True for the optimizer",
         said,
     )
 
 
 def _allocator(scene: Scene) -> Filled:
-    return Filled("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", _room(scene))
+    command = run("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    return Filled(command, _room(scene))
 
 
 def _empty_cache(scene: Scene) -> Filled:
     return Filled(
-        "grep -rn 'empty_cache' in the training code, and take it out of the loop; pad or bucket"
-        " batches to a few shapes"
+        run("grep -rn empty_cache CODE")
+        + " in the training code, and take it out of the loop; pad or bucket batches to a few"
+        " shapes"
     )
 
 
@@ -56,8 +59,9 @@ def _smaller(scene: Scene) -> Filled:
 
 def _dynamic(scene: Scene) -> Filled:
     return Filled(
-        "TORCH_LOGS=recompiles says what changed; then torch._dynamo.mark_dynamic(tensor, dim) or"
-        " torch.compile(dynamic=True), or pad batches to a few lengths"
+        f"{run('export TORCH_LOGS=recompiles')} says what changed; then"
+        f" {run('torch._dynamo.mark_dynamic(tensor, dim)')} or"
+        f" {run('torch.compile(dynamic=True)')}, or pad batches to a few lengths"
     )
 
 
@@ -82,6 +86,7 @@ REMEDIES = (
         worse="convergence: the learning rate must follow",
         unless=(GPU_MEMORY_FULL,),
         place="job",
+        effort="setting",
     ),
     Mend(
         "fewer-launches", ("launch-bound",), "Launch less and larger work",
@@ -89,6 +94,7 @@ REMEDIES = (
         published=_BATCH, moves="thread.on_cpu_ratio falls in steps",
         worse="start-up grows by the compilation, and shapes must not change in every step",
         place="job",
+        effort="code",
     ),
     Mend(
         "expandable-segments", ("launch-alloc",), "Let the allocator's segments grow",
@@ -96,6 +102,7 @@ REMEDIES = (
         seen=("retries_total", "mallocs_total", "frees_total"),
         published="cases only (ByteDance, OSDI 2025)", moves="allocator.retries_total stays 0",
         worse="not with CUDA IPC of some versions: shared tensors may fail",
+        effort="setting",
     ),
     Mend(
         "no-empty-cache", ("launch-alloc",), "Take empty_cache() out of the loop, and fix shapes",
@@ -103,12 +110,14 @@ REMEDIES = (
         seen=("mallocs_total", "frees_total"), moves="allocator.mallocs_total stops rising",
         worse="memory that was given back stays with the process",
         unless=(without("frees_total", "no block was given back to the driver"),),
+        effort="code",
     ),
     Mend(
         "smaller-footprint", ("launch-alloc",), "Leave some memory of the accelerator free",
         "a smaller batch, or activation checkpointing", _smaller, seen=("retries_total",),
         moves="allocator.retries_total stays 0", worse="a smaller batch fills the device less",
         unless=(without("retries_total", "no allocation had to be tried again"), GPU_MEMORY_FREE),
+        effort="setting",
     ),
     Mend(
         "dynamic-shapes", ("launch-recompile",), "Mark what changes as dynamic, or pad it",
@@ -119,6 +128,7 @@ REMEDIES = (
             Rule("first-time", "all of it was code compiled for the first time",
                  lambda s: _again(s) == 0),
         ),
+        effort="code",
     ),
     Mend(
         "compile-early", ("launch-recompile",),
@@ -130,5 +140,6 @@ REMEDIES = (
             Rule("compiled-before", "all of it was code that had been compiled before",
                  lambda s: _again(s) == 1),
         ),
+        effort="code",
     ),
 )  # fmt: skip

@@ -6,6 +6,7 @@ import re
 import shlex
 
 from clusterprof.remedies.base import Filled, Mend, Rule
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.rules import without
 from clusterprof.remedies.scene import Scene
 
@@ -40,12 +41,10 @@ def _interface(scene: Scene) -> Filled:
     found = faster_device(scene)
     name = shlex.quote(found)
     if found.partition("/")[0] in scene.machine.hcas:
-        change = f"export NCCL_IB_HCA={_nccl(found)} on every rank"
+        change = f"{run(f'export NCCL_IB_HCA={_nccl(found)}')} on every rank"
     else:
-        change = (
-            f"export NCCL_SOCKET_IFNAME={name} GLOO_SOCKET_IFNAME={name} on every rank; ping -I"
-            f" {name} another node first"
-        )
+        command = run(f"export NCCL_SOCKET_IFNAME={name} GLOO_SOCKET_IFNAME={name}")
+        change = f"{command} on every rank; {run(f'ping -I {name} NODE')} to another node first"
     return Filled(
         change,
         what=f"Point the job at {name}",
@@ -55,8 +54,9 @@ def _interface(scene: Scene) -> Filled:
 def _rdma(scene: Scene) -> Filled:
     name = _nccl(unused_port(scene))
     return Filled(
-        f"export NCCL_IB_HCA={name} NCCL_IB_DISABLE=0; NCCL_DEBUG=INFO must say NET/IB and not"
-        " NET/Socket; in a container: --device=/dev/infiniband --ulimit memlock=-1",
+        f"{run(f'export NCCL_IB_HCA={name} NCCL_IB_DISABLE=0')}; NCCL_DEBUG=INFO must say NET/IB"
+        " and not NET/Socket; in a container:"
+        f" {run('--device=/dev/infiniband --ulimit memlock=-1')}",
         what=f"Let the job use RDMA by {name}",
     )
 
@@ -64,26 +64,28 @@ def _rdma(scene: Scene) -> Filled:
 def _rails(scene: Scene) -> Filled:
     hcas = ",".join(shlex.quote(one) for one in scene.machine.hcas) or "ALL,RAILS"
     return Filled(
-        f"export NCCL_IB_HCA={hcas}; ibstat or ip -br link says which is down",
+        f"{run(f'export NCCL_IB_HCA={hcas}')}; {run('ibstat')} or {run('ip -br link')} says which"
+        " is down",
         what="Let the job use all rails alike",
     )
 
 
 def _overlap(scene: Scene) -> Filled:
     return Filled(
-        "DistributedDataParallel(bucket_cap_mb=100, gradient_as_bucket_view=True), FSDP with"
-        " forward_prefetch=True; gradients in bfloat16 (ddp_comm_hooks.bf16_compress_hook)"
+        run("DistributedDataParallel(model, bucket_cap_mb=100)")
+        + " in the place of 25, FSDP with forward_prefetch=True; gradients in bfloat16"
+        " (ddp_comm_hooks.bf16_compress_hook)"
     )
 
 
 def _accumulate(scene: Scene) -> Filled:
-    return Filled("with model.no_sync(): for all micro-batches of a step but the last")
+    return Filled(f"{run('with model.no_sync():')} for all micro-batches of a step but the last")
 
 
 def _window(scene: Scene) -> Filled:
     return Filled(
-        'sysctl -w net.ipv4.tcp_rmem="4096 131072 268435456" net.core.rmem_max=268435456 on both'
-        " nodes; NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4"
+        run('sysctl -w net.core.rmem_max=268435456 net.ipv4.tcp_rmem="4096 131072 268435456"')
+        + f" on both nodes; {run('export NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4')}"
     )
 
 
@@ -99,7 +101,8 @@ def _counters(scene: Scene) -> Filled:
 
 def _larger_messages(scene: Scene) -> Filled:
     return Filled(
-        "DistributedDataParallel(bucket_cap_mb=100) in the place of 25; nodes nearer to each other"
+        run("DistributedDataParallel(model, bucket_cap_mb=100)")
+        + " in the place of 25; nodes nearer to each other"
     )
 
 
@@ -141,29 +144,33 @@ REMEDIES = (
         worse="that interface may have been left free for storage",
         unless=(Rule("no-faster", "no idle interface of a node is faster",
                      lambda s: not faster_device(s)),),
+        effort="setting",
     ),
     Mend(
         "use-rdma", ("net-path",), "Let the job use RDMA", "NCCL_IB_HCA, devices in the container",
         _rdma, seen=("rdma.link_bytes_per_second",), published=_LOSS,
         moves="the RDMA port carries the traffic", worse="locked memory of the container",
         unless=(Rule("rdma-used", "no RDMA port stood unused", lambda s: not unused_port(s)),),
+        effort="setting",
     ),
     Mend(
         "even-rails", ("net-path",), "Let the job use all rails alike", "NCCL_IB_HCA, cables",
         _rails, seen=("rail_ratio",), published=_LOSS, moves="rdma.rail_ratio rises to 1",
         unless=(_RAIL,),
+        effort="setting",
     ),
     Mend(
         "check-rate", ("net-path",), "Check why the link came up at a lower rate than its peers",
         "cable, port, ethtool DEVICE", lambda s: Filled(
-            f"ethtool {_device(s)} (ibstat for InfiniBand) on the node and on another: speed, lanes"
-            " and cable must be the same"),
+            f"{run(f'ethtool {_device(s)}')} ({run('ibstat')} for InfiniBand) on the node and on"
+            " another: speed, lanes and cable must be the same"),
         seen=("link_bytes_per_second", "rail_ratio"), published=_LOSS,
         moves="link_bytes_per_second is that of the peers",
         unless=(Rule("path-known", "an idle interface that is faster, or a quiet rail, was found",
                      lambda s: bool(faster_device(s) or unused_port(s) or s.number("rail_ratio"))),
                 ),
         place="node",
+        effort="look",
     ),
     Mend(
         "overlap-communication", ("net-transfer",), "Overlap communication, and send less",
@@ -173,6 +180,7 @@ REMEDIES = (
         worse="lower precision may cost accuracy; larger buckets overlap less at the end",
         unless=(_MOSTLY_BEYOND, SMALL_SHARE),
         place="job",
+        effort="setting",
     ),
     Mend(
         "accumulate-gradients", ("net-transfer",), "Communicate once for several micro-batches",
@@ -180,6 +188,7 @@ REMEDIES = (
         moves="network.expected_ratio falls", worse="a larger batch for the optimizer",
         unless=(_MOSTLY_BEYOND, SMALL_SHARE),
         place="job",
+        effort="code",
     ),
     Mend(
         "larger-window", ("net-transfer",), "Let receivers take more",
@@ -188,6 +197,7 @@ REMEDIES = (
         worse="memory of the kernel",
         unless=(without("receiver_limited_ratio", "the receiver's window was not full"),),
         place="node",
+        effort="site",
     ),
     Mend(
         "larger-messages", ("net-transfer",), "Send fewer and larger messages",
@@ -195,11 +205,13 @@ REMEDIES = (
         seen=("min_rtt_ns", "network.beyond_ratio"),
         moves="network.beyond_ratio falls", worse="larger buckets overlap less at the end",
         place="job", unless=(SHORT_TRIP,),
+        effort="setting",
     ),
     Mend(
         "record-counters", ("net-transfer",), "Record the counters that would name the reason",
         "counters of links that were not read", _counters,
         seen=("network.beyond_ratio",), moves="net-link, net-congestion or net-path is named",
         unless=(_LITTLE_BEYOND,), diagnose=True,
+        effort="setting",
     ),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from clusterprof.remedies.base import Filled, Mend, Rule
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.rules import ONE_NODE, without
 from clusterprof.remedies.scene import Scene
 
@@ -20,10 +21,12 @@ def _drain_link(scene: Scene) -> Filled:
     culprits = scene.finding.culprits
     node = shlex.quote(culprits[0].node) if culprits else "NODE"
     device = _device(scene)
-    look = f"ethtool -S {device}" if not _is_hca(scene) else "perfquery -x and mlxlink -c"
+    look = run(f"ethtool -S {device}")
+    if _is_hca(scene):
+        look = f"{run('perfquery -x')} and {run('mlxlink -c')}"
     out = {
-        "slurm": f"scontrol update NodeName={node} State=DRAIN Reason=link",
-        "kubernetes": f"kubectl cordon {node}",
+        "slurm": run(f"scontrol update NodeName={node} State=DRAIN Reason=link"),
+        "kubernetes": run(f"kubectl cordon {node}"),
     }.get(scene.machine.launcher, f"leave {node} out of the next run")
     return Filled(f"{out}; on the node {look}; reseat or replace cable and transceiver")
 
@@ -34,29 +37,31 @@ def _is_hca(scene: Scene) -> bool:
 
 def _both_ends(scene: Scene) -> Filled:
     return Filled(
-        "ethtool -S and ip -s link (perfquery for InfiniBand) on both nodes, and the counters of"
-        " the switch ports: the end whose own errors rise is the bad one"
+        f"{run('ethtool -S DEVICE')} and {run('ip -s link')} ({run('perfquery')} for InfiniBand) on"
+        " both nodes, and the counters of the switch ports: the end whose own errors rise is the"
+        " bad one"
     )
 
 
 def _congested(scene: Scene) -> Filled:
     return Filled(
-        f"ethtool -S {_device(scene)} | grep -E 'pause|ecn|cnp|prio'; check with whoever runs the"
-        " fabric: PFC and ECN on the priority NCCL uses (NCCL_IB_TC), adaptive routing"
+        run(f"ethtool -S {_device(scene)} | grep -E 'pause|ecn|cnp|prio'")
+        + "; check with whoever runs the fabric: PFC and ECN on the priority NCCL uses"
+        " (NCCL_IB_TC), adaptive routing"
     )
 
 
 def _spread(scene: Scene) -> Filled:
     hcas = ",".join(shlex.quote(one) for one in scene.machine.hcas)
     return Filled(
-        f"export NCCL_IB_HCA={hcas}",
+        run(f"export NCCL_IB_HCA={hcas}"),
         (f"the node has {len(scene.machine.hcas)} RDMA devices",),
     )
 
 
 def _closer(scene: Scene) -> Filled:
     change = {
-        "slurm": "sbatch --switches=1, or a reservation of nodes under one switch",
+        "slurm": f"{run('sbatch --switches=1')}, or a reservation of nodes under one switch",
         "kubernetes": "podAffinity with topologyKey of the rack, or Kueue's topology-aware"
         " scheduling",
     }.get(scene.machine.launcher, "ask for nodes under one switch")
@@ -65,8 +70,9 @@ def _closer(scene: Scene) -> Filled:
 
 def _others(scene: Scene) -> Filled:
     return Filled(
-        f"sar -n DEV 1, and iftop -i {_device(scene)} on the node, say how much and with whom;"
-        " mount storage over another interface, move backups and copies to another hour",
+        f"{run('sar -n DEV 1')}, and {run(f'iftop -i {_device(scene)}')} on the node, say how much"
+        " and with whom; mount storage over another interface, move backups and copies to another"
+        " hour",
         what="Find whose traffic fills the link, and move it",
     )
 
@@ -85,6 +91,7 @@ REMEDIES = (
         published=_LOSS, moves="errors of the link stop rising", worse="one node less",
         unless=(_NOBODY,),
         place="node",
+        effort="site",
     ),
     Mend(
         "look-at-both-ends", ("net-link",), "Find out which end of the link is bad",
@@ -92,6 +99,7 @@ REMEDIES = (
         seen=("retransmit_ratio", "errors_total", "loss_limit_bytes_per_second"),
         published=_LOSS, moves="errors of the link stop rising", unless=(_NAMED,),
         place="node",
+        effort="look",
     ),
     Mend(
         "move-other-traffic", ("net-congestion",), "Find whose traffic fills the link, and move it",
@@ -99,6 +107,7 @@ REMEDIES = (
         published=_CONGESTION, moves="network.others_ratio falls", worse="whoever is moved",
         place="node",
         unless=(without("others_ratio", "the traffic was the job's own, or whose is not known"),),
+        effort="look",
     ),
     Mend(
         "check-congestion-control", ("net-congestion",), "Check congestion control and routing",
@@ -107,6 +116,7 @@ REMEDIES = (
               "others_ratio", "discards_total"),
         published=_CONGESTION, moves="marks and pauses get fewer",
         place="node",
+        effort="look",
     ),
     Mend(
         "spread-over-rails", ("net-congestion",), "Spread the traffic over all rails",
@@ -114,6 +124,7 @@ REMEDIES = (
         moves="each rail carries the same",
         unless=(Rule("one-rail", "the node has one RDMA device, or none",
                      lambda s: len(s.machine.hcas) < 2),),
+        effort="setting",
     ),
     Mend(
         "closer-nodes", ("net-congestion",), "Ask for nodes that are close to each other",
@@ -121,5 +132,6 @@ REMEDIES = (
         moves="round trips get shorter", worse="the job may wait longer in the queue",
         unless=(ONE_NODE,),
         place="job",
+        effort="setting",
     ),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
+from clusterprof.advice import EFFORTS
 from clusterprof.attribution.confidence import NAMED_FROM
 from clusterprof.detectors.pages import page as detector_page
 from clusterprof.detectors.peers import PEER_CAUSES
@@ -65,14 +66,19 @@ def _remedies(cause_id: str) -> str:
         _wrapped(
             f"A report fills in the values of its run. Nothing is advised when"
             f" {NOTHING_LOST.words}. Below {NAMED_FROM:.0%} certainty a report says what to record"
-            " instead."
+            " instead. What asks least of a person comes first, and of equal efforts what a number"
+            " of the run speaks for."
         ),
         "",
     ]
     for one in found:
         lines.append(_wrapped(f"* **{one.id}**: {one.what}: {one.how}."))
-        told = (("published gain", one.published), ("makes worse", one.worse),
-                ("it worked when", one.moves))  # fmt: skip
+        told = (
+            ("effort", EFFORTS[one.effort]),
+            ("published gain", one.published),
+            ("makes worse", one.worse),
+            ("it worked when", one.moves),
+        )
         lines += [_wrapped(f"  * {what}: {said}", "    ") for what, said in told if said]
         lines += _left_out(one.unless)
     return "\n".join(lines)

@@ -6,6 +6,7 @@ import math
 import shlex
 
 from clusterprof.remedies.base import Filled, Mend, Rule, where
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.rules import MEMORY_SHORT, ONE_RANK, without
 from clusterprof.remedies.scene import Scene
 from clusterprof.units import human
@@ -24,8 +25,8 @@ def _async(scene: Scene) -> Filled:
         free = human(scene.machine.available_least_bytes, "bytes")
         said = (f"the host needs {human(size.value, 'bytes')} for the copy and had {free} left",)
     return Filled(
-        "torch.distributed.checkpoint.async_save(state, checkpoint_id=PATH) in the place of"
-        " torch.save(state, PATH); wait for its future before the next save",
+        run("torch.distributed.checkpoint.async_save(state, checkpoint_id=PATH)")
+        + " in the place of torch.save(state, PATH); wait for its future before the next save",
         said,
     )
 
@@ -103,7 +104,7 @@ def _image(scene: Scene) -> Filled:
 def _restore(scene: Scene) -> Filled:
     return Filled(
         "torch.distributed.checkpoint.load (each rank reads its shard), or torch.load(mmap=True);"
-        " python -X importtime TRAIN.py names slow imports"
+        f" {run('python -X importtime TRAIN.py')} names slow imports"
     )
 
 
@@ -111,8 +112,9 @@ def _clocks(scene: Scene) -> Filled:
     device = scene.finding.culprits[0].device if scene.finding.culprits else ""
     one = f" -i {shlex.quote(device)}" if device.startswith("GPU-") else ""
     return Filled(
-        f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER,CLOCK{one} (AMD: amd-smi metric) on the"
-        " node names the reason; then fans, filters, air flow, power supply",
+        f"{run(f'nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER,CLOCK{one}')} (AMD:"
+        f" {run('amd-smi metric')}) on the node names the reason; then fans, filters, air flow,"
+        " power supply",
         what="Find out what slows the device, and mend it",
     )
 
@@ -120,9 +122,9 @@ def _clocks(scene: Scene) -> Filled:
 def _drain(scene: Scene) -> Filled:
     node = shlex.quote(scene.finding.culprits[0].node) if scene.finding.culprits else "NODE"
     change = {
-        "slurm": f"scontrol update NodeName={node} State=DRAIN Reason=throttled;"
-        f" sbatch --exclude={node}",
-        "kubernetes": f"kubectl cordon {node}",
+        "slurm": run(f"scontrol update NodeName={node} State=DRAIN Reason=throttled")
+        + f"; {run(f'sbatch --exclude={node}')}",
+        "kubernetes": run(f"kubectl cordon {node}"),
     }.get(scene.machine.launcher, f"leave {node} out of the hosts of the next run")
     return Filled(change)
 
@@ -155,6 +157,7 @@ REMEDIES = (
         unless=(MEMORY_SHORT, Rule(
             "copy-does-not-fit", "a copy of the state is more than half of the host memory left",
             _copy_does_not_fit)),
+        effort="code",
     ),
     Mend(
         "save-locally-first", ("checkpoint",), "Write to a local disk first, upload afterwards",
@@ -163,6 +166,7 @@ REMEDIES = (
         moves="checkpoint.mean_ns falls",
         worse="a save is safe only when the copy is done", unless=(
             without("checkpoint.mean_bytes", "how much a save wrote is not known"),),
+        effort="code",
     ),
     Mend(
         "save-shards", ("checkpoint",), "Let each rank write its own shard",
@@ -172,30 +176,35 @@ REMEDIES = (
         worse="a save is many files, and to load it in another world size they are regrouped",
         unless=(ONE_RANK, _ALL_SAVE),
         place="job",
+        effort="code",
     ),
     Mend(
         "save-less-often", ("checkpoint",), "Save less often", "a longer interval", _rarer,
         seen=("checkpoint.mean_ns",), moves="the share falls with the interval",
         worse="a failure costs more steps",
         place="job",
+        effort="setting",
     ),
     Mend(
         "log-in-background", ("eval-host",), "Log from a thread of its own, and not in every step",
         "QueueHandler, no fsync in steps", _log, seen=("writing_ratio", "write_chars_total"),
         moves="thread.writing_ratio falls", worse="the last lines before a crash may be missing",
         unless=(without("writing_ratio", "the main thread was not blocked in writing"),),
+        effort="code",
     ),
     Mend(
         "evaluate-less", ("eval-host",), "Evaluate less often", "a longer interval, fewer samples",
         _evaluate, seen=("eval.mean_ns",), moves="the share falls with the interval",
         worse="a bad run is noticed later", unless=(NO_EVAL,),
         place="job",
+        effort="setting",
     ),
     Mend(
         "metrics-on-gpu", ("eval-host",), "Compute metrics on the accelerator",
         "torchmetrics on CUDA tensors", _on_gpu, seen=("thread.on_cpu_ratio",),
         moves="thread.on_cpu_ratio falls", worse="a little time and memory of the accelerator",
         unless=(without("thread.on_cpu_ratio", "the main thread did not compute in such pauses"),),
+        effort="code",
     ),
     Mend(
         "prebuilt-image", ("startup",), "Use a prebuilt image and keep the compile cache",
@@ -205,6 +214,7 @@ REMEDIES = (
         moves="startup.longest_ns falls", worse="images must be rebuilt for new packages",
         unless=(SHORT_START,),
         place="job",
+        effort="code",
     ),
     Mend(
         "restore-in-parallel", ("startup",), "Load checkpoints in parallel, import less",
@@ -212,6 +222,7 @@ REMEDIES = (
         seen=("startup.longest_ns", "startup.share_ratio"), moves="startup.longest_ns falls",
         worse="load on the store at the start", unless=(SHORT_START,),
         place="job",
+        effort="code",
     ),
     Mend(
         "mend-cooling", ("device-throttled",), "Find out what slows the device, and mend it",
@@ -219,6 +230,7 @@ REMEDIES = (
         published="MFU up to 1.7x by watching nodes (Guard, MLSys 2026)",
         moves="gpu.sm_clock_hertz is that of the other devices", worse="the node is away meanwhile",
         place="node",
+        effort="look",
     ),
     Mend(
         "drain-node", ("device-throttled",), "Drain the node until it is mended",
@@ -226,5 +238,6 @@ REMEDIES = (
         published="step times vary 1 % in the place of 20 % (Guard, MLSys 2026)",
         moves="the cause is gone without the node", worse="one node less", unless=(_EVERYWHERE,),
         place="node",
+        effort="site",
     ),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from clusterprof.remedies.base import Filled, Mend, Rule
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.scene import Scene
 
 
@@ -28,13 +29,13 @@ def _balance(scene: Scene) -> Filled:
 
 def _same_device(scene: Scene) -> Filled:
     node, rank, device = _chief(scene)
-    one, beside = "", ": its part beside the others"
+    one, beside = "", " (its part beside the others)"
     if scene.nodes > 1:
         one = f" -i {shlex.quote(device)}" if device.startswith("GPU-") else ""
-        beside = ", and the same on a node that waits"
+        beside = " (and on a node that waits)"
     return Filled(
-        f"on {node}: nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER{one}{beside};"
-        " dcgmi diag -r 2",
+        f"on {node}: {run(f'nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER{one}')}{beside};"
+        f" {run('dcgmi diag -r 2')}",
         (f"rank {rank} came last",) if rank != "RANK" else (),
     )
 
@@ -67,40 +68,41 @@ def _last_stage(scene: Scene) -> Filled:
 
 def _record_all(scene: Scene) -> Filled:
     return Filled(
-        "srun clusterprof record -- COMMAND on every node, and clusterprof analyze RUN/ with all"
-        " folders in one place"
+        f"{run('srun clusterprof record -- COMMAND')} on every node, and"
+        f" {run('clusterprof analyze RUN/')} with all folders in one place"
     )
 
 
 def _stack(scene: Scene) -> Filled:
     node, rank, _ = _chief(scene)
     return Filled(
-        f"on {node}: py-spy dump --pid PID of rank {rank}, and dmesg -T | tail -50; with"
-        " TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 set, the next time"
-        " writes what each rank was in",
+        f"on {node}: {run('py-spy dump --pid PID')} of rank {rank}, and"
+        f" {run('dmesg -T | tail -50')}; with"
+        f" {run('export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1')} the next"
+        " time writes what each rank was in",
         what=f"Look at what rank {rank} is doing" if rank != "RANK" else "",
     )
 
 
 def _order(scene: Scene) -> Filled:
     return Filled(
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL python TRAIN.py says where ranks call different"
+        f"{run('TORCH_DISTRIBUTED_DEBUG=DETAIL python TRAIN.py')} says where ranks call different"
         " collectives; branches on rank or on data around a collective are the usual reason"
     )
 
 
 def _timeout(scene: Scene) -> Filled:
     return Filled(
-        "dist.init_process_group(timeout=timedelta(minutes=10)): a hang"
-        " then ends the job, and torchrun --max-restarts=3 begins it anew"
+        f"{run('dist.init_process_group(timeout=timedelta(minutes=10))')}: a hang then ends the"
+        f" job, and {run('torchrun --max-restarts=3')} begins it anew"
     )
 
 
 def _first_failure(scene: Scene) -> Filled:
     node, rank, _ = _chief(scene)
     return Filled(
-        f"the log of rank {rank} on {node} (torchrun --log-dir DIR --redirects 3), and dmesg -T"
-        " there: Xid, out of memory, mount errors",
+        f"the log of rank {rank} on {node} ({run('torchrun --log-dir DIR --redirects 3')}), and"
+        f" {run('dmesg -T')} there: Xid, out of memory, mount errors",
         what=f"Find out why rank {rank} on {node} failed" if rank != "RANK" else "",
     )
 
@@ -108,8 +110,8 @@ def _first_failure(scene: Scene) -> Filled:
 def _exclude(scene: Scene) -> Filled:
     node, _, _ = _chief(scene)
     change = {
-        "slurm": f"sbatch --exclude={node}",
-        "kubernetes": f"kubectl cordon {node}",
+        "slurm": run(f"sbatch --exclude={node}"),
+        "kubernetes": run(f"kubectl cordon {node}"),
     }.get(scene.machine.launcher, f"leave {node} out of the hosts")
     return Filled(f"{change}, if it fails a second time")
 
@@ -137,6 +139,7 @@ REMEDIES = (
         moves="stall.synchronization_ratio falls",
         worse="smaller micro-batches fill the devices less; more messages between stages",
         place="job",
+        effort="setting",
     ),
     Mend(
         "lighter-last-stage", ("sync-bubble", "sync-imbalance"), "Give the last stage fewer layers",
@@ -145,6 +148,7 @@ REMEDIES = (
         unless=(Rule("no-pipeline", "no time was lost to a pipeline's schedule",
                      lambda s: s.cause != "sync-bubble" and "sync-bubble" not in s.beside),),
         place="job",
+        effort="code",
     ),
     Mend(
         "balance-work", ("sync-imbalance",), "Give all ranks as much work in a step",
@@ -153,6 +157,7 @@ REMEDIES = (
         moves="stall.synchronization_ratio falls",
         worse="the order of samples is no longer random across ranks",
         place="job",
+        effort="code",
     ),
     Mend(
         "compare-devices", ("sync-slow-compute", "sync-imbalance"),
@@ -161,6 +166,7 @@ REMEDIES = (
         published="outliers of 1.5x among like GPUs (arXiv 2208.11035)",
         moves="both show the same clocks", worse="dcgmi diag stops the job's work on the device",
         unless=(THROTTLED, NOBODY),
+        effort="look",
     ),
     Mend(
         "swap-nodes", ("sync-slow-compute",), "Swap the node to tell the machine from the work",
@@ -168,12 +174,14 @@ REMEDIES = (
         unless=(NOBODY, Rule("one-node", "the job runs on one node", lambda s: s.nodes < 2)),
         diagnose=True,
         place="job",
+        effort="setting",
     ),
     Mend(
         "record-every-node", ("sync-unknown-peer",), "Record on every node of the job",
         "clusterprof record by the launcher", _record_all,
         moves="sync-unknown-peer becomes a cause of a rank", diagnose=True,
         place="job",
+        effort="setting",
     ),
     Mend(
         "look-at-the-stack", ("fail-hang",), "Look at what the rank that is waited for does",
@@ -181,6 +189,7 @@ REMEDIES = (
         seen=("longest_ns", "waiting_count"), moves="no operation is under way at the end",
         unless=(NOBODY,), diagnose=True,
         place="job",
+        effort="look",
     ),
     Mend(
         "same-order", ("fail-hang",), "Check that all ranks call the same operations in one order",
@@ -188,6 +197,7 @@ REMEDIES = (
         moves="no operation is under way at the end", worse="the debug level costs time",
         unless=(SOMEBODY,), diagnose=True,
         place="job",
+        effort="setting",
     ),
     Mend(
         "end-hangs-early", ("fail-hang",), "Let a hang end the job instead of holding its devices",
@@ -196,18 +206,21 @@ REMEDIES = (
         moves="fail-hang is no longer than the timeout",
         worse="a slow save or a long evaluation inside an operation looks like a hang",
         place="job",
+        effort="setting",
     ),
     Mend(
         "first-failure", ("fail-restart",), "Find out why the first rank failed",
         "log and kernel messages of its node", _first_failure, seen=("restart.longest_ns",),
         moves="no restart", unless=(NOBODY,), diagnose=True,
         place="job",
+        effort="look",
     ),
     Mend(
         "restart-faster", ("fail-restart",), "Begin anew faster",
         "local checkpoints, compile cache, restarts by the launcher", _faster_restart,
         seen=("restart.longest_ns",), moves="restart.longest_ns falls",
         place="job",
+        effort="code",
     ),
     Mend(
         "exclude-node", ("fail-restart",), "Leave the node out when it fails again",
@@ -215,5 +228,6 @@ REMEDIES = (
         published="lemon nodes: failures of large jobs from 14 % to 4 % (Meta, HPCA 2025)",
         moves="no restart", worse="one node less", unless=(NOBODY,),
         place="node",
+        effort="setting",
     ),
 )  # fmt: skip

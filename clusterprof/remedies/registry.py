@@ -1,8 +1,13 @@
-"""All remedies, in the order in which they are advised. Nothing is said of what is not there."""
+"""All remedies, and the order in which they are advised. Nothing is said of what is not there.
+
+The lists have those first that win most, as far as anything is published. Of those that fit a run
+the first few are advised, and of these what asks least of a person comes first: it is soon tried,
+and whether the waits go tells whether the cause was right.
+"""
 
 from __future__ import annotations
 
-from clusterprof.advice import Advice
+from clusterprof.advice import EFFORTS, Advice
 from clusterprof.remedies import (
     cpu,
     cpu_time,
@@ -51,9 +56,17 @@ NOTHING_LOST = Rule(
 """Cancels every remedy."""
 
 
+_ORDER = {effort: at for at, effort in enumerate(EFFORTS)}
+
+
 def remedies_of(cause: str) -> tuple[Remedy, ...]:
     """Return the remedies against a cause, the first to try first."""
-    return tuple(one for one in REMEDIES if cause in one.causes)
+    return tuple(sorted(_listed(cause), key=lambda one: _ORDER[one.effort]))
+
+
+def _listed(cause: str) -> list[Remedy]:
+    """Return the remedies against a cause, those first that win most."""
+    return [one for one in REMEDIES if cause in one.causes]
 
 
 def advise(scene: Scene) -> tuple[Advice, ...]:
@@ -67,7 +80,13 @@ def advise(scene: Scene) -> tuple[Advice, ...]:
         asked = DIAGNOSES
         found = [advice for one in asked if (advice := one.advise(scene)) is not None]
         return tuple(found[:2])
-    found = [
-        advice for one in remedies_of(scene.cause) if (advice := one.advise(scene)) is not None
-    ]
-    return tuple(found[:MOST])
+    fit = [
+        (one, advice) for one in _listed(scene.cause) if (advice := one.advise(scene)) is not None
+    ][:MOST]
+    fit.sort(key=lambda pair: _cheapest_first(pair[0], scene))
+    return tuple(advice for _, advice in fit)
+
+
+def _cheapest_first(one: Remedy, scene: Scene) -> tuple[int, bool]:
+    """The least effort first; of equal ones what a number of this run speaks for."""
+    return _ORDER[one.effort], not any(scene.number(ending) for ending in one.seen)

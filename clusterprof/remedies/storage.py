@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from clusterprof.remedies.base import Filled, Mend, Rule
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.rules import (
     CPUS_CONTENDED,
     DEVICE_SATURATED,
@@ -52,8 +53,8 @@ def _more_readers(scene: Scene) -> Filled:
         more.append(f"the rank has CPUs for {room}")
     if latency is not None:
         more.append("a read spends that time waiting, so several can wait at once")
-    change = f"DataLoader(num_workers={new if new is not None else max(2 * workers, 2)})"
-    change += f" in the place of num_workers={workers}"
+    to = new if new is not None else max(2 * workers, 2)
+    change = f"{run(f'DataLoader(num_workers={to})')} in the place of num_workers={workers}"
     what = f"Raise num_workers from {workers} to {new}" if new is not None else ""
     return Filled(change, tuple(more), what)
 
@@ -62,7 +63,7 @@ def _prefetch(scene: Scene) -> Filled:
     loader = scene.setup.loader
     now = loader.prefetch if loader is not None and loader.prefetch else 2
     return Filled(
-        f"DataLoader(prefetch_factor={max(4, 2 * now)}) in the place of {now}",
+        f"{run(f'DataLoader(prefetch_factor={max(4, 2 * now)})')} in the place of {now}",
         (f"prefetch_factor is {now}",),
         f"Raise prefetch_factor from {now} to {max(4, 2 * now)}",
     )
@@ -71,22 +72,22 @@ def _prefetch(scene: Scene) -> Filled:
 def _pack(scene: Scene) -> Filled:
     place = shlex.quote(scene.mount.point) if scene.mount is not None else "DATA"
     return Filled(
-        f"tar --sort=name -cf shard-00000.tar -C {place} SAMPLES (about 1 GB a shard), read in"
-        " order with webdataset or a record reader"
+        f"{run(f'tar --sort=name -cf shard-00000.tar -C {place} SAMPLES')} (about 1 GB a shard),"
+        " read in order with webdataset or a record reader"
     )
 
 
 def _stage(scene: Scene) -> Filled:
     if scene.cause == "storage-object":
         return Filled(
-            "aws s3 sync s3://BUCKET/PREFIX LOCAL/ (or the store's own tool) before training"
-            " starts, on each node, and point the data set at LOCAL",
+            f"{run('aws s3 sync s3://BUCKET/PREFIX LOCAL/')} (or the store's own tool) before"
+            " training starts, on each node, and point the data set at LOCAL",
             ("the path of LOCAL must lie on a disk of the node (clusterprof doctor lists them)",),
         )
     source = shlex.quote(scene.mount.point) if scene.mount is not None else "DATA"
     return Filled(
-        f"rsync -a {source}/ LOCAL/ before training starts, on each node, and point the data set at"
-        " LOCAL",
+        f"{run(f'rsync -a {source}/ LOCAL/')} before training starts, on each node, and point the"
+        " data set at LOCAL",
         ("the path of LOCAL must lie on a disk of the node (clusterprof doctor lists them)",),
     )
 
@@ -139,7 +140,7 @@ def _limit(scene: Scene) -> Filled:
     if scene.machine.memory_bytes:
         to = human(min(2 * limit, int(0.9 * scene.machine.memory_bytes)), "bytes")
     how = {
-        "slurm": "sbatch --mem=N",
+        "slurm": run("sbatch --mem=N"),
         "kubernetes": "resources.limits.memory",
     }.get(scene.machine.launcher, "memory.max of its cgroup (docker run --memory)")
     more = [f"the job's limit is {human(limit, 'bytes')}"]
@@ -159,14 +160,15 @@ def _shard(scene: Scene) -> Filled:
 def _contention(scene: Scene) -> Filled:
     disk = _disk_of(scene) or "the disk"
     return Filled(
-        f"sudo iotop -oPa or pidstat -d 1 says who reads and writes {disk}; move that to another"
-        " disk, node or hour",
+        f"{run('sudo iotop -oPa')} or {run('pidstat -d 1')} says who reads and writes {disk}; move"
+        " that to another disk, node or hour",
         what=f"Find who else uses {disk}, and move it or the data elsewhere",
     )
 
 
 def _weight(scene: Scene) -> Filled:
-    return Filled("systemctl set-property --runtime SCOPE IOWeight=1000 (io.weight of its cgroup)")
+    command = run("systemctl set-property --runtime SCOPE IOWeight=1000")
+    return Filled(f"{command} (io.weight of its cgroup)")
 
 
 REMEDIES = (
@@ -179,6 +181,7 @@ REMEDIES = (
         worse="time and room at the start of every job: start-up grows by the copy",
         unless=(NO_DISK,),
         place="node",
+        effort="data",
     ),
     Mend(
         "pack-records", ("storage-local", "storage-object", "storage-remote"),
@@ -189,6 +192,7 @@ REMEDIES = (
         published=COORDL, moves="bytes of a read rise",
         worse="samples are shuffled within a buffer only, and single ones are harder to replace",
         unless=(READS_ARE_LARGE,),
+        effort="data",
     ),
     Mend(
         "more-readers", _READERS, "Read with more dataloader workers",
@@ -200,6 +204,7 @@ REMEDIES = (
         worse="each worker needs memory for its copy of the data set and the batches it holds",
         unless=(WORKERS_UNKNOWN, DEVICE_SATURATED, WORKERS_FILL_CPUS, QUOTA_USED_UP,
                 CPUS_CONTENDED, MEMORY_SHORT),
+        effort="setting",
     ),
     Mend(
         "read-further-ahead", _READERS, "Let each worker read further ahead",
@@ -207,6 +212,7 @@ REMEDIES = (
         moves="waits that come now and then disappear",
         worse="workers x prefetch_factor batches are held in host memory",
         unless=(WORKERS_UNKNOWN, NO_WORKERS, MUCH_PREFETCHED, DEVICE_SATURATED, MEMORY_SHORT),
+        effort="setting",
     ),
     Mend(
         "faster-disk", ("storage-local",), "Read the data from a disk that does not rotate",
@@ -215,6 +221,7 @@ REMEDIES = (
         moves="disk.read_latency_ns falls below 1 ms",
         worse="room on that disk", unless=(NO_FASTER_DISK,),
         place="node",
+        effort="data",
     ),
     Mend(
         "fewer-bytes", ("storage-local",), "Read fewer bytes, or spread them over more disks",
@@ -223,6 +230,7 @@ REMEDIES = (
         moves="disk.busy_ratio falls",
         worse="smaller samples may cost accuracy; decompression costs CPU time",
         unless=(NOT_SATURATED,),
+        effort="data",
     ),
     Mend(
         "raise-memory-limit", ("storage-cold-cache",),
@@ -233,6 +241,7 @@ REMEDIES = (
         worse="memory that neighbours on the node no longer have",
         unless=(NO_LIMIT, MEMORY_SHORT),
         place="node",
+        effort="setting",
     ),
     Mend(
         "shard-over-nodes", ("storage-cold-cache", "storage-remote"),
@@ -242,6 +251,7 @@ REMEDIES = (
         moves="bytes read per node and epoch fall to one part",
         worse="an epoch no longer shuffles samples across nodes", unless=(ONE_NODE,),
         place="job",
+        effort="code",
     ),
     Mend(
         "keep-decoded", ("storage-cold-cache",), "Keep decoded samples on a disk of the node",
@@ -250,6 +260,7 @@ REMEDIES = (
         seen=("missed_ratio", "sample_read_bytes"),
         moves="bytes from the slower store fall after the first epoch",
         worse="room on that disk; augmentation must come after the cache",
+        effort="code",
     ),
     Mend(
         "move-the-neighbour", ("storage-contention",),
@@ -258,6 +269,7 @@ REMEDIES = (
         seen=("others_ratio", "others_bytes_total", "disk.busy_ratio"),
         moves="disk.others_ratio falls", worse="whoever is moved",
         place="node",
+        effort="look",
     ),
     Mend(
         "io-weight", ("storage-contention",), "Give the job's cgroup a larger share of the disk",
@@ -265,5 +277,6 @@ REMEDIES = (
         seen=("others_ratio",), moves="disk.busy_ratio stays, waits get fewer",
         worse="whoever else uses the disk",
         place="node",
+        effort="site",
     ),
 )  # fmt: skip

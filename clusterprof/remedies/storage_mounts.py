@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from clusterprof.remedies.base import Filled, Mend, Rule
+from clusterprof.remedies.commands import run
 from clusterprof.remedies.rules import kind_is_not, without
 from clusterprof.remedies.scene import Scene
 
@@ -40,10 +41,11 @@ def _said(scene: Scene) -> tuple[str, ...]:
 
 
 def _nconnect(scene: Scene) -> Filled:
-    change = (
+    command = run(
         f"umount {_point(scene)}; mount -t nfs -o nconnect={MANY_CONNECTIONS},rsize=1048576"
-        f" {_source(scene)} {_point(scene)} (or in fstab; the first mount of a server decides)"
+        f" {_source(scene)} {_point(scene)}"
     )
+    change = f"{command} (or in fstab; the first mount of a server decides)"
     return Filled(change, _said(scene), f"Mount {_point(scene)} with nconnect={MANY_CONNECTIONS}")
 
 
@@ -57,40 +59,44 @@ def _slots(scene: Scene) -> Filled:
 
 def _rpcs(scene: Scene) -> Filled:
     return Filled(
-        "lctl set_param osc.*.max_rpcs_in_flight=32 osc.*.max_pages_per_rpc=1024 (root; -P keeps"
-        " it), and lfs setstripe -c 4 on the folder of the data before it is written",
+        f"{run('lctl set_param osc.*.max_rpcs_in_flight=32 osc.*.max_pages_per_rpc=1024')} (root;"
+        f" -P keeps it), and {run('lfs setstripe -c 4 DATA')} on the folder of the data before it"
+        " is written",
         _said(scene),
     )
 
 
 def _multichannel(scene: Scene) -> Filled:
     return Filled(
-        f"umount {_point(scene)}; mount -t cifs -o multichannel,max_channels=4,rsize=4194304"
-        f" {_source(scene)} {_point(scene)}",
+        run(
+            f"umount {_point(scene)}; mount -t cifs -o multichannel,max_channels=4,rsize=4194304"
+            f" {_source(scene)} {_point(scene)}"
+        ),
         _said(scene),
     )
 
 
 def _records(scene: Scene) -> Filled:
     return Filled(
-        f"tar --sort=name -cf shard-00000.tar -C {_point(scene)} SAMPLES (about 1 GB a shard), and"
-        " an index file in the place of os.listdir and os.stat",
+        f"{run(f'tar --sort=name -cf shard-00000.tar -C {_point(scene)} SAMPLES')} (about 1 GB a"
+        " shard), and an index file in the place of os.listdir and os.stat",
         _said(scene),
     )
 
 
 def _attributes(scene: Scene) -> Filled:
-    return Filled(
-        f"mount -o remount is not enough: umount {_point(scene)}; mount -t nfs -o"
-        f" ro,nocto,actimeo=3600 {_source(scene)} {_point(scene)}",
-        _said(scene),
+    command = run(
+        f"umount {_point(scene)}; mount -t nfs -o ro,nocto,actimeo=3600 {_source(scene)}"
+        f" {_point(scene)}"
     )
+    return Filled(f"to remount is not enough: {command}", _said(scene))
 
 
 def _path(scene: Scene) -> Filled:
     return Filled(
-        f"nfsstat -m; mountstats --rpc {_point(scene)} before and after a minute: retransmissions"
-        " must not rise; then ping, MTU and errors of the interface to the server (ip -s link)",
+        f"{run(f'nfsstat -m; mountstats --rpc {_point(scene)}')} before and after a minute:"
+        " retransmissions must not rise; then ping, MTU and errors of the interface to the server"
+        f" ({run('ip -s link')})",
         _said(scene),
     )
 
@@ -118,6 +124,7 @@ REMEDIES = (
                  and (s.mount.connections or 0) >= MANY_CONNECTIONS),
         ),
         place="node",
+        effort="site",
     ),
     Mend(
         "more-slots", ("storage-client-queue",), "Allow more requests under way",
@@ -126,6 +133,7 @@ REMEDIES = (
         moves="nfs.backlog_count falls", worse="memory and queues at the server",
         unless=(_NOT_NFS, without("backlog_count", "no request was seen waiting for a slot")),
         place="node",
+        effort="site",
     ),
     Mend(
         "more-lustre-rpcs", ("storage-client-queue",), "Allow more RPCs under way to each target",
@@ -134,6 +142,7 @@ REMEDIES = (
         moves="lustre.rpcs_at_limit_ratio falls", worse="load of the object servers",
         unless=(_NOT_LUSTRE,),
         place="node",
+        effort="site",
     ),
     Mend(
         "multichannel", ("storage-client-queue",), "Mount with several channels",
@@ -141,6 +150,7 @@ REMEDIES = (
         moves="cifs.waiting_count falls", worse="connections at the server",
         unless=(_NOT_CIFS,),
         place="node",
+        effort="site",
     ),
     Mend(
         "pack-files", ("storage-metadata",), "Pack small files into large records, and index once",
@@ -148,6 +158,7 @@ REMEDIES = (
         seen=("metadata_ratio", "metadata_operations_total"),
         moves="metadata_operations_total falls to a few per record",
         worse="samples are shuffled within a buffer only",
+        effort="data",
     ),
     Mend(
         "cache-attributes", ("storage-metadata",), "Let the client keep attributes for longer",
@@ -155,6 +166,7 @@ REMEDIES = (
         seen=("metadata_ratio",), moves="GETATTR and ACCESS of nfs.operations_total fall",
         worse="changes made elsewhere are seen up to an hour late", unless=(_NOT_NFS,),
         place="node",
+        effort="site",
     ),
     Mend(
         "mend-the-path", ("storage-remote",), "Find out why requests are sent again",
@@ -167,6 +179,7 @@ REMEDIES = (
                                    for n, v in s.values.items())),
         ),
         place="node",
+        effort="look",
     ),
 )  # fmt: skip
 
@@ -178,5 +191,6 @@ LAST = (
         moves="the time of a read falls",
         unless=(without("read_bytes_total", "no bytes from a server were counted"),),
         place="node",
+        effort="site",
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from clusterprof.advice import Advice
+from clusterprof.advice import EFFORTS, Advice
 from clusterprof.findings import Finding, Report
 from clusterprof.renderers.text_safety import markdown_text as md
 from clusterprof.renderers.text_safety import safe_text
@@ -26,6 +26,11 @@ def change(finding: Finding) -> str:
     return safe_text(finding.advice[0].change, _LONG) if finding.advice else ""
 
 
+def effort(finding: Finding) -> str:
+    """Say what the first advice asks of a person; "" where nothing is advised."""
+    return EFFORTS.get(finding.advice[0].effort, "") if finding.advice else ""
+
+
 def more(finding: Finding) -> str:
     """Name what else is advised; "" for nothing."""
     return "; ".join(safe_text(one.what, 300) for one in finding.advice[1:])
@@ -43,6 +48,7 @@ def full(finding: Finding) -> Iterator[tuple[str, str, str]]:
 def _parts(one: Advice) -> tuple[tuple[str, str], ...]:
     return (
         ("change", one.change),
+        ("effort", EFFORTS.get(one.effort, "")),
         ("because", one.because),
         ("gain", one.gain),
         ("verify", one.verify),
@@ -61,6 +67,8 @@ def document(one: Advice, text: Callable[[str], str]) -> dict[str, Any]:
         "verify": text(one.verify),
         "worse": text(one.worse),
         "diagnose": one.diagnose,
+        "effort": text(one.effort),
+        "commands": [text(command) for command in one.commands],
     }
 
 

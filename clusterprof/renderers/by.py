@@ -115,13 +115,14 @@ def _by_step(report: Report, top: int) -> Table:
     if history is None or not history.slow_steps:
         why = history.why_missing if history is not None else _NO_HISTORY
         return Table("BY STEP", heads, (), 2, safe_text(why or "no steps were marked", 300))
-    rows = []
+    rows, last_ns = [], history.begin_ns + history.stretches * history.stretch_ns
     for step in history.slow_steps[:top]:
         last = _NOTHING if step.rank is None else _rank(report, step.rank)
         lost = sum(ns for _, ns in step.lost)
         rows.append(
             (
-                f"{step.number:,}", sparks.clock(step.start_ns), human(step.duration_ns, "ns"),
+                f"{step.number:,}", sparks.clock_of(step.start_ns, last_ns),
+                human(step.duration_ns, "ns"),
                 human(lost, "ns"), last, _why_slow(report, step) if lost else _NOTHING,
             )
         )  # fmt: skip
@@ -167,13 +168,14 @@ def _by_time(report: Report, top: int) -> Table:
     if not some:
         why = report.history.why_missing if report.history is not None else _NO_HISTORY
         return Table("BY TIME", heads, (), 1, safe_text(why, 300))
-    rows = []
+    rows, last_ns = [], some[-1].end_ns
     for one in some:
         ratio = one.lost_ratio
         chief = sparks.called(one.causes[0][0]) if one.causes else _NOTHING
         rows.append(
             (
-                sparks.clock(one.start_ns), sparks.clock(one.end_ns), human(one.in_step_ns, "ns"),
+                *(sparks.clock_of(ns, last_ns) for ns in (one.start_ns, one.end_ns)),
+                human(one.in_step_ns, "ns"),
                 _NOTHING if ratio is None else human(1 - ratio, "ratio"),
                 human(one.lost_ns, "ns"), chief if one.lost_ns else _NOTHING,
             )

@@ -16,6 +16,7 @@ from clusterprof.renderers import advised, whose, words
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
 
+CHANGE = "Change:"
 TAKES_TIME = "net-transfer"
 """As long as data take on their way some of it stays, whatever is done."""
 _WORTH_SAYING_RATIO = 0.01  # of the job's time: less is no reason to do anything
@@ -49,6 +50,12 @@ def card(report: Report, price_per_hour: float | None, currency: str) -> list[tu
     return lines
 
 
+def spoken_of(report: Report) -> Finding | None:
+    """Return the finding of which the card speaks; None where it speaks of none."""
+    found = words.in_step(report)
+    return words.chief(report) or (found[0] if found else None)
+
+
 def _why(first: Finding) -> str:
     cause = safe_text(first.cause.id, 60)
     part = human(first.share_ratio, "ratio")
@@ -61,11 +68,17 @@ def _who(first: Finding) -> str:
     if not first.culprits:
         return "No rank's doing: all suffer alike."
     chief = first.culprits[0]
-    parts = [whose.culprits(first, 2)]
+    told = whose.beside(first)
+    parts = [whose.chiefs_in_short(first) + (f": {told}" if told else "")]
     if len(whose.chief_culprits(first)) == 1 and chief.victims and chief.others_ns:
         many = "rank" if chief.victims == 1 else "ranks"
-        waited = human(chief.others_ns, "ns")
-        parts.append(f"{chief.victims:,} other {many} lost {waited} waiting for it")
+        who = f"{chief.victims:,} other {many}"
+        if first.compared is not None and (first.compared.of, first.compared.many) == (
+            "rank",
+            chief.victims,
+        ):  # they were named just before
+            who = "which" if chief.victims == 1 else "these"
+        parts.append(f"{who} lost {human(chief.others_ns, 'ns')} waiting for it")
     how = whose.persistence_in_short(first)
     return "; ".join([*parts, how] if how else parts)
 
@@ -80,7 +93,7 @@ def _next(report: Report, first: Finding) -> list[tuple[str, str]]:
     stop = "" if text[-1] in ".!?" else "."
     lines = [("NEXT", f"{text}{stop} {wins}" if wins else text)]
     if told is not None and told.change:
-        lines.append(("", f"Change: {safe_text(told.change, 400)}"))
+        lines.append(("", f"{CHANGE} {safe_text(told.change, 400)}"))
     return lines
 
 

@@ -14,7 +14,7 @@ def scope(report: Report) -> str:
     """Say what was recorded: nodes, ranks, accelerators, steps, time and coverage."""
     steps = max((rank.steps for rank in report.ranks), default=0)
     longest = max((node.duration_ns for node in report.nodes), default=0)
-    parts = [count(_machines(report), "node"), _ranks(report)]
+    parts = [count(_machines(report), _noun(report)), _ranks(report)]
     if report.job is not None and report.job.gpus:
         parts.append(count(report.job.gpus, "GPU"))
     parts += [count(steps, "step"), f"{human(longest, 'ns')} recorded"]
@@ -29,6 +29,7 @@ def place(report: Report) -> str:
     if len(report.nodes) < 2:
         return ""
     hosts = safe_text(fold(safe_text(node.name, 60) for node in report.nodes), 600)
+    hosts += "" if any(node.named for node in report.nodes) else " (hosts not known)"
     return f"{hosts}; {clocks(report)}" if clocks(report) else hosts
 
 
@@ -46,6 +47,12 @@ def clocks(report: Report) -> str:
 def count(number: int, noun: str) -> str:
     """Write a number with its noun: "1 node", "2 nodes"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _noun(report: Report) -> str:
+    """Traces that name no host may be of one machine or of many."""
+    named = any(node.named for node in report.nodes)
+    return "node" if named or not report.nodes else "trace"
 
 
 def _machines(report: Report) -> int:

@@ -13,6 +13,8 @@ from typing import Any
 
 from clusterprof.findings import Report
 from clusterprof.history import WAITING, History
+from clusterprof.renderers.course import Course, course_of
+from clusterprof.renderers.json_values import number
 from clusterprof.renderers.text_safety import safe_text
 
 MOST_CAUSES, MOST_STEPS, MOST_WAITS = 16, 20, 20
@@ -58,7 +60,20 @@ def history(report: Report) -> dict[str, Any] | None:
             }
             for one in sorted(longest, key=lambda one: one.start_ns)
         ],
+        "course": _course(course_of(report)),
         "why_missing": safe_text(found.why_missing, 400),
+    }
+
+
+def _course(found: Course | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "kind": found.kind,
+        "start_ns": found.start_ns,
+        "end_ns": found.end_ns,
+        "level_ratio": number(found.level_ratio),
+        "else_ratio": number(found.else_ratio),
     }
 
 

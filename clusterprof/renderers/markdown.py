@@ -10,7 +10,17 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from clusterprof.findings import Report
-from clusterprof.renderers import advised, header, underfill, unseen, whose, words, worth
+from clusterprof.renderers import (
+    advised,
+    course,
+    header,
+    numbers,
+    underfill,
+    unseen,
+    whose,
+    words,
+    worth,
+)
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
 from clusterprof.renderers.by import Table, tables
 from clusterprof.renderers.matrix import amount, matrix_of
@@ -121,6 +131,7 @@ def _causes(report: Report) -> Iterator[str]:
     findings = words.in_step(report)
     for finding in findings[:_MOST_CULPRITS]:
         told = whose.caused(finding, _MOST_CULPRITS, report.in_step_ns)
+        told += [text] if (text := whose.beside(finding)) else []
         if told:
             how = whose.persistence(finding)
             yield from (
@@ -130,10 +141,13 @@ def _causes(report: Report) -> Iterator[str]:
             yield ""
             yield from (f"- {md(line, 600)}" for line in told)
     if findings:
-        evidence = "; ".join(words.evidence(item) for item in findings[0].evidence)
+        evidence = "; ".join(numbers.evidence(item) for item in findings[0].evidence)
         yield from ("", f"**Do next:** {md(advised.first(findings[0]), 600)}")
         if evidence:
             yield from ("", f"Seen: {md(evidence, 600)}")
+    found = course.course_of(report)
+    if found is not None:
+        yield from ("", f"Over time: {md(course.told(found))}")
     yield from advised.markdown(report)
 
 

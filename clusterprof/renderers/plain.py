@@ -10,7 +10,18 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import advised, header, sparks, underfill, unseen, whose, words, worth
+from clusterprof.renderers import (
+    advised,
+    course,
+    header,
+    numbers,
+    sparks,
+    underfill,
+    unseen,
+    whose,
+    words,
+    worth,
+)
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
 from clusterprof.renderers.by import Table, tables
 from clusterprof.renderers.card import card
@@ -65,6 +76,9 @@ class Plain:
         for warning in words.warnings(report):
             yield f"Warning: {warning}"
         yield from _next(report)
+        found = course.course_of(report)
+        if found is not None:
+            yield f"Over time: {course.told(found)}"
         for line in sparks.sentences(report):
             yield f"Over time: {line}"
         for table in tables(report, self._by, self._top):
@@ -117,12 +131,17 @@ def _finding(number: int, finding: Finding, in_step_ns: int) -> Iterator[str]:
         yield f"  Whose: {whose.culprits(finding, 4)}"
     for line in whose.caused(finding, _MOST_CULPRITS, in_step_ns):
         yield f"  Caused: {line}"
-    if finding.persistence is not None:
-        yield f"  When: {whose.persistence(finding)}"
+    for label, text in (("Beside", whose.beside(finding)), ("Waits", whose.persistence(finding))):
+        if text:
+            yield f"  {label}: {text}"
     for item in finding.evidence:
-        yield f"  Evidence: {words.evidence(item)}"
+        yield f"  Evidence: {numbers.evidence(item)}"
     yield f"  Advice: {advised.first(finding)}"
-    for label, text in (("Change", advised.change(finding)), ("Or", advised.more(finding))):
+    for label, text in (
+        ("Change", advised.change(finding)),
+        ("Effort", advised.effort(finding)),
+        ("Or", advised.more(finding)),
+    ):
         if text:
             yield f"  {label}: {text}"
 

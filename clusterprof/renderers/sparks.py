@@ -21,6 +21,8 @@ _STANDS_OUT = 1.5
 """The worst part of the run is named when it lost so many times as much as the whole …"""
 _AT_LEAST = 0.05
 """… and so much of its time more."""
+_SHORT_NS, _VERY_SHORT_NS = 2_000_000_000, 100_000_000
+"""Ends of runs whose times are written in ms, and in tenths of them."""
 _WAITED = {WAITING: "waiting for other ranks"}
 
 
@@ -97,12 +99,12 @@ def sentences(report: Report, most: int = 12) -> list[str]:
     if not some:
         why = report.history.why_missing if report.history is not None else ""
         return [f"not known: {safe_text(why, 300)}"] if why else []
-    return [told(one) for one in some]
+    return [told(one, some[-1].end_ns) for one in some]
 
 
-def told(one: Part) -> str:
-    """Say when a part of the run was, what was lost in it and chiefly why."""
-    when = f"{clock(one.start_ns)} to {clock(one.end_ns)}"
+def told(one: Part, last_ns: int) -> str:
+    """Say when a part of a run that ends at `last_ns` was, what was lost in it and chiefly why."""
+    when = f"{clock_of(one.start_ns, last_ns)} to {clock_of(one.end_ns, last_ns)}"
     ratio = one.lost_ratio
     if ratio is None:
         return f"{when}: outside steps"
@@ -113,6 +115,13 @@ def told(one: Part) -> str:
 def called(cause: str) -> str:
     """Return the name of a line of a history as a person reads it."""
     return _WAITED.get(cause, safe_text(cause, 60))
+
+
+def clock_of(ns: int, end_ns: int) -> str:
+    """Write a time of a run, or part of one, that ends at `end_ns`: a short one in ms."""
+    if end_ns >= _SHORT_NS:
+        return clock(ns)
+    return f"{ns / 1e6:.{1 if end_ns < _VERY_SHORT_NS else 0}f} ms"
 
 
 def clock(ns: int) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import header, sparks, unseen, whose, words
+from clusterprof.renderers import changes, course, header, numbers, sparks, unseen, whose, words
 from clusterprof.renderers.by import tables
-from clusterprof.renderers.card import card
+from clusterprof.renderers.card import CHANGE, card, spoken_of
 from clusterprof.renderers.paint import Paint
 from clusterprof.renderers.terminal_books import books
 from clusterprof.renderers.terminal_tables import table_lines
@@ -24,6 +24,7 @@ from clusterprof.units import human
 HEAD_LINES = 25
 NARROWEST, WIDEST = 40, 200
 _LABEL = 8  # columns before the texts of the card
+_MOST_SEEN = 3  # numbers of the evidence on the first screen
 # columns of the table of causes: cause, lost, share, sure, fixing wins
 _LOST, _SHARE, _SURE, _WINS = 12, 9, 8, 13
 _WITH_SURE, _WITH_WINS = 58, 70  # so wide is a screen that has these columns, too
@@ -31,7 +32,7 @@ _WITH_SURE, _WITH_WINS = 58, 70  # so wide is a screen that has these columns, t
 # left out last: blank lines, what was seen, what lay outside steps), the first that fits is taken
 _DENSITIES = (
     (4, 2, 3, "bso"), (3, 2, 3, "bso"), (3, 1, 3, "bso"), (3, 1, 3, "so"), (2, 1, 3, "so"),
-    (2, 1, 2, "so"), (3, 1, 2, "s"), (2, 1, 2, "s"), (2, 1, 3, ""), (2, 1, 2, ""),
+    (2, 1, 3, "s"), (2, 1, 2, "so"), (3, 1, 2, "s"), (2, 1, 2, "s"), (2, 1, 3, ""), (2, 1, 2, ""),
     (1, 1, 2, ""), (0, 0, 2, ""), (0, 0, 1, ""),
 )  # fmt: skip
 
@@ -77,14 +78,21 @@ class Terminal:
     def _head(self, report: Report) -> list[str]:
         """Show as many causes, with as much about each, as the first screen holds."""
         head: list[str] = []
+        bars = self._over_time(report) if report.in_step_ns else []
         for shown, lines_each, most, extras in _DENSITIES:
-            head = self._head_with(report, shown, lines_each, most, extras)
+            head = self._head_with(report, bars, shown, lines_each, most, extras)
             if len(head) <= HEAD_LINES - 1:  # one line for the prompt
                 break
         return head
 
     def _head_with(
-        self, report: Report, shown: int, lines_each: int, most: int, extras: str
+        self,
+        report: Report,
+        bars: Sequence[str],
+        shown: int,
+        lines_each: int,
+        most: int,
+        extras: str,
     ) -> list[str]:
         lines = [*self._masthead(report), *self._place(report)]
         blank = [""] if "b" in extras else []
@@ -92,7 +100,7 @@ class Terminal:
         for warning in words.warnings(report):
             lines += [self._paint("warn", line) for line in self._text(f"! {warning}", 1, 2)]
         if report.in_step_ns:
-            lines += [*blank, *self._over_time(report)]
+            lines += [*blank, *bars]
             lines += ["", *self._causes(report, shown, lines_each)]
         lines += [*blank, " " + self._pointer(report)]
         return lines
@@ -115,7 +123,7 @@ class Terminal:
 
     def _card(self, report: Report, most: int, extras: str) -> list[str]:
         """Lay the card out; without time inside steps say why nothing can be said."""
-        rows = card(report, self._price, self._currency)
+        rows, first = card(report, self._price, self._currency), spoken_of(report)
         if not rows:
             told = [self._paint("bold", line) for line in self._text(words.verdict(report), 1)]
             return told + self._text(words.outside(report), 1)
@@ -124,12 +132,20 @@ class Terminal:
         for label, text in rows:
             under = label or under
             if label == "SEEN":
-                text = self._seen(words.chief(report)) if "s" in extras else ""
+                text = self._seen(first, most) if "s" in extras else ""
             elif not label and under == "LOST" and "o" not in extras:
                 text = ""
-            if text:
+            if first is not None and text.startswith(CHANGE) and not label:
+                lines += self._change(first, most)
+            elif text:
                 lines += self._row_of_card(label, under, text, most)
         return lines
+
+    def _change(self, first: Finding, most: int) -> list[str]:
+        """The edit or command of the first advice, never cut within."""
+        room = self._width - _LABEL - 1
+        every = changes.laid_out(first.advice[0], room, CHANGE)
+        return [" " * _LABEL + line.text for line in changes.shortened(every, most, room)]
 
     def _row_of_card(self, label: str, under: str, text: str, most: int) -> list[str]:
         kept = text.replace(" %", "\0%")  # a number is not parted from it
@@ -149,11 +165,10 @@ class Terminal:
             return [self._bar(report), self._under_bar(report)]
         each = max(room // len(some), 1)
         busy, lost = ("".join(bar * each for bar in line) for line in sparks.sparklines(some))
-        begin, end = sparks.clock(some[0].start_ns), sparks.clock(some[-1].end_ns)
+        last_ns = some[-1].end_ns
+        begin, end = (sparks.clock_of(ns, last_ns) for ns in (some[0].start_ns, last_ns))
         axis = f"{begin}{end.rjust(len(busy) - len(begin))}"
-        found = sparks.worst(some, report)
-        for text in [] if found is None else [sparks.told(found), sparks.told(found).split(",")[0]]:
-            middle = f"worst: {text}"
+        for middle in _over_time_words(report, some):
             if columns(begin) + columns(middle) + columns(end) + 4 <= len(busy):
                 left = len(busy) - columns(begin) - columns(end)
                 axis = f"{begin}{middle.center(left)}{end}"
@@ -217,15 +232,14 @@ class Terminal:
         about = f"{words.title(finding)}{f': {who}' if who else ''}"
         return [row, self._paint("dim", self._one_line(about))]
 
-    def _seen(self, finding: Finding | None) -> str:
-        """Say all evidence with its notes when the line holds it, else without, else the first."""
-        seen = ""
-        for items, with_note in ((3, True), (2, True), (3, False), (2, False), (1, False)):
-            some = finding.evidence[:items] if finding is not None else ()
-            seen = "; ".join(words.evidence(item, with_note) for item in some)
-            if columns(seen) <= (2 if with_note else 1) * (self._width - _LABEL - 2):
-                break
-        return seen
+    def _seen(self, finding: Finding | None, most: int) -> str:
+        """Say as much of the evidence as some lines hold, each number with what it says."""
+        some = finding.evidence[:_MOST_SEEN] if finding is not None else ()
+        for items in range(len(some), 1, -1):
+            seen = "; ".join(numbers.evidence(item) for item in some[:items])
+            if len(wrap(seen, self._width - _LABEL - 1)) <= most:
+                return seen
+        return numbers.evidence(some[0]) if some else ""
 
     def _row(self, mark: str, label: str, lost: str, part: str, sure: str, wins: str) -> str:
         cells = [lost.rjust(_LOST), part.rjust(_SHARE)]
@@ -241,8 +255,12 @@ class Terminal:
         hidden = f"Not seen: {blinds} {'thing' if blinds == 1 else 'things'}, listed below."
         if not findings:
             return self._paint("dim", hidden)
-        more = f"More: clusterprof explain {safe_text(findings[0].cause.id, 60)}."
-        return self._paint("dim", fit(f"{hidden}  {more}", self._width - 2).rstrip())
+        more = f"More: clusterprof explain {safe_text(findings[0].cause.id, 60)}"
+        room = self._width - 2
+        short = hidden.replace(", listed below", "")
+        told = (f"{hidden}  {more}", f"{short}  {more}", hidden)  # a command that is cut is none
+        text = next((one for one in told if columns(one) <= room), hidden)
+        return self._paint("dim", fit(text, room).rstrip())
 
     def _one_line(self, text: str) -> str:
         return " " * 4 + fit(text, self._width - 4).rstrip()
@@ -250,3 +268,16 @@ class Terminal:
     def _text(self, text: str, indent: int, hanging: int = 0) -> list[str]:
         lines = wrap(text, self._width - indent - hanging)
         return [" " * (indent + (hanging if i else 0)) + line for i, line in enumerate(lines)]
+
+
+def _over_time_words(report: Report, some: Sequence[sparks.Part]) -> list[str]:
+    """Say below the bars how they go, in fewer and fewer words: the first that fits is taken."""
+    worst, found = sparks.worst(some, report), course.course_of(report)
+    said = "" if worst is None else f"worst: {sparks.told(worst, some[-1].end_ns)}"
+    stands_out = [said, said.split(",")[0]] if said else []
+    if found is None:
+        return stands_out
+    short = course.in_short(found)
+    if found.kind in ("steady", "bursts"):
+        return [*(f"{short}; {text}" for text in stands_out), course.told(found), short]
+    return [course.told(found), short]

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from clusterprof.findings import RankLedger, Report
-from clusterprof.renderers import advised, header, underfill, unseen, whose, words, worth
+from clusterprof.renderers import (
+    advised,
+    changes,
+    header,
+    numbers,
+    underfill,
+    unseen,
+    whose,
+    words,
+    worth,
+)
 from clusterprof.renderers.books import columns_of, exact_seconds, rows_of, worst_first
 from clusterprof.renderers.paint import Paint
 from clusterprof.renderers.terminal_matrix import matrix
@@ -64,11 +74,15 @@ def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
         yield from _field("whose", whose.culprits(finding, 3), width)
         for line in whose.caused(finding, _MOST_CULPRITS, report.in_step_ns):
             yield from _field("caused", line, width)
-        yield from _field("when", whose.persistence(finding), width)
+        yield from _field("beside", whose.beside(finding), width)
+        yield from _field("waits", whose.persistence(finding), width)
         for item in finding.evidence:
-            yield from _field("seen", words.evidence(item), width)
+            yield from _field("seen", numbers.evidence(item), width)
         yield from _field("do", advised.first(finding), width)
-        yield from _field("how", advised.change(finding), width)
+        if finding.advice:
+            how = [line.text for line in changes.laid_out(finding.advice[0], width - 11)]
+            yield from _labelled("how", how)
+        yield from _field("effort", advised.effort(finding), width)
     small = words.small_causes(report)
     if small:
         named = [f"{safe_text(cause, 60)} {human(ns, 'ns')}" for cause, ns in small]
@@ -108,7 +122,7 @@ def _ranks_narrow(report: Report, width: int, most_ranks: int) -> Iterator[str]:
     yield f" {'rank':<8}{'lost':>10}{'share':>8}  node"
     for rank in worst_first(report.ranks)[:most_ranks]:
         number = str(rank.pid if rank.rank is None else rank.rank)
-        part = words.share(rank.lost_ns, rank.in_step_ns)
+        part = words.rank_share(rank)
         node = fit(safe_text(rank.node), width - 29).rstrip()
         yield f" {number:<8}{human(rank.lost_ns, 'ns'):>10}{part:>8}  {node}"
     hidden = len(report.ranks) - most_ranks
@@ -122,7 +136,7 @@ def _rank(rank: RankLedger, left: int, right: int, time: int) -> str:
     device = fit(safe_text(rank.device) or "none", right - 1)
     at_most = "≤" if rank.source == "host-spans" and rank.lost_ns else ""
     lost = at_most + human(rank.lost_ns, "ns")
-    part = words.share(rank.lost_ns, rank.in_step_ns)
+    part = words.rank_share(rank)
     return (
         f" {number:<8}{node} {device} {rank.steps:>8,}{human(rank.in_step_ns, 'ns'):>{time}}"
         f"{lost:>{time}}{part:>8}  {safe_text(rank.source, 15)}"
@@ -199,9 +213,12 @@ def _recording(report: Report, width: int) -> Iterator[str]:
 
 def _field(label: str, text: str, width: int) -> Iterator[str]:
     if text.strip():
-        first, *more = wrap(text, width - 11)
-        yield f"   {label:<7} {first}"
-        yield from (" " * 11 + line for line in more)
+        yield from _labelled(label, wrap(text, width - 11))
+
+
+def _labelled(label: str, lines: Sequence[str]) -> Iterator[str]:
+    for at, line in enumerate(lines):
+        yield f"   {'' if at else label:<7} {line}"
 
 
 def _item(text: str, width: int) -> Iterator[str]:

@@ -18,6 +18,7 @@ _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _UNSAFE_CATEGORIES = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _COLONS = re.compile(r"(?<!\S)::+|:{3,}")
 _HASHES = re.compile(r"##(?=[a-z]*\[)", re.IGNORECASE)  # ##[…] ##vso[…] ##teamcity[…]
+_OPTION = re.compile(r"--?[A-Za-z]")
 _MARKDOWN = frozenset("\\`*_[]<>#|~@&")
 
 
@@ -60,10 +61,13 @@ def fit(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int, indent: str = "") -> list[str]:
-    """Break a safe text at blanks into lines of at most `width` columns; long words are cut."""
+    """Break a safe text at blanks into lines of at most `width` columns; long words are cut.
+
+    An option ("-x", "--long") stays with the word before it, so that a command goes on behind it.
+    """
     lines: list[str] = []
     line = ""
-    for word in text.split():
+    for word in _with_options(text.split(), width):
         while columns(word) > width:
             if line:
                 lines.append(line)
@@ -81,6 +85,17 @@ def wrap(text: str, width: int, indent: str = "") -> list[str]:
     if line:
         lines.append(line)
     return [indent + part for part in lines]
+
+
+def _with_options(words: list[str], width: int) -> list[str]:
+    joined: list[str] = []
+    for word in words:
+        longer = f"{joined[-1]} {word}" if joined else ""
+        if longer and _OPTION.match(word) and columns(longer) <= width:
+            joined[-1] = longer
+        else:
+            joined.append(word)
+    return joined
 
 
 def _head(text: str, width: int) -> str:

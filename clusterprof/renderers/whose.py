@@ -5,6 +5,7 @@ Ranks that caused much alike are named together: `gpu-a[01-02] ranks 0-15 (/data
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from clusterprof.findings import Culprit, Finding, Report
@@ -16,12 +17,27 @@ _CHIEF_RATIO = 0.1  # a culprit that caused less than this part of the largest i
 _WAITING_RATIO = 0.4  # of what it caused: from here on the waiting ranks are worth mentioning
 _AWAITED_RATIO = 0.4  # of all waiting for them: from here on one of many culprits is singled out
 _AWAITED_TIMES = 1.5  # as much waiting as for the next
+_RANK_NAME = re.compile(r"^rank[-_]?(?=\d)")
+_ALWAYS = {"steady": "each time the same", "wandering": "by turns"}
+"""Of a kind of persistence: who it is each time. When it was, is told by the bars over time."""
 
 
 def culprit(one: Culprit) -> str:
     """Name one rank: node, rank, resource."""
-    rank = "" if one.rank is None else f" rank {one.rank}"
-    return f"{safe_text(one.node, 60)}{rank}{_resource(one)}"
+    rank = "" if one.rank is None else f"rank {one.rank}"
+    node = "" if _is_its_rank(one) else safe_text(one.node, 60)
+    return f"{' '.join(part for part in (node, rank) if part)}{_resource(one)}"
+
+
+def _is_its_rank(one: Culprit) -> bool:
+    """True where the node is a trace called by its rank, for want of a host: "rank3"."""
+    return _RANK_NAME.sub("", one.node.lower()) == str(one.rank) != one.node
+
+
+def chiefs_in_short(finding: Finding) -> str:
+    """Name those who caused most, in two groups at most."""
+    chiefs = chief_culprits(finding)
+    return ", ".join(_group(group) for group in _groups(chiefs, 2)) + _awaited(chiefs)
 
 
 def culprits(finding: Finding, most: int) -> str:
@@ -112,14 +128,25 @@ def _caused(group: Sequence[Culprit], finding: Finding, in_step_ns: int) -> str:
     return f"{text}; fixing them {'may win' if at_most else 'wins at least'} {amount}"
 
 
+def beside(finding: Finding) -> str:
+    """Say what tells the culprits from the others, in one clause; "" when it is not known."""
+    found = finding.compared
+    if found is None:
+        return ""
+    value, others = human(found.value, found.unit), human(found.others, found.unit)
+    many = "" if found.many == 1 else f"{found.many:,} "
+    noun = found.of if found.many == 1 else f"{found.of}s"
+    return safe_text(f"{value} {found.note}, the other {many}{noun} {others}")
+
+
 def persistence_in_short(finding: Finding) -> str:
-    """Say it in a word or two."""
+    """Say in a few words whether it is always they."""
     found = finding.persistence
     if found is None:
         return ""
-    if found.kind != "transient":
-        return safe_text(found.kind, 60)
-    return f"transient, {human(found.from_ns, 'ns')} to {human(found.to_ns, 'ns')}"
+    if found.kind == "transient":
+        return f"only from {human(found.from_ns, 'ns')} to {human(found.to_ns, 'ns')}"
+    return _ALWAYS.get(found.kind, safe_text(found.kind, 60))
 
 
 def persistence(finding: Finding) -> str:
@@ -129,12 +156,13 @@ def persistence(finding: Finding) -> str:
         return ""
     if found.kind == "transient":
         span = f"{human(found.from_ns, 'ns')} to {human(found.to_ns, 'ns')} of the run"
-        return f"transient: from {span}"
+        return f"only from {span}"
+    always = _ALWAYS.get(found.kind, "")
     if found.kind == "steady":
-        return f"steady: the same in {found.most:,} of {found.stretches:,} stretches of the run"
+        return f"{always}: in {found.most:,} of {found.stretches:,} stretches of the run with waits"
     if found.kind == "wandering":
-        many = f"{found.culprits:,} ranks came first in turn"
-        return f"wandering: {many}, in {found.stretches:,} stretches of the run"
+        many = f"{found.culprits:,} ranks came first"
+        return f"{always}: {many}, in {found.stretches:,} stretches of the run with waits"
     return safe_text(found.kind, 60)
 
 
@@ -179,12 +207,12 @@ def _groups(some: Sequence[Culprit], most: int) -> list[list[Culprit]]:
 def _group(group: Sequence[Culprit]) -> str:
     if len(group) == 1:
         return culprit(group[0])
-    nodes = fold(safe_text(one.node, 60) for one in group)
+    nodes = "" if all(map(_is_its_rank, group)) else fold(safe_text(c.node, 60) for c in group)
     numbers = [one.rank for one in group if one.rank is not None and one.rank >= 0]
     ranks = f"ranks {fold_numbers(numbers)}" if len(numbers) == len(group) else ""
     ranks = ranks or f"{len(group):,} processes"
     alike = len({one.resource for one in group}) == 1
-    return safe_text(f"{nodes} {ranks}", 400) + (_resource(group[0]) if alike else "")
+    return safe_text(f"{nodes} {ranks}".strip(), 400) + (_resource(group[0]) if alike else "")
 
 
 def _resource(one: Culprit) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from clusterprof.findings import (
     UNATTRIBUTED,
-    Evidence,
     Finding,
     RankLedger,
     Report,
@@ -54,6 +53,16 @@ def gpu_time(ns: int, like: str = "") -> str:
 def share(part_ns: int, whole_ns: int) -> str:
     """Write a part as a percentage of a whole; nothing of nothing is nothing."""
     return human(part_ns / whole_ns if whole_ns else 0.0, "ratio")
+
+
+def measured(rank: RankLedger) -> bool:
+    """True where lost time of a rank was looked for: no loss of what nobody measured is no zero."""
+    return bool(rank.device) or rank.lost_ns > 0
+
+
+def rank_share(rank: RankLedger) -> str:
+    """Write the lost part of a rank's time in steps; "-" where it was not measured."""
+    return share(rank.lost_ns, rank.in_step_ns) if measured(rank) else "-"
 
 
 def bounded(report: Report) -> bool:
@@ -135,7 +144,11 @@ def _leads_with_cause(report: Report) -> bool:
 
 
 def total(report: Report, begin: bool = True, was_lost: str = " was lost") -> str:
-    """Say how much of the time inside steps was lost."""
+    """Say how much of the time inside steps was lost, or that nobody could measure it."""
+    if not any(measured(rank) for rank in report.ranks):
+        return (
+            f"{'Not' if begin else 'not'} measured: no accelerator was, nor any wait of the host."
+        )
     part, whole = _part_of(report.lost_ns, report.in_step_ns, None)
     ratio = share(report.lost_ns, report.in_step_ns)
     at_most = "at most " if bounded(report) else ""
@@ -267,12 +280,6 @@ def recoverable(finding: Finding, unknown: str) -> str:
     if finding.recoverable_ns is None:
         return unknown
     return human(finding.recoverable_ns, "ns")
-
-
-def evidence(item: Evidence, with_note: bool = True) -> str:
-    """Write one number a reader can check, and what it says."""
-    note = f" ({safe_text(item.note)})" if item.note and with_note else ""
-    return f"{safe_text(item.name, 60)} {human(item.value, item.unit)}{note}"
 
 
 def rank_name(rank: RankLedger) -> str:

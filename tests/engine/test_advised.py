@@ -21,7 +21,7 @@ def test_advice_is_for_the_node_of_the_rank_that_was_late(tmp_path: Path) -> Non
     found = finding(report, "cpu-preprocess")
     late = found.culprits[0]
     assert late.rank == 1
-    assert [one.id for one in found.advice] == ["more-workers", "prepare-ahead", "prepare-on-gpu"]
+    assert [one.id for one in found.advice] == ["more-workers", "prepare-on-gpu", "prepare-ahead"]
     assert all(one.what.startswith(f"On {late.node}, rank 1: ") for one in found.advice)
     assert "worker.on_cpu_ratio" in found.advice[0].because
     assert "num_workers is 1" in found.advice[0].because

@@ -12,6 +12,7 @@ import pytest
 from clusterprof.engine.imported import brought_in, foreign_files, write_all
 from clusterprof.engine.local import analyze
 from clusterprof.errors import NoRecording, UsageError
+from clusterprof.renderers.terminal import Terminal
 from clusterprof.trace.reader import node_folders
 
 
@@ -84,3 +85,41 @@ def test_a_trace_without_anything_in_it_says_so(tmp_path: Path) -> None:
     path.write_text('{"schemaVersion": 1, "traceEvents": []}')
     with pytest.raises(NoRecording, match=r"rank0\.json: PyTorch profiler"):
         analyze(path)
+
+
+def test_what_a_trace_cannot_show_is_not_measured(tmp_path: Path) -> None:
+    """No disk, no neighbour and no collection can be seen in it: a gate must not pass on 0.0 %."""
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(trace()))
+    report = analyze(path)
+    known = {one.name: one.value for one in report.metrics}
+    why = {one.name: one.why_missing for one in report.metrics}
+    assert known["stall.input-wait_ratio"] is not None
+    for name in ("storage-contention", "cpu-gc", "cpu-contention", "checkpoint"):
+        assert known[f"stall.{name}_ratio"] is None
+        assert why[f"stall.{name}_ratio"] == "the recording has no readings or marks of it"
+    unseen = [one.what for one in report.blinds if "readings or marks" in one.message]
+    assert "cpu-gc" in unseen and "input-wait" not in unseen
+
+
+def test_a_trace_that_names_no_host_is_called_by_its_file(tmp_path: Path) -> None:
+    for number in (0, 1):
+        said = {**trace(), "distributedInfo": {"rank": number, "world_size": 2}}
+        (tmp_path / f"rank{number}.json").write_text(json.dumps(said))
+    report = analyze(tmp_path)
+    assert [(one.name, one.named) for one in report.nodes] == [("rank0", False), ("rank1", False)]
+    screen = Terminal(80).render(report)
+    assert "unknown-host" not in screen
+    assert screen.splitlines()[1].startswith(" 2 traces, ")
+    assert " rank[0-1] (hosts not known); " in screen
+
+
+def test_milliseconds_have_stretches_of_their_own(tmp_path: Path) -> None:
+    """Two steps of 1 ms: stretches of 100 ms / 256."""
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(trace()))
+    history = analyze(path, history=True).history
+    assert history is not None and history.stretch_ns == 390_625
+    assert history.stretches == 6  # 2 ms are 5.1 of them
+    assert sum(sum(one.in_step_ns) for one in history.ranks) == 2_000_000
+    assert sum(sum(ns) for one in history.ranks for _, ns in one.lost) == 800_000

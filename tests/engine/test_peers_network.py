@@ -79,7 +79,10 @@ def test_what_a_lossy_link_takes_beyond_its_rate_is_its_own(tmp_path: Path) -> N
         assert seconds_of(report, rank) == {"net-link": 3.6, "net-transfer": 2.4}
     found = finding(report, "net-link")
     assert [(c.node, c.rank, c.resource) for c in found.culprits] == [("node-1", None, "eth0")]
-    [item] = found.evidence
+    item, moved, rate = found.evidence
+    assert moved.note == "sent by each rank in 60 operations of 19.1 MiB, over sockets of eth0"
+    assert rate.value == pytest.approx(200 * MB)  # 20 MB in 0.1 s
+    assert rate.note == "while on their way: 40.0 % of the 4 Gb/s of eth0"
     assert (item.name, item.value) == ("tcp.retransmit_ratio", 0.01)
     assert item.note == "of the segments were sent again: eth0 of node-1"
     assert metrics(report)["stall.net-link_ratio"] == pytest.approx(0.15)
@@ -87,6 +90,21 @@ def test_what_a_lossy_link_takes_beyond_its_rate_is_its_own(tmp_path: Path) -> N
     assert metrics(report)["stall.network_ratio"] == pytest.approx(0.25)
     assert metrics(report)["stall.net-congestion_ratio"] is None
     assert metrics(report)["stall.net-path_ratio"] == 0.0
+
+
+def test_a_bad_link_stands_beside_the_same_counter_of_the_other_node(tmp_path: Path) -> None:
+    # one segment of a hundred, and of a thousand; a node whose counter was not read is no other
+    mild = {**LOSSY, ("tcp.retransmits_total", ""): 1}
+    report = over(tmp_path, {**nic(500 * MB), **mild}, {**nic(500 * MB), **LOSSY})
+    found = finding(report, "net-link").compared
+    assert found is not None
+    assert (found.name, found.value, found.others) == ("tcp.retransmit_ratio", 0.01, 0.001)
+    assert (found.many, found.of, found.note) == (1, "node", "of the segments were sent again")
+
+
+def test_a_counter_that_nobody_read_is_no_health(tmp_path: Path) -> None:
+    report = over(tmp_path, nic(500 * MB), {**nic(500 * MB), **LOSSY})
+    assert finding(report, "net-link").compared is None
 
 
 def test_both_ends_that_lose_alike_are_not_named(tmp_path: Path) -> None:
@@ -101,7 +119,11 @@ def test_beyond_for_no_reason_stays_and_says_so(tmp_path: Path) -> None:
     found = finding(report, "net-transfer")
     assert found.cause.title == "The data were on their way for longer than they need"
     said = {item.name: round(item.value, 6) for item in found.evidence}
-    assert said == {"network.expected_ratio": 0.05, "network.beyond_ratio": 0.2}
+    assert (said["network.expected_ratio"], said["network.beyond_ratio"]) == (0.05, 0.2)
+    assert list(said) == [
+        "network.moved_bytes", "network.bytes_per_second", "network.expected_ratio",
+        "network.beyond_ratio",
+    ]  # fmt: skip
 
 
 def test_without_counters_the_pace_is_all_that_is_known(tmp_path: Path) -> None:

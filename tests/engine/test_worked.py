@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 from reports import clean
 
 from clusterprof.attribution.families import CAUSES
+from clusterprof.attribution.partial import Partial
 from clusterprof.engine.worked import with_work
 from clusterprof.findings import Culprit, Evidence, Finding, RankLedger
 
@@ -44,6 +46,29 @@ def test_its_step_stands_beside_that_of_the_middle_one_of_those_that_wait() -> N
     assert found.evidence == (
         Evidence("step.worked_ns", 95.0 * MS, "ns", "a step of rank 2; of those waiting 62.0 ms"),
     )
+
+
+def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
+    """More samples, and twice the tokens; of rank 3 a fifth of the steps do not say it."""
+    ledgers = [ledger(0, 60, 300), ledger(1, 62, 290), ledger(2, 95), ledger(3, 61, 200)]
+    held = [(320, 1000), (100, 1000), (320, 2000), (800, 8000)]
+    books = [
+        SimpleNamespace(partial=Partial(totals={
+            "samples": samples, "samples_steps": 8 if at == 3 else 10,
+            "samples_unknown_steps": 2 if at == 3 else 0,
+            "tokens": tokens, "tokens_steps": 8 if at == 3 else 10,
+            "tokens_unknown_steps": 2 if at == 3 else 0,
+        }))
+        for at, (samples, tokens) in enumerate(held)
+    ]  # fmt: skip
+    (found,) = with_work([finding("sync-imbalance", 2)], [
+        replace(one, buckets=(("sync-imbalance", one.lost_ns),) if one.lost_ns else ())
+        for one in ledgers
+    ], books)  # fmt: skip
+    assert [(one.name, one.value, one.note) for one in found.evidence[1:]] == [
+        ("step.samples_count", 32, "samples in a step of rank 2; of those waiting 10"),
+        ("step.tokens_count", 200, "tokens in a step of rank 2; of those waiting 100"),
+    ]
 
 
 def test_nothing_is_said_where_it_does_not_work_for_longer_or_is_not_known() -> None:

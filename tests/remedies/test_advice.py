@@ -38,6 +38,8 @@ def test_the_whole_of_one_piece() -> None:
         " 20.0%' (now 40.0 %); worker.on_cpu_ratio of the waits falls, loader.workers_count rises",
         worse="each worker needs memory for its copy of the data set and the batches it holds",
         id="more-workers",
+        effort="setting",
+        commands=("DataLoader(num_workers=7)",),
     )
 
 
@@ -65,8 +67,8 @@ def test_a_loader_without_workers_needs_as_many_as_compute_hides() -> None:
 def test_without_known_cpus_it_says_the_bound_in_words() -> None:
     found = scene("cpu-preprocess", PREPARING, cpus_allowed=None, own_ratio=None)
     assert first(found).change == (
-        "DataLoader(num_workers=N, at most the CPUs of the rank less one) in the place of"
-        " num_workers=4"
+        "DataLoader(num_workers=N) in the place of num_workers=4 (N: at most the CPUs of the rank"
+        " less one)"
     )
 
 
@@ -243,3 +245,50 @@ def test_one_request_at_a_time_keeps_a_disk_busy_and_does_not_fill_it() -> None:
         assert "more-readers" not in ids(scene("storage-local", busy, resource=disk))
     queued = numbers(disk__busy_ratio=0.97, disk__queue_count=4)
     assert "more-readers" not in ids(scene("storage-local", queued, resource="nvme0n1"))
+
+
+def test_what_asks_least_comes_first() -> None:
+    """A disk with room: more workers are an option of the loader, packing is a new data set."""
+    slow = numbers(disk__read_latency_ns=12e6, disk__busy_ratio=0.5, disk__read_size_bytes=16 << 10)
+    found = advise(scene("storage-local", slow, resource="nvme0n1"))
+    assert [(one.id, one.effort) for one in found] == [
+        ("more-readers", "setting"), ("read-further-ahead", "setting"), ("pack-records", "data"),
+    ]  # fmt: skip
+    late = advise(scene("sync-imbalance", numbers(step__worked_ns=1e8)))
+    assert [(one.id, one.effort) for one in late] == [
+        ("compare-devices", "look"), ("balance-work", "code"),
+    ]  # fmt: skip
+
+
+def test_of_equal_efforts_what_a_number_of_the_run_speaks_for_comes_first() -> None:
+    """10 workers would be needed, 7 have CPUs: both more workers and more CPUs are advised."""
+    allowed = numbers(job__cpus_allowed_count=8)
+    assert ids(scene("cpu-preprocess", allowed, own_ratio=0.6)) == [
+        "more-cpus-for-workers", "more-workers", "prepare-on-gpu", "prepare-ahead",
+    ]  # fmt: skip
+    both = (*allowed, *PREPARING)
+    assert ids(scene("cpu-preprocess", both, own_ratio=0.6))[:2] == [
+        "more-workers", "more-cpus-for-workers",
+    ]  # fmt: skip
+
+
+def test_what_wins_most_is_not_dropped_for_what_is_cheap() -> None:
+    """Five fit, four are told: the first of the list, and then the cheapest first."""
+    many = numbers(nfs__read_bytes_total=GIB, nfs__retransmits_total=5, nfs__read_latency_ns=1e7)
+    found = advise(scene("storage-remote", many, resource="/data", nodes=2))
+    assert [one.id for one in found] == [
+        "mend-the-path", "more-readers", "stage-local", "pack-records",
+    ]  # fmt: skip
+
+
+def test_commands_are_word_for_word_in_the_change() -> None:
+    queued = numbers(nfs__queued_ratio=0.8, nfs__backlog_count=12)
+    found = first(scene("storage-client-queue", queued, resource="/data"))
+    assert found.commands == (
+        "umount /data; mount -t nfs -o nconnect=8,rsize=1048576 filer:/export/data /data",
+    )
+    assert found.commands[0] in found.change and "\x02" not in found.change
+    evil = "/d\x02x\x03"
+    mount = Mount(evil, "nfs", "s:/e")
+    odd = first(scene("storage-client-queue", queued, resource=evil, mounts=(mount,)))
+    assert len(odd.commands) == 1 and odd.commands[0] in odd.change

@@ -66,6 +66,7 @@ def test_a_small_one_by_hand() -> None:
                 "step": None,
             }
         ],
+        "course": None,
         "why_missing": "a part is missing",
     }  # fmt: skip
     assert said(base)["history"] is None

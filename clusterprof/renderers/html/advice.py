@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from clusterprof.advice import Advice
+from clusterprof.advice import EFFORTS, Advice
 from clusterprof.findings import Finding
+from clusterprof.renderers import changes
 from clusterprof.renderers.html.tags import Markup, tag
 from clusterprof.renderers.text_safety import safe_text
 
@@ -30,14 +31,25 @@ def remedies(finding: Finding) -> Markup:
 
 def _remedy(one: Advice) -> list[Markup | None]:
     told: list[Markup | None] = [tag("p", one.what, class_="do")]
-    if one.change:
-        told.append(change(one.change))
+    told += changed(one)
     rows = []
+    asks = EFFORTS.get(one.effort, "")
+    if asks:
+        rows.append(tag("div", tag("dt", "Effort"), tag("dd", asks)))
     for field, label in _FIELDS:
         said = getattr(one, field)
         if said:
             rows.append(tag("div", tag("dt", label), tag("dd", said)))
     return [*told, tag("dl", *rows, class_="facts")] if rows else told
+
+
+def changed(one: Advice) -> list[Markup | None]:
+    """Return what to change in a sentence, and below it what is pasted as it is."""
+    if not one.commands:
+        return [change(one.change)]
+    told = [tag("code", text) if is_command else text for is_command, text in changes.pieces(one)]
+    alone = list(one.commands) == [one.change]
+    return [None if alone else tag("p", *told), change("\n".join(one.commands))]
 
 
 def change(command: str) -> Markup | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterprof.findings import Culprit, Finding, Report
-from clusterprof.renderers import whose, words
+from clusterprof.renderers import numbers, whose, words
 from clusterprof.renderers.html.advice import remedies
 from clusterprof.renderers.html.palette import css_class
 from clusterprof.renderers.html.swatch import bar, swatch
@@ -75,8 +75,9 @@ def _details(finding: Finding, report: Report) -> list[Markup | None]:
         ("Fixing only this wins", words.recoverable(finding, "cannot be said")),
         ("Worth", cost_of(finding, report)),
         ("Sure", sure(finding)),
-        ("When", whose.persistence(finding)),
         ("Whose", whose.culprits(finding, _MOST_GROUPS) or "no rank's doing"),
+        ("Beside", whose.beside(finding)),
+        ("Waits", whose.persistence(finding)),
     ]
     rows = [tag("div", tag("dt", name), tag("dd", said)) for name, said in facts if said]
     return [tag("dl", *rows, class_="facts"), _evidence(finding), _culprits(finding)]
@@ -89,7 +90,7 @@ def _evidence(finding: Finding) -> Markup:
         tag(
             "tr",
             tag("th", item.name, scope="row"),
-            tag("td", human(item.value, item.unit), class_="n"),
+            tag("td", numbers.number(item), class_="n"),
             tag("td", item.note),
         )
         for item in finding.evidence

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from clusterprof.findings import UNATTRIBUTED, Finding, Report
-from clusterprof.renderers import header, unseen, whose, words
-from clusterprof.renderers.html.advice import advice_of, change
+from clusterprof.renderers import course, header, numbers, unseen, whose, words
+from clusterprof.renderers.html.advice import advice_of, changed
 from clusterprof.renderers.html.palette import css_class
 from clusterprof.renderers.html.swatch import BAR_WIDTH, bar, swatch
 from clusterprof.renderers.html.tags import Markup, join, tag
@@ -124,6 +124,9 @@ def _answers(report: Report) -> Markup | None:
         ("Who", join(_who(first))),
         ("Next", _next(first)),
     ]
+    found = course.course_of(report)
+    if found is not None:
+        answers.insert(4, ("Over time", join(f"{course.told(found)}.")))
     rows = [tag("div", tag("dt", question), tag("dd", answer)) for question, answer in answers]
     return tag("dl", *rows, class_="answers")
 
@@ -149,7 +152,7 @@ def _how_much(first: Finding, report: Report) -> str:
 
 
 def _why(first: Finding) -> str:
-    seen = [words.evidence(item) for item in first.evidence[:_MOST_SEEN]]
+    seen = [numbers.evidence(item) for item in first.evidence[:_MOST_SEEN]]
     said = "; ".join(seen) if seen else "no single number behind it was kept"
     return f"{said}. That is {sure(first)}."
 
@@ -161,14 +164,15 @@ def sure(finding: Finding) -> str:
 
 
 def _who(first: Finding) -> str:
-    names = whose.culprits(first, 2) or "no rank's doing"
+    names = whose.chiefs_in_short(first) or "no rank's doing"
+    told = whose.beside(first)
     how = whose.persistence(first)
-    return f"{names}; {how}." if how else f"{names}."
+    return "; ".join([f"{names}: {told}" if told else names, *([how] if how else [])]) + "."
 
 
 def _next(first: Finding) -> Markup:
     best = advice_of(first)[0]
-    return join(tag("p", best.what), change(best.change))
+    return join(tag("p", best.what), *changed(best))
 
 
 def cost_of(finding: Finding, report: Report) -> str:

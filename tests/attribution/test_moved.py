@@ -1,0 +1,78 @@
+"""How much moved between ranks, how fast and over what, beside hand-made counters.
+
+The jobs of `networks`: 40 all-reduces of 100 MB over two nodes, of which each rank sends
+2 * 1/2 * 100 MB = 100 MB, in 30 ms: 3.33 GB/s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from networks import GB, TOOK, all_reduces, hca, links, nic
+from synthetic.jobs import MS
+
+from clusterprof.attribution.blame_transfer import Transfers, upper_edge
+from clusterprof.engine.moved import gigabits, moved
+
+MB = 1_000_000
+
+
+def said(transfers: Transfers, *nodes: dict) -> dict[str, tuple[float, str]]:
+    known = {number: links(number, one) for number, one in enumerate(nodes)}
+    return {one.name: (one.value, one.note) for one in moved(transfers, known)}
+
+
+def test_how_much_how_fast_and_over_what_beside_the_link() -> None:
+    # 3.33 of 10 GB/s; the link of node 1 is the slower one: 80 Gb/s
+    found = said(all_reduces(TOOK), nic(speed=20 * GB), nic("eth1", speed=10 * GB))
+    assert found["network.moved_bytes"] == (
+        4000 * MB, "sent by each rank in 40 operations of 95.4 MiB, over sockets of eth0, eth1"
+    )  # fmt: skip
+    rate, note = found["network.bytes_per_second"]
+    assert rate == pytest.approx(100 * MB / 0.030)
+    assert note == "while on their way: 33.3 % of the 80 Gb/s of eth1"
+
+
+def test_without_a_rate_of_the_link_the_fastest_of_their_kind_stand_beside() -> None:
+    # a tenth took 20 ms; the class that ends above it is counted
+    found = said(all_reduces([20 * MS] * 8 + [30 * MS] * 32), nic(speed=None), nic(speed=None))
+    rate, note = found["network.bytes_per_second"]
+    assert rate == pytest.approx(4000 * MB / (8 * 0.020 + 32 * 0.030))
+    edge_ns = upper_edge(195)  # 2 ** (195 / 8) = 21.7 ms: the first edge above 20 ms
+    assert upper_edge(194) < 20 * MS <= edge_ns
+    mib = 100 * MB / (edge_ns / 1e9) / (1 << 30)
+    assert note == f"while on their way; the fastest tenth of them {mib:.1f} GiB/s"
+
+
+def test_rdma_is_named_and_what_is_not_known_to_have_carried_it_is_not() -> None:
+    over_rdma = said(all_reduces(TOOK), {**nic(sent=MB), **hca()}, {**nic(sent=MB), **hca()})
+    assert over_rdma["network.moved_bytes"][1].endswith(", over RDMA by mlx5_0/1")
+    # 4 of the 10 GB that the job sent at least went over eth0: less than half
+    idle = said(all_reduces(TOOK), nic(sent=4 * GB), nic(sent=4 * GB))
+    assert idle["network.moved_bytes"][1] == "sent by each rank in 40 operations of 95.4 MiB"
+
+
+def test_within_a_node_no_link_is_asked() -> None:
+    found = said(all_reduces(TOOK, nodes=(0, 0)), nic())
+    assert found["network.moved_bytes"][1].endswith(" within one node")
+    assert "the fastest tenth" in found["network.bytes_per_second"][1]
+    known = {0: links(0, nic())}
+    assert moved(all_reduces(TOOK, nodes=(0, 0)), known, between_nodes=True) == ()
+
+
+def test_sizes_that_are_not_known_are_not_made_up() -> None:
+    transfers = all_reduces(TOOK, size=-1)
+    (one,) = moved(transfers, {0: links(0, nic()), 1: links(1, nic())})
+    assert (one.name, one.value) == ("network.operations_count", 40)
+    assert one.note == "operations of each rank, of unknown size, over sockets of eth0"
+
+
+def test_how_fast_it_was_is_not_said_of_what_overlaps_with_computation() -> None:
+    transfers = all_reduces(TOOK)
+    transfers.cells = [replace(cell, overlapped=True) for cell in transfers.cells]
+    assert list(said(transfers, nic(), nic())) == ["network.moved_bytes"]
+
+
+def test_rates_read_as_their_makers_write_them() -> None:
+    assert [gigabits(one) for one in (125e6, 1.25e9, 50e9)] == ["1 Gb/s", "10 Gb/s", "400 Gb/s"]

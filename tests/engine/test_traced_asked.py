@@ -1,0 +1,71 @@
+"""What an imported trace cannot show is not measured: neither 0.0 % nor a gate that passes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+from reports import clean
+
+from clusterprof.attribution.traced_asked import not_told
+from clusterprof.findings import Evidence
+from clusterprof.probe import layout
+from clusterprof.renderers.numbers import number
+from clusterprof.renderers.words import measured, rank_share, total
+
+CAUSES = ("storage-local", "storage-contention", "cpu-gc", "launch-bound", "input-wait")
+
+
+def rank(*kinds: int, importer: str = "kineto", threads: int = 0) -> Any:
+    """A rank whose trace has spans of these kinds."""
+    versions = {"importer": importer} if importer else {}
+    chunk = SimpleNamespace(header=SimpleNamespace(versions=versions))
+    main = SimpleNamespace(spans=dict.fromkeys(kinds), threads=("one",) * threads)
+    return SimpleNamespace(chunk=chunk, main=main, workers=())
+
+
+def told(one: Any, *claimed: str) -> set[str]:
+    said = {cause: cause in claimed for cause in CAUSES}
+    return set(CAUSES) - set(not_told(one, MappingProxyType(said)))
+
+
+def test_a_trace_speaks_of_what_it_has_marks_of() -> None:
+    assert told(rank(layout.STEP)) == {"input-wait"}
+    assert told(rank(layout.STARVED)) == {"input-wait", "launch-bound"}
+    assert told(rank(layout.LOADING, layout.GC)) == {"input-wait", "storage-local", "cpu-gc"}
+    assert told(rank(), "storage-contention") == {"input-wait", "storage-contention"}  # it claimed
+
+
+def test_our_own_recordings_and_sampled_threads_speak_of_all() -> None:
+    assert told(rank(importer="")) == set(CAUSES)
+    assert told(rank(threads=1)) == set(CAUSES)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (math.nan, "ratio", "not measured"),
+        (0.0, "ratio", "0.0 %"),
+        (0.0004, "ratio", "below 0.1 %"),
+        (0.0005, "ratio", "0.1 %"),
+        (0.0, "ns", "0 ns"),
+    ],
+)
+def test_little_is_not_nothing_and_nothing_measured_says_so(
+    value: float, unit: str, text: str
+) -> None:
+    assert number(Evidence("x", value, unit)) == text
+
+
+def test_nothing_lost_of_what_nobody_measured_is_no_zero() -> None:
+    report = clean()
+    assert total(report).startswith("0.")
+    blind = replace(report.ranks[0], device="", lost_ns=0)
+    assert not measured(blind) and rank_share(blind) == "-"
+    nobody = replace(report, ranks=(blind,), lost_ns=0)
+    assert total(nobody) == "Not measured: no accelerator was, nor any wait of the host."
+    waited = replace(blind, lost_ns=5)  # the host waited: a bound is known
+    assert measured(waited) and rank_share(waited).endswith(" %")

@@ -1,0 +1,100 @@
+"""What is pasted stays whole: no line is broken inside a word, before an option, or in quotes."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+
+import pytest
+
+from clusterprof.advice import Advice
+from clusterprof.renderers.changes import BELOW, command_lines, laid_out, pieces, shortened
+from clusterprof.renderers.html.advice import changed
+from clusterprof.renderers.text_safety import columns, wrap
+
+TAR = "tar --sort=name -cf shard-00000.tar -C /data SAMPLES"
+MOUNT = (
+    "umount /data; mount -t nfs -o nconnect=8,rsize=1048576 filer.cluster.example.org:/export/data"
+    " /data"
+)
+
+
+def advice(change: str, *commands: str) -> Advice:
+    return Advice("do", "", change, "", "", "", commands=commands)
+
+
+def texts(one: Advice, width: int) -> list[str]:
+    return [line.text for line in laid_out(one, width, "Change:")]
+
+
+def test_a_command_that_fits_goes_on_in_its_line_and_prose_flows_behind() -> None:
+    one = advice(f"{TAR} (about 1 GB a shard), read in order", TAR)
+    assert texts(one, 72) == [
+        f"Change: {TAR} (about 1 GB",
+        "a shard), read in order",
+    ]
+
+
+def test_one_that_does_not_fit_has_lines_of_its_own() -> None:
+    one = advice(f"pack them: {TAR} (about 1 GB), read in order", TAR)
+    assert texts(one, 60) == [
+        "Change: pack them:",
+        f"  {TAR}",
+        "(about 1 GB), read in order",
+    ]
+
+
+def test_a_long_one_goes_on_behind_a_backslash_at_blanks_only() -> None:
+    assert command_lines(MOUNT, 72) == [
+        "  umount /data; mount -t nfs -o nconnect=8,rsize=1048576 \\",
+        "    filer.cluster.example.org:/export/data /data",
+    ]
+    assert all(columns(line) <= 72 for line in command_lines(MOUNT, 72))
+
+
+@pytest.mark.parametrize("width", range(40, 90, 5))
+def test_a_shell_reads_the_lines_as_the_command(width: int) -> None:
+    for words in (
+        ["printf", "<%s>", "a b", "it's", "--sort=name", "4096 131072 268435456", "x" * 15],
+        ["printf", "<%s>", "-x", "a\\ b", 'say "no"', "$HOME", "a  b"],
+    ):
+        command = shlex.join(words)
+        pasted = "\n".join(command_lines(command, width))
+        run = subprocess.run(["sh", "-c", pasted], capture_output=True, text=True, check=True)
+        assert run.stdout == "".join(f"<{word}>" for word in words[2:])
+
+
+def test_lines_that_have_no_room_cut_no_command() -> None:
+    one = advice(f"mount anew: {MOUNT} (or in fstab)", MOUNT)
+    lines = laid_out(one, 72, "Change:")
+    assert [line.text for line in shortened(lines, 3, 72)][1:] == command_lines(MOUNT, 72)
+    assert [line.text for line in shortened(lines, 2, 72)] == [f"Change: mount anew: {BELOW}"]
+    prose = laid_out(advice("word " * 60), 72, "Change:")
+    kept = shortened(prose, 2, 72)
+    assert len(kept) == 2 and kept[1].text.endswith(" …")
+    assert shortened(lines, 9, 72) == lines
+
+
+def test_a_name_in_a_command_is_found_word_for_word_and_made_safe() -> None:
+    command = "umount '/d\x1b[2J  x'"
+    one = advice(f"{command}; then again", command)
+    assert pieces(one) == [(True, "umount '/d\\x1b[2J  x'"), (False, "; then again")]
+    assert texts(one, 72) == ["Change: umount '/d\\x1b[2J  x'; then again"]
+    assert pieces(advice("nothing of it", "rm")) == [(False, "nothing of it")]
+
+
+def test_an_option_stays_with_the_word_before_it() -> None:
+    narrow = wrap("Remedy: run docker --cpus-per-task=8 now", 20)
+    assert narrow == ["Remedy: run docker", "--cpus-per-task=8", "now"]  # both have no room
+    assert wrap("set the quota with docker --cpus=8 now", 27) == [
+        "set the quota with", "docker --cpus=8 now",
+    ]  # fmt: skip
+    assert wrap("by -0.2 points", 6) == ["by", "-0.2", "points"]  # a number is no option
+
+
+def test_the_page_has_the_commands_alone_to_copy() -> None:
+    one = advice(f"{TAR} (about 1 GB a shard)", TAR)
+    sentence, block = (str(part) for part in changed(one))
+    assert sentence == f"<p><code>{TAR}</code> (about 1 GB a shard)</p>"
+    assert block == f'<pre class="copy"><code>{TAR}</code></pre>'
+    assert [str(part) for part in changed(advice(TAR, TAR)) if part] == [block]
