@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from clusterprof.errors import ClusterprofError
+
+_READS_AT_ONCE = 32
 
 
 def write_dataset(path: Path, size_bytes: int) -> None:
@@ -21,37 +25,64 @@ def write_dataset(path: Path, size_bytes: int) -> None:
         os.fsync(file.fileno())
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Where the time of one batch of reads went."""
+
+    blocked_ns: int
+    """Waiting for the device."""
+    cpu_ns: int
+    """On a CPU, in the kernel's part of reading mostly: no faster disk would win that."""
+    contended_ns: int
+    """Ready to run, and without a CPU, as the kernel counts it."""
+
+
 class ColdFile:
-    """A file whose every read goes to the device: its pages are dropped before each batch."""
+    """A file whose every read goes to the device.
+
+    It is read past the page cache; on a file system that cannot do so, its pages are dropped
+    before each batch.
+    """
 
     def __init__(self, path: Path, record_bytes: int, seed: int) -> None:
-        self._fd = os.open(path, os.O_RDONLY)
+        self._fd = _opened(path)
         self._records = os.fstat(self._fd).st_size // record_bytes
         self._record_bytes = record_bytes
-        self._buffers = [bytearray(record_bytes)]
+        self._buffers = [mmap.mmap(-1, record_bytes)]  # aligned, as such reads must be
         self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         self._random = random.Random(seed)
         os.posix_fadvise(
             self._fd, 0, 0, os.POSIX_FADV_RANDOM
         )  # no read-ahead: records are far apart
 
-    def read_batch(self, reads: int) -> tuple[int, int]:
-        """Read that many records at random places.
+    def read_batch(self, reads: int, for_ns: int = 0) -> Reading:
+        """Read that many records at random places, and more until reading took `for_ns`.
 
-        Returns the ns the reading took, and the ns in which the thread was ready to run and had
-        no CPU, as the kernel counts it; the first is without the second.
+        So a disk that is ten times as fast gives ten times as many, and is waited for as long.
         """
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        places = [self._random.randrange(self._records) for _ in range(reads)]
-        delayed_ns, began_ns = self._run_delay_ns(), time.monotonic_ns()
-        for place in places:
-            os.preadv(self._fd, self._buffers, place * self._record_bytes)
-        took_ns = time.monotonic_ns() - began_ns
-        delay_ns = min(took_ns, self._run_delay_ns() - delayed_ns)
-        return took_ns - delay_ns, delay_ns
+        delayed_ns, cpu_ns = self._run_delay_ns(), time.thread_time_ns()
+        began_ns = time.monotonic_ns()
+        done = took_ns = delay_ns = 0
+        while done < reads or took_ns - delay_ns < for_ns:
+            for _ in range(min(reads - done, _READS_AT_ONCE) if done < reads else _READS_AT_ONCE):
+                place = self._random.randrange(self._records)
+                os.preadv(self._fd, self._buffers, place * self._record_bytes)
+                done += 1
+            took_ns = time.monotonic_ns() - began_ns
+            delay_ns = min(took_ns, self._run_delay_ns() - delayed_ns)
+        cpu_ns = min(took_ns - delay_ns, time.thread_time_ns() - cpu_ns)
+        return Reading(took_ns - delay_ns - cpu_ns, cpu_ns, delay_ns)
 
     def _run_delay_ns(self) -> int:
         return int(os.pread(self._schedstat, 100, 0).split()[1])
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return os.open(path, os.O_RDONLY)
 
 
 def burn_cpu(cpu_ns: int) -> int:

@@ -65,8 +65,8 @@ def _wait_for_batch(loader: Loader) -> Wait:
         batch: Batch = loader.next()
     ended_ns = time.monotonic_ns()
     weights = {
-        "storage-local": batch.read_ns,
-        "cpu-preprocess": batch.burn_ns,
+        "storage-local": batch.blocked_ns,
+        "cpu-preprocess": batch.cpu_ns,
         "cpu-contention": batch.contended_ns,
     }
     return Wait(began_ns, ended_ns, weights)
@@ -106,7 +106,7 @@ def _waits_for_others(ring: Ring, scenario: Scenario) -> list[Wait]:
 
 def worst_case_ns(work: Work, scenario: Scenario) -> int:
     """Return a generous bound on how long a rank can take, for time-outs."""
-    per_batch_ns = work.device_ns + work.burn_ns + work.reads * 2_000_000
+    per_batch_ns = work.device_ns + work.burn_ns + work.read_ns + work.reads * 2_000_000
     if scenario.gradient_bytes:
         slowest = max(one.device_ns + one.slower_ns for one in scenario.ranks)
         rate = scenario.link_bytes_per_second or 100_000_000
