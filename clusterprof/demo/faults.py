@@ -7,7 +7,6 @@ import mmap
 import os
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from clusterprof.errors import ClusterprofError
@@ -23,18 +22,6 @@ def write_dataset(path: Path, size_bytes: int) -> None:
             file.write(number.to_bytes(8, "little") + block[8:])
         file.flush()
         os.fsync(file.fileno())
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Where the time of one batch of reads went."""
-
-    blocked_ns: int
-    """Waiting for the device."""
-    cpu_ns: int
-    """On a CPU, in the kernel's part of reading mostly: no faster disk would win that."""
-    contended_ns: int
-    """Ready to run, and without a CPU, as the kernel counts it."""
 
 
 class ColdFile:
@@ -55,14 +42,15 @@ class ColdFile:
             self._fd, 0, 0, os.POSIX_FADV_RANDOM
         )  # no read-ahead: records are far apart
 
-    def read_batch(self, reads: int, for_ns: int = 0) -> Reading:
+    def read_batch(self, reads: int, for_ns: int = 0) -> tuple[int, int]:
         """Read that many records at random places, and more until reading took `for_ns`.
 
         So a disk that is ten times as fast gives ten times as many, and is waited for as long.
+        Returns the ns the reading took, and the ns in which the thread was ready to run and had
+        no CPU, as the kernel counts it; the first is without the second.
         """
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        delayed_ns, cpu_ns = self._run_delay_ns(), time.thread_time_ns()
-        began_ns = time.monotonic_ns()
+        delayed_ns, began_ns = self._run_delay_ns(), time.monotonic_ns()
         done = took_ns = delay_ns = 0
         while done < reads or took_ns - delay_ns < for_ns:
             for _ in range(min(reads - done, _READS_AT_ONCE) if done < reads else _READS_AT_ONCE):
@@ -71,8 +59,7 @@ class ColdFile:
                 done += 1
             took_ns = time.monotonic_ns() - began_ns
             delay_ns = min(took_ns, self._run_delay_ns() - delayed_ns)
-        cpu_ns = min(took_ns - delay_ns, time.thread_time_ns() - cpu_ns)
-        return Reading(took_ns - delay_ns - cpu_ns, cpu_ns, delay_ns)
+        return took_ns - delay_ns, delay_ns
 
     def _run_delay_ns(self) -> int:
         return int(os.pread(self._schedstat, 100, 0).split()[1])

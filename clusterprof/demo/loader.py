@@ -23,10 +23,9 @@ class Batch:
 
     began_ns: int
     ended_ns: int
-    blocked_ns: int
-    """Waiting for the disk."""
-    cpu_ns: int
-    """CPU time of reading and decoding."""
+    read_ns: int
+    burn_ns: int
+    """CPU time of the decoding."""
     contended_ns: int
     """Time the worker was ready to run and had no CPU."""
 
@@ -71,8 +70,7 @@ def _produce(
             return  # the rank is gone
         began_ns = time.monotonic_ns()
         with clusterprof.span("fetch"):
-            read = file.read_batch(work.reads, work.read_ns)
-            contended_ns = read.contended_ns + max(0, burn_cpu(work.burn_ns) - work.burn_ns)
+            read_ns, contended_ns = file.read_batch(work.reads, work.read_ns)
+            contended_ns += max(0, burn_cpu(work.burn_ns) - work.burn_ns)
         ended_ns = time.monotonic_ns()
-        cpu_ns = read.cpu_ns + work.burn_ns
-        batches.send(Batch(began_ns, ended_ns, read.blocked_ns, cpu_ns, contended_ns))
+        batches.send(Batch(began_ns, ended_ns, read_ns, work.burn_ns, contended_ns))

@@ -65,8 +65,8 @@ def _wait_for_batch(loader: Loader) -> Wait:
         batch: Batch = loader.next()
     ended_ns = time.monotonic_ns()
     weights = {
-        "storage-local": batch.blocked_ns,
-        "cpu-preprocess": batch.cpu_ns,
+        "storage-local": batch.read_ns,
+        "cpu-preprocess": batch.burn_ns,
         "cpu-contention": batch.contended_ns,
     }
     return Wait(began_ns, ended_ns, weights)

@@ -44,15 +44,13 @@ def test_cold_reads_come_from_the_device(tmp_path: Path) -> None:
     assert path.stat().st_size == 8 << 20
     file = ColdFile(path, 16 * 1024, seed=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
-    reading = file.read_batch(40)
-    assert reading.blocked_ns > 0
-    assert reading.cpu_ns > 0
-    assert reading.contended_ns >= 0
+    read_ns, delay_ns = file.read_batch(40)
+    assert read_ns > 0
+    assert delay_ns >= 0
     blocks_of_512 = resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before
     # 40 random choices among 512 records hit about 39 different ones; a cache would serve repeats
     assert blocks_of_512 * 512 >= 30 * 16 * 1024
-    longer = file.read_batch(1, for_ns=20_000_000)
-    assert longer.blocked_ns + longer.cpu_ns >= 20_000_000
+    assert file.read_batch(1, for_ns=20_000_000)[0] >= 20_000_000
 
 
 def test_burning_uses_cpu_time_of_this_thread() -> None:
