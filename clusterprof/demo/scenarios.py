@@ -47,7 +47,7 @@ class Scenario:
     """What the link of each rank carries; 0 = as much as the machine can."""
 
 
-READ_BYTES = 16 * 1024  # one sample of a dataset of small records
+READ_BYTES = 64 * 1024  # one sample of a dataset of small records
 CHECKPOINT_BYTES = 24 << 20
 
 _MS = 1_000_000
