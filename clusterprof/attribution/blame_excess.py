@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.attribution.blame_rows import Lookup, since_begin
-from clusterprof.timeline.model import Int
+from clusterprof.timeline.model import Float, Int
 
 HABIT = 32
 """Stretches of work by which a rank's usual share of it is known."""
@@ -232,6 +232,19 @@ def ranges(begin: Int, end: Int) -> tuple[Int, Int]:
     return which, np.arange(which.size) + (begin - until + count)[which]
 
 
+def _of_whole(look: Lookup, pairs: Pairs, more: Float, more_ns: Int, due: Float) -> Float:
+    """Return `due`, where ranks last left an operation of another team together by what they had
+    worked since this team's last: habits are of such stretches, and of a part of one, as between
+    the last message of a pipeline and the all-reduce behind it, they say nothing."""
+    rows, (waiting, awaited, mine, _) = look.rows, pairs
+    since, theirs = look.previous[waiting], look.previous[awaited]
+    other = (since >= 0) & (theirs >= 0) & (since != mine)
+    own = rows.at_arrive[-1, waiting] - rows.at_leave[-1, since]
+    beyond = rows.at_arrive[-1, awaited] - rows.at_leave[-1, theirs] - own
+    whole = more_ns * np.clip(own * more / np.maximum(beyond, 1), 0.0, 1.0)
+    return np.where(other & (beyond > 0), whole, due)
+
+
 def expected_work(
     look: Lookup, habits: Habits, pairs: Pairs, passes: NDArray[np.bool_], more_ns: Int
 ) -> Int:
@@ -250,6 +263,7 @@ def expected_work(
     early /= np.maximum(habits.early_ns[waiting] / np.clip(habits.windows[waiting], 1, EARLY), 1)
     more = np.where(early - 1 < GREW_RATIO * more, early - 1, more)
     due = np.where(other > 0, own * more, usual)
+    due = np.where(other > 0, _of_whole(look, pairs, more, more_ns, due), due)
     passed = rows.at_arrive[-1, awaited] - rows.at_leave[-1, theirs]
     due = np.where(passes, more_ns - np.maximum(passed - STAGE_HABIT * usual, 0), due)
     known = (habits.windows[awaited] > 0) & (habits.windows[waiting] > 0)

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
+from clusterprof.attribution.hidden_syncs import asked_for
 from clusterprof.attribution.partial import SHARE
 from clusterprof.timeline.feeding_waits import distinct, fetches_of, waits_of
 from clusterprof.timeline.model import (
@@ -28,6 +30,7 @@ from clusterprof.timeline.model import (
     Rank,
 )
 
+EVERY = "every cause"
 HIDDEN = (
     "checkpoint",
     "eval-host",
@@ -52,11 +55,12 @@ HIDDEN = (
     "cpu-memory",
     "storage",
     "cpu",
+    EVERY,
 )
-"""Causes that a production is made of."""
+"""Causes that a production is made of, and all of them at once."""
 
 
-IN_BATCHES = frozenset(HIDDEN[10:])
+IN_BATCHES = frozenset(HIDDEN[10:-1])
 """Those that batches are late for."""
 CHIEF_RATIO = 0.5
 
@@ -74,28 +78,38 @@ def hidden_ns(rank: Rank, lost: Lost, shares: Mapping[str, Int]) -> dict[int, In
     longer = _longer(rank, lost)
     if longer is None:
         longer = np.ones(lost.lost_ns.size)
-    refill = _refill(lost, shares)
-    out = {}
+    closes, syncs = _closes(lost, shares), asked_for(rank, lost, shares)
+    out, most = {}, np.zeros(lost.lost_ns.size)
     for number, share in asked:
         part = share / SHARE
-        times = longer if HIDDEN[number] in IN_BATCHES else refill
-        more = np.rint(lost.lost_ns * (np.minimum(part * times, 1.0) - part))
+        if HIDDEN[number] in IN_BATCHES:
+            whole = np.minimum(part * longer, 1.0)
+        else:  # what is left of a piece goes with all of its causes, and all of it with its chief
+            whole = np.where(closes & (part >= CHIEF_RATIO), 1.0, part / _claimed(shares, closes))
+        more = np.rint(lost.lost_ns * (whole - part))
+        more = np.minimum(more + syncs.get(HIDDEN[number], 0), np.rint(lost.lost_ns * (1 - part)))
+        most = np.maximum(most, more)
         if more.any():
             out[number] = more.astype(np.int64)
+    # Together no more than the piece: most of what one closes others claim themselves.
+    left = lost.lost_ns - np.rint(lost.lost_ns * (sum(shares.values()) / SHARE))
+    most = np.minimum(most, left).astype(np.int64)
+    if most.any():
+        out[HIDDEN.index(EVERY)] = most
     return out
 
 
-def _refill(lost: Lost, shares: Mapping[str, Int]) -> Float:
-    """Return by what to multiply what was claimed of each piece so that nothing is left of it.
+def _closes(lost: Lost, shares: Mapping[str, Int]) -> NDArray[np.bool_]:
+    """Return where a piece that is no wait for data or other ranks closes with its causes."""
+    out = np.isin(lost.phase, (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_SPINNING), invert=True)
+    claimed = sum(shares.values(), start=np.zeros(lost.lost_ns.size, np.int64))
+    return out & (claimed >= CHIEF_RATIO * SHARE)
 
-    1 in waits for data or other ranks.
-    """
-    out = np.ones(lost.lost_ns.size)
-    claimed = sum(shares.values(), start=np.zeros(lost.lost_ns.size, np.int64)) / SHARE
-    rows = np.isin(lost.phase, (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_SPINNING), invert=True)
-    rows &= claimed >= CHIEF_RATIO
-    out[rows] = 1.0 / claimed[rows]
-    return out
+
+def _claimed(shares: Mapping[str, Int], closes: NDArray[np.bool_]) -> Float:
+    """Return which part of each piece that closes its causes claimed; 1 of the others."""
+    claimed = sum(shares.values(), start=np.zeros(closes.size, np.int64)) / SHARE
+    return np.where(closes, claimed, 1.0)
 
 
 def _longer(rank: Rank, lost: Lost) -> Float | None:

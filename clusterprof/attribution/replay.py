@@ -80,6 +80,8 @@ class Replay:
         self._sooner = np.zeros((ranks, causes + EXTRA), np.int64)
         self._until = np.full(ranks, -1, np.int64)
         """When each left it."""
+        self.from_ns = self._until.copy()
+        """From when on each was played, -1 never; of those that always meet only some are noted."""
         self._fronts = self._blocks = self._next = 0
         self._skipped = False
         self._bins: dict[int, list[tuple[int, Int]]] = {}
@@ -170,7 +172,9 @@ class Replay:
             leave = ops.leave_ns[first[mine]]
             since = self._until[one]
             ends = leave[cuts[1:] - 1]
-            begin = np.append(leave[0] if since < 0 else since, ends[:-1])
+            if since < 0:
+                since = self.from_ns[one] = leave[0]
+            begin = np.append(since, ends[:-1])
             self._put(job, ends - begin, sums)
             self._until[one] = ends[-1]
 
@@ -214,6 +218,8 @@ class Replay:
         cuts = np.searchsorted(front[order], np.arange(int(front[-1]) + 2))
         new = np.flatnonzero(self._until[ops.rank] < 0)[::-1]
         self._until[ops.rank[new]] = ops.arrive_ns[new]  # of each rank the first row comes last
+        new = new[self.from_ns[ops.rank[new]] < 0]
+        self.from_ns[ops.rank[new]] = ops.arrive_ns[new]
         known = self._sooner.copy()
         times = self._until.copy()
         latest = self._until.copy()

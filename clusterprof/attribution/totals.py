@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.attribution.lost import Account
+from clusterprof.attribution.movers import moved_by_hosts
 from clusterprof.attribution.partial import SLOWEST, Partial
 from clusterprof.attribution.regions import Region
 from clusterprof.probe import layout
@@ -38,6 +39,7 @@ def completed(part: Partial, rank: Rank, region: Region, lost: Lost, account: Ac
         "first_step_lost": first_lost,
         "stream_pieces": account.stream_pieces,
         **({"not_asked": account.not_asked_ns} if account.not_asked_ns else {}),
+        **moved_by_hosts(rank, region),
     }
     steps = rank.main.spans.get(layout.STEP)
     lengths: dict[int, int] = {}

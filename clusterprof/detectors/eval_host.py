@@ -60,6 +60,7 @@ from clusterprof.timeline.sleeping import asleep_at, runs
 
 _WORDS = (
     "jbd2", "fsync", "log_wait_commit", "log_force", "xlog", "writeback", "folio_wait_stable",
+    "sync_dirty_buffer",
     "balance_dirty", "wait_for_stable", "flush", "sk_stream_wait_memory", "tcp_sendmsg",
     "nfs_file_fsync", "nfs_wb", "nfs_commit",
 )  # fmt: skip

@@ -12,17 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.attribution.blame import (
-    IMBALANCE,
-    SLOW_COMPUTE,
-    UNKNOWN_PEER,
-)
+from clusterprof.attribution.blame import IMBALANCE, SLOW_COMPUTE, TRANSFER, UNKNOWN_PEER
 from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.attribution.local import JITTER
 from clusterprof.attribution.precedence import SPENT_ON
 from clusterprof.attribution.replay import ALL, EXTRA, SHARED, WORK
 from clusterprof.attribution.replay import TRANSFER as MOVED
+from clusterprof.engine.hosted import hosted
 from clusterprof.engine.whatif import Whatif
 from clusterprof.timeline.model import Float, Int
 
@@ -54,7 +51,7 @@ class Gained:
     def __init__(self, books: Sequence[RankBooks], whatif: Whatif | None) -> None:
         self.why = ""
         """Why nothing can be said of any cause; "" when something can."""
-        self._felt = _felt(books)
+        self._felt, self._hosted = _felt(books), hosted(books)
         self.job_ns, lengths = _job_ns(books)
         self._names: tuple[str, ...] = ()
         self._teams = False
@@ -83,12 +80,16 @@ class Gained:
         for job, one in won.items():
             length = one.length_ns.astype(np.float64)
             more_ns = max(lengths.get(job, 0) - int(length.sum()), 0)
-            if one.skipped:  # of what was not played again the same is said
-                scale = 1 + more_ns / max(float(length.sum()), 1.0)
-                parts.append((length * scale, one.sooner_ns * scale))
-            else:
-                length[0] += more_ns  # before the first operation
-                parts.append((length, one.sooner_ns.astype(np.float64)))
+            if not one.skipped:  # what was lost before the first operation is in it
+                before_ns = min(more_ns, max(whatif.before_ns(job), 0))
+                length[0] += before_ns
+                more_ns -= before_ns
+            # Of what was not played again, as behind the last operation, the same is said.
+            scale = 1 + more_ns / max(float(length.sum()), 1.0)
+            sooner = one.sooner_ns * scale
+            if not one.skipped:  # behind the last operation no data are on their way
+                sooner[:, MOVED] = one.sooner_ns[:, MOVED]
+            parts.append((length * scale, sooner))
         self._length = np.concatenate([length for length, _ in parts])
         self._sooner = np.concatenate([sooner for _, sooner in parts])
 
@@ -130,26 +131,33 @@ class Gained:
             ns = np.asarray(self._sooner[:, self._names.index(leaf)], np.float64)
         if len(own) > 1:
             ns = np.asarray(self._sooner[:, ALL], np.float64)
+        moved = self._hosted.delayed_by(own, self._felt)
         for id_, leaves in of:
-            if own.isdisjoint(leaves) and id_ not in (BUBBLE, UNKNOWN_PEER):
+            if _of_network(id_):
+                moved += self._moved_part(id_)
+            elif own.isdisjoint(leaves) and id_ not in (BUBBLE, UNKNOWN_PEER):
                 ns = ns + self._column(id_, leaves)
+        ns = ns + self._sooner[:, MOVED] * min(moved, 1.0)
         return self._bounded(np.minimum(ns, self._length))
 
     def _column(self, id_: str, leaves: Collection[str]) -> Float:
         """Return float64[stretches]: how much sooner each would have passed."""
-        family = CAUSES[id_].family if id_ in CAUSES else id_
-        if family == "network":
-            return np.asarray(self._sooner[:, MOVED] * self._part(id_, self._moved()), np.float64)
-        if family == "synchronization":
+        if _of_network(id_):
+            return np.asarray(self._sooner[:, MOVED] * self._moved_part(id_), np.float64)
+        if (CAUSES[id_].family if id_ in CAUSES else id_) == "synchronization":
             varies = () if self._teams else (JITTER,)  # sums over stretches even it out
             names = (IMBALANCE, SLOW_COMPUTE, "synchronization", *varies)
             return np.asarray(self._sooner[:, WORK] * self._part(id_, names), np.float64)
         own = [self._names.index(leaf) for leaf in leaves if leaf in self._names]
         each = self._sooner[:, own].sum(axis=1).astype(np.float64)
-        return each if len(own) < 2 else np.minimum(each, self._sooner[:, ALL])
+        each = each if len(own) < 2 else np.minimum(each, self._sooner[:, ALL])
+        return each + self._sooner[:, MOVED] * self._hosted.delayed_by(leaves, self._felt)
 
-    def _moved(self) -> list[str]:
-        return [id_ for id_ in self._felt if id_ in CAUSES and CAUSES[id_].family == "network"]
+    def _moved_part(self, id_: str) -> float:
+        """Return the part of all transfers that a cause of the network wins."""
+        part = self._part(id_, [one for one in self._felt if one in CAUSES and _of_network(one)])
+        # What other causes of the network claim is beyond what the transfers need already.
+        return part * (1.0 - self._hosted.whole) if id_ == TRANSFER else part
 
     def _part(self, id_: str, of: Collection[str]) -> float:
         whole = sum(self._felt.get(name, 0) for name in of)
@@ -166,6 +174,10 @@ class Gained:
         ratios = sooner[drawn].sum(axis=1) / np.maximum(self._length[drawn].sum(axis=1), 1)
         low, high = np.quantile(ratios, (0.025, 0.975)) * job_ns
         return Saved(ns, min(round(low), ns), max(round(high), ns))
+
+
+def _of_network(id_: str) -> bool:
+    return (CAUSES[id_].family if id_ in CAUSES else id_) == "network"
 
 
 def _felt(books: Sequence[RankBooks]) -> dict[str, int]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from clusterprof.attribution.blame import IMBALANCE, SLOW_COMPUTE, Blamed
 from clusterprof.attribution.blame import causes as blame_causes
-from clusterprof.attribution.hidden import HIDDEN
+from clusterprof.attribution.hidden import EVERY, HIDDEN
 from clusterprof.attribution.replay import Replay, Won
 from clusterprof.attribution.spent import OTHER
 from clusterprof.timeline.model import Int
@@ -25,9 +25,12 @@ class Whatif:
         """Those of which something was lost."""
         self._own: list[int] = []
         self._hidden: list[tuple[int, int]] = []
+        self._every: int | None = None
         self._work = 0
         self._charged = (0, 0)
         self._replay: Replay | None = None
+        self._begun_ns = np.full(len(job), -1, np.int64)
+        """When the steps of each rank began, on its own clock."""
 
     def begin(self, columns: Sequence[int], spent: Sequence[int]) -> list[int]:
         """Take the categories that were spent on; return the further columns that are wanted."""
@@ -44,6 +47,7 @@ class Whatif:
             for at, name in enumerate(more)
             if name in self.causes
         ]
+        self._every = len(columns) + more.index(EVERY) if EVERY in more else None
         job = np.asarray(self._job)
         _, which, count = np.unique(job, return_inverse=True, return_counts=True)
         self._replay = Replay(self._job, count[which], len(self.causes))
@@ -52,8 +56,22 @@ class Whatif:
     def add(self, ops: Operations, blamed: Blamed, come: Int, go: Int) -> None:
         """Take a block with all columns."""
         assert self._replay is not None, "begin() comes first"
+        self._note_first(ops, come)
         work = come[:, self._work], go[:, self._work]
         self._replay.add(ops, blamed, self._lost(come), self._lost(go), work, self._charged)
+
+    def _note_first(self, ops: Operations, come: Int) -> None:
+        new = np.flatnonzero(self._begun_ns[ops.rank] < 0)[::-1]
+        began = ops.arrive_ns[new] - come[new, : self._work + 1].sum(axis=1)
+        self._begun_ns[ops.rank[new]] = began  # of each rank the first row comes last
+
+    def before_ns(self, job: int) -> int:
+        """Return for how long the ranks of a job were in steps before what was played again."""
+        if self._replay is None:
+            return 0
+        from_ns = self._replay.from_ns
+        mine = (np.asarray(self._job) == job) & (from_ns >= 0) & (self._begun_ns >= 0)
+        return int((from_ns - self._begun_ns)[mine].mean()) if mine.any() else 0
 
     def won(self) -> dict[int, Won]:
         """Return job -> what would have been won, by `causes` and the columns behind them."""
@@ -67,5 +85,6 @@ class Whatif:
             into, columns = (list(some) for some in zip(*self._hidden))
             hidden = spent[:, columns]
             own[:, into] += hidden  # own is a copy
-            every += hidden.max(axis=1)
+        if self._every is not None:
+            every += spent[:, self._every]
         return np.column_stack([own, every])

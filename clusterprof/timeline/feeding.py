@@ -6,7 +6,8 @@ main thread when it loads itself. Laid beside that thread's time, every part of 
     no worker     before the worker's loop began
     in a fetch    split as that fetch was: CPU, runnable, blocked on what (`feeding_fetch`)
     no work       between two fetches, before the awaited batch was ready: prefetch ran dry
-    delivery      after the fetch that made the awaited batch had ended
+    delivery      after the fetch that made the awaited batch had ended, less what the worker's
+                  interpreter was busy with: computing or faulting pages in for its next batch
 
     main    |---------------- wait for worker 1 ----------------|
     worker 1   started   |==== fetch ====|   |=== fetch ===|
@@ -30,6 +31,8 @@ from clusterprof.timeline.model import Feeding, Float, Int, Process, Rank, SpanT
 from clusterprof.timeline.traced import loading_shares
 
 Fetches = dict[int, tuple[SpanTable, Float]]
+_HOLDING = (kinds.USER_CPU, kinds.RUNNABLE, kinds.MEMORY)
+"""What a thread does with the interpreter in its hands; reads let it go."""
 
 
 def feed(rank: Rank, start_ns: Int, end_ns: Int) -> Feeding:
@@ -141,6 +144,12 @@ def _worker_loading(
     ready, certain = ready_ns(spans, *wait)
     until = np.minimum(np.maximum(ready, begin), end)
     table[:, kinds.DELIVERY] = np.where(certain, end - until, 0)
+    # One interpreter for both: while the worker makes the next batch it hands over none.
+    held = kinds.empty(len(start))
+    _add_fetches(held, spans, split, (np.where(certain, until, end), end))
+    for column in _HOLDING:
+        table[:, column] += held[:, column]
+        table[:, kinds.DELIVERY] -= held[:, column]
     covered = _add_fetches(table, spans, split, (begin, until))
     # Between two fetches the worker had nothing to do. When the fetch that ended the wait is not
     # in the recording, what looks like that is a hole in it.

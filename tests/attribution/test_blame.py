@@ -8,6 +8,7 @@ from synthetic.score import booked
 
 from clusterprof.attribution.blame import NOBODY
 from clusterprof.attribution.blame_books import Books
+from clusterprof.timeline.operations import SEND
 
 STORAGE, PREPROCESS, GC = 0, 1, 2
 ALL = np.array([1])
@@ -242,3 +243,18 @@ def test_the_sums_by_cause_agree_too() -> None:
     books = booked(world.job())
     np.testing.assert_array_equal(books.felt_ns.sum(axis=0), books.caused_ns.sum(axis=0))
     assert len(books.causes) == len(CATEGORIES) + 4
+
+
+def test_more_work_behind_the_last_message_is_judged_by_the_whole_of_it() -> None:
+    # Rank 0 sends what it worked 20 for, then both meet: rank 1 works 60 behind the message in
+    # every step. Rank 0 works nothing there, so no habit tells of that stretch; but since they last
+    # met in this team rank 1 always worked 60 to its 20. Two meetings go by before that is known.
+    world = World(2)
+    for _ in range(12):
+        world.spend(20 * MS, who=[0])
+        world.meet(np.array([[0, 1]]), np.array([9]), 5 * MS, kind=SEND)
+        world.spend(60 * MS, who=[1])
+        world.meet(np.array([[0, 1]]), ALL, 5 * MS)
+    found = in_ms(booked(world.job()))
+    assert found[(1, "sync-imbalance")] == 10 * 60
+    assert found[(1, "sync-slow-compute")] == 2 * 60
