@@ -26,25 +26,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from sample_cost import KERNEL_FILES, LEFT_OUT, PER_PROCESS, build_floor, held_files
-
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.registry import COLLECTORS
-from clusterprof.errors import Unavailable
-from clusterprof.linux.roots import Roots
+from _paced_floor import Paced, files_by_rate, full_sample
+from sample_cost import build_floor
 
 SETTLE_S = 8
 WINDOW_S = 20
 RATES_HZ = (1, 10, 100)
 PROCESSES = (8, 32)
 PAIRS = 300
-FULL_SAMPLE = (
-    "stat", "meminfo", "vmstat", "diskstats", "loadavg", "net/dev", "net/snmp", "net/netstat",
-    "pressure/cpu", "pressure/io", "pressure/memory",
-)  # fmt: skip
-"""What one full sample reads of the host."""
 SLICE_NS = 100_000_000  # in each slice that it is not stopped, the recorder has one tick
 DRAWS = 4000
 HOUR_S = 3600
@@ -189,56 +179,6 @@ def cpu_ns(pid: int) -> int:
 def size_of(out: Path) -> int:
     """Return the bytes of a recording so far."""
     return sum(file.stat().st_size for file in out.rglob("*.cpf"))
-
-
-def files_by_rate(job: list[int], hz: int) -> list[tuple[int, list[str]]]:
-    """Return the kernel files of all collectors, by their interval at this rate."""
-    by_rate: dict[int, set[str]] = {}
-    fast_ns = 1_000_000_000 // hz
-    context = Context(Roots(), None, lambda: job)
-    for kind in COLLECTORS:
-        collector: Any = kind(context)
-        if collector.name in LEFT_OUT:
-            continue
-        before = set(held_files())
-        try:
-            collector.open()
-            collector.sample()
-        except Unavailable:
-            continue
-        held = [path for path in held_files() if path not in before]
-        own_ns = collector.interval_ns
-        interval_ns = fast_ns if own_ns <= 100_000_000 else max(own_ns, fast_ns)
-        by_rate.setdefault(interval_ns, set()).update(held)
-        collector.close()
-    known = (path for paths in by_rate.values() for path in paths)
-    assert all(path.startswith(KERNEL_FILES) for path in known)
-    return sorted((interval_ns, sorted(paths)) for interval_ns, paths in by_rate.items())
-
-
-def full_sample(job: list[int]) -> list[str]:
-    """Return the files of one full sample: of the host, and four of each process."""
-    host = (f"/proc/{name}" for name in FULL_SAMPLE)
-    mine = (f"/proc/{pid}/{name}" for pid in job for name in PER_PROCESS)
-    return [path for path in (*host, *mine) if os.access(path, os.R_OK)]
-
-
-class Paced:
-    """The C program, reading the same files at the same rate, until it is closed."""
-
-    def __init__(self, program: Path, paths: list[str], interval_ns: int) -> None:
-        self._process = subprocess.Popen(
-            [str(program), "raw"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n".join(paths) + f"\n\n1000000 {interval_ns}\n")
-        self._process.stdin.flush()
-        self.pid = self._process.pid
-
-    def close(self) -> None:
-        """End it in the middle."""
-        self._process.kill()
-        self._process.communicate()
 
 
 def memory(folder: Path) -> None:

@@ -88,8 +88,13 @@ def bytes_of(brought: Any) -> int:
         return groups.UNKNOWN  # not what it should be: torch will say so
 
 
+def tensor_with_bytes() -> Any:
+    """Return PyTorch's tensor, None where it does not tell its bytes: before 2.1."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor if hasattr(tensor, "nbytes") else None
+
+
 def _bytes(tensor: Any) -> int:
-    # The tensors of PyTorch 2.0 do not tell their bytes.
     if hasattr(tensor, "nbytes"):
         return tensor.nbytes  # type: ignore[no-any-return]
     return tensor.element_size() * tensor.nelement()  # type: ignore[no-any-return]

@@ -83,8 +83,7 @@ def wrap(c10d: Any, original: Any, operation: int, brought: int) -> Any:
     group_at, async_at, sent_by, brought_name = _places(original, operation, brought)
     world, inside, by_object, find = c10d._world, calls.inside, groups.by_object, groups.find
     coalescing = getattr(world, "pg_coalesce_state", {})
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    tensor = tensor if hasattr(tensor, "nbytes") else None
+    tensor = calls.tensor_with_bytes()
     collective, issued = layout.COLLECTIVE, operation | layout.ISSUE << layout.FORM_SHIFT
 
     @functools.wraps(original)

@@ -1,0 +1,71 @@
+"""The C program beside a running recorder: which files it reads, and at what pace."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from sample_cost import KERNEL_FILES, LEFT_OUT, PER_PROCESS, held_files
+
+from clusterprof.collectors.base import Context
+from clusterprof.collectors.registry import COLLECTORS
+from clusterprof.errors import Unavailable
+from clusterprof.linux.roots import Roots
+
+FULL_SAMPLE = (
+    "stat", "meminfo", "vmstat", "diskstats", "loadavg", "net/dev", "net/snmp", "net/netstat",
+    "pressure/cpu", "pressure/io", "pressure/memory",
+)  # fmt: skip
+"""What one full sample reads of the host."""
+
+
+def files_by_rate(job: list[int], hz: int) -> list[tuple[int, list[str]]]:
+    """Return the kernel files of all collectors, by their interval at this rate."""
+    by_rate: dict[int, set[str]] = {}
+    fast_ns = 1_000_000_000 // hz
+    context = Context(Roots(), None, lambda: job)
+    for kind in COLLECTORS:
+        collector: Any = kind(context)
+        if collector.name in LEFT_OUT:
+            continue
+        before = set(held_files())
+        try:
+            collector.open()
+            collector.sample()
+        except Unavailable:
+            continue
+        held = [path for path in held_files() if path not in before]
+        own_ns = collector.interval_ns
+        interval_ns = fast_ns if own_ns <= 100_000_000 else max(own_ns, fast_ns)
+        by_rate.setdefault(interval_ns, set()).update(held)
+        collector.close()
+    known = (path for paths in by_rate.values() for path in paths)
+    assert all(path.startswith(KERNEL_FILES) for path in known)
+    return sorted((interval_ns, sorted(paths)) for interval_ns, paths in by_rate.items())
+
+
+def full_sample(job: list[int]) -> list[str]:
+    """Return the files of one full sample: of the host, and four of each process."""
+    host = (f"/proc/{name}" for name in FULL_SAMPLE)
+    mine = (f"/proc/{pid}/{name}" for pid in job for name in PER_PROCESS)
+    return [path for path in (*host, *mine) if os.access(path, os.R_OK)]
+
+
+class Paced:
+    """The C program, reading the same files at the same rate, until it is closed."""
+
+    def __init__(self, program: Path, paths: list[str], interval_ns: int) -> None:
+        self._process = subprocess.Popen(
+            [str(program), "raw"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n".join(paths) + f"\n\n1000000 {interval_ns}\n")
+        self._process.stdin.flush()
+        self.pid = self._process.pid
+
+    def close(self) -> None:
+        """End it in the middle."""
+        self._process.kill()
+        self._process.communicate()
