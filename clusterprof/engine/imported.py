@@ -139,7 +139,7 @@ def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     foreign: list[Path] = []
     for path in paths:
         if path.is_file() and not path.name.endswith(SUFFIX):
-            if importer_for(path) is None and path.stat().st_size:
+            if _importer_in(path) is None and path.stat().st_size:
                 known = ", ".join(one.title for one in IMPORTERS)
                 raise NoRecording(
                     f"{path}: neither a recording nor of a format that is known",
@@ -179,13 +179,15 @@ def _files_in(folder: Path) -> list[Path]:
 def importer_for(path: Path) -> Importer | None:
     """Return who reads a file, by what stands at its beginning; None: nobody."""
     try:
-        for source in sources_of(path):
-            found = importer_of(source.head, source.path)
-            if found is not None:
-                return found
+        return _importer_in(path)
     except (ClusterprofError, OSError):
         return None
-    return None
+
+
+def _importer_in(path: Path) -> Importer | None:
+    """The same of a file that was asked for: raises what makes it unreadable."""
+    some = (importer_of(source.head, source.path) for source in sources_of(path))
+    return next((one for one in some if one is not None), None)
 
 
 Batch = tuple[str, tuple[Path, ...]]
