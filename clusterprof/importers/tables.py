@@ -18,13 +18,13 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from clusterprof.importers.columns import Blocks, Column
+from clusterprof.importers.columns import Column, Stream, in_slices, streams_of
 from clusterprof.importers.columns import Float as Float
 from clusterprof.importers.columns import Int as Int
 from clusterprof.probe import layout
@@ -40,6 +40,10 @@ from clusterprof.trace.schema import (
 )
 
 SLICE_NS = 1_000_000_000
+RANKS_AT_MOST = 1 << 17
+_DAY_NS = 86_400 * SLICE_NS
+SPAN_AT_MOST_NS = 100 * _DAY_NS
+"""From the first to the last of what is attributed; a float holds whole ns up to 104 days."""
 UNKNOWN_HOST = "unknown-host"
 """How a node is called whose name the file does not say."""
 _STARTED_TICKS = 1  # one life per pid: foreign files do not say when a process began
@@ -92,7 +96,11 @@ class NodeTables:
         device: str = "",
         local_rank: int | None = None,
     ) -> None:
-        """Add a training process and its accelerator."""
+        """Add a training process and its accelerator; numbers that no job has are not known."""
+        if world_size is not None and not 0 < world_size <= RANKS_AT_MOST:
+            world_size = None
+        if rank is not None and not 0 <= rank < RANKS_AT_MOST:
+            rank = world_size = None
         self._ranks[pid] = {
             "pid": pid, "started_ticks": _STARTED_TICKS, "role": "python", "device": device,
             "rank": rank, "world_size": world_size, "node_local_rank": local_rank,
@@ -101,7 +109,7 @@ class NodeTables:
 
     def group(self, pid: int, group: int, ranks: Sequence[int]) -> None:
         """Say which global ranks a process group has; pid is one of its processes."""
-        if ranks:
+        if ranks and len(ranks) <= RANKS_AT_MOST and 0 <= min(ranks) <= max(ranks) < RANKS_AT_MOST:
             self._groups.append({"pid": pid, "group": group, "ranks": sorted(map(int, ranks))})
 
     def event(self, t_ns: int, kind: str, **attributes: Any) -> None:
@@ -210,8 +218,15 @@ class NodeTables:
         return min(low, default=0), max(high, default=0)
 
     def header(self) -> Header:
-        """Return the first record."""
-        first_ns, _ = self.bounds_ns()
+        """Return the first record. Raises CannotImportError for times that no job has."""
+        first_ns, last_ns = self.bounds_ns()
+        if self._spans and last_ns - first_ns > SPAN_AT_MOST_NS:
+            from clusterprof.importers.base import CannotImportError  # it names this module
+
+            days = (last_ns - first_ns) // _DAY_NS
+            raise CannotImportError(
+                f"what it shows of one process lies {days:,} days apart", "look at its times"
+            )
         node = {"key": self.key, "hostname": self.name, "boot_id": "", "kernel": "",
                 "display": self.name or self.shown or UNKNOWN_HOST}  # fmt: skip
         started = {"monotonic_ns": first_ns, "boottime_ns": first_ns}
@@ -234,31 +249,19 @@ class NodeTables:
             opening.append(Event(first_ns, "process-registered", said))
         opening += [Event(first_ns, "group-announced", said) for said in self._groups]
         yield opening
-        tables = {pid: self._in_order(pid) for pid in self._spans}
-        blocks = Blocks(self.source, self._columns)
-        events = sorted(self._events, key=lambda event: event.t_ns)
-        edges = [first_ns]
-        while edges[-1] <= last_ns:  # over a long silence in one step
-            edges.append(
-                max(edges[-1] + SLICE_NS, min(self._next_ns(blocks, tables, edges[-1]), last_ns))
-            )
-        for low, high in pairwise(edges):
-            slice_: list[Record] = [event for event in events if low <= event.t_ns < high]
-            slice_ += blocks.between(low, high)
-            for pid, table in tables.items():
-                slice_ += self._spans_between(pid, table, low, high)
-            if slice_:
-                yield slice_
+        yield from in_slices(self._streams(), first_ns, SLICE_NS)
         yield [Event(last_ns, "recorder-stopped", {"reason": "end of what was imported"})]
 
-    @staticmethod
-    def _next_ns(blocks: Blocks, tables: dict[int, Int], after_ns: int) -> int:
-        """When anything comes next, at or after an instant."""
-        found = list(blocks.next_ns(after_ns))
-        for table in tables.values():
-            row = int(table[1].searchsorted(after_ns))
-            found += [int(table[1][row])] if row < table.shape[1] else []
-        return min(found, default=after_ns)
+    def _streams(self) -> list[Stream]:
+        """Events, series and spans, each in order of time."""
+        events = sorted(self._events, key=lambda event: event.t_ns)
+        when = np.array([event.t_ns for event in events], np.int64)
+        streams = [Stream(when, lambda a, b: events[a:b])]
+        streams += streams_of(self.source, self._columns)
+        for pid in self._spans:
+            table = self._in_order(pid)
+            streams.append(Stream(table[1], partial(self._spans_of, pid, table)))
+        return streams
 
     def _in_order(self, pid: int) -> Int:
         """All spans of a process in the order in which they ended; measures name their places."""
@@ -271,10 +274,7 @@ class NodeTables:
         table[3, measures] = place[table[3, measures]]
         return table
 
-    def _spans_between(self, pid: int, table: Int, low: int, high: int) -> Iterator[Spans]:
-        a, b = (int(table[1].searchsorted(t)) for t in (low, high))
-        if a == b:
-            return
+    def _spans_of(self, pid: int, table: Int, a: int, b: int) -> Iterator[Spans]:
         columns = {n: array("q", table[i, a:b].tobytes()) for i, n in enumerate(SPAN_FIELDS)}
         names = self._names.get(pid, {}) if a == 0 else {}
         yield Spans(pid, _STARTED_TICKS, a + 1, 0, dict(names), columns)

@@ -26,6 +26,8 @@ BESIDE_BYTES_AT_MOST = 32 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT = re.compile(rb'\}\s*,\s*\{\s*"\w')
 _BETWEEN = re.compile(rb"[,\s]*")
+_TRIES = 64
+_LONGEST_BEGINNING = 1 << 12  # of what opens the list, white space included
 _SPACE = b" \t\r\n\xef\xbb\xbf"
 
 
@@ -71,17 +73,19 @@ class Trace:
 
     def _opened(self, blocks: Iterator[bytes]) -> bytes:
         """Return what follows the bracket that opens the list of events."""
-        head = b""
+        head, at, tries = b"", 0, 0
         for block in blocks:
             head += block
             if head.lstrip(_SPACE)[:1] == b"[":
                 return head.lstrip(_SPACE)[1:]
-            for found in _EVENTS.finditer(head):
+            while tries < _TRIES and (found := _EVENTS.search(head, at)):
                 beside = document(head[: found.start()].strip(_SPACE).rstrip(b",") + b"}")
                 if beside is not None:
                     self.document = beside
                     return head[found.end() :]
-            if len(head) > BESIDE_BYTES_AT_MOST:
+                at, tries = found.end(), tries + 1  # it stood in some text
+            at = max(at, len(head) - _LONGEST_BEGINNING)
+            if len(head) > BESIDE_BYTES_AT_MOST or tries == _TRIES:
                 break
         found_any = _EVENTS.search(head)  # what stands before is damaged; the events need not be
         if found_any is None:

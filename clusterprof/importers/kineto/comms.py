@@ -17,7 +17,7 @@ from clusterprof.importers.kineto.gather import Comm
 from clusterprof.importers.tables import NodeTables, group_number
 from clusterprof.probe import layout
 
-_WHOLE_LIST = re.compile(r"\s*\[?\s*\d+(?:\s*,\s*\d+)*\s*\]?\s*$")
+_WHOLE_LIST = re.compile(r"\[?\s*\d{1,9}(?:\s*,\s*\d{1,9})*\s*\]?$")
 _MEMBERS_AT_MOST = 1 << 17
 
 
@@ -72,7 +72,7 @@ class Groups:
 
     def _find(self, comm: Comm) -> int:
         ranks = self._of_name.get(comm.group or "", [])
-        if comm.ranks and _WHOLE_LIST.match(comm.ranks):
+        if comm.ranks and _WHOLE_LIST.match(comm.ranks.strip()):
             ranks = [int(one) for one in re.findall(r"\d+", comm.ranks)][:_MEMBERS_AT_MOST]
         if comm.group is None:  # nobody says: all ranks, and each sort of operation by itself
             number = group_number(f"{self.world}:{comm.operation}")
@@ -137,8 +137,8 @@ def _numbers(group: Int, sequence: Int, operation: Int, peer: Int, message: Int)
     _, which = np.unique(key, axis=1, return_inverse=True)
     which = which.reshape(-1)
     number = np.empty(group.size, np.int64)
-    for one in range(int(which.max()) + 1):
-        rows = np.flatnonzero(which == one)
+    order = np.argsort(which, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(which[order])) + 1):
         if said[rows].all() and np.unique(sequence[rows]).size == rows.size:
             number[rows] = sequence[rows]
         else:
