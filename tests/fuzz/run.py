@@ -158,7 +158,7 @@ class Worker:
     def _fork(self) -> None:
         self.pipe, theirs = os.pipe()
         self.answer = b""
-        struct.pack_into("<qdd", self.shared, 0, self.low, time.monotonic(), 0.0)
+        self.shared[:24] = struct.pack("<qdd", self.low, time.monotonic(), 0.0)
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
@@ -220,7 +220,8 @@ class Worker:
             for number in range(self.low, self.high):
                 case = of(number)
                 now = time.monotonic(), time.process_time()
-                struct.pack_into("<qdd", shared, 0, number, *now)
+                # In one piece: packing into it would show the one who looks zeros for a moment.
+                shared[:24] = struct.pack("<qdd", number, *now)
                 if (number - self.low) % LIMITED_ANEW == 0:
                     _limit()
                 signal.setitimer(signal.ITIMER_PROF, SECONDS_AT_MOST)  # anew for each
