@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from clusterprof.importers.columns import Blocks, Column
+from clusterprof.importers.columns import Blocks, Busy, Column, narrow
 from clusterprof.importers.columns import Float as Float
 from clusterprof.importers.columns import Int as Int
+from clusterprof.importers.span_tables import SpansInOrder, SpanTable
 from clusterprof.probe import layout
 from clusterprof.signals import GPU_BUSY_TIME
 from clusterprof.trace.schema import (
@@ -72,10 +73,9 @@ class NodeTables:
         self._devices: dict[str, dict[str, Any]] = {}
         self._ranks: dict[int, dict[str, Any]] = {}
         self._groups: list[dict[str, Any]] = []
-        self._spans: dict[int, list[Int]] = {}
+        self._spans: dict[int, SpanTable] = {}
         self._names: dict[int, dict[int, str]] = {}
-        self._rows: dict[int, int] = {}
-        self._columns: list[Column] = []
+        self._columns: list[Column | Busy] = []
         self._events: list[Event] = []
 
     # Who and what
@@ -125,14 +125,8 @@ class NodeTables:
 
         What each of a to d means: docs/design.md, section 4.
         """
-        start = np.asarray(start_ns, np.int64)
-        table = np.empty((len(SPAN_FIELDS), start.size), np.int64)
-        for row, column in enumerate((start, end_ns, kind, a, b, c, d)):
-            table[row] = column
-        first = self._rows.get(pid, 0)
-        self._rows[pid] = first + start.size
-        self._spans.setdefault(pid, []).append(table)
-        return first
+        table = self._spans.setdefault(pid, SpanTable())
+        return table.add(start_ns, end_ns, kind, a, b, c, d)
 
     def named_spans(self, pid: int, name: str, start_ns: ArrayLike, end_ns: ArrayLike) -> None:
         """Add spans under a name of the user's own; at most 64 names of a process are kept."""
@@ -176,15 +170,9 @@ class NodeTables:
 
         They become the counter `gpu.busy_ns_total`, read at every edge: exact everywhere.
         """
-        edges = np.empty(2 * start_ns.size, np.int64)
-        edges[0::2], edges[1::2] = start_ns, end_ns
-        total = np.empty(edges.size, np.int64)
-        worked = np.cumsum(end_ns - start_ns)
-        total[0::2], total[1::2] = worked - (end_ns - start_ns), worked
-        t_ns = np.concatenate([[from_ns], edges, [until_ns]])
-        total = np.concatenate([[0], total, [worked[-1] if worked.size else 0]])
-        t_ns, row = np.unique(t_ns, return_index=True)
-        self.series(GPU_BUSY_TIME.name, device, t_ns, total[row])
+        start, end = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
+        took, name = narrow(end - start), GPU_BUSY_TIME.name
+        self._columns.append(Busy(name, device, start, took, int(from_ns), int(until_ns)))
 
     def series(self, signal: str, device: str, t_ns: ArrayLike, values: ArrayLike) -> None:
         """Add readings of one of our signals, sorted by time; NaN = not available."""
@@ -200,14 +188,15 @@ class NodeTables:
 
     def bounds_ns(self) -> tuple[int, int]:
         """Return the first and the last instant of anything; (0, 0) of nothing."""
-        low = [int(t.t_ns[0]) for t in self._columns if t.t_ns.size]
-        high = [int(t.t_ns[-1]) for t in self._columns if t.t_ns.size]
-        for tables in self._spans.values():
-            low += [int(table[0].min()) for table in tables if table.shape[1]]
-            high += [int(table[1].max()) for table in tables if table.shape[1]]
-        low += [event.t_ns for event in self._events]
-        high += [event.t_ns for event in self._events]
-        return min(low, default=0), max(high, default=0)
+        found = [event.t_ns for event in self._events]
+        for column in self._columns:
+            if isinstance(column, Busy):
+                found += column.bounds_ns()
+            elif column.t_ns.size:
+                found += (int(column.t_ns[0]), int(column.t_ns[-1]))
+        for table in self._spans.values():
+            found += table.bounds_ns()
+        return min(found, default=0), max(found, default=0)
 
     def header(self) -> Header:
         """Return the first record."""
@@ -234,7 +223,7 @@ class NodeTables:
             opening.append(Event(first_ns, "process-registered", said))
         opening += [Event(first_ns, "group-announced", said) for said in self._groups]
         yield opening
-        tables = {pid: self._in_order(pid) for pid in self._spans}
+        tables = {pid: spans.in_order() for pid, spans in self._spans.items()}
         blocks = Blocks(self.source, self._columns)
         events = sorted(self._events, key=lambda event: event.t_ns)
         edges = [first_ns]
@@ -252,29 +241,19 @@ class NodeTables:
         yield [Event(last_ns, "recorder-stopped", {"reason": "end of what was imported"})]
 
     @staticmethod
-    def _next_ns(blocks: Blocks, tables: dict[int, Int], after_ns: int) -> int:
+    def _next_ns(blocks: Blocks, tables: dict[int, SpansInOrder], after_ns: int) -> int:
         """When anything comes next, at or after an instant."""
         found = list(blocks.next_ns(after_ns))
         for table in tables.values():
-            row = int(table[1].searchsorted(after_ns))
-            found += [int(table[1][row])] if row < table.shape[1] else []
+            found += table.next_ns(after_ns)
         return min(found, default=after_ns)
 
-    def _in_order(self, pid: int) -> Int:
-        """All spans of a process in the order in which they ended; measures name their places."""
-        table = np.concatenate(self._spans[pid], axis=1)
-        order = np.argsort(table[1], kind="stable")
-        place = np.empty(order.size, np.int64)
-        place[order] = np.arange(1, order.size + 1)
-        table = table[:, order]
-        measures = np.isin(table[2], (layout.EXPOSED, layout.EXPOSED_COLLECTIVE))
-        table[3, measures] = place[table[3, measures]]
-        return table
-
-    def _spans_between(self, pid: int, table: Int, low: int, high: int) -> Iterator[Spans]:
-        a, b = (int(table[1].searchsorted(t)) for t in (low, high))
-        if a == b:
+    def _spans_between(
+        self, pid: int, spans: SpansInOrder, low: int, high: int
+    ) -> Iterator[Spans]:
+        first, table = spans.between(low, high)
+        if not table.size:
             return
-        columns = {n: array("q", table[i, a:b].tobytes()) for i, n in enumerate(SPAN_FIELDS)}
-        names = self._names.get(pid, {}) if a == 0 else {}
-        yield Spans(pid, _STARTED_TICKS, a + 1, 0, dict(names), columns)
+        columns = {name: array("q", row.tobytes()) for name, row in zip(SPAN_FIELDS, table)}
+        names = self._names.get(pid, {}) if first == 0 else {}
+        yield Spans(pid, _STARTED_TICKS, first + 1, 0, dict(names), columns)

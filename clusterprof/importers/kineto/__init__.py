@@ -73,9 +73,11 @@ class Kineto:
         from clusterprof.importers.kineto.blocks import Trace  # numpy and msgspec only when needed
         from clusterprof.importers.kineto.gather import Gathered
         from clusterprof.importers.kineto.lay import laid
+        from clusterprof.importers.kineto.usual import Usual
 
         for source, account in zip(sources, accounts):
-            trace, gathered = Trace(source, account), Gathered(account)
+            gathered = Gathered(account)
+            trace = Trace(source, account, Usual(gathered.kinds).events)
             for events in trace.events():
                 gathered.take(events)
             gathered.finish()
