@@ -28,15 +28,15 @@ def narrow(values: ArrayLike) -> Narrow:
     if not column.size:
         return 0
     low, high = int(column.min()), int(column.max())
-    if low == high:
-        return low
-    fits = next(t for t in (np.int8, np.int16, np.int32, np.int64) if _holds(t, low, high))
-    return column.astype(fits)
+    return low if low == high else column.astype(held_by(low, high))
 
 
-def _holds(dtype: type[np.signedinteger], low: int, high: int) -> bool:
-    bounds = np.iinfo(dtype)
-    return int(bounds.min) <= low and high <= int(bounds.max)
+def held_by(low: int, high: int) -> type[np.signedinteger]:
+    """Return the narrowest type that holds the numbers from low to high."""
+    for dtype in (np.int8, np.int16, np.int32):
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return dtype
+    return np.int64
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class Blocks:
             if isinstance(column, Busy):
                 self._blocks.append(column)
                 continue
-            key = blake2b(np.ascontiguousarray(column.t_ns)).digest()
+            key = blake2b(np.ascontiguousarray(column.t_ns).data).digest()
             block = open_.get(key)
             if block is None or len(block.columns) >= _TOGETHER_AT_MOST:
                 block = open_[key] = _Block(column.t_ns)

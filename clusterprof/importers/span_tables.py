@@ -2,10 +2,11 @@
 
     spans = SpanTable()
     first = spans.add(start_ns, end_ns, layout.STEP, number, 2, 0, 0)
-    for first, columns in ...: spans.in_order().between(low_ns, high_ns)
+    place, table = spans.in_order().between(low_ns, high_ns)
 
-A long trace has millions: a column is kept in the narrowest type that holds it, one that is the same
-everywhere as one number, and what is written in order of time is put together a slice at a time.
+A long trace has millions: a column is kept in the narrowest type that holds it, one that is the
+same everywhere as one number, and what is written in order of time is put together a slice at a
+time.
 """
 
 from __future__ import annotations

@@ -248,9 +248,7 @@ class NodeTables:
             found += table.next_ns(after_ns)
         return min(found, default=after_ns)
 
-    def _spans_between(
-        self, pid: int, spans: SpansInOrder, low: int, high: int
-    ) -> Iterator[Spans]:
+    def _spans_between(self, pid: int, spans: SpansInOrder, low: int, high: int) -> Iterator[Spans]:
         first, table = spans.between(low, high)
         if not table.size:
             return

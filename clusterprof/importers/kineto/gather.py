@@ -58,9 +58,9 @@ class Table:
     """Columns of events of one sort; times in ns after the first event of the file."""
 
     start: Column = field(default_factory=Column)
-    end: Column = field(default_factory=Column)
-    kind: Column = field(default_factory=lambda: Column("b"))
-    where: Column = field(default_factory=lambda: Column("h"))
+    took: Column = field(default_factory=Column)
+    kind: Column = field(default_factory=Column)
+    where: Column = field(default_factory=Column)
     """Number of the device, or of the thread."""
     link: Column = field(default_factory=Column)
     """The correlation id; of a step its number."""
@@ -68,7 +68,7 @@ class Table:
     def add(self, start: Int, end: Int, kind: Int, where: Int, link: Int) -> None:
         """Add some rows."""
         for column, values in (
-            (self.start, start), (self.end, end), (self.kind, kind), (self.where, where),
+            (self.start, start), (self.took, end - start), (self.kind, kind), (self.where, where),
             (self.link, link),
         ):  # fmt: skip
             column.add(values)
@@ -93,11 +93,14 @@ class Gathered:
         self.threads: _Numbers = _Numbers()
         self.copied: tuple[Column, Column] = (Column(), Column())
         """Rows of `device` that are copies, and how many bytes each copied."""
-        self.comms: dict[int, Comm] = {}
-        """Row of `device` -> what the operation says."""
-        self._rows = 0
+        self.comm_rows = self.comm_says = np.zeros(0, np.int64)
+        """Rows of `device` that are operations between ranks, and which of `said` each says; known
+        at the end."""
+        self.said: list[Comm] = []
+        self._comms: tuple[Column, Column] = (Column(), Column())
+        self._rows = self._comm_count = 0
         self._open: dict[tuple[object, object], list[Event]] = {}
-        self._said: dict[tuple[object, ...], Comm] = {}
+        self._place_of: dict[tuple[object, ...], int] = {}
 
     def take(self, events: Sequence[Event]) -> None:
         """Keep what matters of some events."""
@@ -210,15 +213,17 @@ class Gathered:
         copied = np.flatnonzero(kind > words.COPY)
         self.copied[0].add(self._rows + copied)
         self.copied[1].add(_ints(args[i].bytes for i in copied.tolist()))
-        for i in np.flatnonzero(kind == words.COMM).tolist():
-            if len(self.comms) < COMM_AT_MOST:
-                self.comms[self._rows + i] = self._comm(_text(some[i]), args[i])
+        comms = np.flatnonzero(kind == words.COMM)
+        if self._comm_count < COMM_AT_MOST:
+            self._comm_count += comms.size
+            self._comms[0].add(self._rows + comms)
+            self._comms[1].add(_ints(self._comm(_text(some[i]), args[i]) for i in comms.tolist()))
         self._rows += len(some)
         copies = int(np.count_nonzero(kind >= words.COPY))
         self.account.read["kernels"] += len(some) - copies
         self.account.read["copies"] += copies
 
-    def _device_of(self, some: Sequence[Event], args: Sequence[Args | None]) -> Int:
+    def _device_of(self, some: Sequence[Event], args: Sequence[Args]) -> Int:
         """Number of each event's device."""
         try:
             device = np.fromiter(map(_DEVICE, args), np.int64, len(some))
@@ -226,39 +231,38 @@ class Gathered:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             devices = self.devices
-            return _ints(
-                devices[e.pid if a.device == -1 else a.device] for e, a in zip(some, args)
-            )
+            return _ints(devices[e.pid if a.device == -1 else a.device] for e, a in zip(some, args))
         if (device == device[0]).all():
             return np.full(len(some), self.devices[int(device[0])], np.int64)
         return _ints(map(self.devices.__getitem__, device.tolist()))
 
-    def _comm(self, name: str, args: object) -> Comm:
+    def _comm(self, name: str, args: object) -> int:
+        """The place in `said` of what an operation says."""
         if not isinstance(args, CommArgs) or args.collective is None:
             key: tuple[object, ...] = (name,)
-            said = self._said.get(key)
-            if said is None:
-                said = Comm(words.operation_of(name), None, None, -1, -1, -1, -1)
-                self._keep(key, said)
-            return said
+            known = self._place_of.get(key)
+            if known is None:
+                known = self._keep(key, Comm(words.operation_of(name), None, None, -1, -1, -1, -1))
+            return known
         key = (
             args.collective, args.group, args.ranks, args.elements, args.dtype, args.sequence,
             args.source, args.target,
         )  # fmt: skip
-        said = self._said.get(key)
-        if said is None:
-            said = Comm(
-                words.operation_of(args.collective), args.group, args.ranks,
-                args.elements * _ITEM_BYTES.get((args.dtype or "").lower(), 1)
-                if args.elements >= 0 and (args.dtype or "").lower() in _ITEM_BYTES else -1,
+        known = self._place_of.get(key)
+        if known is None:
+            item = _ITEM_BYTES.get((args.dtype or "").lower())
+            size = -1 if item is None or args.elements < 0 else args.elements * item
+            known = self._keep(key, Comm(
+                words.operation_of(args.collective), args.group, args.ranks, size,
                 args.sequence, args.source, args.target,
-            )  # fmt: skip
-            self._keep(key, said)
-        return said
+            ))  # fmt: skip
+        return known
 
-    def _keep(self, key: tuple[object, ...], said: Comm) -> None:
-        if len(self._said) < 1 << 16:
-            self._said[key] = said
+    def _keep(self, key: tuple[object, ...], said: Comm) -> int:
+        if len(self._place_of) < 1 << 16:
+            self._place_of[key] = len(self.said)
+        self.said.append(said)
+        return len(self.said) - 1
 
     def _threads(self, some: Sequence[Event]) -> Int:
         """Number of each event's thread; neighbours are mostly of one."""
@@ -300,6 +304,7 @@ class Gathered:
 
     def finish(self) -> None:
         """Say what was left open, and what was of no known sort."""
+        self.comm_rows, self.comm_says = (column.done() for column in self._comms)
         left = sum(len(waiting) for waiting in self._open.values())
         if left:
             self.account.skipped["begun and never ended (B)"] += left

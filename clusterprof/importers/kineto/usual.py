@@ -4,9 +4,9 @@
     usual.events(b'[{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 7, "dur": 2}, …]')
 
 `cat` chooses the type of an event, so that of flows and the like nothing is made, and of operators
-no arguments. A name is looked up while it is read, by msgspec and not by us: `name` of such an event
-is a member of an Enum, whose `kind` is that of `words`. A block with anything unusual in it (another
-category, half of an event, text for a number) gives None: `decode.fast` reads it.
+no arguments. A name is looked up while it is read, by msgspec and not by us: `name` of such an
+event is a member of an Enum, whose `kind` is that of `words`. A block with anything unusual in it
+(another category, half of an event, text for a number) gives None: `decode.fast` reads it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class _Category:
     def _made(self, names: Sequence[str]) -> type[Name]:
         known = self._kinds[self.name]
         members = [(f"n{i}", (known[text], text)) for i, text in enumerate(names)]
-        made: Any = Name("_Names", members)  # type: ignore[call-overload]
+        make: Any = Name
+        made = make("_Names", members)
         made.category = self
         self._size = len(members)
         return made  # type: ignore[no-any-return]
