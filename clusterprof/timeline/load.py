@@ -42,7 +42,7 @@ from clusterprof.trace.spanframes import PackedSpans, unfold
 CHUNK_NS = 60_000_000_000
 SLACK_NS = 3_000_000_000
 SILENCE_CHUNKS = 3
-ROWS_AT_MOST = (150_000, 75_000)
+ROWS_AT_MOST = (150_000, 50_000)
 """Values and spans that make a chunk end early; the second of imported traces: they are dense."""
 MOST_EVENTS = 10_000  # of those kept for the facts
 

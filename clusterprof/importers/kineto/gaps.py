@@ -89,6 +89,7 @@ def launched_by(calls: Calls, link: Int, start: Int) -> Int:
     if (known[1:] < known[:-1]).any():
         place = np.argsort(known, kind="stable")
         order, known = order[place], known[place]
+        del place
     if not known.size:
         return found
     again = bool((known[1:] == known[:-1]).any())

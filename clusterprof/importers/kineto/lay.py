@@ -95,7 +95,7 @@ def _marks(gathered: Gathered, low: int) -> Marks:
 
 def _sorted(table: Table, low: int) -> tuple[Int, Int, Int, Int, Int]:
     """Start, how long, kind, where and link, by start."""
-    start = table.start.done().astype(np.int64)
+    start = table.start.done().astype(np.int64, copy=False)
     start -= low
     order = _order(start)
     rest = (table.took, table.kind, table.where, table.link)
@@ -124,10 +124,14 @@ def _devices(gathered: Gathered, calls: Calls, low: int) -> Iterator[_Device]:
         if not count[number]:
             continue
         rows = np.flatnonzero(where == number).astype(held_by(0, where.size))
-        begun = start[rows].astype(np.int64)
+        begun = start[rows].astype(np.int64, copy=False)
+        if rows.size == where.size:
+            del start, where  # nobody else needs them
         begun -= low
         order = _order(begun)
         rows, begun = rows[order], begun[order]
+        del order
+        heap.trim()
         call = launched_by(calls, link[rows], begun)
         work = Work(begun, took[rows], kind[rows], copied, size, rows, call)
         thread = counts(calls.thread[call[call >= 0]])

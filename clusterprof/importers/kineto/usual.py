@@ -98,10 +98,9 @@ class _Category:
     def renewed(self) -> bool:
         """Make the type anew when that pays; say whether it was."""
         if self._missed < _MISSES_PER_NAME * (self._size + 64) or self._size >= NAMES_AT_MOST:
-            self._missed = min(self._missed, 1 << 30)
             return False
         self._missed = 0
-        self.type = self._made(["", *self._kinds[self.name]][:NAMES_AT_MOST])
+        self.type = self._made(list(dict.fromkeys(["", *self._kinds[self.name]]))[:NAMES_AT_MOST])
         return True
 
 
