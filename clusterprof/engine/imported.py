@@ -20,6 +20,7 @@ from typing import Any
 
 from clusterprof.engine.refined import refined
 from clusterprof.errors import ClusterprofError, NoRecording, UsageError
+from clusterprof.importers import heap
 from clusterprof.importers.base import Account, CannotImportError, Importer, together
 from clusterprof.importers.registry import IMPORTERS, importer_of
 from clusterprof.importers.sources import FileSource, sources_of
@@ -241,8 +242,10 @@ def _write_nodes(
             node.key = f"{node.key}-{name}-{number}"
             node.host = {**facts, **node.host}
             write_node(folder / f"{name}-{number:04d}", node.header(), node.records())
+            del node  # before the next one is made
     except CannotImportError as error:
         for account in accounts:
             account.cut = error.message
+    heap.keep_again()
     for source, account in zip(sources, accounts):
         account.cut = account.cut or source.damage

@@ -17,16 +17,19 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from clusterprof.importers.columns import Column, Stream, in_slices, streams_of
+from clusterprof.importers.columns import Busy, Column, narrow, streams_of
 from clusterprof.importers.columns import Float as Float
 from clusterprof.importers.columns import Int as Int
+from clusterprof.importers.slices import Stream, in_slices
+from clusterprof.importers.span_tables import SpansInOrder, SpanTable
 from clusterprof.probe import layout
 from clusterprof.signals import GPU_BUSY_TIME
 from clusterprof.trace.schema import (
@@ -76,10 +79,9 @@ class NodeTables:
         self._devices: dict[str, dict[str, Any]] = {}
         self._ranks: dict[int, dict[str, Any]] = {}
         self._groups: list[dict[str, Any]] = []
-        self._spans: dict[int, list[Int]] = {}
+        self._spans: dict[int, SpanTable] = {}
         self._names: dict[int, dict[int, str]] = {}
-        self._rows: dict[int, int] = {}
-        self._columns: list[Column] = []
+        self._columns: list[Column | Busy] = []
         self._events: list[Event] = []
 
     # Who and what
@@ -133,14 +135,8 @@ class NodeTables:
 
         What each of a to d means: docs/design.md, section 4.
         """
-        start = np.asarray(start_ns, np.int64)
-        table = np.empty((len(SPAN_FIELDS), start.size), np.int64)
-        for row, column in enumerate((start, end_ns, kind, a, b, c, d)):
-            table[row] = column
-        first = self._rows.get(pid, 0)
-        self._rows[pid] = first + start.size
-        self._spans.setdefault(pid, []).append(table)
-        return first
+        table = self._spans.setdefault(pid, SpanTable())
+        return table.add(start_ns, end_ns, kind, a, b, c, d)
 
     def named_spans(self, pid: int, name: str, start_ns: ArrayLike, end_ns: ArrayLike) -> None:
         """Add spans under a name of the user's own; at most 64 names of a process are kept."""
@@ -184,15 +180,9 @@ class NodeTables:
 
         They become the counter `gpu.busy_ns_total`, read at every edge: exact everywhere.
         """
-        edges = np.empty(2 * start_ns.size, np.int64)
-        edges[0::2], edges[1::2] = start_ns, end_ns
-        total = np.empty(edges.size, np.int64)
-        worked = np.cumsum(end_ns - start_ns)
-        total[0::2], total[1::2] = worked - (end_ns - start_ns), worked
-        t_ns = np.concatenate([[from_ns], edges, [until_ns]])
-        total = np.concatenate([[0], total, [worked[-1] if worked.size else 0]])
-        t_ns, row = np.unique(t_ns, return_index=True)
-        self.series(GPU_BUSY_TIME.name, device, t_ns, total[row])
+        start, end = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
+        took, name = narrow(end - start), GPU_BUSY_TIME.name
+        self._columns.append(Busy(name, device, start, took, int(from_ns), int(until_ns)))
 
     def series(self, signal: str, device: str, t_ns: ArrayLike, values: ArrayLike) -> None:
         """Add readings of one of our signals, sorted by time; NaN = not available."""
@@ -208,14 +198,15 @@ class NodeTables:
 
     def bounds_ns(self) -> tuple[int, int]:
         """Return the first and the last instant of anything; (0, 0) of nothing."""
-        low = [int(t.t_ns[0]) for t in self._columns if t.t_ns.size]
-        high = [int(t.t_ns[-1]) for t in self._columns if t.t_ns.size]
-        for tables in self._spans.values():
-            low += [int(table[0].min()) for table in tables if table.shape[1]]
-            high += [int(table[1].max()) for table in tables if table.shape[1]]
-        low += [event.t_ns for event in self._events]
-        high += [event.t_ns for event in self._events]
-        return min(low, default=0), max(high, default=0)
+        found = [event.t_ns for event in self._events]
+        for column in self._columns:
+            if isinstance(column, Busy):
+                found += column.bounds_ns()
+            elif column.t_ns.size:
+                found += (int(column.t_ns[0]), int(column.t_ns[-1]))
+        for table in self._spans.values():
+            found += table.bounds_ns()
+        return min(found, default=0), max(found, default=0)
 
     def header(self) -> Header:
         """Return the first record. Raises CannotImportError for times that no job has."""
@@ -254,27 +245,41 @@ class NodeTables:
 
     def _streams(self) -> list[Stream]:
         """Events, series and spans, each in order of time."""
-        events = sorted(self._events, key=lambda event: event.t_ns)
-        when = np.array([event.t_ns for event in events], np.int64)
-        streams = [Stream(when, lambda a, b: events[a:b])]
+        streams: list[Stream] = [_Events(sorted(self._events, key=lambda event: event.t_ns))]
         streams += streams_of(self.source, self._columns)
-        for pid in self._spans:
-            table = self._in_order(pid)
-            streams.append(Stream(table[1], partial(self._spans_of, pid, table)))
+        for pid, spans in self._spans.items():
+            streams.append(_Spans(pid, spans.in_order(), self._names.get(pid, {})))
         return streams
 
-    def _in_order(self, pid: int) -> Int:
-        """All spans of a process in the order in which they ended; measures name their places."""
-        table = np.concatenate(self._spans[pid], axis=1)
-        order = np.argsort(table[1], kind="stable")
-        place = np.empty(order.size, np.int64)
-        place[order] = np.arange(1, order.size + 1)
-        table = table[:, order]
-        measures = np.isin(table[2], (layout.EXPOSED, layout.EXPOSED_COLLECTIVE))
-        table[3, measures] = place[table[3, measures]]
-        return table
 
-    def _spans_of(self, pid: int, table: Int, a: int, b: int) -> Iterator[Spans]:
-        columns = {n: array("q", table[i, a:b].tobytes()) for i, n in enumerate(SPAN_FIELDS)}
-        names = self._names.get(pid, {}) if a == 0 else {}
-        yield Spans(pid, _STARTED_TICKS, a + 1, 0, dict(names), columns)
+@dataclass(slots=True)
+class _Events:
+    events: list[Event]
+
+    def next_ns(self, after_ns: int) -> list[int]:
+        row = bisect_left(self.events, after_ns, key=_when)
+        return [self.events[row].t_ns] if row < len(self.events) else []
+
+    def records(self, low_ns: int, high_ns: int) -> list[Event]:
+        a, b = (bisect_left(self.events, t, key=_when) for t in (low_ns, high_ns))
+        return self.events[a:b]
+
+
+def _when(event: Event) -> int:
+    return event.t_ns
+
+
+@dataclass(slots=True)
+class _Spans:
+    pid: int
+    spans: SpansInOrder
+    names: dict[int, str]
+
+    def next_ns(self, after_ns: int) -> list[int]:
+        return self.spans.next_ns(after_ns)
+
+    def records(self, low_ns: int, high_ns: int) -> Iterator[Spans]:
+        first, table = self.spans.between(low_ns, high_ns)
+        columns = {name: array("q", row.tobytes()) for name, row in zip(SPAN_FIELDS, table)}
+        names = dict(self.names) if first == 0 else {}
+        yield Spans(self.pid, _STARTED_TICKS, first + 1, 0, names, columns)

@@ -188,7 +188,7 @@ def test_a_million_steps_of_many_ranks_are_shown_by_fewer() -> None:
     (source,) = sources_of(Path("final_summary.json"), data)
     account = Account(source.path)
     (node,) = importer_named("traceml").nodes([source], [account])
-    assert sum(table.shape[1] for table in node._spans[1]) == 2 * 257  # 2**18 / 1024, and one
+    assert node._spans[1].rows == 2 * 257  # 2**18 / 1024, and one
     assert "257 of 1,000,000 steps are shown: all are alike here" in account.notes
 
 

@@ -55,7 +55,7 @@ def _imported(one: Importer, *paths: Path) -> tuple[list[NodeTables], list[Accou
 
 def _spans(node: NodeTables, pid: int, kind: int) -> Any:
     """Spans of a kind: fields by row."""
-    table = np.concatenate(node._spans[pid], axis=1)
+    table = node._spans[pid].whole()
     return table[:, table[2] == kind]
 
 
