@@ -37,7 +37,7 @@ def members_of(file: io.BufferedIOBase, path: Path) -> list[zipfile.ZipInfo]:
         )
     try:
         with zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]
-            members = [one for one in archive.infolist() if not one.is_dir()]
+            members = [one for one in archive.infolist() if not one.filename.endswith("/")]
     except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError, OSError,
             struct.error) as error:  # fmt: skip
         raise UsageError(f"{path}: a damaged zip ({error})", "copy it again") from error

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import random
 import re
+import zipfile
 from collections.abc import Callable, Sequence
 
 BYTES_AT_MOST = 1 << 18
@@ -31,10 +33,23 @@ def mutated(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
     choices = BYTEWISE if b"\0" in data[:64] else MUTATIONS
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
         data = rng.choice(choices)(data, others, rng)[:BYTES_AT_MOST]
-    if rng.random() < 0.03:
+    chance = rng.random()
+    if chance < 0.03:
         packed = gzip.compress(data, 1, mtime=0)
         data = packed[: rng.randrange(len(packed))] if rng.random() < 0.5 else packed
+    elif chance < 0.04:
+        data = rng.choice(BYTEWISE)(_zipped(data, rng), others, rng)
     return data
+
+
+def _zipped(data: bytes, rng: random.Random) -> bytes:
+    """A zip of one or two members, as they are or deflated."""
+    file = io.BytesIO()
+    way = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    with zipfile.ZipFile(file, "w") as archive:
+        for number in range(rng.choice((1, 1, 2))):
+            archive.writestr(zipfile.ZipInfo(f"rank{number}.json"), data, way)
+    return file.getvalue()
 
 
 def _at(data: bytes, rng: random.Random) -> int:
