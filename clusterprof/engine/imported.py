@@ -104,7 +104,7 @@ def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Accou
     batches = _batches(files)
     size = sum(file.stat().st_size for file in files)
     if size > _SIDE_BY_SIDE_BYTES:
-        jobs = max(jobs, min(os.cpu_count() or 1, len(batches)))
+        jobs = max(jobs, min(_cores(), len(batches)))
     numbered = list(enumerate(batches))
     first = [_write(item, folder, {}) for item in numbered if item[1][0] in _TELLING]
     work = [item for item in numbered if item[1][0] not in _TELLING]
@@ -121,6 +121,13 @@ def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Accou
     else:
         done = [write(item) for item in work]
     return tuple(account for some in (*first, *done) for account in some)
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def foreign_files(paths: Sequence[Path]) -> list[Path]:

@@ -13,7 +13,7 @@ from clusterprof.importers.base import Account
 from clusterprof.importers.kineto import words
 from clusterprof.importers.kineto.columns import Cover, Int, covered, joined
 from clusterprof.importers.kineto.gaps import Work
-from clusterprof.importers.kineto.gather import Comm
+from clusterprof.importers.kineto.said import Comm
 from clusterprof.importers.tables import NodeTables, group_number
 from clusterprof.probe import layout
 

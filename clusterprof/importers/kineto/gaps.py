@@ -84,18 +84,30 @@ def launched_by(calls: Calls, link: Int, start: Int) -> Int:
     `start` is sorted.
     """
     found = np.full(link.size, -1, held_by(-1, calls.link.size))
-    order = np.flatnonzero((calls.link >= 0) & (calls.kind != words.CALL)).astype(found.dtype)
-    known = calls.link[order]
-    if (known[1:] < known[:-1]).any():
-        place = np.argsort(known, kind="stable")
-        order, known = order[place], known[place]
-        del place
+    order, known = _by_number(calls, found.dtype)
     if not known.size:
         return found
     again = bool((known[1:] == known[:-1]).any())
     for some in slices(link.size):
         found[some] = _launched(calls.start, order, known, link[some], start[some], again)
     return found
+
+
+def _by_number(calls: Calls, dtype: np.dtype[np.signedinteger]) -> tuple[Int, Int]:
+    """Return the rows of calls that launch and say their number, by number; and the numbers."""
+    which = (calls.link >= 0) & (calls.kind != words.CALL)
+    if calls.link.itemsize > 4 or calls.link.size >> 32:
+        order = np.flatnonzero(which)
+        order = order[np.argsort(calls.link[order], kind="stable")]
+        return order, calls.link[order]
+    key = np.flatnonzero(which)  # number and row in one: sorted where they lie
+    for some in slices(key.size):
+        key[some] |= calls.link[key[some]].astype(np.int64) << 32
+    key.sort()
+    order, known = np.empty(key.size, dtype), np.empty(key.size, calls.link.dtype)
+    for some in slices(key.size):
+        order[some], known[some] = key[some] & 0xFFFFFFFF, key[some] >> 32
+    return order, known
 
 
 def _launched(begun: Int, order: Int, known: Int, link: Int, start: Int, again: bool) -> Int:

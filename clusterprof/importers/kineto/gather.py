@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from clusterprof.importers.base import Account, CannotImportError
 from clusterprof.importers.kineto import words
 from clusterprof.importers.kineto.columns import Column, Int, Stretches
-from clusterprof.importers.kineto.decode import NO_ARGS, Args, CommArgs, Event
+from clusterprof.importers.kineto.decode import NO_ARGS, Args, Event
+from clusterprof.importers.kineto.said import Said
 
 FARTHEST_US = 4e15
 """Times further from the first event than this are no times of the same trace (a century)."""
@@ -38,19 +39,6 @@ class _Numbers(dict[object, int]):
             raise CannotImportError(f"more than {THREADS_AT_MOST:,} threads or devices")
         number = self[key] = len(self)
         return number
-
-
-@dataclass(frozen=True, slots=True)
-class Comm:
-    """What an operation between ranks says of itself."""
-
-    operation: int
-    group: str | None
-    ranks: str | None
-    bytes: int
-    sequence: int
-    source: int
-    target: int
 
 
 @dataclass(slots=True)
@@ -96,11 +84,10 @@ class Gathered:
         self.comm_rows = self.comm_says = np.zeros(0, np.int64)
         """Rows of `device` that are operations between ranks, and which of `said` each says; known
         at the end."""
-        self.said: list[Comm] = []
+        self.said = Said()
         self._comms: tuple[Column, Column] = (Column(), Column())
         self._rows = self._comm_count = 0
         self._open: dict[tuple[object, object], list[Event]] = {}
-        self._place_of: dict[tuple[object, ...], int] = {}
 
     def take(self, events: Sequence[Event]) -> None:
         """Keep what matters of some events."""
@@ -217,7 +204,9 @@ class Gathered:
         if self._comm_count < COMM_AT_MOST:
             self._comm_count += comms.size
             self._comms[0].add(self._rows + comms)
-            self._comms[1].add(_ints(self._comm(_text(some[i]), args[i]) for i in comms.tolist()))
+            self._comms[1].add(
+                _ints(self.said.place(_text(some[i]), args[i]) for i in comms.tolist())
+            )
         self._rows += len(some)
         copies = int(np.count_nonzero(kind >= words.COPY))
         self.account.read["kernels"] += len(some) - copies
@@ -235,34 +224,6 @@ class Gathered:
         if (device == device[0]).all():
             return np.full(len(some), self.devices[int(device[0])], np.int64)
         return _ints(map(self.devices.__getitem__, device.tolist()))
-
-    def _comm(self, name: str, args: object) -> int:
-        """The place in `said` of what an operation says."""
-        if not isinstance(args, CommArgs) or args.collective is None:
-            key: tuple[object, ...] = (name,)
-            known = self._place_of.get(key)
-            if known is None:
-                known = self._keep(key, Comm(words.operation_of(name), None, None, -1, -1, -1, -1))
-            return known
-        key = (
-            args.collective, args.group, args.ranks, args.elements, args.dtype, args.sequence,
-            args.source, args.target,
-        )  # fmt: skip
-        known = self._place_of.get(key)
-        if known is None:
-            item = _ITEM_BYTES.get((args.dtype or "").lower())
-            size = -1 if item is None or args.elements < 0 else args.elements * item
-            known = self._keep(key, Comm(
-                words.operation_of(args.collective), args.group, args.ranks, size,
-                args.sequence, args.source, args.target,
-            ))  # fmt: skip
-        return known
-
-    def _keep(self, key: tuple[object, ...], said: Comm) -> int:
-        if len(self._place_of) < 1 << 16:
-            self._place_of[key] = len(self.said)
-        self.said.append(said)
-        return len(self.said) - 1
 
     def _threads(self, some: Sequence[Event]) -> Int:
         """Number of each event's thread; neighbours are mostly of one."""
@@ -337,10 +298,3 @@ def _ints(values: Iterable[int]) -> Int:
         return np.array(listed, np.int64)
     except OverflowError:
         return np.array([v if abs(v) < 1 << 62 else -1 for v in listed], np.int64)
-
-
-_ITEM_BYTES = {
-    "float": 4, "float32": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8,
-    "short": 2, "char": 1, "byte": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "complexfloat": 8, "complexdouble": 16,
-}  # fmt: skip

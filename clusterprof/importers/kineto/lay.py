@@ -100,6 +100,7 @@ def _sorted(table: Table, low: int) -> tuple[Int, Int, Int, Int, Int]:
     order = _order(start)
     rest = (table.took, table.kind, table.where, table.link)
     took, kind, where, link = (column.done()[order] for column in rest)
+    heap.trim()
     return start[order], took, kind, where, link
 
 
@@ -116,6 +117,7 @@ def _devices(gathered: Gathered, calls: Calls, low: int) -> Iterator[_Device]:
     start, took, kind, where, link = (
         column.done() for column in (table.start, table.took, table.kind, table.where, table.link)
     )
+    heap.trim()
     names = list(gathered.devices)
     threads = [key[0] for key in gathered.threads]  # type: ignore[index]
     count = counts(where, len(names))
@@ -254,6 +256,6 @@ def _lay_device(
     rows = work.row[exposed.at]
     at = gathered.comm_rows.searchsorted(rows)
     if (at < gathered.comm_rows.size).all():
-        said = [gathered.said[place] for place in gathered.comm_says[at].tolist()]
+        said = [gathered.said.all[place] for place in gathered.comm_says[at].tolist()]
         groups = comms.Groups(told.distributed, told.rank, told.world_size)
         comms.laid(node, pid, exposed, said, groups, gathered.account)
