@@ -78,5 +78,6 @@ class Kineto:
             trace, gathered = Trace(source, account), Gathered(account)
             for events in trace.events():
                 gathered.take(events)
+                gathered.kinds.checked()
             gathered.finish()
             yield laid(gathered, trace.document, source)
