@@ -85,6 +85,7 @@ def _node(source: Source, account: Account) -> NodeTables:
     trace = Trace(source, account, Usual(gathered.kinds).events)
     for events in trace.events():
         gathered.take(events)
+        gathered.kinds.checked()
         del events  # before the next ones are made
     gathered.finish()
     heap.return_at_once()

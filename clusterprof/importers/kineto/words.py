@@ -209,6 +209,11 @@ class Kinds(dict[str, _Names]):
     def refilled(self) -> None:
         """Count a table of names that was full. Raises CannotImportError when it is too often."""
         self._refills += 1
+        self.checked()
+
+    def checked(self) -> None:
+        """Raise CannotImportError when tables were full too often: who reads names for a decoder
+        may not hear it at once."""
         if self._refills > _REFILLS:
             raise CannotImportError(
                 f"more than {_REFILLS * NAMES_AT_MOST:,} different names of events",
