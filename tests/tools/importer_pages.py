@@ -34,7 +34,7 @@ in a file is ever run, unpickled or unpacked to disk; what is cut off is read up
 Files that would fill the memory, or never end, are refused with the reason: what unpacks to more
 than 250 times its size (gzip, zstd, members of a zip); more than 4,096 members, or such as are
 encrypted or packed by another method than zip's usual one; one JSON value whose parts take more
-than 192 MiB of memory; more than 3 million names of events, 131,072 series (8,192 of one host),
+than 192 MiB of memory; more than 1.5 million names of events, 131,072 series (8,192 of one host),
 65,536 names of metrics, processes or communicators, 16,384 ranks or 1,024 jobs of step times; a
 database whose pages refer to each other in circles, or with more tables than can be looked at;
 what shows one process at times more than 100 days apart. Lines of more than 1 MiB are left out and

@@ -31,7 +31,7 @@ NAMES_AT_MOST = 1 << 16
 CHARACTERS_AT_MOST = 32 << 20
 CATEGORIES_AT_MOST = 1 << 10
 _LOOKED_AT = 4096  # characters of a name
-_REFILLS = 48
+_REFILLS = 24
 
 _COMM = re.compile(r"nccl|rccl|oneccl|msccl|hccl|cncl", re.IGNORECASE)
 _PARTS = re.compile(r"[_\W]+")
