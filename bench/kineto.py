@@ -2,47 +2,79 @@
 
     python -m bench kineto                    53 and 500 MB, of a real trace beside the repository
     python bench/kineto.py TRACE.json.gz --megabytes 53 500 2000
+    python bench/kineto.py --peers            HTA and TraceLens on the same files, in the same run
+    python bench/kineto.py --ranks 64 --rank-megabytes 160 --megabytes    10 GB of a job of 64 ranks
 
 A real trace is repeated, each time later, to every size, in a temporary folder. Of each: the whole
 `analyze` (start-up included), and beside it in the same run what reading alone costs: `json.loads`
 of the standard library, and msgspec with the types that the importer asks for, a block at a time
 (the floor: nothing is kept). MB of plain JSON per CPU-second; peak memory of the process.
+
+Peers run in the environments of `make peers` (`CLUSTERPROF_PEERS`, `CLUSTERPROF_TRACELENS`: see
+`bench/peers/run.py`), from the file to their breakdown; the ratio is that of CPU time. With
+`--ranks` the real traces of 8 ranks are repeated and shared out among so many ranks, and analysed
+on one core and on all: wall time of both, and the memory of all processes together at its peak.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 
-REAL = FOLDER.parents[1] / "shared/data/kineto-hta/df_index_resolver_df_index_resolver.json.gz"
+DATA = FOLDER.parents[1] / "shared/data"
+REAL = DATA / "kineto-hta/df_index_resolver_df_index_resolver.json.gz"
+REAL_RANKS = DATA / "kineto-dlrm-8rank"
+PEERS = Path(os.environ.get("CLUSTERPROF_PEERS", FOLDER.parent / ".peers"))
 JSON_AT_MOST_MB = 60  # json.loads takes ten times a file's size
+PEERS_AT_MOST_MB = 700  # and so do they
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+} | {"MPLBACKEND": "agg"}  # what is installed has its byte code: ours is written by a first run
+_RANK = re.compile(rb'("rank"\s*:\s*)(\d+)(\s*,\s*"world_size"\s*:\s*)(\d+)')
 _LOADS = "import json, sys; json.load(open(sys.argv[1], 'rb'))"
 _FLOOR = """
 import sys
 from pathlib import Path
 from clusterprof.importers.base import Account
 from clusterprof.importers.kineto.blocks import Trace
+from clusterprof.importers.kineto.usual import Usual
+from clusterprof.importers.kineto.words import Kinds
 from clusterprof.importers.sources import sources_of
 (source,) = sources_of(Path(sys.argv[1]))
-for events in Trace(source, Account(source.path)).events():
+for events in Trace(source, Account(source.path), Usual(Kinds()).events).events():
     pass
+"""
+_HTA = """
+import sys
+from hta.trace_analysis import TraceAnalysis
+trace = TraceAnalysis(trace_files={int(sys.argv[2]): sys.argv[1]})
+table = trace.get_temporal_breakdown(visualize=False)
+assert len(table)
+"""
+_TRACELENS = """
+import sys
+from TraceLens import TreePerfAnalyzer
+assert len(TreePerfAnalyzer.from_file(sys.argv[1]).get_df_gpu_timeline())
 """
 
 
-def measured(*command: str) -> tuple[float, float]:
+def measured(*command: str, python: str = sys.executable, path: str = "") -> tuple[float, float]:
     """Return CPU seconds and peak memory in MB of one command, those it starts included.
 
     The peak counts what this process had when it forked: so it must stay small itself.
     """
-    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
+    environment = {**ENVIRONMENT, "PYTHONPATH": path or str(FOLDER.parent)}
     with subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.DEVNULL, env=environment
+        [python, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
     ) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -51,32 +83,148 @@ def measured(*command: str) -> tuple[float, float]:
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
+def _rank_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        found = _RANK.search(file.read(1 << 16))
+    return found[2].decode() if found else "0"
+
+
+def peers(path: Path) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Yield what each tool that is installed takes from a file to its breakdown."""
+    hta = PEERS / "HTA" / "bin" / "python"
+    if hta.exists():
+        yield "HTA", measured("-c", _HTA, str(path), _rank_of(path), python=str(hta), path="-")
+    lens = PEERS / "TraceLens" / "bin" / "python"
+    sources = os.environ.get("CLUSTERPROF_TRACELENS", "")
+    if lens.exists() and sources:
+        yield "TraceLens", measured("-c", _TRACELENS, str(path), python=str(lens), path=sources)
+
+
+def _told(size_mb: float, name: str, cpu_s: float, peak_mb: float, more: str = "") -> None:
+    print(
+        f"{size_mb:6.0f} MB  {name:20} {size_mb / cpu_s:6.0f} MB/CPU-s"
+        f"  {cpu_s:6.2f} CPU-s  peak {peak_mb:5.0f} MB{more}",
+        flush=True,
+    )
+
+
+def one_rank(real: Path, folder: Path, megabytes: int, with_peers: bool) -> None:
+    """Measure one file of about this size."""
+    path = folder / f"rank0-{megabytes}.json"
+    maker = (str(FOLDER / "_kineto_traces.py"), str(real), str(path))
+    measured(*maker, "--megabytes", str(megabytes))  # in a process of its own: see peak
+    size = path.stat().st_size / 1e6
+    ours = measured("-m", "clusterprof", "analyze", str(path))
+    _told(size, "analyze", *ours)
+    _told(size, "typed, nothing kept", *measured("-c", _FLOOR, str(path)))
+    if size <= JSON_AT_MOST_MB * 1.5:
+        _told(size, "json.loads", *measured("-c", _LOADS, str(path)))
+    if with_peers and size <= PEERS_AT_MOST_MB:
+        for name, theirs in peers(path):
+            _told(size, name, *theirs, more=f"  {theirs[0] / ours[0]:5.1f} × analyze")
+    path.unlink()
+
+
+def many_ranks(folder: Path, ranks: int, megabytes: int) -> None:
+    """Measure a job of many ranks, on one core and on all."""
+    real = sorted(REAL_RANKS.glob("rank*.json.gz"))
+    size = 0.0
+    for number in range(ranks):
+        path = folder / f"rank{number}.pt.trace.json"
+        maker = (str(FOLDER / "_kineto_traces.py"), str(real[number % len(real)]), str(path))
+        measured(*maker, "--megabytes", str(megabytes))
+        _renumber(path, number, ranks)
+        size += path.stat().st_size / 1e6
+    cores = sorted(os.sched_getaffinity(0))
+    walls = []
+    for some in ({cores[0]}, set(cores)):
+        wall_s, cpu_s, together_mb, largest_mb = _watched(folder, some)
+        walls.append(wall_s)
+        print(
+            f"{size:6.0f} MB of {ranks} ranks on {len(some)} cores: {wall_s:6.1f} s"
+            f"  {size / cpu_s:6.0f} MB/CPU-s  peak {together_mb:5.0f} MB together,"
+            f" {largest_mb:4.0f} MB the largest process",
+            flush=True,
+        )
+    print(f"{walls[0] / walls[1]:.2f} × as fast on {len(cores)} cores")
+
+
+def _renumber(path: Path, rank: int, world: int) -> None:
+    """Make a trace say that it is of another rank; spaces keep its length."""
+    with open(path, "r+b") as file:
+        head = file.read(1 << 16)
+        found = _RANK.search(head)
+        if not found:
+            return  # then the name says it
+        said = b'"rank":%d,"world_size":%d' % (rank, world)
+        room = found.end() - found.start()
+        assert len(said) <= room
+        file.seek(found.start())
+        file.write(said.ljust(room))
+
+
+def _watched(folder: Path, cores: set[int]) -> tuple[float, float, float, float]:
+    """Wall and CPU seconds of `analyze`, and the peak of all its processes, of the largest one."""
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(FOLDER.parent)}
+    began = time.monotonic()
+    together = 0
+    with subprocess.Popen(
+        [sys.executable, "-m", "clusterprof", "analyze", str(folder)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    ) as process:  # fmt: skip
+        while True:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            together = max(together, sum(_proportional_bytes(one) for one in _below(process.pid)))
+            time.sleep(0.1)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"analyze … failed: {process.returncode}")
+    wall_s = time.monotonic() - began
+    return wall_s, usage.ru_utime + usage.ru_stime, together / 1e6, usage.ru_maxrss / 1024
+
+
+def _below(pid: int) -> Iterator[int]:
+    yield pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in children:
+        yield from _below(int(child))
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    said: Mapping[str, str] = {line.split()[0]: line.split()[1] for line in lines[1:]}
+    return int(said.get("Pss:", 0)) * 1024
+
+
 def main() -> int:
     """Measure, and print a line for each size and way."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trace", type=Path, nargs="?", default=REAL)
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[53, 500])
+    parser.add_argument("--megabytes", type=int, nargs="*", default=[53, 500])
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--ranks", type=int, default=0)
+    parser.add_argument("--rank-megabytes", type=int, default=160)
+    parser.add_argument("--folder", type=Path, help="where the traces are made; default: temporary")
     args = parser.parse_args()
     if not args.trace.exists():
         print(f"no trace: {args.trace.name} is not beside the repository; name one")
         return 0
-    with tempfile.TemporaryDirectory() as folder:
-        for megabytes in args.megabytes:
-            path = Path(folder) / f"rank0-{megabytes}.json"
-            maker = (str(FOLDER / "_kineto_traces.py"), str(args.trace), str(path))
-            measured(*maker, "--megabytes", str(megabytes))  # in a process of its own: see peak
-            size = path.stat().st_size / 1e6
-            ways = {"analyze": ("-m", "clusterprof", "analyze", str(path))}
-            ways["typed, nothing kept"] = ("-c", _FLOOR, str(path))
-            if size <= JSON_AT_MOST_MB * 1.5:
-                ways["json.loads"] = ("-c", _LOADS, str(path))
-            for name, command in ways.items():
-                cpu_s, peak_mb = measured(*command)
-                print(
-                    f"{size:6.0f} MB  {name:20} {size / cpu_s:6.0f} MB/CPU-s"
-                    f"  {cpu_s:6.2f} CPU-s  peak {peak_mb:5.0f} MB"
-                )
-            path.unlink()
+    measured("-m", "clusterprof", "analyze", str(args.trace))  # writes byte code
+    for megabytes in args.megabytes:
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            one_rank(args.trace, Path(folder), megabytes, args.peers)
+    if args.ranks:
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            many_ranks(Path(folder), args.ranks, args.rank_megabytes)
     return 0
 
 

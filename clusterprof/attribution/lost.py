@@ -12,6 +12,7 @@ which are edges anyway: reading in one chunk or in many gives the same pieces.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -73,6 +74,9 @@ _SPIN_ORDER = (
 
 NO_PIECES = Lost(*(np.zeros(0, np.int64) for _ in range(6)))
 
+STRETCH_NS = 7_200_000_000_000
+"""A longer stretch (a step of hours) is judged in parts: times 2**20 it would not be an int64."""
+
 
 @dataclass(frozen=True, slots=True)
 class Account:
@@ -105,7 +109,7 @@ def lost_pieces(
     ready, after = regions(rank, state, last)
     after = noted(rank, after, window)
     found, activity = [], state.activity
-    for whole in ready:
+    for whole in (part for region in ready for part in _parts(region)):
         region = inside(rank, whole, after, window)
         left_ns = whole.end_ns - whole.start_ns - (region.end_ns - region.start_ns)
         if region.end_ns == region.start_ns:
@@ -114,6 +118,12 @@ def lost_pieces(
         lost, account, activity = pieces(rank, region, activity)
         found.append((region, lost, replace(account, not_asked_ns=left_ns)))
     return tuple(found), replace(after, activity=activity)
+
+
+def _parts(region: Region) -> Iterator[Region]:
+    """A stretch in parts whose time, in shares of ns, is well inside int64."""
+    for start_ns in range(region.start_ns, max(region.end_ns, region.start_ns + 1), STRETCH_NS):
+        yield replace(region, start_ns=start_ns, end_ns=min(start_ns + STRETCH_NS, region.end_ns))
 
 
 def pieces(

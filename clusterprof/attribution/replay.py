@@ -269,6 +269,8 @@ class Replay:
         part, mean = np.zeros(self._job.size), np.ones(self._job.size)
         for job in np.unique(self._job[ops.rank]).tolist():
             mine = np.flatnonzero((self._job == job) & (total > 0))
+            if not mine.size:  # all of its time was in operations
+                continue
             usual = np.sort(total[mine])[(mine.size - 1) // 2]
             part[mine] = np.maximum(1.0 - usual / total[mine], 0.0)
             mean[mine] = total[mine].mean() / total[mine]

@@ -20,6 +20,7 @@ from typing import Any
 
 from clusterprof.engine.refined import refined
 from clusterprof.errors import ClusterprofError, NoRecording, UsageError
+from clusterprof.importers import heap
 from clusterprof.importers.base import Account, CannotImportError, Importer, together
 from clusterprof.importers.registry import IMPORTERS, importer_of
 from clusterprof.importers.sources import FileSource, sources_of
@@ -103,7 +104,7 @@ def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Accou
     batches = _batches(files)
     size = sum(file.stat().st_size for file in files)
     if size > _SIDE_BY_SIDE_BYTES:
-        jobs = max(jobs, min(os.cpu_count() or 1, len(batches)))
+        jobs = max(jobs, min(_cores(), len(batches)))
     numbered = list(enumerate(batches))
     first = [_write(item, folder, {}) for item in numbered if item[1][0] in _TELLING]
     work = [item for item in numbered if item[1][0] not in _TELLING]
@@ -120,6 +121,13 @@ def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Accou
     else:
         done = [write(item) for item in work]
     return tuple(account for some in (*first, *done) for account in some)
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def foreign_files(paths: Sequence[Path]) -> list[Path]:
@@ -139,7 +147,7 @@ def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     foreign: list[Path] = []
     for path in paths:
         if path.is_file() and not path.name.endswith(SUFFIX):
-            if importer_for(path) is None and path.stat().st_size:
+            if _importer_in(path) is None and path.stat().st_size:
                 known = ", ".join(one.title for one in IMPORTERS)
                 raise NoRecording(
                     f"{path}: neither a recording nor of a format that is known",
@@ -179,13 +187,15 @@ def _files_in(folder: Path) -> list[Path]:
 def importer_for(path: Path) -> Importer | None:
     """Return who reads a file, by what stands at its beginning; None: nobody."""
     try:
-        for source in sources_of(path):
-            found = importer_of(source.head, source.path)
-            if found is not None:
-                return found
+        return _importer_in(path)
     except (ClusterprofError, OSError):
         return None
-    return None
+
+
+def _importer_in(path: Path) -> Importer | None:
+    """The same of a file that was asked for: raises what makes it unreadable."""
+    some = (importer_of(source.head, source.path) for source in sources_of(path))
+    return next((one for one in some if one is not None), None)
 
 
 Batch = tuple[str, tuple[Path, ...]]
@@ -241,8 +251,10 @@ def _write_nodes(
             node.key = f"{node.key}-{name}-{number}"
             node.host = {**facts, **node.host}
             write_node(folder / f"{name}-{number:04d}", node.header(), node.records())
+            del node  # before the next one is made
     except CannotImportError as error:
         for account in accounts:
             account.cut = error.message
+    heap.keep_again()
     for source, account in zip(sources, accounts):
         account.cut = account.cut or source.damage

@@ -41,7 +41,8 @@ from clusterprof.importers.telemetry.gathered import (
 from clusterprof.importers.telemetry.lines import lines_of
 from clusterprof.importers.telemetry.times import time_ns
 
-_LOGGED = re.compile(rb"time = (\S{10,40}) data = (\{.*\})\s*$")
+_LOGGED = re.compile(rb"time = (\S{10,40})$")
+_DATA = b" data = "
 _TIMES = ("timestamp", "time")
 _NS_PER_MS = 1e6
 _USER, _SYSTEM = ("cpu_u_ms", "cpu_n_ms"), ("cpu_s_ms", "cpu_x_ms", "cpu_y_ms")
@@ -116,9 +117,10 @@ class Dynolog:
 
 def _sample(line: bytes) -> tuple[tuple[int, bool], dict[str, Any]] | None:
     """The time of a line, whether its zone is known, and its values; None when it has none."""
-    match = _LOGGED.search(line) if b" data = " in line else None
+    said_at, _, written = line.partition(_DATA)
+    match = _LOGGED.search(said_at[-64:]) if written else None
     try:
-        data = msgspec.json.decode(match[2] if match else line)
+        data = msgspec.json.decode(written if match else line)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
     if not isinstance(data, dict):

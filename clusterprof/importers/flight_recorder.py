@@ -99,7 +99,7 @@ def read_dump(path: Path) -> Dump:
         raise _unreadable(path, f"{type(error).__name__}: {error}") from error
 
 
-def parse_dump(data: bytes, rank: int, at_ns: int) -> Dump:
+def parse_dump(data: bytes | bytearray, rank: int, at_ns: int) -> Dump:
     """Return the dump in these bytes. Raises ValueError, TypeError, KeyError or AttributeError."""
     content = json.loads(data) if data[:1] in b"{" else _plain(data)
     if not isinstance(content, dict) or not isinstance(content.get("entries"), (list, tuple)):
@@ -127,7 +127,7 @@ def _entry(one: Mapping[str, Any]) -> Entry:
     words = name.rpartition(":")[2].split()
     message = bool(one.get("is_p2p", words[:1] in (["send"], ["recv"])))
     return Entry(
-        str(group[0] if isinstance(group, (list, tuple)) else group),
+        str((*group, "")[0] if isinstance(group, (list, tuple)) else group),
         int(one.get("collective_seq_id", one.get("seq_id", 0))),
         name,
         message,
@@ -156,7 +156,7 @@ class _OnlyPlain(pickle._Unpickler):  # type: ignore[name-defined, misc]
         raise ValueError("it names something outside itself")
 
 
-def _plain(data: bytes) -> Any:
+def _plain(data: bytes | bytearray) -> Any:
     try:
         return _OnlyPlain(io.BytesIO(data)).load()
     except _BROKEN as error:

@@ -37,9 +37,9 @@ from numpy.typing import NDArray
 from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.device_gaps import union
 from clusterprof.importers.tables import NodeTables, group_number
+from clusterprof.importers.text_lines import whole_bytes
 from clusterprof.probe import layout
 
-BYTES_AT_MOST = 256 << 20
 _NS = 1000
 _HEAVY = 1.2
 _LATEST_US = 1 << 52
@@ -95,13 +95,8 @@ class MegatronPipeline:
 
 
 def _stages(source: Source, account: Account) -> dict[Who, _Stage]:
-    data = bytearray()
-    for block in source.blocks():
-        data += block
-        if len(data) > BYTES_AT_MOST:
-            raise CannotImportError(f"more than {BYTES_AT_MOST:,} bytes", "give fewer iterations")
     try:
-        found = msgspec.json.decode(bytes(data).lstrip())
+        found = msgspec.json.decode(whole_bytes(source))
         listed = found.get("traceEvents") if isinstance(found, dict) else found
         events = listed if isinstance(listed, list) else []
     except (msgspec.DecodeError, RecursionError, ValueError) as error:

@@ -25,6 +25,7 @@ Everything inside an epoch: no device, no rank but the one that logged, no cause
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,14 +35,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from clusterprof.importers.base import Account, CannotImportError, Source
-from clusterprof.importers.tables import NodeTables
+from clusterprof.importers.tables import SPAN_AT_MOST_NS, NodeTables
 from clusterprof.importers.text_lines import json_of, lines_of, whole_ns
 from clusterprof.probe import layout
 from clusterprof.signals import GPU_BUSY
 
 MARK = b":::MLLOG"
 MILLISECOND_NS, SECOND_NS = 1_000_000, 1_000_000_000
-INTERVALS_AT_MOST = 1_000_000
+INTERVALS_AT_MOST = 1 << 17
 COLD_RATIO = 1.25
 """A first epoch that took so much longer than the middle one began with cold caches."""
 SLOW_RATIO = 1.03
@@ -109,7 +110,7 @@ class Mllog:
 def read_run(source: Source, account: Account) -> Run:
     """Read one log; what is broken is counted."""
     run, open_ = Run(source.path), dict[str, tuple[int, int | None]]()
-    count = 0
+    times = array("q")
     for line in lines_of(source, account):
         at = line.find(MARK)
         if at < 0:
@@ -120,15 +121,18 @@ def read_run(source: Source, account: Account) -> Run:
         if when is None or when <= 0 or not isinstance(key, str):
             account.skipped["lines without a time or a key"] += 1
             continue
-        count += 1
-        run.first_ns = min(run.first_ns or when, when)
-        run.last_ns = max(run.last_ns, when)
+        times.append(when)
         match = _KEY.match(key)
         if match and match[1] in _WANTED:
             _interval(run, open_, match[1], match[2] == "start", when, one, account)
         elif key.startswith("submission_") and len(run.said) < 64:
             run.said.setdefault(key, one.get("value"))
-    account.read["log lines"] += count
+    account.read["log lines"] += len(times)
+    middle = sorted(times)[len(times) // 2] if times else 0
+    near = [when for when in times if abs(when - middle) <= SPAN_AT_MOST_NS // 2]
+    run.first_ns, run.last_ns = min(near, default=0), max(near, default=0)
+    if len(near) < len(times):
+        account.skipped["lines of quite another time"] += len(times) - len(near)
     for kind in open_:
         account.skipped[f"{kind} without an end"] += 1
     for kind, spans in run.spans.items():

@@ -33,6 +33,7 @@ import numpy as np
 from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.flight_recorder import BYTES_AT_MOST, Dump, Entry, parse_dump
 from clusterprof.importers.tables import NodeTables, group_number
+from clusterprof.importers.text_lines import whole_bytes
 from clusterprof.probe import layout
 
 _RANK = re.compile(r"(\d{1,9})(?:\.json)?(?:\.gz|\.zst)?$")
@@ -100,14 +101,13 @@ def _read(source: Source, account: Account) -> Dump | None:
     if rank is None:
         account.cut = "its name does not end with a rank"
         return None
-    data = bytearray()
-    for block in source.blocks():
-        data += block
-        if len(data) > BYTES_AT_MOST:
-            account.cut = f"more than {BYTES_AT_MOST:,} bytes"
-            return None
     try:
-        dump = parse_dump(bytes(data.lstrip()), int(rank[1]), 0)
+        data = whole_bytes(source, BYTES_AT_MOST)
+    except CannotImportError as error:
+        account.cut = error.message
+        return None
+    try:
+        dump = parse_dump(data.lstrip(), int(rank[1]), 0)
         if not all(0 <= one < _RANKS_AT_MOST for some in dump.members.values() for one in some):
             raise ValueError("ranks that cannot be")
         return dump

@@ -25,6 +25,7 @@ them are missing.
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,7 @@ _KINDS = {
     "scatter": layout.SCATTER,
 }  # fmt: skip
 _OPERATIONS_AT_MOST = 20_000_000
+_PROCESSES_AT_MOST = 65_536
 _MOST_NS = 1 << 50
 
 
@@ -58,8 +60,12 @@ class _Process:
     pid: int
     ranks: dict[str, int] = field(default_factory=dict)
     """Its rank, by communicator."""
-    rows: dict[str, list[tuple[int, int, int, int, int]]] = field(default_factory=dict)
-    """By communicator: number, duration, bytes, operation, when written."""
+    rows: dict[str, array[int]] = field(default_factory=dict)
+    """By communicator, five each: number, duration, bytes, operation, when written."""
+
+    def table(self, communicator: str) -> Int:
+        """Return the operations in a communicator, a row each."""
+        return np.frombuffer(self.rows[communicator], np.int64).reshape(-1, 5)
 
 
 class NcclInspector:
@@ -130,12 +136,15 @@ def _read(
             account.skipped["operations with values that cannot be"] += 1
             continue
         pid = one.pid if one.pid is not None and 0 < one.pid < 1 << 31 else number + 1
+        beyond = (host, pid) not in processes and len(processes) >= _PROCESSES_AT_MOST
+        if beyond or (one.communicator not in sizes and len(sizes) >= _PROCESSES_AT_MOST):
+            raise CannotImportError(f"more than {_PROCESSES_AT_MOST:,} processes or communicators")
         process = processes.setdefault((host, pid), _Process(host, pid))
         process.ranks[one.communicator] = one.rank
         sizes[one.communicator] = max(sizes.get(one.communicator, 0), one.ranks)
         kind = _KINDS.get(one.name.lower(), layout.OTHER_OPERATION)
         row = (one.number, one.duration_ns, one.bytes, kind, written)
-        process.rows.setdefault(one.communicator, []).append(row)
+        process.rows.setdefault(one.communicator, array("q")).extend(row)
         account.read["operations"] += 1
         count += 1
         if count >= most:
@@ -173,7 +182,7 @@ def _job(
 
 def _leaves(comm: str, processes: Any) -> tuple[Int, Int]:
     """Numbers of a communicator's operations, and when all left each."""
-    tables = [np.array(p.rows[comm], np.int64) for p in processes if comm in p.rows]
+    tables = [p.table(comm) for p in processes if comm in p.rows]
     rows = np.concatenate(tables) if tables else np.empty((0, 5), np.int64)
     order = np.lexsort((rows[:, 4], rows[:, 0]))
     rows = rows[order]
@@ -205,8 +214,8 @@ def _add(
     me = (process.host, process.pid)
     node.rank(process.pid, None if job is None else job[me], None if job is None else len(job))
     low, high = 1 << 62, 0
-    for comm, some in process.rows.items():
-        table = np.array(some, np.int64)
+    for comm in process.rows:
+        table = process.table(comm)
         table = table[np.argsort(table[:, 0], kind="stable")]
         table = table[np.append(True, np.diff(table[:, 0]) > 0)]  # one number, one operation
         numbers, ends = leaves[comm]

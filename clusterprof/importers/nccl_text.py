@@ -37,19 +37,26 @@ from typing import ClassVar
 from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.nccl_said import NcclText, TableRow, facts_of, notes_of
 from clusterprof.importers.tables import NodeTables
-from clusterprof.importers.text_lines import lines_of
+from clusterprof.importers.text_lines import lines_of, text_number
 from clusterprof.probe import layout
 
-_INFO = re.compile(r"(?:([\w.-]+):\d+:\d+ \[-?\d+\] )?(?:\S+ )?NCCL (INFO|WARN) (.*)")
+# Lines may be anything: none of these takes longer than a line is long.
+_INFO = re.compile(r"NCCL (INFO|WARN) ")
+_HOST = re.compile(r"(?<![\w.-])([\w.-]{1,255}):\d{1,10}:\d{1,10} \[-?\d{1,6}\] (?:\S{1,128} )?$")
+_BEFORE = 448  # characters, of the host and what else stands before NCCL
 _VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+-]*)")
-_VARIABLE = re.compile(r"(NCCL_[A-Z0-9_]+) set (?:by environment )?to (\S+?)\.?\s*$")
-_CHANNEL = re.compile(r"Channel \d+(?:/\d+)? ?: ?\d+.* via (P2P|SHM|NET|COLLNET|NVLS)(?:/(.+))?")
-_NETWORK = re.compile(r"Using network (\w[\w .-]*?)\s*$")
+_VARIABLE = re.compile(
+    r"(?<![A-Z0-9_])(NCCL_[A-Z0-9_]{1,64}) set (?:by environment )?to (\S+?)\.?\s*$"
+)
+_CHANNEL = re.compile(r"Channel \d+(?:/\d+)? ?: ?\d")
+_VIA = re.compile(r"(P2P|SHM|NET|COLLNET|NVLS)(?:/(.+))?")
+_USING = "Using network "
+_NETWORK = re.compile(r"\w[\w .-]{0,63}")
 _DEVICE = re.compile(r"\[\d+\] ?([A-Za-z][\w.-]*):\d+/(?:IB|RoCE|IB/SHARP|uverbs)")
 _SIZE = re.compile(r"\bn[rR]anks (\d+) n[nN]odes (\d+)")
 _HEAD = re.compile(r"#\s+size\s+count\s+type(?:\s+redop)?(?:\s+root)?\s+time\s+algbw\s+busbw")
 _ROW = re.compile(
-    r"(\d+)\s+\d+\s+([a-z]\w*)(?:\s+([a-z]\w*|none))?(?:\s+-?\d+)?"
+    r"(?<!\d)(\d{1,18})\s+\d+\s+([a-z]\w*)(?:\s+([a-z]\w*|none))?(?:\s+-?\d+)?"
     r"\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(?:\S+)"
     r"(?:\s+([\d.]+|N/A)\s+([\d.]+|N/A)\s+([\d.]+|N/A)\s+\S+)?\s*$"
 )
@@ -81,7 +88,8 @@ def read_text(lines: Iterator[bytes]) -> NcclText:
                 found.versions[version[1]] += 1
             said = _INFO.search(line)
             if said:
-                _logged(found, said[1] or "", said[2], said[3])
+                host = _HOST.search(line[max(said.start() - _BEFORE, 0) : said.start()])
+                _logged(found, host[1] if host else "", said[1], line[said.end() :])
         elif program := _PROGRAM.search(line):
             operation = _PROGRAMS[program[1]]
         if table or "size" in line or "#" in line:
@@ -115,14 +123,15 @@ def _logged(found: NcclText, host: str, level: str, text: str) -> None:
         if len(found.warnings) < _NAMES_AT_MOST:
             found.warnings[text[:120]] += 1
         return
-    if channel := _CHANNEL.search(text):
+    before, _, behind = text.rpartition(" via ")
+    if (channel := _VIA.match(behind)) and _CHANNEL.search(before):
         kind, more = channel[1], channel[2] or ""
         found.channels[f"NET/{more.partition('/')[0]}" if kind == "NET" else kind] += 1
         found.direct += "GDRDMA" in more
         if kind == "NET" and more.startswith("Socket"):
             found.socket_hosts.add(host)
-    elif network := _NETWORK.search(text):
-        found.networks[network[1]] += 1
+    elif network := _NETWORK.fullmatch(text.partition(_USING)[2].strip()):
+        found.networks[network[0]] += 1
     elif text.startswith("NET/IB"):
         if "No device found" in text:
             found.no_rdma.add(host)
@@ -144,16 +153,15 @@ def _tabled(found: NcclText, line: str, operation: int) -> bool:
     if _HEAD.search(line):
         return True
     if average := _AVERAGE.search(line):
-        found.average_gbps = float(average[1])
+        found.average_gbps = text_number(average[1])
     elif _RANK.search(line):
         found.test_ranks += 1
     row = _ROW.search(line)
     if row is None or len(found.rows) >= _ROWS_AT_MOST or len(row[1]) > 18:
         return False
-    try:
-        time_us, algorithm, bus = (float(row[at]) for at in (4, 5, 6))
-        again = float(row[7]) if row[7] and row[7] != "N/A" else None
-    except ValueError:
+    time_us, algorithm, bus = (text_number(row[at]) for at in (4, 5, 6))
+    again = text_number(row[7] or "")
+    if time_us is None or algorithm is None or bus is None:
         return False
     found.rows.append(
         TableRow(operation, int(row[1]), row[2], row[3] or "", time_us, algorithm, bus, again)

@@ -40,10 +40,11 @@ from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.tables import Float, Int, NodeTables
 from clusterprof.importers.telemetry.lines import lines_of
 from clusterprof.importers.telemetry.times import time_ns
+from clusterprof.importers.text_lines import whole_bytes
 from clusterprof.probe import layout
 
 Bool = NDArray[np.bool_]
-BYTES_AT_MOST = 64 << 20
+_CELLS_AT_MOST = 1 << 20
 _TIMES = ("event_time", "timestamp", "time")
 _RANK = re.compile(r"(?:rank[ _-]?)?(\d{1,7})", re.IGNORECASE)
 _HEAD = re.compile(rb'"(event_time|timestamp|time)"\s*:\s*\[')
@@ -228,16 +229,8 @@ def _number(value: object) -> float:
 
 
 def _json_columns(source: Source, account: Account) -> dict[str, list[object]]:
-    parts, size = [], 0
-    for block in source.blocks():
-        size += len(block)
-        if size > BYTES_AT_MOST:
-            raise CannotImportError(
-                f"more than {BYTES_AT_MOST >> 20} MiB of one JSON object", "write it as CSV"
-            )
-        parts.append(block)
     try:
-        found = msgspec.json.decode(b"".join(parts))
+        found = msgspec.json.decode(whole_bytes(source))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         account.cut = f"no valid JSON ({error})"
         return {}
@@ -254,7 +247,9 @@ def _csv_columns(source: Source, account: Account) -> dict[str, list[object]]:
     try:
         heads = [head.strip().lower() for head in next(rows, [])]
         columns: dict[str, list[object]] = {head: [] for head in heads}
-        for row in rows:
+        for count, row in enumerate(rows, 1):
+            if count * len(heads) > _CELLS_AT_MOST:
+                raise CannotImportError(f"more than {_CELLS_AT_MOST:,} values", "give fewer")
             if len(row) != len(heads):
                 account.skipped["rows with more or fewer columns than the first"] += 1
                 continue

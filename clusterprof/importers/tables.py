@@ -17,16 +17,19 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from clusterprof.importers.columns import Blocks, Column
+from clusterprof.importers.columns import Busy, Column, narrow, streams_of
 from clusterprof.importers.columns import Float as Float
 from clusterprof.importers.columns import Int as Int
+from clusterprof.importers.slices import Stream, in_slices
+from clusterprof.importers.span_tables import SpansInOrder, SpanTable
 from clusterprof.probe import layout
 from clusterprof.signals import GPU_BUSY_TIME
 from clusterprof.trace.schema import (
@@ -40,6 +43,10 @@ from clusterprof.trace.schema import (
 )
 
 SLICE_NS = 1_000_000_000
+RANKS_AT_MOST = 1 << 17
+_DAY_NS = 86_400 * SLICE_NS
+SPAN_AT_MOST_NS = 100 * _DAY_NS
+"""From the first to the last of what is attributed; a float holds whole ns up to 104 days."""
 UNKNOWN_HOST = "unknown-host"
 """How a node is called whose name the file does not say."""
 _STARTED_TICKS = 1  # one life per pid: foreign files do not say when a process began
@@ -72,10 +79,9 @@ class NodeTables:
         self._devices: dict[str, dict[str, Any]] = {}
         self._ranks: dict[int, dict[str, Any]] = {}
         self._groups: list[dict[str, Any]] = []
-        self._spans: dict[int, list[Int]] = {}
+        self._spans: dict[int, SpanTable] = {}
         self._names: dict[int, dict[int, str]] = {}
-        self._rows: dict[int, int] = {}
-        self._columns: list[Column] = []
+        self._columns: list[Column | Busy] = []
         self._events: list[Event] = []
 
     # Who and what
@@ -92,7 +98,11 @@ class NodeTables:
         device: str = "",
         local_rank: int | None = None,
     ) -> None:
-        """Add a training process and its accelerator."""
+        """Add a training process and its accelerator; numbers that no job has are not known."""
+        if world_size is not None and not 0 < world_size <= RANKS_AT_MOST:
+            world_size = None
+        if rank is not None and not 0 <= rank < RANKS_AT_MOST:
+            rank = world_size = None
         self._ranks[pid] = {
             "pid": pid, "started_ticks": _STARTED_TICKS, "role": "python", "device": device,
             "rank": rank, "world_size": world_size, "node_local_rank": local_rank,
@@ -101,7 +111,7 @@ class NodeTables:
 
     def group(self, pid: int, group: int, ranks: Sequence[int]) -> None:
         """Say which global ranks a process group has; pid is one of its processes."""
-        if ranks:
+        if ranks and len(ranks) <= RANKS_AT_MOST and 0 <= min(ranks) <= max(ranks) < RANKS_AT_MOST:
             self._groups.append({"pid": pid, "group": group, "ranks": sorted(map(int, ranks))})
 
     def event(self, t_ns: int, kind: str, **attributes: Any) -> None:
@@ -125,14 +135,8 @@ class NodeTables:
 
         What each of a to d means: docs/design.md, section 4.
         """
-        start = np.asarray(start_ns, np.int64)
-        table = np.empty((len(SPAN_FIELDS), start.size), np.int64)
-        for row, column in enumerate((start, end_ns, kind, a, b, c, d)):
-            table[row] = column
-        first = self._rows.get(pid, 0)
-        self._rows[pid] = first + start.size
-        self._spans.setdefault(pid, []).append(table)
-        return first
+        table = self._spans.setdefault(pid, SpanTable())
+        return table.add(start_ns, end_ns, kind, a, b, c, d)
 
     def named_spans(self, pid: int, name: str, start_ns: ArrayLike, end_ns: ArrayLike) -> None:
         """Add spans under a name of the user's own; at most 64 names of a process are kept."""
@@ -176,15 +180,9 @@ class NodeTables:
 
         They become the counter `gpu.busy_ns_total`, read at every edge: exact everywhere.
         """
-        edges = np.empty(2 * start_ns.size, np.int64)
-        edges[0::2], edges[1::2] = start_ns, end_ns
-        total = np.empty(edges.size, np.int64)
-        worked = np.cumsum(end_ns - start_ns)
-        total[0::2], total[1::2] = worked - (end_ns - start_ns), worked
-        t_ns = np.concatenate([[from_ns], edges, [until_ns]])
-        total = np.concatenate([[0], total, [worked[-1] if worked.size else 0]])
-        t_ns, row = np.unique(t_ns, return_index=True)
-        self.series(GPU_BUSY_TIME.name, device, t_ns, total[row])
+        start, end = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
+        took, name = narrow(end - start), GPU_BUSY_TIME.name
+        self._columns.append(Busy(name, device, start, took, int(from_ns), int(until_ns)))
 
     def series(self, signal: str, device: str, t_ns: ArrayLike, values: ArrayLike) -> None:
         """Add readings of one of our signals, sorted by time; NaN = not available."""
@@ -200,18 +198,26 @@ class NodeTables:
 
     def bounds_ns(self) -> tuple[int, int]:
         """Return the first and the last instant of anything; (0, 0) of nothing."""
-        low = [int(t.t_ns[0]) for t in self._columns if t.t_ns.size]
-        high = [int(t.t_ns[-1]) for t in self._columns if t.t_ns.size]
-        for tables in self._spans.values():
-            low += [int(table[0].min()) for table in tables if table.shape[1]]
-            high += [int(table[1].max()) for table in tables if table.shape[1]]
-        low += [event.t_ns for event in self._events]
-        high += [event.t_ns for event in self._events]
-        return min(low, default=0), max(high, default=0)
+        found = [event.t_ns for event in self._events]
+        for column in self._columns:
+            if isinstance(column, Busy):
+                found += column.bounds_ns()
+            elif column.t_ns.size:
+                found += (int(column.t_ns[0]), int(column.t_ns[-1]))
+        for table in self._spans.values():
+            found += table.bounds_ns()
+        return min(found, default=0), max(found, default=0)
 
     def header(self) -> Header:
-        """Return the first record."""
-        first_ns, _ = self.bounds_ns()
+        """Return the first record. Raises CannotImportError for times that no job has."""
+        first_ns, last_ns = self.bounds_ns()
+        if self._spans and last_ns - first_ns > SPAN_AT_MOST_NS:
+            from clusterprof.importers.base import CannotImportError  # it names this module
+
+            days = (last_ns - first_ns) // _DAY_NS
+            raise CannotImportError(
+                f"what it shows of one process lies {days:,} days apart", "look at its times"
+            )
         node = {"key": self.key, "hostname": self.name, "boot_id": "", "kernel": "",
                 "display": self.name or self.shown or UNKNOWN_HOST}  # fmt: skip
         started = {"monotonic_ns": first_ns, "boottime_ns": first_ns}
@@ -234,47 +240,46 @@ class NodeTables:
             opening.append(Event(first_ns, "process-registered", said))
         opening += [Event(first_ns, "group-announced", said) for said in self._groups]
         yield opening
-        tables = {pid: self._in_order(pid) for pid in self._spans}
-        blocks = Blocks(self.source, self._columns)
-        events = sorted(self._events, key=lambda event: event.t_ns)
-        edges = [first_ns]
-        while edges[-1] <= last_ns:  # over a long silence in one step
-            edges.append(
-                max(edges[-1] + SLICE_NS, min(self._next_ns(blocks, tables, edges[-1]), last_ns))
-            )
-        for low, high in pairwise(edges):
-            slice_: list[Record] = [event for event in events if low <= event.t_ns < high]
-            slice_ += blocks.between(low, high)
-            for pid, table in tables.items():
-                slice_ += self._spans_between(pid, table, low, high)
-            if slice_:
-                yield slice_
+        yield from in_slices(self._streams(), first_ns, SLICE_NS)
         yield [Event(last_ns, "recorder-stopped", {"reason": "end of what was imported"})]
 
-    @staticmethod
-    def _next_ns(blocks: Blocks, tables: dict[int, Int], after_ns: int) -> int:
-        """When anything comes next, at or after an instant."""
-        found = list(blocks.next_ns(after_ns))
-        for table in tables.values():
-            row = int(table[1].searchsorted(after_ns))
-            found += [int(table[1][row])] if row < table.shape[1] else []
-        return min(found, default=after_ns)
+    def _streams(self) -> list[Stream]:
+        """Events, series and spans, each in order of time."""
+        streams: list[Stream] = [_Events(sorted(self._events, key=lambda event: event.t_ns))]
+        streams += streams_of(self.source, self._columns)
+        for pid, spans in self._spans.items():
+            streams.append(_Spans(pid, spans.in_order(), self._names.get(pid, {})))
+        return streams
 
-    def _in_order(self, pid: int) -> Int:
-        """All spans of a process in the order in which they ended; measures name their places."""
-        table = np.concatenate(self._spans[pid], axis=1)
-        order = np.argsort(table[1], kind="stable")
-        place = np.empty(order.size, np.int64)
-        place[order] = np.arange(1, order.size + 1)
-        table = table[:, order]
-        measures = np.isin(table[2], (layout.EXPOSED, layout.EXPOSED_COLLECTIVE))
-        table[3, measures] = place[table[3, measures]]
-        return table
 
-    def _spans_between(self, pid: int, table: Int, low: int, high: int) -> Iterator[Spans]:
-        a, b = (int(table[1].searchsorted(t)) for t in (low, high))
-        if a == b:
-            return
-        columns = {n: array("q", table[i, a:b].tobytes()) for i, n in enumerate(SPAN_FIELDS)}
-        names = self._names.get(pid, {}) if a == 0 else {}
-        yield Spans(pid, _STARTED_TICKS, a + 1, 0, dict(names), columns)
+@dataclass(slots=True)
+class _Events:
+    events: list[Event]
+
+    def next_ns(self, after_ns: int) -> list[int]:
+        row = bisect_left(self.events, after_ns, key=_when)
+        return [self.events[row].t_ns] if row < len(self.events) else []
+
+    def records(self, low_ns: int, high_ns: int) -> list[Event]:
+        a, b = (bisect_left(self.events, t, key=_when) for t in (low_ns, high_ns))
+        return self.events[a:b]
+
+
+def _when(event: Event) -> int:
+    return event.t_ns
+
+
+@dataclass(slots=True)
+class _Spans:
+    pid: int
+    spans: SpansInOrder
+    names: dict[int, str]
+
+    def next_ns(self, after_ns: int) -> list[int]:
+        return self.spans.next_ns(after_ns)
+
+    def records(self, low_ns: int, high_ns: int) -> Iterator[Spans]:
+        first, table = self.spans.between(low_ns, high_ns)
+        columns = {name: array("q", row.tobytes()) for name, row in zip(SPAN_FIELDS, table)}
+        names = dict(self.names) if first == 0 else {}
+        yield Spans(self.pid, _STARTED_TICKS, first + 1, 0, names, columns)

@@ -19,8 +19,12 @@ import msgspec
 from clusterprof.importers.base import Account, CannotImportError, Source
 
 LINE_BYTES_AT_MOST = 1 << 20
-WHOLE_BYTES_AT_MOST = 96 << 20
+WHOLE_BYTES_AT_MOST = 64 << 20
 """A file that is one JSON value is held in memory; none of those we read is near this."""
+HELD_BYTES_AT_MOST = 192 << 20
+_HELD = ((b"{", 150), (b"[", 80), (b",", 60), (b":", 100))
+"""What values take in memory, by the signs they are written with: `[[],[],[]]` thirty times its
+size."""
 TIME_AT_MOST_NS = 1 << 62
 _BETWEEN = re.compile(r"[\s,]*")
 
@@ -45,7 +49,7 @@ def lines_of(source: Source, account: Account) -> Iterator[bytes]:
         yield rest
 
 
-def json_of(data: bytes) -> Any:
+def json_of(data: bytes | bytearray) -> Any:
     """Return the value of some JSON, None of what is none; NaN and bad UTF-8 are let pass."""
     try:
         return msgspec.json.decode(data)
@@ -57,17 +61,35 @@ def json_of(data: bytes) -> Any:
         return None
 
 
-def whole_json(source: Source) -> Any:
-    """Return the one value of a file. Raises CannotImportError for what is too large or no JSON."""
+def whole_bytes(source: Source, most: int = WHOLE_BYTES_AT_MOST) -> bytearray:
+    """Return a file that is one JSON value.
+
+    Raises CannotImportError for one that is too long, or whose values would fill the memory.
+    """
     data = bytearray()
     for block in source.blocks(1 << 20):
         data += block
-        if len(data) > WHOLE_BYTES_AT_MOST:
+        if len(data) > most:
             raise CannotImportError(
-                f"{source.path.name}: more than {WHOLE_BYTES_AT_MOST >> 20} MiB of JSON in one"
-                " value", "leave it out",
-            )  # fmt: skip
-    found = json_of(bytes(data))
+                f"{source.path.name}: more than {most >> 20} MiB of JSON in one value",
+                "leave it out",
+            )
+    if held_bytes(data) > HELD_BYTES_AT_MOST:
+        raise CannotImportError(
+            f"{source.path.name}: one JSON value whose parts take more than"
+            f" {HELD_BYTES_AT_MOST >> 20} MiB of memory", "leave it out",
+        )  # fmt: skip
+    return data
+
+
+def held_bytes(data: bytes | bytearray) -> int:
+    """Return what the values of some JSON take in memory, at most."""
+    return 2 * len(data) + sum(held * data.count(sign) for sign, held in _HELD)
+
+
+def whole_json(source: Source) -> Any:
+    """Return the one value of a file. Raises CannotImportError for what is too large or no JSON."""
+    found = json_of(whole_bytes(source))
     if found is None:
         why = source.damage or "broken, or cut off"
         raise CannotImportError(f"{source.path.name}: no JSON ({why})", "copy it again")
@@ -83,6 +105,14 @@ def number(value: Any) -> float | None:
     except OverflowError:
         return None
     return found if math.isfinite(found) else None
+
+
+def text_number(text: str) -> float | None:
+    """Return the finite number that some digits write, None of all else."""
+    try:
+        return number(float(text))
+    except ValueError:
+        return None
 
 
 def whole_ns(value: Any, unit_ns: int) -> int | None:

@@ -29,10 +29,12 @@ import numpy as np
 
 from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.tables import NodeTables
+from clusterprof.importers.text_lines import whole_bytes
 from clusterprof.probe import layout
 
-BYTES_AT_MOST = 64 << 20
 _STEPS_AT_MOST = 1_000_000
+_STEPS_OF_ALL = 1 << 18
+"""Of all ranks together; more of the same say nothing more."""
 _MS_AT_MOST = 1e9
 _PARTS = (
     ("h2d_ms", layout.H2D),
@@ -69,13 +71,8 @@ class TraceML:
 
 
 def _content(source: Source) -> dict[str, Any]:
-    data = bytearray()
-    for block in source.blocks():
-        data += block
-        if len(data) > BYTES_AT_MOST:
-            raise CannotImportError(f"more than {BYTES_AT_MOST:,} bytes")
     try:
-        found = json.loads(bytes(data))
+        found = json.loads(whole_bytes(source))
     except (ValueError, RecursionError) as error:
         raise CannotImportError(f"no JSON that can be read ({str(error)[:120]})") from error
     return found if isinstance(found, dict) else {}
@@ -87,6 +84,9 @@ def _nodes(content: Mapping[str, Any], account: Account) -> Iterator[NodeTables]
     window = _part(_part(section, "global"), "window")
     steps, first = _whole(window.get("steps_analyzed")), _whole(window.get("start_step"))
     nodes: dict[str, NodeTables] = {}
+    most = min(_STEPS_AT_MOST, _STEPS_OF_ALL // max(len(rows), 1) + 1)
+    if steps and steps > most:
+        account.notes.append(f"{most:,} of {steps:,} steps are shown: all are alike here")
     for key, row in rows.items():
         if not isinstance(row, dict):
             continue
@@ -103,7 +103,7 @@ def _nodes(content: Mapping[str, Any], account: Account) -> Iterator[NodeTables]
         host = host[:255] if isinstance(host, str) else ""
         node = nodes.setdefault(host, NodeTables(host, TraceML.name))
         node.rank(rank + 1, rank, _whole(who.get("world_size")))
-        count = min(steps, _STEPS_AT_MOST)
+        count = min(steps, most)
         _add_steps(node, rank + 1, count, first or 1, step_ms, wait_ms, metrics)
         account.read["ranks"] += 1
         account.read["steps"] += count

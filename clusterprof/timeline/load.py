@@ -42,8 +42,8 @@ from clusterprof.trace.spanframes import PackedSpans, unfold
 CHUNK_NS = 60_000_000_000
 SLACK_NS = 3_000_000_000
 SILENCE_CHUNKS = 3
-ROWS_AT_MOST = 150_000
-"""Values and spans of which a chunk is cut early: imported traces can hold a million a minute."""
+ROWS_AT_MOST = (150_000, 50_000)
+"""Values and spans that make a chunk end early; the second of imported traces: they are dense."""
 MOST_EVENTS = 10_000  # of those kept for the facts
 
 
@@ -160,8 +160,7 @@ class _Assembly:
 
     def chunks(self, frames: Iterable[Sequence[Record | PackedSpans]]) -> Iterator[Chunk]:
         start_ns: int | None = None
-        end_ns = 0
-        first = True
+        end_ns, first = 0, True
         for records in frames:
             for record in records:
                 self._add(record)
@@ -170,7 +169,8 @@ class _Assembly:
                 if start_ns is None:
                     continue
                 end_ns = start_ns + self._chunk_ns
-            if self._rows > ROWS_AT_MOST and self.latest_ns is not None:
+            most = ROWS_AT_MOST["importer" in self.header.versions]
+            if self._rows > most and self.latest_ns is not None:
                 end_ns = max(start_ns + 1, min(end_ns, self.latest_ns - SLACK_NS - 1))
             while self.latest_ns is not None and self.latest_ns > end_ns + SLACK_NS:
                 self._rows = 0

@@ -32,6 +32,7 @@ _SAMPLE = 48  # bytes looked at to tell a random plane
 _RANDOM_DISTINCT = 36  # of 48 random bytes about 44 differ; with 36, zlib would save a tenth
 _RANDOM_FROM = 64  # shorter planes are not worth the question
 _ROUND = 1.5 * 2.0**52
+_KEPT_LANES = 1 << 13  # masks of wider blocks are made anew: an imported second has its own width
 
 
 class PlaneSink:
@@ -148,14 +149,23 @@ def fold(lanes_of: int, lanes: int) -> tuple[int, int]:
     return (lanes_of ^ all_ones) << 1 | negative, 1
 
 
-@lru_cache(maxsize=64)
 def _masks(lanes: int) -> tuple[int, int]:
+    return _kept_masks(lanes) if lanes <= _KEPT_LANES else _kept_masks.__wrapped__(lanes)
+
+
+@lru_cache(maxsize=64)
+def _kept_masks(lanes: int) -> tuple[int, int]:
     high = int.from_bytes(b"\0\0\0\0\0\0\0\x80" * lanes, "little")
     return high, (1 << 64 * lanes) - 1 - high
 
 
-@lru_cache(maxsize=64)
 def _top_bits(lanes: int, bits: int) -> int:
+    made = _kept_top_bits if lanes <= _KEPT_LANES else _kept_top_bits.__wrapped__
+    return made(lanes, bits)
+
+
+@lru_cache(maxsize=64)
+def _kept_top_bits(lanes: int, bits: int) -> int:
     top = (1 << bits) - 1 << 64 - bits
     return int.from_bytes(top.to_bytes(LANE_BYTES, "little") * lanes, "little")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import random
 import re
+import zipfile
 from collections.abc import Callable, Sequence
 
 BYTES_AT_MOST = 1 << 18
@@ -12,6 +14,7 @@ NUMBERS = (
     b"0", b"-1", b"1e999", b"-1e308", b"NaN", b"Infinity", b"-Infinity", b"null", b"true", b'""',
     b"[]", b"{}", b"2147483648", b"4294967296", b"9223372036854775807", b"-9223372036854775808",
     b"18446744073709551616", b"1" + b"0" * 400, b"0.1e-400", b"1e18", b"1e15", b"-0", b'"1"',
+    b"9" * 5000, b"65536", b"1000000",
 )  # fmt: skip
 RUBBISH = (
     b"\x00", b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80", b"\x1b[2J", b"\r", b"\x7f", b"\\ud800",
@@ -21,20 +24,42 @@ _TOKEN = re.compile(
     rb'"(?:[^"\\\n]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|[\w.]+|\s+|.', re.DOTALL
 )
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_WINDOW = 2048
+"""Tokens are looked for in so much of a file: a long one costs no more than a short one."""
 
 
 def mutated(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
     """Return a file with one to six things wrong with it."""
+    choices = BYTEWISE if b"\0" in data[:64] else MUTATIONS
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
-        data = rng.choice(MUTATIONS)(data, others, rng)[:BYTES_AT_MOST]
-    if rng.random() < 0.03:
+        data = rng.choice(choices)(data, others, rng)[:BYTES_AT_MOST]
+    chance = rng.random()
+    if chance < 0.03:
         packed = gzip.compress(data, 1, mtime=0)
         data = packed[: rng.randrange(len(packed))] if rng.random() < 0.5 else packed
+    elif chance < 0.04:
+        data = rng.choice(BYTEWISE)(_zipped(data, rng), others, rng)
     return data
+
+
+def _zipped(data: bytes, rng: random.Random) -> bytes:
+    """A zip of one or two members, as they are or deflated."""
+    file = io.BytesIO()
+    way = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    with zipfile.ZipFile(file, "w") as archive:
+        for number in range(rng.choice((1, 1, 2))):
+            archive.writestr(zipfile.ZipInfo(f"rank{number}.json"), data, way)
+    return file.getvalue()
 
 
 def _at(data: bytes, rng: random.Random) -> int:
     return rng.randrange(len(data) + 1)
+
+
+def _around(data: bytes, rng: random.Random) -> tuple[int, int]:
+    """Where a stretch of a file begins and ends."""
+    start = rng.randrange(max(len(data) - _WINDOW, 0) + 1)
+    return start, start + _WINDOW
 
 
 def _flip(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
@@ -63,7 +88,14 @@ def _remove(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
 def _repeat(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
     a = _at(data, rng)
     part = data[a : a + rng.choice((8, 64, 512))]
-    return data[:a] + part * rng.choice((2, 10, 100)) + data[a:]
+    return data[:a] + part * rng.choice((2, 2, 2, 10, 10, 100)) + data[a:]
+
+
+def _pump(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    """One to three characters, very often: what makes a search slow that looks back."""
+    a = _at(data, rng)
+    part = rng.choice((data[a : a + rng.choice((1, 1, 2, 3))], b" ", b"_", b"1", b"a", b'"', b"a "))
+    return data[:a] + part * rng.choice((20, 300, 300, 1000, 1000, 60_000)) + data[a:]
 
 
 def _splice(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
@@ -77,7 +109,7 @@ def _rubbish(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
 
 
 def _numbers(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
-    found = list(_NUMBER.finditer(data))
+    found = list(_NUMBER.finditer(data, *_around(data, rng)))
     for match in sorted(rng.sample(found, min(len(found), rng.choice((1, 1, 5)))), key=_back):
         data = data[: match.start()] + rng.choice(NUMBERS) + data[match.end() :]
     return data
@@ -88,18 +120,20 @@ def _back(match: re.Match[bytes]) -> int:
 
 
 def _swap(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
-    tokens = _TOKEN.findall(data)
+    start, end = _around(data, rng)
+    tokens = _TOKEN.findall(data[start:end])
     if len(tokens) > 1:
         a, b = rng.randrange(len(tokens)), rng.randrange(len(tokens))
         tokens[a], tokens[b] = tokens[b], tokens[a]
-    return b"".join(tokens)
+    return data[:start] + b"".join(tokens) + data[end:]
 
 
 def _retype(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
-    tokens = _TOKEN.findall(data)
+    start, end = _around(data, rng)
+    tokens = _TOKEN.findall(data[start:end])
     if tokens:
         tokens[rng.randrange(len(tokens))] = rng.choice(NUMBERS)
-    return b"".join(tokens)
+    return data[:start] + b"".join(tokens) + data[end:]
 
 
 def _lines(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
@@ -116,15 +150,32 @@ def _lines(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
 
 def _nest(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
     a = _at(data, rng)
-    return (
-        data[:a]
-        + rng.choice((b"[", b'{"a":', b"((", b"[{")) * rng.choice((3, 300, 20_000))
-        + data[a:]
-    )
+    opening = rng.choice((b"[", b'{"a":', b"((", b"[{"))
+    return data[:a] + opening * rng.choice((3, 3, 300, 300, 300, 20_000)) + data[a:]
+
+
+def _whole(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    """Another whole number where one stands in a binary file, of one to eight bytes."""
+    width = rng.choice((1, 2, 4, 8))
+    a = rng.randrange(max(len(data) - width, 0) + 1)
+    value = rng.choice((0, 1, 2, 13, -1, 1 << 8 * width - 1, rng.randrange(256)))
+    return data[:a] + (value % (1 << 8 * width)).to_bytes(width, "big") + data[a + width :]
+
+
+def _page(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
+    """One block of a binary file in the place of another."""
+    size = rng.choice((16, 512, 1024, 4096))
+    a, b = (rng.randrange(max(len(data) // size, 1)) * size for _n in range(2))
+    return data[:a] + data[b : b + size] + data[a + size :]
 
 
 Mutation = Callable[[bytes, Sequence[bytes], random.Random], bytes]
 MUTATIONS: tuple[Mutation, ...] = (
-    _flip, _set, _cut, _remove, _repeat, _splice, _rubbish, _numbers, _numbers, _swap, _retype,
-    _retype, _lines, _nest,
+    _flip, _set, _cut, _remove, _repeat, _pump, _splice, _rubbish, _numbers, _numbers, _swap,
+    _retype, _retype, _lines, _nest,
 )  # fmt: skip
+BYTEWISE: tuple[Mutation, ...] = (
+    _flip, _flip, _set, _set, _cut, _remove, _repeat, _splice, _rubbish, _whole, _whole, _whole,
+    _page, _page,
+)  # fmt: skip
+"""For what is no text."""

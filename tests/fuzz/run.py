@@ -3,8 +3,9 @@
     python -m fuzz.run [--format NAME] [--inputs N] [--jobs J] [--state DIR]
 
 An input may end in records or in a clear refusal. Anything else is a finding: another error, more
-than 2 s of CPU, more than 256 MiB beyond what the process had, the death of the process. A run goes
-on where the one before stopped; the same number gives the same input. Findings lie below DIR, one
+than 2 s of CPU, more than 256 MiB beyond what the process had, the death of the process. Most are
+read from memory, some from files, and some go through the whole analysis (10 s). A run goes on
+where the one before stopped; the same number gives the same input. Findings lie below DIR, one
 file per defect with its trace beside it; mend the importer and copy the input to
 tests/importers/fuzzed/<format>/, where a test reads it from then on.
 """
@@ -12,6 +13,7 @@ tests/importers/fuzzed/<format>/, where a test reads it from then on.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import mmap
 import os
@@ -30,14 +32,29 @@ from types import FrameType
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from fuzz.trial import SEEDS, Case, cases_in, changed, importer_named, signature, try_one
+from fuzz.trial import (
+    SEEDS,
+    Case,
+    Inputs,
+    cases_in,
+    importer_named,
+    signature,
+    try_on_disk,
+    try_one,
+    try_whole,
+)
 
 from clusterprof.importers.registry import IMPORTERS
 
 SECONDS_AT_MOST = 2.0
-WALL_SECONDS_AT_MOST = 30.0  # for what holds the interpreter, and never hears of the alarm
+DEAF_SECONDS_AT_MOST = 30.0  # of CPU: for what holds the interpreter, and hears no alarm
+WALL_SECONDS_AT_MOST = 900.0  # for what waits, and nothing comes; a busy machine is slow
 MEMORY_BYTES = 256 << 20
-BATCH = 2_000
+BATCH = 10_000
+ON_DISK = 100  # one in so many is read from a file, the others from memory
+ANALYSED = 1_000  # one in so many goes through the whole analysis
+WHOLE_SECONDS_AT_MOST = 10.0
+LIMITED_ANEW = 256  # after so many the memory that a limit starts from is looked at again
 
 
 class Hang(BaseException):
@@ -73,6 +90,7 @@ class Campaign:
         self.file = self.folder / "done.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         known = json.loads(self.file.read_text()) if self.file.is_file() else {}
+        self.of = Inputs(cases, name).of
         self.done: int = known.get("inputs", 0)
         self.outcomes: Counter[str] = Counter(known.get("outcomes", {}))
         self.findings: Counter[str] = Counter(known.get("findings", {}))
@@ -80,6 +98,11 @@ class Campaign:
     def run(self) -> int:
         """Run what is left; return 1 when anything was ever found."""
         begun, at = time.monotonic(), self.done
+        for case in self.cases:  # what is imported on first use is there before processes begin
+            try_one(importer_named(self.name), case)
+        with tempfile.TemporaryDirectory(prefix="clusterprof-fuzz-", dir=_memory()) as folder:
+            try_whole(self.cases[0], Path(folder))
+        gc.freeze()
         while self.done < self.inputs:
             rounds = min(self.jobs, -(-(self.inputs - self.done) // BATCH))
             workers = []
@@ -110,7 +133,7 @@ class Campaign:
             return
         place = self.folder / f"finding-{len(self.findings):03d}"
         place.mkdir(exist_ok=True)
-        for name, data in changed(self.cases, number, self.name).files:
+        for name, data in self.of(number).files:
             (place / name).write_bytes(data)
         (place / "trace.log").write_text(f"input {number}: {what}\n{trace}")
 
@@ -128,14 +151,14 @@ class Worker:
 
     def __init__(self, campaign: Campaign, low: int, high: int) -> None:
         self.campaign, self.low, self.high = campaign, low, high
-        self.shared = mmap.mmap(-1, 16)
+        self.shared = mmap.mmap(-1, 24)
         self.pid = 0
         self._fork()
 
     def _fork(self) -> None:
         self.pipe, theirs = os.pipe()
         self.answer = b""
-        self.shared[:16] = struct.pack("<qd", self.low, time.monotonic())
+        self.shared[:24] = struct.pack("<qdd", self.low, time.monotonic(), 0.0)
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
@@ -158,8 +181,9 @@ class Worker:
                 self._ended()
                 return bool(self.pid)
             self.answer += data
-        number, since = struct.unpack("<qd", self.shared[:16])
-        if time.monotonic() - since > WALL_SECONDS_AT_MOST:
+        number, since, used_s = struct.unpack("<qdd", self.shared[:24])
+        deaf = _cpu_s(self.pid) - used_s > DEAF_SECONDS_AT_MOST
+        if deaf or time.monotonic() - since > WALL_SECONDS_AT_MOST:
             os.kill(self.pid, signal.SIGKILL)
             self.campaign.found(number, "hangs, and hears no alarm", "")
         return True
@@ -177,7 +201,7 @@ class Worker:
                 self.campaign.found(one["number"], one["what"], one["trace"])
         if status == 0:
             return
-        number, _ = struct.unpack("<qd", self.shared[:16])
+        (number,) = struct.unpack("<q", self.shared[:8])
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         if not killed:
             self.campaign.found(number, f"the process ended with status {status}", "")
@@ -188,34 +212,56 @@ class Worker:
 
     def _work(self, pipe: int) -> None:
         """In the child: try every input, and tell what was found."""
-        importer = importer_named(self.campaign.name)
+        importer, of, shared = importer_named(self.campaign.name), self.campaign.of, self.shared
         outcomes: Counter[str] = Counter()
         folder = Path(tempfile.mkdtemp(prefix="clusterprof-fuzz-", dir=_memory()))
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + MEMORY_BYTES
         signal.signal(signal.SIGPROF, _alarm)
         try:
             for number in range(self.low, self.high):
-                case = changed(self.campaign.cases, number, self.campaign.name)
-                self.shared[:16] = struct.pack("<qd", number, time.monotonic())
-                resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-                signal.setitimer(signal.ITIMER_PROF, SECONDS_AT_MOST)
+                case = of(number)
+                now = time.monotonic(), time.process_time()
+                # In one piece: packing into it would show the one who looks zeros for a moment.
+                shared[:24] = struct.pack("<qdd", number, *now)
+                if (number - self.low) % LIMITED_ANEW == 0:
+                    _limit()
+                signal.setitimer(signal.ITIMER_PROF, SECONDS_AT_MOST)  # anew for each
                 try:
-                    outcomes[try_one(importer, case, folder)] += 1
+                    if number % ON_DISK:
+                        outcomes[try_one(importer, case)] += 1
+                    else:
+                        outcomes[try_on_disk(importer, case, folder)] += 1
+                    if number % ANALYSED == 0:
+                        signal.setitimer(signal.ITIMER_PROF, WHOLE_SECONDS_AT_MOST)
+                        outcomes[f"analysis: {try_whole(case, folder)}"] += 1
                 except BaseException as error:  # whatever comes is what is looked for
                     signal.setitimer(signal.ITIMER_PROF, 0)
                     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
                     outcomes["found"] += 1
                     said = {"number": number, "what": signature(error), "trace": _trace(error)}
                     os.write(pipe, json.dumps(said).encode() + b"\n")
-                signal.setitimer(signal.ITIMER_PROF, 0)
+                    _limit()
+            signal.setitimer(signal.ITIMER_PROF, 0)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             os.write(pipe, json.dumps({"outcomes": outcomes}).encode() + b"\n")
 
 
 def _alarm(_signal: int, _frame: FrameType | None) -> None:
-    raise Hang(f"more than {SECONDS_AT_MOST} s of CPU")
+    raise Hang(f"more than {SECONDS_AT_MOST} s of CPU, or {WHOLE_SECONDS_AT_MOST} s of all of it")
+
+
+def _cpu_s(pid: int) -> float:
+    """What a process has used of the CPU."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _limit() -> None:
+    """Let the process have so much more memory than it has now."""
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
 
 
 def _memory() -> str | None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fuzz.mutate import mutated
 
+from clusterprof.engine.local import analysed
 from clusterprof.errors import ClusterprofError
 from clusterprof.importers.base import Account, Importer
 from clusterprof.importers.registry import IMPORTERS
-from clusterprof.importers.sources import sources_of
+from clusterprof.importers.sources import FileSource, sources_of
 
 SEEDS = Path(__file__).parents[1] / "importers" / "seeds"
 REGRESSIONS = Path(__file__).parents[1] / "importers" / "fuzzed"
@@ -42,45 +44,83 @@ def cases_in(folder: Path) -> list[Case]:
     return found
 
 
-def changed(cases: Sequence[Case], number: int, name: str) -> Case:
-    """Return the input of a number: one case with one of its files mutated."""
-    rng = random.Random(f"{name}:{number}")
-    case = rng.choice(cases)
-    others = [data for one in cases for _, data in one.files]
-    files = list(case.files)
-    at = rng.randrange(len(files))
-    files[at] = files[at][0], mutated(files[at][1], others, rng)
-    return Case(case.name, tuple(files))
+class Inputs:
+    """The inputs of a format by their numbers: one case with one of its files mutated."""
+
+    def __init__(self, cases: Sequence[Case], name: str) -> None:
+        self._cases = cases
+        self._others = [data for one in cases for _, data in one.files]
+        self._first = zlib.crc32(name.encode()) << 64
+        self._rng = random.Random()
+
+    def of(self, number: int) -> Case:
+        """Return the input of a number."""
+        rng = self._rng
+        rng.seed(self._first + number)
+        case = rng.choice(self._cases)
+        files = list(case.files)
+        at = rng.randrange(len(files))
+        files[at] = files[at][0], mutated(files[at][1], self._others, rng)
+        return Case(case.name, tuple(files))
 
 
-def try_one(importer: Importer, case: Case, folder: Path) -> str:
-    """Read a case as the analysis would. Raises whatever the importer must not raise."""
-    paths = []
-    for name, data in case.files:
-        path = folder / name
+def try_one(importer: Importer, case: Case) -> str:
+    """Read a case from memory, as the analysis would read it from the disk.
+
+    Raises whatever the importer must not raise.
+    """
+    return _tried(importer, ((Path(name), data) for name, data in case.files))
+
+
+def try_on_disk(importer: Importer, case: Case, folder: Path) -> str:
+    """Write a case as files, and read those. Raises whatever the importer must not raise."""
+    paths = [folder / name for name, _ in case.files]
+    for path, (_, data) in zip(paths, case.files):
         path.write_bytes(data)
-        paths.append(path)
+    try:
+        return _tried(importer, ((path, None) for path in paths))
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+def try_whole(case: Case, folder: Path) -> str:
+    """Write a case as files, and analyse those. Raises whatever the analysis must not raise."""
+    for name, data in case.files:
+        (folder / name).write_bytes(data)
+    try:
+        analysed(folder)
+    except ClusterprofError:
+        return REFUSED
+    finally:
+        for name, _ in case.files:
+            (folder / name).unlink(missing_ok=True)
+    return READ
+
+
+def _tried(importer: Importer, files: Iterable[tuple[Path, bytes | None]]) -> str:
     try:
         sources = [
-            source for path in paths for source in sources_of(path)
+            source for path, data in files for source in sources_of(path, data)
             if importer.recognises(source.head, source.path)
         ]  # fmt: skip
         if not sources:
             return UNKNOWN
         for some in [sources] if importer.together else [[source] for source in sources]:
-            accounts = [Account(source.path, importer.title) for source in some]
-            for node in importer.nodes(some, accounts):
-                node.header()
-                for _ in node.records():
-                    pass
-            for account in accounts:
-                account.said()
+            _read(importer, some)
     except ClusterprofError:
         return REFUSED
-    finally:
-        for path in paths:
-            path.unlink(missing_ok=True)
     return READ
+
+
+def _read(importer: Importer, some: Sequence[FileSource]) -> None:
+    accounts = [Account(source.path, importer.title) for source in some]
+    for node in importer.nodes(some, accounts):
+        node.header()
+        for _ in node.records():
+            pass
+    for account in accounts:
+        account.said()
 
 
 def signature(error: BaseException) -> str:

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 from fuzz.mutate import BYTES_AT_MOST, mutated
-from fuzz.trial import READ, REGRESSIONS, SEEDS, cases_in, changed, importer_named, try_one
+from fuzz.trial import (
+    READ,
+    REGRESSIONS,
+    SEEDS,
+    Case,
+    Inputs,
+    cases_in,
+    importer_named,
+    try_on_disk,
+    try_one,
+)
 
 from clusterprof.importers.registry import IMPORTERS
 
@@ -24,20 +34,23 @@ def test_seeds_are_read_and_mutations_end_in_records_or_a_refusal(
     name: str, tmp_path: Path
 ) -> None:
     cases, importer = cases_in(SEEDS / name), importer_named(name)
-    assert {try_one(importer, case, tmp_path) for case in cases} == {READ}
+    assert {try_one(importer, case) for case in cases} == {READ}
+    assert {try_on_disk(importer, case, tmp_path) for case in cases} == {READ}
+    inputs = Inputs(cases, f"test-{name}")
     for number in range(FEW):
-        try_one(importer, changed(cases, number, f"test-{name}"), tmp_path)
+        try_one(importer, inputs.of(number))
 
 
 @pytest.mark.parametrize(("name", "case"), FOUND)
-def test_what_was_found_stays_mended(name: str, case: object, tmp_path: Path) -> None:
-    try_one(importer_named(name), case, tmp_path)  # type: ignore[arg-type] - it raises nothing
+def test_what_was_found_stays_mended(name: str, case: Case) -> None:
+    try_one(importer_named(name), case)  # it raises nothing
 
 
 def test_a_number_stands_for_one_input_and_inputs_differ() -> None:
     cases = cases_in(SEEDS / "dftracer")
-    several = [changed(cases, number, "dftracer").files for number in range(200)]
-    assert several == [changed(cases, number, "dftracer").files for number in range(200)]
+    several = [Inputs(cases, "dftracer").of(number).files for number in range(200)]
+    inputs = Inputs(cases, "dftracer")
+    assert several == [inputs.of(number).files for number in range(200)]
     assert len(set(several)) > 150
     assert all(len(data) <= BYTES_AT_MOST + 1024 for files in several for _, data in files)
 

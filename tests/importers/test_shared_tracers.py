@@ -25,7 +25,7 @@ def files(folder: str, pattern: str) -> list[Path]:
 
 def table(node: NodeTables, pid: int) -> np.ndarray:
     """All spans of a process."""
-    return np.concatenate(node._spans[pid], axis=1)
+    return node._spans[pid].whole()
 
 
 def seconds(spans: np.ndarray, kind: int) -> float:

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from answers_of_logs import answers
+
 from clusterprof.engine.local import Analysed, analysed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -45,7 +47,8 @@ def main() -> int:
     if not DATA.is_dir():
         print(f"nothing to read: {DATA} is not there", file=sys.stderr)
         return 1
-    rows = [row for make in (kineto, one_rank, dataloaders, jobs) for row in make()]
+    made = (kineto, one_rank, dataloaders, verdicts, jobs, logs)
+    rows = [row for make in made for row in make()]
     OUT.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     for row in rows:
         print("met " if row.met else "MISS", row.data, row.file, row.what, row.stated, row.ours)
@@ -150,6 +153,28 @@ def jobs() -> Iterator[Row]:
         yield Row(folder, file, what, stated, by, ours, met)
 
 
+def verdicts() -> Iterator[Row]:
+    """What stands first where somebody says why a device was idle."""
+    folder = "kineto-tracelens"
+    for name, trace in known(folder)["traces"].items():
+        said = trace.get("verdict_ours", "")
+        wanted = next((cause for word, cause in _VERDICTS if word in said), None)
+        if wanted is None:
+            continue
+        first = read(f"{folder}/{name}").report.findings[0].cause.id
+        yield Row(folder, name, "verdict", said.partition(":")[0], "intervals", first,
+                  first == wanted)  # fmt: skip
+
+
+def logs() -> Iterator[Row]:
+    """Logs, tables and readings; and that nothing is found where nothing is wrong."""
+    for answer in answers():
+        yield Row(*answer)
+    for folder, file, by in _HEALTHY:
+        ours, met = _nothing(read(f"{folder}/{file}" if file != "all" else folder))
+        yield Row(folder, file, "findings", "0", by, ours, met)
+
+
 def _first_culprit(rank: int, *families: str) -> Callable[[Analysed], tuple[str, bool]]:
     def ask(made: Analysed) -> tuple[str, bool]:
         first = made.report.findings[0]
@@ -222,7 +247,6 @@ _JOBS: tuple[tuple[str, str, str, str, str, Callable[[Analysed], tuple[str, bool
          made.report.findings[0].culprits[0].rank in (6, 7))),
     ("spdl-fleet", "all", "the slow rank", "rank 19, preprocessing", "its authors",
      _first_culprit(19, "cpu", "input")),
-    ("dcgm-prometheus", "all", "findings", "0", "idle GPUs", _nothing),
     ("alibaba-minibatch", "job_2_norm.csv", "the slowest worker", "5 (233 of 254)", "step times",
      _first_culprit(5)),
     ("alibaba-minibatch", "job_3_norm.csv", "the slowest worker", "1 (115), 0 (102)",
@@ -231,6 +255,13 @@ _JOBS: tuple[tuple[str, str, str, str, str, Callable[[Analysed], tuple[str, bool
     ("megatronapp-pipeline", "all", "bubbles by stage", "52.9, 54.9, 54.2, 24.7 %", "intervals",
      _idle_percent(52.85, 54.86, 54.16, 24.66)),
 )  # fmt: skip
+
+_VERDICTS = (("launch bound", "launch-bound"), ("dataloader:", "input-wait"))
+_HEALTHY = (
+    ("dcgm-prometheus", "all", "idle GPUs"),
+    ("nvidia-smi-xml", "all", "readings alone"),
+    ("node-exporter-fixtures", "expected-e2e-output.txt.gz", "readings alone"),
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

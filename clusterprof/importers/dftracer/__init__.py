@@ -51,10 +51,10 @@ from clusterprof.importers.dftracer.events import Job
 from clusterprof.importers.dftracer.job import nodes_of
 from clusterprof.importers.tables import NodeTables
 
-_LINE = re.compile(
-    rb'\A\[?\s*\{(?=[^\n]*"ph"\s*:)(?=[^\n]*"args"\s*:\s*\{[^\n]*"hhash"\s*:)', re.MULTILINE
-)
-_NAMED = re.compile(rb'\A\[?\s*\{(?=[^\n]*"cat"\s*:\s*"(dftracer|POSIX|STDIO)")[^\n]*"ph"\s*:')
+_FIRST = re.compile(rb"\[?\s*\{([^\n]*)")
+_PHASE = re.compile(rb'"ph"\s*:')
+_ARGUMENTS, _HOST = re.compile(rb'"args"\s*:\s*\{'), re.compile(rb'"hhash"\s*:')
+_CATEGORY = re.compile(rb'"cat"\s*:\s*"(?:dftracer|POSIX|STDIO)"')
 
 
 class Dftracer:
@@ -66,7 +66,12 @@ class Dftracer:
 
     def recognises(self, head: bytes, path: Path) -> bool:
         """One event per line, each with the hash of its host, or of a category of the tracer's."""
-        return bool(_LINE.match(head) or _NAMED.match(head))
+        first = _FIRST.match(head)
+        if first is None or not _PHASE.search(first[1]):
+            return False
+        said = _ARGUMENTS.search(first[1])
+        with_host = said is not None and _HOST.search(first[1], said.end()) is not None
+        return with_host or _CATEGORY.search(first[1]) is not None
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the hosts of the job. Raises CannotImportError when no process of it trains."""

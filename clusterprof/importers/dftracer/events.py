@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from clusterprof.importers.base import Account, Source
+from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.text_lines import lines_of, whole_ns
 
 MICROSECOND_NS = 1000
 LOCAL, NETWORK, OBJECT = 1, 2, 3
 NAMES_AT_MOST = 1_000_000
 """Files of which a name is kept."""
-PROCESSES_AT_MOST = 65_536
+CLASSES_AT_MOST = PROCESSES_AT_MOST = 65_536
+_CROWD = f"events of more than {PROCESSES_AT_MOST:,} processes"
 
 Value = int | float | str | bool | None
 Key = int | float | str
@@ -102,6 +103,7 @@ class Job:
         """Kind of file system by hash."""
         self._decode: Callable[[bytes], _Line] = msgspec.json.Decoder(_Line).decode
         self._classes: dict[tuple[str, str], int | None] = {}
+        self._beyond = 0
 
     def read(self, source: Source, account: Account) -> None:
         """Take in one file."""
@@ -150,21 +152,38 @@ class Job:
         process.emulated |= one.cat in _DLIO
         if one.name == "start" and isinstance(one.args.ppid, int):
             process.parent = one.args.ppid
-        if (one.cat, one.name) not in self._classes and len(self._classes) < NAMES_AT_MOST:
-            self._classes[one.cat, one.name] = class_of(one.cat, one.name)
-        kind = self._classes.get((one.cat, one.name))
+        kind = self._class(one)
         if kind is None or not length:
             return
         process.kinds.append(kind)
         process.spans.extend((start, start + length))
         account.read[_SAID[kind]] += 1
 
+    def _class(self, one: _Line) -> int | None:
+        """What an event means. Raises CannotImportError where each has a name of its own."""
+        key = (one.cat, one.name)
+        if key in self._classes:
+            return self._classes[key]
+        kind = class_of(*key)
+        if len(self._classes) < CLASSES_AT_MOST:
+            self._classes[key] = kind
+            return kind
+        self._beyond += 1
+        if self._beyond > NAMES_AT_MOST:
+            raise CannotImportError(
+                f"more than {NAMES_AT_MOST:,} events with names of their own",
+                "name events after what they do, not after when",
+            )
+        return kind
+
     def _process(self, one: _Line, account: Account) -> Process | None:
         host = _key(one.args.hhash)
         key = ("" if host is None else host, int(one.pid or 0))
         if key not in self.processes:
             if len(self.processes) >= PROCESSES_AT_MOST:
-                account.skipped[f"events of more than {PROCESSES_AT_MOST:,} processes"] += 1
+                account.skipped[_CROWD] += 1
+                if account.skipped[_CROWD] > NAMES_AT_MOST:
+                    raise CannotImportError(_CROWD, "give the traces of fewer nodes")
                 return None
             self.processes[key] = Process(key[1], key[0])
         return self.processes[key]

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof import signals
-from clusterprof.importers.base import Account
+from clusterprof.importers.base import Account, CannotImportError
 from clusterprof.importers.dlio.outputs import SECOND_NS, Block, Folder, Output, clock_ns
 from clusterprof.importers.tables import NodeTables
-from clusterprof.importers.text_lines import number
+from clusterprof.importers.text_lines import TIME_AT_MOST_NS, number
 from clusterprof.probe import layout
 
 Int = NDArray[np.int64]
@@ -59,6 +59,8 @@ def _begins(folder: Folder) -> tuple[dict[tuple[int, str], int], bool]:
     for key in blocks:
         begins[key] = at
         at += length[key]
+    if at >= TIME_AT_MOST_NS:
+        raise CannotImportError("its steps take more than a century")
     return begins, False
 
 
@@ -143,7 +145,7 @@ def _add_reading(
         of("wMB/s") * _MIB * seconds, of("w/s") * seconds, of("util") / 100 * length_ns,
         of("aqu-sz") * length_ns,
     )  # fmt: skip
-    rows.setdefault(name, []).append((now, length_ns, *(min(round(v), 1 << 52) for v in values)))
+    rows.setdefault(name, []).append((now, length_ns, *(min(round(v), 1 << 42) for v in values)))
 
 
 def _notes(folder: Folder, wall: bool) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.importers.base import Account, Source
-from clusterprof.importers.text_lines import number, whole_json, whole_ns
+from clusterprof.importers.text_lines import TIME_AT_MOST_NS, number, whole_json, whole_ns
 
 SECOND_NS = 1_000_000_000
 STEP_SECONDS_AT_MOST = 1e6
@@ -200,4 +200,4 @@ def clock_ns(text: Any, form: str = "") -> int | None:
     except (ValueError, OverflowError):
         return None
     ns = (past.days * 86_400 + past.seconds) * SECOND_NS + past.microseconds * 1000
-    return ns if ns > 0 else None
+    return ns if 0 < ns < TIME_AT_MOST_NS else None

@@ -32,10 +32,17 @@ from clusterprof.importers.gpu_tables.heads import Heads
 from clusterprof.importers.gpu_tables.rows import found_heads, rows_of
 from clusterprof.importers.nvidia_smi.readings import quantity
 from clusterprof.importers.tables import NodeTables
-from clusterprof.importers.telemetry.gathered import READINGS_AT_MOST, Column, Gathered
+from clusterprof.importers.telemetry.gathered import (
+    COLUMNS_AT_MOST,
+    READINGS_AT_MOST,
+    Column,
+    Gathered,
+)
 from clusterprof.importers.telemetry.times import time_ns
 
 _Key = tuple[int, int, tuple[str, ...]]
+_TABLES_AT_ONCE = 1024
+_KEYS_AT_MOST = 2 * COLUMNS_AT_MOST
 
 
 class GpuTables:
@@ -69,7 +76,13 @@ class GpuTables:
 def _read(source: Source, form: str, gathered: Gathered, account: Account) -> None:
     columns: dict[_Key, Column | None] = {}
     left = READINGS_AT_MOST
+    alive: dict[int, Heads] = {}  # while they live, no others have their numbers
     for heads, cells in rows_of(source, form, account):
+        if id(heads) not in alive:
+            if len(alive) >= _TABLES_AT_ONCE:
+                alive.clear()
+                columns.clear()
+            alive[id(heads)] = heads
         said = time_ns(cells[heads.time])
         if said is None:
             account.skipped["rows with an impossible time"] += 1
@@ -84,6 +97,8 @@ def _read(source: Source, form: str, gathered: Gathered, account: Account) -> No
                 continue
             key = (id(heads), number, who)
             if key not in columns:
+                if len(columns) >= _KEYS_AT_MOST:
+                    raise CannotImportError(f"more than {_KEYS_AT_MOST:,} series", "give fewer")
                 columns[key] = _column(heads, number, row, gathered)
             column = columns[key]
             if column is not None:

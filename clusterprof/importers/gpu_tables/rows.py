@@ -22,6 +22,8 @@ from clusterprof.importers.telemetry.lines import lines_of
 _LINES_LOOKED_AT = 20
 _MULTI = "metric"
 _HEAD_ROWS_AT_MOST = 10
+_KEYS_KEPT = 1 << 18
+"""Of all sorts of lines together."""
 
 
 def found_heads(head: bytes) -> tuple[str, Heads] | None:
@@ -87,7 +89,7 @@ def rows_of(source: Source, form: str, account: Account) -> Iterator[tuple[Heads
             continue
         again = heads_of(cells) if form == "csv" else None
         if again is not None:
-            heads, width = again, len(cells)
+            heads, width = heads if again == heads else again, len(cells)
         elif heads is None or len(cells) != width:
             account.skipped["lines that are no rows of the table"] += 1
         else:
@@ -96,6 +98,7 @@ def rows_of(source: Source, form: str, account: Account) -> Iterator[tuple[Heads
 
 def _objects(source: Source, account: Account) -> Iterator[tuple[Heads, list[str]]]:
     known: dict[tuple[str, ...], Heads | None] = {}
+    room = _KEYS_KEPT
     decode = msgspec.json.Decoder().decode
     for line in lines_of(source, account):
         if not line.strip():
@@ -106,8 +109,9 @@ def _objects(source: Source, account: Account) -> Iterator[tuple[Heads, list[str
             account.skipped["lines that are no JSON"] += 1
             continue
         keys = tuple(one) if isinstance(one, dict) else ()
-        if keys not in known and len(known) < 1024:
+        if keys not in known and len(keys) <= room:
             known[keys] = heads_of(keys)
+            room -= len(keys)
         heads = known.get(keys)
         if heads is None:
             account.skipped["lines without readings"] += 1

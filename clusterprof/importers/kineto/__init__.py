@@ -44,6 +44,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from clusterprof.importers import heap
 from clusterprof.importers.base import Account, Source
 from clusterprof.importers.tables import NodeTables
 
@@ -70,13 +71,22 @@ class Kineto:
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the node of each file. Raises CannotImportError when one says nothing."""
-        from clusterprof.importers.kineto.blocks import Trace  # numpy and msgspec only when needed
-        from clusterprof.importers.kineto.gather import Gathered
-        from clusterprof.importers.kineto.lay import laid
-
         for source, account in zip(sources, accounts):
-            trace, gathered = Trace(source, account), Gathered(account)
-            for events in trace.events():
-                gathered.take(events)
-            gathered.finish()
-            yield laid(gathered, trace.document, source)
+            yield _node(source, account)
+
+
+def _node(source: Source, account: Account) -> NodeTables:
+    from clusterprof.importers.kineto.blocks import Trace  # numpy and msgspec only when needed
+    from clusterprof.importers.kineto.gather import Gathered
+    from clusterprof.importers.kineto.lay import laid
+    from clusterprof.importers.kineto.usual import Usual
+
+    gathered = Gathered(account)
+    trace = Trace(source, account, Usual(gathered.kinds).events)
+    for events in trace.events():
+        gathered.take(events)
+        gathered.kinds.checked()
+        del events  # before the next ones are made
+    gathered.finish()
+    heap.return_at_once()
+    return laid(gathered, trace.document, source)

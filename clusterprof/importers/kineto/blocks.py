@@ -12,7 +12,7 @@ byte, with respect to strings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +26,24 @@ BESIDE_BYTES_AT_MOST = 32 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT = re.compile(rb'\}\s*,\s*\{\s*"\w')
 _BETWEEN = re.compile(rb"[,\s]*")
+_TRIES = 64
+_LONGEST_BEGINNING = 1 << 12  # of what opens the list, white space included
 _SPACE = b" \t\r\n\xef\xbb\xbf"
 
 
 class Trace:
     """One file as lists of events; what stands beside them is in `document` at the end."""
 
-    def __init__(self, source: Source, account: Account) -> None:
+    def __init__(
+        self,
+        source: Source,
+        account: Account,
+        usual: Callable[[bytes], Sequence[Event] | None] | None = None,
+    ) -> None:
+        """`usual` reads what is usual, and gives None of what is not (`usual.Usual`)."""
         self._source = source
         self._account = account
+        self._usual = usual
         self.document = Document()
 
     def events(self) -> Iterator[Sequence[Event]]:
@@ -51,7 +60,7 @@ class Trace:
             rest += block
             cut = rest.rfind(separator) if separator else -1
             if cut >= 0:
-                events = fast(b"[" + rest[: cut + 1] + b"]")
+                events = self._read(b"[" + rest[: cut + 1] + b"]")
                 if events is not None:
                     yield events
                     rest = rest[rest.find(b",", cut) + 1 :]
@@ -71,17 +80,19 @@ class Trace:
 
     def _opened(self, blocks: Iterator[bytes]) -> bytes:
         """Return what follows the bracket that opens the list of events."""
-        head = b""
+        head, at, tries = b"", 0, 0
         for block in blocks:
             head += block
             if head.lstrip(_SPACE)[:1] == b"[":
                 return head.lstrip(_SPACE)[1:]
-            for found in _EVENTS.finditer(head):
+            while tries < _TRIES and (found := _EVENTS.search(head, at)):
                 beside = document(head[: found.start()].strip(_SPACE).rstrip(b",") + b"}")
                 if beside is not None:
                     self.document = beside
                     return head[found.end() :]
-            if len(head) > BESIDE_BYTES_AT_MOST:
+                at, tries = found.end(), tries + 1  # it stood in some text
+            at = max(at, len(head) - _LONGEST_BEGINNING)
+            if len(head) > BESIDE_BYTES_AT_MOST or tries == _TRIES:
                 break
         found_any = _EVENTS.search(head)  # what stands before is damaged; the events need not be
         if found_any is None:
@@ -96,7 +107,7 @@ class Trace:
             self._join(whole)
             yield whole.events
             return
-        listed = fast(b"[" + rest)
+        listed = self._read(b"[" + rest)
         if listed is not None:
             yield listed
             return
@@ -129,6 +140,11 @@ class Trace:
             value = getattr(after, name)
             if value is not None:
                 setattr(self.document, name, value)
+
+    def _read(self, text: bytes) -> Sequence[Event] | None:
+        """Return the events of a JSON list, None when it is not that."""
+        usual = self._usual(text) if self._usual else None
+        return fast(text) if usual is None else usual
 
     def _slowly(self, text: bytes) -> tuple[list[Event], bytes, bool]:
         """Return the whole events of a block, what follows them, and whether the list ended."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from clusterprof.importers.base import Account
 from clusterprof.importers.kineto import words
-from clusterprof.importers.kineto.columns import Cover, Int, joined
+from clusterprof.importers.kineto.columns import Cover, Int, covered, joined
 from clusterprof.importers.kineto.gaps import Work
-from clusterprof.importers.kineto.gather import Comm
+from clusterprof.importers.kineto.said import Comm
 from clusterprof.importers.tables import NodeTables, group_number
 from clusterprof.probe import layout
 
-_WHOLE_LIST = re.compile(r"\s*\[?\s*\d+(?:\s*,\s*\d+)*\s*\]?\s*$")
+_WHOLE_LIST = re.compile(r"\[?\s*\d{1,9}(?:\s*,\s*\d{1,9})*\s*\]?$")
 _MEMBERS_AT_MOST = 1 << 17
 
 
@@ -38,13 +38,22 @@ class Exposed:
 def exposed(work: Work) -> Exposed:
     """Return the operations of a device and how much of each no kernel hid."""
     at = np.flatnonzero(work.kind == words.COMM)
-    computes = work.kind == words.KERNEL
-    other = Cover(*joined(work.start[computes], work.end[computes]))
-    start, end = work.start[at], work.end[at]
-    before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]]) if at.size else start
+    start, end = work.start[at], work.ends(at)
+    if not at.size:
+        return Exposed(at, start, end, end, start)
+    other = Cover(*covered(_beside(work, joined(start, end))))
+    before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])
     own = np.minimum(np.maximum(start, before), end)
     alone = end - own - other.within(own, end)
     return Exposed(at, start, end, np.minimum(other.first_free(own), end), alone)
+
+
+def _beside(work: Work, some: tuple[Int, Int]) -> Iterator[tuple[Int, Int]]:
+    """Yield the kernels that ran during some stretches of time: no others can hide anything."""
+    for start, end in work.pieces(words.KERNEL):
+        row = np.searchsorted(some[1], start, side="right")
+        here = np.append(some[0], end.max(initial=0))[row] < end
+        yield start[here], end[here]
 
 
 class Groups:
@@ -72,7 +81,7 @@ class Groups:
 
     def _find(self, comm: Comm) -> int:
         ranks = self._of_name.get(comm.group or "", [])
-        if comm.ranks and _WHOLE_LIST.match(comm.ranks):
+        if comm.ranks and _WHOLE_LIST.match(comm.ranks.strip()):
             ranks = [int(one) for one in re.findall(r"\d+", comm.ranks)][:_MEMBERS_AT_MOST]
         if comm.group is None:  # nobody says: all ranks, and each sort of operation by itself
             number = group_number(f"{self.world}:{comm.operation}")
@@ -133,12 +142,13 @@ def _numbers(group: Int, sequence: Int, operation: Int, peer: Int, message: Int)
     -1 for messages of which nobody says to whom.
     """
     said = (sequence >= 0) & ~message
-    key = np.stack([group, np.where(message, operation, 0), np.where(message, peer, -1)])
-    _, which = np.unique(key, axis=1, return_inverse=True)
-    which = which.reshape(-1)
+    which = np.unique(group, return_inverse=True)[1].reshape(-1)
+    if message.any():
+        key = np.stack([which, np.where(message, operation, 0), np.where(message, peer, -1)])
+        which = np.unique(key, axis=1, return_inverse=True)[1].reshape(-1)
     number = np.empty(group.size, np.int64)
-    for one in range(int(which.max()) + 1):
-        rows = np.flatnonzero(which == one)
+    order = np.argsort(which, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(which[order])) + 1):
         if said[rows].all() and np.unique(sequence[rows]).size == rows.size:
             number[rows] = sequence[rows]
         else:

@@ -103,25 +103,25 @@ _COMM_DOCUMENT = msgspec.json.Decoder(CommDocument)
 _PLAIN, _COMM = msgspec.json.Decoder(list[Event]), msgspec.json.Decoder(list[CommEvent])
 _USUAL = msgspec.json.Decoder(list[_Usual])
 _USUAL_COMM = msgspec.json.Decoder(list[_UsualComm])
-_BAD = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError)
-_SAYS_COMM = b'"Collective name"'
+BAD = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError)
+SAYS_COMM = b'"Collective name"'
 
 
 def document(text: bytes) -> Document | None:
     """Return a whole document, None when it is none."""
     try:
-        return (_COMM_DOCUMENT if _SAYS_COMM in text else _DOCUMENT).decode(text)
-    except _BAD:
+        return (_COMM_DOCUMENT if SAYS_COMM in text else _DOCUMENT).decode(text)
+    except BAD:
         return None
 
 
 def fast(text: bytes) -> Sequence[Event] | None:
     """Return the events of a JSON list, None when it is not that."""
-    says = _SAYS_COMM in text
+    says = SAYS_COMM in text
     for decoder in (_USUAL_COMM if says else _USUAL, _COMM if says else _PLAIN):
         try:
             return decoder.decode(text)  # type: ignore[no-any-return]
-        except _BAD:
+        except BAD:
             continue
     return None
 

@@ -7,26 +7,30 @@ device             | A |.............| B |
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from clusterprof.importers.columns import held_by
 from clusterprof.importers.kineto import words
-from clusterprof.importers.kineto.columns import Cover, Int, all_of, joined
+from clusterprof.importers.kineto.columns import Cover, Int, all_of, joined, slices
 
+_EVER = 1 << 62
+_NOTHING = -2  # instead of a call: nothing was launched any more
 GAP_NS = 1_000
 """Shorter gaps are what one kernel after another costs, whoever launched them when."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one device did; n rows, sorted by start."""
+    """What one device did; n rows, sorted by start. Columns are no wider than their numbers."""
 
     start: Int
-    end: Int
+    took: Int
     kind: Int
     copied: Int
-    """Rows of copies, in the order of the file, of all devices."""
+    """Rows of copies between host and device, in the order of the file, of all devices."""
     copied_bytes: Int
     row: Int
     """In the order of the file."""
@@ -37,21 +41,40 @@ class Work:
         """Return how many bytes copies had; -1 not known."""
         return self.copied_bytes[np.searchsorted(self.copied, self.row[at])]
 
+    def ends(self, rows: Int) -> Int:
+        """Return when some of it ended."""
+        return self.start[rows] + self.took[rows]
+
+    def last_end(self) -> int:
+        """Return when the last of it ended."""
+        return max(int(end.max()) for _, end in self.pieces())
+
+    def pieces(self, kind: int | None = None) -> Iterator[tuple[Int, Int]]:
+        """Yield starts and ends, of one kind or of all, some thousands at a time."""
+        for some in slices(self.start.size):
+            start, end = self.start[some], self.start[some] + self.took[some]
+            which = slice(None) if kind is None else self.kind[some] == kind
+            yield start[which], end[which]
+
 
 @dataclass(frozen=True, slots=True)
 class Calls:
     """Calls of one process into the device's runtime, sorted by start."""
 
     start: Int
-    end: Int
+    took: Int
     kind: Int
     thread: Int
     link: Int
 
+    def ends(self, rows: Int) -> Int:
+        """Return when some of them ended."""
+        return self.start[rows] + self.took[rows]
+
     def of(self, kind: int) -> tuple[Int, Int]:
         """Return when calls of one kind began and ended."""
         which = self.kind == kind
-        return self.start[which], self.end[which]
+        return self.start[which], self.start[which] + self.took[which]
 
 
 def launched_by(calls: Calls, link: Int, start: Int) -> Int:
@@ -60,27 +83,48 @@ def launched_by(calls: Calls, link: Int, start: Int) -> Int:
     Of calls of one number (they come again in long traces) the last that began before the work;
     `start` is sorted.
     """
-    none = np.full(link.size, -1, np.int64)
-    if not calls.link.size or not link.size:
-        return none
-    some = np.flatnonzero((calls.link >= 0) & (calls.kind != words.CALL))
-    order = some[np.argsort(calls.link[some], kind="stable")]
-    known = calls.link[order]
+    found = np.full(link.size, -1, held_by(-1, calls.link.size))
+    order, known = _by_number(calls, found.dtype)
     if not known.size:
-        return none
-    at = np.minimum(np.searchsorted(known, link, side="right") - 1, known.size - 1)
-    found = (at >= 0) & (known[np.maximum(at, 0)] == link)
-    if not (known[1:] == known[:-1]).any():
+        return found
+    again = bool((known[1:] == known[:-1]).any())
+    for some in slices(link.size):
+        found[some] = _launched(calls.start, order, known, link[some], start[some], again)
+    return found
+
+
+def _by_number(calls: Calls, dtype: np.dtype[np.signedinteger]) -> tuple[Int, Int]:
+    """Return the rows of calls that launch and say their number, by number; and the numbers."""
+    which = (calls.link >= 0) & (calls.kind != words.CALL)
+    if calls.link.itemsize > 4 or calls.link.size >> 32:
+        order = np.flatnonzero(which)
+        order = order[np.argsort(calls.link[order], kind="stable")]
+        return order, calls.link[order]
+    key = np.flatnonzero(which)  # number and row in one: sorted where they lie
+    for some in slices(key.size):
+        key[some] |= calls.link[key[some]].astype(np.int64) << 32
+    key.sort()
+    order, known = np.empty(key.size, dtype), np.empty(key.size, calls.link.dtype)
+    for some in slices(key.size):
+        order[some], known[some] = key[some] & 0xFFFFFFFF, key[some] >> 32
+    return order, known
+
+
+def _launched(begun: Int, order: Int, known: Int, link: Int, start: Int, again: bool) -> Int:
+    """Do so for some; `known`: the numbers of calls, sorted, `order`: which calls these are."""
+    fits = (link <= known[-1]) & (link >= 0)  # others are of no call, and may not fit the type
+    link = np.where(fits, link, 0).astype(known.dtype)
+    at = np.searchsorted(known, link, side="right") - 1
+    found = fits & (at >= 0) & (known[np.maximum(at, 0)] == link)
+    if not again:
         return np.where(found, order[np.maximum(at, 0)], -1)
-    first = np.searchsorted(known, link, side="left")
-    begun = calls.start[order]
-    low, high = first, at  # the last one of its number that began before the work
-    while True:
+    low, high = np.searchsorted(known, link, side="left"), at
+    while True:  # the last one of its number that began before the work
         open_ = found & (low < high)
         if not open_.any():
             return np.where(found, order[np.clip(low, 0, known.size - 1)], -1)
         middle = (low + high + 1) // 2
-        before = begun[np.clip(middle, 0, known.size - 1)] <= start
+        before = begun[order[np.clip(middle, 0, known.size - 1)]] <= start
         low = np.where(open_ & before, middle, low)
         high = np.where(open_ & ~before, middle - 1, high)
 
@@ -121,23 +165,46 @@ class Host:
 
 def starved(
     work: Work, calls: Calls, host: Host, from_ns: int, until_ns: int
-) -> Starved:  # fmt: skip
-    """Find the gaps of a device within [from_ns, until_ns) in which its host was late."""
-    order = work.start
-    reach = np.maximum.accumulate(work.end) if order.size else order
-    opens = np.flatnonzero(np.concatenate([[True], order[1:] > reach[:-1]]))
-    gap_end = np.append(order[opens], until_ns)
-    gap_start = np.concatenate([[from_ns], reach[np.append(opens[1:], order.size) - 1]])
-    call = np.append(work.call[opens], -1)
-    late = np.append(call[:-1] >= 0, True)  # nothing more was launched: late to the end
-    at = np.maximum(call, 0)
-    begun = np.append(calls.start, 0)[at]
-    left = np.append(calls.end, 0)[at]
-    copies = np.append(np.isin(work.kind[opens], (words.COPY_IN, words.COPY_OUT)), False)
-    late &= np.where(call >= 0, np.where(copies, begun, left) > gap_start, True)
-    until = np.where(call >= 0, np.minimum(left, gap_end), gap_end)
-    start, end = np.maximum(gap_start, from_ns), np.minimum(until, until_ns)
-    keep = late & (gap_end - gap_start > GAP_NS) & (end > start)
+) -> Iterator[Starved]:  # fmt: skip
+    """Yield the gaps of a device within [from_ns, until_ns) in which its host was late."""
+    reach = -_EVER  # the end of all work before
+    for some, (start, end) in zip(slices(work.start.size), work.pieces()):
+        upto = np.maximum.accumulate(np.append(reach, end))
+        opens = np.flatnonzero(start > upto[:-1])
+        since = upto[opens]
+        since[since == -_EVER] = from_ns
+        rows = opens + some.start
+        gaps = _Gaps(since, start[opens], work.call[rows], work.kind[rows])
+        yield _starved(gaps, calls, host, from_ns, until_ns)
+        reach = int(upto[-1])
+    # Nothing more was launched: late to the end.
+    last = _Gaps(*(np.array([one]) for one in (reach, until_ns, _NOTHING, words.KERNEL)))
+    yield _starved(last, calls, host, from_ns, until_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    """Stretches without work, the call that launched what ended each, and what that was."""
+
+    start: Int
+    end: Int
+    call: Int
+    kind: Int
+
+
+def _starved(gaps: _Gaps, calls: Calls, host: Host, from_ns: int, until_ns: int) -> Starved:
+    """Choose the gaps in which the host was late, and say what it did."""
+    known = gaps.call >= 0
+    call = np.maximum(gaps.call, 0)
+    if calls.start.size:
+        begun, left = calls.start[call], calls.ends(call)
+    else:
+        begun = left = np.zeros_like(gaps.start)
+    copies = np.isin(gaps.kind, (words.COPY_IN, words.COPY_OUT))
+    late = np.where(known, np.where(copies, begun, left) > gaps.start, gaps.call == _NOTHING)
+    until = np.where(known, np.minimum(left, gaps.end), gaps.end)
+    start, end = np.maximum(gaps.start, from_ns), np.minimum(until, until_ns)
+    keep = late & (gaps.end - gaps.start > GAP_NS) & (end > start)
     start, end = start[keep], end[keep]
     sync = host.sync.within(start, end)
     alloc = np.minimum(host.alloc.within(start, end), end - start - sync)

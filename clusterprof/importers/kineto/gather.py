@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from operator import attrgetter, itemgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,8 @@ from numpy.typing import NDArray
 from clusterprof.importers.base import Account, CannotImportError
 from clusterprof.importers.kineto import words
 from clusterprof.importers.kineto.columns import Column, Int, Stretches
-from clusterprof.importers.kineto.decode import NO_ARGS, CommArgs, Event
+from clusterprof.importers.kineto.decode import NO_ARGS, Args, Event
+from clusterprof.importers.kineto.said import Said
 
 FARTHEST_US = 4e15
 """Times further from the first event than this are no times of the same trace (a century)."""
@@ -24,7 +27,8 @@ _OPEN_AT_MOST = 4096
 _COMPLETE, _HALVES = frozenset({"X"}), frozenset({"B", "E"})
 _PHASE, _PID, _TID = attrgetter("ph"), attrgetter("pid"), attrgetter("tid")
 _TS, _DUR = attrgetter("ts"), attrgetter("dur")
-_LINK = attrgetter("correlation")
+_KIND, _ARGS = attrgetter("name.kind"), attrgetter("args")
+_LINK, _DEVICE = attrgetter("correlation"), attrgetter("device")
 
 
 class _Numbers(dict[object, int]):
@@ -37,27 +41,14 @@ class _Numbers(dict[object, int]):
         return number
 
 
-@dataclass(frozen=True, slots=True)
-class Comm:
-    """What an operation between ranks says of itself."""
-
-    operation: int
-    group: str | None
-    ranks: str | None
-    bytes: int
-    sequence: int
-    source: int
-    target: int
-
-
 @dataclass(slots=True)
 class Table:
     """Columns of events of one sort; times in ns after the first event of the file."""
 
     start: Column = field(default_factory=Column)
-    end: Column = field(default_factory=Column)
-    kind: Column = field(default_factory=lambda: Column("b"))
-    where: Column = field(default_factory=lambda: Column("h"))
+    took: Column = field(default_factory=Column)
+    kind: Column = field(default_factory=Column)
+    where: Column = field(default_factory=Column)
     """Number of the device, or of the thread."""
     link: Column = field(default_factory=Column)
     """The correlation id; of a step its number."""
@@ -65,7 +56,7 @@ class Table:
     def add(self, start: Int, end: Int, kind: Int, where: Int, link: Int) -> None:
         """Add some rows."""
         for column, values in (
-            (self.start, start), (self.end, end), (self.kind, kind), (self.where, where),
+            (self.start, start), (self.took, end - start), (self.kind, kind), (self.where, where),
             (self.link, link),
         ):  # fmt: skip
             column.add(values)
@@ -90,14 +81,19 @@ class Gathered:
         self.threads: _Numbers = _Numbers()
         self.copied: tuple[Column, Column] = (Column(), Column())
         """Rows of `device` that are copies, and how many bytes each copied."""
-        self.comms: dict[int, Comm] = {}
-        """Row of `device` -> what the operation says."""
-        self._rows = 0
+        self.comm_rows = self.comm_says = np.zeros(0, np.int64)
+        """Rows of `device` that are operations between ranks, and which of `said` each says; known
+        at the end."""
+        self.said = Said()
+        self._comms: tuple[Column, Column] = (Column(), Column())
+        self._rows = self._comm_count = 0
         self._open: dict[tuple[object, object], list[Event]] = {}
-        self._said: dict[tuple[object, ...], Comm] = {}
 
     def take(self, events: Sequence[Event]) -> None:
         """Keep what matters of some events."""
+        if events and not hasattr(events[0], "cat"):
+            self._take_usual(events)
+            return
         kinds = self.kinds
         kind = np.frombuffer(bytes([kinds[e.cat][e.name] for e in events]), np.uint8)
         on_device = (kind > 0) & (kind <= words.COPY_OUT)
@@ -106,6 +102,20 @@ class Gathered:
         self._count_unknown(events, kind)
         if not _HALVES.isdisjoint(map(_PHASE, events)):
             self.take(self._paired(events))
+
+    def _take_usual(self, events: Sequence[Event]) -> None:
+        """The same of events whose names are their kinds, all of them whole (`usual`)."""
+        kind = bytes(map(_KIND, events))
+        some, start, end, code = self._timed(list(compress(events, kind)), _codes(kind))
+        here = code <= words.COPY_OUT
+        if here.all():
+            self._take_device(some, start, end, code)
+            return
+        if not here.any():
+            self._take_host(some, start, end, code)
+            return
+        for which, take in ((here, self._take_device), (~here, self._take_host)):
+            take(list(compress(some, which.tobytes())), start[which], end[which], code[which])
 
     def _whole(
         self, events: Sequence[Event], kind: NDArray[np.uint8], which: NDArray[np.bool_]
@@ -117,10 +127,15 @@ class Gathered:
         if set(map(_PHASE, some)) - _COMPLETE:
             keep = np.array([i for i, event in enumerate(some) if event.ph == "X"], np.int64)
             some, code = _chosen(some, keep), code[keep]
+        return self._timed(some, code)
+
+    def _timed(self, some: Sequence[Event], code: Int) -> tuple[Sequence[Event], Int, Int, Int]:
+        """Choose events whose times can be used."""
         start_us = np.fromiter(map(_TS, some), np.float64, len(some))
         took_us = np.fromiter(map(_DUR, some), np.float64, len(some))
         if math.isnan(self.origin_us):
             usable = np.flatnonzero(np.abs(start_us) < 1e17)
+            usable = usable[np.argsort(code[usable] > words.COPY_OUT, kind="stable")]
             if usable.size:
                 self.origin_us = math.floor(start_us[usable[0]])
         after_us = start_us - self.origin_us
@@ -178,47 +193,37 @@ class Gathered:
     def _take_device(self, some: Sequence[Event], start: Int, end: Int, kind: Int) -> None:
         if not some:
             return
-        args = [e.args or NO_ARGS for e in some]
-        devices = self.devices
-        where = [devices[e.pid if a.device == -1 else a.device] for e, a in zip(some, args)]
-        self.device.add(start, end, kind, _ints(where), _ints(map(_LINK, args)))
+        args = list(map(_ARGS, some))
+        if None in args:
+            args = [one or NO_ARGS for one in args]
+        self.device.add(start, end, kind, self._device_of(some, args), _ints(map(_LINK, args)))
         copied = np.flatnonzero(kind > words.COPY)
         self.copied[0].add(self._rows + copied)
         self.copied[1].add(_ints(args[i].bytes for i in copied.tolist()))
-        for i in np.flatnonzero(kind == words.COMM).tolist():
-            if len(self.comms) < COMM_AT_MOST:
-                self.comms[self._rows + i] = self._comm(some[i].name, args[i])
+        comms = np.flatnonzero(kind == words.COMM)
+        if self._comm_count < COMM_AT_MOST:
+            self._comm_count += comms.size
+            self._comms[0].add(self._rows + comms)
+            self._comms[1].add(
+                _ints(self.said.place(_text(some[i]), args[i]) for i in comms.tolist())
+            )
         self._rows += len(some)
         copies = int(np.count_nonzero(kind >= words.COPY))
         self.account.read["kernels"] += len(some) - copies
         self.account.read["copies"] += copies
 
-    def _comm(self, name: str, args: object) -> Comm:
-        if not isinstance(args, CommArgs) or args.collective is None:
-            key: tuple[object, ...] = (name,)
-            said = self._said.get(key)
-            if said is None:
-                said = Comm(words.operation_of(name), None, None, -1, -1, -1, -1)
-                self._keep(key, said)
-            return said
-        key = (
-            args.collective, args.group, args.ranks, args.elements, args.dtype, args.sequence,
-            args.source, args.target,
-        )  # fmt: skip
-        said = self._said.get(key)
-        if said is None:
-            said = Comm(
-                words.operation_of(args.collective), args.group, args.ranks,
-                args.elements * _ITEM_BYTES.get((args.dtype or "").lower(), 1)
-                if args.elements >= 0 and (args.dtype or "").lower() in _ITEM_BYTES else -1,
-                args.sequence, args.source, args.target,
-            )  # fmt: skip
-            self._keep(key, said)
-        return said
-
-    def _keep(self, key: tuple[object, ...], said: Comm) -> None:
-        if len(self._said) < 1 << 16:
-            self._said[key] = said
+    def _device_of(self, some: Sequence[Event], args: Sequence[Args]) -> Int:
+        """Number of each event's device."""
+        try:
+            device = np.fromiter(map(_DEVICE, args), np.int64, len(some))
+            if (device == -1).any():
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            devices = self.devices
+            return _ints(devices[e.pid if a.device == -1 else a.device] for e, a in zip(some, args))
+        if (device == device[0]).all():
+            return np.full(len(some), self.devices[int(device[0])], np.int64)
+        return _ints(map(self.devices.__getitem__, device.tolist()))
 
     def _threads(self, some: Sequence[Event]) -> Int:
         """Number of each event's thread; neighbours are mostly of one."""
@@ -246,22 +251,38 @@ class Gathered:
                 self.operators.setdefault(number, Stretches()).add(start[mine], end[mine])
         rows = np.flatnonzero(kind < words.CALL)
         if rows.size:
-            link = _ints((e.args or NO_ARGS).correlation for e in _chosen(some, rows))
+            args = list(map(_ARGS, _chosen(some, rows)))
+            if None in args:
+                args = [one or NO_ARGS for one in args]
+            link = _ints(map(_LINK, args))
             self.calls.add(start[rows], end[rows], kind[rows], thread[rows], link)
         rows = np.flatnonzero(kind >= words.STEP)
         if rows.size:
-            number = [words.step_number(some[i].name) for i in rows.tolist()]
+            number = [words.step_number(_text(some[i])) for i in rows.tolist()]
             self.marks.add(start[rows], end[rows], kind[rows], thread[rows], _ints(number))
         self.account.read["operators"] += int(np.count_nonzero(kind == words.OPERATOR))
         self.account.read["runtime calls"] += int(np.count_nonzero(kind <= words.CALL))
 
     def finish(self) -> None:
         """Say what was left open, and what was of no known sort."""
+        self.comm_rows, self.comm_says = (column.done() for column in self._comms)
         left = sum(len(waiting) for waiting in self._open.values())
         if left:
             self.account.skipped["begun and never ended (B)"] += left
         for name, count in self.kinds.unknown.most_common(_UNKNOWN_SHOWN):
             self.account.skipped[f"of category {name[:40]!r}"] += count
+
+
+def _codes(kind: bytes) -> Int:
+    """The kinds of what is something."""
+    code = np.frombuffer(kind, np.uint8)
+    return code[code > 0].astype(np.int64)
+
+
+def _text(event: Event) -> str:
+    """The name, of a usual event too."""
+    name: Any = event.name
+    return name if isinstance(name, str) else name.value  # type: ignore[no-any-return]
 
 
 def _chosen(events: Sequence[Event], rows: Int) -> Sequence[Event]:
@@ -277,10 +298,3 @@ def _ints(values: Iterable[int]) -> Int:
         return np.array(listed, np.int64)
     except OverflowError:
         return np.array([v if abs(v) < 1 << 62 else -1 for v in listed], np.int64)
-
-
-_ITEM_BYTES = {
-    "float": 4, "float32": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8,
-    "short": 2, "char": 1, "byte": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "complexfloat": 8, "complexdouble": 16,
-}  # fmt: skip

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from clusterprof.importers.base import Account
 from clusterprof.importers.kineto import words
-from clusterprof.importers.kineto.columns import Cover, Int, joined
+from clusterprof.importers.kineto.columns import Cover, Int, counts, joined
 from clusterprof.importers.kineto.gaps import Calls, Work
 from clusterprof.importers.tables import NodeTables
 from clusterprof.probe import layout
@@ -85,12 +85,12 @@ def blocking_copies(work: Work, calls: Calls, own: Calls) -> Copies:
     """Return the copies between host and device whose call did not return before they were done."""
     rows = np.flatnonzero(np.isin(work.kind, (words.COPY_IN, words.COPY_OUT)) & (work.call >= 0))
     call = work.call[rows]
-    held = calls.end[call] >= work.end[rows]
+    held = calls.ends(call) >= work.ends(rows)
     rows, call = rows[held], call[held]
     order = np.argsort(calls.start[call], kind="stable")
     rows, call = rows[order], call[order]
     return Copies(
-        calls.start[call], calls.end[call], work.bytes_of(rows), work.kind[rows] == words.COPY_IN
+        calls.start[call], calls.ends(call), work.bytes_of(rows), work.kind[rows] == words.COPY_IN
     )
 
 
@@ -123,9 +123,9 @@ def _main_thread(hosted: Hosted) -> int:
     for kind in (words.STEP, words.LOADER_ALONE, words.LOADER_WORKERS, words.OPTIMIZER):
         thread = hosted.marks.of(kind)[2]
         if thread.size:
-            return int(np.bincount(thread).argmax())
+            return int(counts(thread).argmax())
     thread = hosted.calls.thread
-    return int(np.bincount(thread).argmax()) if thread.size else -1
+    return int(counts(thread).argmax()) if thread.size else -1
 
 
 def _lay_loader(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from clusterprof.importers import heap
 from clusterprof.importers.base import Account, CannotImportError, Source
+from clusterprof.importers.columns import held_by
 from clusterprof.importers.kineto import comms, steps, words
-from clusterprof.importers.kineto.columns import Int, joined
+from clusterprof.importers.kineto.columns import Int, counts, covered
 from clusterprof.importers.kineto.decode import Document
 from clusterprof.importers.kineto.gaps import Calls, Host, Work, launched_by, starved
 from clusterprof.importers.kineto.gather import Gathered, Table
@@ -21,6 +23,7 @@ from clusterprof.probe import layout
 
 MORE_DEVICES_PID = 1 << 23
 """Further devices of a process become processes of their own, above all pids that can be."""
+_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -46,7 +49,10 @@ def laid(gathered: Gathered, document: Document, source: Source) -> NodeTables:
     low = _lowest(gathered)
     wall_ns = wall_minus_origin_ns(document, gathered.origin_us)
     calls, marks = _calls(gathered, low), _marks(gathered, low)
+    heap.trim()
     devices = list(_devices(gathered, calls, low))
+    calls = replace(calls, link=_NONE)  # they have served
+    heap.trim()
     node = NodeTables(
         _host_name(told, gathered), "kineto", None if wall_ns is None else wall_ns + low,
         key=f"rank{told.rank}" if told.rank is not None else source.path.name.partition(".")[0],
@@ -72,7 +78,7 @@ def _host_name(told: Who, gathered: Gathered) -> str:
 def _lowest(gathered: Gathered) -> int:
     """The first instant of anything, so that no time is negative."""
     tables = (gathered.device, gathered.calls, gathered.marks)
-    low = [int(t.start.done().min()) for t in tables if t.start.done().size]
+    low = [at for table in tables if (at := table.start.lowest()) is not None]
     low += [int(s.done()[0][0]) for s in gathered.busy_host.values() if s.done()[0].size]
     return min(low, default=0)
 
@@ -83,39 +89,55 @@ def _calls(gathered: Gathered, low: int) -> Calls:
 
 
 def _marks(gathered: Gathered, low: int) -> Marks:
-    return Marks(*_sorted(gathered.marks, low))
+    start, took, *rest = _sorted(gathered.marks, low)
+    return Marks(start, start + took, *rest)
 
 
 def _sorted(table: Table, low: int) -> tuple[Int, Int, Int, Int, Int]:
-    """Start, end, kind, where and link, by start."""
-    start = table.start.done() - low
-    order = np.argsort(start, kind="stable")
-    rest = (table.kind.done(), table.where.done(), table.link.done())
-    kind, where, link = (column[order] for column in rest)
-    return start[order], (table.end.done() - low)[order], kind, where, link
+    """Start, how long, kind, where and link, by start."""
+    start = table.start.done().astype(np.int64, copy=False)
+    start -= low
+    order = _order(start)
+    rest = (table.took, table.kind, table.where, table.link)
+    took, kind, where, link = (column.done()[order] for column in rest)
+    heap.trim()
+    return start[order], took, kind, where, link
+
+
+def _order(start: Int) -> Int | slice:
+    """The rows by start."""
+    if (start[1:] >= start[:-1]).all():
+        return slice(None)
+    return np.argsort(start, kind="stable").astype(held_by(0, start.size))
 
 
 def _devices(gathered: Gathered, calls: Calls, low: int) -> Iterator[_Device]:
     """Yield the devices of a trace, the busiest first."""
     table, gathered.device = gathered.device, Table()
-    where = table.where.done()
+    start, took, kind, where, link = (
+        column.done() for column in (table.start, table.took, table.kind, table.where, table.link)
+    )
+    heap.trim()
     names = list(gathered.devices)
     threads = [key[0] for key in gathered.threads]  # type: ignore[index]
-    count = np.bincount(where, minlength=len(names)) if where.size else np.zeros(0, np.int64)
+    count = counts(where, len(names))
     copied, size = (column.done() for column in gathered.copied)
     for number in np.argsort(-count, kind="stable").tolist():
-        rows = np.flatnonzero(where == number)
-        if not rows.size:
+        if not count[number]:
             continue
-        start = table.start.done()[rows] - low
-        order = np.argsort(start, kind="stable")
-        rows, start = rows[order], start[order]
-        link = table.link.done()[rows]
-        call = launched_by(calls, link, start)
-        end, kind = table.end.done()[rows] - low, table.kind.done()[rows]
-        work = Work(start, end, kind, copied, size, rows, call)
-        thread = calls.thread[call[call >= 0]]
-        pid = threads[int(np.bincount(thread).argmax())] if thread.size else _first_pid(threads)
+        rows = np.flatnonzero(where == number).astype(held_by(0, where.size))
+        begun = start[rows].astype(np.int64, copy=False)
+        if rows.size == where.size:
+            del start, where  # nobody else needs them
+        begun -= low
+        order = _order(begun)
+        rows, begun = rows[order], begun[order]
+        del order
+        heap.trim()
+        call = launched_by(calls, link[rows], begun)
+        work = Work(begun, took[rows], kind[rows], copied, size, rows, call)
+        thread = counts(calls.thread[call[call >= 0]])
+        pid = threads[int(thread.argmax())] if thread.size else _first_pid(threads)
         yield _Device(number, names[number], work, pid)
 
 
@@ -148,10 +170,11 @@ def _lay_process(
     if not place:
         account.read["steps"] += found.start.size
     copies = blocking_copies(device.work, calls, own_calls) if device else None
+    launches = counts(own_calls.thread, len(keys))
     work = [
         (start - low, end - low)
         for number, (start, end) in _covered(gathered, mine)
-        if device is None or number in set(own_calls.thread.tolist())
+        if device is None or launches[number]
     ]
     hosted = Hosted(own_calls, own_marks, copies, work)
     lay_host(node, pid, hosted, _operators(gathered, mine, low), account)
@@ -164,16 +187,14 @@ def _pid_of_marks(marks: Marks, keys: list[object]) -> int:
     step = marks.thread[marks.kind == words.STEP]
     at = step if step.size else marks.thread
     pids = [key[0] for key in keys]  # type: ignore[index]
-    return pids[int(np.bincount(at).argmax())] if at.size else _first_pid(pids)
+    return pids[int(counts(at).argmax())] if at.size else _first_pid(pids)
 
 
 def _of_threads(calls: Calls, mine: np.ndarray) -> Calls:
     keep = mine[calls.thread]
     if keep.all():
         return calls
-    return Calls(
-        calls.start[keep], calls.end[keep], calls.kind[keep], calls.thread[keep], calls.link[keep]
-    )
+    return Calls(calls.start[keep], calls.took[keep], calls.kind[keep], calls.thread[keep], _NONE)
 
 
 def _covered(gathered: Gathered, mine: np.ndarray) -> Iterator[tuple[int, tuple[Int, Int]]]:
@@ -202,7 +223,7 @@ def _steps(
         return found
     optimizers = marks.end[marks.kind == words.OPTIMIZER]
     if device is not None:
-        end = int(device.work.end.max())
+        end = device.work.last_end()
         return steps.inferred(int(device.work.start[0]), end, optimizers, account)
     covered = [pair for _, pair in _covered(gathered, mine) if pair[0].size]
     if not covered:
@@ -219,26 +240,22 @@ def _lay_device(
     """Lay when a device was busy, why it was not, and its operations with other ranks."""
     work = device.work
     from_ns, until_ns = int(found.start[0]), int(found.end[-1])
-    start, end = joined(work.start, work.end)
-    low, high = min(from_ns, int(work.start[0])), max(until_ns, int(work.end.max()))
+    start, end = covered(work.pieces())
+    low, high = min(from_ns, int(work.start[0])), max(until_ns, work.last_end())
     node.busy(id_, start, end, low, high)
+    del start, end
     host = Host.of(
         hosted.work, hosted.calls, hosted.copies_in(), hosted.copies_out()
     )  # fmt: skip
-    gaps = starved(work, calls, host, from_ns, until_ns)
-    node.spans(
-        pid,
-        layout.STARVED,
-        gaps.start,
-        gaps.end,
-        gaps.at_work,
-        gaps.in_sync,
-        gaps.in_alloc,
-        gaps.in_copy,
-    )
-    gathered.account.read["gaps in which the host was late"] += gaps.start.size
+    for gaps in starved(work, calls, host, from_ns, until_ns):
+        did = (gaps.at_work, gaps.in_sync, gaps.in_alloc, gaps.in_copy)
+        node.spans(pid, layout.STARVED, gaps.start, gaps.end, *did)
+        gathered.account.read["gaps in which the host was late"] += gaps.start.size
+    heap.trim()
     exposed = comms.exposed(work)
-    said = [gathered.comms[row] for row in work.row[exposed.at].tolist() if row in gathered.comms]
-    if len(said) == exposed.at.size:
+    rows = work.row[exposed.at]
+    at = gathered.comm_rows.searchsorted(rows)
+    if (at < gathered.comm_rows.size).all():
+        said = [gathered.said.all[place] for place in gathered.comm_says[at].tolist()]
         groups = comms.Groups(told.distributed, told.rank, told.world_size)
         comms.laid(node, pid, exposed, said, groups, gathered.account)

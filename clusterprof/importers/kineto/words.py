@@ -28,8 +28,10 @@ HOST_COMM = 26
 IGNORED = 0
 
 NAMES_AT_MOST = 1 << 16
+CHARACTERS_AT_MOST = 32 << 20
 CATEGORIES_AT_MOST = 1 << 10
-_REFILLS = 48
+_LOOKED_AT = 4096  # characters of a name
+_REFILLS = 24
 
 _COMM = re.compile(r"nccl|rccl|oneccl|msccl|hccl|cncl", re.IGNORECASE)
 _PARTS = re.compile(r"[_\W]+")
@@ -43,8 +45,8 @@ _NO_LAUNCH = re.compile(
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)\s*$")
 _LOADER = re.compile(r"enumerate\(DataLoader\)#(\w*)\.__next__")
 _COMPILE = re.compile(
-    r"\(dynamo_timed\)|torch/_dynamo/convert_frame\.py.*: _compile|"
-    r"torch/_inductor/compile_fx\.py.*: compile_fx"
+    r"\(dynamo_timed\)|torch/_dynamo/convert_frame\.py[^:]{0,32}: _compile|"
+    r"torch/_inductor/compile_fx\.py[^:]{0,32}: compile_fx"
 )
 _GC_NAMES = frozenset({"gc", "python gc", "garbage collection", "gc.collect"})
 _HOST_COMM = re.compile(r"(?:gloo|mpi|ucc):")
@@ -175,13 +177,16 @@ class _Names(dict[str, int]):
         elif self._tell is None:
             self._tell, self.known = _ignored, False
         self._kinds = kinds
+        self._characters = 0
 
     def __missing__(self, name: str) -> int:
-        if len(self) >= NAMES_AT_MOST:
+        if len(self) >= NAMES_AT_MOST or self._characters > CHARACTERS_AT_MOST:
             self.clear()
+            self._characters = 0
             self._kinds.refilled()
         assert self._tell is not None
-        kind = self[name] = self._tell(name)
+        self._characters += len(name)
+        kind = self[name] = self._tell(name[:_LOOKED_AT])
         return kind
 
 
@@ -204,6 +209,11 @@ class Kinds(dict[str, _Names]):
     def refilled(self) -> None:
         """Count a table of names that was full. Raises CannotImportError when it is too often."""
         self._refills += 1
+        self.checked()
+
+    def checked(self) -> None:
+        """Raise CannotImportError when tables were full too often: who reads names for a decoder
+        may not hear it at once."""
         if self._refills > _REFILLS:
             raise CannotImportError(
                 f"more than {_REFILLS * NAMES_AT_MOST:,} different names of events",

@@ -2,7 +2,9 @@
 
 Opened read only and immutable; no extension, no trusted schema, so no view, trigger, virtual table
 or generated column is ever run. Only known tables are asked, and only for columns they have. A
-statement that works for long without bringing a row is stopped; huge values are refused.
+statement that works for longer than the size of the file explains without bringing a row is
+stopped, and so is one that brings more rows than fit into the file: pages may refer to each other
+in circles. Huge values are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from clusterprof.importers.base import Source
 
 MAGIC = b"SQLite format 3\x00"
 UNPACKED_BYTES_AT_MOST = 1 << 30
-SECONDS_WITHOUT_A_ROW = 60.0
+SECONDS_WITHOUT_A_ROW = 2.0
+SECONDS_PER_BYTE = 1 / (20 << 20)
+"""Looking through a file without finding anything is not slower than this."""
+_ROW_BYTES = 6  # of a page, at least
 _VALUE_BYTES = 64 << 20  # what a process printed may be one string
 _TEXT_CHARACTERS = 512
 _ROWS = 65_536
@@ -44,7 +49,9 @@ class Database:
 
     def __init__(self, source: Source) -> None:
         self._deadline = 0.0
-        self._db = _opened(source)
+        self._db, size = _opened(source)
+        self._patience_s = SECONDS_WITHOUT_A_ROW + size * SECONDS_PER_BYTE
+        self._rows_at_most = size // _ROW_BYTES
         self._db.set_progress_handler(lambda: int(time.monotonic() > self._deadline), _STEPS)
         self._db.text_factory = lambda data: data.decode("utf-8", "replace")
         if hasattr(self._db, "setlimit"):  # since Python 3.11
@@ -76,7 +83,9 @@ class Database:
         """Return how many rows a table has. Raises DamagedError."""
         if table not in self.tables:
             return 0
-        return int(next(iter(self._some(f'SELECT count(*) FROM "{table}"', ())))[0][0])
+        # A plain count cannot be stopped, not even where pages are in circles.
+        some = f'SELECT 1 FROM "{table}" LIMIT {self._rows_at_most + 1}'
+        return int(next(iter(self._some(f"SELECT count(*) FROM ({some})", ())))[0][0])
 
     def rows(self, table: str, columns: Sequence[str]) -> Iterator[list[tuple[Any, ...]]]:
         """Yield columns of a table, some rows at a time; what it lacks is None.
@@ -112,12 +121,16 @@ class Database:
             yield np.array(some, np.int64).T
 
     def _some(self, query: str, values: tuple[Any, ...]) -> Iterator[list[tuple[Any, ...]]]:
+        count = 0
         try:
-            self._deadline = time.monotonic() + SECONDS_WITHOUT_A_ROW
+            self._deadline = time.monotonic() + self._patience_s
             cursor = self._db.execute(query, values)
             while some := cursor.fetchmany(_ROWS):
+                count += len(some)
+                if count > self._rows_at_most + _ROWS:
+                    raise DamagedError("more rows than fit into the file: its pages are in circles")
                 yield some
-                self._deadline = time.monotonic() + SECONDS_WITHOUT_A_ROW
+                self._deadline = time.monotonic() + self._patience_s
         except (sqlite3.Error, UnicodeError, OverflowError, MemoryError) as error:
             # Messages of SQLite repeat the file's own names, which need not be text.
             raise DamagedError(str(error) or type(error).__name__) from error
@@ -145,11 +158,13 @@ def _shortened(column: str) -> str:
     return f'CASE WHEN {whole} THEN substr("{column}", 1, {_TEXT_CHARACTERS}) ELSE "{column}" END'
 
 
-def _opened(source: Source) -> sqlite3.Connection:
+def _opened(source: Source) -> tuple[sqlite3.Connection, int]:
+    """Return the database, and how many bytes it has."""
     if _is_database(source.file):
         where = quote(str(source.file.resolve()))
         try:
-            return sqlite3.connect(f"file:{where}?mode=ro&immutable=1", uri=True)
+            db = sqlite3.connect(f"file:{where}?mode=ro&immutable=1", uri=True)
+            return db, source.file.stat().st_size
         except sqlite3.Error as error:
             raise UsageError(f"{source.path}: {error}") from error
     # Packed: nothing is unpacked to disk, so what it holds must fit into memory.
@@ -170,9 +185,13 @@ def _opened(source: Source) -> sqlite3.Connection:
     except (sqlite3.Error, OverflowError) as error:
         db.close()
         raise UsageError(f"{source.path}: {error}", unpack) from error
-    return db
+    return db, len(packed)
 
 
 def _is_database(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    """Say whether a file is one as it lies on the disk; what lies there no more is in memory."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except FileNotFoundError:
+        return False

@@ -35,6 +35,7 @@ _OPERATIONS = (
     ("Reduce", layout.REDUCE), ("SendRecv", layout.ALL_TO_ALL), ("AllToAll", layout.ALL_TO_ALL),
     ("AlltoAll", layout.ALL_TO_ALL), ("Gather", layout.GATHER), ("Scatter", layout.SCATTER),
 )  # fmt: skip
+_TEXTS_AT_MOST, _TEXTS_CHARACTERS = 1 << 19, 32 << 20
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLDS = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
@@ -84,6 +85,7 @@ class Strings:
 def strings_of(db: Database) -> Strings:
     """Read the strings of a profile once, however many there are. Raises DamagedError."""
     found = Strings({}, {}, {})
+    room = _TEXTS_CHARACTERS
     for rows in db.rows("StringIds", ("id", "value")):
         for id_, value in rows:
             if not isinstance(id_, int) or not isinstance(value, str):
@@ -92,8 +94,9 @@ def strings_of(db: Database) -> Strings:
                 found.calls[id_] = kind
             elif operation := operation_of(value):
                 found.kernels[id_] = operation
-            elif len(found.texts) < 1_000_000 and not value.startswith("/"):
+            elif len(found.texts) < _TEXTS_AT_MOST and room > 0 and not value.startswith("/"):
                 found.texts[id_] = value
+                room -= len(value)
     return found
 
 

@@ -11,15 +11,17 @@ GPU 0        97   612.4
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from clusterprof.importers.base import Source
 from clusterprof.importers.nvidia_smi.names import DCGMI, MONITOR, PROCESSES
-from clusterprof.importers.nvidia_smi.readings import Devices, quantity
+from clusterprof.importers.nvidia_smi.readings import SEEN_AT_MOST, Devices, quantity
 from clusterprof.importers.telemetry.gathered import Meaning
 from clusterprof.importers.telemetry.lines import lines_of
 from clusterprof.importers.telemetry.times import time_ns
 
+_DEVICE = re.compile(r"[0-9]{1,6}")
 _DAY_NS = 86_400_000_000_000
 _LINES_LOOKED_AT = 20
 
@@ -78,7 +80,7 @@ class _Rows:
                 return
         elif self.heads:
             row = dict(zip(self.heads, cells))
-            if len(cells) >= len(self.heads) and row.get("gpu", "").isdecimal():
+            if len(cells) >= len(self.heads) and _DEVICE.fullmatch(row.get("gpu", "")):
                 if "pid" in row:
                     self._process(row)
                 else:
@@ -95,7 +97,8 @@ class _Rows:
     def _process(self, row: dict[str, str]) -> None:
         """Rows of `pmon`: how many processes each device has."""
         who = (row["gpu"], row["pid"])
-        if who in self._seen or (self._last and int(row["gpu"]) < int(self._last[0])):
+        again = who in self._seen or len(self._seen) >= SEEN_AT_MOST
+        if again or (self._last and int(row["gpu"]) < int(self._last[0])):
             self.end_of_sweep()
             self._devices.new_sweep()
         self._at = self._when(row)

@@ -11,6 +11,8 @@ from clusterprof.importers.telemetry.gathered import READINGS_AT_MOST, Gathered,
 
 SWEEP_NS = 1_000_000_000
 """Between two sweeps of a tool that prints no times: what it waits for unless told otherwise."""
+SEEN_AT_MOST = 1 << 16
+"""Devices of one sweep, or processes."""
 _ABSENT = ("", "-", "n/a", "[n/a]", "[not supported]", "not supported", "[unknown error]")
 
 
@@ -44,7 +46,7 @@ class Devices:
 
     def next_in_sweep(self, who: object) -> None:
         """Say of whom the next row is; one who was there already begins the next sweep."""
-        if who in self._seen:
+        if who in self._seen or len(self._seen) >= SEEN_AT_MOST:
             self.new_sweep()
         self._seen.add(who)
 

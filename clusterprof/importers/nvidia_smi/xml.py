@@ -18,6 +18,8 @@ _END = b"</nvidia_smi_log>"
 _ROOT = "nvidia_smi_log"
 _DEPTH_AT_MOST = 32
 _TEXT_AT_MOST = 512
+_TAG_AT_MOST = 128
+_DOCUMENT_BYTES_AT_MOST = 8 << 20
 _FIELDS_AT_MOST = 8192
 _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 
@@ -43,13 +45,13 @@ def read_xml(source: Source, devices: Devices) -> None:
 
 
 def _documents(source: Source) -> Iterator[bytes]:
-    """The bytes of one document after the other; of what holds no end 64 MiB at most."""
+    """The bytes of one document after the other; of what holds no end 8 MiB at most."""
     rest = b""
     for block in source.blocks(1 << 20):
         *whole, rest = (rest + block).split(_END)
         for document in whole:
             yield document.strip() + _END
-        if len(rest) > 64 << 20:
+        if len(rest) > _DOCUMENT_BYTES_AT_MOST:
             break
     if rest.strip():
         yield rest.strip()
@@ -79,6 +81,8 @@ class _Document:
     def _begin(self, tag: str, attributes: dict[str, str]) -> None:
         if len(self._path) >= _DEPTH_AT_MOST:
             raise ValueError("nested too deep")
+        if len(tag) > _TAG_AT_MOST:
+            raise ValueError("a tag of a length that none has")
         self._path.append(tag)
         self._text = ""
         if self._path == [_ROOT, "gpu"]:

@@ -20,6 +20,7 @@ from clusterprof.probe import layout
 _SECONDS_BELOW = 60.0
 """Median of durations without a unit: below it they are taken for seconds, else for ms."""
 _LATEST_NS = float(1 << 62)
+RANKS_AT_MOST = 1 << 14
 _TOGETHER = 0.9
 """Of the steps must fit the picture of ranks that wait for each other."""
 
@@ -43,19 +44,26 @@ def nodes_of(table: Table, key: str, source: str, account: Account) -> Iterator[
     """Yield the nodes of one job."""
     laid = _laid(table, account)
     ranks = np.unique(laid.rank)
-    hosts = sorted({table.hosts.get(int(rank), "") for rank in ranks})
+    if ranks.size > RANKS_AT_MOST:
+        raise CannotImportError(f"{ranks.size:,} ranks are more than {RANKS_AT_MOST:,}")
+    by_host: dict[str, list[int]] = {}
+    for rank in ranks.tolist():
+        by_host.setdefault(table.hosts.get(rank, ""), []).append(rank)
+    order = np.argsort(laid.rank, kind="stable")
+    edges = laid.rank[order].searchsorted(ranks), laid.rank[order].searchsorted(ranks, "right")
+    rows_of = {
+        rank: order[a:b] for rank, a, b in zip(ranks.tolist(), *map(np.ndarray.tolist, edges))
+    }
     absolute = bool(table.start_ns) and table.start_ns[0] >= 0 and table.zoned
     group = group_number(ranks.tolist())
-    for host in hosts:
+    for host in sorted(by_host):
         node = NodeTables(host, source, 0 if absolute else None, host or key)
         node.job = node.shown = key
-        for rank in ranks.tolist():
-            if table.hosts.get(rank, "") != host:
-                continue
-            pid = rank + 1
-            mine = laid.rank == rank
+        for rank in by_host[host]:
+            pid, mine = rank + 1, rows_of[rank]
             node.rank(pid, rank, int(ranks[-1]) + 1)
-            node.group(pid, group, ranks.tolist())
+            if rank == by_host[host][0]:
+                node.group(pid, group, ranks.tolist())
             start, end, own = laid.start_ns[mine], laid.end_ns[mine], laid.own_end_ns[mine]
             node.spans(pid, layout.STEP, start, end, laid.step[mine], 2, -1, -1)
             joined = laid.number[mine] >= 0

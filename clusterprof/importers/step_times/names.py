@@ -12,7 +12,7 @@ _UNITS = {
     "ms": 1e6, "msec": 1e6, "millis": 1e6, "millisecond": 1e6, "milliseconds": 1e6,
     "s": 1e9, "sec": 1e9, "secs": 1e9, "second": 1e9, "seconds": 1e9,
 }  # fmt: skip
-_UNIT = re.compile(r"[\s_]*[\s_(\[/]([a-zµ]+)[)\]]?$")
+_UNIT = re.compile(r"[\s_(\[/]([a-zµ]+)[)\]]?$")
 
 RANK = (
     "rank",
@@ -86,5 +86,5 @@ def _plain(head: str) -> tuple[str, float]:
     match = _UNIT.search(head)
     if match and match[1] in _UNITS:
         unit = _UNITS[match[1]]
-        head = head[: match.start()]
+        head = head[: match.start()].rstrip("_ \t")
     return re.sub(r"[\s.\-]+", "_", head).strip("_"), unit

@@ -21,6 +21,7 @@ from clusterprof.importers.telemetry.times import epoch_ns, time_ns
 
 ROWS_AT_MOST = 1 << 25
 RANK_AT_MOST = 1 << 20
+JOBS_AT_MOST = 1024
 _STEP_AT_MOST = 1 << 53
 _NS_AT_MOST = float(1 << 62)
 PARQUET = b"PAR1"
@@ -103,6 +104,8 @@ def tables_of(source: Source, account: Account) -> dict[str, Table]:
             account.skipped["rows beyond the most that are read"] += 1
             continue
         job = str(row[columns.job]) if columns.job is not None and columns.job < len(row) else ""
+        if job not in tables and len(tables) >= JOBS_AT_MOST:
+            raise CannotImportError(f"more than {JOBS_AT_MOST:,} jobs", "give fewer at once")
         table = tables.setdefault(job, Table(stated=columns.duration_unit > 0))
         why = _add(table, columns, row)
         if why:

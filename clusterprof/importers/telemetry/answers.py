@@ -20,10 +20,12 @@ from clusterprof.importers.base import Account, Source
 from clusterprof.importers.telemetry.dcgm_names import XID
 from clusterprof.importers.telemetry.series import Labelled
 from clusterprof.importers.telemetry.times import epoch_ns
+from clusterprof.importers.text_lines import held_bytes
 
-SERIES_BYTES_AT_MOST = 64 << 20
+HELD_AT_MOST = 64 << 20
+"""Of one series in memory: 300,000 readings."""
 _KIND = re.compile(rb'"resultType"\s*:\s*"(matrix|vector)"')
-_SERIES = re.compile(rb'^\s*\[?\s*\{\s*"metric"\s*:\s*\{')
+_SERIES = re.compile(rb'(?:\[\s*)?\{\s*"metric"\s*:\s*\{')
 _RESULT = re.compile(r'"result"\s*:\s*\[')
 _RESULT_BYTES = re.compile(rb'"result"\s*:\s*\[')
 _VALUES = re.compile(rb'"values?"\s*:')
@@ -31,10 +33,15 @@ _VALUES = re.compile(rb'"values?"\s*:')
 
 def is_answer(head: bytes) -> bool:
     """Say whether a file begins like an answer of the API, or like one of its series."""
-    start = head.lstrip()[:1]
+    head = head.lstrip()
+    start = head[:1]
     if start == b"{" and _KIND.search(head) and _RESULT_BYTES.search(head):
         return True
-    return start in b"[{" and _SERIES.match(head) is not None and _VALUES.search(head) is not None
+    return (
+        start in (b"[", b"{")
+        and _SERIES.match(head) is not None
+        and _VALUES.search(head) is not None
+    )
 
 
 def elements(source: Source, account: Account) -> Iterator[Any]:
@@ -54,7 +61,7 @@ def elements(source: Source, account: Account) -> Iterator[Any]:
             element, at = scan(text, at)
         except (ValueError, RecursionError, IndexError) as error:
             more = next(blocks, None)
-            if more is None or len(text) - at > SERIES_BYTES_AT_MOST:
+            if more is None or held_bytes(text[at:].encode("utf-8", "replace")) > HELD_AT_MOST:
                 if at < len(text):
                     account.cut = account.cut or f"damaged or cut off within a series ({error})"
                 return

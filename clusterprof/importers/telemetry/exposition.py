@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from clusterprof.importers.base import Account, Source
+from clusterprof.importers.base import Account, CannotImportError, Source
 from clusterprof.importers.telemetry.dcgm_names import XID
 from clusterprof.importers.telemetry.gathered import Column
 from clusterprof.importers.telemetry.labelled import is_known
@@ -20,13 +20,17 @@ from clusterprof.importers.telemetry.series import Labelled
 from clusterprof.importers.telemetry.times import epoch_ns, time_ns
 
 _NAME = rb"[a-zA-Z_:][a-zA-Z0-9_:]*"
-_LABELS = rb"(\{(?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*\})?"
+# Never a choice within a repetition: Python keeps some hundred bytes for each turn of one.
+_TEXT = rb"[^\"\\]*(?:\\.[^\"\\]*)*"
+_LABELS = rb"(\{[^\"}]*(?:\"" + _TEXT + rb"\"[^\"}]*)*\})?"
 _SAMPLE = re.compile(rb"(" + _NAME + rb")" + _LABELS + rb"[ \t]+[^\s#]+")
 _META = re.compile(rb"#[ \t]*(HELP|TYPE|UNIT)[ \t]+" + _NAME)
-LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+# A name is tried from its first letter only: what is no label costs no more than its length.
+LABEL = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 _ESCAPE = re.compile(r"\\[\\\"n]")
-_SERIES_KEPT = 1 << 18
+_SERIES_KEPT = 1 << 17
+_NAMES_AT_MOST = 1 << 16
 _LINES_LOOKED_AT = 400
 
 
@@ -103,8 +107,11 @@ class Exposition:
         if name in self._meaningless:
             return
         if not is_known(name.decode()):
-            if len(self._meaningless) < _SERIES_KEPT:
-                self._meaningless.add(name)
+            if len(self._meaningless) >= _NAMES_AT_MOST:
+                raise CannotImportError(
+                    f"more than {_NAMES_AT_MOST:,} names of metrics", "export fewer of them"
+                )
+            self._meaningless.add(name)
             self._account.skipped["names we have no signal for"] += 1
             return
         known = self._series(name, labels)

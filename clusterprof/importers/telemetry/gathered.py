@@ -19,11 +19,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.importers.base import Account
+from clusterprof.importers.base import Account, CannotImportError
 from clusterprof.importers.tables import Float, Int, NodeTables
 
 _Settled = tuple[str, str, Int, Float]
 COLUMNS_AT_MOST = 1 << 17
+OF_A_HOST_AT_MOST = 1 << 13
+"""A thousand CPUs in six states, and all of their devices."""
+HOSTS_AT_MOST = 1 << 14
+REFUSED_AT_MOST = 1 << 16
+"""So often there may be no room; then the rest is not read."""
 READINGS_AT_MOST = 1 << 26
 """16 bytes each: 1 GiB."""
 # What DCGM writes for "not there", in 32 and 64 bits, and as floating point (dcgm_structs.h).
@@ -84,23 +89,42 @@ class Gathered:
         self.hosts: dict[str, Host] = {}
         self.wall = True
         """False when the zone of the times is not known."""
-        self._columns = 0
+        self._columns = self._devices = self._refused = 0
 
     def column(self, host: str, meaning: Meaning, device: str) -> Column | None:
-        """Return where readings of a value go; None when there are too many values."""
-        known = self.hosts.setdefault(host, Host())
+        """Return where readings of a value go; None when there are too many values or hosts.
+
+        Raises CannotImportError when that was said too often.
+        """
+        known = self.hosts.get(host)
         key = (meaning.signal, device, meaning.choice, meaning.part)
-        column = known.columns.get(key)
+        column = known.columns.get(key) if known is not None else None
         if column is None:
-            if self._columns >= COLUMNS_AT_MOST:
+            if self._columns >= COLUMNS_AT_MOST or (
+                len(self.hosts) >= HOSTS_AT_MOST
+                if known is None
+                else len(known.columns) >= OF_A_HOST_AT_MOST
+            ):
+                self._refused += 1
+                if self._refused > REFUSED_AT_MOST:
+                    raise CannotImportError(
+                        f"more than {COLUMNS_AT_MOST:,} series, {OF_A_HOST_AT_MOST:,} of one host"
+                        f" or {HOSTS_AT_MOST:,} hosts", "give fewer hosts, devices or metrics",
+                    )  # fmt: skip
                 return None
+            known = known or self.hosts.setdefault(host, Host())
             self._columns += 1
             column = known.columns[key] = Column(meaning)
         return column
 
     def device(self, host: str, id_: str, **facts: str) -> None:
         """Add what is known of an accelerator; empty facts are left out."""
+        if self._devices >= COLUMNS_AT_MOST or (
+            host not in self.hosts and len(self.hosts) >= HOSTS_AT_MOST
+        ):
+            return
         devices = self.hosts.setdefault(host, Host()).devices
+        self._devices += id_ not in devices
         devices.setdefault(id_, {}).update({k: v for k, v in facts.items() if v})
 
     @property

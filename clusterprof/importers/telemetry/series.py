@@ -8,9 +8,15 @@ from collections.abc import Iterator, Mapping
 from clusterprof.importers.base import Account
 from clusterprof.importers.tables import NodeTables
 from clusterprof.importers.telemetry.dcgm_names import XID
-from clusterprof.importers.telemetry.gathered import READINGS_AT_MOST, Column, Gathered
+from clusterprof.importers.telemetry.gathered import (
+    READINGS_AT_MOST,
+    Column,
+    Gathered,
+    Host,
+)
 from clusterprof.importers.telemetry.labelled import gpu_of, host_of, is_known, meaning_of
 
+_XIDS_AT_MOST = 4096
 _MAKERS = (("DCGM_", "nvidia"), ("rocm_", "amd"), ("gpu_", "amd"))
 
 
@@ -37,13 +43,13 @@ class Labelled:
             return None
         meaning, device = found
         host, address = host_of(labels)
-        if address and address != host:
-            self._addresses.setdefault(address, set()).add(host)
         gathered = self._gathered if timed else self._timeless
         column = gathered.column(host, meaning, device)
         if column is None:
             account.skipped["series beyond the most that are read"] += 1
             return None
+        if address and address != host:
+            self._addresses.setdefault(address, set()).add(host)
         account.read["series"] += 1
         if meaning.signal.startswith("gpu."):
             maker = next((maker for start, maker in _MAKERS if name.startswith(start)), "")
@@ -64,7 +70,7 @@ class Labelled:
 
     def error(self, labels: Mapping[str, str], value: float) -> None:
         """Note the last error (Xid) that a device's driver reported; 0 = none."""
-        if 0 < value < 1 << 16:
+        if 0 < value < 1 << 16 and len(self._xids) < _XIDS_AT_MOST:
             host, _ = host_of(labels)
             self._xids[host, labels.get("gpu", "") or gpu_of(labels), int(value)] += 1
 
@@ -93,8 +99,6 @@ class Labelled:
                 if len(names) != 1 or address not in gathered.hosts:
                     continue
                 nameless = gathered.hosts.pop(address)
-                gathered.device(next(iter(names)), "", **{})
-                named = gathered.hosts[next(iter(names))]
-                named.devices.pop("", None)
+                named = gathered.hosts.setdefault(next(iter(names)), Host())
                 named.columns = {**nameless.columns, **named.columns}
                 named.devices = {**nameless.devices, **named.devices}

@@ -1,0 +1,139 @@
+"""Usual blocks are read as all others are, and long tables in pieces as at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kineto_traces import busy_ns, call, event, on_device, read, spans, step, written
+
+from clusterprof.importers.kineto import columns, words
+from clusterprof.importers.kineto.columns import Column, Stretches, covered
+from clusterprof.importers.kineto.usual import Usual
+from clusterprof.probe import layout
+
+FLOW = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1, "pid": 0, "tid": 7, "ts": 5}
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def block(*events: dict[str, Any]) -> bytes:
+    return json.dumps(events).encode()
+
+
+def test_usual_events_say_their_kind_and_what_is_asked_of_them() -> None:
+    found = Usual(words.Kinds()).events(
+        block(
+            event("cpu_op", "aten::add", 1, 2, args={"External id": "no number"}), FLOW,
+            call("cudaDeviceSynchronize", 3, 4, 9), on_device("ncclKernel_AllReduce", 5, 6, 9),
+            event("python_function", "torch/_dynamo/convert_frame.py(1): _compile", 7, 8),
+        )
+    )  # fmt: skip
+    assert found is not None
+    kinds = [words.OPERATOR, words.IGNORED, words.SYNC, words.COMM, words.COMPILE]
+    names: list[Any] = [one.name for one in found]
+    assert [name.kind for name in names] == kinds
+    assert names[3].value == "ncclKernel_AllReduce"
+    assert [found[2].args.correlation, found[3].args.device] == [9, 0]
+    assert (found[3].ts, found[3].dur, found[3].tid) == (1_000_005, 6, 7)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"ph": "B", "cat": "cpu_op", "name": "x", "ts": 1},
+        {"ph": "E", "cat": "ac2g", "ts": 1},
+        {"ph": "X", "cat": "mine", "name": "x", "ts": 1, "dur": 1},
+        {"ph": "M", "name": "process_name", "pid": 1},
+        {"ph": "X", "cat": "kernel", "name": "k", "ts": "1", "dur": 1},
+        {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "args": None},
+        {"ph": "X", "cat": "cpu_op", "ts": 1, "dur": 1},
+    ],
+)
+def test_a_block_with_anything_unusual_is_left_to_others(odd: dict[str, Any]) -> None:
+    assert Usual(words.Kinds()).events(block(on_device("gemm", 1, 1, 1), odd)) is None
+
+
+def test_names_that_come_often_are_learned() -> None:
+    reader = Usual(words.Kinds())
+    few = block(on_device("gemm", 1, 1, 1), on_device("ncclKernel", 2, 1, 2))
+    many = block(*[on_device("gemm", n, 1, n) for n in range(600)])
+    seen: list[Any] = [reader.events(text) for text in (few, many, few, few)]
+    kinds = [[one.name.kind for one in some] for some in seen]
+    assert kinds[0] == kinds[2] == kinds[3] == [words.KERNEL, words.COMM]
+    assert set(kinds[1]) == {words.KERNEL}
+    assert seen[2][0].name is seen[3][0].name  # a member now
+    assert seen[0][0].name is not seen[2][0].name
+
+
+def trace() -> list[dict[str, Any]]:
+    """Two devices, three threads, work that overlaps, numbers that come again."""
+    events = [step(n, 1000 * n, 900) for n in (1, 2, 3)]
+    events += [event("user_annotation", LOADER, 1000 * n + 800, 50) for n in (1, 2, 3)]
+    for n in range(60):
+        at = 1000 + 50 * n
+        events.append(event("cpu_op", "aten::mm", at, 20, tid=100 + n % 3))
+        events.append(call("cudaLaunchKernel", at + 2, 5, n % 40, tid=100 + n % 3))
+        name = "ncclKernel_AllReduce_Sum" if n % 7 == 3 else "gemm"
+        took = 120 if n % 9 == 4 else 7
+        events.append(on_device(name, at + 10 + n % 5, took, n % 40, device=n % 2))
+    events.append(call("cudaDeviceSynchronize", 3000, 400))
+    return events
+
+
+def all_of(path: Path) -> tuple[list[str], dict[str, int]]:
+    (node,), account = read(path)
+    return [repr(one) for some in node.records() for one in some], dict(account.read)
+
+
+def test_what_is_usual_and_what_is_not_gives_the_same(tmp_path: Path) -> None:
+    plain = written(tmp_path, json.dumps({"traceEvents": trace()}), "rank0.json")
+    odd = {"ph": "i", "name": "no category", "ts": 1, "pid": 1, "tid": 1}
+    other = written(tmp_path, json.dumps({"traceEvents": [*trace(), odd]}), "rank00.json")
+    assert Usual(words.Kinds()).events(block(*trace())) is not None
+    assert Usual(words.Kinds()).events(block(*trace(), odd)) is None
+    assert all_of(plain) == all_of(other)
+
+
+def test_tables_in_pieces_give_what_they_give_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+    path = written(tmp_path, json.dumps({"traceEvents": trace()}))
+    at_once = all_of(path)
+    monkeypatch.setattr(columns, "AT_ONCE", 4)
+    monkeypatch.setattr(columns, "_PACK_AFTER", 1)
+    monkeypatch.setattr(columns, "_JOIN_AFTER", 2)
+    assert all_of(path) == at_once
+    (node,), _ = read(path)
+    # The trace begins with the first step; 10 µs later the first kernel does.
+    assert busy_ns(node)[1] == (10_000, 0)
+    assert len(spans(node, layout.STEP)) == 3
+
+
+def test_a_column_holds_what_any_piece_holds() -> None:
+    values = [np.array([5, 5]), np.array([1 << 40, -3]), np.array([], np.int64), np.array([7])]
+    column = Column()
+    for some in values:
+        column.add(some)
+    assert column.lowest() == -3
+    assert column.done().tolist() == [5, 5, 1 << 40, -3, 7]
+    small = Column()
+    small.add(np.array([100, 101]))
+    small.add(np.array([-27]))
+    made = small.done()
+    assert made.tolist() == [100, 101, -27] and made.dtype == np.int8
+    assert Column().lowest() is None and not Column().done().size
+
+
+def test_what_is_covered_does_not_depend_on_where_it_is_cut() -> None:
+    start = np.array([0, 2, 4, 10, 10, 15, 20])
+    end = np.array([3, 9, 5, 10, 12, 20, 21])
+    for size in range(1, 8):
+        pieces = [(start[i : i + size], end[i : i + size]) for i in range(0, 7, size)]
+        made = covered(pieces)
+        assert [one.tolist() for one in made] == [[0, 10, 15], [9, 12, 21]]
+        stretches = Stretches()
+        for piece in reversed(pieces):
+            stretches.add(*piece)
+        assert [one.tolist() for one in stretches.done()] == [[0, 10, 15], [9, 12, 21]]
+    assert [one.size for one in covered([])] == [0, 0]

@@ -1,0 +1,185 @@
+"""Stated answers in logs, tables and readings, beside what an importer makes of them.
+
+Each function yields (data, file, what, stated, by, ours, met) for tests/tools/import_answers.py.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clusterprof.importers.base import Account, Importer
+from clusterprof.importers.dlio import Dlio
+from clusterprof.importers.kineto import Kineto
+from clusterprof.importers.mllog import Mllog
+from clusterprof.importers.nccl_text import read_text
+from clusterprof.importers.nsys import Nsys
+from clusterprof.importers.nvidia_smi import NvidiaSmi
+from clusterprof.importers.prometheus import Prometheus
+from clusterprof.importers.sources import sources_of
+from clusterprof.importers.tables import NodeTables
+from clusterprof.importers.telemetry.exposition import labels_of
+from clusterprof.importers.telemetry.labelled import meaning_of
+from clusterprof.probe import layout
+
+Answer = tuple[str, str, str, str, str, str, bool]
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+_FIELDS = (
+    ("memory used", "fb_used", "gpu.memory_used_bytes", 1 << 20),
+    ("SM clock", "sm", "gpu.sm_clock_hertz", 10**6),
+    ("power", "power", "gpu.power_watts", 1),
+)
+
+
+def answers() -> Iterator[Answer]:
+    """Yield all of them."""
+    for each in (mlperf_logs, dlio_sample, nccl_tests, nvidia_smi, scrapes, node_exporter,
+                 unanswered):  # fmt: skip
+        yield from each()
+
+
+def _known(folder: str) -> Any:
+    return json.loads((DATA / folder / "known.json").read_text())
+
+
+def _imported(one: Importer, *paths: Path) -> tuple[list[NodeTables], list[Account]]:
+    sources = [source for path in paths for source in sources_of(path)]
+    accounts = [Account(source.path, one.title) for source in sources]
+    return list(one.nodes(sources, accounts)), accounts
+
+
+def _spans(node: NodeTables, pid: int, kind: int) -> Any:
+    """Spans of a kind: fields by row."""
+    table = node._spans[pid].whole()
+    return table[:, table[2] == kind]
+
+
+def _seconds(spans: Any) -> float:
+    return float((spans[1] - spans[0]).sum()) / 1e9
+
+
+def mlperf_logs() -> Iterator[Answer]:
+    """Epochs or blocks of every log; who is slow, and who began with cold caches."""
+    folder = DATA / "mllog"
+    paths = sorted(folder.glob("*/result_*.txt.gz"))
+    nodes, accounts = _imported(Mllog(), *paths)
+    known, cold, slow = _known("mllog")["logs"], dict[str, int](), dict[str, list[str]]()
+    for path, node, account in zip(paths, nodes, accounts):
+        file = f"{path.parent.name}/{path.name.removesuffix('.gz')}"
+        length = known[file].get("epoch_s") or known[file]["block_s"]
+        ours = _seconds(_spans(node, 1, layout.STEP))
+        what = "epochs, in all" if "epoch_s" in known[file] else "blocks, in all"
+        yield ("mllog", file, what, f"{length['sum']:,.1f} s", "its lines", f"{ours:,.1f} s",
+               abs(ours - length["sum"]) < 0.05)  # fmt: skip
+        of, notes = path.parent.name, account.notes
+        cold[of] = cold.get(of, 0) + any("cold caches" in note for note in notes)
+        named = path.name.split(".")[0].removeprefix("result_")
+        slow.setdefault(of, []).extend([named] * any("the slowest of" in note for note in notes))
+    for of, stated in (("perlmutter_cosmoflow_weak", 10), ("clemson_deepcam", 0)):
+        yield ("mllog", of, "logs whose first epoch was slow", str(stated), "verdict",
+               str(cold[of]), cold[of] == stated)  # fmt: skip
+    of = "perlmutter_cosmoflow_weak"
+    yield ("mllog", of, "the slow instance", "3", "verdict", ", ".join(slow[of]),
+           slow[of] == ["3"])  # fmt: skip
+
+
+def dlio_sample() -> Iterator[Answer]:
+    """What DLIO's own test of its post-processing expects: of the first two of four epochs."""
+    folder = DATA / "dlio-sample"
+    (node,), _ = _imported(Dlio(), *sorted(folder.glob("[01]_output.json")))
+    stated = _known("dlio-sample")["stated_by_source"]["tests/dlio_postprocessor_test.py"]
+    half = [_spans(node, pid, layout.STEP)[3].max() // 2 for pid in (1, 2)]
+    for what, kind, key in (
+        ("loading, two epochs, mean of ranks", layout.DATA_WAIT, "avg_process_loading_time"),
+        ("steps, two epochs, mean of ranks", layout.STEP, "avg_process_processing_time"),
+    ):
+        some = [_spans(node, pid, kind) for pid in (1, 2)]
+        ours = sum(_seconds(s[:, s[3] <= most]) for s, most in zip(some, half)) / 2
+        yield ("dlio-sample", "all", what, f"{stated[key]} s", "DLIO's own test", f"{ours:.2f} s",
+               f"{ours:.2f}" == stated[key])  # fmt: skip
+
+
+def nccl_tests() -> Iterator[Answer]:
+    """The largest row of each table."""
+    for name, told in _known("nccl-tests")["files"].items():
+        found = read_text(iter((DATA / "nccl-tests" / name).read_bytes().splitlines()))
+        last, stated = found.rows[-1], told["largest"]
+        ours = (len(found.rows), last.bytes, last.time_us, last.bus_gbps)
+        known = (told["rows"], stated["bytes"], stated["time_us"], stated["busbw"])
+        form = "{} rows, {:,} B in {:,.0f} us, bus {} GB/s"
+        yield ("nccl-tests", name, "rows, the largest", form.format(*known), "the table",
+               form.format(*ours), ours == known)  # fmt: skip
+
+
+def nvidia_smi() -> Iterator[Answer]:
+    """Some fields of each document."""
+    for name, told in _known("nvidia-smi-xml")["files"].items():
+        (node,), _ = _imported(NvidiaSmi(), DATA / "nvidia-smi-xml" / name)
+        (gpu,) = told["gpus"]
+        for what, key, signal, scale in _FIELDS:
+            if gpu[key] is None:
+                continue
+            found = [one for one in node._columns if one.signal == signal]
+            ours = f"{found[0].values[0] / scale:g}" if found else "not known"
+            stated = gpu[key].split()[0]
+            yield ("nvidia-smi-xml", name, what, gpu[key], "the document",
+                   f"{ours} {gpu[key].split()[1]}", ours == f"{float(stated):g}")  # fmt: skip
+
+
+def scrapes() -> Iterator[Answer]:
+    """Every value of the API's answers."""
+    folder = "dcgm-prometheus/h100_eks_2026-03"
+    signals = {"GPU_UTIL": 0.01, "FB_USED": 1 << 20, "GPU_TEMP": 1, "POWER_USAGE": 1}
+    for name, told in _known(folder)["files"].items():
+        nodes, _ = _imported(Prometheus(), DATA / folder / name)
+        columns = [one for node in nodes for one in node._columns]
+        if "values" not in told:
+            yield ("dcgm-prometheus", name, "series", str(told["series"]), "the file",
+                   str(len(columns)), len(columns) == told["series"])  # fmt: skip
+            continue
+        scale = next(scale for word, scale in signals.items() if word in name)
+        ours = sorted(float(one.values[0]) for one in columns)
+        stated = sorted(float(value) * scale for value in told["values"].values())
+        met = len(ours) == len(stated) and bool(np.allclose(ours, stated, rtol=1e-12))
+        alike = sum(a == b or abs(a - b) < 1e-9 * abs(b) for a, b in zip(ours, stated))
+        yield ("dcgm-prometheus", name, "values", str(len(stated)), "the answer",
+               f"{alike} of {len(ours)} alike", met)  # fmt: skip
+
+
+def node_exporter() -> Iterator[Answer]:
+    """Of the values that the exporter must print those that are a signal of ours by themselves."""
+    file = "expected-e2e-output.txt.gz"
+    path = DATA / "node-exporter-fixtures" / file
+    nodes, _ = _imported(Prometheus(), path)
+    ours = {(c.signal, c.device): float(c.values[0]) for node in nodes for c in node._columns}
+    count = alike = 0
+    listed = set(_known("node-exporter-fixtures")["expected_lines"])
+    for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+        if line not in listed:
+            continue
+        name, _, value = line.rpartition(" ")
+        found = meaning_of(name.partition("{")[0], labels_of(name.partition("{")[2]))
+        if found is None or found[0].parts:
+            continue
+        count += 1
+        stated = float(value) * found[0].scale
+        alike += abs(ours.get((found[0].signal, found[1]), -1.0) - stated) <= 1e-9 * stated
+    yield ("node-exporter-fixtures", file, "values that are signals of ours", str(count),
+           "node_exporter", f"{alike} alike", alike == count)  # fmt: skip
+
+
+def unanswered() -> Iterator[Answer]:
+    """Files of which nobody states an answer: that they are read to their end, and what of."""
+    for folder, one in (("kineto-hta", Kineto()), ("nsys-sqlite", Nsys())):
+        known = {name.removesuffix(".gz") for name in _known(folder)["traces"]}
+        for path in sorted((DATA / folder).glob("*.gz")):
+            if path.name.removesuffix(".gz") in known:
+                continue
+            _, (account,) = _imported(one, path)
+            gave = ", ".join(f"{n:,} {what}" for what, n in account.read.items() if n)
+            yield (folder, path.name, "read to its end", "no answer", "-", gave, not account.cut)
