@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kineto_traces import busy_ns, call, event, on_device, read, spans, step, written
 
-from clusterprof.importers.kineto import columns, words
+from clusterprof.importers.kineto import columns, comms, words
 from clusterprof.importers.kineto.columns import Column, Stretches, covered
 from clusterprof.importers.kineto.usual import Usual
 from clusterprof.probe import layout
@@ -137,3 +137,12 @@ def test_what_is_covered_does_not_depend_on_where_it_is_cut() -> None:
             stretches.add(*piece)
         assert [one.tolist() for one in stretches.done()] == [[0, 10, 15], [9, 12, 21]]
     assert [one.size for one in covered([])] == [0, 0]
+
+
+def test_messages_are_numbered_by_sort_and_partner_beside_the_operations_of_all() -> None:
+    send, recv, all_ = layout.SEND, layout.RECV, layout.ALL_REDUCE
+    operation = np.array([send, send, recv, send, all_, all_, send])
+    peer = np.array([1, 2, 1, 1, -1, -1, -1])
+    group, said = np.full(7, 5), np.full(7, -1)
+    made = comms._numbers(group, said, operation, peer, operation != all_)
+    assert made.tolist() == [0, 0, 0, 1, 0, 1, -1]
