@@ -59,7 +59,9 @@ def analyze(
         tables = {"by": common.chosen_tables(by or ()), "top": top}
         part = part_of(since, until, steps)
         with progress_bar() as tell:
-            report = common.analyse_with(run, settings, jobs, history=True, tell=tell, part=part)
+            report = common.analyse_with(
+                run, settings, jobs, history=True, tell=tell, part=part, leave_unknown=True
+            )
         renderer = common.renderer_for(
             chosen, settings, width, no_color, tables, to_file=output is not None
         )

@@ -63,7 +63,9 @@ def export(
     target = Output(path, sys.stdout.buffer, folder)
     exporter.check(target)
     limits, facts = common.site_of(common.load_profile(profile))
-    with analysing(*run, jobs=jobs, limits=limits, facts=facts, history=True) as made:
+    with analysing(
+        *run, jobs=jobs, limits=limits, facts=facts, history=True, leave_unknown=True
+    ) as made:
         for note in exporter.export(run_of(made), target):
             common.print_error(note)
 

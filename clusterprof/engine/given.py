@@ -26,17 +26,17 @@ class Given:
 
 
 @contextmanager
-def given(paths: Sequence[Path], jobs: int = 1) -> Iterator[Given]:
+def given(paths: Sequence[Path], jobs: int = 1, leave_unknown: bool = False) -> Iterator[Given]:
     """Hand recordings on, and have foreign files read (`engine.imported`), by `jobs` processes.
 
-    Raises NoRecording for files of no format that is known.
+    Raises NoRecording for files of no format that is known, unless these are to be left out.
     """
     if all(map(_is_ours, paths)):
         yield Given(tuple(paths))
         return
     from clusterprof.engine.imported import brought_in
 
-    with brought_in(paths, jobs) as found:
+    with brought_in(paths, jobs, leave_unknown) as found:
         yield Given(found.paths, found.notes)
 
 

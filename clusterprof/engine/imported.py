@@ -33,6 +33,7 @@ FILES_AT_MOST = 65_536
 _TELLING = frozenset(one.name for one in IMPORTERS if getattr(one, "tells", False))
 """Formats that say something of the whole job (`Account.facts`): read before all others."""
 _SIDE_BY_SIDE_BYTES = 16 << 20  # of files that are worth a second process
+_UNKNOWN = "neither a recording nor of a format that is known"
 _DEPTH = 4  # folders below the one that was given
 
 
@@ -72,18 +73,21 @@ def _alike(accounts: Sequence[Account]) -> list[list[Account]]:
 
 
 @contextmanager
-def brought_in(paths: Sequence[Path], jobs: int = 1) -> Iterator[Brought]:
+def brought_in(
+    paths: Sequence[Path], jobs: int = 1, leave_unknown: bool = False
+) -> Iterator[Brought]:
     """Read the foreign files among some paths; `jobs` processes share them.
 
-    Raises NoRecording when all of a path's files are of no format we know, CannotImportError when
-    the only one says nothing.
+    `leave_unknown`: a file of no format we know is left out, and said to be, where there is
+    something else. Raises NoRecording for it otherwise, CannotImportError when the only one says
+    nothing.
     """
-    own, foreign = _sorted_out(paths)
+    own, foreign, left_out = _sorted_out(paths, leave_unknown)
     if not foreign:
-        yield Brought(tuple(paths))
+        yield Brought(tuple(own), left_out)
         return
     with tempfile.TemporaryDirectory(prefix="clusterprof-import-") as folder:
-        accounts = write_all(foreign, Path(folder), jobs)
+        accounts = (*write_all(foreign, Path(folder), jobs), *left_out)
         there = any(Path(folder).iterdir())
         if not there and not own:
             raise NoRecording(
@@ -132,7 +136,7 @@ def _cores() -> int:
 
 def foreign_files(paths: Sequence[Path]) -> list[Path]:
     """Return the foreign files among some paths; raises UsageError for a recording among them."""
-    own, foreign = _sorted_out(paths)
+    own, foreign, _ = _sorted_out(paths)
     for path in own:
         if not path.exists():
             raise NoRecording(f"{path}: no such file or directory", "give the files of a trace")
@@ -141,24 +145,44 @@ def foreign_files(paths: Sequence[Path]) -> list[Path]:
     return foreign
 
 
-def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Recordings (and what is neither: `find_nodes` says so), and foreign files."""
+def _sorted_out(
+    paths: Sequence[Path], leave_unknown: bool = False
+) -> tuple[list[Path], list[Path], tuple[Account, ...]]:
+    """Recordings (and what is neither: `find_nodes` says so), foreign files, what is left out."""
     own: list[Path] = []
     foreign: list[Path] = []
+    unknown: dict[Path, ClusterprofError] = {}
     for path in paths:
         if path.is_file() and not path.name.endswith(SUFFIX):
-            if _importer_in(path) is None and path.stat().st_size:
-                known = ", ".join(one.title for one in IMPORTERS)
-                raise NoRecording(
-                    f"{path}: neither a recording nor of a format that is known",
-                    f"known formats: {known}",
-                )
-            foreign.append(path)
+            why = _why_unknown(path)
+            if why is None:
+                foreign.append(path)
+            else:
+                unknown[path] = why
             continue
         found = _files_in(path) if path.is_dir() and not _is_recording(path) else []
         foreign += found
         own += [] if found else [path]
-    return own, list(dict.fromkeys(foreign))
+    for why in unknown.values():
+        if not (leave_unknown and (own or foreign)):
+            raise why
+    left_out = tuple(Account(path, cut=_reason(path, why)) for path, why in unknown.items())
+    return own, list(dict.fromkeys(foreign)), left_out
+
+
+def _why_unknown(path: Path) -> ClusterprofError | None:
+    """Why a file that was asked for cannot be read; None: somebody reads it, or it is empty."""
+    try:
+        if _importer_in(path) is not None or not path.stat().st_size:
+            return None
+    except ClusterprofError as error:
+        return error
+    known = ", ".join(one.title for one in IMPORTERS)
+    return NoRecording(f"{path}: {_UNKNOWN}", f"known formats: {known}")
+
+
+def _reason(path: Path, why: ClusterprofError) -> str:
+    return why.message.removeprefix(f"{path}: ")
 
 
 def _is_recording(path: Path) -> bool:

@@ -52,6 +52,7 @@ def analyze(
     history: bool = False,
     tell: Tell | None = None,
     part: PartOfRun = WHOLE_RUN,
+    leave_unknown: bool = False,
 ) -> Report:
     """Say where the device time of a recording went, and why what was lost was lost.
 
@@ -61,12 +62,13 @@ def analyze(
     profile gives them; an unknown id or key raises `UsageError`. `facts` are those of the site.
     `history` asks for what happened when, too (`Report.history`); `tell` is told how far it is.
     Of a `part` of the run everything else counts as outside the steps; an empty one raises
-    `UsageError`.
+    `UsageError`. With `leave_unknown` files of no known format are left out, and named in a note.
     Raises `NoRecording` when there is nothing to read.
     """
     return analysed(
-        path, *more, jobs=jobs, limits=limits, facts=facts, history=history, tell=tell, part=part
-    ).report
+        path, *more, jobs=jobs, limits=limits, facts=facts, history=history, tell=tell, part=part,
+        leave_unknown=leave_unknown,
+    ).report  # fmt: skip
 
 
 def analysed(path: Path, *more: Path, **options: Any) -> Analysed:
@@ -88,10 +90,11 @@ def analysing(
     history: bool = False,
     tell: Tell | None = None,
     part: PartOfRun = WHOLE_RUN,
+    leave_unknown: bool = False,
 ) -> Iterator[Analysed]:
     """Do what `analysed` does; inside, the folders of foreign files are still there."""
     bound_limits = bound(limits)
-    with given([path, *more], jobs) as found:
+    with given([path, *more], jobs, leave_unknown) as found:
         title = fold(map(str, (path, *more))) if more else str(path)
         asked = _Asked(title, jobs, bound_limits, facts, history, tell, part)
         yield _analysed(found, asked)

@@ -47,6 +47,8 @@ class Account:
 
     def said(self) -> str:
         """Return the account in one line."""
+        if not self.format:
+            return f"{self.path.name}: left out: {self.cut}"
         read = ", ".join(f"{n:,} {what}" for what, n in self.read.items() if n) or "nothing"
         line = f"{self.path.name}: {self.format}: {read}"
         if self.skipped:

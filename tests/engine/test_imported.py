@@ -80,6 +80,24 @@ def test_what_nobody_knows_is_refused_with_what_is_known(tmp_path: Path) -> None
     assert "Kineto" in refused.value.remedy
 
 
+def test_beside_something_else_what_nobody_knows_is_left_out_and_named(tmp_path: Path) -> None:
+    known, other, torn = (tmp_path / name for name in ("rank0.json", "README.md", "torn.json.gz"))
+    known.write_text(json.dumps(trace(250)))
+    other.write_text("# what these files are")
+    torn.write_bytes(b"\x1f\x8b torn at once")
+    alone = analyze(known)
+    report = analyze(known, other, torn, leave_unknown=True)
+    assert [rank.buckets for rank in report.ranks] == [rank.buckets for rank in alone.ranks]
+    (said,) = [note for note in report.notes if "README.md" in note]
+    unknown = "neither a recording nor of a format that is known"
+    assert said == f"README.md: left out: {unknown}"
+    assert any(note.startswith("torn.json.gz: left out: ") for note in report.notes)
+    with pytest.raises(NoRecording, match=f"README.md: {unknown}"):
+        analyze(known, other)  # a gate may not pass on a part of what it was given
+    with pytest.raises(NoRecording, match=f"README.md: {unknown}"):
+        analyze(other, leave_unknown=True)
+
+
 def test_a_trace_without_anything_in_it_says_so(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_text('{"schemaVersion": 1, "traceEvents": []}')

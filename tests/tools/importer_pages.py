@@ -28,6 +28,8 @@ clusterprof export traces/ --to recording -o run/ # keep what they became
 
 The notes of the report say of each format what was understood, what was left out and why. Nothing
 in a file is ever run, unpickled or unpacked to disk; what is cut off is read up to there.
+Beside files that are known, `analyze` and `export` leave out one that is not, and name it; `gate`
+and `compare` refuse it, for they may not judge by a part of what they were given.
 
 ## What is refused
 
