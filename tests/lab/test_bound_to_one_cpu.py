@@ -29,7 +29,7 @@ pytestmark = [
 
 SCRIPT = Path(__file__).parent / "scripts" / "bound.py"
 BIND = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv(sys.argv[2], sys.argv[2:])"  # noqa: E501
-STEPS = 32
+STEPS = 96
 
 
 def test_affinity_is_blamed_and_not_the_disk(tmp_path: Path) -> None:

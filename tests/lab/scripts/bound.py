@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import time
 
@@ -21,7 +22,7 @@ from clusterprof.demo.accelerator import EmulatedAccelerator
 ITEMS_PER_BATCH = 4
 READ_BYTES = 1 << 20
 DIRECT_BYTES = 1 << 16
-DECODE_LOOPS = 60_000
+DECODE_NS = 10_000_000  # of CPU time, on a fast machine too
 DEVICE_NS = 15_000_000
 
 
@@ -39,18 +40,20 @@ class Records(Dataset):
     def __getitem__(self, index: int):
         if self.fd < 0:
             self.fd = os.open(self.path, os.O_RDONLY)
+            self.uncached = os.open(self.path, os.O_RDONLY | os.O_DIRECT)
+            self.page = mmap.mmap(-1, DIRECT_BYTES)
             self.schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
             self.size = os.fstat(self.fd).st_size
         began, delayed = time.perf_counter_ns(), self.run_delay_ns()
         place = index * DIRECT_BYTES % (self.size - READ_BYTES)
-        # A piece that is in no cache, so that there is a disk that could be blamed.
-        os.posix_fadvise(self.fd, place, DIRECT_BYTES, os.POSIX_FADV_DONTNEED)
+        # A piece past the cache, so that there is a disk that could be blamed.
+        os.preadv(self.uncached, [self.page], place)
         for at in range(place, place + READ_BYTES, DIRECT_BYTES):
             os.pread(self.fd, DIRECT_BYTES, at)
         read_ns, read_delay_ns = time.perf_counter_ns() - began, self.run_delay_ns() - delayed
-        total = 0
-        for i in range(DECODE_LOOPS):
-            total += i * i % 7
+        total, until = 0, time.thread_time_ns() + DECODE_NS
+        while time.thread_time_ns() < until:
+            total += 1
         all_ns, delay_ns = time.perf_counter_ns() - began, self.run_delay_ns() - delayed
         return float(total % 5), torch.tensor([read_ns, read_delay_ns, all_ns, delay_ns])
 
