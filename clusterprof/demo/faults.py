@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clusterprof.errors import ClusterprofError
 
-_READS_AT_ONCE = 32
+_READS_AT_ONCE = 8
 
 
 def write_dataset(path: Path, size_bytes: int) -> None:
@@ -43,7 +43,7 @@ class ColdFile:
         )  # no read-ahead: records are far apart
 
     def read_batch(self, reads: int, for_ns: int = 0) -> tuple[int, int]:
-        """Read that many records at random places, and more until reading took `for_ns`.
+        """Read at least that many records at random places, until reading took `for_ns`.
 
         So a disk that is ten times as fast gives ten times as many, and is waited for as long.
         Returns the ns the reading took, and the ns in which the thread was ready to run and had
@@ -53,10 +53,10 @@ class ColdFile:
         delayed_ns, began_ns = self._run_delay_ns(), time.monotonic_ns()
         done = took_ns = delay_ns = 0
         while done < reads or took_ns - delay_ns < for_ns:
-            for _ in range(min(reads - done, _READS_AT_ONCE) if done < reads else _READS_AT_ONCE):
+            for _ in range(_READS_AT_ONCE):
                 place = self._random.randrange(self._records)
                 os.preadv(self._fd, self._buffers, place * self._record_bytes)
-                done += 1
+            done += _READS_AT_ONCE
             took_ns = time.monotonic_ns() - began_ns
             delay_ns = min(took_ns, self._run_delay_ns() - delayed_ns)
         return took_ns - delay_ns, delay_ns

@@ -177,6 +177,9 @@ def _why_unknown(path: Path) -> ClusterprofError | None:
             return None
     except ClusterprofError as error:
         return error
+    except OSError as error:
+        why = f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
+        return NoRecording(why, "check its permissions and its disk, or leave it out")
     known = ", ".join(one.title for one in IMPORTERS)
     return NoRecording(f"{path}: {_UNKNOWN}", f"known formats: {known}")
 

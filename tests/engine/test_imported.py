@@ -98,6 +98,16 @@ def test_beside_something_else_what_nobody_knows_is_left_out_and_named(tmp_path:
         analyze(other, leave_unknown=True)
 
 
+def test_a_file_that_cannot_be_read_is_said_to_be_so_or_left_out(tmp_path: Path) -> None:
+    torn = Path("/proc/self/mem")  # nobody can read its first byte
+    with pytest.raises(NoRecording, match="/proc/self/mem: cannot be read: input/output error"):
+        analyze(torn)
+    known = tmp_path / "rank0.json"
+    known.write_text(json.dumps(trace(250)))
+    notes = analyze(known, torn, leave_unknown=True).notes
+    assert "mem: left out: cannot be read: input/output error" in notes
+
+
 def test_a_trace_without_anything_in_it_says_so(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_text('{"schemaVersion": 1, "traceEvents": []}')
