@@ -55,12 +55,17 @@ def write_node(path: Path, seconds: int, late: bool) -> None:
     writer.close()
 
 
-def copy_node(source: Path, target: Path, node: int, world: int) -> None:
-    """Copy a node's recording as that of another node: its header and events are that node's."""
+def copy_node(
+    source: Path, target: Path, node: int, world: int, apart_ns: int = 3600 * SECOND
+) -> None:
+    """Copy a node's recording as that of another node: its header and events are that node's.
+
+    apart_ns: how far the clock of a node is ahead of that of the node before.
+    """
     target.mkdir(mode=0o700)
     encoder = Encoder()
     events = b"".join(encoder.frames(registered(node * RANKS, world)))
-    head = b"".join(encoder.frames([header(node)]))
+    head = b"".join(encoder.frames([header(node, apart_ns)]))
     for segment in sorted(source.iterdir()):
         data, out, at, events_due = segment.read_bytes(), [], 0, segment.name == "000001.cpf"
         while at < len(data):
@@ -79,10 +84,14 @@ def copy_node(source: Path, target: Path, node: int, world: int) -> None:
         (target / segment.name).write_bytes(b"".join(out))
 
 
-def write_job(folder: Path, nodes: int, plain: Path, late: Path) -> int:
+def write_job(
+    folder: Path, nodes: int, plain: Path, late: Path, apart_ns: int = 3600 * SECOND
+) -> int:
     """Put a job of nodes together; return its size in bytes."""
+    world = nodes * RANKS
     for node in range(nodes):
-        copy_node(plain if node else late, folder / f"node-{node:03d}", node, nodes * RANKS)
+        source = plain if node else late
+        copy_node(source, folder / f"node-{node:03d}", node, world, apart_ns)
     return sum(one.stat().st_size for one in folder.rglob("*.cpf"))
 
 
@@ -91,12 +100,12 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def header(node: int) -> Header:
+def header(node: int, apart_ns: int = 3600 * SECOND) -> Header:
     """Return the header of a node."""
     name = f"node-{node:03d}"
     return Header(
         {"key": name, "hostname": name, "display": name, "boot_id": f"b{node}", "kernel": "6"},
-        {"monotonic_ns": 0, "boottime_ns": 0, "realtime_ns": node * 3600 * SECOND},
+        {"monotonic_ns": 0, "boottime_ns": 0, "realtime_ns": node * apart_ns},
         {}, [{"id": f"gpu-{rank}"} for rank in range(RANKS)], {"variables": {}}, {}, {}, [],
     )  # fmt: skip
 

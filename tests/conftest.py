@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,6 +27,14 @@ LAB = Path(__file__).resolve().parents[1] / "lab"
 if str(LAB) not in sys.path:
     sys.path.insert(0, str(LAB))  # its package need not be installed to be tested
 NOBODY = 65534
+
+# A shell that starts the tests in the background has them ignore these, and so all they start.
+for number, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 @pytest.fixture
@@ -75,5 +85,10 @@ def as_nobody() -> Callable[[], AbstractContextManager[None]]:
 
 @pytest.fixture
 def open_files() -> Callable[[], int]:
-    """Return how many files this process has open."""
-    return lambda: len(os.listdir("/proc/self/fd"))
+    """Return how many files this process has open, what other tests left to be collected not."""
+
+    def count() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    return count

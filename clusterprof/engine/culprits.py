@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from clusterprof.attribution.blame import TRANSFER
 from clusterprof.attribution.confidence import AT_MOST, calibrated, main_grade
 from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.gain import common_ns, recoverable_ns
@@ -70,6 +71,8 @@ def _finding(
     upper_bound = 2 * bounded > lost_ns
     leaves = sorted({leaf for _, bucket in lines for leaf in bucket.leaves})
     told = [one.partial for one, _ in lines]
+    # The last to come and the leaving of each operation are marks, of every rank and step.
+    marked = sum(one.ledger.steps for one, _ in lines) if id_ == TRANSFER else 0
     whole = merge(*(Partial(evidence=one.evidence, weights=one.weights) for one in told))
     culprits = _culprits(id_, leaves, books, doings, witness)
     gain_ns = recoverable_ns(lost_ns, upper_bound, any(one.has_peers for one, _ in lines))
@@ -85,7 +88,7 @@ def _finding(
         lost_ns=lost_ns,
         share_ratio=lost_ns / in_step_ns if in_step_ns else 0.0,
         recoverable_ns=gain_ns,
-        confidence_ratio=calibrated(sure / lost_ns, lost_ns) if lost_ns else 0.0,
+        confidence_ratio=calibrated(sure / lost_ns, lost_ns, marked) if lost_ns else 0.0,
         grade=main_grade(grades),
         upper_bound=upper_bound,
         outside_steps=False,

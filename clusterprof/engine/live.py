@@ -14,21 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from clusterprof import signals
-from clusterprof.attribution.device import busy_windows, within
-from clusterprof.engine.metrics import quantile
+from clusterprof.engine.live_ranks import Watched
 from clusterprof.engine.node import NodeResult, analyse_load
 from clusterprof.engine.peers import Across, across_ranks
 from clusterprof.engine.report import build_report
 from clusterprof.errors import NoRecording
 from clusterprof.findings import Report
 from clusterprof.live import Live, NodeLive, RankLive, State
-from clusterprof.probe import layout
 from clusterprof.timeline.load import NodeLoad
-from clusterprof.timeline.model import Chunk, Rank, Series
-from clusterprof.timeline.ranks import ranks_of
 from clusterprof.trace.reader import node_folders
 from clusterprof.trace.scan import Damage
 from clusterprof.trace.schema import Record
@@ -39,7 +32,8 @@ WINDOW_NS = 60_000_000_000
 SILENT_NS = 5_000_000_000
 """A recorder writes every second; so long it says nothing only when it cannot, or is no more."""
 _LEAD_NS = 3_000_000_000  # what intervals that end in the window need of before it
-_WHOLE = 1 << 62  # ns: the window is one chunk
+_WHOLE = 1 << 62  # ns: the window is one chunk …
+_ROWS_AT_MOST = 4_000_000  # … unless it is dense: a minute of 8 GPUs and their host is 0.3 million
 
 
 @dataclass
@@ -133,11 +127,11 @@ class LiveJob:
         if since_ns >= tail.latest_ns:
             return  # it has been silent for longer than that
         window = _Window(tail, since_ns - _LEAD_NS)
-        load = NodeLoad(tail.folder, _WHOLE, window)
-        watched = _Watched(load, since_ns)
+        load = NodeLoad(tail.folder, _WHOLE, window, _ROWS_AT_MOST)
+        watched = Watched(load, since_ns)
         try:
             node.result = analyse_load(watched, tail.folder.name, self._limits, since_ns=since_ns)  # type: ignore[arg-type]
-            node.ranks = watched.ranks
+            node.ranks = watched.ranks()
         except Exception as error:
             node.trouble = f"{tail.folder.name}: {type(error).__name__}: {error}"
 
@@ -163,62 +157,6 @@ class _Window:
 
     def packed(self) -> Iterator[list[Record | PackedSpans]]:
         return self._tail.records(self._since_ns)
-
-
-class _Watched:
-    """A load whose chunk is looked at as it passes."""
-
-    def __init__(self, load: NodeLoad, since_ns: int) -> None:
-        self._load, self._since_ns = load, since_ns
-        self.ranks: dict[int, RankLive] = {}
-        self.facts = load.facts
-
-    def chunks(self) -> Iterator[Chunk]:
-        for chunk in self._load.chunks():
-            for rank in ranks_of(chunk):
-                self.ranks[rank.pid] = rank_live(rank, self._since_ns)
-            yield chunk
-
-
-def rank_live(rank: Rank, since_ns: int) -> RankLive:
-    """Return what a rank's device and steps did from `since_ns` to the end of its chunk."""
-    steps = rank.main.spans.get(layout.STEP)
-    step_ns = since_step_ns = None
-    if steps is not None and steps.end_ns.size:
-        lengths = (steps.end_ns - steps.start_ns)[steps.end_ns >= since_ns].tolist()
-        counted = {ns: lengths.count(ns) for ns in set(lengths)}
-        middle = quantile(counted, 0.5)
-        step_ns = None if middle is None else int(middle)
-        since_step_ns = max(rank.chunk.end_ns - int(steps.end_ns.max()), 0)
-    return RankLive(
-        node_key=str(rank.chunk.header.node.get("key", "")),
-        busy_ratio=_busy(rank, since_ns),
-        sm_active_ratio=_mean(
-            rank.chunk.series.get((signals.GPU_SM_ACTIVE.name, rank.device)), since_ns
-        ),
-        step_ns=step_ns,
-        since_step_ns=since_step_ns,
-    )
-
-
-def _busy(rank: Rank, since_ns: int) -> float | None:
-    windows = busy_windows(rank) if rank.device else None
-    if windows is None:
-        return None
-    inside = within(windows, since_ns, rank.chunk.end_ns)
-    length = int((inside.end_ns - inside.start_ns).sum())
-    return 1.0 - int(inside.idle_ns.sum()) / length if length > 0 else None
-
-
-def _mean(series: Series | None, since_ns: int) -> float | None:
-    """The mean of a gauge that holds for the time before each reading."""
-    if series is None or series.t_ns.size < 2:
-        return None
-    held = np.diff(series.t_ns).astype(np.float64)
-    values = series.values[1:]
-    known = ~np.isnan(values) & (series.t_ns[1:] > since_ns)
-    weight = float(held[known].sum())
-    return float((values[known] * held[known]).sum()) / weight if weight > 0 else None
 
 
 def _state(node: _Node, now_ns: int) -> NodeLive:

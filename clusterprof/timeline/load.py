@@ -92,16 +92,16 @@ class NodeLoad:
     """Reads one node's folder chunk by chunk; `facts()` is complete after the last chunk."""
 
     def __init__(
-        self, folder: Path, chunk_ns: int = CHUNK_NS, reader: Reader | None = None
+        self, folder: Path, chunk_ns: int = CHUNK_NS, reader: Reader | None = None, most: int = 0
     ) -> None:
         """Take the folder of a node (`trace.reader.node_folders`); nothing is opened yet.
 
-        `reader`: where the records come from instead of the whole folder.
+        `reader`: where records come from instead; `most`: rows of a chunk, 0 = ROWS_AT_MOST.
         """
         whole = NodeReader(folder)
         self._reader: Reader = reader or whole
         self._whole = whole if reader is None else None
-        self._assembly = _Assembly(chunk_ns, folder.name)
+        self._assembly = _Assembly(chunk_ns, folder.name, most)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks in order of time; once."""
@@ -143,8 +143,8 @@ def _first_ns(spans: PackedSpans) -> int:
 class _Assembly:
     """Sorts records into buffers and cuts chunks from them."""
 
-    def __init__(self, chunk_ns: int, key: str) -> None:
-        self._chunk_ns = chunk_ns
+    def __init__(self, chunk_ns: int, key: str, most: int = 0) -> None:
+        self._chunk_ns, self._most = chunk_ns, most
         self.header = _no_header(key)
         self.first_ns: int | None = None
         self.latest_ns: int | None = None
@@ -169,7 +169,7 @@ class _Assembly:
                 if start_ns is None:
                     continue
                 end_ns = start_ns + self._chunk_ns
-            most = ROWS_AT_MOST["importer" in self.header.versions]
+            most = self._most or ROWS_AT_MOST["importer" in self.header.versions]
             if self._rows > most and self.latest_ns is not None:
                 end_ns = max(start_ns + 1, min(end_ns, self.latest_ns - SLACK_NS - 1))
             while self.latest_ns is not None and self.latest_ns > end_ns + SLACK_NS:

@@ -6,7 +6,7 @@ is kept, however long ago it was said, until the process it is about has gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,14 @@ _PROCESSES_AT_MOST = 10_000
 _EVENTS_AT_MOST = 100_000
 _KIND = SPAN_FIELDS.index("kind")
 
+_KEPT = (*_MARKS, *_LAST_ONE)
+_FRAMES_AT_ONCE = 64  # a minute of them
+
 _Whose = tuple[int, int]
+_Part = tuple[_Whose, int, dict[int, str], int]
+"""Rows of a process: whose, the sequence number of the first, names of kinds, how many."""
+_Row = tuple[int, dict[int, str], np.ndarray]
+"""Its sequence number, names of kinds, and its fields."""
 
 
 class Lasting:
@@ -47,7 +54,7 @@ class Lasting:
 
     def __init__(self) -> None:
         self._events: dict[tuple[Any, ...], Event] = {}
-        self._marks: dict[_Whose, dict[int, list[Spans]]] = {}
+        self._marks: dict[_Whose, dict[int, list[_Row]]] = {}
         self._registered: set[_Whose] = set()
         self._heard: dict[_Whose, None] = {}
 
@@ -80,12 +87,19 @@ class Lasting:
 
     def take(self, records: Iterable[Record | PackedSpans]) -> None:
         """Keep the marks of spans that are about to be forgotten."""
+        frames: list[PackedSpans] = []
         for record in records:
             if isinstance(record, PackedSpans):
-                for spans in _unfolded(record):
-                    self._keep(spans)
+                if dict(record.constants).get(_KIND, STEP) in _KEPT:
+                    frames.append(record)
             elif isinstance(record, Spans):
-                self._keep(record)
+                self._unfold(frames)
+                table = np.array([record.columns[name] for name in SPAN_FIELDS], np.int64)
+                whose = (record.pid, record.started_ticks)
+                self._keep([(whose, record.first_sequence, record.names, table.shape[1])], table)
+            if len(frames) >= _FRAMES_AT_ONCE:
+                self._unfold(frames)
+        self._unfold(frames)
 
     def forget(self, before_ns: int) -> None:
         """Forget processes that had ended by then, and what was said of them."""
@@ -110,39 +124,56 @@ class Lasting:
         """Yield everything that holds at `since_ns`, what was said earlier as if said then."""
         for event in self._events.values():
             yield event if event.t_ns >= since_ns else replace(event, t_ns=since_ns)
-        for marks in self._marks.values():
+        for whose, marks in self._marks.items():
             for some in marks.values():
-                yield from some
+                yield from (_spans(whose, one) for one in some)
 
-    def _keep(self, spans: Spans) -> None:
-        kinds = np.asarray(spans.columns["kind"])
-        for kind in set(kinds.tolist()).intersection((*_MARKS, *_LAST_ONE)):
-            most = _MARKS_OF_ONE if kind in _MARKS else 1
-            marks = self._marks.setdefault((spans.pid, spans.started_ticks), {})
-            kept = marks.setdefault(kind, [])
-            kept += [_one(spans, row) for row in np.flatnonzero(kinds == kind)[-most:].tolist()]
-            del kept[:-most]
+    def _unfold(self, frames: list[PackedSpans]) -> None:
+        """Keep what matters of some frames, and empty the list."""
+        if not frames:
+            return
+        table = np.empty((len(SPAN_FIELDS), sum(one.rows for one in frames)), np.int64)
+        unfold(frames, table)
+        parts = [
+            ((part.pid, part.started_ticks), part.first_sequence, part.names, part.rows)
+            for one in frames
+            for part in one.parts
+        ]
+        self._keep(parts, table)
+        frames.clear()
+
+    def _keep(self, parts: Sequence[_Part], table: np.ndarray) -> None:
+        """Keep what matters of the rows of some processes, part after part."""
+        ends = np.cumsum([part[-1] for part in parts])
+        rows = np.flatnonzero(np.isin(table[_KIND], _KEPT))
+        owners = np.searchsorted(ends, rows, side="right").tolist()
+        latest: dict[tuple[_Whose, int], tuple[int, int]] = {}
+        for row, kind, owner in zip(rows.tolist(), table[_KIND, rows].tolist(), owners):
+            if kind in _MARKS:
+                kept = self._kept_of(parts[owner][0], kind)
+                kept.append(_one(parts[owner], table, row, int(ends[owner])))
+                del kept[:-_MARKS_OF_ONE]
+            else:
+                latest[parts[owner][0], kind] = row, owner
+        for (whose, kind), (row, owner) in latest.items():
+            self._kept_of(whose, kind)[:] = [_one(parts[owner], table, row, int(ends[owner]))]
         while len(self._marks) > _PROCESSES_AT_MOST:
             del self._marks[next(iter(self._marks))]
 
-
-def _one(spans: Spans, row: int) -> Spans:
-    columns = {name: np.array(column[row : row + 1]) for name, column in spans.columns.items()}
-    return replace(spans, first_sequence=spans.first_sequence + row, dropped=0, columns=columns)
+    def _kept_of(self, whose: _Whose, kind: int) -> list[_Row]:
+        return self._marks.setdefault(whose, {}).setdefault(kind, [])
 
 
-def _unfolded(record: PackedSpans) -> Iterator[Spans]:
-    constants = {row: value for row, value in record.constants}
-    if constants.get(_KIND, STEP) not in (*_MARKS, *_LAST_ONE):
-        return
-    table = np.empty((len(SPAN_FIELDS), record.rows), np.int64)
-    unfold([record], table)
-    first = 0
-    for part in record.parts:
-        some = table[:, first : first + part.rows]
-        first += part.rows
-        columns = {name: some[at] for at, name in enumerate(SPAN_FIELDS)}
-        yield Spans(part.pid, part.started_ticks, part.first_sequence, 0, part.names, columns)
+def _one(part: _Part, table: np.ndarray, row: int, end: int) -> _Row:
+    """Return a row of a part that ends at `end` in the table."""
+    _, sequence, names, rows = part
+    return sequence + row - (end - rows), names, table[:, row].copy()
+
+
+def _spans(whose: _Whose, row: _Row) -> Spans:
+    sequence, names, values = row
+    columns = {name: values[at : at + 1] for at, name in enumerate(SPAN_FIELDS)}
+    return Spans(*whose, sequence, 0, names, columns)
 
 
 def _whose(attributes: Any) -> _Whose:

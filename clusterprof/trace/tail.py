@@ -146,8 +146,8 @@ class NodeTail:
         for one in frames[:at]:
             if one.kind in (frame.KIND_HEADER, frame.KIND_CLOCK, frame.KIND_EVENT):
                 self._add(one)
-            elif one.kind == frame.KIND_SPANS:
-                self._lasting.take(self._decoded(one))
+        spans = (one for one in frames[:at] if one.kind == frame.KIND_SPANS)
+        self._lasting.take(record for one in spans for record in self._decoded(one))
         for one in frames[at:]:
             self._add(one)
         return bool(frames)
@@ -221,10 +221,10 @@ class NodeTail:
             self._lasting.heard(record)
 
     def _forget(self, before_ns: int) -> None:
+        gone = []
         while self._recent and self._recent[0][0] < before_ns:
-            _, record = self._recent.popleft()
-            if isinstance(record, PackedSpans | Spans):
-                self._lasting.take([record])
+            gone.append(self._recent.popleft()[1])
+        self._lasting.take(record for record in gone if isinstance(record, PackedSpans | Spans))
         self._lasting.forget(before_ns)
 
 

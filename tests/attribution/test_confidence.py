@@ -26,3 +26,18 @@ def test_a_claim_is_as_sure_as_claims_of_its_size_were_right(
     score: float, lost_s: float, right: float
 ) -> None:
     assert calibrated(score, round(lost_s * S)) == pytest.approx(right, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("lost_s", "marked", "right"),
+    [
+        (0.2, 9, 0.93),  # nine marked steps tell what nine samples do, 0.9 s of them
+        (0.2, 2, 0.69),  # two are as little as was seen of 0.2 s
+        (0.2, 1000, 0.945),
+        (0.9, 2, 0.93),  # and take nothing away
+    ],
+)
+def test_what_marks_time_is_seen_as_often_as_it_is_marked(
+    lost_s: float, marked: int, right: float
+) -> None:
+    assert calibrated(0.86, round(lost_s * S), marked) == pytest.approx(right, abs=5e-4)

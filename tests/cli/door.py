@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from clusterprof.recorder.identity import LAUNCHER_VARIABLES
+
 TESTS = Path(__file__).parent.parent
 # The door is under test, not the analysis: one function below it is replaced.
 _WITH_REPORT = """
@@ -23,7 +25,11 @@ sys.exit(main())
 def environment(**changes: str) -> dict[str, str]:
     """Return the environment without what would change an output."""
     leave_out = ("CLUSTERPROF", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHONIO", "PYTHONUNBUF")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(leave_out)}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(leave_out) and key not in LAUNCHER_VARIABLES
+    }
     return kept | {"PYTHONUTF8": "1"} | changes
 
 

@@ -119,6 +119,7 @@ def test_in_a_job_it_says_whose_device_is_which(gpus: tuple[Scenario, dict[str, 
     scenario, changes = gpus
     scenario.write()
     ranks = {"RANK": "5", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "CUDA_VISIBLE_DEVICES": uuid(1)}
+    ranks["TORCHELASTIC_RUN_ID"] = f"doctor-{os.getpid()}"  # no other ranks here are of this job
     done = command("doctor", "--job", "--json", "--path", "tests", **changes, **ranks)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)

@@ -15,7 +15,6 @@ import pytest
 from door import command, environment
 
 from clusterprof.errors import UsageError
-from clusterprof.recorder.identity import LAUNCHER_VARIABLES
 from clusterprof.recorder.options import OF_RECORD, Asked, read_record
 from clusterprof.trace.reader import NodeReader, node_folders
 from clusterprof.trace.schema import Event, Header, Record
@@ -28,10 +27,10 @@ BOTH = pytest.mark.parametrize("program", [RECORD, AGENT], ids=["record", "agent
 
 def clean(**changes: str) -> dict[str, str]:
     """Return an environment in which the recorder's job is this test's own."""
-    variables = environment(**changes)
-    for name in LAUNCHER_VARIABLES:
-        variables.pop(name, None)
-    return {**variables, "SLURM_JOB_ID": f"options-{os.getpid()}-{time.monotonic_ns()}"}
+    return {
+        **environment(**changes),
+        "SLURM_JOB_ID": f"options-{os.getpid()}-{time.monotonic_ns()}",
+    }
 
 
 def run(*words: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -236,14 +235,18 @@ def test_attached_to_nobody_it_cannot_start(program: list[str], tmp_path: Path) 
 
 
 def test_the_duration_ends_the_recording_and_not_the_job(tmp_path: Path) -> None:
-    job = "sleep 1.5; echo trained; exit 9"
-    done = run(
-        *RECORD, "-o", "out", "--duration", "500ms", "--", "/bin/sh", "-c", job, cwd=tmp_path
-    )
-    assert (done.returncode, done.stdout) == (9, "trained\n")
-    assert event(records_of(tmp_path / "out"), "recorder-stopped")["reason"] == (
-        "the duration is over"
-    )
+    job = "until test -e over; do sleep 0.05; done; echo trained; exit 9"
+    process = subprocess.Popen(
+        [*RECORD, "-o", "out", "--duration", "500ms", "--", "/bin/sh", "-c", job],
+        cwd=tmp_path, env=clean(), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not (tmp_path / "out").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    stopped = event(records_of(tmp_path / "out"), "recorder-stopped")
+    (tmp_path / "over").touch()
+    assert process.communicate(timeout=PATIENCE_S)[0] == "trained\n"
+    assert (process.returncode, stopped["reason"]) == (9, "the duration is over")
 
 
 def test_strict_insists_on_spans_and_auto_says_that_there_are_none(tmp_path: Path) -> None:

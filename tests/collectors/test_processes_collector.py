@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,8 +83,8 @@ def test_what_a_process_reads_writes_and_holds(tmp_path: Path) -> None:
     collector.close()
 
 
-def test_a_new_child_is_found_and_no_descriptor_is_left() -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+def test_a_new_child_is_found_and_no_descriptor_is_left(open_files: Callable[[], int]) -> None:
+    before = open_files()
     shell = subprocess.Popen(["sh", "-c", "sleep 60; true"])
     collector = opened(Roots(), [shell.pid])
     rows: list[Row] = []
@@ -97,7 +97,7 @@ def test_a_new_child_is_found_and_no_descriptor_is_left() -> None:
     os.kill(child.pid, 9)
     shell.wait()
     collector.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files() == before
 
 
 def write_process(proc: Path, pid: int, name: str, io: str | None, rss: int = 3) -> None:

@@ -26,9 +26,10 @@ import os, threading, time
 def spin():
     while True:
         sum(range(1000))
-threading.Thread(target=spin, daemon=True).start()
+spinner = threading.Thread(target=spin, daemon=True)
+spinner.start()
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-print(flush=True)
+print(spinner.native_id, flush=True)
 time.sleep(60)
 """
 FORK = """
@@ -128,11 +129,12 @@ def test_a_spinning_thread_is_followed_and_an_idle_one_is_not(
 ) -> None:
     process = run(SPIN_BESIDE)
     assert process.stdout is not None
-    process.stdout.readline()
+    spins = int(process.stdout.readline())
     rig.pids = [process.pid]
     rig.until(lambda rows: len({row.tid for row in rows}) == 3)  # each is introduced once
-    first = rig.until(lambda rows: len({row.tid for row in rows}) == 2)
-    spinner = next(row for row in first if row.tid != process.pid)
+    # The idle one is followed for a second more when it went to sleep only now.
+    first = rig.until(lambda rows: {row.tid for row in rows} == {process.pid, spins})
+    spinner = next(row for row in first if row.tid == spins)
     later = rig.until(
         lambda rows: [r for r in rows if r.tid == spinner.tid and r.on_cpu > spinner.on_cpu]
     )
@@ -161,17 +163,17 @@ def test_a_forked_worker_is_found_and_a_dead_one_forgotten(
 
 
 def test_every_descriptor_is_given_back(
-    run: Callable[[str], subprocess.Popen[str]],
+    run: Callable[[str], subprocess.Popen[str]], open_files: Callable[[], int]
 ) -> None:
     process = run(SPIN_BESIDE)
     assert process.stdout is not None
     process.stdout.readline()
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     rig = Rig(Roots(), [process.pid])
     rig.until(lambda rows: len({row.tid for row in rows}) == 3)
     rig.tick()
     rig.collector.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files() == before
 
 
 STAT = "{tid} (w) {state} 1 1 1 0 -1 0 0 0 {faults} 0 {user} {system} 0 0 20 0 1 0 100 0 0"

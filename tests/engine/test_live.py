@@ -74,6 +74,21 @@ def test_the_window_and_nothing_before_it_is_told(growing: Growing, job: LiveJob
     assert one.since_step_ns == 0, "these scripts hand over a span when it begins"
 
 
+def test_a_dense_window_in_many_chunks_is_told_as_one(
+    growing: Growing, job: LiveJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing.until(25)
+    monkeypatch.setattr("clusterprof.timeline.load.ROWS_AT_MOST", (50, 50))
+    whole = job.look(0)  # what makes a chunk of a recording does not cut a window
+    monkeypatch.setattr("clusterprof.engine.live._ROWS_AT_MOST", 50)
+    cut = LiveJob([tmp_path / "run"], bound({}), WINDOW_NS).look(0)
+    (one,), (other,) = whole.ranks.values(), cut.ranks.values()
+    # Of 10 s the last four steps wait for 0.4 s each.
+    assert one.busy_ratio == pytest.approx(0.84, abs=0.001)
+    assert other.busy_ratio == pytest.approx(one.busy_ratio, abs=0.001)
+    assert (one.step_ns, one.since_step_ns) == (other.step_ns, other.since_step_ns)
+
+
 def test_looking_often_or_once_gives_the_same(
     growing: Growing, job: LiveJob, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -151,17 +152,19 @@ def test_a_missing_file_keeps_its_reason_and_does_not_grow(tmp_path) -> None:
     missing.close()
 
 
-def test_descriptors_are_not_inherited_and_not_leaked(tmp_path) -> None:
+def test_descriptors_are_not_inherited_and_not_leaked(
+    tmp_path: Path, open_files: Callable[[], int]
+) -> None:
     path = tmp_path / "stat"
     path.write_bytes(b"x")
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     held = HeldFile(path)
     assert os.get_inheritable(held._fd) is False
     read_once(path)
     del held
     with pytest.raises(Unavailable):
         HeldFile(tmp_path / "no")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 def test_what_reads_as_it_did_is_not_parsed_again(tmp_path: Path) -> None:

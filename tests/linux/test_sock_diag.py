@@ -56,6 +56,12 @@ def inode(endpoint: socket.socket) -> int:
     return os.fstat(endpoint.fileno()).st_ino
 
 
+def again(endpoint: socket.socket) -> int:
+    """Retransmissions by the socket's own word: byte 100 of TCP_INFO."""
+    info = endpoint.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    return int(struct.unpack_from("=I", info, 100)[0])
+
+
 def pair(address: str, family: int = socket.AF_INET) -> tuple[socket.socket, socket.socket]:
     both = family == socket.AF_INET6
     with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as server:
@@ -89,14 +95,17 @@ def test_one_connection_says_what_its_own_socket_says(kernel: Connections) -> No
     client.sendall(b"x" * 70_000)
     got = accepted.recv(20_000, socket.MSG_WAITALL)
     entries = listed(kernel)
+    sent_again = [again(client)]
     sender, receiver = kernel.ask([entries[inode(client)], entries[inode(accepted)]])
+    sent_again.append(again(client))
     assert sender is not None and receiver is not None
     assert sender.state == receiver.state == ESTABLISHED
     assert len(got) == 20_000
     # Every byte is either acknowledged or still the sender's; what came and was not read, waits.
     assert (sender.info.acked_bytes or 0) + sender.unsent_bytes in (70_000, 70_001)  # or the SYN
     assert receiver.unread_bytes == (receiver.info.received_bytes or 0) - 20_000
-    assert sender.info.retransmits == 0
+    # None, but on a busy machine, where the one that reads is late.
+    assert sent_again[0] <= (sender.info.retransmits or 0) <= sent_again[1]
     assert 0 < (sender.info.rtt_ns or 0) < 1_000_000_000
     client.close()
     accepted.close()
@@ -121,16 +130,16 @@ def test_a_closed_connection_is_told_apart_from_one_that_lives(kernel: Connectio
 def test_a_long_list_comes_in_pieces(kernel: Connections) -> None:
     pairs = [pair(own_address()) for _ in range(400)]
     kernel.start()
-    sizes, known = [], set()
+    sizes = []
     last = False
     while not last:
         piece, last = kernel.more(frozenset(), set())
         sizes.append(len(piece))
-        known |= {entry.inode for entry in piece}
     assert sum(sizes) >= 800
     assert max(sizes) < 400
     kernel.start()
-    strangers, seen, left = frozenset(sorted(known)[:500]), set[int](), 0
+    own = sorted(inode(endpoint) for endpoints in pairs for endpoint in endpoints)
+    strangers, seen, left = frozenset(own[:500]), set[int](), 0
     last = False
     while not last:
         piece, last = kernel.more(strangers, seen)

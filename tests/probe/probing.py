@@ -113,6 +113,7 @@ class Watcher:
                 continue
             self._held[path.name] = mmap.mmap(fd, ring["bytes"], prot=mmap.PROT_READ)
             os.close(fd)
+            path.with_name(f"{path.name}.held").touch()  # see UNTIL_HELD
 
     def rings(self, with_gc: bool = False) -> list[Ring]:
         return [parse(bytes(memory), with_gc) for memory in self._held.values()]
@@ -133,7 +134,7 @@ def clean_environment(**more: str) -> dict[str, str]:
     """Return this process's environment without anything of ours or of the test session."""
     dropped = ("PYTHONPATH", "PYTHONSTARTUP", "CLUSTERPROF_", "RANK", "LOCAL_RANK")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-    return {**kept, **more}
+    return {**kept, "UNTIL_HELD": _HELD, **more}
 
 
 def run(
@@ -177,7 +178,26 @@ def recorded(code: str, run_dir: Path, *arguments: str, **environ: str) -> list[
     return watcher.rings()
 
 
-WAIT = "\nimport time; time.sleep(0.05)\n"
+# What a job ends on, or a child of it that leaves on its own: its ring has been opened by then, on
+# a busy machine too. The words are in the environment, as they are longer than some jobs.
+UNTIL_HELD = "exec(__import__('os').environ['UNTIL_HELD'])"
+WAIT = f"\n{UNTIL_HELD}\n"
+_HELD = """
+import os as _os, time as _time
+def _until_held():
+    folder = _os.path.join(_os.environ.get("CLUSTERPROF_RUN_DIR", "/nowhere"), "rings")
+    end = _time.perf_counter() + 60
+    while _time.perf_counter() < end:
+        try:
+            names = _os.listdir(folder)
+        except OSError:
+            return
+        own = [name for name in names if name.startswith("%d." % _os.getpid())]
+        if all(name + ".held" in names for name in own if name.endswith(".json")):
+            return
+        _time.sleep(0.005)
+_until_held()
+"""
 
 
 def longer(*values: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import job_python
-from probing import LIVENESS_SECONDS, Ring, Span, Watcher, clean_environment
+from probing import LIVENESS_SECONDS, UNTIL_HELD, Ring, Span, Watcher, clean_environment
 
 from clusterprof.recorder import inject
 
@@ -29,8 +29,8 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=size)
 """
 # The recorder's eyes need a moment to open a ring before its process is gone.
-END = """
-time.sleep(0.05)
+END = f"""
+{UNTIL_HELD}
 dist.destroy_process_group()
 """
 

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import job_python
 import pytest
-from probing import Ring, Span, Watcher, clean_environment, install, parse, recorded, run
+from probing import (
+    UNTIL_HELD,
+    Ring,
+    Span,
+    Watcher,
+    clean_environment,
+    install,
+    parse,
+    recorded,
+    run,
+)
 
 from clusterprof.recorder import inject
 
@@ -150,7 +160,7 @@ def test_a_forked_child_has_a_ring_of_its_own(run_dir: Path) -> None:
         "for i in range(3): probe.emit(64, i, i)\n"
         "pid = os.fork()\n"
         "if not pid:\n"
-        "    probe.emit(64, 100, 100); time.sleep(0.1); os._exit(0)\n"
+        f"    probe.emit(64, 100, 100); {UNTIL_HELD}; os._exit(0)\n"
         "probe.emit(64, 3, 3); os.waitpid(pid, 0)"
     )
     parent, child = sorted(recorded(code, run_dir), key=lambda ring: -ring.capacity)
@@ -166,7 +176,8 @@ def test_a_child_forked_before_the_first_record_registers_for_itself(run_dir: Pa
     code = HEAD + (
         "import _clusterprof_probe.ring\n"
         "pid = os.fork()\n"
-        "if not pid: os.environ['RANK'] = '1'; probe.emit(7, 1, 2); time.sleep(0.1); os._exit(0)\n"
+        "if not pid:\n"
+        f"    os.environ['RANK'] = '1'; probe.emit(7, 1, 2); {UNTIL_HELD}; os._exit(0)\n"
         "os.waitpid(pid, 0)"
     )
     ring = only(recorded(code, run_dir))

@@ -80,8 +80,9 @@ def train(tmp_path: Path, **options: object) -> tuple[Ring, list[Ring]]:
     (tmp_path / "train.py").write_text(TRAIN)
     run_dir = install(tmp_path / "run")
     arguments = ("train.py", json.dumps(options), "model.pt")
+    quiet = {"PYTHONWARNINGS": "ignore:This DataLoader will create"}  # of more workers than CPUs
     with Watcher(run_dir) as watcher:
-        with_probe = run(*arguments, run_dir=run_dir, cwd=tmp_path)
+        with_probe = run(*arguments, run_dir=run_dir, cwd=tmp_path, **quiet)
     assert (with_probe.returncode, with_probe.stderr) == (0, b""), with_probe.stderr.decode()
     if options.get("num_workers", 0) == 0:
         without = run(*arguments, run_dir=None, cwd=tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +22,26 @@ from clusterprof.trace.schema import Event, Record
 PYTHON = sys.executable
 RECORD = [PYTHON, "-m", "clusterprof", "record"]
 PATIENCE_S = 20.0
+
+# Becomes each command in a fork of one process, so that 256 of them cost seconds, not minutes.
+LAUNCHER = """
+import os, signal, sys
+from pathlib import Path
+from clusterprof.recorder.launch import Launch, launch
+from clusterprof.recorder.plan import Plan
+
+def start(*command):
+    child = os.fork()
+    if child == 0:
+        launch(Launch(command, Path(sys.argv[1]), Plan, "off"), os.environ, lambda line: None)
+    return child
+
+def status_of(*command):
+    return os.waitpid(start(*command), 0)[1]
+"""
+# One recorder for all of them, as long as this lives.
+HOLD = 'holder = start("/bin/sleep", "60")\n'
+LET_GO = "\nos.kill(holder, 9)\n"
 
 
 def environment(job: str = "", **more: str) -> dict[str, str]:
@@ -108,3 +129,13 @@ def counters_too(folder: Path) -> list[str]:
     path = folder / "counters.yaml"
     path.write_text("extends: default\nsampling: {gpm: true}\n")
     return ["--profile", str(path)]
+
+
+def run_launcher(out: Path, job: str, body: str, hold: bool = True) -> str:
+    """Run `body` behind the launcher's words; return what it printed."""
+    body = textwrap.dedent(body)
+    code = LAUNCHER + (HOLD + body + LET_GO if hold else body)
+    return subprocess.run(
+        [PYTHON, "-c", code, str(out)], env=environment(job), stdout=subprocess.PIPE, text=True,
+        timeout=120, check=True,
+    ).stdout  # fmt: skip

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from recording_runs import (
     recorder_pid,
     records_of,
     run_dir_of,
+    run_launcher,
     wait_for_end,
     wait_for_recording,
     wait_until,
@@ -29,41 +29,12 @@ from recording_runs import (
 
 from clusterprof.trace.schema import Clock, Columns, Header, Rows
 
-# Becomes each command in a fork of one process, so that 256 of them cost seconds, not minutes.
-LAUNCHER = """
-import os, signal, sys
-from pathlib import Path
-from clusterprof.recorder.launch import Launch, launch
-from clusterprof.recorder.plan import Plan
-
-def start(*command):
-    child = os.fork()
-    if child == 0:
-        launch(Launch(command, Path(sys.argv[1]), Plan, "off"), os.environ, lambda line: None)
-    return child
-
-def status_of(*command):
-    return os.waitpid(start(*command), 0)[1]
-"""
-# One recorder for all of them, as long as this lives.
-HOLD = 'holder = start("/bin/sleep", "60")\n'
-LET_GO = "\nos.kill(holder, 9)\n"
-
 
 @pytest.fixture
 def job() -> Iterator[str]:
     name = own_job("launch")
     yield name
     wait_until(lambda: not run_dir_of(name).exists())  # every recorder left, and tidied up
-
-
-def run_launcher(out: Path, job: str, body: str, hold: bool = True) -> str:
-    body = textwrap.dedent(body)
-    code = LAUNCHER + (HOLD + body + LET_GO if hold else body)
-    return subprocess.run(
-        [PYTHON, "-c", code, str(out)], env=environment(job), stdout=subprocess.PIPE, text=True,
-        timeout=120, check=True,
-    ).stdout  # fmt: skip
 
 
 def test_every_exit_code_passes_through(tmp_path: Path, job: str) -> None:
@@ -126,7 +97,7 @@ def test_the_pid_stays_and_the_recorder_is_nobodys_child(tmp_path: Path, job: st
     (exited,) = events_of(out, "process-exited")
     assert exited.attributes["signal"] == signal.SIGKILL
     assert exited.attributes["pid"] == process.pid
-    wait_until(lambda: not is_alive(agent), 2.0)
+    wait_until(lambda: not is_alive(agent))
 
 
 def test_no_descriptor_of_ours_is_left_open(tmp_path: Path) -> None:
@@ -164,7 +135,9 @@ def test_a_signal_is_delivered_once(tmp_path: Path, job: str, number: signal.Sig
         count = []
         signal.signal({int(number)}, lambda *_: count.append(1))
         print("ready", flush=True)
-        end = time.monotonic() + 1.0
+        while not count:
+            time.sleep(0.05)
+        end = time.monotonic() + 0.5  # in which a second one would come
         while time.monotonic() < end:
             time.sleep(0.05)
         print(len(count))
@@ -192,7 +165,11 @@ def test_a_recording_has_header_clock_samples_and_an_end(tmp_path: Path) -> None
     assert {"cpu", "memory", "disk", "self"} <= names
     cpu = [t for one in records if isinstance(one, Columns) and one.collector == "cpu"
            for t in one.t_ns]  # fmt: skip
-    assert len(cpu) >= 10  # 1.2 s at 10 Hz, with the launch before and the end after
+    missed = [values[-1] for one in records if isinstance(one, Columns)
+              for signal, values in zip(one.signals, one.values)
+              if signal == "self.ticks_missed_total"]  # fmt: skip
+    # 1.2 s at 10 Hz, with the launch before and the end after; a busy machine's misses are counted.
+    assert len(cpu) + max(missed) >= 10
     threads = [one for one in records if isinstance(one, Rows) and one.table == "threads"]
     command = events_of(out, "process-registered")[0].attributes["pid"]
     assert any(command in one.columns[one.names.index("tid")] for one in threads)
@@ -251,41 +228,6 @@ def test_a_recording_that_cannot_start_never_stops_the_command(tmp_path: Path) -
     assert (strict.returncode, strict.stdout) == (125, "")
 
 
-def test_sixteen_ranks_elect_one_recorder(tmp_path: Path, job: str) -> None:
-    out = tmp_path / "out"
-    body = """
-        import time
-        children = []
-        for rank in range(16):
-            child = os.fork()
-            if child == 0:
-                os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
-                command = ["/bin/sleep", "1"]
-                wish = Launch(command, Path(sys.argv[1]), Plan, "auto")
-                launch(wish, os.environ, lambda line: print("said", flush=True))
-            children.append(child)
-        print(sorted(os.waitpid(child, 0)[1] for child in children))
-        """
-    said = run_launcher(out, job, body, hold=False)
-    assert said.splitlines() == ["said", str([0] * 16)]  # one line, from the one that started it
-    wait_for_end(out)
-    assert len(list(out.iterdir())) == 1
-    ranks = [one.attributes["rank"] for one in events_of(out, "process-registered")]
-    assert sorted(ranks) == list(range(16))
-    assert len(events_of(out, "process-exited")) == 16
-
-
-def test_a_later_process_of_the_job_elects_anew(tmp_path: Path, job: str) -> None:
-    out, env = tmp_path / "out", environment(job)
-    for _ in range(2):
-        done = subprocess.run(
-            [*RECORD, "-o", str(out), "--", "/bin/true"], env=env, capture_output=True, check=False
-        )
-        assert done.returncode == 0
-        wait_until(lambda: not run_dir_of(job).exists())
-    assert len(list(out.iterdir())) == 2
-
-
 def test_the_recorder_leaves_within_two_seconds(tmp_path: Path, job: str) -> None:
     process = subprocess.Popen(
         [*RECORD, "-o", str(tmp_path / "out"), "--", "/bin/sleep", "60"], env=environment(job)
@@ -295,6 +237,8 @@ def test_the_recorder_leaves_within_two_seconds(tmp_path: Path, job: str) -> Non
     wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
     process.terminate()
     process.wait()
-    began = time.monotonic()
-    wait_until(lambda: not is_alive(agent), 2.0)
-    assert time.monotonic() - began <= 2.0
+    wait_until(lambda: not is_alive(agent))
+    (exited,), (stopped,) = (
+        events_of(tmp_path / "out", kind) for kind in ("process-exited", "recorder-stopped")
+    )
+    assert 0 <= stopped.t_ns - exited.t_ns <= 2_000_000_000

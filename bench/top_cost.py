@@ -1,0 +1,72 @@
+"""What does a look of `clusterprof top` cost at a job of many nodes? CPU and memory by size.
+
+8 to 1,024 ranks, 160 metrics a node at 10 Hz and 200 spans a second of each rank: the recordings of
+`_cluster_recording.py`, 75 s of them, on clocks that agree. The first look reads what there is and
+analyses the last minute; the second one, with nothing new, is what a screen that stands still costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _cluster_recording import RANKS, remove, write_job, write_node
+
+SECONDS = 75
+TARGET_RANKS, TARGET_CPU_S = 1024, 3.0
+LOOK = """
+import json, resource, sys, time
+from pathlib import Path
+from clusterprof.engine.limits import known_limits
+from clusterprof.engine.live import LiveJob
+from clusterprof.profiles import bind_limits
+from clusterprof.cli import common
+from clusterprof.renderers.live import View, screen
+job = LiveJob([Path(sys.argv[1])], bind_limits(common.load_profile(None), known_limits()))
+spent = []
+for _ in range(2):
+    began = time.process_time()
+    live = job.look(int(sys.argv[2]))
+    lines = screen(live, View(100, 40), False)
+    spent.append(time.process_time() - began)
+assert not live.trouble and len(live.ranks) == int(sys.argv[3]), (live.trouble, len(live.ranks))
+peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+print(json.dumps({"spent": spent, "bytes": peak_bytes, "lines": lines[1:4]}))
+"""
+
+
+def main() -> None:
+    """Print one line per size."""
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--ranks", type=int, nargs="*", default=[8, 128, 1024])
+    sizes = asked.parse_args().ranks
+    with tempfile.TemporaryDirectory() as folder:
+        plain, late = Path(folder) / "plain", Path(folder) / "late"
+        write_node(plain, SECONDS, late=False)
+        write_node(late, SECONDS, late=True)
+        for ranks in sizes:
+            job = Path(folder) / "job"
+            job.mkdir()
+            size = write_job(job, ranks // RANKS, plain, late, apart_ns=0)
+            command = [sys.executable, "-c", LOOK, str(job), str((SECONDS + 1) * 10**9), str(ranks)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found = json.loads(done.stdout)
+            remove(job)
+            first, again = found["spent"]
+            target = f" (target {TARGET_CPU_S:g})" if ranks == TARGET_RANKS else ""
+            print(
+                f"{ranks:5} ranks, {size / 1e6:3.0f} MB: first look {first:5.2f} CPU-s{target}, "
+                f"{first / ranks * 1e3:.1f} ms a rank; nothing new {again * 1e3:.0f} ms; "
+                f"{found['bytes'] / 2**20:.0f} MiB"
+            )
+        print("\n".join(f"      {line.strip()}" for line in found["lines"]))
+
+
+if __name__ == "__main__":
+    main()
