@@ -22,7 +22,7 @@ from clusterprof.engine.refined import refined
 from clusterprof.errors import ClusterprofError, NoRecording, UsageError
 from clusterprof.importers import heap
 from clusterprof.importers.base import Account, CannotImportError, Importer, together
-from clusterprof.importers.registry import IMPORTERS, importer_of
+from clusterprof.importers.registry import IMPORTERS, importer_named, importer_of
 from clusterprof.importers.sources import FileSource, sources_of
 from clusterprof.trace.reader import node_folders
 from clusterprof.trace.segments import SUFFIX
@@ -30,8 +30,6 @@ from clusterprof.trace.sources import find_nodes
 from clusterprof.trace.whole import write_node
 
 FILES_AT_MOST = 65_536
-_TELLING = frozenset(one.name for one in IMPORTERS if getattr(one, "tells", False))
-"""Formats that say something of the whole job (`Account.facts`): read before all others."""
 _SIDE_BY_SIDE_BYTES = 16 << 20  # of files that are worth a second process
 _UNKNOWN = "neither a recording nor of a format that is known"
 _DEPTH = 4  # folders below the one that was given
@@ -110,8 +108,9 @@ def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Accou
     if size > _SIDE_BY_SIDE_BYTES:
         jobs = max(jobs, min(_cores(), len(batches)))
     numbered = list(enumerate(batches))
-    first = [_write(item, folder, {}) for item in numbered if item[1][0] in _TELLING]
-    work = [item for item in numbered if item[1][0] not in _TELLING]
+    telling = {name for name, _ in batches if _tells(name)}
+    first = [_write(item, folder, {}) for item in numbered if item[1][0] in telling]
+    work = [item for item in numbered if item[1][0] not in telling]
     facts: dict[str, Any] = {}
     for some in first:
         for account in some:
@@ -125,6 +124,11 @@ def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Accou
     else:
         done = [write(item) for item in work]
     return tuple(account for some in (*first, *done) for account in some)
+
+
+def _tells(name: str) -> bool:
+    """True of a format that says something of the whole job (`Account.facts`): it is read first."""
+    return bool(getattr(importer_named(name), "tells", False))
 
 
 def _cores() -> int:
@@ -243,7 +247,7 @@ def _batches(files: Sequence[Path]) -> list[Batch]:
 def _write(item: tuple[int, Batch], folder: Path, facts: Mapping[str, Any]) -> list[Account]:
     """Read some files and write their nodes: what one process does."""
     number, (name, files) = item
-    one = next((each for each in IMPORTERS if each.name == name), None)
+    one = importer_named(name)
     accounts: list[Account] = []
     try:
         sources = [
