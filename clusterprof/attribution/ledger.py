@@ -30,6 +30,8 @@ from clusterprof.timeline.periods import Period
 
 LOW_CONFIDENCE = "low-confidence"
 STARTUP, AFTER_STEPS, NO_STEPS = "startup", "after-steps", "no-steps"
+LONG_STEP = "long-first-step"
+"""Of a first step that was told too late to look into it all: what is settled without its end."""
 _WAIT_FAMILIES = ("storage", "cpu")
 
 
@@ -281,10 +283,16 @@ def _source(name: RankName, totals: Mapping[str, int]) -> str:
 
 
 def _outside(state: RankState, outside_ns: int, not_asked: int) -> tuple[tuple[str, int], ...]:
-    if state.begun_ns is None or state.first_ns is None:
+    begun_ns, told_ns = state.begun_ns, state.told_ns
+    if begun_ns is None or state.first_ns is None:
         return ((NO_STEPS, outside_ns),) if outside_ns else ()
     not_asked = min(not_asked, outside_ns)
-    startup_ns = min(state.begun_ns - state.first_ns, outside_ns - not_asked)
-    rest_ns = outside_ns - startup_ns - not_asked
-    lines = ((STARTUP, startup_ns), (NOT_ASKED, not_asked), (AFTER_STEPS, rest_ns))
+    asked_ns = max(state.first_ns, state.since_ns or state.first_ns)
+    told_ns = max(begun_ns if told_ns is None else told_ns, asked_ns)
+    startup_ns = min(told_ns - asked_ns, outside_ns - not_asked)
+    long_ns = min(max(begun_ns - told_ns, 0), outside_ns - not_asked - startup_ns)
+    rest_ns = outside_ns - startup_ns - long_ns - not_asked
+    lines = (
+        (STARTUP, startup_ns), (LONG_STEP, long_ns), (NOT_ASKED, not_asked), (AFTER_STEPS, rest_ns)
+    )  # fmt: skip
     return tuple(line for line in lines if line[1])

@@ -35,7 +35,11 @@ class RankState:
     settled_ns: int | None = None
     """Everything before is settled."""
     begun_ns: int | None = None
-    """Start of the first wait or step (without spans: of the device's first work)."""
+    """Start of the first wait or step (without spans: of the device's first work), as far as it
+    could still be looked into: time that was settled without knowing of it lies before."""
+    told_ns: int | None = None
+    """The same start, however late it was told: a first step may last for longer than anything
+    is kept open."""
     ended_ns: int | None = None
     """End of the last step or wait so far (without spans: of the device's last work)."""
     first_ns: int | None = None
@@ -62,8 +66,9 @@ def regions(rank: Rank, state: RankState, last: bool) -> tuple[list[Region], Ran
     """Return which stretches are settled now; one that lies beyond the last step is tentative."""
     first_ns, last_ns = _seen(rank, state)
     begun_ns, ended_ns, closed_ns = (_steps if rank.marked else _work)(rank, last)
+    told_ns = begun_ns
     if state.begun_ns is not None:
-        begun_ns = state.begun_ns
+        begun_ns, told_ns = state.begun_ns, state.told_ns
     elif begun_ns is not None and state.settled_ns is not None:
         begun_ns = max(begun_ns, state.settled_ns)
     ended_ns = _later(ended_ns, state.ended_ns)
@@ -74,8 +79,9 @@ def regions(rank: Rank, state: RankState, last: bool) -> tuple[list[Region], Ran
         state,
         settled_ns=until_ns,
         begun_ns=begun_ns,
+        told_ns=told_ns,
         ended_ns=ended_ns,
-        first_ns=first_ns if begun_ns is None else min(first_ns, begun_ns),
+        first_ns=first_ns if told_ns is None else min(first_ns, told_ns),
         last_ns=last_ns if ended_ns is None else max(last_ns, ended_ns),
     )
     if begun_ns is None or ended_ns is None:

@@ -7,9 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
-from clusterprof.cli import common
-from clusterprof.cli.part import TIME_HELP, part_of
-from clusterprof.cli.progress import progress_bar
+from clusterprof.cli import analysing, common
+from clusterprof.cli.part import TIME_HELP
 
 
 def analyze(
@@ -52,19 +51,7 @@ def analyze(
     ] = None,
 ) -> None:
     """Say where the GPU time of a recording went, and why."""
-    with common.errors_also_as_json(as_json or format_ == "json"):
-        chosen = common.chosen_format(format_, as_json)
-        common.refuse_terminal(chosen, output)
-        settings = common.load_profile(profile)
-        tables = {"by": common.chosen_tables(by or ()), "top": top}
-        part = part_of(since, until, steps)
-        with progress_bar() as tell:
-            report = common.analyse_with(
-                run, settings, jobs, history=True, tell=tell, part=part, leave_unknown=True
-            )
-        renderer = common.renderer_for(
-            chosen, settings, width, no_color, tables, to_file=output is not None
-        )
-        common.write_result(renderer.render(report), output)
-    if strict:
-        common.insist_on_all(report)
+    analysing.run(
+        run, format_, as_json, output, profile, jobs, strict, width, no_color, by, top,
+        since, until, steps,
+    )  # fmt: skip

@@ -1,17 +1,20 @@
 """The one place where errors become messages and exit codes.
 
 `record` is read without typer: every rank of a job runs it, and typer alone costs 0.3 s of CPU.
-All other commands, and every help, are in commands.py.
+So is `analyze` where nothing is unusual about its words. All other commands, and every help, are
+in commands.py.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from clusterprof.cli.output import flush_stdout, give_up_stdout, is_of_stdout
 from clusterprof.errors import EXIT_CRASH, EXIT_OK, ClusterprofError, OutputFailed
 
 EXIT_INTERRUPTED = 130
+_START_NO_PROGRAM = frozenset({"analyze", "gate", "compare", "export"})
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,6 +53,17 @@ def _run(words: list[str]) -> object:
             from clusterprof.cli import recording
 
             recording.run(asked)
+    if words and words[0] in _START_NO_PROGRAM:
+        # numpy's library of matrices starts a thread for every core, each of which spins for a
+        # while, and nothing here multiplies any; a job's own processes must not be told this
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if words[:1] == ["analyze"]:
+        from clusterprof.cli import analysing
+
+        plain = analysing.asked_plainly(words[1:])
+        if plain is not None:
+            analysing.run(**plain)
+            return EXIT_OK
     from clusterprof.cli import commands
 
     return commands.run(words)

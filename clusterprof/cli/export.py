@@ -80,10 +80,10 @@ def _as_recording(files: Sequence[Path], output: str | None, jobs: int) -> None:
     folder = Path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: there is something already", "give a folder that is new")
-    found = foreign_files(files)
+    found, left_out = foreign_files(files)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     accounts = write_all(found, folder, jobs)
-    for note in Brought((), accounts).notes:
+    for note in (*Brought((), accounts).notes, *left_out.notes):
         common.print_error(note)
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -3,7 +3,7 @@
     with given([Path("my-run/")]) as found:
         found.paths, found.notes
 
-Readers of foreign formats take a fifth of a second to load, so nobody loads them who has none.
+Readers of foreign formats take time to load, so nobody loads them who has none.
 """
 
 from __future__ import annotations

@@ -18,23 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from clusterprof.engine.foreign import importer_for, is_recording, judged_in_part, sorted_out
 from clusterprof.engine.refined import refined
 from clusterprof.errors import ClusterprofError, NoRecording, UsageError
 from clusterprof.importers import heap
 from clusterprof.importers.base import Account, CannotImportError, Importer, together
-from clusterprof.importers.registry import IMPORTERS, importer_of
+from clusterprof.importers.registry import importer_named
 from clusterprof.importers.sources import FileSource, sources_of
 from clusterprof.trace.reader import node_folders
-from clusterprof.trace.segments import SUFFIX
 from clusterprof.trace.sources import find_nodes
 from clusterprof.trace.whole import write_node
 
-FILES_AT_MOST = 65_536
-_TELLING = frozenset(one.name for one in IMPORTERS if getattr(one, "tells", False))
-"""Formats that say something of the whole job (`Account.facts`): read before all others."""
 _SIDE_BY_SIDE_BYTES = 16 << 20  # of files that are worth a second process
-_UNKNOWN = "neither a recording nor of a format that is known"
-_DEPTH = 4  # folders below the one that was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +77,38 @@ def brought_in(
     something else. Raises NoRecording for it otherwise, CannotImportError when the only one says
     nothing.
     """
-    own, foreign, left_out = _sorted_out(paths, leave_unknown)
-    if not foreign:
-        yield Brought(tuple(own), left_out)
+    found = sorted_out(paths)
+    found.refuse(anyway=leave_unknown)
+    own, left_out, beside = found.own, found.left_out(), found.notes()
+    if not found.foreign:
+        yield Brought(tuple(own), left_out, beside)
         return
     with tempfile.TemporaryDirectory(prefix="clusterprof-import-") as folder:
-        accounts = (*write_all(foreign, Path(folder), jobs), *left_out)
+        accounts = (*write_all(found.foreign, Path(folder), jobs), *left_out)
         there = any(Path(folder).iterdir())
         if not there and not own:
             raise NoRecording(
                 "; ".join(Brought((), accounts).notes),
                 "record or export again; docs/importers.md says what each format needs",
             )
+        if not leave_unknown:
+            _refuse_what_said_nothing(accounts)
         if not there or not own:
-            yield Brought((*own, *([Path(folder)] if there else ())), accounts)
+            yield Brought((*own, *([Path(folder)] if there else ())), accounts, beside)
             return
         nodes = find_nodes(own)
         with tempfile.TemporaryDirectory(prefix="clusterprof-refined-") as place:
             mine, left, notes = refined(nodes.folders, node_folders(Path(folder)), Path(place))
-            yield Brought((*mine, *left), accounts, tuple(notes))
+            yield Brought((*mine, *left), accounts, (*notes, *beside))
+
+
+def _refuse_what_said_nothing(accounts: Sequence[Account]) -> None:
+    """Raise for a file that is of a known format and of no use: who judges needs all of them."""
+    refused = [account for account in accounts if account.refused]
+    if refused:
+        one = refused[0]
+        why = NoRecording(f"{one.path}: {one.cut}", "export it again")
+        raise judged_in_part(why, len(refused) - 1)
 
 
 def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Account, ...]:
@@ -110,8 +118,9 @@ def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Accou
     if size > _SIDE_BY_SIDE_BYTES:
         jobs = max(jobs, min(_cores(), len(batches)))
     numbered = list(enumerate(batches))
-    first = [_write(item, folder, {}) for item in numbered if item[1][0] in _TELLING]
-    work = [item for item in numbered if item[1][0] not in _TELLING]
+    telling = {name for name, _ in batches if _tells(name)}
+    first = [_write(item, folder, {}) for item in numbered if item[1][0] in telling]
+    work = [item for item in numbered if item[1][0] not in telling]
     facts: dict[str, Any] = {}
     for some in first:
         for account in some:
@@ -127,6 +136,11 @@ def write_all(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Accou
     return tuple(account for some in (*first, *done) for account in some)
 
 
+def _tells(name: str) -> bool:
+    """True of a format that says something of the whole job (`Account.facts`): it is read first."""
+    return bool(getattr(importer_named(name), "tells", False))
+
+
 def _cores() -> int:
     """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -134,95 +148,19 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def foreign_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the foreign files among some paths; raises UsageError for a recording among them."""
-    own, foreign, _ = _sorted_out(paths)
-    for path in own:
+def foreign_files(paths: Sequence[Path]) -> tuple[list[Path], Brought]:
+    """Return the foreign files among some paths, and what is said of others that are left out.
+
+    Raises UsageError for a recording among them, NoRecording when there is nothing else.
+    """
+    found = sorted_out(paths)
+    for path in found.own:
         if not path.exists():
             raise NoRecording(f"{path}: no such file or directory", "give the files of a trace")
-        what = "a recording already" if _is_recording(path) else "no file of a known format in it"
+        what = "a recording already" if is_recording(path) else "no file of a known format in it"
         raise UsageError(f"{path}: {what}")
-    return foreign
-
-
-def _sorted_out(
-    paths: Sequence[Path], leave_unknown: bool = False
-) -> tuple[list[Path], list[Path], tuple[Account, ...]]:
-    """Recordings (and what is neither: `find_nodes` says so), foreign files, what is left out."""
-    own: list[Path] = []
-    foreign: list[Path] = []
-    unknown: dict[Path, ClusterprofError] = {}
-    for path in paths:
-        if path.is_file() and not path.name.endswith(SUFFIX):
-            why = _why_unknown(path)
-            if why is None:
-                foreign.append(path)
-            else:
-                unknown[path] = why
-            continue
-        found = _files_in(path) if path.is_dir() and not _is_recording(path) else []
-        foreign += found
-        own += [] if found else [path]
-    for why in unknown.values():
-        if not (leave_unknown and (own or foreign)):
-            raise why
-    left_out = tuple(Account(path, cut=_reason(path, why)) for path, why in unknown.items())
-    return own, list(dict.fromkeys(foreign)), left_out
-
-
-def _why_unknown(path: Path) -> ClusterprofError | None:
-    """Why a file that was asked for cannot be read; None: somebody reads it, or it is empty."""
-    try:
-        if _importer_in(path) is not None or not path.stat().st_size:
-            return None
-    except ClusterprofError as error:
-        return error
-    except OSError as error:
-        why = f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
-        return NoRecording(why, "check its permissions and its disk, or leave it out")
-    known = ", ".join(one.title for one in IMPORTERS)
-    return NoRecording(f"{path}: {_UNKNOWN}", f"known formats: {known}")
-
-
-def _reason(path: Path, why: ClusterprofError) -> str:
-    return why.message.removeprefix(f"{path}: ")
-
-
-def _is_recording(path: Path) -> bool:
-    try:
-        return bool(node_folders(path))
-    except NoRecording:
-        return False
-
-
-def _files_in(folder: Path) -> list[Path]:
-    """The files of a known format in a folder and those below it, by name."""
-    found: list[Path] = []
-    for here, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if len(Path(here).relative_to(folder).parts) >= _DEPTH:
-            folders.clear()
-        for name in sorted(names):
-            path = Path(here) / name
-            if not name.startswith(".") and path.is_file() and importer_for(path) is not None:
-                found.append(path)
-                if len(found) >= FILES_AT_MOST:
-                    return found
-    return found
-
-
-def importer_for(path: Path) -> Importer | None:
-    """Return who reads a file, by what stands at its beginning; None: nobody."""
-    try:
-        return _importer_in(path)
-    except (ClusterprofError, OSError):
-        return None
-
-
-def _importer_in(path: Path) -> Importer | None:
-    """The same of a file that was asked for: raises what makes it unreadable."""
-    some = (importer_of(source.head, source.path) for source in sources_of(path))
-    return next((one for one in some if one is not None), None)
+    found.refuse(anyway=True)
+    return found.foreign, Brought((), found.left_out(), found.notes())
 
 
 Batch = tuple[str, tuple[Path, ...]]
@@ -243,7 +181,7 @@ def _batches(files: Sequence[Path]) -> list[Batch]:
 def _write(item: tuple[int, Batch], folder: Path, facts: Mapping[str, Any]) -> list[Account]:
     """Read some files and write their nodes: what one process does."""
     number, (name, files) = item
-    one = next((each for each in IMPORTERS if each.name == name), None)
+    one = importer_named(name)
     accounts: list[Account] = []
     try:
         sources = [
@@ -251,9 +189,10 @@ def _write(item: tuple[int, Batch], folder: Path, facts: Mapping[str, Any]) -> l
             if one and one.recognises(source.head, source.path)
         ]  # fmt: skip
     except (ClusterprofError, OSError) as error:
-        return [Account(file, cut=str(error)) for file in files]
+        return [Account(file, cut=str(error), refused=True) for file in files]
     if one is None or not sources:
-        return [Account(file, "unknown format", cut="nothing was read") for file in files]
+        nothing = "nothing was read"
+        return [Account(file, "unknown format", cut=nothing, refused=True) for file in files]
     batches = [sources] if one.together else [[source] for source in sources]
     for part, some in enumerate(batches):
         mine = [Account(source.path, one.title) for source in some]
@@ -281,7 +220,7 @@ def _write_nodes(
             del node  # before the next one is made
     except CannotImportError as error:
         for account in accounts:
-            account.cut = error.message
+            account.cut, account.refused = error.message, True
     heap.keep_again()
     for source, account in zip(sources, accounts):
         account.cut = account.cut or source.damage

@@ -44,6 +44,8 @@ class Account:
     """What a file says of the whole job: put into the header of all nodes that are imported."""
     cut: str = ""
     """Where and why the file ended too early; what came before was read."""
+    refused: bool = False
+    """Nothing of it was used, for the reason in `cut`."""
 
     def said(self) -> str:
         """Return the account in one line."""

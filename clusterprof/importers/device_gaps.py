@@ -18,6 +18,9 @@ from clusterprof.timeline import intervals
 
 Int = NDArray[np.int64]
 Intervals = tuple[Int, Int]
+GAP_NS = 1_000
+"""Shorter gaps are what one kernel after another costs, whoever launched them when."""
+NEVER = 1 << 62
 NONE: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -58,19 +61,23 @@ def without(one: Intervals, other: Intervals) -> Intervals:
     return found.start_ns, found.end_ns
 
 
-def starved(idle: Intervals, begins_ns: Int, launched_ns: Int) -> NDArray[np.bool_]:
-    """Say of each gap whether its device had been given nothing to do.
+def late(
+    start_ns: Int, end_ns: Int, begun_ns: Int, left_ns: Int, held: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], Int]:
+    """Say of each gap of a device whether its host launched too late what comes after, and until
+    when it was late: the end of that call.
 
-    `begins_ns`, sorted: when each activity of the device began; `launched_ns`: when the host's call
-    that launched it returned, -1 unknown. A gap is starved when the call behind it returned only
-    after the gap had begun; where that is not known it is not.
+        host      launch A |      | launch B |
+        device             | A |.............| B |
+                               ^ the call was not over yet: nothing was in the queue
+
+    `begun_ns`, `left_ns`: of the call that launched what ends the gap, -1 unknown (nobody is late
+    then), `NEVER` where nothing was launched any more. A call of which `held` is true, a copy
+    between host and device, returns only after its work: it is late if it began after the gap did.
     """
-    if not begins_ns.size:
-        return np.zeros(idle[0].size, np.bool_)
-    row = begins_ns.searchsorted(idle[1], side="left")
-    known = row < begins_ns.size
-    row = np.minimum(row, begins_ns.size - 1)
-    return known & (begins_ns[row] == idle[1]) & (launched_ns[row] > idle[0])
+    told_ns = np.where(held, begun_ns, left_ns)
+    which = (left_ns >= 0) & (told_ns > start_ns) & (end_ns - start_ns > GAP_NS)
+    return which, np.minimum(left_ns, end_ns)
 
 
 def exposed(start_ns: Int, end_ns: Int, other: Intervals) -> Int:

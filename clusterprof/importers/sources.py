@@ -39,6 +39,8 @@ class FileSource:
         self.damage = ""
         self._opened = opened
         self.head = b"".join(self._unpacked(most, most))[:most]
+        self.head_damage = self.damage
+        """Why so little could be unpacked; "" where nothing is wrong so far."""
         self.damage = ""
 
     def blocks(self, block_bytes: int = 4 << 20) -> Iterator[bytes]:

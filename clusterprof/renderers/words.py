@@ -93,8 +93,11 @@ def verdict(report: Report) -> str:
     if not report.ranks:
         return f"No training process was recorded: nothing can be said about {_gpu(report)}."
     if report.in_step_ns == 0:
-        seen = "its" if len(report.ranks) == 1 else "their"
-        return f"No steps were seen: what the job did with {seen} {_gpu(report)} cannot be judged."
+        theirs = "its" if len(report.ranks) == 1 else "their"
+        why = "No steps were seen"
+        if any(rank.steps for rank in report.ranks):
+            why = "Nobody measured a device inside the steps"
+        return f"{why}: what the job did with {theirs} {_gpu(report)} cannot be judged."
     if not _leads_with_cause(report):
         return total(report)
     first = in_step(report)[0]

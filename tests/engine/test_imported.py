@@ -54,7 +54,9 @@ def test_a_folder_of_traces_is_searched_and_other_files_are_let_be(tmp_path: Pat
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "rank0.json").write_text(json.dumps(trace()))
     (tmp_path / "notes.txt").write_text("nothing of interest\n")
-    assert foreign_files([tmp_path]) == [tmp_path / "sub" / "rank0.json"]
+    files, beside = foreign_files([tmp_path])
+    assert files == [tmp_path / "sub" / "rank0.json"]
+    assert beside.notes == ("passed over, of no format that is known: notes.txt",)
     with brought_in([tmp_path]) as brought:
         (folder,) = brought.paths
         assert folder != tmp_path and len(node_folders(folder)) == 1
@@ -96,6 +98,52 @@ def test_beside_something_else_what_nobody_knows_is_left_out_and_named(tmp_path:
         analyze(known, other)  # a gate may not pass on a part of what it was given
     with pytest.raises(NoRecording, match=f"README.md: {unknown}"):
         analyze(other, leave_unknown=True)
+
+
+def test_a_refusal_says_which_file_why_and_what_to_do(tmp_path: Path) -> None:
+    known, other = tmp_path / "rank0.json", tmp_path / "README.md"
+    known.write_text(json.dumps(trace(250)))
+    other.write_text("# what these files are")
+    with pytest.raises(NoRecording) as refused:
+        analyze(known, other)
+    assert refused.value.message == (f"{other}: neither a recording nor of a format that is known")
+    assert refused.value.remedy.startswith(
+        "nothing was judged; take it out of what is given to have the others judged alone, or mend"
+        " it: known formats: PyTorch profiler (Kineto) trace, "
+    )
+
+
+def test_what_is_damaged_in_a_folder_is_no_readme(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_text(json.dumps(trace(250)))
+    (tmp_path / "LICENSE").write_text("as it is\n")
+    (tmp_path / "rank1.json.gz").write_bytes(b"\x1f\x8b torn at once")
+    (tmp_path / "rank2.json.gz").write_bytes(b"\x1f\x8b torn too")
+    damaged = (
+        "damaged after 0 bytes (Error -3 while decompressing data: unknown compression method)"
+    )
+    with pytest.raises(NoRecording) as refused:
+        analyze(tmp_path)
+    assert refused.value.message == f"{tmp_path}/rank1.json.gz: {damaged} (and 1 more like it)"
+    assert refused.value.remedy.endswith("or mend it: copy or export it again")
+    notes = analyze(tmp_path, leave_unknown=True).notes
+    assert f"rank1.json.gz: left out: {damaged}" in notes
+    assert f"rank2.json.gz: left out: {damaged}" in notes
+    assert "passed over, of no format that is known: LICENSE" in notes
+
+
+def test_who_judges_refuses_a_trace_that_says_nothing(tmp_path: Path) -> None:
+    known, nothing, empty = (tmp_path / f"rank{n}.json" for n in range(3))
+    known.write_text(json.dumps(trace(250)))
+    nothing.write_text('{"schemaVersion": 1, "traceEvents": []}')
+    with pytest.raises(
+        NoRecording, match=r"rank1\.json: no event in it that a profiler"
+    ) as refused:
+        analyze(known, nothing)
+    assert refused.value.remedy.startswith("nothing was judged; take it out")
+    assert len(analyze(known, nothing, leave_unknown=True).ranks) == 1
+    empty.write_bytes(b"")
+    with pytest.raises(NoRecording, match=r"rank2\.json: it is empty"):
+        analyze(known, empty)
 
 
 def test_a_file_that_cannot_be_read_is_said_to_be_so_or_left_out(tmp_path: Path) -> None:

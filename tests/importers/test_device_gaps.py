@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterprof.importers.device_gaps import (
+    NEVER,
     Intervals,
     both,
     exposed,
     gaps,
     inside,
-    starved,
+    late,
     union,
     without,
 )
@@ -51,11 +52,26 @@ def test_what_an_operation_shares_with_other_work_is_not_exposed() -> None:
     assert exposed(start, end, other).tolist() == [10, 20, 0, 25]
 
 
-def test_a_gap_is_starved_when_the_next_launch_returned_after_it_began() -> None:
-    idle = some((10, 20), (30, 40), (50, 60), (70, 80))
-    begins = np.array([0, 20, 40, 60], np.int64)  # nothing begins at 80
-    launched = np.array([1, 15, 9, -1], np.int64)  # in the gap, long before it, unknown
-    assert starved(idle, begins, launched).tolist() == [True, False, False, False]
+def test_the_host_is_late_until_the_call_is_over_that_launches_what_ends_the_gap() -> None:
+    cases = [
+        # gap, call, whether the call returns only after its work; until when the host was late
+        ((10_000, 20_000), (9_000, 15_000), False, 15_000),
+        ((10_000, 20_000), (9_000, 25_000), False, 20_000),  # it went on after the work began
+        ((10_000, 20_000), (8_000, 9_000), False, None),  # it lay in the queue
+        ((10_000, 20_000), (8_000, 10_000), False, None),
+        ((10_000, 20_000), (9_000, 21_000), True, None),  # a copy waits for what is before it
+        ((10_000, 20_000), (12_000, 21_000), True, 20_000),
+        ((10_000, 11_000), (10_500, 10_900), False, None),  # as short as between any two kernels
+        ((10_000, 11_001), (10_500, 10_900), False, 10_900),
+        ((10_000, 20_000), (-1, -1), False, None),  # nobody says
+        ((10_000, 20_000), (-1, -1), True, None),
+        ((10_000, 20_000), (NEVER, NEVER), False, 20_000),
+    ]
+    start, end = some(*(case[0] for case in cases))
+    begun, left = some(*(case[1] for case in cases))
+    which, until = late(start, end, begun, left, np.array([case[2] for case in cases]))
+    ours = [t if yes else None for yes, t in zip(which.tolist(), until.tolist())]
+    assert ours == [case[3] for case in cases]
 
 
 @given(SOME, SOME)

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from tracer_samples import MS, SEEDS, imported, ranks_of, spans_of
 
+from clusterprof.engine.local import analyze
 from clusterprof.importers.base import CannotImportError
+from clusterprof.renderers.words import verdict
 
 THREE = sorted((SEEDS / "mllog" / "three").iterdir())
+SECOND = 1_000_000_000
 ORIGIN = 1_700_000_000_000 * MS
 COLD = (
     "the first epoch took 50.0 s, the middle one 20.0 s: it began with cold caches, or with"
@@ -85,3 +88,27 @@ def test_a_log_without_epochs_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\n".join(THREE[0].read_bytes().splitlines()[:7]))
     with pytest.raises(CannotImportError, match="no epoch or block"):
         imported([path])
+
+
+def test_start_up_ends_where_a_first_epoch_begins_that_lasts_for_long(tmp_path: Path) -> None:
+    said = [(0, "init_start"), (100, "init_stop"), (101, "run_start"), (101, "epoch_start")]
+    said += [(901, "epoch_stop"), (902, "epoch_start"), (1_302, "epoch_stop"), (1_303, "run_stop")]
+    lines = (
+        f':::MLLOG {{"time_ms": {1_700_000_000_000 + 1000 * at}, "key": "{key}"}}\n'
+        for at, key in said
+    )
+    path = tmp_path / "result_0.txt"
+    path.write_text("".join(lines))
+    report = analyze(path)
+    lost = dict(report.outside_buckets)
+    # The first step is told at 901 s; by then 900 s were read, and 600 of them settled up to the
+    # reading before: there is one every 1,303 s / 44.
+    assert lost.pop("startup") == 101 * SECOND
+    assert lost.pop("long-first-step") == 20 * (1_303 * SECOND // 44) - 101 * SECOND
+    assert lost == {}
+    [startup] = report.findings
+    assert (startup.cause.id, startup.lost_ns) == ("startup", 101 * SECOND)
+    assert verdict(report) == (
+        "Nobody measured a device inside the steps: what the job did with its GPU time cannot be"
+        " judged."
+    )

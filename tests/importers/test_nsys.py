@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import sqlite3
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nsys_files import (
@@ -34,9 +36,10 @@ from clusterprof.importers.tables import group_number
 from clusterprof.probe import layout
 
 P, T = process(11), thread(11, 11)
-# One step of 1000 ns on one device:
+# One step of 1000 us on one device:
 #   data wait 0..300, copy to the device 320..340, kernel 350..600; the host waits for it,
 #   allocates, launches the next kernel at 690, which runs 700..900; a fill runs until 950.
+US = 1000
 ONE = (
     (KERNELS, [(350, 600, 0, 7, 3, P, GEMM), (700, 900, 0, 7, 5, P, GEMM)]),
     (COPIES, [(320, 340, 0, 7, 2, P, 4096, 1)]),
@@ -54,30 +57,37 @@ ONE = (
 )  # fmt: skip
 
 
+def in_us(table: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """The same rows with start and end in us."""
+    return [(a * US, None if b is None else b * US, *rest) for a, b, *rest in table]
+
+
 def test_one_process_whole(tmp_path: Path) -> None:
-    nodes, (account,), why = read(Nsys(), database(tmp_path / "a.sqlite", *ONE))
+    tables = [(table, in_us(rows)) for table, rows in ONE]
+    nodes, (account,), why = read(Nsys(), database(tmp_path / "a.sqlite", *tables))
     assert why == ""
     (node,) = nodes
     assert ranks(node) == {11: (None, None, "gpu0")}
     assert spans(node) == {
-        "11 step": [(0, 1000, 7, 2, -1, -1), (1000, 1400, 8, 2, -1, -1)],
-        "11 data_wait": [(0, 300, -1, -1, -1, -1)],
-        # 300 ns of wait: 200 in reads, 20 in poll, 80 in no call
-        "11 loading": [(0, 300, 200, 80, -1, 0)],
-        "11 h2d": [(305, 330, 4096, -1, 0, 0)],
-        "11 sync": [(345, 610, layout.WHOLE_NS, 1, 0, 0)],
-        "11 starved": [
+        "11 step": in_us([(0, 1000, 7, 2, -1, -1), (1000, 1400, 8, 2, -1, -1)]),
+        "11 data_wait": in_us([(0, 300, -1, -1, -1, -1)]),
+        # 300 us of wait: 200 in reads, 20 in poll, 80 in no call
+        "11 loading": in_us([(0, 300, 200 * US, 80 * US, -1, 0)]),
+        "11 h2d": in_us([(305, 330, 4096, -1, 0, 0)]),
+        "11 sync": in_us([(345, 610, layout.WHOLE_NS, 1, 0, 0)]),
+        "11 starved": in_us([
             # 340..350: the launch returned at 345; the rest of the gap is the device's start
-            (340, 350, 5, 5, 0, 0),
-            # 600..700: sync until 610, malloc 620..660, operator 615..620 and 660..680, launch 8
-            (600, 700, 5 + 20 + 8, 10, 40, 0),
-        ],
-    }
+            (340, 345, 5 * US, 0, 0, 0),
+            # 600..700, until the launch returned: sync until 610, malloc 620..660, operator
+            # 615..620 and 660..680, launch 8
+            (600, 698, (5 + 20 + 8) * US, 10 * US, 40 * US, 0),
+        ]),
+    }  # fmt: skip
     # Copies and fills are work: 20, 270, 470, 520
     assert series(node) == {
-        "gpu.busy_ns_total gpu0": [
+        "gpu.busy_ns_total gpu0": [(t * US, busy * US) for t, busy in (
             (0, 0), (320, 0), (340, 20), (350, 20), (600, 270), (700, 270), (950, 520), (1400, 520),
-        ]
+        )]
     }  # fmt: skip
     assert dict(account.read) == {
         "CUDA calls": 6, "kernels": 2, "copies": 1, "fills": 1, "NVTX ranges": 4,
@@ -158,13 +168,14 @@ def test_steps_by_the_ends_of_optimizer_steps_and_by_what_repeats(tmp_path: Path
 def test_an_old_file_lacks_tables_and_columns(tmp_path: Path) -> None:
     kernels = ("CUPTI_ACTIVITY_KIND_KERNEL", "start end deviceId streamId correlationId shortName")
     path = database(
-        tmp_path / "old.sqlite", (kernels, [(100, 200, 0, 7, 3, GEMM), (260, 300, 0, 7, 4, GEMM)]),
-        (CALLS, [(50, 60, T, 3, LAUNCH), (240, 250, T, 4, LAUNCH)]),
-    )  # fmt: skip
+        tmp_path / "old.sqlite",
+        (kernels, in_us([(100, 200, 0, 7, 3, GEMM), (260, 300, 0, 7, 4, GEMM)])),
+        (CALLS, in_us([(50, 60, T, 3, LAUNCH), (240, 250, T, 4, LAUNCH)])),
+    )
     (node,), (account,), _ = read(Nsys(), path)
     assert spans(node) == {
-        "11 step": [(100, 300, 1, 2, -1, -1)],
-        "11 starved": [(200, 260, 10, 0, 0, 0)],
+        "11 step": in_us([(100, 300, 1, 2, -1, -1)]),
+        "11 starved": in_us([(200, 250, 10 * US, 0, 0, 0)]),
     }
     assert "37.5%" not in account.notes[0]
     assert "(30.0% of it idle: no kernel, copy, fill or graph)" in account.notes[0]

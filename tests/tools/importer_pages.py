@@ -28,8 +28,10 @@ clusterprof export traces/ --to recording -o run/ # keep what they became
 
 The notes of the report say of each format what was understood, what was left out and why. Nothing
 in a file is ever run, unpickled or unpacked to disk; what is cut off is read up to there.
-Beside files that are known, `analyze` and `export` leave out one that is not, and name it; `gate`
-and `compare` refuse it, for they may not judge by a part of what they were given.
+Beside files that are known, `analyze` and `export` leave out one that is not, that is damaged from
+its beginning or says nothing, and name it; `gate` and `compare` refuse it and say which, why and
+what to do, for they may not judge by a part of what they were given. Of a folder only what is
+damaged counts for one: what else is of no known format in it is passed over, and a note names it.
 
 ## What is refused
 

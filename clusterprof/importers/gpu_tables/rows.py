@@ -58,7 +58,7 @@ def omnistat_heads(rows: list[list[str]]) -> Heads | None:
     above: dict[str, list[str]] = {}
     for row in rows[:_HEAD_ROWS_AT_MOST]:
         if row[:1] == ["timestamp"]:
-            names = above.pop(_MULTI)
+            names = above.pop(_MULTI, [])
             readings = {
                 at: Reading(None, name, {k: v[at] for k, v in above.items() if at < len(v)})
                 for at, name in enumerate(names)
@@ -78,11 +78,11 @@ def rows_of(source: Source, form: str, account: Account) -> Iterator[tuple[Heads
     width = 0
     above: list[list[str]] = []
     for line in lines_of(source, account):
-        text = line.decode("utf-8", "replace").replace("\0", "")
+        text = line.decode("utf-8", "replace").replace("\0", "").strip("\r")
         if not text.strip():
             continue
         cells = _cells(text)
-        if form == "omnistat" and heads is None:
+        if form == "omnistat" and heads is None and len(above) < _HEAD_ROWS_AT_MOST:
             above.append(cells)
             heads = omnistat_heads(above)
             width = len(cells)

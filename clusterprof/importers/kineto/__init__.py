@@ -20,9 +20,10 @@ in one file.
 * **Exposed** is of a kernel of NCCL, RCCL, oneCCL, … the time in which no other kernel ran on the
   device; copies beside it hide nothing. Of two at once it counts once. Lost is idle plus exposed.
 * **The host was late** in a gap of more than 1 µs when the call that launched the next work (by
-  correlation id) had not ended as the gap began. Such a gap is `starved` until that call's end,
-  with what the threads that launch work did meanwhile. In other gaps work lay ready, and waited for
-  other work.
+  correlation id) had not ended as the gap began; of a copy between host and device, whose call
+  may return only after it: had not begun. Such a gap is `starved` until that call's end, with what
+  the threads that launch work did meanwhile. In other gaps work lay ready, and waited for other
+  work.
 * **Waits for data** are `enumerate(DataLoader)#….__next__` in the thread of the steps. What
   operators computed in it, with no worker processes, is loading.
 * **Waits for the device** are synchronising calls, and copies from it whose call returned only

@@ -57,15 +57,15 @@ class Trace:
         separator = between.group() if between else b""
         ended = False
         for block in blocks:
-            rest += block
-            cut = rest.rfind(separator) if separator else -1
+            cut = block.rfind(separator) if separator else -1
             if cut >= 0:
-                events = self._read(b"[" + rest[: cut + 1] + b"]")
+                whole = (b"[", rest, memoryview(block)[: cut + 1], b"]")
+                events = self._read(b"".join(whole))  # copied once
                 if events is not None:
                     yield events
-                    rest = rest[rest.find(b",", cut) + 1 :]
+                    rest = block[block.find(b",", cut) + 1 :]
                     continue
-            events, rest, ended = self._slowly(rest)
+            events, rest, ended = self._slowly(rest + block)
             yield events
             if ended:
                 break

@@ -13,9 +13,9 @@ from clusterprof.timeline.intervals import union
 
 Int = NDArray[np.int64]
 _JOIN_AFTER = 1 << 14
-_PACK_AFTER = 1 << 15
+_PACK_AFTER = 1 << 14
 _NEVER = -(1 << 62)
-AT_ONCE = 1 << 16
+AT_ONCE = 1 << 14
 """Rows that are worked on together where a table is long: what is made on the way stays small."""
 
 
@@ -95,6 +95,11 @@ class Stretches:
             self._joined = [all_of(self._joined)]
             self._size = self._least = self._joined[0][0].size
         return self._joined[0]
+
+    def shift(self, by: int) -> None:
+        """Move all of it in time, where it lies."""
+        for column in self.done():
+            column += by
 
 
 def joined(start: Int, end: Int) -> tuple[Int, Int]:

@@ -1,8 +1,6 @@
 """Why a device stood idle: was the next work launched too late, or was it waiting already?
 
-host      launch A |      | launch B |
-device             | A |.............| B |
-                       ^ A's end      B's call began after it: the host was late
+`device_gaps.late` decides; here stands which call launched what, and what the host did meanwhile.
 """
 
 from __future__ import annotations
@@ -13,13 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof.importers.columns import held_by
+from clusterprof.importers.device_gaps import NEVER, late
 from clusterprof.importers.kineto import words
 from clusterprof.importers.kineto.columns import Cover, Int, all_of, joined, slices
 
-_EVER = 1 << 62
 _NOTHING = -2  # instead of a call: nothing was launched any more
-GAP_NS = 1_000
-"""Shorter gaps are what one kernel after another costs, whoever launched them when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +163,12 @@ def starved(
     work: Work, calls: Calls, host: Host, from_ns: int, until_ns: int
 ) -> Iterator[Starved]:  # fmt: skip
     """Yield the gaps of a device within [from_ns, until_ns) in which its host was late."""
-    reach = -_EVER  # the end of all work before
+    reach = -NEVER  # the end of all work before
     for some, (start, end) in zip(slices(work.start.size), work.pieces()):
         upto = np.maximum.accumulate(np.append(reach, end))
         opens = np.flatnonzero(start > upto[:-1])
         since = upto[opens]
-        since[since == -_EVER] = from_ns
+        since[since == -NEVER] = from_ns
         rows = opens + some.start
         gaps = _Gaps(since, start[opens], work.call[rows], work.kind[rows])
         yield _starved(gaps, calls, host, from_ns, until_ns)
@@ -194,17 +190,17 @@ class _Gaps:
 
 def _starved(gaps: _Gaps, calls: Calls, host: Host, from_ns: int, until_ns: int) -> Starved:
     """Choose the gaps in which the host was late, and say what it did."""
-    known = gaps.call >= 0
     call = np.maximum(gaps.call, 0)
     if calls.start.size:
         begun, left = calls.start[call], calls.ends(call)
     else:
         begun = left = np.zeros_like(gaps.start)
-    copies = np.isin(gaps.kind, (words.COPY_IN, words.COPY_OUT))
-    late = np.where(known, np.where(copies, begun, left) > gaps.start, gaps.call == _NOTHING)
-    until = np.where(known, np.minimum(left, gaps.end), gaps.end)
+    unknown = np.where(gaps.call == _NOTHING, NEVER, -1)
+    begun, left = (np.where(gaps.call >= 0, one, unknown) for one in (begun, left))
+    held = np.isin(gaps.kind, (words.COPY_IN, words.COPY_OUT))
+    which, until = late(gaps.start, gaps.end, begun, left, held)
     start, end = np.maximum(gaps.start, from_ns), np.minimum(until, until_ns)
-    keep = late & (gaps.end - gaps.start > GAP_NS) & (end > start)
+    keep = which & (end > start)
     start, end = start[keep], end[keep]
     sync = host.sync.within(start, end)
     alloc = np.minimum(host.alloc.within(start, end), end - start - sync)

@@ -49,6 +49,8 @@ def laid(gathered: Gathered, document: Document, source: Source) -> NodeTables:
     low = _lowest(gathered)
     wall_ns = wall_minus_origin_ns(document, gathered.origin_us)
     calls, marks = _calls(gathered, low), _marks(gathered, low)
+    for stretches in (*gathered.busy_host.values(), *gathered.operators.values()):
+        stretches.shift(-low)
     heap.trim()
     devices = list(_devices(gathered, calls, low))
     calls = replace(calls, link=_NONE)  # they have served
@@ -59,7 +61,7 @@ def laid(gathered: Gathered, document: Document, source: Source) -> NodeTables:
     )  # fmt: skip
     processes: list[_Device | None] = [*devices] or [None]
     for place, device in enumerate(processes):
-        _lay_process(node, gathered, told, calls, marks, low, device, place)
+        _lay_process(node, gathered, told, calls, marks, device, place)
     if len(devices) > 1:
         account.notes.append(f"{len(devices)} devices in it: each is shown as a process of its own")
     if told.rank is None:
@@ -147,7 +149,7 @@ def _first_pid(threads: list[object]) -> int:
 
 
 def _lay_process(
-    node: NodeTables, gathered: Gathered, told: Who, calls: Calls, marks: Marks, low: int,
+    node: NodeTables, gathered: Gathered, told: Who, calls: Calls, marks: Marks,
     device: _Device | None, place: int,
 ) -> None:  # fmt: skip
     """Lay one process: its rank, steps, waits, and what its device did."""
@@ -165,19 +167,18 @@ def _lay_process(
     node.rank(pid, told.rank if not place else None, told.world_size, id_)
     own_calls = _of_threads(calls, mine)
     own_marks = marks.of_threads(mine)
-    found = _steps(own_marks, device, account, gathered, mine, low)
+    found = _steps(own_marks, device, account, gathered, mine)
     node.spans(pid, layout.STEP, found.start, found.end, found.number, 2, -1, -1)
     if not place:
         account.read["steps"] += found.start.size
     copies = blocking_copies(device.work, calls, own_calls) if device else None
     launches = counts(own_calls.thread, len(keys))
     work = [
-        (start - low, end - low)
-        for number, (start, end) in _covered(gathered, mine)
+        pair for number, pair in _covered(gathered, mine)
         if device is None or launches[number]
-    ]
+    ]  # fmt: skip
     hosted = Hosted(own_calls, own_marks, copies, work)
-    lay_host(node, pid, hosted, _operators(gathered, mine, low), account)
+    lay_host(node, pid, hosted, _operators(gathered, mine), account)
     if device is not None:
         _lay_device(node, pid, id_, device, calls, hosted, found, told, gathered)
 
@@ -203,18 +204,13 @@ def _covered(gathered: Gathered, mine: np.ndarray) -> Iterator[tuple[int, tuple[
             yield number, stretches.done()
 
 
-def _operators(gathered: Gathered, mine: np.ndarray, low: int) -> dict[int, tuple[Int, Int]]:
-    found = {}
-    for number, stretches in gathered.operators.items():
-        if mine[number]:
-            start, end = stretches.done()
-            found[number] = (start - low, end - low)
-    return found
+def _operators(gathered: Gathered, mine: np.ndarray) -> dict[int, tuple[Int, Int]]:
+    every = gathered.operators.items()
+    return {number: stretches.done() for number, stretches in every if mine[number]}
 
 
 def _steps(
-    marks: Marks, device: _Device | None, account: Account, gathered: Gathered, mine: np.ndarray,
-    low: int,
+    marks: Marks, device: _Device | None, account: Account, gathered: Gathered, mine: np.ndarray
 ) -> steps.Steps:  # fmt: skip
     """The steps of a process. Raises CannotImportError where nothing says when it worked."""
     which = marks.kind == words.STEP
@@ -228,8 +224,8 @@ def _steps(
     covered = [pair for _, pair in _covered(gathered, mine) if pair[0].size]
     if not covered:
         raise CannotImportError("neither steps nor work of a device or of operators in it")
-    first = min(int(start[0]) for start, _ in covered) - low
-    last = max(int(end[-1]) for _, end in covered) - low
+    first = min(int(start[0]) for start, _ in covered)
+    last = max(int(end[-1]) for _, end in covered)
     return steps.inferred(first, last, optimizers, account)
 
 

@@ -17,10 +17,13 @@ processes are numbered in the order of files and devices. Steps are NVTX ranges 
 iteration, with a number or without; else they go from the end of one optimizer step to the next;
 else they are a range that repeats and covers half of the time; else the whole profile is one
 step, from the first to the last activity of the device. Ranges named after a data loader on a
-thread that launches kernels are waits for data. A gap is the host's (starved) when the call that
-launched what comes after it returned only after the gap had begun: until then nothing was in the
-queue. NCCL and RCCL kernels are collective operations; those of several ranks are one operation
-when they overlap in time, in one order, in four of five cases at least.
+thread that launches kernels are waits for data. A gap of more than 1 µs is the host's (starved)
+when the call that launched what comes after it returned only after the gap had begun, and until it
+returned: nothing was in the queue until then. One rule decides that in all traces of kernels
+(`importers/device_gaps`); a copy between host and device, whose call returns only after it, was
+launched too late when that call began only after the gap had. NCCL and RCCL kernels are collective
+operations; those of several ranks are one operation when they overlap in time, in one order, in
+four of five cases at least.
 
 ## Where it is blind
 

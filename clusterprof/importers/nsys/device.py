@@ -15,7 +15,7 @@ ROWS_AT_MOST = 12_000_000
 """Of device activities in one file: about 1.5 GB of memory."""
 TID_BITS, PID_MASK = 24, 0xFFFFFF
 KERNEL, COPY, FILL, GRAPH = range(4)
-HOST_TO_DEVICE = 1
+HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 _TABLES = (
     ("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL, "kernels", "shortName"),
     ("CUPTI_ACTIVITY_KIND_MEMCPY", COPY, "copies", "copyKind"),

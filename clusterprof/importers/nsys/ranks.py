@@ -14,11 +14,14 @@ from clusterprof.importers.device_gaps import (
     exposed,
     gaps,
     inside,
-    starved,
+    late,
     union,
     without,
 )
 from clusterprof.importers.nsys.device import (
+    COPY,
+    DEVICE_TO_HOST,
+    HOST_TO_DEVICE,
     KERNEL,
     Activities,
     Calls,
@@ -110,10 +113,8 @@ def _part(
     from_ns, until_ns = int(mine.start_ns.min()), int(mine.end_ns.max())
     waits = _together([threads[tid].waits() for tid in own])
     order = np.argsort(mine.start_ns, kind="stable")
-    ended = np.where(known, calls.end_ns[launched] if calls.end_ns.size else -1, -1)
-    idle = gaps(busy, from_ns, until_ns)
-    dry = starved(idle, mine.start_ns[order], ended[order])
-    hungry = without((idle[0][dry], idle[1][dry]), waits)
+    dry = _dry(gaps(busy, from_ns, until_ns), mine, order, launched, calls)
+    hungry = without(dry, waits)
     copying, sizes = copies_from_host(mine, launched, calls)
     calls_now = calls.of(np.flatnonzero(np.isin(calls.thread, launching)))
     return RankPart(
@@ -122,6 +123,21 @@ def _part(
         waits, [loading[tid] for tid in own if tid in loading], _of_kind(calls_now, SYNC_CALL),
         (calls.start_ns[copying], calls.end_ns[copying], sizes), _operations(mine),
     )  # fmt: skip
+
+
+def _dry(idle: Intervals, mine: Activities, order: Int, launched: Int, calls: Calls) -> Intervals:
+    """Return when a device had been given nothing to do; `order`: of its activities by start."""
+    begins = mine.start_ns[order]
+    place = np.minimum(begins.searchsorted(idle[1], side="left"), begins.size - 1)
+    row = order[place]  # of the activity that ends the gap
+    call = np.where(begins[place] == idle[1], launched[row], -1)
+    begun, left = (
+        np.where(call >= 0, one[call] if one.size else -1, -1)
+        for one in (calls.start_ns, calls.end_ns)
+    )
+    held = (mine.kind[row] == COPY) & np.isin(mine.what[row], (HOST_TO_DEVICE, DEVICE_TO_HOST))
+    which, until = late(*idle, begun, left, held)
+    return idle[0][which], until[which]
 
 
 def _host_work(
