@@ -1,6 +1,6 @@
 """How many dataloader workers the culprits have, beside the others: said with the number.
 
-loader.workers_count 1 (dataloader workers of the rank; of the other rank 4)
+loader.workers_count 1 (of the rank; the other rank has 4)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def others_told(culprits: Sequence[Culprit], nodes: Sequence[NodeResult]) -> str
     low, high = min(counts), max(counts)
     amount = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     whose = "the other rank" if len(counts) == 1 else f"each of the other {len(counts):,} ranks"
-    return f"of {whose} {amount}"
+    return f"{whose} has {amount}"
 
 
 def _caused(one: Culprit) -> int:

@@ -46,10 +46,10 @@ def noted(*workers: int | None, also: tuple[Culprit, ...] = ()) -> str:
 
 
 def test_workers_of_the_others_stand_beside() -> None:
-    assert noted(4, 1) == "of the rank; of the other rank 4"
-    assert noted(4, 1, 4, 4) == "of the rank; of each of the other 3 ranks 4"
-    assert noted(4, 1, 2) == "of the rank; of each of the other 2 ranks 2 to 4"
-    assert noted(4, 1, 2, also=(guilty(2, 8),)) == "of the rank; of the other rank 4"
+    assert noted(4, 1) == "of the rank; the other rank has 4"
+    assert noted(4, 1, 4, 4) == "of the rank; each of the other 3 ranks has 4"
+    assert noted(4, 1, 2) == "of the rank; each of the other 2 ranks has 2 to 4"
+    assert noted(4, 1, 2, also=(guilty(2, 8),)) == "of the rank; the other rank has 4"
     assert noted(None, 1) == "of the rank"  # unknown is not zero
 
 

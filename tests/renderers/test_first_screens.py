@@ -78,7 +78,7 @@ def preparing() -> Report:
         cause, 40 * S, 0.2, 40 * S, 0.98, "A", False, False,
         (Culprit("node-a", 0, "GPU-0f3c", "worker pid 9", 40 * S, None, None, 40 * S),),
         (Evidence("worker.on_cpu_ratio", 0.9, "ratio", "of the waits"),
-         Evidence("loader.workers_count", 1.0, "count", "of the rank; of the other rank 1")),
+         Evidence("loader.workers_count", 1.0, "count", "of the rank; the other rank has 1")),
         advice=(Advice("On rank 0: move transforms to the accelerator", "", "nvidia.dali", "", "",
                        "", "prepare-on-gpu", effort="code"),),
         withheld=(NO_WORKERS,),
@@ -112,7 +112,7 @@ PREPARING = """\
  WHO    node-a rank 0 (worker pid 9): 400.0 ms lost to it in a step, the other
         rank nothing
  SEEN   worker.on_cpu_ratio 90.0 % (of the waits); loader.workers_count 1 (of
-        the rank; of the other rank 1)
+        the rank; the other rank has 1)
  NEXT   On rank 0: move transforms to the accelerator. More workers are not
         advised: 2 ranks share 2 CPUs, and 1 worker fills its part.
         Change: nvidia.dali

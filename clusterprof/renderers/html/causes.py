@@ -51,7 +51,7 @@ def _card(number: int, finding: Finding, report: Report, name: str) -> Markup:
         bar([(colour, finding.lost_ns)], whole or 1, f"{part} of the time", _WIDTH),
         tag(
             "span",
-            sure.certainty(finding),
+            f"{sure.certainty(finding)} sure",
             class_="sure",
             title=f"how certain the cause is: {certain(finding)}",
         ),
