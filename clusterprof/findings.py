@@ -16,6 +16,7 @@ from typing import Literal
 from clusterprof.advice import Advice
 from clusterprof.beside import Beside
 from clusterprof.history import History
+from clusterprof.lasting import Persistence, Since
 from clusterprof.likeness import Likeness
 from clusterprof.stepstats import StepStats
 from clusterprof.underfill import Underfill
@@ -76,25 +77,6 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True)
-class Persistence:
-    """How the ranks that others waited for change over the run (docs/design.md, section 12)."""
-
-    kind: Literal["steady", "transient", "wandering"]
-    """The same culprits all the time; one stretch of the run only; culprits that change."""
-    from_ns: int
-    """Run time at which the stretches that hold most of the waiting begin, and end."""
-    to_ns: int
-    stretches: int
-    """How many stretches of the run hold nine tenths of the waiting."""
-    seen: int
-    """How many stretches of the run had operations."""
-    culprits: int
-    """How many ranks came first in at least one of `stretches`."""
-    most: int
-    """In how many of `stretches` the chief culprits had their part."""
-
-
-@dataclass(frozen=True, slots=True)
 class Tail:
     """The slow steps of a job, and who set them."""
 
@@ -142,6 +124,12 @@ class Finding:
     """What to do, the best first; empty when the evidence speaks for nothing."""
     compared: Beside | None = None
     """What tells the culprits from the others; None where that was not measured on both."""
+    withheld: tuple[str, ...] = ()
+    """What a reader may expect to be advised, and why it is not: sentences without a full stop."""
+    more_why: str = ""
+    """Why `recoverable_ns` is more than `lost_ns`; "" where it is not."""
+    since: Since | None = None
+    """When it began; None where it was there from the start, came and went, or is not known."""
 
 
 @dataclass(frozen=True, slots=True)

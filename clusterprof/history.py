@@ -82,3 +82,6 @@ class History:
     """Reason when there is nothing, or a part is missing."""
     begin_ns: int = 0
     """Run time at which the first stretch begins: 0, but for a part of a run."""
+    ended: tuple[tuple[int, int], ...] = ()
+    """(place in `Report.ranks`, run time) of ranks that took no more steps while others of their
+    job went on: what is lost from then on is lost by fewer ranks, and no change of any."""

@@ -18,11 +18,11 @@ from clusterprof.findings import (
     JobFacts,
     Metric,
     NodeFacts,
-    Persistence,
     RankLedger,
     Report,
     Tail,
 )
+from clusterprof.lasting import Persistence
 
 S = 1_000_000_000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -82,7 +83,9 @@ def gate(
         more, before = (runs.reports_of(paths, settings, jobs) for paths in (repeat, baseline))
         verdict = judge(report, rules, policy, more, before)
         form = "one-line" if one_line else chosen
-        common.write_result(gate_outputs.written(form, verdict, report), output)
+        width = common.columns() if output is None and common.is_terminal(sys.stdout) else 0
+        text = gate_outputs.written(form, verdict, report, width)
+        common.write_result(text + gate_outputs.what_next(form, verdict, run), output)
         files = {"junit": junit, "markdown": markdown, "gitlab-metrics": gitlab_metrics}
         gate_outputs.write_files(files, verdict, report, github)
     raise typer.Exit(verdict.exit_code)

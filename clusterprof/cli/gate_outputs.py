@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 
 
-def written(form: str, verdict: Verdict, report: Report) -> str:
-    """Return a verdict in one of its forms."""
+def written(form: str, verdict: Verdict, report: Report, width: int = 0) -> str:
+    """Return a verdict in one of its forms; text for a terminal of `width` columns (0 = none)."""
     from clusterprof.verdicts import gitlab, json_, junit, markdown, text
 
     if form == "json":
@@ -32,7 +33,17 @@ def written(form: str, verdict: Verdict, report: Report) -> str:
         return gitlab.metrics(report, verdict)
     if form == "one-line":
         return text.one_line(verdict, report) + "\n"
-    return text.plain(verdict)
+    return text.plain(verdict, width)
+
+
+def what_next(form: str, verdict: Verdict, run: Sequence[Path]) -> str:
+    """Say below a failed gate where the reasons stand; "" of a stored report, which has them."""
+    if form != "plain" or verdict.outcome != "fail" or not all(path.is_dir() for path in run):
+        return ""
+    from clusterprof.renderers.text_safety import safe_text
+
+    named = " ".join(shlex.quote(str(path)) for path in run)
+    return f"Why, and what to do: clusterprof analyze {safe_text(named, 400)}\n"
 
 
 def write_files(

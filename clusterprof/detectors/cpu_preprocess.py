@@ -97,7 +97,7 @@ def _workers(rank: Rank) -> list[Evidence]:
     if _no_process_seen(rank):
         return []
     count = float(len(rank.workers))
-    return [Evidence("loader.workers_count", count, "count", "dataloader workers of the rank")]
+    return [Evidence("loader.workers_count", count, "count", "of the rank")]
 
 
 def _cpus(rank: Rank) -> list[Evidence]:

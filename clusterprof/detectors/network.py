@@ -25,8 +25,14 @@ AT_RATE = Cause(
 AT_PACE = Cause(
     TRANSFER.id,
     TRANSFER.family,
-    "The data were on their way, at their usual pace",
+    "The data were on their way, each time about as long",
     TRANSFER.advice,
+)
+AT_SLOW_PACE = Cause(
+    TRANSFER.id,
+    TRANSFER.family,
+    "Data move slowly between all ranks, each time alike",
+    "Find out which path they take, and what it gives by itself",
 )
 BEYOND = Cause(
     TRANSFER.id,
@@ -159,7 +165,9 @@ the nodes closer together; where the receiver's window is full, raise `tcp_rmem`
 ## Where it is blind
 
 A network that is slow all the time looks as if it could not be faster, unless the rate of its links
-is known. A transfer that overlaps with waiting counts as waiting.
+is known, or the ranks are in one node: there less than 256 MiB/s, a quarter of what sockets give,
+is called slow where operations are of a mebibyte or more. A transfer that overlaps with waiting
+counts as waiting.
 """,
     LINK: f"""
 ## What it sees

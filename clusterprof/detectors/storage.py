@@ -42,6 +42,7 @@ PART_FROM_RATIO = 0.2
 """A smaller part of the requests' time stays with the largest one."""
 FETCHED = (signals.NFS_READ_BYTES, signals.LUSTRE_FETCHED_BYTES, signals.CIFS_READ_BYTES)
 """Bytes that came from file servers."""
+READ_SIZE_NOTE = "a read asked for on average"
 _READING = "reading"  # name in `Lost.shared`
 
 
@@ -196,11 +197,26 @@ def read_latency(rank: Rank, lost: Lost, share: Float, kind: str, mount: str) ->
     reads = grown(rank, signals.NFS_OPS.name, f"{mount}:READ", lost, share)
     ns = grown(rank, signals.NFS_EXECUTE.name, f"{mount}:READ", lost, share)
     note = "a read took from request to result"
-    return (
-        [Evidence("nfs.read_latency_ns", ns / reads, "ns", note)]
-        if reads and ns is not None
-        else []
-    )
+    if not reads or ns is None:
+        return []
+    found = [Evidence("nfs.read_latency_ns", ns / reads, "ns", note)]
+    read_bytes = grown(rank, signals.NFS_READ_BYTES.name, mount, lost, share)
+    if read_bytes:
+        found.append(Evidence("nfs.read_size_bytes", read_bytes / reads, "bytes", READ_SIZE_NOTE))
+        found += reads_counted("nfs", reads, lost, share)
+    return found
+
+
+def reads_counted(kind: str, reads: float, lost: Lost, share: Float) -> list[Evidence]:
+    """Return how many reads there were during the claimed pieces, in all and in a second."""
+    length_ns = float(np.sum((lost.end_ns - lost.start_ns)[share > 0]))
+    found = [Evidence(f"{kind}.reads_total", reads, "count", "reads during those waits")]
+    if length_ns > 0:
+        note = "reads in a second of those waits"
+        found.append(
+            Evidence(f"{kind}.reads_per_second_count", reads / length_ns * 1e9, "count", note)
+        )
+    return found
 
 
 def _devices(rank: Rank, signal: Signal) -> list[str]:

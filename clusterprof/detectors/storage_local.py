@@ -45,7 +45,7 @@ import numpy as np
 
 from clusterprof import signals
 from clusterprof.detectors.base import Claims, busiest, grown, mean_over, waited
-from clusterprof.detectors.storage import reading_of
+from clusterprof.detectors.storage import READ_SIZE_NOTE, reading_of, reads_counted
 from clusterprof.findings import Cause, Evidence, Grade
 from clusterprof.timeline.disks import under
 from clusterprof.timeline.model import Feeding, Float, Lost, Rank
@@ -90,29 +90,30 @@ class StorageLocal:
         grade: Grade = "B"
         if read_bytes > 0:
             grade = "A"
-            evidence.append(
-                Evidence(
-                    "disk.read_bytes_total",
-                    read_bytes,
-                    "bytes",
-                    "read from the disk during those waits",
-                )
-            )
+            note = "read from the disk during those waits"
+            total = Evidence("disk.read_bytes_total", read_bytes, "bytes", note)
+            # How large reads are decides what helps: it stands before how much was read.
+            evidence += [*_size(rank, disk, lost, share, read_bytes), total]
             evidence += _how(rank, disk, lost, share)
             below = under(rank.chunk, disk)
             disk = f"{disk} ({', '.join(below)})" if below else disk
         return Claims(share, grade, tuple(evidence), disk)
 
 
+def _size(rank: Rank, disk: str, lost: Lost, share: Float, read_bytes: float) -> Iterator[Evidence]:
+    reads = grown(rank, signals.DISK_READS.name, disk, lost, share)
+    if reads:
+        yield Evidence("disk.read_size_bytes", read_bytes / reads, "bytes", READ_SIZE_NOTE)
+
+
 def _how(rank: Rank, disk: str, lost: Lost, share: Float) -> Iterator[Evidence]:
     """How long, how large and how many the disk's requests were."""
     reads = grown(rank, signals.DISK_READS.name, disk, lost, share)
     time_ns = grown(rank, signals.DISK_READ_TIME.name, disk, lost, share)
-    read_bytes = grown(rank, signals.DISK_READ_BYTES.name, disk, lost, share)
     if reads and time_ns is not None:
         yield Evidence("disk.read_latency_ns", time_ns / reads, "ns", "a read took on average")
-    if reads and read_bytes:
-        yield Evidence("disk.read_size_bytes", read_bytes / reads, "bytes", "a read asked for")
+    if reads:
+        yield from reads_counted("disk", reads, lost, share)
     length_ns = float(np.sum((lost.end_ns - lost.start_ns)[share > 0]))
     busy_ns = grown(rank, signals.DISK_BUSY.name, disk, lost, share)
     queue_ns = grown(rank, signals.DISK_QUEUE.name, disk, lost, share)

@@ -12,8 +12,9 @@ from clusterprof.detectors.peers import PEER_CAUSES
 from clusterprof.detectors.registry import DETECTORS
 from clusterprof.engine.node import NodeResult
 from clusterprof.engine.setups import NodeSetup, RankSetup, launcher_of
+from clusterprof.engine.workers import with_workers
 from clusterprof.findings import Evidence, Finding, Report
-from clusterprof.remedies.registry import advise
+from clusterprof.remedies.registry import advise, withheld
 from clusterprof.remedies.scene import Machine, Scene, Setup
 from clusterprof.underfill import RankFill
 
@@ -32,10 +33,11 @@ _Ranked = tuple[NodeResult, RankBooks]
 def with_advice(report: Report, nodes: Sequence[NodeResult]) -> Report:
     """Return the report with the advice of each finding."""
     ranked = [(node, one) for node in nodes for one in node.books]
-    found = tuple(
-        replace(one, advice=advise(scene_of(one, report, nodes, ranked))) for one in report.findings
-    )
-    return replace(report, findings=found)
+    found = []
+    for one in with_workers(report.findings, nodes):
+        scene = scene_of(one, report, nodes, ranked)
+        found.append(replace(one, advice=advise(scene), withheld=withheld(scene)))
+    return replace(report, findings=tuple(found))
 
 
 def scene_of(

@@ -13,6 +13,7 @@ from clusterprof.attribution.over_time import IN_STEP, MAYBE, PEERS, PERHAPS, Ra
 from clusterprof.attribution.stretch_table import FINEST_NS
 from clusterprof.engine.aligned import Alignment
 from clusterprof.engine.caused import doings_of, names_of
+from clusterprof.engine.ended import ended_early
 from clusterprof.engine.history_rows import Rows, laid_on, lost_by_stretch
 from clusterprof.engine.node import NodeResult
 from clusterprof.engine.peers import Across
@@ -78,6 +79,7 @@ def _built(
         _rank(at, books[at], table, own[at], at_ns, (every, start_ns, reader))
         for at, table in enumerate(tables)
     )
+    ended = ended_early(ranks, books, first * length, length, every)
     told = _Told(pairs, clock, start_ns, reader)
     whys = [one.times.why for one in books if one.times is not None and one.times.why]
     apart = len(across.nodes) > 1 and across.clock_bound_ns is None and _on_walls(clock)
@@ -91,6 +93,7 @@ def _built(
         step_every=every,
         why_missing=max(whys, default=_WALLS if apart else ""),
         begin_ns=first * length,
+        ended=ended,
     )
 
 

@@ -20,6 +20,7 @@ from clusterprof.engine.given import Given, given
 from clusterprof.engine.history import history_of
 from clusterprof.engine.limits import bound
 from clusterprof.engine.node import NodeResult, analyse_node
+from clusterprof.engine.onset import with_onsets
 from clusterprof.engine.part import WHOLE_RUN, PartOfRun, checked, windows_of
 from clusterprof.engine.peers import Across, across_ranks
 from clusterprof.engine.progress import Stand, Tell
@@ -138,7 +139,7 @@ def _analysed(found: Given, asked: _Asked) -> Analysed:
         happened = history_of(across, place, not part.whole) if history else None
     report = build_report(asked.title, across, sources.left_out, asked.facts)
     notes = (*report.notes, *found.notes, *notes_of(*dumps_of(folders)))
-    report = checked(replace(report, notes=notes, history=happened), part)
+    report = with_onsets(checked(replace(report, notes=notes, history=happened), part))
     return Analysed(report, tuple(folders), across)
 
 

@@ -22,8 +22,8 @@ from clusterprof.attribution.net_signs import (
 from clusterprof.attribution.net_split import Share, Split, loosest, split, standing_out
 from clusterprof.attribution.partial import Partial
 from clusterprof.beside import Beside
-from clusterprof.detectors.network import AT_PACE, AT_RATE, BEYOND, PATH
-from clusterprof.engine.moved import moved
+from clusterprof.detectors.network import AT_PACE, AT_RATE, AT_SLOW_PACE, BEYOND, PATH
+from clusterprof.engine.moved import FLOW, moved, slow_within
 from clusterprof.engine.node import NodeResult
 from clusterprof.findings import Cause, Culprit, Evidence, Finding
 from clusterprof.timeline.operations import Operations
@@ -105,13 +105,15 @@ class NetworkTimes:
         in_step_ns = sum(one.ledger.in_step_ns for node in self._nodes for one in node.books)
         shares = list(found.shares.items())
         told, culprits = _transfer_evidence(found, links, in_step_ns), _far(links)
-        told = (*moved(self._transfers, links), *told)
+        flow = moved(self._transfers, links, steps=_steps(self._nodes))
+        told = (*flow, *told)
         stand_out = {cause: _standing_out(share, links, loose) for cause, share in shares}
         crossed = moved(self._transfers, links, between_nodes=True)
+        crossed = tuple(one for one in crossed if one.name in FLOW)
         return NetworkTold(
             found.shares,
             [_asked(links[number]) for number in self._transfers.node.tolist()],
-            _worded(found),
+            _worded(found, flow),
             {TRANSFER: culprits, **{cause: one[0] for cause, one in stand_out.items()}},
             {TRANSFER: told, **{c: _with_moved(_evidence(s.signs), crossed) for c, s in shares}},
             {cause: one[1] for cause, one in stand_out.items()},
@@ -152,13 +154,21 @@ def _asked(links: NodeLinks) -> Partial:
     return Partial(asked=asked, missing=missing)
 
 
-def _worded(found: Split) -> dict[str, Cause]:
+def _steps(nodes: Sequence[NodeResult]) -> float:
+    """How many steps a rank took, in the mean."""
+    steps = [one.ledger.steps for node in nodes for one in node.books]
+    return sum(steps) / len(steps) if steps else 0.0
+
+
+def _worded(found: Split, flow: Sequence[Evidence]) -> dict[str, Cause]:
     judged = found.expected_ns + found.beyond_ns
     if not judged:
         return {}
     if found.beyond_ns > _MUCH_RATIO * judged:
         return {TRANSFER: BEYOND}
-    return {TRANSFER: AT_RATE if found.by_rate else AT_PACE}
+    if found.by_rate:
+        return {TRANSFER: AT_RATE}
+    return {TRANSFER: AT_SLOW_PACE if slow_within(flow) else AT_PACE}
 
 
 def _transfer_evidence(
@@ -166,7 +176,7 @@ def _transfer_evidence(
 ) -> tuple[Evidence, ...]:
     out = []
     if found.expected_ns + found.beyond_ns and in_step_ns:
-        how = "at the rate of the links" if found.by_rate else "when they go well"
+        how = "at the rate of the links" if found.by_rate else "as fast as the fastest tenth"
         part = found.expected_ns / in_step_ns
         note = f"of the time in steps: what these transfers take {how}"
         out.append(Evidence("network.expected_ratio", part, "ratio", note))

@@ -19,6 +19,7 @@ from clusterprof.engine.job import job_facts
 from clusterprof.engine.likeness import likeness_of
 from clusterprof.engine.metrics import metrics_of
 from clusterprof.engine.peers import Across
+from clusterprof.engine.reads import with_reads
 from clusterprof.engine.step_stats import step_stats
 from clusterprof.engine.underfill import underfill_of
 from clusterprof.engine.wins import with_wins
@@ -53,6 +54,7 @@ def build_report(
     outside = _added(one.outside_buckets for one in ledgers)
     found = findings_of(books, doings, witness, sums["in_step_ns"], sums["window_ns"])
     found = with_besides(with_work(_with_hangs(across, found), ledgers, books), books)
+    found = tuple(with_reads(found, books))
     underfill = underfill_of(books)
     job = job_facts(nodes, across.clock_bound_ns, across.clock_reason)
     worth = worth_of(books, across, found, site or {})

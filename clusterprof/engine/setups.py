@@ -35,6 +35,8 @@ class RankSetup:
     cpus: frozenset[int] = frozenset()
     """What it and its workers may run on; empty = unknown."""
     cores: int | None = None
+    workers: int | None = None
+    """Of its loader, by its settings, else the processes that loaded for it at the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class _Seen:
     loaders: dict[int, Loader] = field(default_factory=dict)  # the latest, by its workers
     cpus: frozenset[int] = frozenset()
     cores: int | None = None
+    most_workers: int = 0
 
 
 class Setups:
@@ -108,6 +111,7 @@ class Setups:
             for one in chunk.processes.values()
             if one.parent_pid == process.pid and is_loader(one)
         ]
+        seen.most_workers = max(seen.most_workers, len(workers_of))
         allowed = allowed_to([process, *workers_of], cpus)
         if allowed:
             seen.cpus, seen.cores = allowed, cpus.cores_among(allowed)
@@ -201,7 +205,8 @@ def _setup(seen: _Seen) -> RankSetup:
         loader = seen.loaders.get(waited[0][0])
     else:
         loader = seen.loaders[max(seen.loaders)] if seen.loaders else None
-    return RankSetup(loader, seen.cpus, seen.cores)
+    workers = loader.workers if loader is not None else seen.most_workers or None
+    return RankSetup(loader, seen.cpus, seen.cores, workers)
 
 
 def _told(flag: int) -> bool | None:

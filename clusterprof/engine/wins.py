@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from clusterprof.attribution.blame import IMBALANCE, SLOW_COMPUTE
+from clusterprof.engine.besides import CHIEF_RATIO
 from clusterprof.engine.gained import STRUCTURE, UNSEEN
 from clusterprof.engine.worth import AT_MOST, OUTSIDE
 from clusterprof.findings import Culprit, Finding
@@ -19,6 +21,10 @@ from clusterprof.worth import CauseWorth, Worth
 
 _NO_ANSWER = (STRUCTURE, UNSEEN, OUTSIDE, AT_MOST)
 """Reasons that lie in the cause: no other way of counting knows better."""
+
+
+MORE_RATIO = 1.02
+"""Of what was lost: a gain that is larger by less needs no words."""
 
 
 def with_wins(findings: Sequence[Finding], worth: Worth) -> tuple[Finding, ...]:
@@ -33,7 +39,26 @@ def _with_wins(finding: Finding, said: CauseWorth, gpus: int) -> Finding:
         return replace(finding, recoverable_ns=None) if said.why_missing in _NO_ANSWER else finding
     won_ns = max(said.saved_ns, 0) * gpus
     culprits = tuple(_at_most(one, won_ns, len(finding.culprits)) for one in finding.culprits)
-    return replace(finding, recoverable_ns=won_ns, culprits=culprits)
+    more = _more(finding, gpus) if won_ns > MORE_RATIO * finding.lost_ns else ""
+    return replace(finding, recoverable_ns=won_ns, culprits=culprits, more_why=more)
+
+
+def _more(finding: Finding, gpus: int) -> str:
+    """Say what is won besides what was lost: the sooner end counts for every device."""
+    if finding.cause.id in (SLOW_COMPUTE, IMBALANCE) and finding.culprits:
+        rank = finding.culprits[0].rank
+        alone = len(finding.culprits) == 1 or _caused(finding, 1) < CHIEF_RATIO * _caused(
+            finding, 0
+        )
+        if rank is not None and alone:
+            return f"rank {rank} itself is done sooner, too"
+        return "the late ranks themselves are done sooner, too"
+    return f"all {gpus:,} devices are done sooner, whatever they lost" if gpus > 1 else ""
+
+
+def _caused(finding: Finding, at: int) -> int:
+    one = finding.culprits[at]
+    return (one.own_ns or 0) + (one.others_ns or 0)
 
 
 def _at_most(one: Culprit, won_ns: int, count: int) -> Culprit:

@@ -17,7 +17,8 @@ from clusterprof.attribution.families import CAUSES
 from clusterprof.attribution.ledger import RankBooks
 from clusterprof.engine.metrics import quantile
 from clusterprof.engine.node import NodeResult
-from clusterprof.findings import Persistence, Tail
+from clusterprof.findings import Tail
+from clusterprof.lasting import Persistence
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
 

@@ -78,7 +78,7 @@ def _order(a: Likeness, b: Likeness) -> list[Unlike]:
     ahead_s = (b.started_at_ns - a.started_at_ns) / 1e9
     if ahead_s <= 0:
         return []
-    text = f"the baseline was recorded {_long(ahead_s)} after the candidate: are they swapped?"
+    text = f"the baseline was recorded {_long(ahead_s)} after this run: are the two swapped?"
     return [Unlike("order", text, True)]
 
 

@@ -29,6 +29,8 @@ class Rule:
     words: str
     """Goes after "Left out when"."""
     holds: Callable[[Scene], bool]
+    why: Callable[[Scene], str] | None = None
+    """Says with the numbers of a run why it holds; None where a reader need not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Remedy(Protocol):
     def seen(self) -> tuple[str, ...]: ...
     @property
     def effort(self) -> Effort: ...
+    @property
+    def missed(self) -> str: ...
 
     def advise(self, scene: Scene) -> Advice | None:
         """Return what to do in this run; None when a rule cancels it."""
@@ -93,6 +97,9 @@ class Mend:
     """Evidence that changes when it worked, for the page and the check, besides the lost time."""
     unless: tuple[Rule, ...] = ()
     diagnose: bool = False
+    missed: str = ""
+    """What is said where a reader may expect it and a rule cancels it: "More workers are not
+    advised"."""
     place: Literal["rank", "node", "job"] = "rank"
     """Whom it is for: those who caused it, whoever runs their node, or everybody."""
     effort: Effort = field(kw_only=True)

@@ -147,6 +147,7 @@ REMEDIES = (
         worse="each worker needs memory for its copy of the data set and the batches it holds",
         unless=(WORKERS_UNKNOWN, WORKERS_FILL_CPUS, QUOTA_USED_UP, CPUS_CONTENDED, MEMORY_SHORT,
                 WORKERS_IDLE),
+        missed="More workers are not advised",
         effort="setting",
     ),
     Mend(

@@ -1,4 +1,4 @@
-"""What to do about the paths that data take between ranks, and about sending less."""
+"""What to do about the paths that data take between ranks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import shlex
 
 from clusterprof.remedies.base import Filled, Mend, Rule
 from clusterprof.remedies.commands import run
-from clusterprof.remedies.rules import without
 from clusterprof.remedies.scene import Scene
 
 _LOSS = "half of a link's rate lost costs a collective up to 57 % (arXiv 2606.01680)"
-_LONG_TRIP_NS = 1e6
 _FASTER = re.compile(r"carried the traffic, (\S+) was idle and is faster")
 _UNUSED = re.compile(r"RDMA port without traffic, while TCP carried the job's: (\S+) of ")
 
@@ -70,66 +68,6 @@ def _rails(scene: Scene) -> Filled:
     )
 
 
-def _overlap(scene: Scene) -> Filled:
-    return Filled(
-        run("DistributedDataParallel(model, bucket_cap_mb=100)")
-        + " in the place of 25, FSDP with forward_prefetch=True; gradients in bfloat16"
-        " (ddp_comm_hooks.bf16_compress_hook)"
-    )
-
-
-def _accumulate(scene: Scene) -> Filled:
-    return Filled(f"{run('with model.no_sync():')} for all micro-batches of a step but the last")
-
-
-def _window(scene: Scene) -> Filled:
-    return Filled(
-        run('sysctl -w net.core.rmem_max=268435456 net.ipv4.tcp_rmem="4096 131072 268435456"')
-        + f" on both nodes; {run('export NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4')}"
-    )
-
-
-def _counters(scene: Scene) -> Filled:
-    holes = "; ".join(f"{what}: {remedy}" for what, remedy in scene.holes[:2])
-    return Filled(
-        holes
-        or "clusterprof doctor says which counters of links are not read; ask whoever runs"
-        " the switches for the same times",
-        what="Record the counters that would name the reason",
-    )
-
-
-def _larger_messages(scene: Scene) -> Filled:
-    return Filled(
-        run("DistributedDataParallel(model, bucket_cap_mb=100)")
-        + " in the place of 25; nodes nearer to each other"
-    )
-
-
-def _ratio(scene: Scene, name: str) -> float:
-    return scene.value(name) or 0.0
-
-
-_MOSTLY_BEYOND = Rule(
-    "mostly-beyond",
-    "most of it is beyond what the transfers need: then a fault comes first",
-    lambda s: _ratio(s, "network.beyond_ratio") > _ratio(s, "network.expected_ratio"),
-)
-_LITTLE_BEYOND = Rule(
-    "little-beyond",
-    "no more than a tenth of it is beyond what these transfers need",
-    lambda s: _ratio(s, "network.beyond_ratio") <= 0.1 * s.finding.share_ratio,
-)
-SMALL_SHARE = Rule(
-    "small-share",
-    "it is less than a twentieth of the time in steps: data must be on their way for some time",
-    lambda s: s.finding.share_ratio < 0.05,
-)
-SHORT_TRIP = Rule(
-    "short-round-trip",
-    "the shortest round trip is below a millisecond, or not known",
-    lambda s: (trip := s.number("min_rtt_ns")) is None or trip.value < _LONG_TRIP_NS,
-)
 _RAIL = Rule(
     "rails-even", "no rail carries less than the others",
     lambda s: s.number("rail_ratio") is None,
@@ -171,47 +109,5 @@ REMEDIES = (
                 ),
         place="node",
         effort="look",
-    ),
-    Mend(
-        "overlap-communication", ("net-transfer",), "Overlap communication, and send less",
-        "larger buckets, prefetch, gradients in lower precision", _overlap,
-        seen=("network.expected_ratio", "network.beyond_ratio"),
-        moves="network.expected_ratio falls",
-        worse="lower precision may cost accuracy; larger buckets overlap less at the end",
-        unless=(_MOSTLY_BEYOND, SMALL_SHARE),
-        place="job",
-        effort="setting",
-    ),
-    Mend(
-        "accumulate-gradients", ("net-transfer",), "Communicate once for several micro-batches",
-        "no_sync() for all but the last", _accumulate, seen=("network.expected_ratio",),
-        moves="network.expected_ratio falls", worse="a larger batch for the optimizer",
-        unless=(_MOSTLY_BEYOND, SMALL_SHARE),
-        place="job",
-        effort="code",
-    ),
-    Mend(
-        "larger-window", ("net-transfer",), "Let receivers take more",
-        "net.ipv4.tcp_rmem; the receiving process may be slow too", _window,
-        seen=("receiver_limited_ratio", "min_rtt_ns"), moves="tcp.receiver_limited_ratio falls",
-        worse="memory of the kernel",
-        unless=(without("receiver_limited_ratio", "the receiver's window was not full"),),
-        place="node",
-        effort="site",
-    ),
-    Mend(
-        "larger-messages", ("net-transfer",), "Send fewer and larger messages",
-        "larger buckets; nodes nearer to each other", _larger_messages,
-        seen=("min_rtt_ns", "network.beyond_ratio"),
-        moves="network.beyond_ratio falls", worse="larger buckets overlap less at the end",
-        place="job", unless=(SHORT_TRIP,),
-        effort="setting",
-    ),
-    Mend(
-        "record-counters", ("net-transfer",), "Record the counters that would name the reason",
-        "counters of links that were not read", _counters,
-        seen=("network.beyond_ratio",), moves="net-link, net-congestion or net-path is named",
-        unless=(_LITTLE_BEYOND,), diagnose=True,
-        effort="setting",
     ),
 )  # fmt: skip

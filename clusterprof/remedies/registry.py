@@ -15,6 +15,7 @@ from clusterprof.remedies import (
     launch,
     network,
     network_faults,
+    network_transfer,
     phases,
     ranks,
     storage,
@@ -41,6 +42,7 @@ REMEDIES: tuple[Remedy, ...] = (
     *launch.REMEDIES,
     *phases.REMEDIES,
     *network.REMEDIES,
+    *network_transfer.REMEDIES,
     *network_faults.REMEDIES,
     *ranks.REMEDIES,
 )
@@ -85,6 +87,18 @@ def advise(scene: Scene) -> tuple[Advice, ...]:
     ][:MOST]
     fit.sort(key=lambda pair: _cheapest_first(pair[0], scene))
     return tuple(advice for _, advice in fit)
+
+
+def withheld(scene: Scene) -> tuple[str, ...]:
+    """Say of remedies that a reader may expect why they are not advised in this run."""
+    if NOTHING_LOST.holds(scene) or not scene.named:
+        return ()
+    said = []
+    for one in _listed(scene.cause):
+        rule = next((rule for rule in one.unless if rule.holds(scene)), None)
+        if one.missed and rule is not None and rule.why is not None:
+            said.append(f"{one.missed}: {rule.why(scene)}")
+    return tuple(dict.fromkeys(said))
 
 
 def _cheapest_first(one: Remedy, scene: Scene) -> tuple[int, bool]:

@@ -6,6 +6,7 @@ import math
 
 from clusterprof.remedies.base import Rule
 from clusterprof.remedies.scene import Scene
+from clusterprof.units import human
 
 BUSY_DISK_RATIO = 0.9
 ONE_REQUEST_COUNT = 1.5
@@ -58,6 +59,32 @@ def _workers_fill_cpus(scene: Scene) -> bool:
     return workers is not None and room is not None and workers >= room
 
 
+def _full(scene: Scene) -> str:
+    """Say which CPUs the workers that are there fill."""
+    workers, cpus = scene.workers or 0, cpus_share(scene) or 1
+    many = f"{workers} worker{'' if workers == 1 else 's'}"
+    if scene.machine.quota_cpus and not scene.setup.cpus_allowed:
+        return f"the quota leaves {cpus} CPUs to the rank, which it and its {many} fill"
+    allowed, sharing = scene.setup.cpus_allowed or cpus, scene.setup.sharing
+    if sharing > 1:
+        fills = "fills" if workers == 1 else "fill"
+        return f"{sharing} ranks share {allowed} CPUs, and {many} {fills} its part"
+    return f"the {allowed} CPUs of the rank are full with its {many} and its main thread"
+
+
+def _contended(scene: Scene) -> str:
+    cpus = scene.machine.cpus
+    return (
+        f"threads wait for the {cpus} CPUs as it is" if cpus else "threads wait for CPUs as it is"
+    )
+
+
+def _saturated(scene: Scene) -> str:
+    busy = scene.number("disk.busy_ratio")
+    part = human(busy.value, "ratio") if busy is not None else "most"
+    return f"the disk was busy for {part} of the waits"
+
+
 def _device_saturated(scene: Scene) -> bool:
     busy, queue = scene.number("disk.busy_ratio"), scene.number("disk.queue_count")
     if busy is None or busy.value < BUSY_DISK_RATIO:
@@ -69,7 +96,7 @@ def _device_saturated(scene: Scene) -> bool:
 
 
 def _small(scene: Scene) -> float | None:
-    size = scene.number("disk.read_size_bytes")
+    size = scene.number("read_size_bytes")
     return None if size is None else size.value
 
 
@@ -78,28 +105,33 @@ DEVICE_SATURATED = Rule(
     f"the disk was busy for {BUSY_DISK_RATIO:.0%} of the waits or more, and not with one request at"
     " a time on a disk that does not rotate: more readers only queue",
     _device_saturated,
+    _saturated,
 )
 WORKERS_FILL_CPUS = Rule(
     "workers-fill-cpus",
     "there are as many workers as CPUs are left to the rank beside its main thread (affinity,"
     " cpuset, quota, shared with the other ranks of the node)",
     _workers_fill_cpus,
+    _full,
 )
 QUOTA_USED_UP = Rule(
     "quota-used-up",
     "the CPU quota of the job's cgroup runs out: then the quota is the remedy, not workers",
     lambda s: "cpu-throttled" in s.beside or (s.machine.throttled_ratio or 0.0) >= 0.1,
+    lambda s: "the CPU quota of the job runs out",
 )
 CPUS_CONTENDED = Rule(
     "cpus-contended",
     "threads wait for CPUs (cpu-contention was found too): more workers make them wait longer",
     lambda s: "cpu-contention" in s.beside,
+    _contended,
 )
 MEMORY_SHORT = Rule(
     "memory-short",
     "the node is short of memory: less than a tenth of it was to be had at one time, or cpu-memory"
     " was found too",
     lambda s: s.machine.memory_short or "cpu-memory" in s.beside,
+    lambda s: "the node is short of memory",
 )
 ONE_NUMA_NODE = Rule(
     "one-numa-node",
@@ -120,6 +152,7 @@ READS_ARE_LARGE = Rule(
     "reads-are-large",
     "a read asks for 256 KiB or more on average: the records are large already",
     lambda s: (_small(s) or 0.0) >= SMALL_READ_BYTES,
+    lambda s: f"a read asks for {human(_small(s) or 0.0, 'bytes')} already",
 )
 READS_ARE_SMALL = Rule(
     "reads-are-small",

@@ -71,9 +71,15 @@ def _prefetch(scene: Scene) -> Filled:
 
 def _pack(scene: Scene) -> Filled:
     place = shlex.quote(scene.mount.point) if scene.mount is not None else "DATA"
+    size = scene.number("read_size_bytes")
     return Filled(
         f"{run(f'tar --sort=name -cf shard-00000.tar -C {place} SAMPLES')} (about 1 GB a shard),"
-        " read in order with webdataset or a record reader"
+        " read in order with webdataset or a record reader",
+        () if size is not None else ("how large reads are was not recorded",),
+        f"Pack samples into large records and read these in order; now a read asks for"
+        f" {human(size.value, 'bytes')}"
+        if size is not None
+        else "",
     )
 
 
@@ -187,11 +193,12 @@ REMEDIES = (
         "pack-records", ("storage-local", "storage-object", "storage-remote"),
         "Pack samples into large records and read these in order",
         "tar shards, record files or Parquet of about 1 GB, shuffled in a buffer", _pack,
-        seen=("disk.read_size_bytes", "disk.read_latency_ns", "disk.busy_ratio", "socket_ratio",
+        seen=("read_size_bytes", "reads_per_second_count", "disk.busy_ratio", "socket_ratio",
               "read_latency_ns", "read_rpc_ns"),
         published=COORDL, moves="bytes of a read rise",
         worse="samples are shuffled within a buffer only, and single ones are harder to replace",
         unless=(READS_ARE_LARGE,),
+        missed="Larger records are not advised",
         effort="data",
     ),
     Mend(
@@ -204,6 +211,7 @@ REMEDIES = (
         worse="each worker needs memory for its copy of the data set and the batches it holds",
         unless=(WORKERS_UNKNOWN, DEVICE_SATURATED, WORKERS_FILL_CPUS, QUOTA_USED_UP,
                 CPUS_CONTENDED, MEMORY_SHORT),
+        missed="More workers are not advised",
         effort="setting",
     ),
     Mend(

@@ -36,6 +36,11 @@ def more(finding: Finding) -> str:
     return "; ".join(safe_text(one.what, 300) for one in finding.advice[1:])
 
 
+def withheld(finding: Finding) -> list[str]:
+    """Say what a reader may expect to be advised and why it is not; no full stops."""
+    return [safe_text(one, 300) for one in finding.withheld]
+
+
 def full(finding: Finding) -> Iterator[tuple[str, str, str]]:
     """Yield (what, label, text) of all advice, the labels in the order in which one reads them."""
     for one in finding.advice:

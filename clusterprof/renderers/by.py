@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from clusterprof.findings import UNATTRIBUTED, RankLedger, Report
 from clusterprof.history import WAITING, SlowStep
-from clusterprof.renderers import sparks, whose, words
+from clusterprof.renderers import sparks, sure, whose, words
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
 
@@ -104,7 +104,7 @@ def _by_cause(report: Report, top: int) -> Table:
             continue
         gain = words.recoverable(finding, "unknown")
         who = whose.culprits(finding, 2) or _NOTHING
-        rows.append((*amounts, words.certainty(finding), gain, who))
+        rows.append((*amounts, sure.certainty(finding), gain, who))
     return _cut("BY CAUSE", heads, rows, top, "causes that cost less")
 
 

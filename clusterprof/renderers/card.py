@@ -1,10 +1,11 @@
 """The verdict as a card: what was lost, why, whose cause it was, what was seen, what to do next.
 
     LOST   27.2 % of GPU time inside steps: 7.46 of 27.4 GPU-seconds.
-    WHY    A bad link slows the data down: 5.95 s, 21.7 % (net-link, 93 % sure).
+    WHY    A bad link slows the data down: 5.95 s, 21.7 % (93 % sure).
     WHO    node0 (eth0)
     SEEN   tcp.retransmit_ratio 0.2 % (of the segments were sent again)
     NEXT   Drain the link that is named, then reseat or replace cable, transceiver or port
+    WINS   About 5.90 s of GPU time; the job ends 2.95 s sooner (21.5 %).
 
 Every line stands for itself, so that half a minute of reading is enough.
 """
@@ -12,7 +13,7 @@ Every line stands for itself, so that half a minute of reading is enough.
 from __future__ import annotations
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import advised, whose, words
+from clusterprof.renderers import advised, sure, whose, words
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
 
@@ -57,10 +58,8 @@ def spoken_of(report: Report) -> Finding | None:
 
 
 def _why(first: Finding) -> str:
-    cause = safe_text(first.cause.id, 60)
     part = human(first.share_ratio, "ratio")
-    sure = f"{100 * first.confidence_ratio:.0f} % sure"
-    return f"{words.title(first)}: {words.lost(first)}, {part} ({cause}, {sure})."
+    return f"{words.title(first)}: {words.lost(first)}, {part} ({sure.certainty(first)} sure)."
 
 
 def _who(first: Finding) -> str:
@@ -79,30 +78,35 @@ def _who(first: Finding) -> str:
         ):  # they were named just before
             who = "which" if chief.victims == 1 else "these"
         parts.append(f"{who} lost {human(chief.others_ns, 'ns')} waiting for it")
-    how = whose.persistence_in_short(first)
-    return "; ".join([*parts, how] if how else parts)
+    # Since then it was always they, or no onset would have been found.
+    parts.append(whose.since(first) or whose.persistence_in_short(first))
+    return "; ".join(part for part in parts if part)
 
 
 def _next(report: Report, first: Finding) -> list[tuple[str, str]]:
-    """Say the first thing to do and what it wins."""
-    told = first.advice[0] if first.advice else None
+    """Say the first thing to do, what one may expect in its place, and what it wins."""
     text = advised.first(first)
     if not text:
         return []
-    wins = wins_of(report, first)
-    stop = "" if text[-1] in ".!?" else "."
-    lines = [("NEXT", f"{text}{stop} {wins}" if wins else text)]
+    said = [text, *advised.withheld(first)]
+    lines = [("NEXT", " ".join(_stopped(one) for one in said) if len(said) > 1 else text)]
+    told = first.advice[0] if first.advice else None
     if told is not None and told.change:
         lines.append(("", f"{CHANGE} {safe_text(told.change, 400)}"))
-    return lines
+    wins = wins_of(report, first)
+    return [*lines, ("WINS", wins)] if wins else lines
+
+
+def _stopped(text: str) -> str:
+    return text if text[-1] in ".!?" else f"{text}."
 
 
 def wins_of(report: Report, first: Finding) -> str:
     """Say what fixing a finding wins, in device time and in time of the job; "" if unknown."""
     if first.recoverable_ns is None or not report.in_step_ns:
         return ""
-    at_most = "at most " if first.upper_bound or first.cause.id == TAKES_TIME else "about "
-    text = f"That wins {at_most}{human(first.recoverable_ns, 'ns')} of GPU time"
+    at_most = "At most " if first.upper_bound or first.cause.id == TAKES_TIME else "About "
+    text = f"{at_most}{human(first.recoverable_ns, 'ns')} of GPU time"
     worth = report.worth
     of = [] if worth is None else [one for one in worth.causes if one.cause == first.cause.id]
     saved = of[0].saved_ns if of else None
@@ -110,5 +114,8 @@ def wins_of(report: Report, first: Finding) -> str:
     if saved and job_ns and saved >= _WORTH_SAYING_RATIO * job_ns:
         # The same of the job, and one part of it: of device time it would differ by what ranks do.
         part = human(saved / job_ns, "ratio")
-        return f"{text}; the job ends {human(saved, 'ns')} sooner ({part})."
-    return f"{text}, {human(first.recoverable_ns / report.in_step_ns, 'ratio')}."
+        text = f"{text}; the job ends {human(saved, 'ns')} sooner ({part})"
+    else:
+        text = f"{text}, {human(first.recoverable_ns / report.in_step_ns, 'ratio')}"
+    more = words.more_why(first)
+    return f"{text}. That is {more}." if more else f"{text}."

@@ -16,11 +16,13 @@ the differences is said, if it explains half of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from clusterprof.findings import Report
-from clusterprof.renderers.sparks import Part, clock_of, parts
+from clusterprof.hostlists import fold_numbers
+from clusterprof.renderers.sparks import Part, clock_of, parts, worst
+from clusterprof.renderers.sparks import told as part_told
 from clusterprof.units import human
 
 MOST_PARTS, FEWEST_PARTS = 24, 8
@@ -46,14 +48,35 @@ class Course:
     """Lost in the rest; of bursts in the middle part, of rising and falling at the beginning."""
     of_ns: int
     """Run time at which the run ends."""
+    ended: str = ""
+    """Who ended before the others, and when: what is said is said of the others alone."""
 
 
 def course_of(report: Report) -> Course | None:
     """Return the course of loss over the run; None without a history, or where it is too short."""
-    some = parts(report, MOST_PARTS)
+    some = parts(report, MOST_PARTS, _ended(report))
     fullest = max((one.in_step_ns for one in some), default=0)
     known = [one for one in some if one.in_step_ns and 4 * one.in_step_ns >= fullest]
-    return _judged(known) if len(known) >= FEWEST_PARTS else None
+    if len(known) < FEWEST_PARTS:
+        return None
+    return replace(_judged(known), ended=ended_told(report))
+
+
+def ended_told(report: Report) -> str:
+    """Say which ranks ended before the others, and when; "" where none did."""
+    history = report.history
+    if history is None or not history.ended:
+        return ""
+    last_ns = history.begin_ns + history.stretches * history.stretch_ns
+    first_ns = min(ns for _, ns in history.ended)
+    named = [report.ranks[at].rank for at, _ in history.ended]
+    many = len(named)
+    if all(rank is not None for rank in named):
+        who = f"rank{'' if many == 1 else 's'} {fold_numbers([r for r in named if r is not None])}"
+    else:
+        who = "1 rank" if many == 1 else f"{many:,} ranks"
+    when = clock_of(first_ns, last_ns)
+    return f"{who} ended at {when}" if many == 1 else f"{who} ended, the first at {when}"
 
 
 def _judged(some: Sequence[Part]) -> Course:
@@ -133,6 +156,11 @@ def _stretch(
 
 def told(course: Course) -> str:
     """Say the course in one sentence."""
+    text = _told(course)
+    return f"{course.ended}; the rest: {text}" if course.ended else text
+
+
+def _told(course: Course) -> str:
     level, other = human(course.level_ratio, "ratio"), human(course.else_ratio, "ratio")
     if course.kind == "steady":
         return "steady"
@@ -140,11 +168,15 @@ def told(course: Course) -> str:
         return f"{course.kind}: {other} lost at first, {level} at last"
     if course.kind == "bursts":
         return f"in bursts: up to {level} lost, {other} in the middle"
-    return f"{in_short(course)}: {level} lost, else {other}"
+    return f"{_in_short(course)}: {level} lost, else {other}"
 
 
 def in_short(course: Course) -> str:
-    """Say the course in a few words."""
+    """Say the course in a few words; where ranks ended early, that."""
+    return course.ended or _in_short(course)
+
+
+def _in_short(course: Course) -> str:
     start, end = (clock_of(ns, course.of_ns) for ns in (course.start_ns, course.end_ns))
     return {
         "from": f"from {start} on",
@@ -153,3 +185,24 @@ def in_short(course: Course) -> str:
         "apart": f"all but {start} to {end}",
         "bursts": "in bursts",
     }.get(course.kind, course.kind)
+
+
+def below_bars(report: Report, some: Sequence[Part]) -> list[str]:
+    """Say below the bars of some parts how they go, in fewer and fewer words: the first that fits
+    is taken."""
+    found = course_of(report)
+    ended = _ended(report)
+    odd = worst(parts(report, len(some), ended) if ended else some)
+    said = "" if odd is None else f"worst: {part_told(odd, some[-1].end_ns)}"
+    stands_out = [said, said.split(",")[0]] if said else []
+    if found is None:
+        return [one for one in (ended_told(report), *stands_out) if one]
+    short = in_short(found)
+    if found.kind in ("steady", "bursts") and not found.ended:
+        return [*(f"{short}; {text}" for text in stands_out), told(found), short]
+    return [told(found), short]
+
+
+def _ended(report: Report) -> set[int]:
+    """Places of the ranks that ended while others went on."""
+    return {at for at, _ in report.history.ended} if report.history is not None else set()

@@ -12,17 +12,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from clusterprof.beside import Beside
-from clusterprof.findings import (
-    Evidence,
-    Finding,
-    Metric,
-    NodeFacts,
-    Persistence,
-    RankLedger,
-    Report,
-    Tail,
-)
+from clusterprof.findings import Evidence, Finding, Metric, NodeFacts, RankLedger, Report, Tail
 from clusterprof.hostlists import fold
+from clusterprof.lasting import Persistence, Since
 from clusterprof.renderers import advised, json_history, json_steps, json_underfill
 from clusterprof.renderers.json_values import number, reasons, text
 from clusterprof.renderers.words import summed
@@ -115,9 +107,18 @@ def _finding(finding: Finding) -> dict[str, Any]:
         ],
         "persistence": _persistence(finding.persistence),
         "compared": _compared(finding.compared),
+        "since": _since(finding.since),
+        "more_why": text(finding.more_why),
+        "withheld": [text(one) for one in finding.withheld],
         "evidence": [_evidence(item) for item in finding.evidence],
         "remedies": [advised.document(one, text) for one in finding.advice],
     }
+
+
+def _since(found: Since | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"run_ns": found.run_ns, "step": found.step, "steps": found.steps}
 
 
 def _job(report: Report) -> dict[str, Any] | None:

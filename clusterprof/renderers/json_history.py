@@ -18,6 +18,7 @@ from clusterprof.renderers.json_values import number
 from clusterprof.renderers.text_safety import safe_text
 
 MOST_CAUSES, MOST_STEPS, MOST_WAITS = 16, 20, 20
+MOST_ENDED = 64
 OTHERS = "others"
 """The causes that cost least, together."""
 _LONG = 200
@@ -61,6 +62,7 @@ def history(report: Report) -> dict[str, Any] | None:
             for one in sorted(longest, key=lambda one: one.start_ns)
         ],
         "course": _course(course_of(report)),
+        "ended": [{"rank": who(at), "run_ns": ns} for at, ns in found.ended[:MOST_ENDED]],
         "why_missing": safe_text(found.why_missing, 400),
     }
 

@@ -26,6 +26,7 @@ from clusterprof.units import human
 NARROWEST = 40
 _WORTH_RATIO = 0.0005  # less would read 0.0 %
 _UNKNOWN = "-"
+_LATE = "* others waited for it most, because of what cost most"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ def screen(live: Live, view: View, color: bool, foot: str = "") -> list[str]:
         what = "nodes" if by_node else "ranks"
         told = f" {first + 1}-{first + len(shown)} of {len(rows):,} {what}"
         lines.append(paint("dim", fit(told, width).rstrip()))
+    if any(row.late for row in shown) and len(lines) + len(foot_lines) + 1 < view.height:
+        lines += ["", paint("dim", fit(f" {_LATE}", width).rstrip())]
     if foot_lines:
         lines += [""] * (view.height - len(lines) - len(foot_lines)) + foot_lines
     return lines

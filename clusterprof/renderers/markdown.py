@@ -15,6 +15,7 @@ from clusterprof.renderers import (
     course,
     header,
     numbers,
+    sure,
     underfill,
     unseen,
     whose,
@@ -118,7 +119,7 @@ def _causes(report: Report) -> Iterator[str]:
             f"**{md(finding.cause.id)}**: {md(finding.cause.title)}{outside}",
             words.lost(finding),
             human(finding.share_ratio, "ratio"),
-            words.certainty(finding),
+            sure.certainty(finding),
             words.recoverable(finding, "cannot be said"),
             md(whose.culprits(finding, 3), 600),
         )
@@ -133,7 +134,9 @@ def _causes(report: Report) -> Iterator[str]:
         told = whose.caused(finding, _MOST_CULPRITS, report.in_step_ns)
         told += [text] if (text := whose.beside(finding)) else []
         if told:
-            how = whose.persistence(finding)
+            how = ", ".join(
+                one for one in (whose.since(finding), whose.persistence(finding)) if one
+            )
             yield from (
                 "",
                 f"{md(finding.cause.id)}, {md(how, 200)}:" if how else md(finding.cause.id),
@@ -143,6 +146,10 @@ def _causes(report: Report) -> Iterator[str]:
     if findings:
         evidence = "; ".join(numbers.evidence(item) for item in findings[0].evidence)
         yield from ("", f"**Do next:** {md(advised.first(findings[0]), 600)}")
+        for text in advised.withheld(findings[0]):
+            yield from ("", f"{md(text, 600)}.")
+        if more := words.more_why(findings[0]):
+            yield from ("", f"Fixing it wins {md(more, 600)}.")
         if evidence:
             yield from ("", f"Seen: {md(evidence, 600)}")
     found = course.course_of(report)

@@ -16,6 +16,7 @@ from clusterprof.renderers import (
     header,
     numbers,
     sparks,
+    sure,
     underfill,
     unseen,
     whose,
@@ -125,13 +126,17 @@ def _finding(number: int, finding: Finding, in_step_ns: int) -> Iterator[str]:
     whole = "the recorded time, outside steps" if finding.outside_steps else "the time inside steps"
     part = human(finding.share_ratio, "ratio")
     yield f"  Lost: {words.lost(finding)}, {part} of {whole}"
-    yield f"  Certainty: {words.certainty(finding)}"
-    yield f"  Fixing only this wins: {words.recoverable(finding, 'cannot be said')}"
+    yield f"  Certainty: {sure.in_full(finding)}"
+    yield f"  Fixing only this wins: {words.wins(finding)}"
     if finding.culprits:
         yield f"  Whose: {whose.culprits(finding, 4)}"
     for line in whose.caused(finding, _MOST_CULPRITS, in_step_ns):
         yield f"  Caused: {line}"
-    for label, text in (("Beside", whose.beside(finding)), ("Waits", whose.persistence(finding))):
+    for label, text in (
+        ("Beside", whose.beside(finding)),
+        ("Since", whose.since(finding)),
+        ("Waits", whose.persistence(finding)),
+    ):
         if text:
             yield f"  {label}: {text}"
     for item in finding.evidence:
@@ -141,6 +146,7 @@ def _finding(number: int, finding: Finding, in_step_ns: int) -> Iterator[str]:
         ("Change", advised.change(finding)),
         ("Effort", advised.effort(finding)),
         ("Or", advised.more(finding)),
+        ("Not advised", "; ".join(advised.withheld(finding))),
     ):
         if text:
             yield f"  {label}: {text}"
@@ -151,6 +157,8 @@ def _next(report: Report) -> Iterator[str]:
     for label, text in card(report, None, ""):
         if label == "NEXT" or text.startswith("Change:"):
             yield f"Next: {text}"
+        elif label == "WINS":
+            yield f"Next: it wins: {text[:1].lower()}{text[1:]}"
 
 
 def _table(table: Table) -> Iterator[str]:

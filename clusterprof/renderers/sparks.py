@@ -6,7 +6,7 @@ lost            ▂▆▆▅
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from clusterprof.findings import Report
@@ -43,8 +43,11 @@ class Part:
         return self.lost_ns / self.in_step_ns if self.in_step_ns else None
 
 
-def parts(report: Report, most: int) -> list[Part]:
-    """Return the run in at most `most` equal parts; [] without a history."""
+def parts(report: Report, most: int, without: Collection[int] = ()) -> list[Part]:
+    """Return the run in at most `most` equal parts; [] without a history.
+
+    `without`: places of ranks that are not counted.
+    """
     history = report.history
     if history is None or not history.stretches or most < 1:
         return []
@@ -53,11 +56,12 @@ def parts(report: Report, most: int) -> list[Part]:
     for low in range(0, history.stretches, each):
         high = min(low + each, history.stretches)
         sums: dict[str, int] = {}
-        for rank in history.ranks:
+        ranks = [rank for rank in history.ranks if rank.rank not in without]
+        for rank in ranks:
             for cause, ns in rank.lost:
                 if some := sum(ns[low:high]):
                     sums[cause] = sums.get(cause, 0) + some
-        in_step = sum(sum(rank.in_step_ns[low:high]) for rank in history.ranks)
+        in_step = sum(sum(rank.in_step_ns[low:high]) for rank in ranks)
         begin, end = (history.begin_ns + at * history.stretch_ns for at in (low, high))
         causes = tuple(sorted(sums.items(), key=lambda line: (-line[1], line[0])))
         out.append(Part(begin, end, in_step, sum(sums.values()), causes))
@@ -82,10 +86,14 @@ def _bars(ratios: Sequence[float | None]) -> str:
     )
 
 
-def worst(some: Sequence[Part], report: Report) -> Part | None:
-    """Return the part that lost most of its time, where it stands out from the run."""
-    whole = report.lost_ns / report.in_step_ns if report.in_step_ns else 0.0
-    usual = max((one.in_step_ns for one in some), default=0) / 4
+def worst(some: Sequence[Part]) -> Part | None:
+    """Return the part that lost most of its time, where it stands out from the run.
+
+    The ends of a run, with less than half the time in steps of the fullest part, do not.
+    """
+    in_step = sum(one.in_step_ns for one in some)
+    whole = sum(one.lost_ns for one in some) / in_step if in_step else 0.0
+    usual = max((one.in_step_ns for one in some), default=0) / 2
     known = [one for one in some if one.in_step_ns > usual]
     most = max(known, key=lambda one: one.lost_ratio or 0.0, default=None)
     if most is None or (most.lost_ratio or 0.0) < max(_STANDS_OUT * whole, whole + _AT_LEAST):

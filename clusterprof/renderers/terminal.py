@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from clusterprof.findings import Finding, Report
-from clusterprof.renderers import changes, course, header, numbers, sparks, unseen, whose, words
+from clusterprof.renderers import (
+    changes,
+    course,
+    header,
+    numbers,
+    sparks,
+    sure,
+    unseen,
+    whose,
+    words,
+)
 from clusterprof.renderers.by import tables
 from clusterprof.renderers.card import CHANGE, card, spoken_of
 from clusterprof.renderers.paint import Paint
@@ -29,11 +39,13 @@ _MOST_SEEN = 3  # numbers of the evidence on the first screen
 _LOST, _SHARE, _SURE, _WINS = 12, 9, 8, 13
 _WITH_SURE, _WITH_WINS = 58, 70  # so wide is a screen that has these columns, too
 # (causes on the first screen, lines about each, lines of each text of the card, and of what is
-# left out last: blank lines, what was seen, what lay outside steps), the first that fits is taken
+# left out last: blank lines, the one above the table, what was seen, what lay outside steps), the
+# first that fits is taken
 _DENSITIES = (
-    (4, 2, 3, "bso"), (3, 2, 3, "bso"), (3, 1, 3, "bso"), (3, 1, 3, "so"), (2, 1, 3, "so"),
-    (2, 1, 3, "s"), (2, 1, 2, "so"), (3, 1, 2, "s"), (2, 1, 2, "s"), (2, 1, 3, ""), (2, 1, 2, ""),
-    (1, 1, 2, ""), (0, 0, 2, ""), (0, 0, 1, ""),
+    (4, 2, 3, "btso"), (3, 2, 3, "btso"), (3, 1, 3, "btso"), (3, 1, 3, "tso"), (3, 1, 3, "so"),
+    (2, 1, 3, "tso"), (2, 1, 3, "so"), (2, 1, 3, "ts"), (2, 1, 3, "s"), (2, 1, 2, "so"),
+    (3, 1, 2, "s"), (2, 1, 2, "s"), (2, 1, 3, ""), (2, 1, 2, ""), (1, 1, 2, ""), (0, 0, 2, ""),
+    (0, 0, 1, ""),
 )  # fmt: skip
 
 
@@ -101,7 +113,8 @@ class Terminal:
             lines += [self._paint("warn", line) for line in self._text(f"! {warning}", 1, 2)]
         if report.in_step_ns:
             lines += [*blank, *bars]
-            lines += ["", *self._causes(report, shown, lines_each)]
+            above = [""] if "t" in extras else []
+            lines += [*above, *self._causes(report, shown, lines_each)]
         lines += [*blank, " " + self._pointer(report)]
         return lines
 
@@ -137,7 +150,7 @@ class Terminal:
                 text = ""
             if first is not None and text.startswith(CHANGE) and not label:
                 lines += self._change(first, most)
-            elif text:
+            elif text.strip():
                 lines += self._row_of_card(label, under, text, most)
         return lines
 
@@ -148,11 +161,14 @@ class Terminal:
         return [" " * _LABEL + line.text for line in changes.shortened(every, most, room)]
 
     def _row_of_card(self, label: str, under: str, text: str, most: int) -> list[str]:
-        kept = text.replace(" %", "\0%")  # a number is not parted from it
+        # a number is not parted from what it counts
+        kept = text.replace(" % sure)", "\0%\0sure)").replace(" %", "\0%")
         broken = [line.replace("\0", " ") for line in wrap(kept, self._width - _LABEL - 1)]
         if len(broken) > most:
             broken = [*broken[: most - 1], fit(f"{broken[most - 1]} …", self._width - _LABEL - 1)]
-        brush = "bold" if label in ("LOST", "WHY", "NEXT") else "dim" if under == "SEEN" else ""
+        brush = (
+            "bold" if label in ("LOST", "WHY", "NEXT", "WINS") else "dim" if under == "SEEN" else ""
+        )
         told = [self._paint(brush, line.rstrip()) if brush else line.rstrip() for line in broken]
         name = self._paint("heading", label) + " " * (_LABEL - 1 - len(label))
         return [f" {name}{told[0]}", *(" " * _LABEL + line for line in told[1:])]
@@ -168,7 +184,7 @@ class Terminal:
         last_ns = some[-1].end_ns
         begin, end = (sparks.clock_of(ns, last_ns) for ns in (some[0].start_ns, last_ns))
         axis = f"{begin}{end.rjust(len(busy) - len(begin))}"
-        for middle in _over_time_words(report, some):
+        for middle in course.below_bars(report, some):
             if columns(begin) + columns(middle) + columns(end) + 4 <= len(busy):
                 left = len(busy) - columns(begin) - columns(end)
                 axis = f"{begin}{middle.center(left)}{end}"
@@ -223,18 +239,24 @@ class Terminal:
             safe_text(finding.cause.id, 60),
             words.lost(finding, "≤ "),
             human(finding.share_ratio, "ratio"),
-            words.certainty(finding),
+            sure.certainty(finding),
             words.recoverable(finding, "unknown"),
         )
+        more = words.more_why(finding) if number > 1 else ""  # the card says it of the first
+        row_lines = [row, self._paint("dim", self._one_line(more))] if more else [row]
         if lines_each < 2:
-            return [row]
+            return row_lines
         who = whose.culprits(finding, 2)
         about = f"{words.title(finding)}{f': {who}' if who else ''}"
-        return [row, self._paint("dim", self._one_line(about))]
+        return [*row_lines, self._paint("dim", self._one_line(about))]
 
     def _seen(self, finding: Finding | None, most: int) -> str:
         """Say as much of the evidence as some lines hold, each number with what it says."""
-        some = finding.evidence[:_MOST_SEEN] if finding is not None else ()
+        if finding is None:
+            return ""
+        said = finding.compared  # beside the culprits, one line above
+        some = [one for one in finding.evidence if said is None or one.name != said.name]
+        some = some[:_MOST_SEEN]
         for items in range(len(some), 1, -1):
             seen = "; ".join(numbers.evidence(item) for item in some[:items])
             if len(wrap(seen, self._width - _LABEL - 1)) <= most:
@@ -253,6 +275,7 @@ class Terminal:
         findings = words.in_step(report)
         blinds = unseen.blind_count(report)
         hidden = f"Not seen: {blinds} {'thing' if blinds == 1 else 'things'}, listed below."
+        hidden = hidden if blinds else "Not seen: nothing known."
         if not findings:
             return self._paint("dim", hidden)
         more = f"More: clusterprof explain {safe_text(findings[0].cause.id, 60)}"
@@ -268,16 +291,3 @@ class Terminal:
     def _text(self, text: str, indent: int, hanging: int = 0) -> list[str]:
         lines = wrap(text, self._width - indent - hanging)
         return [" " * (indent + (hanging if i else 0)) + line for i, line in enumerate(lines)]
-
-
-def _over_time_words(report: Report, some: Sequence[sparks.Part]) -> list[str]:
-    """Say below the bars how they go, in fewer and fewer words: the first that fits is taken."""
-    worst, found = sparks.worst(some, report), course.course_of(report)
-    said = "" if worst is None else f"worst: {sparks.told(worst, some[-1].end_ns)}"
-    stands_out = [said, said.split(",")[0]] if said else []
-    if found is None:
-        return stands_out
-    short = course.in_short(found)
-    if found.kind in ("steady", "bursts"):
-        return [*(f"{short}; {text}" for text in stands_out), course.told(found), short]
-    return [course.told(found), short]

@@ -10,6 +10,7 @@ from clusterprof.renderers import (
     changes,
     header,
     numbers,
+    sure,
     underfill,
     unseen,
     whose,
@@ -69,12 +70,13 @@ def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
         whole = "the recorded time, outside steps" if finding.outside_steps else "the time in steps"
         size = f"{words.lost(finding)}, {human(finding.share_ratio, 'ratio')} of {whole}"
         yield from _field("lost", size, width)
-        yield from _field("sure", words.certainty(finding), width)
-        yield from _field("wins", words.recoverable(finding, "cannot be said"), width)
+        yield from _field("sure", sure.in_full(finding), width)
+        yield from _field("wins", words.wins(finding), width)
         yield from _field("whose", whose.culprits(finding, 3), width)
         for line in whose.caused(finding, _MOST_CULPRITS, report.in_step_ns):
             yield from _field("caused", line, width)
         yield from _field("beside", whose.beside(finding), width)
+        yield from _field("since", whose.since(finding), width)
         yield from _field("waits", whose.persistence(finding), width)
         for item in finding.evidence:
             yield from _field("seen", numbers.evidence(item), width)
@@ -83,6 +85,7 @@ def _causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
             how = [line.text for line in changes.laid_out(finding.advice[0], width - 11)]
             yield from _labelled("how", how)
         yield from _field("effort", advised.effort(finding), width)
+        yield from _field("not", "; ".join(advised.withheld(finding)), width)
     small = words.small_causes(report)
     if small:
         named = [f"{safe_text(cause, 60)} {human(ns, 'ns')}" for cause, ns in small]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from clusterprof.findings import Report
 from clusterprof.hostlists import fold_numbers
+from clusterprof.renderers import sure
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.underfill import RankFill, Underfill
 from clusterprof.units import human
@@ -62,8 +63,8 @@ def _told(found: Underfill, some: Sequence[RankFill], report: Report) -> str:
     text += f" ({', '.join(_seen(some))}):"
     for one in found.advice:
         if one.code in codes and one.measured == measured:
-            sure = f"{100 * one.confidence_ratio:.0f} % {one.grade}"
-            text += f" {safe_text(one.text, 300)} (sure {sure})."
+            certain = f"{100 * one.confidence_ratio:.0f} % sure: {sure.grounds(one.grade)}"
+            text += f" {safe_text(one.text, 300)} ({certain})."
     if "fewer-launches" in codes and _idle_too(report):
         text += " What stood idle between launches is launch-bound, among the causes."
     return text

@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from clusterprof.beside import Beside
 from clusterprof.findings import Culprit, Finding, Report
 from clusterprof.hostlists import fold, fold_numbers
+from clusterprof.renderers.sparks import clock
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.units import human
 
@@ -17,6 +19,7 @@ _CHIEF_RATIO = 0.1  # a culprit that caused less than this part of the largest i
 _WAITING_RATIO = 0.4  # of what it caused: from here on the waiting ranks are worth mentioning
 _AWAITED_RATIO = 0.4  # of all waiting for them: from here on one of many culprits is singled out
 _AWAITED_TIMES = 1.5  # as much waiting as for the next
+_HARDLY_RATIO = 0.001  # of the culprits' number: less of the others' is next to nothing
 _RANK_NAME = re.compile(r"^rank[-_]?(?=\d)")
 _ALWAYS = {"steady": "each time the same", "wandering": "by turns"}
 """Of a kind of persistence: who it is each time. When it was, is told by the bars over time."""
@@ -133,10 +136,19 @@ def beside(finding: Finding) -> str:
     found = finding.compared
     if found is None:
         return ""
-    value, others = human(found.value, found.unit), human(found.others, found.unit)
+    value, others = human(found.value, found.unit), _of_others(found)
     many = "" if found.many == 1 else f"{found.many:,} "
     noun = found.of if found.many == 1 else f"{found.of}s"
     return safe_text(f"{value} {found.note}, the other {many}{noun} {others}")
+
+
+def _of_others(found: Beside) -> str:
+    """Write the others' number; what is not worth a unit is no number a reader can use."""
+    if found.others == 0:
+        return "nothing"
+    if found.others < _HARDLY_RATIO * found.value:
+        return "next to nothing"
+    return human(found.others, found.unit)
 
 
 def persistence_in_short(finding: Finding) -> str:
@@ -147,6 +159,17 @@ def persistence_in_short(finding: Finding) -> str:
     if found.kind == "transient":
         return f"only from {human(found.from_ns, 'ns')} to {human(found.to_ns, 'ns')}"
     return _ALWAYS.get(found.kind, safe_text(found.kind, 60))
+
+
+def since(finding: Finding) -> str:
+    """Say when a cause began that was not there from the start; "" otherwise."""
+    found = finding.since
+    if found is None:
+        return ""
+    text = f"from {clock(found.run_ns)} on"
+    if found.step is None or found.steps is None or found.step >= found.steps:
+        return text
+    return f"{text} (step {found.step + 1:,} of {found.steps:,})"
 
 
 def persistence(finding: Finding) -> str:

@@ -33,8 +33,8 @@ _NOT_KNOWN = (
 )
 WITHOUT_EVIDENCE = "Most of the loss is without sufficient evidence: see Unattributed and Not seen."
 LEGEND = (
-    "sure: how certain the cause is, not how large. A marker and counter agree, B one direct"
-    " signal, C correlation only, D prior. fixing wins: device time won back by fixing only this."
+    "sure: how certain the cause is, not how large. fixing wins: device time won back by fixing"
+    " only this."
 )
 
 
@@ -167,6 +167,8 @@ def _part_of(part_ns: int, whole_ns: int, several: Report | None) -> tuple[str, 
     """Write two amounts of device time; the unit once when it is the same."""
     whole = gpu_time(whole_ns)
     part = gpu_time(part_ns, whole.split()[1] if several else "")
+    if part.split()[1] != whole.split()[1]:
+        part = gpu_time(part_ns, whole.split()[1])
     if part.split()[1] == whole.split()[1]:
         part = part.split()[0]
     emulated = several is not None and several.emulated
@@ -275,8 +277,16 @@ def lost(finding: Finding, at_most: str = "at most ") -> str:
     return (at_most if finding.upper_bound else "") + human(finding.lost_ns, "ns")
 
 
-def certainty(finding: Finding) -> str:
-    return f"{100 * finding.confidence_ratio:.0f} % {finding.grade}"
+def more_why(finding: Finding) -> str:
+    """Say why fixing a finding wins more than was lost to it; "" where it does not."""
+    why = safe_text(finding.more_why, 200)
+    return f"more than was lost: {why}" if why else ""
+
+
+def wins(finding: Finding) -> str:
+    """Say what fixing a finding wins, and why that is more than was lost where it is."""
+    more = more_why(finding)
+    return recoverable(finding, "cannot be said") + (f", {more}" if more else "")
 
 
 def recoverable(finding: Finding, unknown: str) -> str:

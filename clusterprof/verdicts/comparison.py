@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from clusterprof.gate.compare import Comparison, Row
+from clusterprof.gate.compare import WORTH_RATIO, Comparison, Row
 from clusterprof.renderers.text_safety import fit, markdown_text, safe_text, wrap
 from clusterprof.units import human
 from clusterprof.verdicts.json_ import SCHEMA_VERSION, number, rules
@@ -24,16 +24,22 @@ def terminal(found: Comparison, width: int = 80, color: bool = False) -> str:
     for sentence in headline(found):
         lines += wrap(safe_text(sentence, 600), width)
     lines.append("")
-    lines += [f"  A  {fit(safe_text(found.a.title), width - 5).rstrip()}"]
-    lines += [f"  B  {fit(safe_text(found.b.title), width - 5).rstrip()}", ""]
+    for label, one in (("A, the baseline:   ", found.a), ("B, held against it:", found.b)):
+        room = width - len(label) - 3
+        lines.append(f"  {label} {fit(safe_text(one.title), room).rstrip()}")
+    lines.append("")
     unit, ns = _unit(found)
     head = f"{f'{unit} per step':<{_NAME}}{'A':>{_TIME}}{'B':>{_TIME}}{'B - A':>{_TIME}}"
-    lines.append(f"{head}{'95 %':>{_RANGE}}")
+    lines.append(f"{head}{'95 % sure within':>{_RANGE}}")
     lines += [_line(row, ns, color) for row in (found.step, *found.rows)]
-    for row in _changed(found):
+    lines += wrap(legend(found), width)
+    changed = _changed(found)
+    lines += [""] if changed else []
+    for row in changed:
         what = f"{row.name}: {row.title}" if row.title else row.name
         whose = f" ({row.whose})" if row.whose else ""
-        lines += ["", *wrap(safe_text(what + whose, 400), width)]
+        first, *rest = wrap(safe_text(what + whose, 400), width - 2) or [""]
+        lines += [first, *(f"  {line}" for line in rest)]
     told = [*(("unlike: " if one.refused else "note: ") + one.text for one in found.unlike)]
     for text in (*told, *found.doubts):
         lines += ["", *wrap(safe_text(text, 1000), width)]
@@ -91,7 +97,22 @@ def headline(found: Comparison) -> Iterator[str]:
         yield "No cause changed by more than chance explains."
     refused = [one.field for one in found.unlike if one.refused]
     if refused:
-        yield f"The runs are unlike ({', '.join(refused)}): take the differences for that."
+        yield f"Take care: the runs are unlike ({', '.join(refused)}), see below."
+
+
+def legend(found: Comparison) -> str:
+    """Say what the words behind the rows mean, of those that are there."""
+    words = {row.said for row in (found.step, *found.rows)}
+    told = []
+    if words & {"more", "less"}:
+        told.append("more, less: beyond what chance explains.")
+    if "within chance" in words:
+        told.append("within chance: perhaps no difference at all.")
+    if "the same" in words:
+        told.append(f"the same: for certain less than {200 * WORTH_RATIO:.0f} % of a step apart.")
+    if "cannot tell" in words:
+        told.append("cannot tell: too few steps to know what chance does.")
+    return " ".join(told)
 
 
 def _changed(found: Comparison) -> list[Row]:
@@ -122,13 +143,14 @@ def _markdown(found: Comparison) -> Iterator[str]:
     for sentence in headline(found):
         yield from ("", md(sentence, 600))
     yield from ("", f"A: {md(found.a.title)}, B: {md(found.b.title)}; times per step of a rank", "")
-    yield "| | A | B | B - A | 95 % | | whose |"
+    yield "| | A | B | B - A | 95 % sure within | | whose |"
     yield "|---|---:|---:|---:|---:|---|---|"
     for row in (found.step, *found.rows):
         bold = "**" if row.said in ("more", "less") else ""
         cells = (f"{bold}{md(row.name)}{bold}", human(row.a_ns, "ns"), human(row.b_ns, "ns"))
         rest = (_signed(row.difference_ns), _interval(row), row.said, md(row.whose))
         yield f"| {' | '.join((*cells, *rest))} |"
+    yield from ("", md(legend(found), 600))
     for one in found.unlike:
         yield from ("", f"> {'unlike' if one.refused else 'note'}: {md(one.text, 600)}")
     for text in found.doubts:

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from clusterprof.findings import Report
 from clusterprof.gate import Verdict
-from clusterprof.renderers.text_safety import safe_text
+from clusterprof.renderers.text_safety import columns, safe_text, wrap
 
 ONE_LINE = 200
 """Characters at most: Slurm keeps comments of more, `squeue` shows hardly any."""
 _WORDS = {"pass": "PASSED", "fail": "FAILED", "cannot tell": "CANNOT TELL"}
 _MOST_NAMED = 2
+_GOES_ON = " " * 8  # behind the outcome of a rule
 
 
-def plain(verdict: Verdict) -> str:
-    """Return the lines of a verdict, the outcome first."""
-    return "".join(safe_text(line, 1000) + "\n" for line in verdict.lines)
+def plain(verdict: Verdict, width: int = 0) -> str:
+    """Return the lines of a verdict, the outcome first; longer ones than `width` go on indented.
+
+    0 = every line as long as it is, so that a log can be searched for it.
+    """
+    lines = [safe_text(line, 1000) for line in verdict.lines]
+    if width <= len(_GOES_ON):
+        return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{part}\n" for line in lines for part in _broken(line, width))
+
+
+def _broken(line: str, width: int) -> list[str]:
+    if columns(line) <= width:
+        return [line]
+    start = line[: len(line) - len(line.lstrip())]
+    first, *rest = wrap(line, width - len(_GOES_ON))
+    return [start + first, *(_GOES_ON + part for part in rest)]
 
 
 def one_line(verdict: Verdict, report: Report) -> str:

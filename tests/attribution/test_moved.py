@@ -13,7 +13,7 @@ from networks import GB, TOOK, all_reduces, hca, links, nic
 from synthetic.jobs import MS
 
 from clusterprof.attribution.blame_transfer import Transfers, upper_edge
-from clusterprof.engine.moved import gigabits, moved
+from clusterprof.engine.moved import gigabits, moved, slow_within
 
 MB = 1_000_000
 
@@ -42,7 +42,8 @@ def test_without_a_rate_of_the_link_the_fastest_of_their_kind_stand_beside() -> 
     edge_ns = upper_edge(195)  # 2 ** (195 / 8) = 21.7 ms: the first edge above 20 ms
     assert upper_edge(194) < 20 * MS <= edge_ns
     mib = 100 * MB / (edge_ns / 1e9) / (1 << 30)
-    assert note == f"while on their way; the fastest tenth of them {mib:.1f} GiB/s"
+    fastest = f"the fastest tenth of them {mib:.1f} GiB/s"
+    assert note == f"while on their way; {fastest}; what the links could give is not known"
 
 
 def test_rdma_is_named_and_what_is_not_known_to_have_carried_it_is_not() -> None:
@@ -61,6 +62,36 @@ def test_within_a_node_no_link_is_asked() -> None:
     assert moved(all_reduces(TOOK, nodes=(0, 0)), known, between_nodes=True) == ()
 
 
+def test_within_a_node_a_rate_far_below_that_of_sockets_is_said_to_be() -> None:
+    # 100 MB in a second: 0.0931 of a gibibyte; 40 operations in 20 steps
+    slow = all_reduces([1000 * MS] * 40, nodes=(0, 0))
+    found = {one.name: one for one in moved(slow, {0: links(0, nic())}, steps=20)}
+    least = "of the 1.0 GiB/s that sockets within a node give at the least"
+    assert found["network.bytes_per_second"].note == f"9.3 % {least}"
+    path = found["network.path_ratio"]
+    assert path.value == pytest.approx(100 * MB / (1 << 30))
+    assert path.note == f"{least}, and shared memory, PCIe and NVLink more"
+    assert found["network.operation_bytes"].value == 100 * MB
+    assert found["network.operations_per_step_count"].value == 2
+    assert slow_within(tuple(found.values()))
+    fast = moved(all_reduces(TOOK, nodes=(0, 0)), {0: links(0, nic())})  # 3.33 GB/s
+    assert not slow_within(fast)
+    assert [one.name for one in fast] == [
+        "network.moved_bytes", "network.bytes_per_second", "network.path_ratio",
+        "network.operation_bytes",
+    ]  # fmt: skip
+
+
+def test_small_operations_are_not_judged_by_a_rate() -> None:
+    small = all_reduces([1000 * MS] * 40, nodes=(0, 0), size=MB)  # each sends 1 MB of 1 MiB
+    found = {one.name: one.note for one in moved(small, {0: links(0, nic())})}
+    assert "network.path_ratio" not in found
+    assert found["network.bytes_per_second"] == (
+        "while on their way; the fastest tenth of them hardly faster; such small operations say"
+        " little of the path"
+    )
+
+
 def test_sizes_that_are_not_known_are_not_made_up() -> None:
     transfers = all_reduces(TOOK, size=-1)
     (one,) = moved(transfers, {0: links(0, nic()), 1: links(1, nic())})
@@ -71,7 +102,8 @@ def test_sizes_that_are_not_known_are_not_made_up() -> None:
 def test_how_fast_it_was_is_not_said_of_what_overlaps_with_computation() -> None:
     transfers = all_reduces(TOOK)
     transfers.cells = [replace(cell, overlapped=True) for cell in transfers.cells]
-    assert list(said(transfers, nic(), nic())) == ["network.moved_bytes"]
+    told = said(transfers, nic(), nic())
+    assert list(told) == ["network.moved_bytes", "network.operation_bytes"]
 
 
 def test_rates_read_as_their_makers_write_them() -> None:

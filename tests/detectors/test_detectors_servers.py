@@ -236,6 +236,8 @@ def test_what_a_volume_moved_is_not_counted_again_for_its_disks() -> None:
         "disk.read_size_bytes": pytest.approx(MIB / 2),
         "disk.busy_ratio": pytest.approx(0.9),
         "disk.queue_count": pytest.approx(4),
+        "disk.reads_total": pytest.approx(100),
+        "disk.reads_per_second_count": pytest.approx(100),
     }
 
 

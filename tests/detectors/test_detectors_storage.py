@@ -63,6 +63,9 @@ def test_requests_that_wait_for_a_slot() -> None:
         "nfs.queued_ratio": pytest.approx(1.0),
         "nfs.read_latency_ns": 10 * MS,
         "nfs.read_rtt_ns": 2 * MS,
+        "nfs.read_size_bytes": pytest.approx((1 << 20) / 100),  # 1 MiB in 100 reads
+        "nfs.reads_total": 100,
+        "nfs.reads_per_second_count": pytest.approx(100),  # in a wait of 1 s
     }
 
 

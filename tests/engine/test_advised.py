@@ -28,7 +28,8 @@ def test_advice_is_for_the_node_of_the_rank_that_was_late(tmp_path: Path) -> Non
     assert finding(report, "startup").advice == ()  # 1 s, once
     transfer = finding(report, "net-transfer")
     assert transfer.share_ratio > 0.1  # at its usual pace, and much
-    assert [one.id for one in transfer.advice] == ["overlap-communication", "accumulate-gradients"]
+    # one operation of 1000 bytes a step: nothing to cut, to put together, or to measure a rate by
+    assert [one.id for one in transfer.advice] == ["accumulate-gradients", "send-less"]
 
 
 def test_without_the_probe_it_says_what_to_record(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ def test_beyond_for_no_reason_stays_and_says_so(tmp_path: Path) -> None:
     said = {item.name: round(item.value, 6) for item in found.evidence}
     assert (said["network.expected_ratio"], said["network.beyond_ratio"]) == (0.05, 0.2)
     assert list(said) == [
-        "network.moved_bytes", "network.bytes_per_second", "network.expected_ratio",
+        "network.moved_bytes", "network.bytes_per_second", "network.path_ratio",
+        "network.operation_bytes", "network.operations_per_step_count", "network.expected_ratio",
         "network.beyond_ratio",
     ]  # fmt: skip
 
@@ -129,7 +130,7 @@ def test_beyond_for_no_reason_stays_and_says_so(tmp_path: Path) -> None:
 def test_without_counters_the_pace_is_all_that_is_known(tmp_path: Path) -> None:
     report = over(tmp_path, {}, {})
     found = finding(report, "net-transfer")
-    assert found.cause.title == "The data were on their way, at their usual pace"
+    assert found.cause.title == "The data were on their way, each time about as long"
     missing = {m.name: m.why_missing for m in report.metrics if m.value is None}
     assert missing["stall.net-link_ratio"] == "the recording has no tcp.retransmits_total"
     assert missing["stall.net-congestion_ratio"] == "the recording has no tcp.job_rtt_ns"

@@ -68,7 +68,7 @@ def test_cpus_are_those_of_the_rank_and_its_workers_and_workers_are_no_ranks() -
     main = placed(process(100, spans={STEP: spans((0, 1))}), 0, 1)
     work = {WORKER_START: spans((0, 1)), FETCH: spans((0, 4))}
     found = gathered(chunk(10, [main, placed(process(200, 100, work), 1, 5)], node=NODE))
-    assert found.ranks == {(100, 1): RankSetup(None, frozenset({0, 1, 5}), 2)}
+    assert found.ranks == {(100, 1): RankSetup(None, frozenset({0, 1, 5}), 2, 1)}
 
 
 def test_the_machine_as_header_and_counters_tell_it() -> None:

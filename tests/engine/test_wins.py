@@ -52,6 +52,25 @@ def test_without_a_replay_it_is_what_attribution_adds_up_to_if_that_can_be_said_
     assert wins(finding(10, 7), None, STRUCTURE) == (None, [7])
 
 
+def why(cause: str, saved_ns: int, *caused_ns: int, gpus: int = GPUS) -> str:
+    """Of 10 ns lost; culprits of ranks 2, 3, … with what others waited for them."""
+    whose = tuple(Culprit("n", 2 + at, "", own_ns=0, others_ns=ns)
+                  for at, ns in enumerate(caused_ns))  # fmt: skip
+    one = Finding(CAUSES[cause], 10, 0.1, None, 0.9, "B", False, False, whose)
+    line = CauseWorth(cause, None, saved_ns, None, None, "")
+    return with_wins([one], Worth(None, "", None, 100, (line,), gpus=gpus))[0].more_why
+
+
+def test_why_more_is_won_than_was_lost() -> None:
+    slow = "sync-slow-compute"
+    assert why(slow, 4, 9, 0) == "rank 2 itself is done sooner, too"  # 16 of 10; the other: 0 of 9
+    assert why(slow, 4, 9, 1) == "the late ranks themselves are done sooner, too"
+    assert why("storage-local", 3, 9) == "all 4 devices are done sooner, whatever they lost"
+    assert why("storage-local", 11, 9, gpus=1) == ""
+    assert why(slow, 2, 9) == ""  # 8 of 10
+    assert why(slow, 10, 9, gpus=1) == ""  # as much
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Two ranks whose work is unlike: parts of time differ by what they are parts of."""
@@ -95,7 +114,7 @@ def test_what_people_read_says_the_same(report: Report, renderer: type) -> None:
     first = report.findings[0]
     [(device_ns, job_ns)] = [one[1:] for one in document(report) if one[0] == first.cause.id]
     device = re.findall(
-        rf"(?:[Ff]ixing only this wins:?|That wins (?:about|at most)) {AMOUNT}", text
+        rf"(?:[Ff]ixing only this wins:?|(?:WINS|wins:) (?:[Aa]bout|[Aa]t most)) {AMOUNT}", text
     )
     job = re.findall(rf"job (?:ends|would end) {AMOUNT} sooner", text)
     assert (device and job) or renderer is Markdown

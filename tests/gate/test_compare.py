@@ -12,8 +12,8 @@ from gate_runs import MS, run, steady
 
 from clusterprof.errors import UsageError
 from clusterprof.gate import Policy, parse_change
-from clusterprof.gate.compare import PRODUCTIVE, Comparison, compare
-from clusterprof.verdicts.comparison import comparison_json, headline, markdown, terminal
+from clusterprof.gate.compare import PRODUCTIVE, Comparison, Row, Said, compare
+from clusterprof.verdicts.comparison import comparison_json, headline, legend, markdown, terminal
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "renderers"))
 from hostile import HOSTILE
@@ -64,7 +64,8 @@ def test_a_faster_kernel_is_no_cause_of_waiting() -> None:
 def test_unlike_runs_are_shown_and_said_to_be() -> None:
     before, after = run("before", started=1, batch_size=64.0), run("after", started=2)
     found = compare(before, after, [parse_change("step.p50_ns: +5%")], Policy())
-    assert "The runs are unlike (batch-size)" in list(headline(found))[-1]
+    said = "Take care: the runs are unlike (batch-size), see below."
+    assert list(headline(found))[-1] == said
     assert found.verdict is not None and found.verdict.exit_code == 4
 
 
@@ -85,6 +86,57 @@ def test_text_fits_80_columns_and_leads_with_what_changed() -> None:
     assert "\x1b" not in text
     assert "\x1b[31mmore\x1b[0m" in terminal(slower(), 80, color=True)
     assert text.splitlines()[-2].startswith("gate FAILED: 1 of 1 rule")
+
+
+WHOLE = """\
+A step is 10.0 ms longer in B (+10.0 %).
+What changed: storage-local +10.5 ms.
+
+  A, the baseline:    before
+  B, held against it: after
+
+ms per step                 A       B   B - A  95 % sure within
+a step                 100.00  110.00  +10.00   +8.00 to +12.00  more
+storage-local            5.00   15.50  +10.50   +8.50 to +12.50  more
+cpu-preprocess           1.00    1.10   +0.10    -0.20 to +0.40  the same
+productive              94.00   93.40   -0.60    -2.60 to +1.40  within chance
+more, less: beyond what chance explains. within chance: perhaps no difference at
+all. the same: for certain less than 1 % of a step apart.
+
+storage-local: The data path waits for a local disk (node-a rank 1 vda)
+"""
+
+
+def by_hand() -> Comparison:
+    """10 ms longer, by rows that add up."""
+
+    def row(name: str, title: str, *ms: float, said: Said, whose: str = "") -> Row:
+        a, b, low, high = (one * MS for one in ms)
+        return Row(name, title, a, b, b - a, low, high, said, whose)
+
+    local = "The data path waits for a local disk"
+    rows = (
+        row("storage-local", local, 5, 15.5, 8.5, 12.5, said="more", whose="node-a rank 1 vda"),
+        row("cpu-preprocess", "", 1, 1.1, -0.2, 0.4, said="the same"),
+        row(PRODUCTIVE, "", 94, 93.4, -2.6, 1.4, said="within chance"),
+    )
+    step = row("a step", "", 100, 110, 8, 12, said="more")
+    return Comparison(run("before"), run("after"), step, rows, (), (), None)
+
+
+def test_the_whole_of_what_a_terminal_shows() -> None:
+    assert terminal(by_hand(), 80) == WHOLE
+
+
+def test_only_words_that_are_there_are_explained() -> None:
+    found = by_hand()
+    assert legend(dataclasses.replace(found, rows=())) == (
+        "more, less: beyond what chance explains."
+    )
+    step = dataclasses.replace(found.step, said="cannot tell")
+    assert legend(dataclasses.replace(found, step=step, rows=())) == (
+        "cannot tell: too few steps to know what chance does."
+    )
 
 
 def test_markdown_and_json_say_the_same() -> None:

@@ -207,7 +207,9 @@ def test_the_interface_is_the_one_that_the_evidence_names() -> None:
 
 def test_a_transfer_at_its_rate_is_overlapped_and_one_beyond_it_looked_into() -> None:
     at_rate = numbers(network__expected_ratio=0.39, network__beyond_ratio=0.01)
-    assert ids(scene("net-transfer", at_rate)) == ["overlap-communication", "accumulate-gradients"]
+    assert ids(scene("net-transfer", at_rate)) == [
+        "overlap-communication", "accumulate-gradients", "send-less",
+    ]  # fmt: skip
     beyond = numbers(network__expected_ratio=0.1, network__beyond_ratio=0.3)
     assert ids(scene("net-transfer", beyond)) == ["record-counters"]
 

@@ -20,6 +20,8 @@ ONE = (Culprit("node-a", 3, "GPU-3", "", own_ns=40 * S),)
 BOTH = (*ONE, Culprit("node-a", 4, "GPU-4", "", own_ns=39 * S))
 SHORT = {"available_least_bytes": 20 * GIB}  # of 256: less than a tenth
 LUSTRE, CIFS = (Mount("/data", kind, "server:/x") for kind in ("lustre", "cifs"))
+MANY_SMALL = {"network__operation_bytes": 1 << 20, "network__operations_per_step_count": 4}
+LARGE = {"network__operation_bytes": 24 << 20, "network__operations_per_step_count": 1}
 MANY = {"ranks": 16, "nodes": 2}
 FASTER = Evidence(
     "network.link_bytes_per_second", 1e8, "bytes/s",
@@ -88,9 +90,11 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "look-at-both-ends": ("net-link", {}, {"culprits": ()}),
     "spread-over-rails": ("net-congestion", {}, {}),
     "move-other-traffic": ("net-congestion", {"network__others_ratio": 0.8}, {}),
-    "larger-messages": ("net-transfer", {"tcp__job_min_rtt_ns": 5_000_000}, {}),
+    "check-path": ("net-transfer", {"network__operation_bytes": 3 << 20}, {}),
+    "larger-messages": ("net-transfer", {**MANY_SMALL}, {}),
+    "send-less": ("net-transfer", {"network__expected_ratio": 0.3}, {}),
     "closer-nodes": ("net-congestion", {}, {"nodes": 2}),
-    "overlap-communication": ("net-transfer", {"network__expected_ratio": 0.3}, {}),
+    "overlap-communication": ("net-transfer", {"network__expected_ratio": 0.3, **LARGE}, {}),
     "accumulate-gradients": ("net-transfer", {"network__expected_ratio": 0.3}, {}),
     "larger-window": ("net-transfer", {"tcp__receiver_limited_ratio": 0.5}, {}),
     "record-counters": ("net-transfer", {"network__beyond_ratio": 0.2}, {}),
@@ -134,7 +138,10 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "no-ceiling": ({}, {"reclaims": 0}),
     "small-share": ({}, {"share_ratio": 0.049}),
     "no-others_ratio": ({"network__others_ratio": 0}, {}),
-    "short-round-trip": ({"tcp__job_min_rtt_ns": 999_999}, {}),
+    "messages-small": ({"network__operation_bytes": (1 << 20) - 1}, {}),
+    "path-fast": ({"network__path_ratio": 0.5}, {}),
+    "few-operations": ({"network__operations_per_step_count": 3}, {}),
+    "few-and-small": ({"network__operation_bytes": (24 << 20) - 1}, {}),
     "one-node": ({}, {"nodes": 1}),
     "no-read_bytes_total": ({"nfs__read_bytes_total": 0}, {}),
     "not-throttled": ({}, {"throttled_ratio": 0.01}),

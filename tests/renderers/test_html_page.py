@@ -183,7 +183,7 @@ def test_the_ledger_is_exact() -> None:
 
 def test_fill_stands_apart() -> None:
     text = page(underfilled()).text
-    assert "under-filled 66.8 % 2.2 min" in text and "Raise the batch size (sure 84 % B)." in text
+    assert "under-filled 66.8 % 2.2 min" in text and "Raise the batch size (84 % sure: one" in text
 
 
 class TestHostileNames:

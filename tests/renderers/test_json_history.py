@@ -47,10 +47,13 @@ def test_a_small_one_by_hand() -> None:
     other = RankHistory(1, (50, 50), (("cpu-gc", (0, 9)),), ())
     wait = Wait(3, 7, 99, None, "", None)
     slow = SlowStep(4, 10, 20, None, (("cpu-gc", 6),))
-    made = History(None, 50, 2, (rank, other), (wait,), (slow,), 1, "a part is missing", -5)
+    made = History(
+        None, 50, 2, (rank, other), (wait,), (slow,), 1, "a part is missing", -5, ((0, 30),)
+    )
     assert said(replace(base, history=made))["history"] == {
         "started_at_ns": None,
         "begin_ns": -5,
+        "ended": [{"rank": {"node": "node-a", "rank": None, "pid": 812}, "run_ns": 30}],
         "stretch_ns": 50,
         "in_step_ns": [110, 90],
         "lost": [{"cause": "cpu-gc", "ns": [1, 15]}, {"cause": "storage", "ns": [5, 0]}],

@@ -76,7 +76,10 @@ def test_ranks_are_folded_to_nodes_when_there_are_more_than_lines() -> None:
     further = screen(live, View(100, 15, first=99), False, "foot")
     assert " 10-15 of 16 nodes" in further or " 11-16 of 16 nodes" in further
     by_rank = screen(live, View(100, 200), False)
-    assert sum(line[1:].split()[1].startswith("gpu-a") for line in by_rank[7:]) == 128
+    assert by_rank[-2:] == ["", " * others waited for it most, because of what cost most"]
+    assert sum(line[1:].split()[1].startswith("gpu-a") for line in by_rank[7:-2]) == 128
+    full = screen(live, View(100, len(by_rank) - 1), False)
+    assert full == by_rank[:-2]  # where there is no room for it, the ranks have it
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 132, 200])

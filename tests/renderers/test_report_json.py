@@ -61,8 +61,9 @@ def test_every_object_of_the_schema_is_closed_and_complete() -> None:
 
     found = objects(schema())
     # report, ledger, reason, definitions, culprit, evidence, who set slow steps, cause by block,
-    # model, framework, what is compared, and those of advice, worth and history with its course
-    assert len(found) == 36
+    # model, framework, what is compared, since when, who ended, and those of advice, worth and
+    # history with its course
+    assert len(found) == 38
     for node in found:
         assert node["additionalProperties"] is False
         assert node["required"] == list(node["properties"])

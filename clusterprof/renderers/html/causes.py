@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterprof.findings import Culprit, Finding, Report
-from clusterprof.renderers import numbers, whose, words
+from clusterprof.renderers import numbers, sure, whose, words
 from clusterprof.renderers.html.advice import remedies
 from clusterprof.renderers.html.palette import css_class
 from clusterprof.renderers.html.swatch import bar, swatch
 from clusterprof.renderers.html.tags import Markup, join, slug, tag
-from clusterprof.renderers.html.verdict import cost_of, sure
+from clusterprof.renderers.html.verdict import certain, cost_of
 from clusterprof.renderers.matrix import amount
 from clusterprof.units import human
 
@@ -51,9 +51,9 @@ def _card(number: int, finding: Finding, report: Report, name: str) -> Markup:
         bar([(colour, finding.lost_ns)], whole or 1, f"{part} of the time", _WIDTH),
         tag(
             "span",
-            f"{words.certainty(finding)}",
+            f"{sure.certainty(finding)} sure",
             class_="sure",
-            title=f"how certain the cause is: {sure(finding)}",
+            title=f"how certain the cause is: {certain(finding)}",
         ),
     )
     body = tag(
@@ -72,11 +72,12 @@ def _details(finding: Finding, report: Report) -> list[Markup | None]:
     whole = "recorded time, outside steps" if finding.outside_steps else "time in steps"
     facts = [
         ("Lost", f"{words.lost(finding)}, {human(finding.share_ratio, 'ratio')} of the {whole}"),
-        ("Fixing only this wins", words.recoverable(finding, "cannot be said")),
+        ("Fixing only this wins", words.wins(finding)),
         ("Worth", cost_of(finding, report)),
-        ("Sure", sure(finding)),
+        ("Sure", certain(finding)),
         ("Whose", whose.culprits(finding, _MOST_GROUPS) or "no rank's doing"),
         ("Beside", whose.beside(finding)),
+        ("Since", whose.since(finding)),
         ("Waits", whose.persistence(finding)),
     ]
     rows = [tag("div", tag("dt", name), tag("dd", said)) for name, said in facts if said]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterprof.findings import UNATTRIBUTED, Finding, Report
-from clusterprof.renderers import course, header, numbers, unseen, whose, words
+from clusterprof.renderers import advised, course, header, numbers, sure, unseen, whose, words
 from clusterprof.renderers.html.advice import advice_of, changed
 from clusterprof.renderers.html.palette import css_class
 from clusterprof.renderers.html.swatch import BAR_WIDTH, bar, swatch
@@ -12,13 +12,6 @@ from clusterprof.units import human
 
 _MOST_OF_BAR = 12  # causes with a name under the bar
 _MOST_SEEN = 3  # numbers behind "why"
-
-_GRADES = {
-    "A": "marker and counter agree",
-    "B": "one direct signal",
-    "C": "correlation only",
-    "D": "prior",
-}
 
 
 def verdict(report: Report, price: float | None, currency: str) -> Markup:
@@ -146,7 +139,7 @@ def _how_much(first: Finding, report: Report) -> str:
     part = human(first.share_ratio, "ratio")
     said = f"{words.lost(first)} of device time, {part} of the time in steps"
     if first.recoverable_ns is not None:
-        said += f"; fixing only this wins {human(first.recoverable_ns, 'ns')}"
+        said += f"; fixing only this wins {words.wins(first)}"
     cost = cost_of(first, report)
     return f"{said}; {cost}." if cost else f"{said}."
 
@@ -154,25 +147,25 @@ def _how_much(first: Finding, report: Report) -> str:
 def _why(first: Finding) -> str:
     seen = [numbers.evidence(item) for item in first.evidence[:_MOST_SEEN]]
     said = "; ".join(seen) if seen else "no single number behind it was kept"
-    return f"{said}. That is {sure(first)}."
+    return f"{said}. That is {certain(first)}."
 
 
-def sure(finding: Finding) -> str:
+def certain(finding: Finding) -> str:
     """Say how certain a cause is, and on what grounds."""
-    said = f"{100 * finding.confidence_ratio:.0f} % sure, grade {finding.grade}"
-    return f"{said}: {_GRADES[finding.grade]}" if finding.grade in _GRADES else said
+    return f"{sure.certainty(finding)} sure: {sure.grounds(finding.grade)}"
 
 
 def _who(first: Finding) -> str:
     names = whose.chiefs_in_short(first) or "no rank's doing"
     told = whose.beside(first)
-    how = whose.persistence(first)
-    return "; ".join([f"{names}: {told}" if told else names, *([how] if how else [])]) + "."
+    parts = [f"{names}: {told}" if told else names, whose.since(first), whose.persistence(first)]
+    return "; ".join(part for part in parts if part) + "."
 
 
 def _next(first: Finding) -> Markup:
     best = advice_of(first)[0]
-    return join(tag("p", best.what), *changed(best))
+    withheld = [tag("p", f"{one}.", class_="note") for one in advised.withheld(first)]
+    return join(tag("p", best.what), *changed(best), *withheld)
 
 
 def cost_of(finding: Finding, report: Report) -> str:

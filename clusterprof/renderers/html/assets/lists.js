@@ -16,7 +16,9 @@ function waitList() {
       el('button', {
         type: 'button', 'aria-pressed': String(S.wait === at), onclick: () => chooseWait(at),
       }, el('b', null, human(wait.length * 1e9)), el('span', null, waitText(wait))))));
-    if (!all.length) list.append(el('li', { class: 'note' }, 'None of these is known.'));
+    const none = D.H.waits.length ? 'None of the longest is one of these.' :
+      'No rank was seen waiting for another.';
+    if (!all.length) list.append(el('li', { class: 'note' }, none));
   });
   return el('div', null, el('h3', null, 'Longest waits'), list);
 }
