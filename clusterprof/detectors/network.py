@@ -157,10 +157,13 @@ of it is what these transfers need, and how much is beyond that for a reason tha
 
 ## What to do
 
-What is at the network's own pace is no fault: overlap communication with the backward pass (larger
-models hide more), send less (gradient accumulation, compression, lower precision), or use a faster
-link. A long round trip costs every message: send fewer and larger ones (larger buckets), or bring
-the nodes closer together; where the receiver's window is full, raise `tcp_rmem`.
+First measure the path by itself (nccl-tests, `iperf3`): what is far below that is the wrong
+interface or a slow path. What is at the path's own rate is no fault: communicate rarely (gradient
+accumulation), overlap communication with the backward pass, or use a faster link; send less
+(compression, lower precision) at last, as that changes training. Larger buckets help where a step
+has many small operations, or where a long round trip costs every message, smaller ones where one
+large operation waits for the whole backward pass; a single one of a few MiB is no matter of
+buckets. Where the receiver's window is full, raise `tcp_rmem`.
 
 ## Where it is blind
 

@@ -73,10 +73,12 @@ def moved(
     sent = sum(_sent(cell) for _, cell in known) / max(ranks, 1)
     mean = human(sent / count, "bytes") if count else "nothing"
     note = f"sent by each rank in {count:,.0f} operations of {mean}{over}"
+    rate = _rate(transfers, known, links)
     return (
         Evidence(MOVED, sent, "bytes", note),
-        *_rate(transfers, known, links),
+        *rate[:1],
         *_shape(sent, count, steps),
+        *rate[1:],
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median_high
 
 from clusterprof.engine.besides import CHIEF_RATIO
 from clusterprof.findings import Culprit, Finding, Report
@@ -79,16 +80,21 @@ def _caused(one: Culprit) -> int:
 
 
 def _costs(chief: Culprit, cause: str, at: int, history: History) -> _Series:
+    """What the chief culprit cost by stretch. Waiting that was not for it (transfers, above all) is
+    taken as even over the time in steps."""
     own = [dict(one.lost).get(cause, ()) for one in history.ranks if one.rank == at]
     waits = [dict(one.lost).get(WAITING, ()) for one in history.ranks if one.rank != at]
-    waited = sum(sum(one) for one in waits)
+    in_step = next((one.in_step_ns for one in history.ranks if one.rank == at), ())
     rows = [one for one in own if one]
+    waited, whole = sum(sum(one) for one in waits), max(sum(in_step), 1)
+    even = 0
     if waited and (chief.others_ns or 0) >= FOR_IT_RATIO * waited:
         rows += [one for one in waits if one]
-    in_step = next((one.in_step_ns for one in history.ranks if one.rank == at), ())
+        even = max(waited - (chief.others_ns or 0), 0)
     return [
-        (sum(row[number] for row in rows), length) for number, length in enumerate(in_step)
-    ]  # fmt: skip
+        (max(sum(row[number] for row in rows) - even * length // whole, 0), length)
+        for number, length in enumerate(in_step)
+    ]
 
 
 def onset(series: Sequence[tuple[int, int]]) -> int | None:
@@ -104,7 +110,8 @@ def onset(series: Sequence[tuple[int, int]]) -> int | None:
     best = max(splits, key=lambda at: _between(levels, at), default=None)
     if best is None:
         return None
-    before, after = _mean(levels[:best]), _mean(levels[best:])
+    # The part in which it began is half of it: it says nothing of what was before.
+    before, after = median_high(levels[:best]), _mean(levels[best:])
     last = _mean(levels[-max(len(levels) // 4, 1) :])
     if after < LEAST_RATIO or before > BEFORE_RATIO * after or last < LASTS_RATIO * after:
         return None

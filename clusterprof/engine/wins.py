@@ -40,6 +40,10 @@ def _with_wins(finding: Finding, said: CauseWorth, gpus: int) -> Finding:
     won_ns = max(said.saved_ns, 0) * gpus
     culprits = tuple(_at_most(one, won_ns, len(finding.culprits)) for one in finding.culprits)
     more = _more(finding, gpus) if won_ns > MORE_RATIO * finding.lost_ns else ""
+    if more and len(culprits) > 1:
+        # What attribution knows of one of several is waiting alone: beside this it would read as if
+        # fixing the one that caused nearly all of it won less than what it caused.
+        culprits = tuple(replace(one, recoverable_ns=None) for one in culprits)
     return replace(finding, recoverable_ns=won_ns, culprits=culprits, more_why=more)
 
 

@@ -187,7 +187,7 @@ REMEDIES = (
     Mend(
         "check-path", ("net-transfer",), "Measure the path between ranks by itself",
         "nccl-tests, iperf3, NCCL_DEBUG=INFO; NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME", _path,
-        seen=("network.path_ratio", "network.bytes_per_second"),
+        seen=("network.bytes_per_second",),
         moves="network.bytes_per_second rises to what the path gives by itself",
         unless=(SMALL_SHARE, _TOO_SMALL, _PATH_FAST),
         place="job",

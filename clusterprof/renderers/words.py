@@ -89,7 +89,7 @@ def small_causes(report: Report) -> list[tuple[str, int]]:
 
 
 def verdict(report: Report) -> str:
-    """Say in one sentence what cost most, whose it was and how much; of one rank what it lost."""
+    """Say what cost most, how much and whose it was; of one rank what it lost."""
     if not report.ranks:
         return f"No training process was recorded: nothing can be said about {_gpu(report)}."
     if report.in_step_ns == 0:
@@ -105,7 +105,8 @@ def verdict(report: Report) -> str:
     at_most = "at most " if first.upper_bound else ""
     ratio = share(first.lost_ns, report.in_step_ns)
     name = safe_text(first.cause.id, 60)
-    return f"{name} cost most: {at_most}{part} of {whole} ({ratio}), {whose.blame(first)}."
+    much = f"{at_most}{part} of {whole} ({ratio})"
+    return f"{title(first)} ({name}). That cost most: {much}, {whose.blame(first)}."
 
 
 def chief_cause(report: Report) -> str:

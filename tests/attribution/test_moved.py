@@ -77,8 +77,8 @@ def test_within_a_node_a_rate_far_below_that_of_sockets_is_said_to_be() -> None:
     fast = moved(all_reduces(TOOK, nodes=(0, 0)), {0: links(0, nic())})  # 3.33 GB/s
     assert not slow_within(fast)
     assert [one.name for one in fast] == [
-        "network.moved_bytes", "network.bytes_per_second", "network.path_ratio",
-        "network.operation_bytes",
+        "network.moved_bytes", "network.bytes_per_second", "network.operation_bytes",
+        "network.path_ratio",
     ]  # fmt: skip
 
 

@@ -33,6 +33,7 @@ def test_what_was_there_from_the_start_comes_and_goes_or_ended_again_has_none() 
     assert onset(series(40, *[38] * 23)) is None
     assert onset(series(0, *[40] * 23)) is None  # warming up
     assert onset(series(*[0] * 8, *[40] * 8, *[0] * 8)) is None
+    assert onset(series(*[0] * 8, *[40] * 8, *[12] * 8)) is None  # mean 26: 12 is less than half
     assert onset(series(*[0, 0, 0, 40] * 6)) is None
     assert onset(series(*[0] * 8, *[40, 0, 40, 40] * 4)) is None
     assert onset(series(*[10] * 8, *[40] * 16)) is None  # a quarter of it was there before

@@ -121,8 +121,8 @@ def test_beyond_for_no_reason_stays_and_says_so(tmp_path: Path) -> None:
     said = {item.name: round(item.value, 6) for item in found.evidence}
     assert (said["network.expected_ratio"], said["network.beyond_ratio"]) == (0.05, 0.2)
     assert list(said) == [
-        "network.moved_bytes", "network.bytes_per_second", "network.path_ratio",
-        "network.operation_bytes", "network.operations_per_step_count", "network.expected_ratio",
+        "network.moved_bytes", "network.bytes_per_second", "network.operation_bytes",
+        "network.operations_per_step_count", "network.path_ratio", "network.expected_ratio",
         "network.beyond_ratio",
     ]  # fmt: skip
 

@@ -30,9 +30,9 @@ GPUS = 4
 AMOUNT = r"([\d.,]+ (?:ms|s|min|h))"
 
 
-def finding(gain: int | None, *culprits: int) -> Finding:
+def finding(gain: int | None, *culprits: int, lost: int = 100) -> Finding:
     whose = tuple(Culprit("n", at, "", recoverable_ns=ns) for at, ns in enumerate(culprits))
-    return Finding(CAUSES["storage-local"], 10, 0.1, gain, 0.9, "A", False, False, whose)
+    return Finding(CAUSES["storage-local"], lost, 0.1, gain, 0.9, "A", False, False, whose)
 
 
 def wins(one: Finding, saved_ns: int | None, why: str = "") -> tuple[int | None, list[int | None]]:
@@ -45,6 +45,9 @@ def test_the_replay_is_the_answer_and_no_culprit_wins_more_than_its_cause() -> N
     assert wins(finding(10, 7), 5) == (20, [20])  # of four devices; the only culprit wins all of it
     assert wins(finding(90, 70, 6), 5) == (20, [20, 6])
     assert wins(finding(None), 0) == (0, [])
+    # more than was lost: what is known of one of several is the waiting alone, of the only one all
+    assert wins(finding(90, 70, 6, lost=19), 5) == (20, [None, None])
+    assert wins(finding(90, 70, lost=19), 5) == (20, [20])
 
 
 def test_without_a_replay_it_is_what_attribution_adds_up_to_if_that_can_be_said_at_all() -> None:

@@ -42,8 +42,9 @@ def test_every_size_fits_its_screen(nodes: int, per_node: int, width: int) -> No
 def test_the_verdict_names_cause_amount_culprit_and_victims() -> None:
     # 31 s + 127 * 30 s = 64.0 of 640 GPU-minutes
     assert words.verdict(cluster()) == (
-        "storage-remote cost most: 1.07 of 10.7 GPU-hours (10.0 %), caused by gpu-a04 rank 27"
-        " (/data), for which 127 other ranks waited."
+        "The data path waits for a network file system (storage-remote). That cost most: 1.07 of"
+        " 10.7 GPU-hours (10.0 %), caused by gpu-a04 rank 27 (/data), for which 127 other ranks"
+        " waited."
     )
     # 50 s of each rank, 51 of the culprit, 52 of the ranks of one node: 6,417 of 38,400 s
     assert words.chief_cause(cluster()) == (
@@ -55,7 +56,10 @@ def test_the_verdict_of_a_transfer_blames_nobody() -> None:
     report = cluster(2, 2)
     transfer = replace(report.findings[1], lost_ns=130 * S, share_ratio=130 / 1200)
     said = words.verdict(replace(report, findings=(transfer,)))
-    assert said == ("net-transfer cost most: 2.17 of 20.0 GPU-minutes (10.8 %), no rank's doing.")
+    assert said == (
+        "All ranks had come, and the data were still on their way (net-transfer). That cost most:"
+        " 2.17 of 20.0 GPU-minutes (10.8 %), no rank's doing."
+    )
     emulated = words.verdict(replace(report, findings=(transfer,), emulated=True))
     assert "2.17 of 20.0 emulated GPU-minutes" in emulated
 

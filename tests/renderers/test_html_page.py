@@ -128,7 +128,8 @@ def test_the_verdict_comes_first_and_answers_five_questions() -> None:
         text.index(words)
         for words in (
             "runs/cluster",
-            "storage-remote cost most: 0.40 of 4.0 GPU-hours (10.1 %), caused by gpu-a1 rank 0",
+            "The data path waits for a network file system (storage-remote). That cost most:"
+            " 0.40 of 4.0 GPU-hours (10.1 %), caused by gpu-a1 rank 0",
             "17.1 % of device time in steps lost",
             "What The data path waits for a network file system storage-remote",
             "How much",

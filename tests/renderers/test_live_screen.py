@@ -40,10 +40,11 @@ def sick(live: Live, *states: tuple[str, int, str]) -> Live:
 
 
 def test_the_whole_screen() -> None:
-    assert screen(live_of("two-nodes"), View(80, 13), False, "q quit") == [
+    assert screen(live_of("two-nodes"), View(80, 14), False, "q quit") == [
         " clusterprof top  runs/cluster                 2 nodes, 4 of 6 ranks, last 60 s",
-        " storage-remote cost most: 2.02 of 20.0 GPU-minutes (10.1 %), caused by gpu-a1",
-        " rank 0 (/data), for which 3 other ranks waited.",
+        " The data path waits for a network file system (storage-remote). That cost",
+        " most: 2.02 of 20.0 GPU-minutes (10.1 %), caused by gpu-a1 rank 0 (/data), for",
+        " which 3 other ranks waited.",
         " Busy 80.0 % (least 80.0 %), SM activity 41.0 %, step 740.0 ms, lost 17.1 %.",
         " Lost to: storage-remote 10.1 %, net-transfer 4.0 %, 3 more",
         "",

@@ -1,0 +1,100 @@
+"""From recordings to what a newcomer is told: since when, who ended, how reads are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lean import BEGIN_S, TRANSFER_S, Step, cluster, without
+from recordings import SECOND, Script, write
+
+from clusterprof.detectors.network import AT_PACE, AT_RATE, AT_SLOW_PACE, BEYOND
+from clusterprof.engine.local import analyze
+from clusterprof.engine.network import _worded
+from clusterprof.findings import Evidence, Finding, Report
+
+MIB = 1 << 20
+FAST, SLOW = Step(decode=0.02), Step(decode=0.5)
+
+
+def analysed(scripts: list[Script], folder: Path) -> Report:
+    for number, script in enumerate(scripts):
+        write(script, folder / f"node-{number}")
+    return analyze(folder, history=True)
+
+
+def finding(report: Report, cause: str) -> Finding:
+    return next(one for one in report.findings if one.cause.id == cause)
+
+
+def test_a_rank_that_becomes_slow_is_told_with_time_and_step(tmp_path: Path) -> None:
+    """Steps of 0.02 + 0.3 + transfer for the first 20 of 60, then 0.5 s of decoding."""
+    report = analysed(cluster([FAST] * 60, [FAST] * 20 + [SLOW] * 40), tmp_path)
+    since = finding(report, "cpu-preprocess").since
+    assert since is not None and report.history is not None
+    assert (since.step, since.steps) == (20, 60)
+    begins_ns = (BEGIN_S + 20 * (0.32 + TRANSFER_S)) * SECOND
+    assert abs(since.run_ns - begins_ns) <= report.history.stretch_ns
+    assert finding(report, "net-transfer").since is None
+    assert report.history.ended == ()
+
+
+def test_a_rank_that_is_slow_from_the_first_step_on_has_no_onset(tmp_path: Path) -> None:
+    report = analysed(cluster([FAST] * 40, [SLOW] * 40), tmp_path)
+    assert finding(report, "cpu-preprocess").since is None
+
+
+def test_a_rank_that_ended_early_is_known_to_have(tmp_path: Path) -> None:
+    """30 steps of 0.42 s, and 60: nobody waits for anybody."""
+    short = without(cluster([FAST] * 30, [FAST] * 30), "collectives")[0]
+    long = without(cluster([FAST] * 60, [FAST] * 60), "collectives")[1]
+    report = analysed([short, long], tmp_path)
+    assert report.history is not None
+    ((rank, end_ns),) = report.history.ended
+    assert report.ranks[rank].rank == 0
+    ends_ns = (BEGIN_S + 30 * (0.32 + TRANSFER_S)) * SECOND
+    assert end_ns == pytest.approx(ends_ns, abs=report.history.stretch_ns)
+
+
+def reading(size: int) -> list[Script]:
+    """For 0.3 s of every step a worker reads, 100 times a second."""
+    scripts = cluster([Step(read=0.3, decode=0.01)] * 40)
+    scripts[0].network = {
+        ("disk.reads_total", "vda"): 100, ("disk.read_bytes_total", "vda"): 100 * size,
+        ("disk.read_ns_total", "vda"): SECOND,
+    }  # fmt: skip
+    return scripts
+
+
+def test_small_reads_are_counted_and_packed(tmp_path: Path) -> None:
+    found = finding(analysed(reading(16 << 10), tmp_path), "storage-local")
+    (size,) = (one for one in found.evidence if one.name == "disk.read_size_bytes")
+    assert size.value == pytest.approx(16 << 10)
+    # counters are read ten times a second, and the wait is 0.31 s of 0.71: about 31
+    assert size.note.startswith("a read asked for on average; 100 a second, 3")
+    assert size.note.endswith(" in the waits of a step")
+    packed = next(one for one in found.advice if one.id == "pack-records")
+    assert packed.what.endswith("read these in order; now a read asks for 16.0 KiB")
+    assert found.withheld == ()
+
+
+def test_large_reads_are_left_as_they_are_and_that_is_said(tmp_path: Path) -> None:
+    found = finding(analysed(reading(2 * MIB), tmp_path), "storage-local")
+    assert "pack-records" not in [one.id for one in found.advice]
+    assert found.withheld == ("Larger records are not advised: a read asks for 2.0 MiB already",)
+
+
+def split(**more: Any) -> Any:
+    return SimpleNamespace(**{"expected_ns": 90, "beyond_ns": 10, "by_rate": False, **more})
+
+
+def test_what_is_slow_all_the_time_is_not_called_usual() -> None:
+    slow = (Evidence("network.path_ratio", 0.249, "ratio"),)
+    fair = (Evidence("network.path_ratio", 0.25, "ratio"),)
+    assert list(_worded(split(), slow).values()) == [AT_SLOW_PACE]
+    assert list(_worded(split(), fair).values()) == [AT_PACE]
+    assert list(_worded(split(), ()).values()) == [AT_PACE]  # not known
+    assert list(_worded(split(by_rate=True), slow).values()) == [AT_RATE]
+    assert list(_worded(split(beyond_ns=91), slow).values()) == [BEYOND]
