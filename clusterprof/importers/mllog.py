@@ -98,7 +98,7 @@ class Mllog:
                 account.notes += _notes(run)
                 runs.append((run, account))
             else:
-                account.cut = "no epoch or block with a beginning and an end"
+                account.refuse("no epoch or block with a beginning and an end")
         if not runs:
             raise CannotImportError("no epoch or block with a beginning and an end")
         _compare(runs)

@@ -74,7 +74,7 @@ class TensorBoard:
         runs: dict[str, list[tuple[str, _Points, Account]]] = {}
         for source, account in zip(sources, accounts):
             if _is_events(source.head):
-                account.cut, account.refused = _EVENTS_UNREAD, True
+                account.refuse(_EVENTS_UNREAD)
                 continue
             run, tag = _named(source.path)
             points = _points(source, account)
