@@ -53,7 +53,10 @@ PEERS = (
         ("pandas", "tqdm", "openpyxl", "tabulate", "orjson", "PyYAML", "matplotlib"),
         checkout="CLUSTERPROF_TRACELENS",
     ),
-    Peer("torch-tb-profiler", "tb_.py", ("torch-tb-profiler==0.4.3", "tensorboard", "pandas<2")),
+    Peer(
+        "torch-tb-profiler", "tb_.py",
+        ("torch-tb-profiler==0.4.3", "tensorboard", "pandas<2", "numpy<2"),
+    ),
     Peer("nsys-ai", "nsys_ai_.py", ("nsys-ai==0.3.0",), reads="nsys"),
 )  # fmt: skip
 

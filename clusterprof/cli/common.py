@@ -138,11 +138,10 @@ def renderer_for(
     `tables`: the options `by` and `top` of those for people; `to_file`: in UTF-8, whatever stdout
     can write.
     """
-    from clusterprof.renderers.registry import RENDERERS
+    from clusterprof.renderers.registry import renderer_named
     from clusterprof.renderers.sparks import BARS
-    from clusterprof.renderers.terminal import Terminal
 
-    chosen = next(renderer for renderer in RENDERERS if renderer.name == format_)
+    chosen = renderer_named(format_)
     options: dict[str, Any] = {}
     if format_ not in ("json", "openmetrics"):
         facts = profile.section("facts")
@@ -150,7 +149,7 @@ def renderer_for(
             "gpu_price_per_hour": facts["gpu_price_per_hour"],
             "currency": facts["currency"],
         }
-    if chosen is Terminal:
+    if format_ == "terminal":
         letters = "utf-8" if to_file else getattr(sys.stdout, "encoding", None)
         options |= {
             "width": width or columns(),

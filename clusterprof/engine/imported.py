@@ -220,7 +220,7 @@ def _write_nodes(
             del node  # before the next one is made
     except CannotImportError as error:
         for account in accounts:
-            account.cut, account.refused = error.message, True
+            account.refuse(error.message)
     heap.keep_again()
     for source, account in zip(sources, accounts):
         account.cut = account.cut or source.damage

@@ -47,6 +47,11 @@ class Account:
     refused: bool = False
     """Nothing of it was used, for the reason in `cut`."""
 
+    def refuse(self, why: str) -> None:
+        """Say that nothing of the file was used."""
+        self.cut = self.cut or why
+        self.refused = True
+
     def said(self) -> str:
         """Return the account in one line."""
         if not self.format:

@@ -17,6 +17,7 @@ Int = NDArray[np.int64]
 Float = NDArray[np.float64]
 Narrow = NDArray[np.signedinteger] | int
 """A column in a type just wide enough; a number where it is the same everywhere."""
+_UNREAD_NS, _UNREAD_AT_MOST = 30_000_000_000, 1024
 _TOGETHER_AT_MOST = 256
 """Series of one record, so that one record stays small."""
 
@@ -38,6 +39,13 @@ def held_by(low: int, high: int) -> type[np.signedinteger]:
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return dtype
     return np.int64
+
+
+def unread_ns(first_ns: int, last_ns: int, edges_ns: Int) -> Int:
+    """Return when a device that nobody read is said to have no reading: often, and at the edges."""
+    count = min((last_ns - first_ns) // _UNREAD_NS + 2, _UNREAD_AT_MOST)
+    between = (last_ns - first_ns) // (count - 1)
+    return np.unique(np.concatenate([first_ns + np.arange(count) * between, edges_ns.ravel()]))
 
 
 @dataclass(slots=True)

@@ -35,6 +35,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from clusterprof.importers.base import Account, CannotImportError, Source
+from clusterprof.importers.columns import unread_ns
 from clusterprof.importers.tables import SPAN_AT_MOST_NS, NodeTables
 from clusterprof.importers.text_lines import json_of, lines_of, whole_ns
 from clusterprof.probe import layout
@@ -48,8 +49,6 @@ COLD_RATIO = 1.25
 SLOW_RATIO = 1.03
 """An instance is slow when its fastest epoch took so much longer than the middle one of all."""
 INSTANCES_AT_LEAST = 3
-UNSEEN_NS, UNSEEN_AT_MOST = 30 * SECOND_NS, 1024
-"""So often the accelerator is said to have no reading."""
 _KEY = re.compile(r"([a-z_]{1,32})_(start|stop)$")
 _WANTED = ("init", "staging", "epoch", "block", "eval", "run")
 
@@ -99,7 +98,7 @@ class Mllog:
                 account.notes += _notes(run)
                 runs.append((run, account))
             else:
-                account.cut = "no epoch or block with a beginning and an end"
+                account.refuse("no epoch or block with a beginning and an end")
         if not runs:
             raise CannotImportError("no epoch or block with a beginning and an end")
         _compare(runs)
@@ -179,9 +178,7 @@ def node_of(run: Run, alone: bool) -> NodeTables:
         numbers = list(range(1, len(numbers) + 1))
     table = np.array([one[:2] for one in steps], np.int64).T
     last_ns = max(run.last_ns, int(table[1, -1]))
-    count = min((last_ns - run.first_ns) // UNSEEN_NS + 2, UNSEEN_AT_MOST)
-    between = (last_ns - run.first_ns) // (count - 1)
-    t_ns = np.unique(np.concatenate([run.first_ns + np.arange(count) * between, table.ravel()]))
+    t_ns = unread_ns(run.first_ns, last_ns, table)
     node.series(GPU_BUSY.name, "unseen", t_ns, np.full(t_ns.size, np.nan))  # nobody read it
     node.spans(1, layout.STEP, table[0], table[1], numbers, 2, -1, -1)
     for kind in ("init", "staging", "epoch", "block", "run"):

@@ -76,7 +76,7 @@ class FlightRecorder:
             if dump is None:
                 continue
             if dump.rank in dumps:
-                account.cut = f"rank {dump.rank} is in another file, too"
+                account.refuse(f"rank {dump.rank} is in another file, too")
             else:
                 dumps[dump.rank] = dump, account
         if not dumps:
@@ -95,16 +95,16 @@ class FlightRecorder:
 
 def _read(source: Source, account: Account) -> Dump | None:
     if source.head.lstrip()[:1] == _PICKLE:
-        account.cut = _REFUSED
+        account.refuse(_REFUSED)
         return None
     rank = _RANK.search(source.path.name)
     if rank is None:
-        account.cut = "its name does not end with a rank"
+        account.refuse("its name does not end with a rank")
         return None
     try:
         data = whole_bytes(source, BYTES_AT_MOST)
     except CannotImportError as error:
-        account.cut = error.message
+        account.refuse(error.message)
         return None
     try:
         dump = parse_dump(data.lstrip(), int(rank[1]), 0)
@@ -119,7 +119,7 @@ def _read(source: Source, account: Account) -> Dump | None:
         RecursionError,
         OverflowError,
     ) as error:
-        account.cut = f"no dump that can be read ({type(error).__name__}: {str(error)[:120]})"
+        account.refuse(f"no dump that can be read ({type(error).__name__}: {str(error)[:120]})")
         return None
 
 

@@ -232,7 +232,7 @@ def _json_columns(source: Source, account: Account) -> dict[str, list[object]]:
     try:
         found = msgspec.json.decode(whole_bytes(source))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        account.cut = f"no valid JSON ({error})"
+        account.refuse(f"no valid JSON ({error})")
         return {}
     if not isinstance(found, dict):
         return {}

@@ -25,7 +25,8 @@ import clusterprof.engine.local as local
 from clusterprof.cli import commands
 from clusterprof.cli.app import main
 import clusterprof.gate, clusterprof.engine.live, clusterprof.renderers.live
-import clusterprof.renderers.registry
+from clusterprof.renderers.registry import RENDERERS
+list(RENDERERS)  # each is loaded when it is asked for
 really = local.analyze
 def analyze(*paths, **options):
     made = reports.ALL.get(paths[0].name)

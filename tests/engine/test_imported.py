@@ -199,3 +199,14 @@ def test_milliseconds_have_stretches_of_their_own(tmp_path: Path) -> None:
     assert history.stretches == 6  # 2 ms are 5.1 of them
     assert sum(sum(one.in_step_ns) for one in history.ranks) == 2_000_000
     assert sum(sum(ns) for one in history.ranks for _, ns in one.lost) == 800_000
+
+
+def test_of_files_that_are_read_together_each_must_be_of_use_to_who_judges(tmp_path: Path) -> None:
+    seeds = Path(__file__).parents[1] / "importers" / "seeds" / "mllog"
+    good, bad = tmp_path / "result_0.txt", tmp_path / "result_1.txt"
+    good.write_bytes((seeds / "short.txt").read_bytes())
+    bad.write_text(':::MLLOG {"time_ms": 1700000000000, "key": "init_start"}\n')
+    with pytest.raises(NoRecording, match=r"result_1\.txt: no epoch or block with a beginning"):
+        analyze(good, bad)
+    notes = analyze(good, bad, leave_unknown=True).notes
+    assert any("no epoch or block with a beginning" in note for note in notes)

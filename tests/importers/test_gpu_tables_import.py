@@ -146,7 +146,7 @@ def test_dynolog_as_lines_of_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        b"", b"{", b"\xff\xfe\x00", b"timestamp,a,b\n1,2,3\n", b"Wall time,Step,Value\n1,2,3\n",
+        b"", b"{", b"\xff\xfe\x00", b"timestamp,a,b\n1,2,3\n", b"Relative time,Step,Value\n1,2,3\n",
         b"metric,x\n", b'{"timestamp": 5}\n', b"[[1, 2, 3]]", b'"' * 1000, b"time = x data = {}\n",
     ],
 )  # fmt: skip

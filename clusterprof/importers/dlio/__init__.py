@@ -60,7 +60,7 @@ class Dlio:
             try:
                 read_file(source, account, folder)
             except CannotImportError as error:
-                account.cut = error.message
+                account.refuse(error.message)
         some = [one for one in folders.values() if one.outputs]
         if not some:
             raise CannotImportError(

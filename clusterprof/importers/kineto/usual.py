@@ -76,6 +76,22 @@ class _Category:
         self._kinds = kinds
         self._missed = 0
         self.type = self._made([""])
+        self._events: dict[bool, Any] = {}
+
+    def events(self, says_comm: bool) -> Any:
+        """Return the type of its events, as long as that of their names stays what it is."""
+        known = self._events.get(says_comm)
+        if known is None:
+            fields: list[Any] = [
+                ("name", self.type), ("ph", _WHOLE, "X"), ("pid", int | str, -1),
+                ("tid", int | str, -1), ("ts", float, math.nan), ("dur", float, math.nan),
+            ]  # fmt: skip
+            if self.name in _ON_DEVICE:
+                fields.append(("args", CommArgs if says_comm else Args, NO_ARGS))
+            elif self.name in _CALLS:
+                fields.append(("args", _Link, _NO_LINK))
+            known = self._events[says_comm] = _struct(self.name, fields, {})
+        return known
 
     def _made(self, names: Sequence[str]) -> type[Name]:
         known = self._kinds[self.name]
@@ -100,6 +116,7 @@ class _Category:
         if self._missed < _MISSES_PER_NAME * (self._size + 64) or self._size >= NAMES_AT_MOST:
             return False
         self._missed = 0
+        self._events.clear()
         self.type = self._made(list(dict.fromkeys(["", *self._kinds[self.name]]))[:NAMES_AT_MOST])
         return True
 
@@ -110,6 +127,9 @@ class Usual:
     def __init__(self, kinds: words.Kinds) -> None:
         named = (*_ON_DEVICE, *_CALLS, *_ON_HOST)
         self._categories = [_Category(name, kinds) for name in named]
+        self._quiet = [
+            _struct(name, [("ph", _NO_HALF, "X")], {"name": _Nothing}) for name in _QUIET
+        ]
         self._decoders: dict[bool, Any] = {}
 
     def events(self, text: bytes) -> list[Event] | None:
@@ -127,19 +147,7 @@ class Usual:
         return events  # type: ignore[no-any-return]
 
     def _decoder(self, says_comm: bool) -> Any:
-        args: Any = CommArgs if says_comm else Args
-        made: list[Any] = []
-        for one in self._categories:
-            fields: list[Any] = [
-                ("name", one.type), ("ph", _WHOLE, "X"), ("pid", int | str, -1),
-                ("tid", int | str, -1), ("ts", float, math.nan), ("dur", float, math.nan),
-            ]  # fmt: skip
-            if one.name in _ON_DEVICE:
-                fields.append(("args", args, NO_ARGS))
-            elif one.name in _CALLS:
-                fields.append(("args", _Link, _NO_LINK))
-            made.append(_struct(one.name, fields, {}))
-        made += [_struct(name, [("ph", _NO_HALF, "X")], {"name": _Nothing}) for name in _QUIET]
+        made = [one.events(says_comm) for one in self._categories] + self._quiet
         either: Any = made[0]
         for one in made[1:]:
             either = either | one

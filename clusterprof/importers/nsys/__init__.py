@@ -69,9 +69,9 @@ class Nsys:
                 with Database(source) as db:
                     profiles.append(profile_of(db, account))
             except (UsageError, DamagedError) as error:
-                account.cut = getattr(error, "message", str(error))
+                account.refuse(getattr(error, "message", str(error)))
             if profiles and profiles[-1].account is account and not profiles[-1].parts:
-                account.cut = account.cut or "no device did anything in it"
+                account.refuse("no device did anything in it")
                 profiles.pop()
         if not profiles:
             raise CannotImportError(

@@ -79,7 +79,7 @@ class OperatorTable:
                     read_timeline(source, account, table)
             except CannotImportError as error:
                 problem = problem or error
-                account.cut = error.message
+                account.refuse(error.message)
         node = node_of(table, accounts[0])
         if node is None:
             raise problem or CannotImportError(

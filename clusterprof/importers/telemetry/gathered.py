@@ -140,6 +140,8 @@ class Gathered:
             used = False
             settled = list(_settled(host, account))
             for signal, device, t_ns, values in (*settled, *_all_cores(settled)):
+                if np.isnan(values).all():  # parts that were never read at the same time
+                    continue
                 node.series(signal, device, t_ns, values)
                 used = True
                 if signal == "gpu.busy_ratio":
