@@ -7,6 +7,7 @@ IFA_LOCAL is the address itself; where it is missing (IPv6), IFA_ADDRESS is.
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 
@@ -29,7 +30,9 @@ def local_addresses() -> dict[bytes, str]:
             if address and len(found) < _MOST:
                 try:
                     found[address] = socket.if_indextoname(index)
-                except OSError:
+                except OSError as error:
+                    if error.errno in (errno.EMFILE, errno.ENFILE):  # it opens a socket to ask
+                        raise netlink.reason(error) from None
                     continue  # gone since the kernel wrote it
         return found
     finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import socket
 import struct
 from collections.abc import Iterator
@@ -127,8 +129,20 @@ def test_a_closed_connection_is_told_apart_from_one_that_lives(kernel: Connectio
         accepted.close()
 
 
-def test_a_long_list_comes_in_pieces(kernel: Connections) -> None:
-    pairs = [pair(own_address()) for _ in range(400)]
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Let this process open more files than some machines usually allow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard not in (-1, resource.RLIM_INFINITY) and hard < 2048:
+        pytest.skip(f"this process may not open more than {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_long_list_comes_in_pieces(kernel: Connections, many_files: None) -> None:
+    address = own_address()
+    pairs = [pair(address) for _ in range(400)]
     kernel.start()
     sizes = []
     last = False
@@ -149,6 +163,17 @@ def test_a_long_list_comes_in_pieces(kernel: Connections) -> None:
     for endpoints in pairs:
         for endpoint in endpoints:
             endpoint.close()
+
+
+def test_without_a_file_to_spare_addresses_are_unknown_and_not_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(index: int) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "if_indextoname", full)
+    with pytest.raises(Unavailable, match="too many open files"):
+        local_addresses()
 
 
 def test_loopback_is_an_interface_of_its_own() -> None:

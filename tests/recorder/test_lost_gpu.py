@@ -91,8 +91,11 @@ def test_trouble_with_one_gpu_is_its_own(line: str, event: str, tmp_path: Path) 
     scenario.write()
 
     records = records_of(out)
-    for collector in ("cpu", "pressure", "disk", "threads"):
-        assert enough(times_of(records, collector), began_ns, ended_ns), collector
+    others = {name: times_of(records, name) for name in ("cpu", "pressure", "disk", "threads")}
+    seen = {name for name, times in others.items() if times}  # not every kernel has them all
+    assert {"cpu", "threads"} <= seen
+    for name in seen:
+        assert enough(others[name], began_ns, ended_ns), name
     assert not enough(times_of_device(records, uuid(0)), began_ns, ended_ns)  # there was trouble
     healthy = times_of_device(records, uuid(1))
     if event != "helper-died":
