@@ -33,8 +33,8 @@ from clusterprof.recorder.registry import registered_alive
 from clusterprof.trace.reader import NodeReader, node_folders
 from clusterprof.trace.schema import Columns, Header, Record, Spans
 
-AT_ONCE = 8
-LOST_AT_MOST_NS = 1_000_000_000
+AT_ONCE = 4
+LOST_AT_MOST_NS = 1_000_000_000  # of the time in which a CPU could be had
 AFTER_KILL_S = 0.2
 
 # One process that has imported the launcher forks every job: a job costs its Python, not the
@@ -153,8 +153,9 @@ def kill_once(nursery: Nursery, folder: Path, number: int) -> int:
     nursery.start(out, job, PYTHON, "-c", TRAINER, str(stop), str(said))
     agent = recorder_pid(job)
     wait_until(lambda: list(run_dir_of(job).glob("rings/*.json")))  # it trains
+    before_ns = delay_ns(agent)
     time.sleep(random.Random(number).uniform(0, 2.0))
-    killed_ns = time.monotonic_ns()
+    killed_ns, delayed_ns = time.monotonic_ns(), delay_ns(agent) - before_ns
     os.kill(agent, signal.SIGKILL)
     time.sleep(AFTER_KILL_S)
     stop.touch()
@@ -163,9 +164,15 @@ def kill_once(nursery: Nursery, folder: Path, number: int) -> int:
     reader = NodeReader(node_folders(out)[0])
     records = list(reader)  # opens, every time
     assert reader.damage.damaged_places == 0
-    return lost_ns(records, killed_ns)
+    return lost_ns(records, killed_ns) - delayed_ns
 
 
+def delay_ns(pid: int) -> int:
+    """Return how long a process has waited for a CPU: on a busy machine it is late by that."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+
+
+@pytest.mark.quiet
 @pytest.mark.parametrize("runs", [40, pytest.param(400, marks=pytest.mark.long)])
 def test_a_killed_recorder_loses_at_most_a_second_and_harms_nobody(
     nursery: Nursery, tmp_path: Path, runs: int
