@@ -126,3 +126,28 @@ def test_event_files_are_refused_with_what_to_do(tmp_path: Path) -> None:
         imported(path)
     nodes, (account, _) = imported(path, LOSS)
     assert (len(nodes), account.refused) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (["1.0,0,1", "2.0,9007199254740991,1"], "more than 1,048,576 steps between points"),
+        (["1.0,0,1", "2.0,600000,1", "3.0,1200000,1"], "more than 1,048,576 steps between points"),
+        ([f"{n}.0,{n},1" for n in range(262_145)], "more than 262,144 points"),
+    ],
+    ids=["far", "farther and farther", "many"],
+)
+def test_more_than_any_run_has_is_refused(rows: list[str], why: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("\n".join(["Wall time,Step,Value", *rows]))
+    with pytest.raises(CannotImportError, match=why):
+        imported(path)
+
+
+def test_the_room_for_steps_is_that_of_all_runs(tmp_path: Path) -> None:
+    paths = [tmp_path / f"run-{name}-tag-x.csv" for name in "ab"]
+    for path in paths:
+        path.write_text("Wall time,Step,Value\n1.0,0,1\n2.0,600000,1\n")
+    assert len(imported(paths[0])[0]) == 1
+    with pytest.raises(CannotImportError, match="steps between points"):
+        imported(*paths)
