@@ -22,9 +22,10 @@ of that device instead, which are not tied to the steps.
 
 ## Where it is blind
 
-TensorBoard gives out a thousand points of a tag at most, unless told otherwise. What is between two
-points is all of it in the steps: evaluations and checkpoints too. Where a run was begun anew and
-its numbers go back, the time between is left out. Nothing tells of ranks or of a cause.
+TensorBoard gives out a thousand points of a tag at most, unless told otherwise; of long runs the
+last 131,072 steps are laid. What is between two points is all of it in the steps: evaluations and
+checkpoints too. Where a run was begun anew and its numbers go back, the time between is left out.
+Nothing tells of ranks or of a cause.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from clusterprof.importers.text_lines import lines_of, number, text_number, whol
 from clusterprof.probe import layout
 from clusterprof.signals import GPU_BUSY
 
-POINTS_AT_MOST, STEPS_AT_MOST = 1 << 18, 1 << 20
+POINTS_AT_MOST, STEPS_AT_MOST = 1 << 18, 1 << 17
 """Of all files together: TensorBoard gives out a thousand points of a tag."""
 _HEAD = b"Wall time,Step,Value"
 _TRIPLE = re.compile(rb'\[\s*\[\s*[1-4]\d{9}(?:\.\d+)?\s*,\s*\d{1,18}\s*,\s*(?:-?\d|"?-?[NI])')
@@ -113,13 +114,18 @@ class Room:
 
     steps: int
 
-    def take(self, count: int) -> None:
-        """Take some of it. Raises CannotImportError when there is too little."""
-        self.steps -= count
-        if self.steps < 0:
-            raise CannotImportError(
-                f"more than {STEPS_AT_MOST:,} steps between points", "give a part"
+    def take(self, count: Int, account: Account) -> slice:
+        """Return which stretches of so many steps there is room for: the last ones."""
+        size = np.minimum(count, STEPS_AT_MOST + 1)  # so that the sums fit
+        fits = np.cumsum(size[::-1])[::-1] <= self.steps
+        kept = slice(count.size - int(np.count_nonzero(fits)), None)
+        self.steps -= int(count[kept].sum())
+        if not fits.all():
+            account.notes.append(
+                f"only the last {int(count[kept].sum()):,} steps were laid: all runs together have"
+                f" room for {STEPS_AT_MOST:,}"
             )
+        return kept
 
 
 def _points(source: Source, account: Account, most: int) -> _Points:
@@ -203,8 +209,10 @@ def _steps(points: _Points, account: Account, room: Room) -> tuple[Int, Int, Int
     took, count = took[rows], count[rows]
     if not rows.size:
         return None
-    room.take(int(count.max()))  # of numbers that are huge the sum may be none
-    room.take(int(count.sum() - count.max()))
+    kept = room.take(count, account)
+    rows, took, count = rows[kept], took[kept], count[kept]
+    if not rows.size:
+        return None
     if count.max() > 1:
         account.notes.append(
             f"points are up to {int(count.max()):,} steps apart: each step between two is given"
