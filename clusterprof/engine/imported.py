@@ -107,7 +107,9 @@ def _refuse_what_said_nothing(accounts: Sequence[Account]) -> None:
     refused = [account for account in accounts if account.refused]
     if refused:
         one = refused[0]
-        why = NoRecording(f"{one.path}: {one.cut}", "export it again")
+        why = NoRecording(
+            f"{one.path}: {one.cut.removeprefix(f'{one.path.name}: ')}", "export it again"
+        )
         raise judged_in_part(why, len(refused) - 1)
 
 

@@ -22,15 +22,17 @@ of that device instead, which are not tied to the steps.
 
 ## Where it is blind
 
-TensorBoard gives out a thousand points of a tag at most, unless told otherwise. What is between two
-points is all of it in the steps: evaluations and checkpoints too. Where a run was begun anew and
-its numbers go back, the time between is left out. Nothing tells of ranks or of a cause.
+TensorBoard gives out a thousand points of a tag at most, unless told otherwise; of long runs the
+last 131,072 steps are laid. What is between two points is all of it in the steps: evaluations and
+checkpoints too. Where a run was begun anew and its numbers go back, the time between is left out.
+Nothing tells of ranks or of a cause.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -47,7 +49,8 @@ from clusterprof.importers.text_lines import lines_of, number, text_number, whol
 from clusterprof.probe import layout
 from clusterprof.signals import GPU_BUSY
 
-POINTS_AT_MOST, STEPS_AT_MOST = 1 << 21, 1 << 20
+POINTS_AT_MOST, STEPS_AT_MOST = 1 << 18, 1 << 17
+"""Of all files together: TensorBoard gives out a thousand points of a tag."""
 _HEAD = b"Wall time,Step,Value"
 _TRIPLE = re.compile(rb'\[\s*\[\s*[1-4]\d{9}(?:\.\d+)?\s*,\s*\d{1,18}\s*,\s*(?:-?\d|"?-?[NI])')
 _NAMED = re.compile(r"(?:run[-_])?(?P<run>.*?)[-_]tag[-_](?P<tag>.*)$")
@@ -72,17 +75,19 @@ class TensorBoard:
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield every run. Raises CannotImportError when none has two points."""
         runs: dict[str, list[tuple[str, _Points, Account]]] = {}
+        held = 0
         for source, account in zip(sources, accounts):
             if _is_events(source.head):
                 account.refuse(_EVENTS_UNREAD)
                 continue
             run, tag = _named(source.path)
-            points = _points(source, account)
+            points = _points(source, account, POINTS_AT_MOST - held)
+            held += len(points)
             account.read["points"] += len(points)
             runs.setdefault(run, []).append((tag, points, account))
-        some = False
+        some, room = False, Room(STEPS_AT_MOST)
         for run, tags in runs.items():
-            for node in _nodes_of(run, tags):
+            for node in _nodes_of(run, tags, room):
                 some = True
                 yield node
         if not some and not runs:
@@ -103,7 +108,27 @@ def _named(path: Path) -> tuple[str, str]:
     return (found["run"], found["tag"]) if found else (stem, "")
 
 
-def _points(source: Source, account: Account) -> _Points:
+@dataclass(slots=True)
+class Room:
+    """How many steps may still be laid, of all runs."""
+
+    steps: int
+
+    def take(self, count: Int, account: Account) -> slice:
+        """Return which stretches of so many steps there is room for: the last ones."""
+        size = np.minimum(count, STEPS_AT_MOST + 1)  # so that the sums fit
+        fits = np.cumsum(size[::-1])[::-1] <= self.steps
+        kept = slice(count.size - int(np.count_nonzero(fits)), None)
+        self.steps -= int(count[kept].sum())
+        if not fits.all():
+            account.notes.append(
+                f"only the last {int(count[kept].sum()):,} steps were laid: all runs together have"
+                f" room for {STEPS_AT_MOST:,}"
+            )
+        return kept
+
+
+def _points(source: Source, account: Account, most: int) -> _Points:
     """When, which step and what: of all that can be used."""
     points: _Points = []
     for cells in _rows(source, account):
@@ -133,7 +158,9 @@ def _rows(source: Source, account: Account) -> Iterator[Sequence[object]]:
             yield [text_number(cell) for cell in text.split(",")]
 
 
-def _nodes_of(run: str, tags: Sequence[tuple[str, _Points, Account]]) -> Iterator[NodeTables]:
+def _nodes_of(
+    run: str, tags: Sequence[tuple[str, _Points, Account]], room: Room
+) -> Iterator[NodeTables]:
     """A run as one node: its steps, and the readings of its devices."""
     gathered = Gathered()
     told: list[tuple[_Points, Account]] = []
@@ -151,7 +178,7 @@ def _nodes_of(run: str, tags: Sequence[tuple[str, _Points, Account]]) -> Iterato
     key = run or "run"
     node = next(gathered.nodes(TensorBoard.name, tags[0][2], key), None)
     longest = max(told, key=lambda one: len(one[0]), default=None)
-    laid = _steps(*longest) if longest is not None else None
+    laid = _steps(*longest, room) if longest is not None else None
     if laid is not None:
         node = node or NodeTables("", TensorBoard.name, 0, key)
         _lay(node, *laid)
@@ -170,7 +197,7 @@ def _reading(tag: str) -> tuple[str, Meaning] | None:
     return None
 
 
-def _steps(points: _Points, account: Account) -> tuple[Int, Int, Int] | None:
+def _steps(points: _Points, account: Account, room: Room) -> tuple[Int, Int, Int] | None:
     """Start, end and number of steps; None when there are none."""
     table = np.array([point[:2] for point in points], np.int64).reshape(-1, 2)
     table = table[np.argsort(table[:, 0], kind="stable")]
@@ -182,8 +209,10 @@ def _steps(points: _Points, account: Account) -> tuple[Int, Int, Int] | None:
     took, count = took[rows], count[rows]
     if not rows.size:
         return None
-    if int(count.max()) > STEPS_AT_MOST or int(count.sum()) > STEPS_AT_MOST:
-        raise CannotImportError(f"more than {STEPS_AT_MOST:,} steps between points", "give a part")
+    kept = room.take(count, account)
+    rows, took, count = rows[kept], took[kept], count[kept]
+    if not rows.size:
+        return None
     if count.max() > 1:
         account.notes.append(
             f"points are up to {int(count.max()):,} steps apart: each step between two is given"

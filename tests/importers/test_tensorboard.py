@@ -126,3 +126,24 @@ def test_event_files_are_refused_with_what_to_do(tmp_path: Path) -> None:
         imported(path)
     nodes, (account, _) = imported(path, LOSS)
     assert (len(nodes), account.refused) == (1, True)
+
+
+def test_more_points_than_any_run_has_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    rows = "".join(f"{n}.0,{n},1\n" for n in range(262_145))
+    path.write_text(f"Wall time,Step,Value\n{rows}")
+    with pytest.raises(CannotImportError, match="more than 262,144 points"):
+        imported(path)
+
+
+def test_of_a_long_run_the_last_steps_are_laid(tmp_path: Path) -> None:
+    paths = [tmp_path / f"run-{name}-tag-x.csv" for name in "ab"]
+    rows = "1.0,0,1\n2.0,9007199254740991,1\n3.0,9007199254740992,1\n4.0,1,1\n5.0,100001,1\n"
+    for path in paths:
+        path.write_text(f"Wall time,Step,Value\n{rows}")
+    (node,), accounts = imported(*paths)
+    assert len(steps(node)) == 100_000
+    assert (steps(node)[0][0], steps(node)[-1][1]) == (4 * S, 5 * S)
+    room = "all runs together have room for 131,072"
+    assert f"only the last 100,000 steps were laid: {room}" in accounts[0].notes
+    assert accounts[1].notes == [f"only the last 0 steps were laid: {room}"]

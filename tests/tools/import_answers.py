@@ -58,7 +58,7 @@ def main() -> int:
 
 @cache
 def read(name: str) -> Analysed:
-    return analysed(DATA / name)
+    return analysed(DATA / name, leave_unknown=True)  # as `analyze` does
 
 
 def known(folder: str) -> Mapping[str, Any]:
