@@ -137,7 +137,7 @@ def test_a_rate_is_kept_and_the_queue_is_bounded(nodes: list[Node], cable: Cable
     cable.be(1, Link(rate_bits_per_second=100 * MEGABIT, queue_bytes=60_000))
     rates = [sent(nodes, 4 << 20) for _ in range(3)]  # the machine's neighbours come and go
     port = cable.counts()["ports"][1]
-    # TCP never beats the line, and reaches a good part of it in spite of what the queue drops.
+    # TCP never beats the line, and reaches a good part of it.
     assert 25 * MEGABIT < max(rates) < 105 * MEGABIT
     assert port["down"]["overflowed"] > before["overflowed"]
     assert 50_000 < port["down"]["queued_bytes_at_most"] <= 60_000
@@ -214,7 +214,8 @@ def run(
     """A clean job: two nodes, two ranks each, a real rendezvous between them."""
     pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
     out = tmp_path_factory.mktemp("cluster") / "recording"
-    return out, train(nodes, 2, [STEPS, STEPS], out, "lab-clean")
+    words = (*STEPS, "--linger-s=3")  # so that all that was sent is looked at
+    return out, train(nodes, 2, [words, words], out, "lab-clean")
 
 
 @pytest.mark.torch
@@ -288,7 +289,6 @@ def test_the_stopwatches_agree_with_each_other(run: tuple[Path, list[Said]]) -> 
         lost[rank] = lost.get(rank, 0) + ns
     for row in found["ranks"]:
         assert 0 < row["compute_ns"] <= row["total_ns"]
-        # Nothing is sent or received: between two looks at the clock only the CPU can be lost.
         waits = row["data_wait_ns"] + row["reduce_wait_ns"]
         assert abs(waits - lost[row["rank"]]) <= 6 * 8  # each share of a step is rounded
         assert waits + row["send_recv_ns"] + row["compute_ns"] <= row["total_ns"]

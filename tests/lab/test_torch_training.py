@@ -101,13 +101,21 @@ def test_hidden_loading_costs_nothing(tmp_path: Path, dataset: Path) -> None:
     options = ("--fault", "hidden", "--workers", "2")
     for attempt in range(3):
         said = train(tmp_path / str(attempt), dataset, *options)
-        if said["late_wait_ns"] <= 0.005 * said["total_ns"]:
-            break
-    else:
-        pytest.skip("loading was not hidden: this machine was too busy, three times in a row")
-    report = analyze(tmp_path / str(attempt))
-    assert report.in_step_ns > 0
-    assert [f.cause.id for f in report.findings if f.cause.family in ("storage", "cpu")] == []
+        contended_ns = said["delay_wait_ns"] + said["run_delay_ns"]
+        true_ns = {
+            "storage": said["read_wait_ns"],
+            "cpu": min(said["wait_ns"] + said["run_delay_ns"], said["cpu_wait_ns"] + contended_ns),
+        }
+        report = analyze(tmp_path / str(attempt))
+        assert report.in_step_ns > 0
+        named = {f.cause.family for f in report.findings if not f.outside_steps} & set(true_ns)
+        if said["late_wait_ns"] + contended_ns <= 0.005 * said["total_ns"]:
+            assert named == set()  # what the first batch took is none either
+            return
+    # A busy machine, three times in a row: what it cost is told, and no more.
+    for family in named:
+        found_ns = sum(f.lost_ns for f in report.findings if f.cause.family == family)
+        assert found_ns / report.in_step_ns <= true_ns[family] / said["total_ns"] + 0.02
 
 
 @pytest.mark.parametrize("fault", ["reads", pytest.param("burn", marks=pytest.mark.long)])

@@ -28,9 +28,15 @@ import torch.distributed as dist
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=size)
 """
-# The recorder's eyes need a moment to open a ring before its process is gone.
+# The recorder's eyes need a moment to open a ring before its process is gone; gloo aborts a rank
+# whose peer leaves while it is still at work, so they leave together.
 END = f"""
 {UNTIL_HELD}
+open(sys.argv[1] + ".left%d" % rank, "w").close()
+for _ in range(500):
+    if all(os.path.exists(sys.argv[1] + ".left%d" % each) for each in range(size)): break
+    time.sleep(0.01)
+time.sleep(0.05)
 dist.destroy_process_group()
 """
 

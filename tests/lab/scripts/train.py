@@ -73,6 +73,12 @@ def collate(items: list):
     return x, torch.tensor(labels), torch.tensor(made)
 
 
+def run_delay_ns() -> int:
+    """How long this thread was ready so far, and had no CPU."""
+    with open("/proc/thread-self/schedstat") as file:
+        return int(file.read().split()[1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True)
@@ -94,7 +100,7 @@ def main() -> None:
     wait_ns = read_wait_ns = cpu_wait_ns = delay_wait_ns = late_wait_ns = 0
     losses = []
     batches = iter(loader)
-    began = time.perf_counter_ns()
+    began, delayed = time.perf_counter_ns(), run_delay_ns()
     for _ in range(options.steps):
         asked = time.perf_counter_ns()
         x, y, made = next(batches)
@@ -112,7 +118,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
-    total_ns = time.perf_counter_ns() - began
+    total_ns, run_delay = time.perf_counter_ns() - began, run_delay_ns() - delayed
     print(
         json.dumps(
             {
@@ -122,6 +128,7 @@ def main() -> None:
                 "cpu_wait_ns": round(cpu_wait_ns),
                 "delay_wait_ns": round(delay_wait_ns),
                 "late_wait_ns": round(late_wait_ns),
+                "run_delay_ns": run_delay,
                 "losses": losses,
             }
         )

@@ -107,6 +107,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model-mb", type=float, default=4.0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--chain", action="store_true")
+    parser.add_argument(
+        "--linger-s", type=float, default=0.0, help="connected, after the last step"
+    )
     parser.add_argument("--own", nargs=2, action="append", default=[], help="RANK NAME=VALUE")
     return parser.parse_args()
 
@@ -175,6 +178,7 @@ def main() -> None:
     with open(__file__) as turn:  # a pipe keeps only short lines of several writers apart
         fcntl.flock(turn, fcntl.LOCK_EX)
         print(line, flush=True)
+    time.sleep(options.linger_s)
     dist.destroy_process_group()
 
 
