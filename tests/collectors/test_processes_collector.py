@@ -228,17 +228,17 @@ def test_the_main_thread_says_of_its_process_what_the_process_says() -> None:
 def test_processes_that_threads_has_found_are_not_searched_again(tmp_path: Path) -> None:
     for pid in (10, 11, 12):
         write_process(tmp_path, pid, "python", None)
-    context = Context(Roots(tmp_path), None, lambda: [10])
+    pids = [10]
+    context = Context(Roots(tmp_path), None, lambda: pids)
     collector = ProcessesCollector(context, clock=lambda: 5)
     collector.open()
     assert [row[1] for row in collector.sample()] == [10]  # nobody else searches
     for pid in (10, 11):
         context.readings.share(pid, SimpleNamespace(line=b"", line_ns=-(10**12)))
-    assert [row[1] for row in collector.sample()] == [10, 11]
+    pids.append(12)
+    assert [row[1] for row in collector.sample()] == [10, 11]  # who is known there, and no other
     for pid in (10, 11):  # `threads` was closed: the search is ours again
         context.readings.forget(pid)
-    context = Context(Roots(tmp_path), None, lambda: [10, 12], context.readings)
-    collector._context = context
     assert [row[1] for row in collector.sample()] == [10, 11, 12]
 
 

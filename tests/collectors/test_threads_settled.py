@@ -96,11 +96,24 @@ def test_one_that_vanishes_or_is_hidden_in_mid_tick_costs_the_others_nothing(
 
 
 def test_a_line_that_is_longer_than_one_reading_is_read_whole(proc: Path) -> None:
+    (proc / "sys/kernel/task_delayacct").write_text("1\n")
     rig, (thread,) = settled(proc, 10)
-    thread.be("S", "2 0 2", "second", user=5)
+    thread.be("S", "2 0 2", "second", block=5)
     stat = thread.folder / "stat"
-    stat.write_text(stat.read_text().rstrip() + " 18446744073709551615" * 30 + "\n")
-    assert rig.tick()[0].user == 50_000_000
+    name, words = stat.read_text().split(") ")
+    fields = words.split(" ")
+    for index in (7, 8, 10, 13, 14, *range(20, 39)):  # before the delay
+        fields[index] = "18446744073709551615"
+    stat.write_text(f"{name}) {' '.join(fields)}")
+    assert len(stat.read_text()) > 479
+    assert rig.tick()[0].block_io == 50_000_000
+
+
+def test_closed_it_leaves_the_search_to_others(proc: Path) -> None:
+    rig, _ = settled(proc, 10)
+    assert rig.collector._context.readings.pids() == [10]
+    rig.collector.close()
+    assert rig.collector._context.readings.pids() == []
 
 
 def test_another_form_of_schedstat_is_understood_one_by_one() -> None:

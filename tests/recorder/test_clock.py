@@ -14,7 +14,7 @@ import pytest
 
 from clusterprof.errors import Unavailable
 from clusterprof.linux.inotify import News
-from clusterprof.recorder.announcements import Announcements
+from clusterprof.recorder import announcements
 from clusterprof.recorder.clock import SystemClock
 from clusterprof.recorder.rundir import write_private
 
@@ -117,10 +117,18 @@ def test_no_inotify_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_files_of_one_timer_tick_are_all_found_however_soon_one_looks(tmp_path: Path) -> None:
-    announcements = Announcements(str(tmp_path), 100)
+def test_files_of_one_timer_tick_are_all_found_however_soon_one_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came_ns = time.time_ns()
+    monkeypatch.setattr(announcements.time, "time_ns", lambda: came_ns + 1_000_000)
+    folder = announcements.Announcements(str(tmp_path), 100)
     found: list[str] = []
-    for number in range(20):
+    for number in range(4):
         write_private(tmp_path / f"{number}.json", b"{}")
-        found += announcements.fresh() or ()
-    assert sorted(found) == sorted(f"{number}.json" for number in range(20))
+        os.utime(tmp_path, ns=(came_ns, came_ns))  # the folder's time has the grain of the tick
+        found += folder.fresh() or ()
+    assert found == [f"{number}.json" for number in range(4)]
+    monkeypatch.setattr(announcements.time, "time_ns", lambda: came_ns + 60_000_000)
+    assert folder.fresh() == []  # once more, and no more from then on
+    assert folder.fresh() is None
