@@ -83,6 +83,8 @@ class Service:
         for batch in record(
             self._slots, sources, clock, self._pace, budget, tick_ns, ending.check, ending.at_ns
         ):
+            if ending.reason and self._news is not None:
+                self._news.close()  # tens of ms in the kernel: nobody waits for it after the end
             writer.append(*batch)
             if clock.now_ns() >= collect_ns:
                 collect_ns += _COLLECT_NS
@@ -90,8 +92,6 @@ class Service:
         writer.close()
         self._rings.close()
         self._registry.close()
-        if self._news is not None:
-            self._news.close()
         return ending.reason
 
     def _register(self) -> None:
