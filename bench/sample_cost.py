@@ -83,8 +83,7 @@ def compare(program: Path, pids: list[int]) -> None:
 
     def ours_all_had_run() -> None:
         for thread in threads._main.values():  # what was read last is unlike any reading
-            thread._times = thread._wchan_times = b""
-            thread._wchan_ns -= threads.interval_ns
+            thread._times = b""
         for process in jobs._open.values():
             process._stat_data = process._io_data = b"\n"
         ours()

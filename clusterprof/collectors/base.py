@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from clusterprof.errors import NothingNew, Unavailable
+from clusterprof.linux.held import HeldFile, MissingFile, read_all
 from clusterprof.linux.roots import Roots
 from clusterprof.linux.task import Readings
 from clusterprof.signals import BY_NAME, Signal
@@ -103,6 +104,30 @@ class ReadFirst:
     def sample(self) -> Sequence[Any]:
         """Read and understand at once."""
         return self.parse(self.read())
+
+    def files(self) -> Sequence[HeldFile]:
+        """Return the files that a reading consists of; () while `read` has more to do than read."""
+        return ()
+
+
+class ReadsFiles(ReadFirst):
+    """A collector whose reading is what stands in its files, one after the other.
+
+    The recorder reads the files of all these in one loop (`recorder/sweep`) and asks `read` only
+    where that fails: where a file has gone, is denied, or is longer than it was.
+    """
+
+    held: Sequence[HeldFile | MissingFile] = ()
+    """Set by `open()`; what cannot be opened has its reason in every reading."""
+
+    def read(self) -> Sequence[bytes | Unavailable]:
+        """Read all files."""
+        return read_all(self.held)
+
+    def files(self) -> Sequence[HeldFile]:
+        """Return the files, unless one is missing, has gone, or is too long for one call."""
+        found = [one for one in self.held if isinstance(one, HeldFile) and one.once is not None]
+        return found if len(found) == len(self.held) else ()
 
 
 class OpenedHere:

@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from clusterprof import signals
-from clusterprof.collectors.base import Context, ReadFirst, Value
+from clusterprof.collectors.base import Context, ReadsFiles, Value
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux import cgroup
-from clusterprof.linux.held import HeldFile, MissingFile, Parsed, hold, read_all
+from clusterprof.linux.held import HeldFile, MissingFile, Parsed, hold
 from clusterprof.signals import Signal
 
 _NO_QUOTA = Unavailable("absent", "no CPU quota is set", "")
@@ -56,7 +56,7 @@ _COLUMNS: tuple[Signal, ...] = (
 )
 
 
-class CgroupCollector(ReadFirst):
+class CgroupCollector(ReadsFiles):
     """CPU quota, throttling and memory of the job's cgroup."""
 
     name: ClassVar[str] = "cgroup"
@@ -75,7 +75,7 @@ class CgroupCollector(ReadFirst):
         if isinstance(self._cpu, Unavailable) and isinstance(self._memory, Unavailable):
             raise self._cpu
         halves = (self._cpu, self._memory)
-        self._held = [
+        self.held = [
             file for half in halves if not isinstance(half, Unavailable) for file in half.held
         ]
         return [(signal, "") for signal in _COLUMNS]
@@ -84,7 +84,11 @@ class CgroupCollector(ReadFirst):
         """Read all files, first those of the CPU, then those of the memory."""
         if self._pid is None and self._context.job_pids():
             raise DevicesChanged  # our own cgroup was only the guess before there was a job
-        return read_all(self._held)
+        return super().read()
+
+    def files(self) -> Sequence[HeldFile]:
+        """Return the files, once they are those of the job."""
+        return () if self._pid is None else super().files()
 
     def parse(self, contents: Sequence[bytes | Unavailable]) -> Sequence[Value]:
         """Return times and events since the cgroup was made; quota, limit and use of now."""

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from clusterprof import signals
-from clusterprof.collectors.base import Context, ReadFirst, Value
+from clusterprof.collectors.base import Context, ReadsFiles, Value
 from clusterprof.linux.held import HeldFile
 from clusterprof.linux.stat import CpuTimes, essence, never_back, parse_tasks, parse_total
 from clusterprof.signals import Signal
@@ -42,10 +42,9 @@ _TIMES: tuple[Signal, ...] = (
     signals.CPU_IOWAIT,
     signals.CPU_STEAL,
 )
-_LONG_BYTES = 16_384
 
 
-class CpuCollector(ReadFirst):
+class CpuCollector(ReadsFiles):
     """CPU time of the node, and the tasks that run or wait for I/O."""
 
     name: ClassVar[str] = "cpu"
@@ -58,19 +57,21 @@ class CpuCollector(ReadFirst):
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Open /proc/stat."""
         self._stat = HeldFile(self._path)
+        self.held = [self._stat]
         self._last: CpuTimes | None = None
         return [(signal, "all") for signal in _TIMES] + [
             (signals.CPU_RUNNABLE, ""),
             (signals.CPU_BLOCKED, ""),
         ]
 
-    def read(self) -> bytes:
+    def read(self) -> Sequence[bytes]:
         """Read /proc/stat; of one that is long, only what `parse` wants is kept."""
         data = self._stat.read()
-        return data if len(data) < _LONG_BYTES else essence(data)
+        return [data if self._stat.short else essence(data)]
 
-    def parse(self, data: bytes) -> Sequence[Value]:
+    def parse(self, contents: Sequence[bytes]) -> Sequence[Value]:
         """Return the node's times since boot and the tasks of that instant."""
+        (data,) = contents
         self._last = never_back(parse_total(data), self._last)
         return self._last + parse_tasks(data)
 

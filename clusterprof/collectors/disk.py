@@ -32,8 +32,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from clusterprof import signals
-from clusterprof.collectors.base import Context, ReadFirst, Value
-from clusterprof.errors import DevicesChanged
+from clusterprof.collectors.base import Context, ReadsFiles, Value
+from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux.diskstats import (
     LONGEST_RECORD,
     DiskStats,
@@ -59,7 +59,7 @@ _MS = 1_000_000
 _WRAP = 1 << 32
 
 
-class DiskCollector(ReadFirst):
+class DiskCollector(ReadsFiles):
     """Requests, bytes and time of every disk."""
 
     name: ClassVar[str] = "disk"
@@ -72,6 +72,7 @@ class DiskCollector(ReadFirst):
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Open /proc/diskstats and choose the disks."""
         self._file = HeldFile(self._path, longest_record=LONGEST_RECORD)
+        self.held = [self._file]
         lines = self._file.read().split(b"\n")
         names = disk_names(lines)
         known = set(names)
@@ -90,12 +91,11 @@ class DiskCollector(ReadFirst):
                 self._disks.append(_Disk(number, name, stats))
         return [(signal, disk.name) for disk in self._disks for signal in _COLUMNS]
 
-    def read(self) -> bytes:
-        """Read /proc/diskstats."""
-        return self._file.read()
-
-    def parse(self, data: bytes) -> Sequence[Value]:
+    def parse(self, contents: Sequence[bytes | Unavailable]) -> Sequence[Value]:
         """Return counts, bytes and times of every disk since boot."""
+        (data,) = contents
+        if isinstance(data, Unavailable):
+            raise data.with_traceback(None)
         if data == self._data:  # nobody asked any disk for anything
             return self._values
         lines = data.split(b"\n")

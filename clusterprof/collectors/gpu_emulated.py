@@ -3,7 +3,7 @@
 Everything they say is exact, because the emulator is the truth; everything made of it is labelled
 "emulated". Devices may come into being while the job runs: a look at the modification time of the
 folder (one `fstat`) tells, and `DevicesChanged` asks to be opened again. No device yet is no
-column, not an error.
+column, not an error; where none has come for 5 s, one that comes is seen five ticks later at most.
 
 ## Source
 
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from clusterprof.collectors.base import Context, Value
-from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.linux.held import HeldFolder
 from clusterprof.signals import (
     GPU_BUSY_TIME,
@@ -63,6 +63,7 @@ _TRIES = 100
 # The kernel's file times advance with its tick (1 to 10 ms): a file born just after a look can
 # leave the folder's time as it was, so a folder is looked at again until its time is this old.
 _SETTLED_NS = 50_000_000
+_ALONE_NS = 5_000_000_000  # without any device for so long: the recorder need not ask so often
 
 
 class GpuEmulatedCollector:
@@ -83,6 +84,7 @@ class GpuEmulatedCollector:
         """Map every device; raises Unavailable (absent) where there is no run directory."""
         if self._folder is None:
             raise Unavailable("absent", "no job with emulated accelerators runs here", "")
+        self._opened_ns = self._clock()
         self._modified_ns, self._names = self._look()
         for name in self._names:
             page = _map(Path(self._folder.path) / f"{name[0]}.emulated")
@@ -94,6 +96,8 @@ class GpuEmulatedCollector:
         """Return the values of all devices; raises DevicesChanged when there are others now."""
         if self._has_changed():
             raise DevicesChanged("emulated accelerators came or went")
+        if not self._pages and self._clock() - self._opened_ns >= _ALONE_NS:
+            raise NothingNew
         values: list[Value] = []
         for device, page in self._pages.items():
             now = _read(page, self._clock)

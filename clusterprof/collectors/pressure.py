@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from clusterprof import signals
-from clusterprof.collectors.base import Context, ReadFirst, Value
+from clusterprof.collectors.base import Context, ReadsFiles, Value
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux.cgroup import find_cgroup
-from clusterprof.linux.held import MissingFile, Parsed, read_all
+from clusterprof.linux.held import HeldFile, MissingFile, Parsed
 from clusterprof.linux.pressure import Pressure, hold_pressure, parse_pressure
 from clusterprof.signals import Signal
 
@@ -46,7 +46,7 @@ _COLUMNS: dict[str, tuple[Signal, ...]] = {
 _NO_FULL = Unavailable("absent", "this kernel writes no line 'full'", "")
 
 
-class PressureCollector(ReadFirst):
+class PressureCollector(ReadsFiles):
     """Time lost to waiting for CPU, I/O and memory: node and cgroup."""
 
     name: ClassVar[str] = "pressure"
@@ -72,14 +72,18 @@ class PressureCollector(ReadFirst):
                 columns += [(signal, device) for signal in wanted]
         if len(missing) == len(self._files):
             raise missing[0].reason
-        self._held = [parsed.held for parsed, _ in self._files]
+        self.held = [parsed.held for parsed, _ in self._files]
         return columns
 
     def read(self) -> Sequence[bytes | Unavailable]:
         """Read all files."""
         if self._pid is None and self._context.job_pids():
             raise DevicesChanged  # our own cgroup was only the guess before there was a job
-        return read_all(self._held)
+        return super().read()
+
+    def files(self) -> Sequence[HeldFile]:
+        """Return the files, once they are those of the job."""
+        return () if self._pid is None else super().files()
 
     def parse(self, contents: Sequence[bytes | Unavailable]) -> Sequence[Value]:
         """Return the totals, in ns since boot or since the cgroup was made."""

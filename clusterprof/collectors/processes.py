@@ -81,7 +81,7 @@ class ProcessesCollector:
         self._tree = ProcessTree(self._context.roots, self._descriptors)
         self._open: dict[int, _Process] = {}
         self._names = Strings()
-        self._pids: tuple[int, ...] = ()
+        self._pids: list[int] = []
         self._searches = 1
         self._unsearched = True
         self._thorough_ns = -_THOROUGH_NS
@@ -111,7 +111,13 @@ class ProcessesCollector:
         self._tree.close()
 
     def _search(self, now_ns: int) -> None:
-        pids = tuple(self._context.job_pids())
+        known = self._context.readings.pids()
+        if known:  # the collector `threads` searches the same tree, and oftener
+            for pid in known:
+                if pid not in self._open:
+                    self._admit(pid)
+            return
+        pids = list(self._context.job_pids())
         if self._tree.born():
             # The kernel counts a child a moment before its parent's `children` names it, and only
             # a thorough search finds those of threads.

@@ -41,7 +41,7 @@ from typing import ClassVar
 from clusterprof.collectors.base import Context, ReadFirst
 from clusterprof.linux.processes import ProcessTree, why_invisible
 from clusterprof.linux.task import Descriptors, block_io_accounted, hold, is_gone
-from clusterprof.linux.thread import COLUMNS, Look, Row, Shared, Thread
+from clusterprof.linux.thread import COLUMNS, Look, Row, Shared, Thread, look_at, rows_of
 
 _SEARCH_NS = 250_000_000  # births are looked for at most this often
 _LIST_NS = 1_000_000_000  # and new threads of known processes
@@ -73,12 +73,12 @@ class ThreadsCollector(ReadFirst):
         self._main: dict[int, Thread] = {}
         self._others: dict[tuple[int, int], Thread] = {}
         self._idle: deque[Thread] = deque()
-        self._pids: tuple[int, ...] = ()
+        self._pids: list[int] = []
         self._born = self._unlisted = True
         self._searched_ns = self._listed_ns = self._thorough_ns = self._last_ns = -_THOROUGH_NS
         setting = hold(f"{self._proc}/sys/kernel/task_delayacct", self._descriptors)
         accounted = block_io_accounted(setting.read() if setting else None)
-        self._shared = Shared(accounted, self._context.readings)
+        self._shared = Shared(accounted)
         if setting is not None:
             setting.close()
         return COLUMNS
@@ -86,25 +86,19 @@ class ThreadsCollector(ReadFirst):
     def read(self) -> tuple[int, list[Look]]:
         """Look at the threads due now; raises Unavailable (denied) when /proc hides the job."""
         now_ns = self._clock()
-        looks: list[Look] = []
         self._search(now_ns)
-        readings, gone = self._context.readings, []
-        for pid, thread in self._main.items():
-            try:
-                looks.append(thread.look(now_ns, readings))
-            except OSError as error:
-                if is_gone(error):
-                    gone.append(pid)
-        for pid in gone:
-            self._forget(pid)
-        for key, thread in list(self._others.items()):
+        looks, gone = look_at(self._main.values(), now_ns)
+        for thread in gone:
+            self._forget(thread.pid)
+        for key, thread in list(self._others.items()) if self._others else ():
             if not self._take(thread, now_ns, looks):
                 self._drop_other(key)
             elif now_ns - thread.ran_ns > _QUIET_NS and thread.state not in (_RUNNING, _BLOCKED):
                 del self._others[key]
                 thread.rest()
                 self._idle.append(thread)
-        self._look_at_idle(now_ns, looks)
+        if self._idle:
+            self._look_at_idle(now_ns, looks)
         if self._unlisted and now_ns - self._listed_ns >= _LIST_NS:
             self._list_threads(now_ns, looks)
         self._last_ns = now_ns
@@ -112,9 +106,7 @@ class ThreadsCollector(ReadFirst):
 
     def parse(self, reading: tuple[int, list[Look]]) -> Sequence[Row]:
         """Return the rows of a tick."""
-        now_ns, looks = reading
-        shared = self._shared
-        return [look[0].row(now_ns, look, shared) for look in looks]
+        return rows_of(*reading, self._shared)
 
     def strings(self) -> dict[str, Sequence[str]]:
         """Return the kernel functions and names that the columns `wchan` and `name` point to."""
@@ -122,6 +114,8 @@ class ThreadsCollector(ReadFirst):
 
     def close(self) -> None:
         """Close every descriptor."""
+        for pid in self._main:
+            self._context.readings.forget(pid)
         for thread in (*self._main.values(), *self._others.values(), *self._idle):
             thread.close()
         self._tree.close()
@@ -129,14 +123,14 @@ class ThreadsCollector(ReadFirst):
     def _take(self, thread: Thread, now_ns: int, looks: list[Look]) -> bool:
         """Look at a thread; False when it has ended."""
         try:
-            looks.append(thread.look(now_ns, self._context.readings))
+            looks.append(thread.look(now_ns))
         except OSError as error:
             # An unreadable one would be opened anew for ever, so it is dropped like a dead one.
             return not is_gone(error) and thread.pid == thread.tid
         return True
 
     def _search(self, now_ns: int) -> None:
-        pids = tuple(self._context.job_pids())
+        pids = list(self._context.job_pids())
         if pids == self._pids:
             if now_ns - self._searched_ns < _SEARCH_NS:
                 return
@@ -161,7 +155,8 @@ class ThreadsCollector(ReadFirst):
 
     def _admit(self, pid: int) -> None:
         try:
-            self._main[pid] = Thread(self._proc, pid, pid, self._descriptors)
+            thread = self._main[pid] = Thread(self._proc, pid, pid, self._descriptors)
+            self._context.readings.share(pid, thread)
             self._unlisted = True
         except OSError:
             self._tree.forget(pid)

@@ -7,6 +7,25 @@ first; a search of 4 KB costs six times as much.
 
 from __future__ import annotations
 
+import msgspec
+
+_COMMAS = bytes.maketrans(b" \n", b",,")
+_numbers = msgspec.json.Decoder(list[int]).decode
+
+
+def integers(data: bytes) -> list[int]:
+    """Return integers that are parted by one space or newline each, the last one followed by one.
+
+        integers(b"4731093441 92034419 812\\n")     [4731093441, 92034419, 812]
+
+    They are read as a JSON array is, a third of what int() costs for each. Raises ValueError for
+    anything else (two spaces, a leading zero, a word).
+    """
+    try:
+        return _numbers(b"[%b]" % data.translate(_COMMAS)[:-1])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"no integers, one space apart: {data[:80]!r}") from error
+
 
 class Numbers:
     """The integers behind some words, each at the beginning of a line.

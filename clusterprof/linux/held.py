@@ -33,7 +33,7 @@ class HeldFile:
     (ESTALE, ENODEV: a removed cgroup, a remounted file system) is opened anew once per read.
     """
 
-    __slots__ = ("_fd", "_remedy", "_size", "_whole", "path")
+    __slots__ = ("_fd", "_remedy", "_size", "_whole", "path", "short")
 
     def __init__(
         self, path: Path | str, absent_remedy: str = "", *, longest_record: int = 0
@@ -43,6 +43,7 @@ class HeldFile:
         self._remedy = absent_remedy
         self._size = _FIRST_BYTES
         self._whole = _PAGE_BYTES - longest_record if longest_record else _FIRST_BYTES
+        self.short = True  # one `pread` has always been enough
         self._fd = -1
         self._fd = self._open()
 
@@ -62,6 +63,14 @@ class HeldFile:
         except OSError as error:
             raise unavailable_from_os_error(error, self.path, self._remedy) from None
 
+    @property
+    def once(self) -> tuple[int, int, int] | None:
+        """What one `pread` takes: descriptor, bytes, and the length from which it is not whole.
+
+        None when the file is not open, or has not always been whole so.
+        """
+        return (self._fd, self._size, self._whole) if self.short and self._fd >= 0 else None
+
     def close(self) -> None:
         """Close the descriptor; a second call does nothing."""
         if self._fd >= 0:
@@ -79,6 +88,7 @@ class HeldFile:
 
     def _rest(self, data: bytes) -> bytes:
         """Read on until the kernel says that there is nothing more."""
+        self.short = self.short and len(data) < self._whole
         chunks = [data]
         length = len(data)
         while data:

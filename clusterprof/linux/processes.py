@@ -21,7 +21,7 @@ from clusterprof.errors import Unavailable
 from clusterprof.linux.roots import Roots
 from clusterprof.linux.task import Descriptors, TaskFile, hold, parse_stat
 
-_CHILDREN_BYTES = 65536
+_CHILDREN_BYTES, _USUAL_BYTES = 65536, 479  # what Python takes from its own small blocks
 _MOST_THREADS_ASKED = 256
 _MOST_SCANNED = 2000
 _REST_FROM_NS, _REST_TIMES = 5_000_000, 50  # after a search of all the node that took so long
@@ -127,9 +127,14 @@ class ProcessTree:
         found: list[bytes] = []
         if held is not None:
             try:
-                found += held.read(_CHILDREN_BYTES).split()
+                children = held.read(_USUAL_BYTES)
+                if len(children) >= _USUAL_BYTES:
+                    children = held.read(_CHILDREN_BYTES)
             except OSError:
                 return ()
+            if not children and not thorough:
+                return ()
+            found += children.split()
         if thorough:
             for tid in self._other_threads(pid):
                 found += (_read(f"{self._proc}/{pid}/task/{tid}/children") or b"").split()

@@ -19,8 +19,11 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from clusterprof.linux.fields import integers
+
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _JITTER_AT_MOST_NS = 3_000_000_000
+_TOTAL_AT = len("cpu  ")
 
 
 class CpuTimes(NamedTuple):
@@ -51,25 +54,26 @@ def essence(data: bytes) -> bytes:
 
 def parse_total(data: bytes) -> CpuTimes:
     """Return the times of all cores together: the first line."""
-    return _times(data[: data.index(b"\n")].split(None, 9))
+    try:
+        return _times(integers(data[_TOTAL_AT : data.index(b"\n") + 1]))
+    except ValueError:  # a sandbox that imitates /proc may part them in another way
+        return _times([int(word) for word in data[: data.index(b"\n")].split()[1:]])
 
 
 def parse_tasks(data: bytes) -> Tasks:
     """Return the tasks that run and the tasks that wait for I/O."""
     # Searched from the end: the line before them names every interrupt and can be 100 KB long.
-    running = data.rindex(b"procs_running") + 14
-    blocked = data.index(b"procs_blocked", running) + 14
-    return Tasks(
-        int(data[running : data.index(b"\n", running)]),
-        int(data[blocked : data.index(b"\n", blocked)]),
-    )
+    words = data[data.rindex(b"procs_running") :].split(None, 4)
+    if words[2] != b"procs_blocked":
+        raise ValueError(f"no line 'procs_blocked': {words[2]!r}")
+    return Tasks(int(words[1]), int(words[3]))
 
 
 def parse_cores(data: bytes) -> dict[str, CpuTimes]:
     """Return the times of each core that is online, by its number as text."""
     lines = data[: data.index(b"\nintr")].split(b"\n")[1:]
     fields = [line.split(None, 9) for line in lines]
-    return {row[0][3:].decode(): _times(row) for row in fields}
+    return {row[0][3:].decode(): _times([int(word) for word in row[1:9]]) for row in fields}
 
 
 def never_back(now: CpuTimes, before: CpuTimes | None) -> CpuTimes:
@@ -90,15 +94,14 @@ def _held(now_ns: int, before_ns: int) -> int:
     return before_ns if now_ns < before_ns <= now_ns + _JITTER_AT_MOST_NS else now_ns
 
 
-def _times(row: list[bytes]) -> CpuTimes:
+def _times(row: list[int]) -> CpuTimes:
     # Kernels before 2.6.11 lack steal; nothing that runs PyTorch is that old, but a sandbox that
     # imitates /proc may write fewer fields.
-    user, nice, system, idle, iowait, irq, softirq = map(int, row[1:8])
-    steal = int(row[8]) if len(row) > 8 else 0
+    user, nice, system, idle, iowait, irq, softirq = row[:7]
     return CpuTimes(
         (user + nice) * TICK_NS,
         (system + irq + softirq) * TICK_NS,
         idle * TICK_NS,
         iowait * TICK_NS,
-        steal * TICK_NS,
+        row[7] * TICK_NS if len(row) > 7 else 0,
     )

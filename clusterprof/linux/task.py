@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from clusterprof.linux.fields import integers
 
 NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _GONE = (errno.ESRCH, errno.ENOENT)
 _JUST_NOW_NS = 20_000_000  # the collectors of one tick follow each other within this
-_NEVER = (-(1 << 62), b"")
 _READ_BYTES = 1024
+_WORDS = b"abcdefghijklmnopqrstuvwxyz_: "  # of `io`: what is not a number or the end of a line
 # Words of `stat` behind the name, which may hold anything, so we count from its last ")".
 # Field numbers of proc(5) are these plus 3; there are at least 40 since Linux 2.6.18.
 _STATE, _PARENT, _MAJOR_FAULTS, _USER, _SYSTEM, _THREADS, _STARTED, _RSS = (
@@ -100,26 +102,30 @@ def parse_process_stat(data: bytes) -> tuple[bytes, int, int, int, int]:
     )
 
 
-def parse_thread_stat(data: bytes, block_io: bool = True) -> tuple[int, int, int, int, int]:
+def parse_thread_stat(data: bytes) -> tuple[int, int, int, int, int]:
     """Return (state, user_ns, system_ns, block_io_ns, major_faults): the fields that change.
 
-    The same line as `parse_stat`; this one is read ten times a second for every thread. Without
-    `block_io` the line is split a third as far, and block_io_ns is -1.
+    The same line as `parse_stat`; this one is read ten times a second for every thread.
     """
-    words = data[data.rindex(b")") + 2 :].split(None, (_BLOCK_IO if block_io else _SYSTEM) + 1)
+    words = data[data.rindex(b")") + 2 :].split(None, _BLOCK_IO + 1)
     return (
         words[_STATE][0],
         int(words[_USER]) * NS_PER_TICK,
         int(words[_SYSTEM]) * NS_PER_TICK,
-        int(words[_BLOCK_IO]) * NS_PER_TICK if block_io else -1,
+        int(words[_BLOCK_IO]) * NS_PER_TICK,
         int(words[_MAJOR_FAULTS]),
     )
 
 
-def thread_prefix(data: bytes) -> bytes:
-    """Return the line up to where what `parse_thread_stat` says without `block_io` ends."""
-    rest = data[data.rindex(b")") + 2 :].split(None, _SYSTEM + 1)[-1]
-    return data[: len(data) - len(rest)]
+def parse_thread_prefix(data: bytes) -> tuple[bytes, tuple[int, int, int, int, int]]:
+    """Return the line up to the CPU times, and what `parse_thread_stat` says, block_io_ns -1.
+
+    A line that begins so again says the same; it is split a third as far.
+    """
+    state, *words = data[data.rindex(b")") + 2 :].split(None, _SYSTEM + 1)
+    user, system, major_faults = words[_USER - 1], words[_SYSTEM - 1], words[_MAJOR_FAULTS - 1]
+    facts = int(user) * NS_PER_TICK, int(system) * NS_PER_TICK, -1, int(major_faults)
+    return data[: len(data) - len(words[-1])], (state[0], *facts)
 
 
 def parse_processor(data: bytes) -> int:
@@ -129,8 +135,11 @@ def parse_processor(data: bytes) -> int:
 
 def parse_io(data: bytes) -> TaskIo:
     """Parse `/proc/<pid>/io`."""
-    words = data.split(None, 12)  # rchar: N wchar: N syscr: N syscw: N read_bytes: N write_bytes: N
-    return TaskIo(int(words[1]), int(words[3]), int(words[9]), int(words[11]))
+    # rchar: N wchar: N syscr: N syscw: N read_bytes: N write_bytes: N cancelled_write_bytes: N
+    read_chars, write_chars, _, _, read_bytes, write_bytes, *_ = integers(
+        data.translate(None, _WORDS)
+    )
+    return TaskIo(read_chars, write_chars, read_bytes, write_bytes)
 
 
 def parse_wchan(data: bytes) -> str:
@@ -161,6 +170,15 @@ class Descriptors:
         self.held = 0
 
 
+class Lined(Protocol):
+    """Whoever reads the `stat` of a process's first thread."""
+
+    line: bytes
+    """The newest one."""
+    line_ns: int
+    """When it was read."""
+
+
 class Readings:
     """What a collector has just read of a process and another one wants to know too.
 
@@ -168,27 +186,29 @@ class Readings:
     that does not count time (parent, threads, memory, name), so it need not be read a second time.
     """
 
-    __slots__ = ("_stats",)
+    __slots__ = ("_readers",)
 
     def __init__(self) -> None:
-        self._stats: dict[int, tuple[int, bytes]] = {}
+        self._readers: dict[int, Lined] = {}
 
-    def note(self, pid: int, now_ns: int, stat: bytes) -> None:
-        """Leave the line of a main thread for the others."""
-        self._stats[pid] = (now_ns, stat)
+    def share(self, pid: int, reader: Lined) -> None:
+        """Say who reads the line of a process's main thread."""
+        self._readers[pid] = reader
 
     def take(self, pid: int, now_ns: int) -> bytes | None:
         """Return the line if it has just been read."""
-        read_ns, stat = self._stats.get(pid, _NEVER)
-        return stat if now_ns - read_ns <= _JUST_NOW_NS else None
+        reader = self._readers.get(pid)
+        if reader is None or now_ns - reader.line_ns > _JUST_NOW_NS:
+            return None
+        return reader.line or None
 
     def forget(self, pid: int) -> None:
-        """Drop the line of a process that has ended."""
-        self._stats.pop(pid, None)
+        """Drop a process that has ended."""
+        self._readers.pop(pid, None)
 
     def pids(self) -> list[int]:
         """Return the processes of the job's tree that somebody reads."""
-        return list(self._stats)
+        return list(self._readers)
 
 
 class TaskFile:

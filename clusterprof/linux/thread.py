@@ -11,17 +11,19 @@ after a sleep find nothing in the processor's caches and cost several times what
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from os import pread
 
+from clusterprof.linux.fields import integers
 from clusterprof.linux.task import (
     Descriptors,
-    Readings,
     TaskFile,
     fd_of,
     hold,
+    is_gone,
+    parse_thread_prefix,
     parse_thread_stat,
     parse_wchan,
-    thread_prefix,
 )
 
 COLUMNS = (
@@ -66,14 +68,13 @@ class Strings:
 
 
 class Shared:
-    """What all threads have in common: whether block I/O delays are accounted, who reads along,
-    and the kernel functions and names (of threads other than the main ones) that were seen."""
+    """What all threads have in common: whether block I/O delays are accounted, and the kernel
+    functions and names (of threads other than the main ones) that were seen."""
 
-    __slots__ = ("_places", "block_io", "names", "readings", "wchans")
+    __slots__ = ("_places", "block_io", "names", "wchans")
 
-    def __init__(self, block_io: bool | None, readings: Readings) -> None:
+    def __init__(self, block_io: bool | None) -> None:
         self.block_io = block_io
-        self.readings = readings
         self.names = Strings()
         self.wchans = Strings()
         self._places: dict[bytes, int] = {b"": -1}
@@ -90,7 +91,7 @@ class Shared:
 Look = tuple["Thread", bytes | None, bytes, bytes]
 """What was read of a thread at one tick, for `Thread.row` to understand later: the thread, its
 `schedstat` (None = the kernel keeps none), its `stat` (empty = it was not on a CPU since the look
-before, and all else is as it was), and its `wchan` (empty = it does not sleep, or nobody asked)."""
+before, and all else is as it was), and its `wchan` (empty = nobody asked)."""
 
 
 class Thread:
@@ -98,12 +99,14 @@ class Thread:
 
     __slots__ = (
         "_asked", "_asked_ns", "_asked_times", "_base", "_comm", "_descriptors", "_facts", "_name",
-        "_place", "_prefix", "_schedstat", "_stat", "_stat_facts", "_stat_fd", "_times",
-        "_times_fd", "_wchan", "_wchan_fd", "pid", "ran_ns", "state", "tid",
+        "_place", "_prefix", "_schedstat", "_stat", "_stat_fd", "_times", "_times_fd", "_wchan",
+        "_wchan_fd", "line", "line_ns", "pid", "ran_ns", "settled", "state", "tid",
     )  # fmt: skip
 
     def __init__(self, proc: str, pid: int, tid: int, descriptors: Descriptors) -> None:
         self.pid, self.tid, self.state, self.ran_ns = pid, tid, 0, 0
+        self.line, self.line_ns = b"", 0  # the newest `stat`, and when it was read
+        self.settled = False  # the first thread of a process, all its files held
         self._base = f"{proc}/{pid}/task/{tid}"
         self._descriptors = descriptors
         self._stat: TaskFile | None = TaskFile(f"{self._base}/stat", descriptors)
@@ -115,12 +118,11 @@ class Thread:
         self._asked, self._asked_ns = b"", -_WCHAN_NS  # wchan
         self._asked_times: bytes | None = None
         self._place = b""
-        self._facts: Row = ()
         self._comm, self._name = b"", -1
         self._prefix = b"?"
-        self._stat_facts = (0, 0, 0, 0, 0)
+        self._facts = (0, 0, 0, 0, 0)
 
-    def look(self, now_ns: int, readings: Readings) -> Look:
+    def look(self, now_ns: int) -> Look:
         """Read what may have changed; raises OSError when the thread has ended."""
         times: bytes | None
         times = pread(self._times_fd, 128, 0) if self._times_fd >= 0 else self._read_times()
@@ -137,38 +139,38 @@ class Thread:
         stat = pread(self._stat_fd, _STAT_BYTES, 0) if self._stat_fd >= 0 else b""
         if not stat or len(stat) == _STAT_BYTES:
             stat = self._read_stat()
+        self.line, self.line_ns = stat, now_ns
         self.state = stat[stat.rindex(b")") + 2]
-        if self.pid == self.tid:
-            readings.note(self.pid, now_ns, stat)
-            if self.state == _SLEEPING and self._wchan_fd >= 0:
-                self._asked = place = pread(self._wchan_fd, 128, 0)
-                self._asked_ns, self._asked_times, self._place = now_ns, times, place
-                return self, times, stat, place
         self._place = b""
         if self.state in _PLACED:
             self._find_place(now_ns, False)
+            files = (self._stat_fd, self._times_fd, self._wchan_fd)
+            self.settled = self.pid == self.tid and times is not None and min(files) >= 0
         return self, times, stat, self._place
 
-    def row(self, now_ns: int, look: Look, shared: Shared) -> Row:
+    def row(self, now_ns: int, look: Look, on_cpu: int, delay: int, shared: Shared) -> Row:
         """Return the row of a look; those of one thread are to come in their order."""
-        _, times, stat, wchan = look
-        if stat:
-            if self.pid != self.tid:
-                self._note_name(stat, shared.names)
-            # CPU time is counted in ticks of 10 ms: the line rarely says anything else.
-            if shared.block_io is not False or not stat.startswith(self._prefix):
-                self._stat_facts = parse_thread_stat(stat, shared.block_io is not False)
-                self._prefix = thread_prefix(stat)
-            state, user, system, block_io, faults = self._stat_facts
-            if shared.block_io is None and block_io > 0:
-                shared.block_io = True
-            if not shared.block_io:
-                block_io = -1
-            on_cpu, delay = (-1, -1) if times is None else map(int, times.split(None, 2)[:2])
-            self._facts = (
-                self.pid, self.tid, state, on_cpu, delay, user, system, block_io, faults,
-            )  # fmt: skip
-        return (now_ns, *self._facts, shared.place(wchan), self._name)
+        _, _, stat, wchan = look
+        # CPU time is counted in ticks of 10 ms: the line rarely says anything else.
+        if stat and (shared.block_io is not False or not stat.startswith(self._prefix)):
+            self._understand(stat, shared)
+        state, user, system, block_io, faults = self._facts
+        place = shared.place(wchan) if state in _PLACED else -1
+        return (
+            now_ns, self.pid, self.tid, state, on_cpu, delay, user, system, block_io, faults,
+            place, self._name,
+        )  # fmt: skip
+
+    def _understand(self, stat: bytes, shared: Shared) -> None:
+        if self.pid != self.tid:
+            self._note_name(stat, shared.names)
+        if shared.block_io is False:
+            self._prefix, self._facts = parse_thread_prefix(stat)
+            return
+        state, user, system, block_io, faults = parse_thread_stat(stat)
+        if shared.block_io is None and block_io > 0:
+            shared.block_io = True
+        self._facts = (state, user, system, block_io if shared.block_io else -1, faults)
 
     def _note_name(self, stat: bytes, names: Strings) -> None:
         """A thread is named by its creator or soon after it began: `4711 (pt_autograd_0) S …`."""
@@ -192,6 +194,7 @@ class Thread:
                 held.close()
         self._stat = self._wchan = None
         self._stat_fd = self._wchan_fd = -1
+        self.settled = False
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -225,3 +228,52 @@ class Thread:
             self._asked = self._wchan.read(128) if self._wchan is not None else b""
             self._asked_ns, self._asked_times = now_ns, self._times
         self._place = self._asked
+
+
+def look_at(threads: Iterable[Thread], now_ns: int) -> tuple[list[Look], list[Thread]]:
+    """Look at first threads of processes; return what was read, and those that have ended.
+
+    Here most of a tick's files are read: a thread that is settled costs one read, and two more
+    when it ran. Its state is made out only once it stands still.
+    """
+    looks: list[Look] = []
+    gone: list[Thread] = []
+    for thread in threads:
+        try:
+            if not thread.settled:
+                looks.append(thread.look(now_ns))
+                continue
+            times = pread(thread._times_fd, 128, 0)
+            if times == thread._times:
+                if not thread.state:
+                    thread.state = thread.line[thread.line.rindex(b")") + 2]
+                if thread.state == _SLEEPING:
+                    looks.append((thread, times, b"", thread._asked))
+                    continue
+            stat = pread(thread._stat_fd, _STAT_BYTES, 0)
+            if len(stat) == _STAT_BYTES:
+                stat = thread._read_stat()
+            thread._asked = wchan = pread(thread._wchan_fd, 128, 0)
+            thread._times, thread.line, thread.line_ns, thread.state = times, stat, now_ns, 0
+            looks.append((thread, times, stat, wchan))
+        except OSError as error:
+            if is_gone(error):
+                gone.append(thread)
+    return looks, gone
+
+
+def rows_of(now_ns: int, looks: Sequence[Look], shared: Shared) -> list[Row]:
+    """Return the rows of the looks of one tick."""
+    try:
+        numbers = integers(b"".join([look[1] or b"-1 -1 -1\n" for look in looks]))
+        times = zip(looks, numbers[::3], numbers[1::3], strict=True)
+        return [look[0].row(now_ns, look, on_cpu, delay, shared) for look, on_cpu, delay in times]
+    except ValueError:  # another kernel's form of `schedstat`: each by itself
+        return [look[0].row(now_ns, look, *_times_of(look[1]), shared) for look in looks]
+
+
+def _times_of(schedstat: bytes | None) -> tuple[int, int]:
+    if schedstat is None:
+        return -1, -1
+    on_cpu, delay = schedstat.split(None, 2)[:2]
+    return int(on_cpu), int(delay)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 
 from clusterprof.linux.held import HeldFolder
+
+# A file may come within the same timer tick (1 to 10 ms) as the one before and leave the folder's
+# time as it was: a folder is read again until its time is this old.
+_SETTLED_NS = 50_000_000
 
 
 class Announcements:
@@ -29,8 +34,8 @@ class Announcements:
         changed_ns = self._folder.changed_ns()
         if changed_ns is None or (changed_ns == self._changed_ns and not self._look_again):
             return None
-        # A file may come within the same timer tick as the one before: look once more.
-        self._look_again = changed_ns != self._changed_ns
+        age_ns = time.time_ns() - changed_ns
+        self._look_again = changed_ns != self._changed_ns or 0 <= age_ns < _SETTLED_NS
         self._changed_ns = changed_ns
         names: dict[str, int] = {}
         with os.scandir(self._folder.path) as entries:

@@ -74,8 +74,8 @@ class Registry:
         self._register({**attributes, "variables": dict(variables)}, now_ns)
         return pid in self._alive
 
-    def look(self, now_ns: int) -> None:
-        """Notice new registrations and ended processes; cheap when there is nothing new."""
+    def look(self, now_ns: int) -> bool:
+        """Notice new registrations and ended processes; True while one's status is not known."""
         self._scan(now_ns)
         for pidfd, pid, ticks in self._exits.ended():
             if self._alive.get(pid) == ticks:
@@ -83,6 +83,7 @@ class Registry:
             self._unclear.append(_Unclear(pidfd, pid, ticks, now_ns))
         if self._unclear:
             self._unclear = [one for one in self._unclear if not self._settled(one, now_ns)]
+        return bool(self._unclear)
 
     def look_again(self, now_ns: int) -> None:
         """Look at the folder even if its time has not changed: nobody can join any more."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.collectors.base import Context
-from clusterprof.errors import CannotStart
+from clusterprof.errors import CannotStart, Unavailable
+from clusterprof.linux.inotify import News
 from clusterprof.linux.roots import Roots
 from clusterprof.recorder import drivers, identity, inventory, neighbour
 from clusterprof.recorder.budget import Budget
@@ -17,13 +18,14 @@ from clusterprof.recorder.devices import Note
 from clusterprof.recorder.dumps import Dumps
 from clusterprof.recorder.election import leave, sweep
 from clusterprof.recorder.groups import Groups
-from clusterprof.recorder.loop import Pace, record
+from clusterprof.recorder.loop import record
 from clusterprof.recorder.order import Order, Started, Unseen
 from clusterprof.recorder.plan import DEFAULT_HZ
 from clusterprof.recorder.registry import Registry, registered_alive
 from clusterprof.recorder.rings import Rings
 from clusterprof.recorder.rundir import RUN_DIR_PREFIX, write_private
 from clusterprof.recorder.slot import Slot
+from clusterprof.recorder.tier import Pace
 from clusterprof.recorder.usage import SelfCollector
 from clusterprof.signals.elsewhere import is_elsewhere
 from clusterprof.trace.schema import Clock as ClockRecord
@@ -34,6 +36,7 @@ _TICK_NS = round(1_000_000_000 / DEFAULT_HZ)
 _NOBODY_CAME_NS = 10_000_000_000
 _FIRST_WAIT_SECONDS = 1.0  # of the 2 s that a launcher waits for the recorder
 _COLLECT_NS = 60_000_000_000
+_NEVER_NS = 1 << 62
 _ENVIRON_BYTES_AT_MOST = 1 << 20
 
 
@@ -46,7 +49,8 @@ class Service:
         self._order = order
         self._registry = Registry(order.run_dir, proc)
         self._rings = Rings(order.run_dir, proc, skip_old=(order.run_dir / "agent.pid").exists())
-        self._clock = SystemClock([wake, self._registry.descriptor])
+        self._news = _news(order.run_dir)
+        self._clock = SystemClock([wake, self._registry.descriptor], self._news)
         self._pace = Pace()
         self._note = note
         self._slots: list[Slot] = []
@@ -76,7 +80,11 @@ class Service:
         dumps = Dumps(order.run_dir, folder, str(order.roots.proc))
         sources = (self._registry, self._rings, Groups(order.run_dir), dumps)
         collect_ns = begin.monotonic_ns + _COLLECT_NS
-        for batch in record(self._slots, sources, clock, self._pace, budget, tick_ns, ending.check):
+        for batch in record(
+            self._slots, sources, clock, self._pace, budget, tick_ns, ending.check, ending.at_ns
+        ):
+            if ending.reason and self._news is not None:
+                self._news.close()  # tens of ms in the kernel: nobody waits for it after the end
             writer.append(*batch)
             if clock.now_ns() >= collect_ns:
                 collect_ns += _COLLECT_NS
@@ -174,6 +182,7 @@ class _Ending:
         self._begin_ns = begin_ns
         self._asked = asked
         self.reason = ""
+        self.at_ns = _NEVER_NS if order.duration_ns is None else begin_ns + order.duration_ns
 
     def check(self, now_ns: int) -> str:
         """Return why the recording ends now, "" while it goes on."""
@@ -188,8 +197,7 @@ class _Ending:
         asked = self._asked()
         if asked:
             return asked
-        duration_ns = self._order.duration_ns
-        if duration_ns is not None and now_ns - self._begin_ns >= duration_ns:
+        if now_ns >= self.at_ns:
             return "the duration is over"
         if not self._order.follow:
             return ""
@@ -217,6 +225,14 @@ def _may_be_here(kind: Any, roots: Roots) -> bool:
         return why_absent(roots) is None
     name = str(kind.name)
     return name not in drivers.ELSEWHERE or drivers.why_absent(name, os.environ) is None
+
+
+def _news(run_dir: Path) -> News | None:
+    """Have the kernel say when a process announces itself or its ring; None: it will not."""
+    try:
+        return News([str(run_dir / name) for name in ("register", "rings")])
+    except Unavailable:
+        return None
 
 
 def isolate(name: str, context: Context, options: Sequence[str] = ()) -> Any:

@@ -7,20 +7,26 @@ note for agent.log, and after three in a row the collector rests for 1, 2, 4 …
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from clusterprof.collectors.base import ReadFirst
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
+from clusterprof.linux.held import HeldFile
 from clusterprof.recorder.batch import Table, Ticks, codes_of
 from clusterprof.recorder.devices import Devices, Note
-from clusterprof.trace.schema import Columns, Event, Gap, Record, Rows
+from clusterprof.recorder.reasons import Reasons
+from clusterprof.trace.schema import Columns, Event, Record, Rows
 
 FAULTS_IN_A_ROW = 3
 _SECOND_NS = 1_000_000_000
+_TICKS_WITHOUT_DEVICES = 4  # left out
 _RETRY_NS = 100_000_000  # something that is not there yet may come with the job's first moments
 _REST_AT_MOST_NS = 60 * _SECOND_NS
+
+
+def _nobody() -> None:
+    """Nobody wants to know."""
 
 
 class Slot:
@@ -32,18 +38,22 @@ class Slot:
         self.interval_ns = interval_ns
         self.due_ns = 0
         self.status = "opening"
+        self.on_change: Callable[[], None] = _nobody
+        """Called when it is opened or closed."""
         self._note = note
         self._is_table = hasattr(collector, "strings")
         self._says_when = hasattr(collector, "sampled_ns")
         self._reads_first = isinstance(collector, ReadFirst)
         self._readings: list[tuple[int, Any]] = []  # taken, and not yet understood
+        self.keep = self._readings.append
+        """Takes (when, a reading of `files()` that somebody else has made)."""
         self._events = getattr(collector, "events", None)
         self._columns: Sequence[Any] = ()
         self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # signals, devices
         self._codes = ""  # array typecode of each column
         self._batch: Ticks | Table = Ticks("")
         self._pending: list[Record] = []
-        self._reasons: dict[int, Unavailable] = {}  # column, or -1 = the whole collector
+        self._reasons = Reasons(self.name, lambda record: self._pending.append(record))
         self._faults = 0
         self._rest_ns = 0
         self._last_ns = 0
@@ -51,6 +61,7 @@ class Slot:
 
     def open(self, now_ns: int) -> None:
         """Open the collector; a failure is a gap, and it is tried again later."""
+        self.on_change()
         try:
             columns = tuple(self.collector.open())
             if not self._is_table:
@@ -66,7 +77,7 @@ class Slot:
             return
         except Unavailable as reason:
             self.status = reason.kind
-            self._whole_gap(now_ns, reason)
+            self._reasons.of_all(now_ns, reason)
             self._rest(now_ns, _RETRY_NS)
             return
         except BaseException as error:
@@ -77,8 +88,16 @@ class Slot:
         self.status = "available"
         self._columns = columns
         self._batch = self._empty()
-        self._reasons = {}
+        self._reasons.forget()
         self._pending += self._devices.appeared(now_ns)
+
+    def files(self) -> Sequence[HeldFile]:
+        """Return the files that make up a reading, where somebody else may read them."""
+        try:
+            opened = self.status == "available"
+            return self.collector.files() if self._reads_first and opened else ()
+        except BaseException:
+            return ()  # it will say why when it is to read
 
     def tick(self, now_ns: int) -> None:
         """Take one sample at `now_ns`, from a collector opened anew if it has to be."""
@@ -103,7 +122,8 @@ class Slot:
 
     def _understand(self) -> None:
         """Make samples of what was read; what a reading hides comes to light here."""
-        readings, self._readings = self._readings, []
+        readings = self._readings[:]
+        self._readings.clear()  # `keep` is of this list
         reopened = fits = False
         for t_ns, reading in readings:
             while self.status == "available":
@@ -126,9 +146,11 @@ class Slot:
     def _failed(self, now_ns: int, error: BaseException, reopened: bool) -> bool:
         """Note why there is no sample; True when it was opened anew, to be tried again."""
         if isinstance(error, NothingNew):
+            if not self._columns:  # it has no device, and need not be asked at every tick
+                self.due_ns += _TICKS_WITHOUT_DEVICES * self.interval_ns
             return False
         if isinstance(error, Unavailable):
-            self._whole_gap(now_ns, error)
+            self._reasons.of_all(now_ns, error)
             return False
         if isinstance(error, DevicesChanged) and not reopened:
             self._close()
@@ -140,8 +162,7 @@ class Slot:
     def _well(self) -> None:
         self._faults = 0
         self._rest_ns = 0
-        if self._reasons:
-            self._reasons.pop(-1, None)
+        self._reasons.seen()
 
     def _taken_ns(self, now_ns: int) -> int:
         """A collector that does not wait for its values says when the newest were taken."""
@@ -161,7 +182,7 @@ class Slot:
     @property
     def reason(self) -> Unavailable | None:
         """Why the whole collector sees nothing at the moment."""
-        return self._reasons.get(-1)
+        return self._reasons.whole
 
     def take(self, now_ns: int) -> list[Record]:
         """Return what has been gathered since the last call, as records."""
@@ -187,6 +208,7 @@ class Slot:
         self.status = "closed"
 
     def _close(self) -> None:
+        self.on_change()
         self._understand()
         self._pack()
         try:
@@ -222,69 +244,18 @@ class Slot:
         values = batch.numbers()
         masks: list[bytes | None] = [None] * len(self._columns)
         if values is None:
-            values, masks = self._mixture(batch.t_ns, batch.columns())
-        elif self._reasons:  # every column has been seen again
-            self._reasons = {index: why for index, why in self._reasons.items() if index < 0}
+            names, columns = list(zip(*self._names)), batch.columns()
+            values, masks = self._reasons.pack(names, self._codes, batch.t_ns, columns)
+        else:
+            self._reasons.seen_in_every_column()
         return Columns(self.name, *self._names, batch.t_ns, values, masks)
-
-    def _mixture(
-        self, t_ns: Sequence[int], columns: Sequence[Sequence[Any]]
-    ) -> tuple[list[Any], list[bytes | None]]:
-        """Pack columns of both types, or of which some hold reasons in the place of numbers."""
-        values: list[Any] = []
-        masks: list[bytes | None] = []
-        for index, (column, code) in enumerate(zip(columns, self._codes)):
-            try:
-                values.append(array(code, column))
-                masks.append(None)
-                if index in self._reasons:
-                    del self._reasons[index]
-            except (TypeError, OverflowError):
-                packed, mask = self._mixed(code, index, t_ns, column)
-                values.append(packed)
-                masks.append(mask)
-        return values, masks
-
-    def _mixed(
-        self, code: str, index: int, t_ns: Sequence[int], column: Sequence[Any]
-    ) -> tuple[Any, bytes | None]:
-        """Pack a column that holds reasons in the place of numbers."""
-        values: list[int | float] = []
-        mask = bytearray(len(column))
-        convert = int if code == "q" else float
-        for row, value in enumerate(column):
-            if not isinstance(value, Unavailable):
-                try:
-                    values.append(array(code, (convert(value),))[0])
-                    self._reasons.pop(index, None)
-                    continue
-                except (TypeError, ValueError, OverflowError):
-                    value = Unavailable("failed", f"no number that fits: {type(value).__name__}")
-            mask[row] = 1
-            values.append(0)
-            if self._reasons.get(index) != value:
-                self._reasons[index] = value
-                signal, device = self._columns[index]
-                self._gap(t_ns[row], signal.name, device, value)
-        return array(code, values), bytes(mask) if any(mask) else None
-
-    def _whole_gap(self, now_ns: int, reason: Unavailable) -> None:
-        if self._reasons.get(-1) != reason:
-            self._reasons[-1] = reason
-            self._gap(now_ns, "", "", reason)
-
-    def _gap(self, t_ns: int, signal: str, device: str, why: Unavailable) -> None:
-        self._pending.append(
-            Gap(t_ns, self.name, signal, device, why.kind, why.message, why.remedy)
-        )
 
     def _fault(self, now_ns: int, error: BaseException) -> None:
         reason = Unavailable(
             "failed", f"{type(error).__name__}: {error}"[:500], "report this as a bug"
         )
-        if self._reasons.get(-1) != reason:
+        if self._reasons.of_all(now_ns, reason):
             self._note(self.name, error)
-        self._whole_gap(now_ns, reason)
 
     def _rest(self, now_ns: int, least_ns: int = _SECOND_NS) -> None:
         self._rest_ns = min(max(2 * self._rest_ns, least_ns), _REST_AT_MOST_NS)

@@ -10,7 +10,7 @@ from clusterprof.collectors.base import Value
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.linux.held import hold
 from clusterprof.recorder.identity import stat_fields
-from clusterprof.recorder.loop import Pace
+from clusterprof.recorder.tier import Pace
 from clusterprof.signals import SELF_CPU, SELF_LATE, SELF_RSS, SELF_TICKS_MISSED, Signal
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

@@ -56,19 +56,19 @@ class PlaneSink:
                 stored = PLANE_ZERO
             elif plane == above:
                 stored = PLANE_AS_ABOVE
+            elif (
+                n >= _RANDOM_FROM
+                and n - plane.count(0) >= _RANDOM_DISTINCT - 1  # too few to differ so often
+                and len(set(plane[:: n // _SAMPLE][:_SAMPLE])) >= _RANDOM_DISTINCT
+            ):
+                self.raw.append(plane)
+                stored = PLANE_RAW
             else:
-                stored = self._add(plane)
+                self.packed.append(plane)
+                stored = PLANE_PACKED
             code = code << 2 | stored
             above = plane
         return code
-
-    def _add(self, plane: bytes) -> int:
-        n = len(plane)
-        if n >= _RANDOM_FROM and len(set(plane[:: n // _SAMPLE][:_SAMPLE])) >= _RANDOM_DISTINCT:
-            self.raw.append(plane)
-            return PLANE_RAW
-        self.packed.append(plane)
-        return PLANE_PACKED
 
     def body(self, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> tuple[int, int, int, list[bytes]]:
         """Return raw bytes, unpacked bytes, codec and the parts of the frame's body."""
@@ -89,7 +89,7 @@ def pack_block(sink: PlaneSink, kind: int, data: bytes, columns: int, lag: int) 
     if rows <= lag:
         return Block(kind, columns, rows, lag, 0, sink.add_lanes(data), 0)
     values = int.from_bytes(data, "little")
-    before = values << 64 * lag & (1 << 64 * lanes) - 1
+    before = values << 64 * lag & _masks(lanes)[2]
     if kind == FLOAT:
         changes, zigzag = values ^ before, 0
     else:
@@ -134,13 +134,13 @@ def pack_plain(sink: PlaneSink, lanes: bytes, zigzag: int = 0) -> Block:
 
 def difference(left: int, right: int, lanes: int) -> int:
     """Subtract lane by lane modulo 2**64: the top bits are kept out of the borrow's way."""
-    high, low = _masks(lanes)
+    high, low, _ = _masks(lanes)
     return ((left | high) - (right & low)) ^ ((left ^ right ^ high) & high)
 
 
 def fold(lanes_of: int, lanes: int) -> tuple[int, int]:
     """Map -1, 1, -2, 2 … to 1, 2, 3, 4 …, and say so by 1, if any lane is negative."""
-    high, _ = _masks(lanes)
+    high = _masks(lanes)[0]
     negative = lanes_of & high
     if not negative:
         return lanes_of, 0
@@ -149,14 +149,15 @@ def fold(lanes_of: int, lanes: int) -> tuple[int, int]:
     return (lanes_of ^ all_ones) << 1 | negative, 1
 
 
-def _masks(lanes: int) -> tuple[int, int]:
+def _masks(lanes: int) -> tuple[int, int, int]:
     return _kept_masks(lanes) if lanes <= _KEPT_LANES else _kept_masks.__wrapped__(lanes)
 
 
 @lru_cache(maxsize=64)
-def _kept_masks(lanes: int) -> tuple[int, int]:
+def _kept_masks(lanes: int) -> tuple[int, int, int]:
     high = int.from_bytes(b"\0\0\0\0\0\0\0\x80" * lanes, "little")
-    return high, (1 << 64 * lanes) - 1 - high
+    every = (1 << 64 * lanes) - 1
+    return high, every - high, every
 
 
 def _top_bits(lanes: int, bits: int) -> int:

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -196,9 +197,12 @@ def _simple(record: Record) -> bytes:
     return frame.pack(_SIMPLE_KINDS[type(record)], _encode(record))
 
 
+_typecode = attrgetter("typecode")
+
+
 def _check(columns: Sequence[array], rows: int, name: str) -> str:
-    typecodes = "".join([column.typecode for column in columns])
-    if set(map(len, columns)) - {rows} or set(typecodes) - {"q", "d"}:
+    typecodes = "".join(map(_typecode, columns))
+    if {*map(len, columns)} - {rows} or typecodes.strip("qd"):
         raise ValueError(f"{name}: every column must be an array of {rows} q or d")
     return typecodes
 

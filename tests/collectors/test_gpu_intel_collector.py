@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -178,7 +179,9 @@ def test_children_of_what_was_registered_are_seen_too(host: Any) -> None:
     rig = Rig(host("intel-max-node"), (4711,))
     rig.sample()
     assert [about["pid"] for _, about in rig.collector.events()] == [4711]
-    rig.context.readings.note(4712, 0, b"")  # the collector `threads` has found it
+    rig.context.readings.share(
+        4712, SimpleNamespace(line=b"", line_ns=0)
+    )  # the collector `threads` has found it
     rig.sample_until_events()
     assert rig.events == [("device-used", {"pid": 4712, "started_ticks": 501, "device": I915})]
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -16,7 +17,7 @@ from clusterprof.collectors.base import Context
 from clusterprof.collectors.processes import COLUMNS, ProcessesCollector
 from clusterprof.errors import Unavailable
 from clusterprof.linux.roots import Roots
-from clusterprof.linux.task import parse_process_stat
+from clusterprof.linux.task import TaskIo, parse_io, parse_process_stat
 
 LIVENESS_SECONDS = 20.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -209,7 +210,7 @@ def test_a_line_that_was_read_at_this_tick_is_not_read_again(tmp_path: Path) -> 
     collector = ProcessesCollector(context, clock=lambda: now_ns)
     collector.open()
     told = b"10 (told) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 4 0 777 0 8" + b" 0" * 30
-    context.readings.note(10, now_ns - 1_000_000, told)
+    context.readings.share(10, SimpleNamespace(line=told, line_ns=now_ns - 1_000_000))
     ((_, _, *facts),) = collector.sample()
     assert facts == [1, 777, 8 * PAGE_BYTES, -1, -1, -1, -1, 4, 0]
     now_ns += 500_000_000  # the line is of an earlier tick: the file says 3 pages and 9 threads
@@ -222,3 +223,25 @@ def test_the_main_thread_says_of_its_process_what_the_process_says() -> None:
     for path in ("/proc/self/stat", f"/proc/self/task/{os.getpid()}/stat"):
         fields.append(parse_process_stat(Path(path).read_bytes())[:4])
     assert fields[0] == fields[1]  # all but memory, which moves between two readings
+
+
+def test_processes_that_threads_has_found_are_not_searched_again(tmp_path: Path) -> None:
+    for pid in (10, 11, 12):
+        write_process(tmp_path, pid, "python", None)
+    pids = [10]
+    context = Context(Roots(tmp_path), None, lambda: pids)
+    collector = ProcessesCollector(context, clock=lambda: 5)
+    collector.open()
+    assert [row[1] for row in collector.sample()] == [10]  # nobody else searches
+    for pid in (10, 11):
+        context.readings.share(pid, SimpleNamespace(line=b"", line_ns=-(10**12)))
+    pids.append(12)
+    assert [row[1] for row in collector.sample()] == [10, 11]  # who is known there, and no other
+    for pid in (10, 11):  # `threads` was closed: the search is ours again
+        context.readings.forget(pid)
+    assert [row[1] for row in collector.sample()] == [10, 11, 12]
+
+
+def test_negative_numbers_in_io_are_numbers() -> None:
+    text = b"rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\nwrite_bytes: 6\n"
+    assert parse_io(text + b"cancelled_write_bytes: -7\n") == TaskIo(1, 2, 5, 6)

@@ -19,6 +19,7 @@ from clusterprof.linux.task import (
     parse_io,
     parse_process_stat,
     parse_stat,
+    parse_thread_prefix,
     parse_thread_stat,
     parse_wchan,
 )
@@ -52,13 +53,9 @@ def test_stat_is_counted_from_the_last_bracket() -> None:
         17,
     )
     # Without delay accounting the line is not read that far: short of it, it may end anywhere.
-    assert parse_thread_stat(STAT[: STAT.index(b"250 ")], block_io=False) == (
-        ord("D"),
-        512 * NS_PER_TICK,
-        88 * NS_PER_TICK,
-        -1,
-        17,
-    )
+    prefix, facts = parse_thread_prefix(STAT[: STAT.index(b"250 ")])
+    assert facts == (ord("D"), 512 * NS_PER_TICK, 88 * NS_PER_TICK, -1, 17)
+    assert prefix.endswith(b" 512 88 ") and STAT.startswith(prefix)
     assert parse_process_stat(STAT) == (b"pt (data) w:0", 4700, 3, 112535, 944 * PAGE_BYTES)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from clusterprof.linux.cgroup import CpuStat, CpuStatParser, MemoryEventsParser, parse_memberships
 from clusterprof.linux.diskstats import DiskStats, disk_names, is_partition, parse_disk
-from clusterprof.linux.fields import Columns, Numbers
+from clusterprof.linux.fields import Columns, Numbers, integers
 from clusterprof.linux.meminfo import MeminfoParser, Memory
 from clusterprof.linux.mountinfo import Mount, mount_of, parse_mountinfo
 from clusterprof.linux.mountstats import NfsMount, NfsOperation, NfsTransport, parse_mountstats
@@ -272,3 +272,14 @@ def test_cgroup_counts_of_both_versions() -> None:
     assert CpuStatParser(2)(b"usage_usec 5\n") == CpuStat(5_000, None, None, None)
     assert MemoryEventsParser()(b"low 0\nhigh 7\noom 1\noom_kill 2\noom_group_kill 3\n") == (7, 2)
     assert MemoryEventsParser()(b"oom_kill_disable 0\nunder_oom 0\noom_kill 4\n") == (None, 4)
+
+
+def test_integers_apart_by_one_space_or_line() -> None:
+    text = b"4731093441 92034419 812\n0 -5 18446744073709551615\n"
+    assert integers(text) == [4731093441, 92034419, 812, 0, -5, 18446744073709551615]
+
+
+@pytest.mark.parametrize("text", [b"1  2\n", b"1 a\n", b"01 2\n", b"1.5 2\n", b" 1\n"])
+def test_other_texts_are_not_taken_for_integers(text: bytes) -> None:
+    with pytest.raises(ValueError, match="no integers"):
+        integers(text)

@@ -18,6 +18,9 @@ class FakeClock:
 
     def __init__(self, start_ns: int = SECOND_NS, late_ns: int = 0) -> None:
         self.t_ns = start_ns
+        self.attentive = False
+        self.told_at: set[int] = set()
+        """Waits for these times end in being told that there is something to look at."""
         self.late_ns = late_ns
         """By how much every wait overshoots."""
         self.waits = 0
@@ -34,13 +37,14 @@ class FakeClock:
     def read(self) -> ClockRecord:
         return ClockRecord(self.t_ns, self.t_ns + BOOT_AHEAD_NS, self.t_ns + EPOCH_NS)
 
-    def wait_until(self, t_ns: int) -> None:
+    def wait_until(self, t_ns: int) -> bool:
         self.waits += 1
         due = sorted(at for at in self.script if at <= t_ns)
         for at in due:
             self.t_ns = max(self.t_ns, at)
             self.script.pop(at)()
         self.t_ns = max(self.t_ns, t_ns + self.late_ns)
+        return t_ns in self.told_at
 
 
 class Scripted:

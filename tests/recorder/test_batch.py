@@ -32,11 +32,22 @@ def test_a_reason_keeps_what_came_before_it_and_itself() -> None:
     assert ticks.columns() == [(1, 4, 7), (2, WHY, 8), (3, 6, 2**63)]
 
 
-def test_both_types_are_left_to_whoever_knows_the_columns() -> None:
+def test_each_column_has_its_type_and_every_bit_of_a_float() -> None:
+    ticks = Ticks("qd")
+    ticks.add(10, [-1, -0.0])
+    ticks.add(20, [2, 3])
+    assert ticks.numbers() == [array("q", [-1, 2]), array("d", [-0.0, 3.0])]
+    assert [column.typecode for column in ticks.numbers() or []] == ["q", "d"]
+    assert str((ticks.numbers() or [])[1][0]) == "-0.0"
+
+
+def test_columns_of_both_types_keep_what_came_before_a_reason() -> None:
     ticks = Ticks("qd")
     ticks.add(10, [1, 0.5])
+    ticks.add(20, [2, WHY])
+    ticks.add(30, [1.5, 0.25])  # no integer: whoever knows the columns decides
     assert ticks.numbers() is None
-    assert ticks.columns() == [(1,), (0.5,)]
+    assert ticks.columns() == [(1, 2, 1.5), (0.5, WHY, 0.25)]
 
 
 class Explosive:

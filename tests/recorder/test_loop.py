@@ -12,8 +12,9 @@ from recording_fakes import BOOT_AHEAD_NS, EPOCH_NS, SECOND_NS, Counting, FakeCl
 
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.recorder.budget import Budget
-from clusterprof.recorder.loop import Pace, record
+from clusterprof.recorder.loop import record
 from clusterprof.recorder.slot import Slot
+from clusterprof.recorder.tier import Pace
 from clusterprof.signals import CPU_USER
 from clusterprof.trace.schema import Clock, Columns, Event, Gap, Record, Rows
 
