@@ -5,12 +5,7 @@ All foreign strings leave here through `safe_text`. Rounding happens here and no
 
 from __future__ import annotations
 
-from clusterprof.findings import (
-    UNATTRIBUTED,
-    Finding,
-    RankLedger,
-    Report,
-)
+from clusterprof.findings import UNATTRIBUTED, Finding, RankLedger, Report
 from clusterprof.renderers import whose
 from clusterprof.renderers.text_safety import safe_text
 from clusterprof.underfill import imbalances as fill_imbalances
