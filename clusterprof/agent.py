@@ -147,7 +147,10 @@ def _run(order: Order, ready_fd: int | None, signals: _Signals) -> None:
         else:
             print(f"clusterprof: recording to {answer.folder}", file=sys.stderr, flush=True)
 
-    Service(order, COLLECTORS, signals.wake, log.note).run(signals.asked, started)
+    service = Service(order, COLLECTORS, signals.wake, log.note)
+    service.run(signals.asked, started)
+    log.close()
+    service.close()
 
 
 def _answer(descriptor: int, values: dict[str, Any]) -> None:
@@ -183,6 +186,12 @@ class _Log:
     def __init__(self) -> None:
         self._descriptor = -1
         self._notes = 0
+
+    def close(self) -> None:
+        """Close agent.log: whoever has seen the end may take its disk away."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def move_to(self, folder: Path) -> None:
         """Write from now on to `<folder>/agent.log`; until then it is stderr."""

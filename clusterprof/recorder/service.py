@@ -83,8 +83,6 @@ class Service:
         for batch in record(
             self._slots, sources, clock, self._pace, budget, tick_ns, ending.check, ending.at_ns
         ):
-            if ending.reason and self._news is not None:
-                self._news.close()  # tens of ms in the kernel: nobody waits for it after the end
             writer.append(*batch)
             if clock.now_ns() >= collect_ns:
                 collect_ns += _COLLECT_NS
@@ -93,6 +91,11 @@ class Service:
         self._rings.close()
         self._registry.close()
         return ending.reason
+
+    def close(self) -> None:
+        """Let go of inotify: tens of ms in the kernel, so after all that somebody may wait for."""
+        if self._news is not None:
+            self._news.close()
 
     def _register(self) -> None:
         order, now_ns = self._order, self._clock.now_ns()
