@@ -1,9 +1,10 @@
-"""The C program beside a running recorder: which files it reads, and at what pace."""
+"""The C program and the prototype beside a running recorder: which files they read, how often."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from clusterprof.collectors.registry import COLLECTORS
 from clusterprof.errors import Unavailable
 from clusterprof.linux.roots import Roots
 
+PROTOTYPE_HZ = 10
 FULL_SAMPLE = (
     "stat", "meminfo", "vmstat", "diskstats", "loadavg", "net/dev", "net/snmp", "net/netstat",
     "pressure/cpu", "pressure/io", "pressure/memory",
@@ -69,3 +71,18 @@ class Paced:
         """End it in the middle."""
         self._process.kill()
         self._process.communicate()
+
+
+class Prototype:
+    """The prototype, reading a full sample at 10 Hz, until it is closed."""
+
+    def __init__(self, folder: Path, paths: list[str]) -> None:
+        program = Path(__file__).parent / "_paced_prototype.py"
+        bare = [sys.executable, "-S", "-E", str(program)]
+        self._process = subprocess.Popen([*bare, str(folder / "prototype"), *paths])
+        self.pid = self._process.pid
+
+    def close(self) -> None:
+        """End it in the middle."""
+        self._process.kill()
+        self._process.wait()

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from _paced_floor import Paced, files_by_rate, full_sample
+from _paced_floor import PROTOTYPE_HZ, Paced, Prototype, files_by_rate, full_sample
 from sample_cost import build_floor
 
 SETTLE_S = 8
@@ -81,6 +81,8 @@ class Cost:
     """The C program at the rates of our collectors."""
     full_percent: float
     """The C program with one full sample at every tick."""
+    prototype_percent: float | None
+    """The plan's prototype, which has one rate."""
     written: int
 
 
@@ -91,21 +93,25 @@ def main(arguments: list[str]) -> None:
         folder = Path(name)
         floor = build_floor(folder)
         print("rate, processes: % of a core, x the C program at the pace of our collectors,")
-        print("  x the C program with a full sample at every tick, bytes per node-hour")
+        print("  x the C program with a full sample at every tick, x the prototype, per node-hour")
         for processes in PROCESSES:
             for hz in RATES_HZ:
                 cost = share(folder / f"{processes}-{hz}", floor, processes, hz)
-                print(
-                    f"  {hz:3} Hz, {processes:2} processes  {cost.ours_percent:6.3f} %"
-                    f"   {cost.ours_percent / cost.floor_percent:5.2f} x C"
-                    f" ({cost.floor_percent:.3f} %)"
-                    f"   {cost.ours_percent / cost.full_percent:5.2f} x C, full"
-                    f" ({cost.full_percent:.3f} %)"
-                    f"   {cost.written * HOUR_S / WINDOW_S / 1e6:6.1f} MB",
-                    flush=True,
-                )
+                print(f"  {hz:3} Hz, {processes:2} processes  {told(cost)}", flush=True)
         memory(folder)
         slowdown(folder, pairs)
+
+
+def told(cost: Cost) -> str:
+    """Return a line of the table."""
+    ours, other = cost.ours_percent, cost.prototype_percent
+    floor, full = cost.floor_percent, cost.full_percent
+    beside = " " * 30 if other is None else f"   {ours / other:5.2f} x prototype ({other:.3f} %)"
+    return (
+        f"{ours:6.3f} %   {ours / floor:5.2f} x C ({floor:.3f} %)"
+        f"   {ours / full:5.2f} x C, full ({full:.3f} %){beside}"
+        f"   {cost.written * HOUR_S / WINDOW_S / 1e6:6.1f} MB"
+    )
 
 
 @contextmanager
@@ -145,17 +151,19 @@ def share(out: Path, program: Path, processes: int, hz: int) -> Cost:
             Paced(program, paths, interval_ns) for interval_ns, paths in files_by_rate(job, hz)
         ]
         full = Paced(program, full_sample(job), 1_000_000_000 // hz)
+        others = [full, *([Prototype(out.parent, full_sample(job))] if hz == PROTOTYPE_HZ else [])]
+        everybody = [agent, *(other.pid for other in (*others, *floors))]
         time.sleep(SETTLE_S)
-        began, used, written = time.monotonic_ns(), cpu_ns(agent), size_of(out)
-        spent, spent_full = sum(cpu_ns(floor.pid) for floor in floors), cpu_ns(full.pid)
+        began, written = time.monotonic_ns(), size_of(out)
+        before = [cpu_ns(pid) for pid in everybody]
         time.sleep(WINDOW_S)
         wall = time.monotonic_ns() - began
-        used, written = cpu_ns(agent) - used, size_of(out) - written
-        spent = sum(cpu_ns(floor.pid) for floor in floors) - spent
-        spent_full = cpu_ns(full.pid) - spent_full
-        for floor in (*floors, full):
-            floor.close()
-    return Cost(100 * used / wall, 100 * spent / wall, 100 * spent_full / wall, written)
+        used = [100 * (cpu_ns(pid) - then) / wall for pid, then in zip(everybody, before)]
+        written = size_of(out) - written
+        for other in (*floors, *others):
+            other.close()
+    prototype = used[2] if len(others) == 2 else None
+    return Cost(used[0], sum(used[1 + len(others) :]), used[1], prototype, written)
 
 
 def job_of(agent: int) -> str:

@@ -1,0 +1,163 @@
+"""The recorder that the budget was measured with, written again: what is least in plain Python.
+
+    python -S -E bench/_paced_prototype.py OUT FILE…
+
+Descriptors held, every file of a full sample read at 10 Hz and the numbers that matter parsed at
+once; once a second the columns are cut, differences taken, bytes shuffled and deflated. Nothing
+else: no process that ends or is born, no reason for what cannot be read, no second rate, no spans.
+Back to back it takes about twice what reading alone does (the plan: 349 µs for 185).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+import zlib
+from array import array
+from collections.abc import Callable
+from operator import sub
+
+TICK_NS = 100_000_000
+TICKS_A_FLUSH = 10
+NAMED = {
+    "meminfo": (b"MemFree", b"MemAvailable", b"Cached", b"Dirty"),
+    "vmstat": (
+        b"pgpgin", b"pswpin", b"pgmajfault", b"workingset_refault_file",
+        b"nr_dirty", b"nr_writeback",
+    ),
+}  # fmt: skip
+Parse = Callable[[bytes], list[int]]
+_places: dict[bytes, int] = {}
+
+
+def named(keys: tuple[bytes, ...]) -> Parse:
+    """Return what finds the numbers behind these names, -1 where there is none."""
+
+    def parse(data: bytes) -> list[int]:
+        values = []
+        for key in keys:
+            at = data.find(key)
+            end = data.find(b"\n", at)
+            values.append(int(data[at + len(key) : end].strip(b": kB")) if at >= 0 else -1)
+        return values
+
+    return parse
+
+
+def first_line(data: bytes) -> list[int]:
+    """Read the CPU times of the node."""
+    return list(map(int, data[: data.index(b"\n")].split()[1:9]))
+
+
+def totals(data: bytes) -> list[int]:
+    """Read the times of a pressure file."""
+    return [int(word[6:]) for word in data.split() if word.startswith(b"total=")]
+
+
+def disks(data: bytes) -> list[int]:
+    """Read half of the counters of each disk."""
+    fields = [line.split() for line in data.split(b"\n")[:-1]]
+    return [int(n) for line in fields if line[2][:4] != b"loop" for n in line[3:14:2]]
+
+
+def links(data: bytes) -> list[int]:
+    """Read bytes received, dropped and sent of each network interface."""
+    fields = [line.split(None, 11) for line in data.split(b"\n")[2:-1]]
+    return [int(line[n]) for line in fields for n in (1, 4, 9)]
+
+
+def fourteen(head: bytes) -> Parse:
+    """Return what reads the first counters of the second of two lines with this head."""
+
+    def parse(data: bytes) -> list[int]:
+        at = data.rfind(head) + len(head)
+        return list(map(int, data[at : data.index(b"\n", at)].split()[:14]))
+
+    return parse
+
+
+def tasks(data: bytes) -> list[int]:
+    """Read how many tasks run, of how many."""
+    running, _, every = data.split()[3].partition(b"/")
+    return [int(running), int(every)]
+
+
+def process(data: bytes) -> list[int]:
+    """Read state, CPU times, threads and memory of a process."""
+    fields = data[data.rindex(b")") + 2 :].split(None, 22)
+    return [fields[0][0], int(fields[11]), int(fields[12]), int(fields[17]), int(fields[21])]
+
+
+def asked(data: bytes) -> list[int]:
+    """Read the bytes that a process read and wrote."""
+    fields = data.split()
+    return [int(fields[1]), int(fields[3]), int(fields[9]), int(fields[11])]
+
+
+def scheduled(data: bytes) -> list[int]:
+    """Read time on a CPU, time waiting for one, and turns."""
+    return list(map(int, data.split()))
+
+
+def place(data: bytes) -> list[int]:
+    """Number the place in the kernel where a process sleeps."""
+    return [_places.setdefault(data, len(_places))]
+
+
+OF_NODE = {
+    "stat": first_line, "diskstats": disks, "dev": links, "snmp": fourteen(b"Tcp: "),
+    "netstat": fourteen(b"TcpExt: "), "loadavg": tasks,
+    "cpu": totals, "io": totals, "memory": totals,
+}  # fmt: skip
+OF_PROCESS = {"stat": process, "io": asked, "schedstat": scheduled, "wchan": place}
+
+
+def parser_of(path: str) -> Parse:
+    """Return how a file is read."""
+    name = os.path.basename(path)
+    if path.split("/")[2].isdigit():
+        return OF_PROCESS[name]
+    return named(NAMED[name]) if name in NAMED else OF_NODE[name]
+
+
+def tick(files: list[tuple[int, Parse]]) -> array[int]:
+    """Read and parse all files."""
+    row = array("q")
+    for descriptor, parse in files:
+        row.extend(parse(os.pread(descriptor, 16384, 0)))
+    return row
+
+
+def packed(rows: list[array[int]]) -> bytes:
+    """Return the columns of some ticks as differences, shuffled and deflated."""
+    flat, width = array("q"), len(rows[0])
+    for row in rows:
+        flat.extend(row)
+    columns = array("q")
+    for start in range(width):
+        column = flat[start::width]
+        columns.append(column[0])
+        columns.extend(map(sub, column[1:], column))
+    content = columns.tobytes()
+    return zlib.compress(b"".join([content[plane::8] for plane in range(8)]), 1)
+
+
+def main(out: str, paths: list[str]) -> None:
+    """Record until it is killed."""
+    gc.disable()
+    files = [(os.open(path, os.O_RDONLY), parser_of(path)) for path in paths]
+    due_ns, rows = time.monotonic_ns(), []
+    with open(out, "wb", buffering=0) as file:
+        while True:
+            due_ns += TICK_NS
+            time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+            rows.append(tick(files))
+            if len(rows) == TICKS_A_FLUSH:
+                file.write(packed(rows))
+                rows = []
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
