@@ -16,8 +16,8 @@ from typing import Literal
 from clusterprof.advice import Advice
 from clusterprof.beside import Beside
 from clusterprof.history import History
-from clusterprof.lasting import Persistence, Since
 from clusterprof.likeness import Likeness
+from clusterprof.persistence import Persistence, Since
 from clusterprof.stepstats import StepStats
 from clusterprof.underfill import Underfill
 from clusterprof.worth import Worth

@@ -22,7 +22,7 @@ from clusterprof.findings import (
     Report,
     Tail,
 )
-from clusterprof.lasting import Persistence
+from clusterprof.persistence import Persistence
 
 S = 1_000_000_000
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from clusterprof.attribution.blame import Blamed
-from clusterprof.lasting import Persistence
+from clusterprof.persistence import Persistence
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from clusterprof.errors import NothingNew, Unavailable
+from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.linux.held import HeldFile, MissingFile, read_all
 from clusterprof.linux.roots import Roots
 from clusterprof.linux.task import Readings
@@ -128,6 +128,30 @@ class ReadsFiles(ReadFirst):
         """Return the files, unless one is missing, has gone, or is too long for one call."""
         found = [one for one in self.held if isinstance(one, HeldFile) and one.once is not None]
         return found if len(found) == len(self.held) else ()
+
+
+class ReadsFilesOfJob(ReadsFiles):
+    """A collector whose files are those of the job's cgroup: of our own until there is a job."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._pid: int | None = None
+
+    def choose_pid(self) -> int | None:
+        """Return the job's first process, None before there is one; `open()` begins with it."""
+        pids = self._context.job_pids()
+        self._pid = pids[0] if pids else None
+        return self._pid
+
+    def read(self) -> Sequence[bytes | Unavailable]:
+        """Read all files; raises DevicesChanged when the job has come."""
+        if self._pid is None and self._context.job_pids():
+            raise DevicesChanged  # our own cgroup was only the guess before there was a job
+        return super().read()
+
+    def files(self) -> Sequence[HeldFile]:
+        """Return the files, once they are those of the job."""
+        return () if self._pid is None else super().files()
 
 
 class OpenedHere:

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from clusterprof import signals
-from clusterprof.collectors.base import Context, ReadsFiles, Value
-from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.collectors.base import Context, ReadsFilesOfJob, Value
+from clusterprof.errors import Unavailable
 from clusterprof.linux import cgroup
 from clusterprof.linux.held import HeldFile, MissingFile, Parsed, hold
 from clusterprof.signals import Signal
@@ -56,22 +56,18 @@ _COLUMNS: tuple[Signal, ...] = (
 )
 
 
-class CgroupCollector(ReadsFiles):
+class CgroupCollector(ReadsFilesOfJob):
     """CPU quota, throttling and memory of the job's cgroup."""
 
     name: ClassVar[str] = "cgroup"
     isolated: ClassVar[bool] = False
     interval_ns: ClassVar[int] = 200_000_000
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Find the cgroup of the job's first process, else our own, and open its files."""
-        pids = self._context.job_pids()
-        self._pid = pids[0] if pids else None
-        self._cpu = _open_half(_Cpu, self._context, self._pid)
-        self._memory = _open_half(_Memory, self._context, self._pid)
+        pid = self.choose_pid()
+        self._cpu = _open_half(_Cpu, self._context, pid)
+        self._memory = _open_half(_Memory, self._context, pid)
         if isinstance(self._cpu, Unavailable) and isinstance(self._memory, Unavailable):
             raise self._cpu
         halves = (self._cpu, self._memory)
@@ -79,16 +75,6 @@ class CgroupCollector(ReadsFiles):
             file for half in halves if not isinstance(half, Unavailable) for file in half.held
         ]
         return [(signal, "") for signal in _COLUMNS]
-
-    def read(self) -> Sequence[bytes | Unavailable]:
-        """Read all files, first those of the CPU, then those of the memory."""
-        if self._pid is None and self._context.job_pids():
-            raise DevicesChanged  # our own cgroup was only the guess before there was a job
-        return super().read()
-
-    def files(self) -> Sequence[HeldFile]:
-        """Return the files, once they are those of the job."""
-        return () if self._pid is None else super().files()
 
     def parse(self, contents: Sequence[bytes | Unavailable]) -> Sequence[Value]:
         """Return times and events since the cgroup was made; quota, limit and use of now."""

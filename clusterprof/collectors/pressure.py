@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from clusterprof import signals
-from clusterprof.collectors.base import Context, ReadsFiles, Value
-from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.collectors.base import ReadsFilesOfJob, Value
+from clusterprof.errors import Unavailable
 from clusterprof.linux.cgroup import find_cgroup
-from clusterprof.linux.held import HeldFile, MissingFile, Parsed
+from clusterprof.linux.held import MissingFile, Parsed
 from clusterprof.linux.pressure import Pressure, hold_pressure, parse_pressure
 from clusterprof.signals import Signal
 
@@ -46,20 +46,16 @@ _COLUMNS: dict[str, tuple[Signal, ...]] = {
 _NO_FULL = Unavailable("absent", "this kernel writes no line 'full'", "")
 
 
-class PressureCollector(ReadsFiles):
+class PressureCollector(ReadsFilesOfJob):
     """Time lost to waiting for CPU, I/O and memory: node and cgroup."""
 
     name: ClassVar[str] = "pressure"
     isolated: ClassVar[bool] = False
     interval_ns: ClassVar[int] = 100_000_000
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Open the pressure files of the node and, where there are any, of the job's cgroup."""
-        pids = self._context.job_pids()
-        self._pid = pids[0] if pids else None
+        self.choose_pid()
         self._files: list[tuple[Parsed[Pressure], int]] = []  # file, number of its columns
         columns = []
         missing = []
@@ -74,16 +70,6 @@ class PressureCollector(ReadsFiles):
             raise missing[0].reason
         self.held = [parsed.held for parsed, _ in self._files]
         return columns
-
-    def read(self) -> Sequence[bytes | Unavailable]:
-        """Read all files."""
-        if self._pid is None and self._context.job_pids():
-            raise DevicesChanged  # our own cgroup was only the guess before there was a job
-        return super().read()
-
-    def files(self) -> Sequence[HeldFile]:
-        """Return the files, once they are those of the job."""
-        return () if self._pid is None else super().files()
 
     def parse(self, contents: Sequence[bytes | Unavailable]) -> Sequence[Value]:
         """Return the totals, in ns since boot or since the cgroup was made."""

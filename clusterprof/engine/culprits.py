@@ -19,7 +19,7 @@ from clusterprof.attribution.partial import Partial, merge
 from clusterprof.engine.caused import Doing
 from clusterprof.engine.witness import Witness
 from clusterprof.findings import Culprit, Evidence, Finding, RankLedger
-from clusterprof.lasting import Persistence
+from clusterprof.persistence import Persistence
 
 # Less than this part of the time inside steps is in the ledger and no finding.
 FINDING_AT_LEAST_RATIO = 0.01

@@ -97,21 +97,23 @@ def sorted_out(paths: Sequence[Path]) -> Found:
 
 
 def _look(path: Path, found: Found, asked: bool) -> None:
+    sound = False
     try:
         sources = list(sources_of(path))
         if any(importer_of(one.head, one.path) is not None for one in sources):
             found.foreign.append(path)
             return
         why = _why_unknown(path, sources)
+        sound = not any(one.head_damage for one in sources)
     except ClusterprofError as error:
         why = error
     except OSError as error:
         what = f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
         why = NoRecording(what, "check its permissions and its disk, or leave it out")
-    if asked or why is None or not why.message.endswith(_UNKNOWN):
-        found.unread[path] = why
-    else:
+    if sound and not asked:
         found.passed_over.append(path)
+    else:
+        found.unread[path] = why
 
 
 def _why_unknown(path: Path, sources: Sequence[FileSource]) -> ClusterprofError:

@@ -17,7 +17,7 @@ from statistics import median_high
 from clusterprof.engine.besides import CHIEF_RATIO
 from clusterprof.findings import Culprit, Finding, Report
 from clusterprof.history import WAITING, History
-from clusterprof.lasting import Since
+from clusterprof.persistence import Since
 
 MOST_PARTS, FEWEST_PARTS = 24, 8
 BEFORE_RATIO = 0.2

@@ -18,7 +18,7 @@ from clusterprof.attribution.ledger import RankBooks
 from clusterprof.engine.metrics import quantile
 from clusterprof.engine.node import NodeResult
 from clusterprof.findings import Tail
-from clusterprof.lasting import Persistence
+from clusterprof.persistence import Persistence
 from clusterprof.timeline.model import Int
 from clusterprof.timeline.operations import Operations
 

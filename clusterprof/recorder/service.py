@@ -25,7 +25,7 @@ from clusterprof.recorder.registry import Registry, registered_alive
 from clusterprof.recorder.rings import Rings
 from clusterprof.recorder.rundir import RUN_DIR_PREFIX, write_private
 from clusterprof.recorder.slot import Slot
-from clusterprof.recorder.tier import Pace
+from clusterprof.recorder.tier import NEVER_NS, Pace
 from clusterprof.recorder.usage import SelfCollector
 from clusterprof.signals.elsewhere import is_elsewhere
 from clusterprof.trace.schema import Clock as ClockRecord
@@ -36,7 +36,6 @@ _TICK_NS = round(1_000_000_000 / DEFAULT_HZ)
 _NOBODY_CAME_NS = 10_000_000_000
 _FIRST_WAIT_SECONDS = 1.0  # of the 2 s that a launcher waits for the recorder
 _COLLECT_NS = 60_000_000_000
-_NEVER_NS = 1 << 62
 _ENVIRON_BYTES_AT_MOST = 1 << 20
 
 
@@ -185,7 +184,7 @@ class _Ending:
         self._begin_ns = begin_ns
         self._asked = asked
         self.reason = ""
-        self.at_ns = _NEVER_NS if order.duration_ns is None else begin_ns + order.duration_ns
+        self.at_ns = NEVER_NS if order.duration_ns is None else begin_ns + order.duration_ns
 
     def check(self, now_ns: int) -> str:
         """Return why the recording ends now, "" while it goes on."""

@@ -40,8 +40,9 @@ def _per_step(scene: Scene) -> float | None:
 def many_small(scene: Scene) -> bool:
     """True where a step has many operations that are small: they could be put together."""
     size, count = _size(scene), _per_step(scene)
-    known = size is not None and count is not None
-    return known and size < SMALL_BYTES and count >= MANY_OPERATIONS  # type: ignore[operator]
+    if size is None or count is None:
+        return False
+    return size < SMALL_BYTES and count >= MANY_OPERATIONS
 
 
 def _said(scene: Scene) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from clusterprof.beside import Beside
 from clusterprof.findings import Evidence, Finding, Metric, NodeFacts, RankLedger, Report, Tail
 from clusterprof.hostlists import fold
-from clusterprof.lasting import Persistence, Since
+from clusterprof.persistence import Persistence, Since
 from clusterprof.renderers import advised, json_history, json_steps, json_underfill
 from clusterprof.renderers.json_values import number, reasons, text
 from clusterprof.renderers.words import summed

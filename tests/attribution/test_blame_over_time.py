@@ -14,7 +14,7 @@ from clusterprof.attribution.blame import Blamed
 from clusterprof.attribution.blame_stretches import Stretches
 from clusterprof.attribution.blame_tail import SlowSteps
 from clusterprof.attribution.blame_victims import Victims
-from clusterprof.lasting import Persistence
+from clusterprof.persistence import Persistence
 from clusterprof.timeline.operations import Operations
 
 S, MS = 1_000_000_000, 1_000_000

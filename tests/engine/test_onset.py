@@ -13,7 +13,7 @@ from clusterprof.engine.ended import ended_early
 from clusterprof.engine.onset import onset, with_onsets
 from clusterprof.findings import Culprit, Finding, Report
 from clusterprof.history import WAITING, History, RankHistory
-from clusterprof.lasting import Since
+from clusterprof.persistence import Since
 
 
 def series(*costs: int) -> list[tuple[int, int]]:

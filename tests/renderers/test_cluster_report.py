@@ -9,7 +9,7 @@ from cluster_report import S, cluster
 from reports import storage_verdict
 
 from clusterprof.findings import Culprit, Finding, JobFacts, Tail
-from clusterprof.lasting import Persistence
+from clusterprof.persistence import Persistence
 from clusterprof.renderers import header, whose, words
 from clusterprof.renderers.matrix import Line, matrix_of
 from clusterprof.renderers.terminal import Terminal

@@ -13,7 +13,7 @@ from clusterprof.attribution.families import CAUSES
 from clusterprof.beside import Beside
 from clusterprof.findings import Culprit, Evidence, Finding, Report
 from clusterprof.history import WAITING, History, RankHistory
-from clusterprof.lasting import Since
+from clusterprof.persistence import Since
 from clusterprof.renderers.html.page import Html
 from clusterprof.renderers.markdown import Markdown
 from clusterprof.renderers.plain import Plain
