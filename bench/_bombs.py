@@ -36,10 +36,13 @@ def zipped(data: bytes, names: list[str]) -> bytes:
     local = b"PK\x03\x04" + struct.pack("<HHHHH", 20, 0, 8, 0, 0) + sizes
     body = local + struct.pack("<HH", 1, 0) + b"x" + data
     listed = b"".join(
-        b"PK\x01\x02" + struct.pack("<HHHHHH", 20, 20, 0, 8, 0, 0) + sizes
-        + struct.pack("<HHHHHII", len(name), 0, 0, 0, 0, 0, 0) + name.encode()
+        b"PK\x01\x02"
+        + struct.pack("<HHHHHH", 20, 20, 0, 8, 0, 0)
+        + sizes
+        + struct.pack("<HHHHHII", len(name), 0, 0, 0, 0, 0, 0)
+        + name.encode()
         for name in names
-    )  # fmt: skip
+    )
     count = min(len(names), 0xFFFF)
     end = struct.pack("<HHHHIIH", 0, 0, count, count, len(listed), len(body), 0)
     return body + listed + b"PK\x05\x06" + end
@@ -247,10 +250,11 @@ def xml_tags(folder: Path) -> Path:
 
 def _bombs() -> Iterator[tuple[str, Callable[[Path], Path]]]:
     for what, head, piece in (
-        ("zeros", b"", bytes(_PIECE)), ("spaces", b"", b" " * _PIECE),
+        ("zeros", b"", bytes(_PIECE)),
+        ("spaces", b"", b" " * _PIECE),
         ("spaces in a trace", EVENTS, b" " * _PIECE),
         ("events", b'{"traceEvents":[', EVENT % 1 * (_PIECE // 72)),
-    ):  # fmt: skip
+    ):
         yield f"gzip of 10 GB of {what}", partial(gzip_bomb, head=head, piece=piece)
     yield "zip of 10 GB", partial(zip_bomb, members=1)
     yield "zip, 4,000 members of 10 GB upon each other", partial(zip_bomb, members=4000)

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from clusterprof.probe import layout
-from clusterprof.signals import CATALOGUE
-from clusterprof.trace.encode import Encoder
-from clusterprof.trace.frame import HEAD_BYTES, KIND_EVENT, KIND_HEADER, payload_length
+from clusterprof.signals import CATALOG
+from clusterprof.trace.encoder import Encoder
+from clusterprof.trace.frame import HEAD_BYTES, KIND_EVENT, KIND_HEADER, read_payload_length
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Header, Record, Spans
 from clusterprof.trace.writer import RecordingWriter
 
@@ -69,7 +69,7 @@ def copy_node(
     for segment in sorted(source.iterdir()):
         data, out, at, events_due = segment.read_bytes(), [], 0, segment.name == "000001.cpf"
         while at < len(data):
-            size = payload_length(data, at)
+            size = read_payload_length(data, at)
             assert size is not None
             end = at + HEAD_BYTES + size
             kind = data[at + 12]
@@ -106,8 +106,13 @@ def header(node: int, apart_ns: int = 3600 * SECOND) -> Header:
     return Header(
         {"key": name, "hostname": name, "display": name, "boot_id": f"b{node}", "kernel": "6"},
         {"monotonic_ns": 0, "boottime_ns": 0, "realtime_ns": node * apart_ns},
-        {}, [{"id": f"gpu-{rank}"} for rank in range(RANKS)], {"variables": {}}, {}, {}, [],
-    )  # fmt: skip
+        {},
+        [{"id": f"gpu-{rank}"} for rank in range(RANKS)],
+        {"variables": {}},
+        {},
+        {},
+        [],
+    )
 
 
 def registered(first: int, world: int) -> list[Event]:
@@ -115,9 +120,11 @@ def registered(first: int, world: int) -> list[Event]:
     out = []
     for rank in range(RANKS):
         variables = {
-            "RANK": str(first + rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
+            "RANK": str(first + rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
             "TORCHELASTIC_RUN_ID": "bench",
-        }  # fmt: skip
+        }
         who = {"pid": 100 + rank, "started_ticks": 1, "role": "python", "device": f"gpu-{rank}"}
         out.append(Event(0, "process-registered", {**who, "variables": variables}))
     groups = ((WORLD_GROUP, range(world)), (NODE_GROUP, range(first, first + RANKS)))
@@ -129,12 +136,10 @@ def registered(first: int, world: int) -> list[Event]:
 
 def _columns() -> list[tuple[str, str]]:
     """160 columns: 8 of each GPU, the first its busy time, and 96 of the host."""
-    gpu = [s.name for s in CATALOGUE if s.name.startswith("gpu.") and s.is_counter]
+    gpu = [s.name for s in CATALOG if s.name.startswith("gpu.") and s.is_counter]
     gpu = ["gpu.busy_ns_total", *(name for name in gpu if name != "gpu.busy_ns_total")][:6]
     gpu += ["gpu.power_watts", "gpu.memory_used_bytes"]
-    host = [
-        s.name for s in CATALOGUE if s.name.startswith(("disk.", "memory.", "network.", "cpu."))
-    ]
+    host = [s.name for s in CATALOG if s.name.startswith(("disk.", "memory.", "network.", "cpu."))]
     device = [(name, f"gpu-{rank}") for rank in range(RANKS) for name in gpu]
     rest = [(name, f"d{i}") for i in range(8) for name in host]
     return (device + rest)[:160]

@@ -13,18 +13,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.threads import ThreadsCollector
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.threads import ThreadsCollector
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.network.netdev import EthtoolStatistics
 from clusterprof.errors import Unavailable
-from clusterprof.linux.ethtool import Statistics
-from clusterprof.linux.roots import Roots
 
 HOSTS = Path(__file__).resolve().parent.parent / "tests/hosts"
 FIXTURE_PIDS = [4711, 4712]
 ALWAYS_HERE = (
-    "cpu", "cores", "pressure", "memory", "cgroup", "threads", "processes", "disk", "network",
-    "sockets", "placement", "kernel_threads", "reclaim", "shm",
-)  # fmt: skip
+    "cpu",
+    "cores",
+    "pressure",
+    "memory",
+    "cgroup",
+    "threads",
+    "processes",
+    "disk",
+    "network",
+    "sockets",
+    "placement",
+    "kernel_threads",
+    "reclaim",
+    "shm",
+    "portable",
+    "portable_processes",
+)
 WITH_THREADS = ("processes", "sockets")  # take what `threads` has read in the same tick
 FIXTURES = {
     "cgroup": ("h100-node", "cgroup-v1"),
@@ -132,7 +146,7 @@ def _on_fixture(kind: Any, name: str) -> Case:
     return _case(name, lambda: kind(_fixture(name)))
 
 
-class SimulatedCard(Statistics):
+class SimulatedCard(EthtoolStatistics):
     """A network card with many statistics behind the real reader; only the ioctl is replaced."""
 
     def __init__(self) -> None:
@@ -143,7 +157,7 @@ class SimulatedCard(Statistics):
     def close(self) -> None:
         """There is no socket."""
 
-    def _ask(self, nic: str, request: Any) -> None:
+    def _request(self, nic: str, request: Any) -> None:
         command = struct.unpack_from("=I", request)[0]
         if request.typecode == "Q":
             struct.pack_into("=II", request, 0, command, STATISTICS)
@@ -167,13 +181,16 @@ def _ethtool(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
 
 
 def _isolated(name: str, environment: dict[str, str], sure: bool = False) -> Any:
-    from clusterprof.recorder.isolated import IsolatedCollector
+    from clusterprof.agent.isolation.collector import IsolatedCollector
 
     more = {"absent": lambda environ: None} if sure else {}
     return IsolatedCollector(
-        name, Context(Roots(), None, list), environment={**os.environ, **environment},
-        first_wait_seconds=_PATIENCE_S, **more,
-    )  # fmt: skip
+        name,
+        Context(Roots(), None, list),
+        environment={**os.environ, **environment},
+        first_wait_seconds=_PATIENCE_S,
+        **more,
+    )
 
 
 # The simulated NVML reads its text at every call, which costs more than what is measured: here each

@@ -10,16 +10,25 @@ from typing import Any
 
 from sample_cost import KERNEL_FILES, LEFT_OUT, PER_PROCESS, held_files
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.registry import COLLECTORS
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.registry import select_collectors
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from clusterprof.linux.roots import Roots
 
 PROTOTYPE_HZ = 10
 FULL_SAMPLE = (
-    "stat", "meminfo", "vmstat", "diskstats", "loadavg", "net/dev", "net/snmp", "net/netstat",
-    "pressure/cpu", "pressure/io", "pressure/memory",
-)  # fmt: skip
+    "stat",
+    "meminfo",
+    "vmstat",
+    "diskstats",
+    "loadavg",
+    "net/dev",
+    "net/snmp",
+    "net/netstat",
+    "pressure/cpu",
+    "pressure/io",
+    "pressure/memory",
+)
 """What one full sample reads of the host."""
 
 
@@ -28,7 +37,7 @@ def files_by_rate(job: list[int], hz: int) -> list[tuple[int, list[str]]]:
     by_rate: dict[int, set[str]] = {}
     fast_ns = 1_000_000_000 // hz
     context = Context(Roots(), None, lambda: job)
-    for kind in COLLECTORS:
+    for kind in select_collectors(Roots(), use_portable=False):
         collector: Any = kind(context)
         if collector.name in LEFT_OUT:
             continue

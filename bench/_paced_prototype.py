@@ -24,10 +24,14 @@ TICKS_A_FLUSH = 10
 NAMED = {
     "meminfo": (b"MemFree", b"MemAvailable", b"Cached", b"Dirty"),
     "vmstat": (
-        b"pgpgin", b"pswpin", b"pgmajfault", b"workingset_refault_file",
-        b"nr_dirty", b"nr_writeback",
+        b"pgpgin",
+        b"pswpin",
+        b"pgmajfault",
+        b"workingset_refault_file",
+        b"nr_dirty",
+        b"nr_writeback",
     ),
-}  # fmt: skip
+}
 Parse = Callable[[bytes], list[int]]
 _places: dict[bytes, int] = {}
 
@@ -107,10 +111,16 @@ def place(data: bytes) -> list[int]:
 
 
 OF_NODE = {
-    "stat": first_line, "diskstats": disks, "dev": links, "snmp": fourteen(b"Tcp: "),
-    "netstat": fourteen(b"TcpExt: "), "loadavg": tasks,
-    "cpu": totals, "io": totals, "memory": totals,
-}  # fmt: skip
+    "stat": first_line,
+    "diskstats": disks,
+    "dev": links,
+    "snmp": fourteen(b"Tcp: "),
+    "netstat": fourteen(b"TcpExt: "),
+    "loadavg": tasks,
+    "cpu": totals,
+    "io": totals,
+    "memory": totals,
+}
 OF_PROCESS = {"stat": process, "io": asked, "schedstat": scheduled, "wchan": place}
 
 

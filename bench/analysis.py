@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from clusterprof.probe import layout
-from clusterprof.signals import CATALOGUE
+from clusterprof.signals import CATALOG
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Header, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
 
@@ -44,13 +44,22 @@ STEP_SPANS = (
     (layout.STEP, 0, 50),
 )
 THREAD_NAMES = (
-    "t_ns", "pid", "tid", "state", "on_cpu_ns_total", "run_delay_ns_total", "user_ns_total",
-    "system_ns_total", "block_io_delay_ns_total", "major_faults_total", "wchan",
-)  # fmt: skip
+    "t_ns",
+    "pid",
+    "tid",
+    "state",
+    "on_cpu_ns_total",
+    "run_delay_ns_total",
+    "user_ns_total",
+    "system_ns_total",
+    "block_io_delay_ns_total",
+    "major_faults_total",
+    "wchan",
+)
 ANALYSE = """
 import json, resource, sys
 from pathlib import Path
-from clusterprof.engine.local import analyze
+from clusterprof.analysis.pipeline import analyze
 report = analyze(Path(sys.argv[1]))
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps({"cpu_s": used.ru_utime + used.ru_stime, "rss": used.ru_maxrss * 1024,
@@ -93,8 +102,13 @@ def write(path: Path, threads: bool) -> int:
     header = Header(
         {"key": "node-1", "hostname": "node", "display": "node", "boot_id": "b", "kernel": "6"},
         {"monotonic_ns": 0, "boottime_ns": 0, "realtime_ns": 0},
-        {}, devices, {"variables": {}}, {}, {}, [],
-    )  # fmt: skip
+        {},
+        devices,
+        {"variables": {}},
+        {},
+        {},
+        [],
+    )
     writer = RecordingWriter(path, header, lambda: Clock(now[0], now[0], now[0]), keep_free_bytes=0)
     writer.append(*(_registered(rank) for rank in range(RANKS)))
     noise = np.random.default_rng(7)
@@ -116,12 +130,10 @@ def _registered(rank: int) -> Event:
 
 def _columns() -> list[tuple[str, str]]:
     """160 columns: 8 of each GPU, the first its busy time, and 96 of the host."""
-    gpu = [s.name for s in CATALOGUE if s.name.startswith("gpu.") and s.is_counter]
+    gpu = [s.name for s in CATALOG if s.name.startswith("gpu.") and s.is_counter]
     gpu = ["gpu.busy_ns_total", *(name for name in gpu if name != "gpu.busy_ns_total")][:6]
     gpu += ["gpu.power_watts", "gpu.memory_used_bytes"]
-    host = [
-        s.name for s in CATALOGUE if s.name.startswith(("disk.", "memory.", "network.", "cpu."))
-    ]
+    host = [s.name for s in CATALOG if s.name.startswith(("disk.", "memory.", "network.", "cpu."))]
     device = [(name, f"gpu-{rank}") for rank in range(RANKS) for name in gpu]
     rest = [(name, f"d{i}") for i in range(8) for name in host]
     return (device + rest)[:160]

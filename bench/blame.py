@@ -20,11 +20,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from synthetic.jobs import CATEGORIES, MS, Fault, Job
 from synthetic.scenarios import LAYOUTS
 
-from clusterprof.attribution.blame import settle_waits
-from clusterprof.attribution.blame_books import Books
-from clusterprof.timeline.collectives import Arrivals, in_memory, people_of
-from clusterprof.timeline.collectives_directory import Person
-from clusterprof.timeline.collectives_stream import Stream
+from clusterprof.analysis.attribution.wait_for.blame import blame_waits
+from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
+from clusterprof.analysis.timeline.collectives.matching import RankEntry
+from clusterprof.analysis.timeline.collectives.reference import (
+    CollectiveSpans,
+    build_rank_entries,
+    get_block,
+)
+from clusterprof.analysis.timeline.collectives.stream import OperationStream
 
 RANKS = 128
 BLOCK = 32_000
@@ -34,42 +38,54 @@ TARGET = 2.0
 
 def settled(job: Job) -> int:
     """Blame a job block by block; return the bytes kept between blocks."""
-    books, carry = Books(job.ranks, CATEGORIES), None
+    books, carry = WaitTotals(job.ranks, CATEGORIES), None
     ops = job.ops
     edges = np.searchsorted(ops.first, np.arange(0, int(ops.first[-1]) + BLOCK, BLOCK))
-    edges = np.minimum(edges, ops.team.size)
+    edges = np.minimum(edges, ops.process_group.size)
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist()):
-        block = ops.cut(begin, end)
+        block = ops.take_range(begin, end)
         spent = job.spent[ops.first[begin] : ops.first[end]]
-        blamed, carry = settle_waits(block, spent, spent, job.ranks, carry)
+        blamed, carry = blame_waits(block, spent, spent, job.ranks, carry)
         books.add(block, blamed)
-    assert int(books.felt_ns.sum()) == int(books.caused_ns.sum()) == int(ops.blocked_ns.sum())
+    assert int(books.victim_ns.sum()) == int(books.culprit_ns.sum()) == int(ops.blocked_ns.sum())
     assert carry is not None
     kept = sum(getattr(carry.rows, one.name).nbytes for one in fields(carry.rows))
-    return kept + sum(column.nbytes for column in carry.charges)
+    return kept + sum(column.nbytes for column in carry.entries)
 
 
-def arrivals(job: Job) -> Arrivals:
+def arrivals(job: Job) -> CollectiveSpans:
     """The spans that recorders of these ranks would have kept."""
     ops = job.ops
-    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
-    code = np.unique(ops.team, return_inverse=True)[1]
+    op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
+    code = np.unique(ops.process_group, return_inverse=True)[1]
     order = np.argsort(code, kind="stable")
     start = np.searchsorted(code[order], np.arange(code.max() + 1))
     number = np.empty_like(order)
     number[order] = np.arange(order.size) - start[code[order]]
     n = op.size
     flat = np.full(n, -1)
-    return Arrivals(
-        ops.rank, ops.rank, np.zeros(n, np.int64), ops.arrive_ns, ops.leave_ns, ops.blocked_ns,
-        ops.leave_ns, ops.team[op] + 1, number[op], flat, np.ones(n, np.int64), flat, np.arange(n),
-    )  # fmt: skip
+    return CollectiveSpans(
+        ops.rank,
+        ops.rank,
+        np.zeros(n, np.int64),
+        ops.arrive_ns,
+        ops.leave_ns,
+        ops.blocked_ns,
+        ops.leave_ns,
+        ops.process_group[op] + 1,
+        number[op],
+        flat,
+        np.ones(n, np.int64),
+        flat,
+        np.arange(n),
+    )
 
 
-def matched(people: list[Person]) -> None:
+def matched(people: list[RankEntry]) -> None:
     """Read the rows of all ranks and match them, block by block."""
     rows = sum(
-        one.operations.rank.size for one in Stream(people, {}, (0,), in_memory).stretches(BLOCK)
+        one.operations.rank.size
+        for one in OperationStream(people, {}, (0,), get_block).read_batches(BLOCK)
     )
     assert rows == sum(int(one.operations.counts.sum()) for one in people)
 
@@ -91,7 +107,7 @@ def main() -> None:
         spans = job.ops.rank.size
         kept = settled(job)
         rate = spans / cpu_s(lambda job=job: settled(job)) / 1e6
-        people = people_of(arrivals(job))
+        people = build_rank_entries(arrivals(job))
         matching = spans / cpu_s(lambda people=people: matched(people)) / 1e6
         tracemalloc.start()
         settled(job)

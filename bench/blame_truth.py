@@ -21,16 +21,23 @@ from baselines.rules import RULES
 from synthetic.scenarios import any_fault
 from synthetic.score import booked
 
-from clusterprof.attribution.blame_books import roles
+from clusterprof.analysis.attribution.wait_for.totals import find_peer_groups
 
 # Layout, ranks, jobs, steps.
 JOBS = (
-    ("data parallel", 8, 60, 20), ("data parallel", 64, 60, 20), ("data parallel", 512, 30, 20),
-    ("data parallel", 4096, 10, 10), ("nodes and world", 8, 60, 20),
-    ("nodes and world", 64, 60, 20), ("nodes and world", 512, 30, 20),
-    ("nodes and world", 4096, 10, 10), ("pipeline", 8, 40, 10), ("pipeline", 64, 30, 10),
-    ("pipeline", 512, 10, 6), ("pipeline", 4096, 3, 4),
-)  # fmt: skip
+    ("data parallel", 8, 60, 20),
+    ("data parallel", 64, 60, 20),
+    ("data parallel", 512, 30, 20),
+    ("data parallel", 4096, 10, 10),
+    ("nodes and world", 8, 60, 20),
+    ("nodes and world", 64, 60, 20),
+    ("nodes and world", 512, 30, 20),
+    ("nodes and world", 4096, 10, 10),
+    ("pipeline", 8, 40, 10),
+    ("pipeline", 64, 30, 10),
+    ("pipeline", 512, 10, 6),
+    ("pipeline", 4096, 3, 4),
+)
 OURS = "blame"
 TARGET_RATIO = 0.99
 
@@ -47,7 +54,7 @@ def main() -> int:
             job = any_fault(layout, ranks, 1000 + seed, steps, decoy=seed % 2 == 1)
             guilty = job.faults[0].rank
             books = booked(job)
-            found = books.culprits(roles(job.ops, ranks))
+            found = books.culprits(find_peer_groups(job.ops, ranks))
             says = {OURS: found[0][0] if found else -1}
             says.update({name: rule(job) for name, rule in RULES.items()})
             hard = says["slowest total compute"] != guilty

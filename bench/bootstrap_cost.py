@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from clusterprof.recorder import inject
+from clusterprof.agent.launch import launcher
 
 PAIRS = 60
 RESIDENT = "print([l for l in open('/proc/self/status') if 'VmRSS' in l][0].split()[1])"
@@ -22,8 +22,8 @@ def main() -> None:
     bare.pop("PYTHONPATH", None)
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o700)
-        inject.install_probe(Path(folder), gpu_events=True, strict=False)
-        probed = inject.environment(Path(folder), bare)
+        launcher.install_probe(Path(folder), gpu_events=True, strict=False)
+        probed = launcher.with_probe_path(Path(folder), bare)
         report("with byte code", bare, probed)
         print(
             f"resident memory         {resident(probed) - resident(bare):+7d} KiB  (target 3,072)"

@@ -24,7 +24,7 @@ TARGET_S, TARGET_BYTES = 25, 1 << 30
 ANALYSE = """
 import json, resource, sys, time
 from pathlib import Path
-from clusterprof.engine.local import analyze
+from clusterprof.analysis.pipeline import analyze
 began = time.perf_counter()
 if __name__ == "__main__":
     report = analyze(Path(sys.argv[1]), jobs=int(sys.argv[2]))

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from clusterprof.recorder import inject
+from clusterprof.agent.launch import launcher
 
 TURNS = 60
 CALLS = 300
@@ -33,7 +33,7 @@ hooked = nothing
 if "_clusterprof_probe" in sys.modules:
     from _clusterprof_probe.hooks import distributed
     module = dist.distributed_c10d
-    hooked = distributed.wrap(module, nothing, 1, 0)
+    hooked = distributed.wrap_collective(module, nothing, 1, 0)
 
 def each(work, calls):
     began, used = now(), cpu()
@@ -56,12 +56,12 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o700)
-        inject.install_probe(Path(folder), gpu_events=True, strict=False)
+        launcher.install_probe(Path(folder), gpu_events=True, strict=False)
         bare = {k: v for k, v in os.environ.items() if not k.startswith("CLUSTERPROF_")}
         bare.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
         jobs = [
             start(f"{folder}/store{number}", environ)
-            for number, environ in enumerate((bare, inject.environment(Path(folder), bare)))
+            for number, environ in enumerate((bare, launcher.with_probe_path(Path(folder), bare)))
         ]
         turns = [[ask(job) for job in jobs] for _ in range(TURNS)]
         for job in jobs:

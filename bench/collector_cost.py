@@ -28,12 +28,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 from _collector_cases import Case, cases
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.registry import COLLECTORS
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.registry import COLLECTORS
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.linux.roots import Roots
 
-OF_THE_JOB = ("threads", "processes", "placement", "sockets")
+OF_THE_JOB = ("threads", "processes", "placement", "sockets", "portable_processes")
 PROCESSES = 32
 SETTLE_S = 6  # a birth keeps those at it who look for processes
 WINDOW_S = 10.0  # some things are read every 10 s

@@ -60,8 +60,10 @@ def export(run: Path, words: tuple[str, ...], out: Path) -> dict:
     out.mkdir()
     done = subprocess.run(
         [sys.executable, "-c", EXPORT, str(run), *words, "-o", f"{out}/"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found = json.loads(done.stdout)
     assert found["code"] == 0, done.stderr
     found["bytes"] = sum(one.stat().st_size for one in out.iterdir())

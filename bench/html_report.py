@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from browser import Browser, program
 from histories import hour
 
-from clusterprof.findings import Report
-from clusterprof.renderers.html.page import Html
-from clusterprof.renderers.json_ import Json
+from clusterprof.output.renderers.html.page import Html
+from clusterprof.output.renderers.json import Json
+from clusterprof.report.model import Report
 
 ROUNDS = 3
 FRAMES = 40

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from clusterprof.timeline import intervals
-from clusterprof.timeline.intervals import Intervals
-from clusterprof.timeline.load import chunks_of
+from clusterprof.analysis.timeline import intervals
+from clusterprof.analysis.timeline.intervals import Intervals
+from clusterprof.analysis.timeline.load.chunks import build_chunks
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Header, Record, Rows, Spans
 
 PIECES = 2_000_000
@@ -22,9 +22,18 @@ PLAIN = 50_000
 MINUTES = 6
 SECOND = 1_000_000_000
 THREAD_NAMES = (
-    "t_ns", "pid", "tid", "state", "on_cpu_ns_total", "run_delay_ns_total", "user_ns_total",
-    "system_ns_total", "block_io_delay_ns_total", "major_faults_total", "wchan",
-)  # fmt: skip
+    "t_ns",
+    "pid",
+    "tid",
+    "state",
+    "on_cpu_ns_total",
+    "run_delay_ns_total",
+    "user_ns_total",
+    "system_ns_total",
+    "block_io_delay_ns_total",
+    "major_faults_total",
+    "wchan",
+)
 
 
 def made(n: int, seed: int) -> Intervals:
@@ -83,22 +92,22 @@ def main() -> None:
     pieces, spans = made(PIECES, 1), made(PIECES // 2, 2)
     few = Intervals(*(column[:PLAIN] for column in pieces))
     fewer = Intervals(*(column[: PLAIN // 2] for column in spans))
-    assert plain_overlap(few, fewer) == intervals.overlap_ns(few, fewer).tolist()
+    assert plain_overlap(few, fewer) == intervals.measure_overlap(few, fewer).tolist()
     plain = 1.5 * PLAIN / cpu_s(lambda: plain_overlap(few, fewer), 3)
     print(f"plain Python overlap      {plain / 1e6:6.2f} M intervals per CPU-s")
     total = len(pieces.start_ns) + len(spans.start_ns)
     for name, do in (
-        ("overlap_ns", lambda: intervals.overlap_ns(pieces, spans)),
-        ("containing", lambda: intervals.containing(pieces.start_ns, spans)),
-        ("intersect", lambda: intervals.intersect(pieces, spans)),
-        ("subtract", lambda: intervals.subtract(pieces, spans)),
-        ("union", lambda: intervals.union(pieces, spans)),
+        ("overlap_ns", lambda: intervals.measure_overlap(pieces, spans)),
+        ("containing", lambda: intervals.find_containing(pieces.start_ns, spans)),
+        ("intersect", lambda: intervals.find_intersection(pieces, spans)),
+        ("subtract", lambda: intervals.subtract_intervals(pieces, spans)),
+        ("union", lambda: intervals.merge_intervals(pieces, spans)),
     ):
         speed = total / cpu_s(do)
         print(f"{name:<26}{speed / 1e6:6.2f} M intervals per CPU-s  {speed / plain:5.1f} × plain")
     records = list(a_node(MINUTES))
     began = time.process_time()
-    for _chunk in chunks_of(records):
+    for _chunk in build_chunks(records):
         pass
     hour = (time.process_time() - began) * 60 / MINUTES
     print(f"chunks of a node-hour     {hour:6.2f} CPU-s, without reading the file")

@@ -46,13 +46,13 @@ _LOADS = "import json, sys; json.load(open(sys.argv[1], 'rb'))"
 _FLOOR = """
 import sys
 from pathlib import Path
-from clusterprof.importers.base import Account
-from clusterprof.importers.kineto.blocks import Trace
-from clusterprof.importers.kineto.usual import Usual
-from clusterprof.importers.kineto.words import Kinds
-from clusterprof.importers.sources import sources_of
-(source,) = sources_of(Path(sys.argv[1]))
-for events in Trace(source, Account(source.path), Usual(Kinds()).events).events():
+from clusterprof.analysis.importers.core.base import Account
+from clusterprof.analysis.importers.kineto.event_stream import CommonEventDecoder, EventStream
+from clusterprof.analysis.importers.kineto.classify import Kinds
+from clusterprof.analysis.importers.core.byte_sources import open_sources
+(source,) = open_sources(Path(sys.argv[1]))
+decoder = CommonEventDecoder(Kinds())
+for events in EventStream(source, Account(source.path), decoder.events).events():
     pass
 """
 _HTA = """
@@ -179,9 +179,11 @@ def _watched(folder: Path, cores: set[int]) -> tuple[float, float, float, float]
     together = 0
     with subprocess.Popen(
         [sys.executable, "-m", "clusterprof", "analyze", str(folder)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
-    ) as process:  # fmt: skip
+    ) as process:
         while True:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:

@@ -121,8 +121,10 @@ def recorded(out: Path, *command: str, hz: float = 10, **variables: str) -> Iter
     environment = {**os.environ, "SLURM_JOB_ID": f"bench-{os.getpid()}-{out.name}", **variables}
     job = subprocess.Popen(
         [*RECORD, *options, "--", *command],
-        env=environment, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         yield recorder_of(out)
     finally:
@@ -219,9 +221,13 @@ def slowdown(folder: Path, pairs: int) -> None:
     out = folder / "slowdown"
     variables = {**os.environ, "SLURM_JOB_ID": f"bench-{os.getpid()}-pairs"}
     job = subprocess.Popen(
-        [*RECORD, "-o", str(out), "--", sys.executable, "-c", WORK], env=variables, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [*RECORD, "-o", str(out), "--", sys.executable, "-c", WORK],
+        env=variables,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     walls, cpus = [], []
     try:
         units = 20_000

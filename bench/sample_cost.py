@@ -29,10 +29,10 @@ from typing import Any
 
 import psutil
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.registry import COLLECTORS
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.registry import select_collectors
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from clusterprof.linux.roots import Roots
 
 TURNS = 15
 SAMPLES = 50
@@ -123,7 +123,7 @@ def opened(pids: list[int]) -> list[Any]:
     """Open and sample once every collector that this machine has something for."""
     context = Context(Roots(), None, lambda: pids)
     collectors = []
-    for kind in COLLECTORS:
+    for kind in select_collectors(Roots(), use_portable=False):
         collector: Any = kind(context)
         if collector.name in LEFT_OUT:
             continue

@@ -19,11 +19,11 @@ import sys
 import time
 from typing import Any
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.sockets import SocketsCollector
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.sockets import SocketsCollector
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.network.netlink import map_addresses_to_interfaces
 from clusterprof.errors import DevicesChanged
-from clusterprof.linux.addresses import local_addresses
-from clusterprof.linux.roots import Roots
 
 SAMPLES = 60
 SECOND_NS = 1_000_000_000
@@ -72,7 +72,7 @@ def main() -> None:
 
 def own_address() -> str:
     """Return an IPv4 address of this machine that is not loopback."""
-    for address, nic in local_addresses().items():
+    for address, nic in map_addresses_to_interfaces().items():
         if nic != "lo" and len(address) == 4:
             return socket.inet_ntoa(address)
     sys.exit("this machine has no address besides loopback")
@@ -95,7 +95,7 @@ def measure(pid: int, ours: int) -> list[float]:
     def clock() -> int:
         return now[0] + time.monotonic_ns()
 
-    outward = Outward(local_addresses())
+    outward = Outward(map_addresses_to_interfaces())
     collector: Any = SocketsCollector(
         Context(Roots(), None, lambda: [pid]), clock, addresses=lambda: outward
     )

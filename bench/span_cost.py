@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from clusterprof.recorder import inject
+from clusterprof.agent.launch import launcher
 
 SPANS_TRACED = 1000
 
@@ -92,8 +92,8 @@ def main() -> None:
     """Measure in a job of its own, under the probe."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o700)
-        inject.install_probe(Path(folder), gpu_events=False, strict=False)
-        environ = inject.environment(Path(folder), os.environ)
+        launcher.install_probe(Path(folder), gpu_events=False, strict=False)
+        environ = launcher.with_probe_path(Path(folder), os.environ)
         environ.pop("CLUSTERPROF_DISABLE", None)
         output = subprocess.run(
             [sys.executable, "-c", JOB, str(Path(__file__).resolve().parents[1])],

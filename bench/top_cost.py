@@ -23,18 +23,18 @@ TARGET_RANKS, TARGET_CPU_S = 1024, 3.0
 LOOK = """
 import json, resource, sys, time
 from pathlib import Path
-from clusterprof.engine.limits import known_limits
-from clusterprof.engine.live import LiveJob
-from clusterprof.profiles import bind_limits
+from clusterprof.analysis.detectors.registry import list_limit_classes
+from clusterprof.analysis.live import LiveJob
+from clusterprof.config import build_limits
 from clusterprof.cli import common
-from clusterprof.renderers.live import View, screen
-job = LiveJob([Path(sys.argv[1])], bind_limits(common.load_profile(None), known_limits()))
+from clusterprof.output.renderers.live import View, draw_screen
+job = LiveJob([Path(sys.argv[1])], build_limits(common.load_profile(None), list_limit_classes()))
 spent = []
 for _ in range(2):
     began = time.process_time()
-    job._told = None  # as if all nodes had grown
-    live = job.look(int(sys.argv[2]))
-    lines = screen(live, View(100, 40), False)
+    job._report_and_error = None  # as if all nodes had grown
+    live = job.update(int(sys.argv[2]))
+    lines = draw_screen(live, View(100, 40), False)
     spent.append(time.process_time() - began)
 assert not live.trouble and len(live.ranks) == int(sys.argv[3]), (live.trouble, len(live.ranks))
 peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

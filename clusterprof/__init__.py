@@ -1,6 +1,6 @@
-"""clusterprof: says why the GPUs of a training cluster idle.
+"""clusterprof: explains why the GPUs of a training cluster are idle.
 
-Nothing here is needed to record a job. For those who want exact marks there are two words:
+Nothing in this module is needed to record a job. Two functions add exact marks:
 
     import clusterprof
 
@@ -10,7 +10,14 @@ Nothing here is needed to record a job. For those who want exact marks there are
         train_on(batch)
         clusterprof.step()
 
-Both do nothing, in well under a microsecond, when nobody records.
+Without a recorder both do nothing, in well under a microsecond.
+
+`analyze` analyzes a recording, as the command of this name does. It needs numpy, and is
+therefore imported when it is first used:
+
+    report = clusterprof.analyze("clusterprof-out/job-77")
+    for finding in report.findings:
+        print(finding.cause.id, finding.lost_ns / 1e9)
 """
 
 from __future__ import annotations
@@ -19,35 +26,54 @@ import contextlib
 import sys
 from contextlib import AbstractContextManager
 
-__all__ = ["__version__", "span", "step"]
+TYPE_CHECKING = False  # known to type checkers under this name; `typing` need not be imported
+if TYPE_CHECKING:
+    from clusterprof.analysis.pipeline import analyze
+
+__all__ = ["__version__", "analyze", "span", "step"]
 
 __version__ = "0.1.0"
 
-_PROBE = "_clusterprof_probe"  # the name under which a recorded process carries the probe
-_nothing = contextlib.nullcontext()
+_PROBE_MODULE = "_clusterprof_probe"  # the name of the probe module in a recorded process
+_NULL_CONTEXT = contextlib.nullcontext()
 
-if _PROBE in sys.modules:
-    sys.modules[_PROBE].prepare()
+if _PROBE_MODULE in sys.modules:
+    sys.modules[_PROBE_MODULE].prepare()
 
 
 def step() -> None:
     """Mark the end of one optimizer step of this process.
 
-    From the first mark on, steps are what you mark, and no longer what the optimizers do.
+    From the first mark on, steps are counted by these marks instead of by optimizer calls.
     """
-    probe = sys.modules.get(_PROBE)
+    probe = sys.modules.get(_PROBE_MODULE)
     if probe is not None:
         probe.step()
 
 
 def span(name: str) -> AbstractContextManager[None]:
-    """Return a context manager that records what this process does inside it as `name`.
+    """Return a context manager that records the enclosed work of this process as a span
+    `name`.
 
-    name: up to 48 bytes of UTF-8, at most 64 different ones in a process. The names data_wait,
-    forward, backward, collective, eval, compile, checkpoint and h2d mean these phases; fetch is
-    for the worker of a loader of your own: how one batch was made, its CPU time and reads too.
+    name: up to 48 bytes of UTF-8, at most 64 different names in a process. The names
+    data_wait, forward, backward, collective, eval, compile, checkpoint and h2d mean these
+    phases; fetch is for the worker process of a custom data loader: it records how one
+    batch was made, with its CPU time and reads.
     """
-    probe = sys.modules.get(_PROBE)
+    probe = sys.modules.get(_PROBE_MODULE)
     if probe is None:
-        return _nothing
-    return probe.span(name) or _nothing
+        return _NULL_CONTEXT
+    return probe.span(name) or _NULL_CONTEXT
+
+
+def __getattr__(name: str) -> object:
+    """Import `analyze` when it is first used (PEP 562).
+
+    Raises: AttributeError for any other name.
+    """
+    if name != "analyze":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    globals()[name] = importlib.import_module("clusterprof.analysis.pipeline").analyze
+    return globals()[name]

@@ -1,4 +1,4 @@
-"""`python -m clusterprof`: the same as the command `clusterprof`."""
+"""Run the command `clusterprof` as `python -m clusterprof`."""
 
 from __future__ import annotations
 

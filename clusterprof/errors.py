@@ -1,8 +1,8 @@
-"""The exceptions every layer may raise; each carries an exit code and a remedy.
+"""Define the exceptions of every layer; each carries an exit code and a remedy.
 
-Library code raises, the command line prints and exits: nobody below `cli/` calls `sys.exit`.
-`Unavailable` is both an exception (a source could not be opened) and a cell value (one number
-could not be read): unknown is not zero, so a hole always says why it is there.
+Library code raises, the command line prints and exits: only `cli/` calls `sys.exit`.
+`Unavailable` is both an exception (a source could not be opened) and a cell value (one
+number could not be read): unknown is not zero, so a gap always carries its reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXIT_NOT_FOUND = 127
 
 
 class ClusterprofError(Exception):
-    """Something a user can act on: what happened, and what to do about it."""
+    """An error that the user can act on: what happened, and what to do about it."""
 
     exit_code = EXIT_CRASH
 
@@ -35,7 +35,7 @@ class ClusterprofError(Exception):
 
 
 class UsageError(ClusterprofError):
-    """The command line or a profile says something that cannot be meant."""
+    """The command line or a profile asks for something invalid."""
 
     exit_code = EXIT_USAGE
 
@@ -53,27 +53,29 @@ class PartialRecording(ClusterprofError):
 
 
 class CannotStart(ClusterprofError):
-    """The recording could not be started and the caller insisted on it."""
+    """The recording could not be started, and the caller required it."""
 
     exit_code = EXIT_CANNOT_START
 
 
 class OutputFailed(ClusterprofError):
-    """A result could not be written: the disk is full or failed, or nobody takes it."""
+    """A result could not be written: the disk is full or failed, or the reader closed the
+    pipe.
+    """
 
 
-class DevicesChanged(Exception):  # a signal to the loop, not a fault
-    """A collector's set of devices is no longer the one it opened; the recorder opens it anew."""
+class DevicesChanged(Exception):  # a signal to the recorder loop, not a fault
+    """A collector's devices differ from those it opened; the recorder reopens the collector."""
 
 
-class NothingNew(Exception):  # a signal to the loop, not a fault
-    """A collector has read nothing since it was asked last; the recorder writes nothing."""
+class NothingNew(Exception):  # a signal to the recorder loop, not a fault
+    """A collector has read nothing since the last request; the recorder writes nothing."""
 
 
 class Unavailable(Exception):  # a value as much as an exception
-    """A value that could not be read, why, and what would make it readable.
+    """A value that could not be read, the reason, and what would make it readable.
 
-    absent: no such hardware, driver or kernel feature.
+    absent: the hardware, driver or kernel feature does not exist.
     denied: it exists and permission is missing.
     failed: it should work and did not.
     """
@@ -96,22 +98,22 @@ class Unavailable(Exception):  # a value as much as an exception
         return hash((self.kind, self.message, self.remedy))
 
 
-def unavailable_from_os_error(error: OSError, path: str, absent_remedy: str = "") -> Unavailable:
-    """Say in our words why a kernel file could not be read.
+def convert_os_error(error: OSError, path: str, absent_remedy: str = "") -> Unavailable:
+    """Convert the error of reading a kernel file to `Unavailable`.
 
     ENOENT, ENOTDIR, ENODEV, ENXIO and EOPNOTSUPP are absent; EACCES and EPERM are denied;
-    everything else is failed.
+    all others are failed.
     """
     import errno
 
     absent = {errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP}
     if error.errno in absent:
-        return Unavailable("absent", f"{path}: {_reason(error)}", absent_remedy)
+        return Unavailable("absent", f"{path}: {_format_reason(error)}", absent_remedy)
     if error.errno in (errno.EACCES, errno.EPERM):
         remedy = "run as the job's user or as root, or mount /proc without hidepid"
         return Unavailable("denied", f"{path}: permission denied", remedy)
-    return Unavailable("failed", f"{path}: {_reason(error)}", "")
+    return Unavailable("failed", f"{path}: {_format_reason(error)}", "")
 
 
-def _reason(error: OSError) -> str:
+def _format_reason(error: OSError) -> str:
     return (error.strerror or type(error).__name__).lower()

@@ -1,11 +1,11 @@
-"""Canonical units, the name suffix of each, and how a person reads a value.
+"""Define canonical units, the name suffix of each, and their readable format.
 
-Everything stored is in base units: integer nanoseconds, bytes, ratios from 0 to 1, watts.
-Percent, milliseconds and gibibytes exist only in `human()`.
+Everything stored is in base units: integer nanoseconds, bytes, ratios from 0 to 1,
+watts. Percent, milliseconds and gibibytes appear only in `format_quantity()`.
 
-    human(1_530_000_000, "ns")   '1.53 s'
-    human(0.178, "ratio")        '17.8 %'
-    human(3 << 30, "bytes")      '3.0 GiB'
+    format_quantity(1_530_000_000, "ns")   '1.53 s'
+    format_quantity(0.178, "ratio")        '17.8 %'
+    format_quantity(3 << 30, "bytes")      '3.0 GiB'
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import re
 
 # suffix of a signal's name -> unit. Longest suffix first: "_bytes_per_second" before "_bytes".
-SUFFIXES: tuple[tuple[str, str], ...] = (
+UNIT_SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_bytes_per_second", "bytes/s"),
     ("_tokens_per_second", "tokens/s"),
     ("_samples_per_second", "samples/s"),
@@ -31,34 +31,35 @@ SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_cost", "cost"),
 )
 
-NANOSECONDS_PER_SECOND = 1_000_000_000
-SECTOR_BYTES = 512  # /proc/diskstats and getrusage count in this unit whatever the device's own
+SECOND_NS = 1_000_000_000  # nanoseconds in a second
+SECTOR_BYTES = 512  # unit of /proc/diskstats and getrusage, whatever the device's own sector size
 
 
-def unit_of(name: str) -> str:
-    """Return the unit a name's suffix promises; raise ValueError if it promises none.
+def infer_unit(name: str) -> str:
+    """Infer the unit from the suffix of a name.
 
-    A trailing `_total` marks a counter and is looked through; a `_total` without a unit before
-    it counts occurrences.
+    A trailing `_total` marks a counter and is ignored; a `_total` without a unit before it
+    counts occurrences.
+    Raises: ValueError when the name has no unit suffix.
     """
     stem = name.removesuffix("_total")
-    for suffix, unit in SUFFIXES:
+    for suffix, unit in UNIT_SUFFIXES:
         if stem.endswith(suffix):
             return unit
     if stem != name:
         return "count"
-    known = ", ".join(suffix for suffix, _ in SUFFIXES)
+    known = ", ".join(suffix for suffix, _ in UNIT_SUFFIXES)
     raise ValueError(f"the name {name!r} does not end with its unit (one of {known}, or _total)")
 
 
-def human(value: float, unit: str) -> str:
-    """Write a value the way a person reads it: 1.53 s, 17.8 %, 3.0 GiB, 1,234."""
+def format_quantity(value: float, unit: str) -> str:
+    """Format a value in a readable unit: 1.53 s, 17.8 %, 3.0 GiB, 1,234."""
     if unit == "ns":
-        return _human_ns(value)
+        return _format_ns(value)
     if unit == "ratio":
         return f"{100 * value:.1f} %"
     if unit in ("bytes", "bytes/s"):
-        return _human_bytes(value) + ("/s" if unit == "bytes/s" else "")
+        return _format_bytes(value) + ("/s" if unit == "bytes/s" else "")
     if unit == "count":
         return f"{value:,.0f}"
     if unit == "factor":
@@ -69,28 +70,43 @@ def human(value: float, unit: str) -> str:
     return f"{value:,.1f} {symbol}"
 
 
-# what a person may write after a number -> (unit, factor); one definition for gate and profiles
-_WRITTEN: dict[str, tuple[str, float]] = {
+# unit as written after a number -> (unit, factor); one definition for gate and profiles
+_WRITTEN_UNITS: dict[str, tuple[str, float]] = {
     "%": ("ratio", 0.01),
-    "ns": ("ns", 1), "us": ("ns", 1e3), "µs": ("ns", 1e3), "ms": ("ns", 1e6),
-    "s": ("ns", 1e9), "min": ("ns", 60e9), "h": ("ns", 3600e9),
-    "B": ("bytes", 1), "KiB": ("bytes", 1 << 10), "MiB": ("bytes", 1 << 20),
-    "GiB": ("bytes", 1 << 30), "TiB": ("bytes", 1 << 40),
-    "kB": ("bytes", 1e3), "MB": ("bytes", 1e6), "GB": ("bytes", 1e9), "TB": ("bytes", 1e12),
-    "W": ("watts", 1), "Hz": ("hertz", 1), "MHz": ("hertz", 1e6), "GHz": ("hertz", 1e9),
-}  # fmt: skip
-_NUMBER = re.compile(
+    "ns": ("ns", 1),
+    "us": ("ns", 1e3),
+    "µs": ("ns", 1e3),
+    "ms": ("ns", 1e6),
+    "s": ("ns", 1e9),
+    "min": ("ns", 60e9),
+    "h": ("ns", 3600e9),
+    "B": ("bytes", 1),
+    "KiB": ("bytes", 1 << 10),
+    "MiB": ("bytes", 1 << 20),
+    "GiB": ("bytes", 1 << 30),
+    "TiB": ("bytes", 1 << 40),
+    "kB": ("bytes", 1e3),
+    "MB": ("bytes", 1e6),
+    "GB": ("bytes", 1e9),
+    "TB": ("bytes", 1e12),
+    "W": ("watts", 1),
+    "Hz": ("hertz", 1),
+    "MHz": ("hertz", 1e6),
+    "GHz": ("hertz", 1e9),
+}
+_QUANTITY = re.compile(
     r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]*)\s*", re.ASCII
 )
 
 
 def parse_quantity(text: str) -> tuple[float, str]:
-    """Read a number as a person writes it, and the unit it names ("" when it names none).
+    """Parse a written number and its unit ("" when none is given) into canonical units.
 
     '5%' -> (0.05, 'ratio'); '250 ms' -> (250e6, 'ns'); '64 MiB' -> (67108864.0, 'bytes');
-    '12.5' -> (12.5, ''). Raises ValueError, with a message for people, on anything else.
+    '12.5' -> (12.5, '').
+    Raises: ValueError with a readable message for any other text.
     """
-    match = _NUMBER.fullmatch(text)
+    match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a number with a unit, such as 5%, 250 ms or 64 MiB")
     number, written = float(match[1]), match[2]
@@ -98,15 +114,15 @@ def parse_quantity(text: str) -> tuple[float, str]:
         raise ValueError(f"{text!r} is too large")
     if written == "":
         return number, ""
-    if written not in _WRITTEN:
-        raise ValueError(f"{written!r} is not a unit; known are {', '.join(_WRITTEN)}")
-    unit, factor = _WRITTEN[written]
+    if written not in _WRITTEN_UNITS:
+        raise ValueError(f"{written!r} is not a unit; known are {', '.join(_WRITTEN_UNITS)}")
+    unit, factor = _WRITTEN_UNITS[written]
     # dividing by 100 is exact where multiplying by 0.01 is not: 7% must equal 0.07
     return (number / 100 if unit == "ratio" else number * factor), unit
 
 
-def _human_ns(value: float) -> str:
-    seconds = abs(value) / NANOSECONDS_PER_SECOND
+def _format_ns(value: float) -> str:
+    seconds = abs(value) / SECOND_NS
     sign = "-" if value < 0 else ""
     if seconds >= 5_400:
         return f"{sign}{seconds / 3600:.1f} h"
@@ -121,7 +137,7 @@ def _human_ns(value: float) -> str:
     return f"{sign}{seconds * 1e9:.0f} ns"
 
 
-def _human_bytes(value: float) -> str:
+def _format_bytes(value: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -21,10 +21,17 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--hide-scrollbars", "--remote-debugging-pipe",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
 PATIENCE_S = 60
 
 
@@ -52,10 +59,13 @@ class Browser:
         # it reads from 3 and writes to 4; bash moves our ends there
         moved = f'exec "$@" 3<&{their_in} 4>&{their_out}'
         process = subprocess.Popen(
-            ["bash", "-c", moved, "bash", *command], pass_fds=(their_in, their_out),
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            ["bash", "-c", moved, "bash", *command],
+            pass_fds=(their_in, their_out),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
-        )  # fmt: skip
+        )
         os.close(their_in)
         os.close(their_out)
         browser = cls(process, our_out, our_in)
@@ -108,9 +118,12 @@ class Browser:
     def size(self, width: int, height: int, scale: float = 1) -> None:
         """Give the page a window of so many pixels."""
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height,
-            deviceScaleFactor=scale, mobile=False,
-        )  # fmt: skip
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=False,
+        )
 
     def prefer(self, theme: str) -> None:
         """Let the system prefer "dark" or "light"."""

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.timeline.model import (
+from clusterprof.analysis.timeline.model import (
     Chunk,
     Int,
-    Lost,
+    LostTime,
     Process,
     ProcessIo,
     Rank,
@@ -223,9 +223,9 @@ def rank(
     return Rank(whole, number, main.pid, device, emulated, main, tuple(workers), marked)
 
 
-def lost(*rows: tuple[float, float, float, int], source: int = 1, step: int = 0) -> Lost:
+def lost(*rows: tuple[float, float, float, int], source: int = 1, step: int = 0) -> LostTime:
     """Pieces of lost time from (start_s, end_s, lost_s, phase)."""
     start, end, idle = (ints([row[i] for row in rows]) for i in range(3))
     phase = np.array([row[3] for row in rows], np.int64)
     same = np.full(len(rows), source, np.int64), np.full(len(rows), step, np.int64)
-    return Lost(start, end, idle, phase, *same)
+    return LostTime(start, end, idle, phase, *same)

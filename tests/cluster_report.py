@@ -7,22 +7,22 @@ one node preprocessing held its ranks up for 5 s once, and every other rank for 
 
 from __future__ import annotations
 
-from clusterprof.advice import Advice
-from clusterprof.beside import Beside
-from clusterprof.findings import (
-    Blind,
+from clusterprof.report.model import (
+    Advice,
     Cause,
+    CoverageGap,
     Culprit,
     Evidence,
     Finding,
     JobFacts,
     Metric,
     NodeFacts,
+    PeerComparison,
+    Persistence,
     RankLedger,
     Report,
     Tail,
 )
-from clusterprof.persistence import Persistence
 
 S = 1_000_000_000
 
@@ -37,27 +37,39 @@ def advised(cause: Cause) -> Advice:
     if cause is STORAGE:
         how, commands = f"{COPY} before training starts, on each node", (COPY,)
     return Advice(
-        cause.advice.rstrip("."), "a number", how, "a gain", "a check", "", "one-remedy",
-        effort="data" if commands else "code", commands=commands,
-    )  # fmt: skip
+        cause.advice.rstrip("."),
+        "a number",
+        how,
+        "a gain",
+        "a check",
+        "",
+        "one-remedy",
+        effort="data" if commands else "code",
+        commands=commands,
+    )
 
 
 STORAGE = Cause(
-    "storage-remote", "storage", "The data path waits for a network file system",
+    "storage-remote",
+    "storage",
+    "The data path waits for a network file system",
     "Stage the data on local disks, or raise the number of requests that may be outstanding.",
-)  # fmt: skip
+)
 PREPROCESS = Cause(
     "cpu-preprocess", "cpu", "The CPU is busy preparing data", "Cache decoded samples."
 )
 TRANSFER = Cause(
-    "net-transfer", "network", "All ranks had come, and the data were still on their way",
+    "net-transfer",
+    "network",
+    "All ranks had come, and the data were still on their way",
     "Overlap communication with computation, send less, or use a faster link.",
-)  # fmt: skip
+)
 IMBALANCE = Cause(
-    "sync-imbalance", "synchronization",
+    "sync-imbalance",
+    "synchronization",
     "One rank takes longer for its work in every step: it has more, or is slower",
     "Balance the work over the ranks.",
-)  # fmt: skip
+)
 
 
 def cluster(nodes: int = 16, per_node: int = 8) -> Report:
@@ -78,31 +90,45 @@ def cluster(nodes: int = 16, per_node: int = 8) -> Report:
         for at, n in enumerate(names)
     )
     return Report(
-        title="runs/cluster", emulated=False, nodes=facts, ranks=ranks, window_ns=301 * S * count,
-        unmeasured_ns=0, outside_ns=S * count, in_step_ns=in_step, productive_ns=in_step - lost,
-        lost_ns=lost, findings=_findings(ranks, guilty, busy, in_step),
-        unattributed_ns=unattributed, unattributed_reasons=(("no-signal", unattributed),),
+        title="runs/cluster",
+        emulated=False,
+        nodes=facts,
+        ranks=ranks,
+        window_ns=301 * S * count,
+        unmeasured_ns=0,
+        outside_ns=S * count,
+        in_step_ns=in_step,
+        productive_ns=in_step - lost,
+        lost_ns=lost,
+        findings=_findings(ranks, guilty, busy, in_step),
+        unattributed_ns=unattributed,
+        unattributed_reasons=(("no-signal", unattributed),),
         outside_buckets=(("startup", S * count),),
         metrics=(Metric("gpu.busy_ratio", 0.8, "ratio"), Metric("step.p99_ns", 1.31 * S, "ns")),
         blinds=(
-            Blind(
-                f"ranks {count}-{count + per_node - 1} of {count + per_node:,}", "absent",
+            CoverageGap(
+                f"ranks {count}-{count + per_node - 1} of {count + per_node:,}",
+                "absent",
                 "not recorded: what others waited for them has no cause",
                 "record on every node of the job",
             ),
-            Blind(
-                "operations between ranks", "failed",
+            CoverageGap(
+                "operations between ranks",
+                "failed",
                 "1,204 of their spans name no group of ranks; what was waited in them has no cause",
                 "use process groups of torch.distributed",
             ),
         ),
         job=JobFacts(count + per_node, count, 0.998, 18_400),
         tail=Tail(
-            406, 4, 740 * S // 1000, 1310 * S // 1000,
+            406,
+            4,
+            740 * S // 1000,
+            1310 * S // 1000,
             ((ranks[guilty].node, guilty, 3), (ranks[busy[0]].node, busy[0], 1)),
         ),
         nobody=(("net-transfer", 12 * S * count),),
-    )  # fmt: skip
+    )
 
 
 def _rank(r: int, node: str, count: int, guilty: bool, busy: bool, many: int) -> RankLedger:
@@ -121,10 +147,23 @@ def _rank(r: int, node: str, count: int, guilty: bool, busy: bool, many: int) ->
     }
     lost = sum(ns for _, ns in buckets)
     return RankLedger(
-        node, r, 4000 + r, f"GPU-{r:04x}", "device-samples", 301 * S, 0, S, 300 * S,
-        300 * S - lost, lost, buckets, (("startup", S),), 406, 0.998,
+        node,
+        r,
+        4000 + r,
+        f"GPU-{r:04x}",
+        "device-samples",
+        301 * S,
+        0,
+        S,
+        300 * S,
+        300 * S - lost,
+        lost,
+        buckets,
+        (("startup", S),),
+        406,
+        0.998,
         tuple(sorted(((k, v) for k, v in caused.items() if v), key=lambda p: (-p[1], p[0]))),
-    )  # fmt: skip
+    )
 
 
 def _findings(
@@ -144,29 +183,47 @@ def _findings(
         ns = lost(cause)
         seen = (Evidence("worker.blocked_ratio", 0.91, "ratio", "of the fetch"),)
         return Finding(
-            cause, ns, ns / in_step, wins, 0.95, "B", False, False, culprits,
-            seen if cause is STORAGE else (), how, (advised(cause),),
+            cause,
+            ns,
+            ns / in_step,
+            wins,
+            0.95,
+            "B",
+            False,
+            False,
+            culprits,
+            seen if cause is STORAGE else (),
+            how,
+            (advised(cause),),
             beside if cause is STORAGE else None,
-        )  # fmt: skip
+        )
 
     others = len({rank.node for rank in ranks}) - 1
-    beside = Beside("nfs.read_latency_ns", "ns", 12.0 * MS, 0.4 * MS, others, "node", "a read")
+    beside = PeerComparison(
+        "nfs.read_latency_ns", "ns", 12.0 * MS, 0.4 * MS, others, "node", "a read"
+    )
     slow = culprit(guilty, "/data", 31 * S, 30 * S * (count - 1), count - 1)
     each = 3 * S * (count - many) // many
     preparing = [culprit(r, f"worker pid {9000 + r}", 5 * S, each, count - many) for r in busy]
     uneven = [culprit(r, "", 0, 4 * S, count - 1) for r in range(count)]
     return (
         finding(
-            STORAGE, slow, wins=lost(STORAGE) // 2,
+            STORAGE,
+            slow,
+            wins=lost(STORAGE) // 2,
             how=Persistence("steady", 0, 300 * S, 70, 76, 1, 70),
         ),
         finding(TRANSFER, wins=None, how=None),
         finding(
-            IMBALANCE, *uneven, wins=lost(IMBALANCE) // 4,
+            IMBALANCE,
+            *uneven,
+            wins=lost(IMBALANCE) // 4,
             how=Persistence("wandering", 0, 300 * S, 68, 76, min(count, 61), 2),
         ),
         finding(
-            PREPROCESS, *preparing, wins=lost(PREPROCESS) // 2,
+            PREPROCESS,
+            *preparing,
+            wins=lost(PREPROCESS) // 2,
             how=Persistence("transient", 120 * S, 164 * S, 11, 76, many, 11),
         ),
-    )  # fmt: skip
+    )

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from clusterprof.collectors.base import Context, Value
-from clusterprof.linux.roots import Roots
+from clusterprof.agent.collectors.base import Context, Value
+from clusterprof.agent.linux.files import Roots
 from clusterprof.signals import Signal
 
 _PREAD = os.pread

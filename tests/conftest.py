@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from clusterprof.linux.roots import Roots
+from clusterprof.agent.linux.files import Roots
 
 # Few examples where every change waits for them; `make test-long` looks at many.
 settings.register_profile("quick", max_examples=25, deadline=None)

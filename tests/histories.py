@@ -14,10 +14,9 @@ from typing import Any
 
 from cluster_report import cluster
 
-from clusterprof.advice import Advice
-from clusterprof.findings import RankLedger, Report
-from clusterprof.history import WAITING, History, RankHistory, SlowStep, Wait
-from clusterprof.worth import CauseWorth, Worth
+from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep, Wait
+from clusterprof.report.impact import CauseImpact, Impact
+from clusterprof.report.model import Advice, RankLedger, Report
 
 S = 1_000_000_000
 _OF_OTHERS = ("storage-remote", "sync-imbalance")  # felt by those who waited
@@ -34,19 +33,25 @@ def with_history(report: Report, stretches: int = 60, steps: int = 400) -> Repor
     guilty = _guilty(report)
     waits = tuple(
         Wait(
-            (2 + 3 * k) * span // 140, span // 400 + (k % 5) * span // 3000,
-            (guilty + 1 + 7 * k) % len(ranks), guilty if k % 9 else None,
-            "storage-remote" if k % 9 else "", 40 + 11 * k,
+            (2 + 3 * k) * span // 140,
+            span // 400 + (k % 5) * span // 3000,
+            (guilty + 1 + 7 * k) % len(ranks),
+            guilty if k % 9 else None,
+            "storage-remote" if k % 9 else "",
+            40 + 11 * k,
         )
         for k in range(45)
-    )  # fmt: skip
+    )
     slow = tuple(
         SlowStep(
-            400 - 9 * k, (5 + 9 * k) * span // 100, span // 150 - k * span // 4000, guilty,
-            (("storage-remote", span // 200), (WAITING, span // 300)),
+            400 - 9 * k,
+            (5 + 9 * k) * span // 100,
+            span // 150 - k * span // 4000,
+            guilty,
+            (("storage-remote", span // 200), (WAITING_FOR_RANKS, span // 300)),
         )
         for k in range(6)
-    )  # fmt: skip
+    )
     history = History(1_790_000_000 * S, stretch, stretches, ranks, waits, slow)
     return dataclasses.replace(report, history=history)
 
@@ -57,7 +62,7 @@ def hour(nodes: int, per_node: int, stretches: int = 360, steps: int = 5000) -> 
     return dataclasses.replace(made, worth=worth(made), findings=_advised(made))
 
 
-def worth(report: Report) -> Worth:
+def worth(report: Report) -> Impact:
     """What the loss of a job costs at 2.50 EUR, and how much sooner it would be done."""
 
     def cost(ns: int) -> float:
@@ -65,18 +70,18 @@ def worth(report: Report) -> Worth:
 
     job = max(rank.in_step_ns for rank in report.ranks)
     causes = tuple(
-        CauseWorth(f.cause.id, cost(f.lost_ns), None, None, None, "the span graph has holes")
+        CauseImpact(f.cause.id, cost(f.lost_ns), None, None, None, "the span graph has holes")
         if f.recoverable_ns is None
-        else CauseWorth(f.cause.id, cost(f.lost_ns), job // 20, job // 25, job // 16)
+        else CauseImpact(f.cause.id, cost(f.lost_ns), job // 20, job // 25, job // 16)
         for f in report.findings
-    )  # fmt: skip
+    )
     sticks = (
         ("goodput", 0.81, "productive time over recorded time"),
         ("MLPerf AU", None, "no accelerator time without input was measured"),
     )
-    return Worth(
+    return Impact(
         2.5, "EUR", cost(report.lost_ns), job, causes, 41_200.0, 46_900.0, None, 0.92, 0.81, sticks
-    )  # fmt: skip
+    )
 
 
 def _advised(report: Report) -> tuple[Any, ...]:
@@ -114,7 +119,7 @@ def _rank(rank: RankLedger, at: int, stretches: int, stretch: int, steps: int) -
     for cause, ns in rank.buckets:
         waits = cause in _OF_OTHERS and not (own and cause == "storage-remote")
         parts = _spread(ns, _weights(cause, stretches, at % 4))
-        name = WAITING if waits else cause
+        name = WAITING_FOR_RANKS if waits else cause
         before = lost.get(name)
         lost[name] = parts if before is None else tuple(map(add, before, parts))
     in_step = _spread(rank.in_step_ns, (1,) * stretches)

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from cluster_report import cluster
 
-from clusterprof.advice import Advice as Remedy
-from clusterprof.findings import (
-    Blind,
+from clusterprof.report.impact import (
+    DeviceUtilization,
+    RankUtilization,
+    UtilizationAdvice,
+    UtilizationLevels,
+)
+from clusterprof.report.model import Advice as Remedy
+from clusterprof.report.model import (
     Cause,
+    CoverageGap,
     Culprit,
     Evidence,
     Finding,
@@ -20,7 +26,6 @@ from clusterprof.findings import (
     RankLedger,
     Report,
 )
-from clusterprof.underfill import Advice, Levels, RankFill, Underfill
 
 S = 1_000_000_000
 
@@ -72,20 +77,49 @@ def node(name: str = "node-a", damaged_bytes: int = 0, dropped_spans: int = 0) -
 def storage_verdict() -> Report:
     """Two ranks, 300 s each; rank 1 waits more. The nanoseconds are odd so that sums show."""
     rank0 = RankLedger(
-        "node-a", 0, 4711, "GPU-0f3c", "device-samples", 300 * S, 0, 10 * S, 290 * S,
-        200 * S - 7, 90 * S + 7,
+        "node-a",
+        0,
+        4711,
+        "GPU-0f3c",
+        "device-samples",
+        300 * S,
+        0,
+        10 * S,
+        290 * S,
+        200 * S - 7,
+        90 * S + 7,
         (("storage-local", 80 * S + 3), ("cpu-preprocess", 7 * S), ("unattributed", 3 * S + 4)),
-        (("startup", 10 * S),), 406, 0.998,
-    )  # fmt: skip
+        (("startup", 10 * S),),
+        406,
+        0.998,
+    )
     rank1 = RankLedger(
-        "node-a", 1, 4712, "GPU-9a77", "device-samples", 300 * S, 0, 10 * S, 290 * S,
-        154 * S, 136 * S,
+        "node-a",
+        1,
+        4712,
+        "GPU-9a77",
+        "device-samples",
+        300 * S,
+        0,
+        10 * S,
+        290 * S,
+        154 * S,
+        136 * S,
         (("storage-local", 120 * S), ("cpu-preprocess", 14 * S), ("unattributed", 2 * S)),
-        (("startup", 9 * S), ("unattributed", 1 * S)), 406, 0.997,
-    )  # fmt: skip
+        (("startup", 9 * S), ("unattributed", 1 * S)),
+        406,
+        0.997,
+    )
     findings = (
         Finding(
-            STORAGE, 200 * S + 3, (200 * S + 3) / (580 * S), 186 * S, 0.95, "A", False, False,
+            STORAGE,
+            200 * S + 3,
+            (200 * S + 3) / (580 * S),
+            186 * S,
+            0.95,
+            "A",
+            False,
+            False,
             (Culprit("node-a", 1, "GPU-9a77", "vda"), Culprit("node-a", 0, "GPU-0f3c", "vda")),
             (
                 Evidence("feeding.block_io_ratio", 0.912, "ratio", "of the fetch in block I/O"),
@@ -94,15 +128,30 @@ def storage_verdict() -> Report:
             advice=(PACK, READERS),
         ),
         Finding(
-            PREPROCESS, 21 * S, 21 / 580, None, 0.7, "B", False, False,
+            PREPROCESS,
+            21 * S,
+            21 / 580,
+            None,
+            0.7,
+            "B",
+            False,
+            False,
             (Culprit("node-a", 1, "GPU-9a77", "worker 1 (pid 4720)"),),
             (Evidence("feeding.user_cpu_ratio", 0.08, "ratio", "of the fetch on a CPU"),),
         ),
         Finding(
-            STARTUP, 19 * S, 19 / 600, 19 * S, 0.9, "B", False, True,
-            (Culprit("node-a", 0, "GPU-0f3c"), Culprit("node-a", 1, "GPU-9a77")), (),
+            STARTUP,
+            19 * S,
+            19 / 600,
+            19 * S,
+            0.9,
+            "B",
+            False,
+            True,
+            (Culprit("node-a", 0, "GPU-0f3c"), Culprit("node-a", 1, "GPU-9a77")),
+            (),
         ),
-    )  # fmt: skip
+    )
     metrics = (
         Metric("gpu.busy_ratio", (354 * S - 7) / (580 * S), "ratio"),
         Metric("stall.storage_ratio", (200 * S + 3) / (580 * S), "ratio"),
@@ -110,85 +159,202 @@ def storage_verdict() -> Report:
         Metric("gpu.sm_active_ratio", None, "ratio", "the driver offers no GPM on this GPU"),
     )
     blinds = (
-        Blind("gpu_nvidia: gpu.sm_active_ratio", "absent", "GPM is not supported", ""),
-        Blind(
-            "mounts", "denied", "/proc/self/mountstats: permission denied",
+        CoverageGap("gpu_nvidia: gpu.sm_active_ratio", "absent", "GPM is not supported", ""),
+        CoverageGap(
+            "mounts",
+            "denied",
+            "/proc/self/mountstats: permission denied",
             "run as the job's user or as root",
         ),
-    )  # fmt: skip
+    )
     return Report(
-        "runs/slow-disk", False, (node(),), (rank0, rank1), 600 * S, 0, 20 * S, 580 * S,
-        354 * S - 7, 226 * S + 7, findings, 5 * S + 4,
-        (("blocked on something unseen (sleep, lock or socket)", 4 * S + 4),
-         ("host launches work more slowly than the device", 1 * S)),
-        (("startup", 19 * S), ("unattributed", 1 * S)), metrics, blinds,
+        "runs/slow-disk",
+        False,
+        (node(),),
+        (rank0, rank1),
+        600 * S,
+        0,
+        20 * S,
+        580 * S,
+        354 * S - 7,
+        226 * S + 7,
+        findings,
+        5 * S + 4,
+        (
+            ("blocked on something unseen (sleep, lock or socket)", 4 * S + 4),
+            ("host launches work more slowly than the device", 1 * S),
+        ),
+        (("startup", 19 * S), ("unattributed", 1 * S)),
+        metrics,
+        blinds,
         ("Losses shorter than one device sample (100 ms) are spread over the waits around them.",),
-    )  # fmt: skip
+    )
 
 
 def clean() -> Report:
     """One rank whose loading is hidden behind compute: 0.4 s of 200 s lost, too little to find."""
     lost = 400_000_001
     rank = RankLedger(
-        "node-a", None, 812, "GPU-0f3c", "stream-events", 201 * S, 0, S, 200 * S, 200 * S - lost,
-        lost, (("cpu-gc", 100_000_000), ("unattributed", lost - 100_000_000)),
-        (("unattributed", S),), 1000, 1.0,
-    )  # fmt: skip
+        "node-a",
+        None,
+        812,
+        "GPU-0f3c",
+        "stream-events",
+        201 * S,
+        0,
+        S,
+        200 * S,
+        200 * S - lost,
+        lost,
+        (("cpu-gc", 100_000_000), ("unattributed", lost - 100_000_000)),
+        (("unattributed", S),),
+        1000,
+        1.0,
+    )
     return Report(
-        "runs/clean", False, (node(),), (rank,), 201 * S, 0, S, 200 * S, 200 * S - lost, lost,
-        (), lost - 100_000_000, (("pieces too short to tell", lost - 100_000_000),),
+        "runs/clean",
+        False,
+        (node(),),
+        (rank,),
+        201 * S,
+        0,
+        S,
+        200 * S,
+        200 * S - lost,
+        lost,
+        (),
+        lost - 100_000_000,
+        (("pieces too short to tell", lost - 100_000_000),),
         (("unattributed", S),),
         (Metric("gpu.busy_ratio", 0.998, "ratio"), Metric("stall.storage_ratio", 0.0, "ratio")),
         (),
-    )  # fmt: skip
+    )
 
 
 def upper_bound() -> Report:
     """No accelerator measured: 30 s of data waits in 100 s of steps is the most that was lost."""
     rank = RankLedger(
-        "laptop", 0, 99, "", "host-spans", 100 * S, 0, 0, 100 * S, 70 * S, 30 * S,
-        (("cpu-preprocess", 29 * S), ("unattributed", 1 * S)), (), 250, 1.0,
-    )  # fmt: skip
+        "laptop",
+        0,
+        99,
+        "",
+        "host-spans",
+        100 * S,
+        0,
+        0,
+        100 * S,
+        70 * S,
+        30 * S,
+        (("cpu-preprocess", 29 * S), ("unattributed", 1 * S)),
+        (),
+        250,
+        1.0,
+    )
     finding = Finding(
-        PREPROCESS, 29 * S, 0.29, 29 * S, 0.9, "A", True, False,
+        PREPROCESS,
+        29 * S,
+        0.29,
+        29 * S,
+        0.9,
+        "A",
+        True,
+        False,
         (Culprit("laptop", 0, "", "main thread"),),
         (Evidence("feeding.user_cpu_ratio", 0.97, "ratio"),),
-    )  # fmt: skip
+    )
     return Report(
-        "runs/laptop", False, (node("laptop"),), (rank,), 100 * S, 0, 0, 100 * S, 70 * S, 30 * S,
-        (finding,), 1 * S, (("fetch seen by no sample", 1 * S),), (),
+        "runs/laptop",
+        False,
+        (node("laptop"),),
+        (rank,),
+        100 * S,
+        0,
+        0,
+        100 * S,
+        70 * S,
+        30 * S,
+        (finding,),
+        1 * S,
+        (("fetch seen by no sample", 1 * S),),
+        (),
         (
             Metric("gpu.busy_ratio", 0.70, "ratio", "", "at least"),
             Metric("stall.cpu_ratio", 0.29, "ratio", "", "at most"),
         ),
-        (Blind("gpu_nvidia", "absent", "libnvidia-ml.so.1 was not found", "install the driver"),),
-    )  # fmt: skip
+        (
+            CoverageGap(
+                "gpu_nvidia", "absent", "libnvidia-ml.so.1 was not found", "install the driver"
+            ),
+        ),
+    )
 
 
 def damaged() -> Report:
     """Damaged and emulated: 20 s of 120 s not measured, bytes unreadable, spans dropped."""
     rank = RankLedger(
-        "node-b", 0, 77, "emulated-0", "device-samples", 120 * S, 20 * S, 0, 100 * S, 60 * S,
-        40 * S, (("storage-local", 30 * S), ("unattributed", 10 * S)), (), 90, 0.83,
-    )  # fmt: skip
+        "node-b",
+        0,
+        77,
+        "emulated-0",
+        "device-samples",
+        120 * S,
+        20 * S,
+        0,
+        100 * S,
+        60 * S,
+        40 * S,
+        (("storage-local", 30 * S), ("unattributed", 10 * S)),
+        (),
+        90,
+        0.83,
+    )
     finding = Finding(
         STORAGE, 30 * S, 0.3, 30 * S, 0.6, "C", False, False, (Culprit("node-b", 0, "emulated-0"),)
-    )  # fmt: skip
+    )
     return Report(
-        "runs/torn", True, (node("node-b", 123_456, 17),), (rank,), 120 * S, 20 * S, 0, 100 * S,
-        60 * S, 40 * S, (finding,), 10 * S, (("the samples needed are missing", 10 * S),), (),
+        "runs/torn",
+        True,
+        (node("node-b", 123_456, 17),),
+        (rank,),
+        120 * S,
+        20 * S,
+        0,
+        100 * S,
+        60 * S,
+        40 * S,
+        (finding,),
+        10 * S,
+        (("the samples needed are missing", 10 * S),),
+        (),
         (Metric("gpu.busy_ratio", 0.6, "ratio"), Metric("stall.storage_ratio", 0.3, "ratio")),
-        (Blind("000001.cpf", "lost", "123,456 bytes could not be read", ""),),
-    )  # fmt: skip
+        (CoverageGap("000001.cpf", "lost", "123,456 bytes could not be read", ""),),
+    )
 
 
 def nothing() -> Report:
     """A recording in which no training process was found."""
     return Report(
-        "runs/empty", False, (node(),), (), 0, 0, 0, 0, 0, 0, (), 0, (), (),
+        "runs/empty",
+        False,
+        (node(),),
+        (),
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        (),
+        0,
+        (),
+        (),
         (Metric("gpu.busy_ratio", None, "ratio", "no training process was found"),),
-        (Blind("spans", "absent", "no process loaded the probe", "record with --inject auto"),),
-    )  # fmt: skip
+        (
+            CoverageGap(
+                "spans", "absent", "no process loaded the probe", "record with --inject auto"
+            ),
+        ),
+    )
 
 
 def underfilled() -> Report:
@@ -198,29 +364,61 @@ def underfilled() -> Report:
     """
     ranks = tuple(
         RankLedger(
-            "node-a", at, 4711 + at, f"GPU-{at}", "device-samples", 100 * S, 0, 0, 100 * S,
-            (99 - at) * S, (1 + at) * S, (("sync-imbalance", at * S), ("unattributed", S)), (),
-            400, 1.0,
+            "node-a",
+            at,
+            4711 + at,
+            f"GPU-{at}",
+            "device-samples",
+            100 * S,
+            0,
+            0,
+            100 * S,
+            (99 - at) * S,
+            (1 + at) * S,
+            (("sync-imbalance", at * S), ("unattributed", S)),
+            (),
+            400,
+            1.0,
         )
         for at in (0, 1)
-    )  # fmt: skip
-    levels = Levels(0.3, 0.35, 0.12, 0.05, 0.2, 0.31, 21 << 30, 80 << 30, 0.95)
+    )
+    levels = UtilizationLevels(0.3, 0.35, 0.12, 0.05, 0.2, 0.31, 21 << 30, 80 << 30, 0.95)
     codes = ("larger-batch", "fewer-launches")
     fills = (
-        RankFill(
-            "node-a", 0, 4711, "GPU-0", 99 * S, 0, 29_700_000_003, 69_299_999_997, 0, (), levels,
+        RankUtilization(
+            "node-a",
+            0,
+            4711,
+            "GPU-0",
+            99 * S,
+            0,
+            29_700_000_003,
+            69_299_999_997,
+            0,
+            (),
+            levels,
             codes,
         ),
-        RankFill(
-            "node-a", 1, 4712, "GPU-1", 99 * S, S, 27 * S, 63 * S, 8 * S, (("no-reading", 8 * S),),
-            levels, codes,
+        RankUtilization(
+            "node-a",
+            1,
+            4712,
+            "GPU-1",
+            99 * S,
+            S,
+            27 * S,
+            63 * S,
+            8 * S,
+            (("no-reading", 8 * S),),
+            levels,
+            codes,
         ),
-    )  # fmt: skip
-    advice = (
-        Advice("larger-batch", "Raise the batch size", True, 0.84, "B", 2),
-        Advice("fewer-launches", "Launch less: torch.compile", True, 0.84, "B", 2),
     )
-    found = Underfill(
+    advice = (
+        UtilizationAdvice("larger-batch", "Raise the batch size", True, 0.84, "B", 2),
+        UtilizationAdvice("fewer-launches", "Launch less: torch.compile", True, 0.84, "B", 2),
+    )
+    found = DeviceUtilization(
         198 * S, S, 56_700_000_003, 132_299_999_997, 8 * S, (("no-reading", 8 * S),), fills, advice
     )
     metrics = (
@@ -229,9 +427,24 @@ def underfilled() -> Report:
         Metric("underfill.ratio", 0.7, "ratio"),
     )
     return Report(
-        "runs/small-batch", False, (node(),), ranks, 200 * S, 0, 0, 200 * S, 197 * S, 3 * S, (),
-        2 * S, (("no-signal", 2 * S),), (), metrics, (), underfill=found,
-    )  # fmt: skip
+        "runs/small-batch",
+        False,
+        (node(),),
+        ranks,
+        200 * S,
+        0,
+        0,
+        200 * S,
+        197 * S,
+        3 * S,
+        (),
+        2 * S,
+        (("no-signal", 2 * S),),
+        (),
+        metrics,
+        (),
+        underfill=found,
+    )
 
 
 ALL = {

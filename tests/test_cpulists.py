@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof.cpulists import cpulist, parse_cpulist
+from clusterprof.util.ranges import format_cpulist, parse_cpulist
 
 
 @pytest.mark.parametrize(
@@ -29,5 +29,5 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 
 
 def test_lists_are_written_as_they_were_read() -> None:
-    assert cpulist([11, 3, 0, 1, 2, 8, 10, 1]) == "0-3,8,10-11"
-    assert cpulist([]) == ""
+    assert format_cpulist([11, 3, 0, 1, 2, 8, 10, 1]) == "0-3,8,10-11"
+    assert format_cpulist([]) == ""

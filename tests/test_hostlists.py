@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from clusterprof.hostlists import fold, fold_numbers, unfold
+from clusterprof.util.ranges import expand_host_list, format_host_list, format_number_list
 
 
 @pytest.mark.parametrize(
@@ -34,19 +34,24 @@ from clusterprof.hostlists import fold, fold_numbers, unfold
     ],
 )
 def test_lists_by_hand(names: list[str], text: str) -> None:
-    assert fold(names) == text
+    assert format_host_list(names) == text
 
 
 def test_numbers() -> None:
-    assert fold_numbers([12, 0, 1, 2, 2, 13]) == "0-2,12-13"
-    assert fold_numbers([]) == ""
+    assert format_number_list([12, 0, 1, 2, 2, 13]) == "0-2,12-13"
+    assert format_number_list([]) == ""
 
 
 def test_what_slurm_writes_is_read() -> None:
-    assert unfold("rack[1-2]node[08-10],login") == [
-        "rack1node08", "rack1node09", "rack1node10",
-        "rack2node08", "rack2node09", "rack2node10", "login",
-    ]  # fmt: skip
+    assert expand_host_list("rack[1-2]node[08-10],login") == [
+        "rack1node08",
+        "rack1node09",
+        "rack1node10",
+        "rack2node08",
+        "rack2node09",
+        "rack2node10",
+        "login",
+    ]
 
 
 def names_of(chance: random.Random) -> list[str]:
@@ -62,16 +67,29 @@ def names_of(chance: random.Random) -> list[str]:
 def test_reading_is_the_inverse_of_writing() -> None:
     for seed in range(3000):
         names = names_of(random.Random(seed))
-        text = fold(names)
-        assert sorted(unfold(text)) == sorted(set(names)), text
-        assert fold(unfold(text)) == text
-        assert fold(reversed(names)) == text
+        text = format_host_list(names)
+        assert sorted(expand_host_list(text)) == sorted(set(names)), text
+        assert format_host_list(expand_host_list(text)) == text
+        assert format_host_list(reversed(names)) == text
 
 
 @pytest.mark.parametrize(
-    "text", ["a,", ",a", "a,,b", "a[1", "a]", "a[]", "a[2-1]", "a[1-]", "a[x]", "a[1-9999999]",
-             "a[1-9999][1-9999]", "a[[1]]"],
-)  # fmt: skip
+    "text",
+    [
+        "a,",
+        ",a",
+        "a,,b",
+        "a[1",
+        "a]",
+        "a[]",
+        "a[2-1]",
+        "a[1-]",
+        "a[x]",
+        "a[1-9999999]",
+        "a[1-9999][1-9999]",
+        "a[[1]]",
+    ],
+)
 def test_what_is_no_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="host"):
-        unfold(text)
+        expand_host_list(text)

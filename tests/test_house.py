@@ -1,175 +1,251 @@
-"""The rules of the house: what a newcomer may rely on, and what the build says when it breaks."""
+"""The rules of the repository: size, layout, names, docstrings, registries, import contracts."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import pkgutil
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import clusterprof.collectors
-import clusterprof.detectors
-import clusterprof.renderers
-from clusterprof.signals import CATALOGUE
+from clusterprof.agent.collectors.registry import COLLECTORS
+from clusterprof.analysis.detectors.cross_rank import PEER_CAUSES
+from clusterprof.analysis.detectors.pages import build_page
+from clusterprof.analysis.detectors.registry import DETECTORS
+from clusterprof.cli.commands import COMMANDS
+from clusterprof.config import load_profile
+from clusterprof.output.renderers.base import RENDERERS
+from clusterprof.signals import CATALOG, Signal
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "clusterprof"
-LONGEST_FILE = 300
-LONGEST_FUNCTION = 60
-PAGE_SECTIONS = [
+SOURCE_FOLDERS = ("clusterprof", "tests", "bench", "lab")
+
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 60
+MAX_TEST_FUNCTION_LINES = 120  # tests and their factories contain whole records
+MAX_MODULES = 347
+"""Modules of the package, without `__init__.py` files that hold only a docstring."""
+MAX_CHILDREN = 14
+"""Files and folders in one folder of the package; more need a subfolder."""
+UNCOUNTED_CHILDREN = {"__init__.py", "__main__.py", "py.typed", "__pycache__", "assets"}
+MIN_VERB_RATIO = 0.9
+ALLOWED_CHILDREN = {"probe/hooks": 24, "cli": 15, "agent/collectors": 15}  # a hook per seam
+
+_VERBS = """
+add align allocate analyze append apply assign attach attribute begin blame bound build can cap
+check choose clear close collect combine compare compute concat confirm convert count create
+decide decode describe detect draw drop encode ensure escape estimate evaluate expand explain
+export fill filter find finish fit format get group guess handle has import index infer insert
+install is iterate join judge label limit list load locate main make map mark match measure merge
+move normalize observe open order pack pad parse pick plan print propagate quote rank read record
+register release remove render replace report require resolve restore revert round run sample
+scale scan select send set settle shift show skip sort split start stop strip subtract sum
+summarize take trim unpack update validate wait watch with wrap write
+"""
+VERBS = frozenset(_VERBS.split())
+"""First words of module-level functions: verb + object (CONTRIBUTING.md, Names)."""
+
+_PRIVATE_WORDS = """
+alike beside besides borne doubts felt frontier hosting likeness mover movers painted painting
+perhaps person sighting sooner tentative told underfill underfilled underfilling whose witness won
+yardstick yardsticks
+"""
+PRIVATE_WORDS = frozenset(_PRIVATE_WORDS.split())
+"""Invented words that names used to have; docs/glossary.md has the term of the field for each."""
+
+VAGUE_VARIABLES = frozenset({"one", "some", "told", "said", "found", "every"})
+"""These do not name a thing. Write `rank`, `finding`, `culprit`, `rows`."""
+
+ARRAY_FACT = re.compile(
+    r"\b(u?int|float|bool)(8|16|32|64|_)?\b|\w\[[^\]]+\]|%|µs|0 to 1"
+    r"|(?<!['’])\b(ns|us|ms|s|(nano|micro|milli)?seconds?|bytes?|[KMG]i?B|Hz)\b"
+    r"|\b(ratios?|shares?|fractions?|percent)\b"
+)
+"""A dtype, a shape in brackets, or a unit."""
+
+COLLECTOR_SECTIONS = ["## Source", "## Privilege", "## Cost", "## Where it is blind"]
+CAUSE_SECTIONS = [
     "## What it sees",
     "## Why the GPU waits",
     "## How it decides",
     "## What to do",
     "## Where it is blind",
 ]
+MAX_COLLECTOR_PERCENT = 2.0
+"""Percent of one core that a collector may cost at its default rate."""
+SHARED_BY_DETECTORS = {"storage.evidence"}
+"""Modules in a family's folder that are not a cause."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def python_files(*folders: str) -> list[Path]:
+# --- reading the source ---
+
+
+def list_python_files(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-def modules_of(package: object, leave_out: set[str]) -> set[str]:
-    names = {module.name for module in pkgutil.iter_modules(package.__path__)}  # type: ignore[attr-defined]
-    return names - leave_out
+@cache
+def parse_file(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("path", python_files("clusterprof", "tests", "bench", "lab"), ids=str)
-def test_no_file_and_no_function_is_long(path: Path) -> None:
-    source = path.read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= LONGEST_FILE
-    long = [
-        f"{node.name}: {lines} lines"
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (lines := node.end_lineno - node.lineno + 1) > LONGEST_FUNCTION  # type: ignore[operator]
+def get_place(path: Path, node: ast.AST) -> str:
+    return f"{path.relative_to(ROOT)}:{node.lineno}"  # type: ignore[attr-defined]
+
+
+def get_module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_docstring_only(path: Path) -> bool:
+    """Return whether a file holds nothing, or nothing but a docstring."""
+    body = parse_file(path).body
+    return not body or (len(body) == 1 and ast.get_docstring(parse_file(path)) is not None)
+
+
+def list_package_functions() -> list[tuple[Path, Function]]:
+    """List the module-level functions of the package, private ones included."""
+    return [
+        (path, node)
+        for path in list_python_files("clusterprof")
+        for node in parse_file(path).body
+        if isinstance(node, Function)
     ]
-    assert long == []
 
 
-def test_no_two_test_files_bear_one_name() -> None:
-    """Without packages pytest imports them by name, and the second ends the whole run."""
-    names = [path.name for path in python_files("tests") if path.name.startswith("test_")]
-    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+def list_public_functions() -> list[tuple[Path, Function]]:
+    """List the public module-level functions, without commands: their docstring is a help text."""
+    commands = {(command.__module__, command.__name__) for command in COMMANDS.values()}
+    return [
+        (path, node)
+        for path, node in list_package_functions()
+        if not node.name.startswith("_") and (get_module_name(path), node.name) not in commands
+    ]
 
 
-def test_every_collector_is_registered_under_its_file_name() -> None:
-    from clusterprof.collectors.registry import COLLECTORS
-
-    names = [collector.name for collector in COLLECTORS]
-    assert len(set(names)) == len(names)
-    bindings = {"nvml", "hlml", "neuron", "tpu"}
-    files = modules_of(clusterprof.collectors, {"base", "registry"} | bindings)
-    assert files == set(names)
+def fail_with(offenders: list[str]) -> None:
+    """Fail with the number of offenders and one line for each."""
+    if offenders:
+        pytest.fail("\n".join([f"{len(offenders)} found:", *offenders]), pytrace=False)
 
 
-def test_every_collector_says_its_source_privilege_cost_and_where_it_is_blind() -> None:
-    from clusterprof.collectors.registry import COLLECTORS
-
-    sections = ["## Source", "## Privilege", "## Cost", "## Where it is blind"]
-    for collector in COLLECTORS:
-        doc = sys.modules[collector.__module__].__doc__ or ""
-        assert re.findall(r"^## .*$", doc, re.MULTILINE) == sections, collector.name
-        parts = re.split(r"^## .*$", doc, flags=re.MULTILINE)
-        assert all(part.strip() for part in parts), collector.name
-        page = (ROOT / f"docs/collectors/{collector.name}.md").read_text(encoding="utf-8")
-        signals = page.partition("## Source")[0].rpartition("|---|")[2]
-        assert signals.count("\n| `") >= 1, f"{collector.name}: its page names no signals"
+# --- size and layout ---
 
 
-def test_what_a_collector_costs_is_in_the_bench() -> None:
-    from clusterprof.collectors.registry import COLLECTORS
-
-    text = (ROOT / "bench/README.md").read_text(encoding="utf-8")
-    table = text.partition("== collector_cost")[2].partition("\n== ")[0]
-    rows = [line.split() for line in table.splitlines() if line.startswith("  ")]
-    percents: dict[str, list[float]] = {}
-    for words in rows:
-        percents.setdefault(words[0], []).append(float(words[-1]))
-    names = {collector.name for collector in COLLECTORS}
-    assert names - set(percents) == set(), "run `python -m bench collector_cost` and save it"
-    over = {name for name in names if max(percents[name]) > 2.0}  # % of one core, by default
-    assert over == set()
+def test_no_file_is_long() -> None:
+    offenders = []
+    for path in list_python_files(*SOURCE_FOLDERS):
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > MAX_FILE_LINES:
+            offenders.append(f"{path.relative_to(ROOT)}: {lines} lines")
+    fail_with(offenders)
 
 
-def test_every_cause_is_registered_under_its_file_name_and_has_a_whole_page() -> None:
-    from clusterprof.detectors.registry import DETECTORS
-
-    ids = [detector.cause.id for detector in DETECTORS]
-    assert len(set(ids)) == len(ids)
-    shared = {"asleep", "pauses", "base", "registry", "pages", "peers", "network", "storage",
-              "storage_others"}  # fmt: skip
-    files = modules_of(clusterprof.detectors, shared)
-    assert {name.replace("_", "-") for name in files} == set(ids)
-    for name in files:
-        page = importlib.import_module(f"clusterprof.detectors.{name}").__doc__ or ""
-        assert re.findall(r"^## .*$", page, re.MULTILINE) == PAGE_SECTIONS, name
-        assert all(part.strip() for part in re.split(r"^## .*$", page, flags=re.MULTILINE)), name
+def test_no_function_is_long() -> None:
+    offenders = []
+    for path in list_python_files(*SOURCE_FOLDERS):
+        limit = MAX_TEST_FUNCTION_LINES if "tests" in path.parts else MAX_FUNCTION_LINES
+        for node in ast.walk(parse_file(path)):
+            if isinstance(node, Function):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > limit:
+                    offenders.append(f"{get_place(path, node)}: {node.name}, {lines} lines")
+    fail_with(offenders)
 
 
-def test_every_cause_between_ranks_has_a_whole_page() -> None:
-    from clusterprof.detectors.pages import page
-    from clusterprof.detectors.peers import PEER_CAUSES
-
-    for cause in PEER_CAUSES:
-        sections = re.findall(r"^## .*$", page(cause.id), re.MULTILINE)
-        assert sections == PAGE_SECTIONS, cause.id
-
-
-def test_every_output_is_registered_under_its_word() -> None:
-    from clusterprof.renderers.registry import RENDERERS
-
-    names = [renderer.name for renderer in RENDERERS]
-    assert len(set(names)) == len(names)
-    for renderer in RENDERERS:
-        assert renderer.__module__.startswith(f"clusterprof.renderers.{renderer.name}"), (
-            renderer.name
-        )
+def test_no_statement_escapes_the_formatter() -> None:
+    marker = re.compile(r"#\s*fmt:\s*(skip|off)\b")
+    fail_with(
+        [
+            f"{path.relative_to(ROOT)}:{number}"
+            for path in list_python_files(*SOURCE_FOLDERS)
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+            if marker.search(line)
+        ]
+    )
 
 
-def test_every_signal_is_named_once_and_says_its_unit() -> None:
-    names = [signal.name for signal in CATALOGUE]
-    assert len(set(names)) == len(names)
-    for signal in CATALOGUE:
-        assert re.fullmatch(r"[a-z]+\.[a-z0-9_]+", signal.name)
-        assert signal.unit  # raises when the name promises none
-        assert signal.doc.endswith(".")
+def test_the_package_has_a_bounded_number_of_modules() -> None:
+    modules = [path for path in list_python_files("clusterprof") if not is_docstring_only(path)]
+    assert len(modules) <= MAX_MODULES
 
 
-def test_a_signal_without_a_unit_cannot_be_made() -> None:
-    from clusterprof.signals import Signal
-
-    with pytest.raises(ValueError, match="does not end with its unit"):
-        Signal("disk.speed", "disk", "How fast it is.")
-
-
-def commands() -> Iterator[str]:
-    from clusterprof.cli.commands import COMMANDS
-
-    yield from COMMANDS
-
-
-@pytest.mark.parametrize("command", sorted(commands()))
-def test_every_command_has_help_and_stands_in_the_readme(command: str) -> None:
-    run = [sys.executable, "-m", "clusterprof", command, "--help"]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0
-    assert command in done.stdout
-    assert f"clusterprof {command}" in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_no_folder_is_crowded() -> None:
+    offenders = []
+    for folder in [PACKAGE, *PACKAGE.rglob("*/")]:
+        if not folder.is_dir() or UNCOUNTED_CHILDREN & set(folder.relative_to(PACKAGE).parts):
+            continue
+        children = {child.name for child in folder.iterdir()} - UNCOUNTED_CHILDREN
+        name = folder.relative_to(PACKAGE).as_posix()
+        if len(children) > ALLOWED_CHILDREN.get(name, MAX_CHILDREN):
+            offenders.append(f"{name}: {len(children)} children")
+    fail_with(sorted(offenders))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_shipped_profile_loads(path: Path, tmp_path: Path) -> None:
-    from clusterprof.profiles import load
+def test_no_two_test_files_share_a_module_name() -> None:
+    """Outside packages pytest imports test files by name, and the second one ends the run."""
+    paths = (ROOT / "tests").rglob("test_*.py")
+    names = Counter(path.name for path in paths if not (path.parent / "__init__.py").exists())
+    assert [name for name, count in names.items() if count > 1] == []
 
-    by_name = load(path.stem, environ={}, cwd=tmp_path)
-    assert by_name.effective() == load(str(path), environ={}, cwd=tmp_path).effective()
+
+# --- imports ---
+
+
+def iterate_import_time_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that run at import: no function bodies, nothing under TYPE_CHECKING."""
+    for node in body:
+        if isinstance(node, Function):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from iterate_import_time_statements(node.orelse)
+            continue
+        yield node
+        for field in ("body", "orelse", "finalbody"):
+            yield from iterate_import_time_statements(getattr(node, field, []))
+        for handler in getattr(node, "handlers", []):
+            yield from iterate_import_time_statements(handler.body)
+
+
+def list_imports(path: Path, modules: set[str]) -> set[str]:
+    """List the modules of the package that a file imports when it is imported itself."""
+    name = get_module_name(path)
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    imported = set()
+    for node in iterate_import_time_statements(parse_file(path).body):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                submodule = f"{source}.{alias.name}"
+                imported.add(submodule if submodule in modules else source)
+    return (imported & modules) - {name}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    paths = list_python_files("clusterprof")
+    modules = {get_module_name(path) for path in paths}
+    graph = {get_module_name(path): list_imports(path, modules) for path in paths}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' <- '.join(error.args[1])}", pytrace=False)
 
 
 def run_tool(*command: str) -> subprocess.CompletedProcess[str]:
@@ -185,45 +261,340 @@ def test_the_import_contracts_hold() -> None:
     assert re.search(r"Contracts: \d+ kept, 0 broken", done.stdout)
 
 
+def test_the_probe_imports_only_the_standard_library() -> None:
+    """It runs inside the job, in the job's Python. Hooks get their framework as an argument."""
+    allowed = sys.stdlib_module_names | {"sitecustomize"}  # the job's own, which ours replaces
+    offenders = []
+    for path in list_python_files("clusterprof/probe"):
+        for node in iterate_import_time_statements(parse_file(path).body):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            offenders += [
+                f"{get_place(path, node)}: {name}"
+                for name in names
+                if name.split(".")[0] not in allowed
+                and not f"{name}.".startswith("clusterprof.probe.")
+            ]
+    fail_with(offenders)
+
+
+def test_the_probe_is_valid_python_3_8() -> None:
+    for path in list_python_files("clusterprof/probe"):
+        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
+def test_nothing_prints_or_exits_below_the_command_line() -> None:
+    programs = {"cli", "demo"}  # the demo's ranks are programs of their own
+    entry_points = {"__main__.py", "helper.py"}
+    fail_with(
+        [
+            f"{get_place(path, node)}: {ast.unparse(node.func)}"
+            for path in list_python_files("clusterprof")
+            if path.relative_to(PACKAGE).parts[0] not in programs and path.name not in entry_points
+            for node in ast.walk(parse_file(path))
+            if isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("print", "sys.exit", "exit")
+        ]
+    )
+
+
+# --- names ---
+
+
+def get_first_word(name: str) -> str:
+    return name.lstrip("_").split("_")[0].lower()
+
+
+def test_functions_begin_with_a_verb() -> None:
+    functions = [
+        (path, node) for path, node in list_package_functions() if not node.name.startswith("__")
+    ]
+    others = [
+        f"{get_place(path, node)}: {node.name}"
+        for path, node in functions
+        if get_first_word(node.name) not in VERBS
+    ]
+    ratio = 1 - len(others) / len(functions)
+    if ratio < MIN_VERB_RATIO:
+        fail_with([f"{ratio:.1%} of {len(functions)} functions begin with a verb", *others])
+
+
+def test_every_verb_is_in_use() -> None:
+    used = {get_first_word(node.name) for _, node in list_package_functions()}
+    assert sorted(VERBS - used) == []
+
+
+def iterate_names(path: Path) -> Iterator[tuple[ast.AST, str, bool]]:
+    """Yield the names that a file defines, and whether each is a variable or parameter.
+
+    Fields in class bodies and attributes are left out: their names are keys of the stored report.
+    """
+    tree = parse_file(path)
+    fields = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for child in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, Function | ast.ClassDef):
+            yield node, node.name, False
+        elif isinstance(node, ast.arg):
+            yield node, node.arg, True
+        elif isinstance(node, ast.Name) and id(node) not in fields:
+            yield from [(node, node.id, True)] if isinstance(node.ctx, ast.Store) else []
+
+
+def split_words(name: str) -> set[str]:
+    """Split a name at underscores and capitals: `WaitTimeBins`, `wait_time_bins`."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)}
+
+
+def test_no_name_uses_a_private_word() -> None:
+    offenders = []
+    for path in list_python_files("clusterprof"):
+        if split_words(path.stem) & PRIVATE_WORDS:
+            offenders.append(f"{path.relative_to(ROOT)}: file name")
+        for node, name, _ in iterate_names(path):
+            if split_words(name) & PRIVATE_WORDS:
+                offenders.append(f"{get_place(path, node)}: {name}")
+    fail_with(offenders)
+
+
+def test_variables_name_a_thing() -> None:
+    fail_with(
+        [
+            f"{get_place(path, node)}: {name}"
+            for path in list_python_files("clusterprof")
+            for node, name, names_value in iterate_names(path)
+            if names_value and name in VAGUE_VARIABLES
+        ]
+    )
+
+
+# --- docstrings ---
+
+
+@cache
+def list_array_types() -> frozenset[str]:
+    """List the names that stand for numpy arrays, with aliases: `Int = NDArray[np.int64]`."""
+    types = {"NDArray", "ndarray"}
+    assigned = [
+        (node.targets[0].id, set(re.findall(r"\w+", ast.unparse(node.value))))
+        for path in list_python_files("clusterprof")
+        for node in parse_file(path).body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Subscript | ast.BinOp)
+    ]
+    while aliases := {name for name, words in assigned if words & types} - types:
+        types |= aliases  # an alias may stand for another one
+    return frozenset(types)
+
+
+def has_arrays(function: Function) -> bool:
+    """Return whether a function takes or returns numpy arrays, by its annotations."""
+    arguments = function.args
+    annotations = [
+        argument.annotation
+        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    ]
+    words = {
+        word
+        for annotation in (*annotations, function.returns)
+        if annotation is not None
+        for word in re.findall(r"\w+", ast.unparse(annotation))
+    }
+    return bool(words & list_array_types())
+
+
+def has_raise(function: Function) -> bool:
+    """Return whether the body raises an exception of its own; nested functions do not count."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            return True
+        if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+    return False
+
+
+def test_functions_on_arrays_name_shape_dtype_or_unit() -> None:
+    functions = [(path, node) for path, node in list_public_functions() if has_arrays(node)]
+    assert len(functions) > 100  # the annotations are recognized
+    fail_with(
+        [
+            f"{get_place(path, node)}: {node.name}"
+            for path, node in functions
+            if not ARRAY_FACT.search(ast.get_docstring(node) or "")
+        ]
+    )
+
+
+def test_functions_that_raise_document_it() -> None:
+    functions = [(path, node) for path, node in list_public_functions() if has_raise(node)]
+    assert len(functions) > 50
+    fail_with(
+        [
+            f"{get_place(path, node)}: {node.name}"
+            for path, node in functions
+            if "Raises:" not in (ast.get_docstring(node) or "")
+        ]
+    )
+
+
+# --- registries ---
+
+
+def list_submodules(package: str) -> list[str]:
+    """List the modules below a package, without the package's name before them."""
+    paths = importlib.import_module(package).__path__
+    return [
+        module.name.removeprefix(f"{package}.")
+        for module in pkgutil.walk_packages(paths, f"{package}.")
+        if not module.ispkg
+    ]
+
+
+def get_page(collector: type[Any]) -> str:
+    """Return the page of a collector: the docstring of its class, or else of its module."""
+    class_doc = inspect.cleandoc(collector.__doc__ or "")
+    if "## " in class_doc:
+        return class_doc
+    return inspect.cleandoc(sys.modules[collector.__module__].__doc__ or "")
+
+
+def check_sections(name: str, page: str, sections: list[str]) -> None:
+    """Check that a page has exactly these sections and that none of its parts is empty."""
+    assert re.findall(r"^## .*$", page, re.MULTILINE) == sections, name
+    parts = re.split(r"^## .*$", page, flags=re.MULTILINE)
+    assert all(part.strip() for part in parts), name
+
+
+def test_every_collector_is_registered() -> None:
+    names = [collector.name for collector in COLLECTORS]
+    assert len(set(names)) == len(names)
+    package = "clusterprof.agent.collectors"
+    defined = {
+        member
+        for module in list_submodules(package)
+        if module not in ("base", "registry")
+        for member in vars(importlib.import_module(f"{package}.{module}")).values()
+        if inspect.isclass(member)
+        and member.__module__ == f"{package}.{module}"
+        and isinstance(getattr(member, "name", None), str)
+        and hasattr(member, "interval_ns")
+    }
+    assert {member.__qualname__ for member in defined ^ set(COLLECTORS)} == set()
+    for collector in COLLECTORS:
+        _, is_gpu, module = collector.__module__.rpartition(".collectors.gpu.")
+        assert collector.name == f"gpu_{module}" if is_gpu else "gpu" not in collector.name
+
+
+def test_every_collector_documents_source_privilege_cost_and_limits() -> None:
+    for collector in COLLECTORS:
+        check_sections(collector.name, get_page(collector), COLLECTOR_SECTIONS)
+        page = (ROOT / f"docs/collectors/{collector.name}.md").read_text(encoding="utf-8")
+        signals = page.partition("## Source")[0].rpartition("|---|")[2]
+        assert signals.count("\n| `") >= 1, f"{collector.name}: its page names no signals"
+
+
+def test_the_cost_of_every_collector_is_measured_and_small() -> None:
+    text = (ROOT / "bench/README.md").read_text(encoding="utf-8")
+    table = text.partition("== collector_cost")[2].partition("\n== ")[0]
+    percents: dict[str, list[float]] = {}
+    for line in table.splitlines():
+        if line.startswith("  "):
+            words = line.split()
+            percents.setdefault(words[0], []).append(float(words[-1]))
+    names = {collector.name for collector in COLLECTORS}
+    assert names - set(percents) == set(), "run `python -m bench collector_cost --save`"
+    assert {name for name in names if max(percents[name]) > MAX_COLLECTOR_PERCENT} == set()
+
+
+def test_every_cause_is_registered_under_its_family_and_file_name() -> None:
+    """analysis/detectors/cpu/gil.py is `cpu-gil`, device/h2d_copy.py is `h2d-copy`."""
+    package = "clusterprof.analysis.detectors"
+    ids = {}
+    for detector in DETECTORS:
+        module = type(detector).__module__.removeprefix(f"{package}.")
+        assert module not in ids, f"{module}: one cause, one file"
+        ids[module] = detector.cause.id
+        name = module.replace(".", "-").replace("_", "-")
+        assert detector.cause.id in (name, name.partition("-")[2]), module
+    assert len(set(ids.values())) == len(ids)
+    files = {module for module in list_submodules(package) if "." in module}
+    assert files - SHARED_BY_DETECTORS == set(ids)
+
+
+def test_every_cause_has_a_whole_page() -> None:
+    for cause in (*(detector.cause for detector in DETECTORS), *PEER_CAUSES):
+        check_sections(cause.id, build_page(cause.id), CAUSE_SECTIONS)
+
+
+def test_every_renderer_is_registered_under_its_name() -> None:
+    names = [renderer.name for renderer in RENDERERS]
+    assert len(set(names)) == len(names)
+    for renderer in RENDERERS:
+        module = f"{renderer.__module__}."
+        assert module.startswith(f"clusterprof.output.renderers.{renderer.name}.")
+
+
+def test_every_signal_is_unique_and_has_a_unit() -> None:
+    names = [signal.name for signal in CATALOG]
+    assert len(set(names)) == len(names)
+    for signal in CATALOG:
+        assert re.fullmatch(r"[a-z]+\.[a-z0-9_]+", signal.name)
+        assert signal.unit  # raises when the name does not end with a unit
+        assert signal.doc.endswith(".")
+
+
+def test_a_signal_without_a_unit_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not end with its unit"):
+        Signal("disk.speed", "disk", "How fast it is.")
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_help_and_is_in_the_readme(command: str) -> None:
+    done = run_tool(sys.executable, "-m", "clusterprof", command, "--help")
+    assert done.returncode == 0
+    assert command in done.stdout
+    assert f"clusterprof {command}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_profile_loads(path: Path, tmp_path: Path) -> None:
+    by_name = load_profile(path.stem, environ={}, cwd=tmp_path)
+    assert by_name.effective() == load_profile(str(path), environ={}, cwd=tmp_path).effective()
+
+
+# --- documents ---
+
+
 def test_generated_pages_are_current() -> None:
     done = run_tool(sys.executable, "tests/tools/generate_docs.py", "--check")
     assert done.returncode == 0, done.stdout
 
 
-def test_the_probe_speaks_the_python_of_its_hosts() -> None:
-    for path in python_files("clusterprof/probe"):
-        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
-
-
-def test_nothing_prints_or_exits_below_the_command_line() -> None:
-    guests = ("cli", "demo")  # the demo's ranks are programs of their own
-    offenders = []
-    for path in python_files("clusterprof"):
-        part = path.relative_to(PACKAGE).parts[0]
-        if part in guests or path.name in ("agent.py", "__main__.py", "helper.py"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
-                "print",
-                "sys.exit",
-                "exit",
-            ):
-                offenders.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert offenders == []
-
-
-def test_the_project_speaks_only_of_itself() -> None:
+def test_the_project_names_no_path_of_a_foreign_machine() -> None:
     listed = run_tool("git", "ls-files", "-z")
     if listed.returncode != 0:
-        pytest.skip("not a git checkout: there is no list of the project's files")
+        pytest.skip("not a git checkout: the list of the project's files is missing")
     foreign = re.compile(r"/(?:work|home|Users)/\w|/tmp/bash_jobs|site-packages/")
-    offenders = [
-        name
-        for name in listed.stdout.split("\0")
-        if name
-        and (ROOT / name).is_file()
-        and not name.startswith(("tests/hosts/", "tests/recordings/"))
-        and name != "tests/test_house.py"
-        and foreign.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))
-    ]
-    assert offenders == []
+    fixtures = ("tests/hosts/", "tests/recordings/", "tests/test_house.py")
+    fail_with(
+        [
+            name
+            for name in listed.stdout.split("\0")
+            if name
+            and (ROOT / name).is_file()
+            and not name.startswith(fixtures)
+            and foreign.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))
+        ]
+    )

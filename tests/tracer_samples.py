@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterprof.importers.base import Account
-from clusterprof.importers.registry import importer_of
-from clusterprof.importers.sources import sources_of
-from clusterprof.importers.tables import NodeTables
+from clusterprof.analysis.importers.core.base import Account
+from clusterprof.analysis.importers.core.byte_sources import open_sources
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.registry import find_importer
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Columns, Event, Spans
 
@@ -21,8 +21,8 @@ Span = tuple[float, float, int, int, int, int]
 
 def imported(paths: Sequence[Path]) -> tuple[list[NodeTables], list[Account]]:
     """Read files in one call."""
-    sources = [source for path in paths for source in sources_of(path)]
-    importer = importer_of(sources[0].head, sources[0].path)
+    sources = [source for path in paths for source in open_sources(path)]
+    importer = find_importer(sources[0].head, sources[0].path)
     assert importer is not None, "nobody recognises it"
     accounts = [Account(source.path, importer.title) for source in sources]
     return list(importer.nodes(sources, accounts)), accounts
@@ -62,8 +62,13 @@ def readings_of(node: NodeTables, signal: str, device: str, origin_ns: int = 0) 
 def ranks_of(node: NodeTables) -> list[tuple[int, int | None, int | None, str]]:
     """Return pid, rank, size of the job and device of each process."""
     return [
-        (e.attributes["pid"], e.attributes["rank"], e.attributes["world_size"],
-         e.attributes["device"])
-        for records in node.records() for e in records
+        (
+            e.attributes["pid"],
+            e.attributes["rank"],
+            e.attributes["world_size"],
+            e.attributes["device"],
+        )
+        for records in node.records()
+        for e in records
         if isinstance(e, Event) and e.kind == "process-registered"
-    ]  # fmt: skip
+    ]

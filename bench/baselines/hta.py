@@ -36,9 +36,14 @@ from clusterprof_lab.truth import Truth
 TOOL = "HTA idle split (re-implemented from documentation, f4d0062)"
 CANDIDATES = 2
 HOST = (
-    layout.DATA_WAIT, layout.H2D, layout.GC, layout.CHECKPOINT, layout.EVAL, layout.COMPILE,
+    layout.DATA_WAIT,
+    layout.H2D,
+    layout.GC,
+    layout.CHECKPOINT,
+    layout.EVAL,
+    layout.COMPILE,
     layout.COLLECTIVE,
-)  # fmt: skip
+)
 HOSTS_WORK = ("storage", "launch", "h2d", "checkpoint", "eval")
 
 

@@ -15,9 +15,9 @@ from synthetic.jobs import CATEGORIES, WORK, Job, Truth
 
 from baselines.recorded import LOADING
 from baselines.tables import END, START, A, B, D, Rank, Seen
-from clusterprof.attribution.blame_rows import is_pair
+from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
+from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.probe import layout
-from clusterprof.timeline.operations import Operations
 
 _PAIRS = (layout.SEND, layout.RECV)
 WORLD = -1
@@ -70,9 +70,10 @@ def operations(seen: Seen) -> Met:
     for group, ranks in seen.groups.items():
         members[group] |= ranks & seen.ranks.keys()
     return {
-        key: stays for key, stays in met.items()
+        key: stays
+        for key, stays in met.items()
         if key[1] >= 0 and stays.keys() == ({*key[2:]} if len(key) > 2 else members[key[0]])
-    }  # fmt: skip
+    }
 
 
 def ends_of_steps(seen: Seen) -> Met:
@@ -103,8 +104,8 @@ def job_of(seen: Seen) -> Job | None:
 def _even(job: Job) -> bool:
     """True when all ranks have as many operations of their widest team: those end their steps."""
     ops = job.ops
-    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
-    size = np.where(is_pair(ops.operation), 0, np.diff(ops.first))[op]
+    op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
+    size = np.where(is_point_to_point(ops.operation), 0, np.diff(ops.first))[op]
     widest = np.zeros(job.ranks, np.int64)
     np.maximum.at(widest, ops.rank, size)
     ends = np.bincount(ops.rank[(size == widest[ops.rank]) & (size > 0)], minlength=job.ranks)
@@ -121,10 +122,17 @@ def _job(seen: Seen, met: Met) -> Job:
     kinds = np.array([next(iter(met[key].values())).kind for key in order], np.int64)
     size = [len(met[key]) for key in order]
     ops = Operations(
-        np.concatenate([[0], np.cumsum(size)]), np.array(label), kinds, np.full(len(order), -1),
-        np.ones(len(order), np.bool_), row[:, 0], row[:, 1], row[:, 2], row[:, 3],
+        np.concatenate([[0], np.cumsum(size)]),
+        np.array(label),
+        kinds,
+        np.full(len(order), -1),
+        np.ones(len(order), np.bool_),
+        row[:, 0],
+        row[:, 1],
+        row[:, 2],
+        row[:, 3],
         np.arange(len(row)),
-    )  # fmt: skip
+    )
     spent = np.zeros((len(row), len(CATEGORIES)), np.int64)
     for rank, at in number_of.items():
         rows = np.flatnonzero(row[:, 0] == at)

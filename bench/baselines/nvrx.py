@@ -50,8 +50,12 @@ def stragglers(recording: Path, truth: Truth) -> Answer:
     votes: Counter[int] = Counter()
     worst: dict[int, float] = {}
     for report in reports:
-        low = [(rank, score) for by_rank in report.values() for rank, score in by_rank.items()
-               if score < BELOW]  # fmt: skip
+        low = [
+            (rank, score)
+            for by_rank in report.values()
+            for rank, score in by_rank.items()
+            if score < BELOW
+        ]
         votes.update({rank for rank, _ in low})
         for rank, score in low:
             worst[rank] = min(score, worst.get(rank, 1.0))
@@ -115,6 +119,8 @@ def _gpu(rank: Rank) -> np.ndarray | None:
 
 
 SECTIONS: Mapping[str, Callable[[Rank], np.ndarray | None]] = {
-    "data_loading": _loading, "fwd": _forward, "GPU": _gpu,
-}  # fmt: skip
+    "data_loading": _loading,
+    "fwd": _forward,
+    "GPU": _gpu,
+}
 RULES: Mapping[str, Callable[[Path, Truth], Answer]] = {"NVRx": stragglers}

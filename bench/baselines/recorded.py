@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from synthetic.jobs import CATEGORIES, WORK, Job, Truth
 
+from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.probe import layout
 from clusterprof.signals import CPU_IDLE, CPU_IOWAIT, CPU_SYSTEM, CPU_USER
-from clusterprof.timeline.operations import Operations
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event, Spans
 
 LOADING = CATEGORIES.index("storage-local")
@@ -56,14 +56,15 @@ def recorded(recording: Path) -> Recorded:
     waits: dict[int, np.ndarray] = {}
     stays: dict[int, np.ndarray] = {}
     iowait: dict[int, float] = {}
-    for folder in node_folders(recording):
+    for folder in list_node_folders(recording):
         records = list(NodeReader(folder))
         rank_of = {
             one.attributes["pid"]: one.attributes["rank"]
             for one in records
-            if isinstance(one, Event) and one.kind == "process-registered"
+            if isinstance(one, Event)
+            and one.kind == "process-registered"
             and one.attributes.get("rank") is not None
-        }  # fmt: skip
+        }
         spans = _spans(records)
         ratio = _iowait_ratio(records)
         for pid, table in spans.items():
@@ -131,10 +132,17 @@ def _job(waits: dict[int, np.ndarray], stays: dict[int, np.ndarray]) -> Job:
     label = [teams.setdefault((key[0], *sorted(key[2:])), len(teams)) for key in order]
     kinds = np.array([next(iter(met[key].values()))[2] for key in order], np.int64)
     ops = Operations(
-        np.concatenate([[0], np.cumsum(size)]), np.array(label), kinds, np.full(len(order), -1),
-        np.ones(len(order), np.bool_), table[:, 0], table[:, 1], table[:, 2],
-        table[:, 2] - table[:, 1], np.arange(len(rows)),
-    )  # fmt: skip
+        np.concatenate([[0], np.cumsum(size)]),
+        np.array(label),
+        kinds,
+        np.full(len(order), -1),
+        np.ones(len(order), np.bool_),
+        table[:, 0],
+        table[:, 1],
+        table[:, 2],
+        table[:, 2] - table[:, 1],
+        np.arange(len(rows)),
+    )
     ranks = max(stays) + 1
     truth = Truth(np.zeros((ranks, 1), np.int64))
     return Job(ops, table[:, 4:], truth, (), ranks, table[:, 2])

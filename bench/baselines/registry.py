@@ -19,5 +19,9 @@ from clusterprof_lab.truth import Truth
 
 Rule = Callable[[Path, Truth], Answer]
 RULES: dict[str, Rule] = {
-    **thumb.RULES, **hta.RULES, **nvrx.RULES, **sagemaker.RULES, **xprof.RULES,
-}  # fmt: skip
+    **thumb.RULES,
+    **hta.RULES,
+    **nvrx.RULES,
+    **sagemaker.RULES,
+    **xprof.RULES,
+}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from synthetic.jobs import WORK, Job
 
-from clusterprof.attribution.blame_rows import is_pair
+from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
 
 
 def slowest_compute(job: Job) -> int:
@@ -22,7 +22,7 @@ def slowest_compute(job: Job) -> int:
 def last_arriver(job: Job) -> int:
     """The rank that most often came last to an operation, by a common clock."""
     ops = job.ops
-    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
+    op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
     order = np.lexsort((-ops.arrive_ns, op))
     return int(np.argmax(np.bincount(ops.rank[order[ops.first[:-1]]], minlength=job.ranks)))
 
@@ -86,9 +86,9 @@ def stages(job: Job) -> np.ndarray:
     A step ends with an operation of the widest team of a rank; that operation itself is left out.
     """
     ops = job.ops
-    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
-    size = np.where(is_pair(ops.operation), 0, np.diff(ops.first))
-    team = np.unique(ops.team, return_inverse=True)[1]
+    op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
+    size = np.where(is_point_to_point(ops.operation), 0, np.diff(ops.first))
+    team = np.unique(ops.process_group, return_inverse=True)[1]
     wide = np.zeros(team.max() + 1, np.int64)
     np.maximum.at(wide, team, size)
     widest = np.zeros(job.ranks, np.int64)

@@ -95,8 +95,11 @@ def _system(usages: list[Usage]) -> Iterator[tuple[float, Said]]:
     """What fired, with the share of datapoints it fired on, in percent; symptoms last."""
     for family, busy, above in (("storage", "iowait", IOWAIT_ABOVE), ("cpu", "cpu", CPU_ABOVE)):
         seen = [(one.gpu, getattr(one, busy)) for one in usages]
-        percent = [100 * np.mean((gpu < GPU_BELOW) & (other > above))
-                   for gpu, other in seen if other is not None]  # fmt: skip
+        percent = [
+            100 * np.mean((gpu < GPU_BELOW) & (other > above))
+            for gpu, other in seen
+            if other is not None
+        ]
         if percent and max(percent) > BOTTLENECK_ABOVE:
             yield float(max(percent)), Said(family, None, None)
     if _distance(usages) > DISTANCE_ABOVE:
@@ -180,8 +183,11 @@ def busy_percent(rank: Rank, t_ns: np.ndarray) -> np.ndarray | None:
 
 
 def _cpu(node: Node, t_ns: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
-    grown = {name: np.diff(node.series[name, "all"].at(t_ns))
-             for name in _CPUS if (name, "all") in node.series}  # fmt: skip
+    grown = {
+        name: np.diff(node.series[name, "all"].at(t_ns))
+        for name in _CPUS
+        if (name, "all") in node.series
+    }
     if CPU_IDLE.name not in grown or CPU_USER.name not in grown:
         return None, None
     whole = np.maximum(sum(grown.values()), 1)

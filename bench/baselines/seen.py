@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from baselines.tables import END, KIND, NO_SPANS, START, C, Node, Rank, Seen, Series
+from clusterprof.analysis.timeline.load.ranks import parse_identity
 from clusterprof.errors import NoRecording
 from clusterprof.probe import layout
-from clusterprof.timeline.identity import place_of
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Event, Header, Rows, Spans
 
 _TRAINING = (layout.STEP, layout.DATA_WAIT, layout.COLLECTIVE, layout.FORWARD)
@@ -36,7 +36,7 @@ def _see(recording: Path, stamp: Any, clocks: tuple[tuple[str, int, float], ...]
     by_name = {name: (offset, drift) for name, offset, drift in clocks}
     seen = Seen({}, [], {})
     try:
-        folders = node_folders(recording)
+        folders = list_node_folders(recording)
     except NoRecording:
         return seen
     jobs: dict[str, dict[int, list[Rank]]] = defaultdict(lambda: defaultdict(list))
@@ -87,14 +87,14 @@ class _Reading:
         workers = _workers(spans, parents)
         out = []
         for pid, attributes in sorted(registered.items()):
-            place = place_of(attributes)
+            place = parse_identity(attributes)
             rank = place.rank
             table = spans.get(pid, NO_SPANS)
             marked = np.isin(table[:, KIND], _TRAINING).any()
             if rank is None or workers.get(pid) or not (marked or not spans):
                 continue  # a launcher, a worker, or a helper
             mine = tuple(sorted(one for one, main in workers.items() if main == pid))
-            job = place.job or place.meets_at
+            job = place.job or place.rendezvous
             out.append((job, self._rank(rank, pid, attributes, spans, mine)))
         return out
 
@@ -106,7 +106,7 @@ class _Reading:
         fetches = _by_start([one[one[:, KIND] == layout.FETCH] for one in loads])
         device = str(attributes.get("device") or "")
         owned = [str(one.get("id")) for one in self.devices if one.get("pid") == pid]
-        local = place_of(attributes).node_local_rank
+        local = parse_identity(attributes).node_local_rank
         if not device and owned:
             device = owned[0]
         elif not device and local is not None and local < len(self.devices):
@@ -202,6 +202,11 @@ def _joined(parts: list[Rank]) -> Rank:
     workers = tuple(pid for part in parts for pid in part.workers)
     steps = np.concatenate([part.steps for part in parts])
     return Rank(
-        last.rank, last.node, last.device, _by_start(part.spans for part in parts),
-        _by_start(part.fetches for part in parts), workers, steps[np.argsort(steps[:, 0])],
-    )  # fmt: skip
+        last.rank,
+        last.node,
+        last.device,
+        _by_start(part.spans for part in parts),
+        _by_start(part.fetches for part in parts),
+        workers,
+        steps[np.argsort(steps[:, 0])],
+    )

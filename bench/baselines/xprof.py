@@ -103,8 +103,9 @@ def _of_rank(rank: Rank) -> np.ndarray:
 
 
 def _overlap(waits: np.ndarray, start: int, end: int) -> float:
-    return float(np.clip(np.minimum(waits[:, END], end) - np.maximum(waits[:, START], start),
-                         0, None).sum())  # fmt: skip
+    return float(
+        np.clip(np.minimum(waits[:, END], end) - np.maximum(waits[:, START], start), 0, None).sum()
+    )
 
 
 def _shared(parts: Breakdown, waited_ratio: float) -> dict[str, float]:

@@ -29,13 +29,17 @@ def main(path: Path) -> None:
         overlap = analyzer.get_comm_comp_overlap(visualize=False).iloc[0]
     window_us = float(times["kernel_time(us)"])
     idle_us, compute_us = float(times["idle_time(us)"]), float(times["compute_time(us)"])
-    print(json.dumps({
-        "version": version("HolisticTraceAnalysis"),
-        "window_ms": window_us / 1e3,
-        "idle_ms": idle_us / 1e3,
-        "compute_ms": compute_us / 1e3,
-        "overlap_pct": float(overlap["comp_comm_overlap_pctg"]),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "version": version("HolisticTraceAnalysis"),
+                "window_ms": window_us / 1e3,
+                "idle_ms": idle_us / 1e3,
+                "compute_ms": compute_us / 1e3,
+                "overlap_pct": float(overlap["comp_comm_overlap_pctg"]),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -13,21 +13,27 @@ from typing import Any
 def main(path: str) -> None:
     bubbles = _skill("pipeline_bubble_metrics", path)
     overlap = _skill("overlap_breakdown", path)
-    print(json.dumps({
-        "version": version("nsys-ai"),
-        "window_ms": sum(one["total_span_ms"] for one in bubbles),
-        "idle_ms": sum(one["bubble_ms"] for one in bubbles),
-        "exposed_comm_ms": sum(one.get("nccl_only_ms", 0.0) for one in overlap),
-        "idle_of_kernels_only_ms": sum(one.get("idle_ms", 0.0) for one in overlap),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "version": version("nsys-ai"),
+                "window_ms": sum(one["total_span_ms"] for one in bubbles),
+                "idle_ms": sum(one["bubble_ms"] for one in bubbles),
+                "exposed_comm_ms": sum(one.get("nccl_only_ms", 0.0) for one in overlap),
+                "idle_of_kernels_only_ms": sum(one.get("idle_ms", 0.0) for one in overlap),
+            }
+        )
+    )
 
 
 def _skill(name: str, path: str) -> list[dict[str, Any]]:
     tool = Path(sys.executable).parent / "nsys-ai"
     made = subprocess.run(
         [str(tool), "skill", "run", name, path, "--format", "json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found: list[dict[str, Any]] = json.loads(made.stdout[made.stdout.index("[") :])
     return found
 

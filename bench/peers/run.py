@@ -1,6 +1,6 @@
 """The numbers of other tools beside ours, on the same traces; each in an environment of its own.
 
-    make peers                          # all traces, all tools; writes docs/peers.md
+    make peers                          # all traces, all tools; writes docs/agreement.md
     python -m bench.peers.run HTA       # one tool
 
 A tool that cannot be installed here is left out and the page says why. TraceLens is in no package
@@ -49,16 +49,18 @@ PEERS = (
     Peer("clusterprof", "ours_.py", reads="kineto nsys"),
     Peer("HTA", "hta_.py", ("HolisticTraceAnalysis==0.5.0",)),
     Peer(
-        "TraceLens", "tracelens_.py",
+        "TraceLens",
+        "tracelens_.py",
         ("pandas", "tqdm", "openpyxl", "tabulate", "orjson", "PyYAML", "matplotlib"),
         checkout="CLUSTERPROF_TRACELENS",
     ),
     Peer(
-        "torch-tb-profiler", "tb_.py",
+        "torch-tb-profiler",
+        "tb_.py",
         ("torch-tb-profiler==0.4.3", "tensorboard", "pandas<2", "numpy<2"),
     ),
     Peer("nsys-ai", "nsys_ai_.py", ("nsys-ai==0.3.0",), reads="nsys"),
-)  # fmt: skip
+)
 
 
 def main(names: Sequence[str]) -> None:
@@ -76,9 +78,10 @@ def main(names: Sequence[str]) -> None:
             known.setdefault(key, {})[peer.name] = said
             print(f"{peer.name:18} {key}: {json.dumps(said)[:150]}", flush=True)
     RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    from bench.peers.page import page
+    from bench.peers.page import page, replace_generated_part
 
-    (PROJECT / "docs" / "peers.md").write_text(page(known))
+    path = PROJECT / "docs" / "agreement.md"
+    path.write_text(replace_generated_part(path.read_text(encoding="utf-8"), page(known)))
 
 
 def _traces(formats: str) -> list[Path]:
@@ -123,9 +126,14 @@ def _ask(peer: Peer, python: str, path: Path) -> dict[str, Any]:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         try:
             run = subprocess.run(
-                [python, str(HERE / peer.script), str(path)], capture_output=True, text=True,
-                timeout=LIMIT_S, env=env, cwd=folder, check=False,
-            )  # fmt: skip
+                [python, str(HERE / peer.script), str(path)],
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                env=env,
+                cwd=folder,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return {"error": f"not done after {LIMIT_S} s"}
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

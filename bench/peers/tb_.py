@@ -20,13 +20,17 @@ def main(path: Path) -> None:
         data = RunProfileData.parse("worker0", None, str(copy), folder)
     costs = data.avg_costs.costs
     total = costs[ProfileRole.Total]
-    print(json.dumps({
-        "version": version("torch-tb-profiler"),
-        "window_ms": total / 1e3,
-        "dataloader_pct": 100 * costs[ProfileRole.DataLoader] / total if total else None,
-        "comm_ms": costs[ProfileRole.Communication] / 1e3,
-        "compute_ms": costs[ProfileRole.Kernel] / 1e3,
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "version": version("torch-tb-profiler"),
+                "window_ms": total / 1e3,
+                "dataloader_pct": 100 * costs[ProfileRole.DataLoader] / total if total else None,
+                "comm_ms": costs[ProfileRole.Communication] / 1e3,
+                "compute_ms": costs[ProfileRole.Kernel] / 1e3,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

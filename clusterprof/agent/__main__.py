@@ -1,8 +1,8 @@
-"""`python -m clusterprof.agent`: the recorder without the command line's imports.
+"""`python -m clusterprof.agent`: the recorder without the imports of the command line.
 
-For DaemonSets, prologs and `srun --overlap`; and what `clusterprof record` starts detached. Without
-`--follow` it records in the foreground until SIGINT, SIGTERM or `--duration`; with `--pid` also
-until that process ends.
+For DaemonSets, prologs and `srun --overlap`; `clusterprof record` starts it detached.
+Without `--follow` it records in the foreground until SIGINT, SIGTERM or `--duration`;
+with `--pid` also until that process exits.
 """
 
 from __future__ import annotations
@@ -19,60 +19,61 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from clusterprof.agent.options import Parser, Plan, RecordingRequest, RecordingStarted
     from clusterprof.errors import ClusterprofError
-    from clusterprof.recorder.options import Parser
-    from clusterprof.recorder.order import Order, Started
-    from clusterprof.recorder.plan import Plan
 
-_NOTES_AT_MOST = 200
-_UNSEEN_AT_MOST = 12
+_MAX_NOTES = 200
+_MAX_UNAVAILABLE = 12
 EXIT_BY_SIGNAL = 128
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the recorder; return its exit code."""
+    """Run the recorder and return its exit code.
+
+    128 plus the signal number when SIGINT or SIGTERM ended a recording in the foreground.
+    """
     from clusterprof.errors import EXIT_OK, ClusterprofError
 
     try:
-        options = _parser().read(arguments)
+        options = _build_parser().parse(arguments)
     except ClusterprofError as error:
-        return _say(error)
-    # Below the options, so that `--help` and a mistyped option cost nothing.
-    from clusterprof.recorder import neighbour
+        return _print_error(error)
+    # After the options are parsed, so that `--help` and a mistyped option cost nothing.
+    from clusterprof.agent.sampling import service
 
-    neighbour.settle()
+    service.apply_process_limits()
     os.umask(0o077)
     for inherited in (options.lock_fd, options.ready_fd):
         if inherited is not None:
-            os.set_inheritable(inherited, False)  # a helper that kept them would outlive us
+            os.set_inheritable(inherited, False)  # a helper process must not hold them open
     signals = _Signals(detached=options.ready_fd is not None)
     try:
-        order, lock = _order(options)
-        _run(order, options.ready_fd, signals)
+        request, lock = _build_request(options)
+        _run_recording(request, options.ready_fd, signals)
         os.close(lock)
     except ClusterprofError as error:
         if options.ready_fd is not None:
-            _answer(options.ready_fd, {"error": error.message, "remedy": error.remedy})
+            _send_reply(options.ready_fd, {"error": error.message, "remedy": error.remedy})
         else:
-            _say(error)
+            _print_error(error)
         return error.exit_code
     if signals.received and options.ready_fd is None:
         return EXIT_BY_SIGNAL + signals.received
     return EXIT_OK
 
 
-def _say(error: ClusterprofError) -> int:
+def _print_error(error: ClusterprofError) -> int:
     hint = f" ({error.remedy})" if error.remedy else ""
     print(f"clusterprof: {error.message}{hint}", file=sys.stderr)
     return error.exit_code
 
 
-def _parser() -> Parser:
-    from clusterprof.recorder import options
+def _build_parser() -> Parser:
+    from clusterprof.agent import options
 
     parser = options.Parser("python -m clusterprof.agent", description=__doc__)
     for option in (options.OUT, options.DURATION, options.HZ, options.PID):
-        parser.take(option)
+        parser.add_option(option)
     parser.add_argument("--profile-json", metavar="FILE", help="Sampling plan (plan.json).")
     parser.add_argument("--run-dir", metavar="DIR", help="Run directory of the job.")
     parser.add_argument("--job", help="Name of the job.")
@@ -82,31 +83,36 @@ def _parser() -> Parser:
     return parser
 
 
-def _order(options: argparse.Namespace) -> tuple[Order, int]:
-    """Return what to do, and the descriptor of the lock that makes us the node's recorder."""
+def _build_request(options: argparse.Namespace) -> tuple[RecordingRequest, int]:
+    """Build the request from the options; return it and the descriptor of the recorder's lock."""
+    from clusterprof.agent.launch import identity
+    from clusterprof.agent.launch.election import build_run_dir_path, choose_base, join_recorder
+    from clusterprof.agent.linux.files import Roots
+    from clusterprof.agent.options import DEFAULT_OUT, RecordingRequest, parse_duration
     from clusterprof.errors import CannotStart
-    from clusterprof.linux.roots import Roots
-    from clusterprof.recorder import identity
-    from clusterprof.recorder.election import join
-    from clusterprof.recorder.order import DEFAULT_OUT, Order, parse_duration
-    from clusterprof.recorder.rundir import choose_base, run_dir_path
 
     roots = Roots()
-    job = options.job or identity.launcher_job(os.environ, os.getppid()) or identity.own_job()
+    job = (
+        options.job
+        or identity.find_launcher_job(os.environ, os.getppid())
+        or identity.make_job_name()
+    )
     if options.run_dir:
         run_dir = Path(options.run_dir)
     else:
-        run_dir = run_dir_path(choose_base(os.environ), identity.boot8(roots), job)
+        run_dir = build_run_dir_path(
+            choose_base(os.environ), identity.read_short_boot_id(roots), job
+        )
     lock = options.lock_fd
     if lock is None:
-        lock = join(run_dir, lambda: None)
+        lock = join_recorder(run_dir, lambda: None)
         if lock is None:
             raise CannotStart(f"job {job} is already being recorded", f"see {run_dir}/agent.pid")
     out = Path(options.out) if options.out else Path(DEFAULT_OUT) / job
-    return Order(
+    return RecordingRequest(
         out=out.absolute(),
         run_dir=run_dir,
-        plan=_plan(options, run_dir),
+        plan=_load_plan(options, run_dir),
         job=job,
         follow=options.follow or options.pid is not None,
         duration_ns=parse_duration(options.duration) if options.duration else None,
@@ -115,94 +121,99 @@ def _order(options: argparse.Namespace) -> tuple[Order, int]:
     ), lock
 
 
-def _plan(options: argparse.Namespace, run_dir: Path) -> Plan:
+def _load_plan(options: argparse.Namespace, run_dir: Path) -> Plan:
+    from clusterprof.agent.options import Plan, decode_plan, with_hz
     from clusterprof.errors import UsageError
-    from clusterprof.recorder.plan import Plan, plan_from_json, with_hz
 
     path = Path(options.profile_json) if options.profile_json else run_dir / "plan.json"
     if not options.profile_json and not path.exists():
         plan = Plan()
     else:
         try:
-            plan = plan_from_json(path.read_bytes())
+            plan = decode_plan(path.read_bytes())
         except OSError as error:
             raise UsageError(f"{path}: {(error.strerror or '').lower()}") from error
     return plan if options.hz is None else with_hz(plan, options.hz)
 
 
-def _run(order: Order, ready_fd: int | None, signals: _Signals) -> None:
-    from clusterprof.collectors.registry import COLLECTORS
-    from clusterprof.recorder.service import Service
+def _run_recording(request: RecordingRequest, ready_fd: int | None, signals: _Signals) -> None:
+    from clusterprof.agent.collectors.registry import select_collectors
+    from clusterprof.agent.sampling.service import Service
 
     log = _Log()
 
-    def started(answer: Started) -> None:
-        log.move_to(answer.folder)
+    def started(reply: RecordingStarted) -> None:
+        log.move_to(reply.folder)
         if ready_fd is not None:
-            unseen = [(one.collector, one.kind) for one in answer.unseen]
-            _answer(ready_fd, {
-                "folder": str(answer.folder), "emulated": answer.emulated,
-                "unseen": unseen[:_UNSEEN_AT_MOST],
-            })  # fmt: skip
+            unavailable = [(collector.collector, collector.kind) for collector in reply.unseen]
+            _send_reply(
+                ready_fd,
+                {
+                    "folder": str(reply.folder),
+                    "emulated": reply.emulated,
+                    "unseen": unavailable[:_MAX_UNAVAILABLE],
+                },
+            )
         else:
-            print(f"clusterprof: recording to {answer.folder}", file=sys.stderr, flush=True)
+            print(f"clusterprof: recording to {reply.folder}", file=sys.stderr, flush=True)
 
-    service = Service(order, COLLECTORS, signals.wake, log.note)
-    service.run(signals.asked, started)
+    collectors = select_collectors(request.roots, request.plan.use_portable())
+    service = Service(request, collectors, signals.wake, log.note)
+    service.run(signals.stop_reason, started)
     log.close()
     service.close()
 
 
-def _answer(descriptor: int, values: dict[str, Any]) -> None:
-    """Tell the launcher, once; it may have stopped waiting."""
+def _send_reply(descriptor: int, values: dict[str, Any]) -> None:
+    """Send the one reply that the launcher waits for; it may have stopped waiting."""
     with contextlib.suppress(OSError):
         os.write(descriptor, json.dumps(values).encode())
         os.close(descriptor)
 
 
 class _Signals:
-    """SIGTERM and SIGINT ask the loop to end; both wake it from its wait at once."""
+    """Handlers of SIGTERM and SIGINT: they ask the loop to stop and wake it at once."""
 
     def __init__(self, detached: bool) -> None:
         self.wake, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.received = 0
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._come)
-        # Detached there is no terminal to hang up; in the foreground a hang-up is an end.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN if detached else self._come)
+            signal.signal(number, self._handle)
+        # A detached recorder has no terminal; in the foreground a hang-up ends the recording.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if detached else self._handle)
 
-    def _come(self, number: int, _: object) -> None:
+    def _handle(self, number: int, _: object) -> None:
         self.received = number
 
-    def asked(self) -> str:
-        """Return the name of the signal that asked for the end, "" while none has."""
+    def stop_reason(self) -> str:
+        """Return the name of the signal that asked for the end, "" while none was received."""
         return signal.Signals(self.received).name if self.received else ""
 
 
 class _Log:
-    """agent.log in the node's folder: what went wrong inside the recorder, and when."""
+    """agent.log in the node's folder: errors inside the recorder, with their time."""
 
     def __init__(self) -> None:
         self._descriptor = -1
         self._notes = 0
 
     def close(self) -> None:
-        """Close agent.log: whoever has seen the end may take its disk away."""
+        """Close agent.log, so that its file system can be unmounted after the recording."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def move_to(self, folder: Path) -> None:
-        """Write from now on to `<folder>/agent.log`; until then it is stderr."""
+        """Write to `<folder>/agent.log` from now on; before that, notes go to stderr."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with contextlib.suppress(OSError):
             self._descriptor = os.open(folder / "agent.log", flags, 0o600)
 
     def note(self, what: str, error: BaseException) -> None:
-        """Note an error that the recording survived; after 200 of them nothing more."""
+        """Write an error that the recording survived; after 200 of them nothing is written."""
         self._notes += 1
-        if self._notes > _NOTES_AT_MOST:
+        if self._notes > _MAX_NOTES:
             return
         import traceback
 

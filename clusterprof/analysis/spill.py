@@ -1,11 +1,12 @@
-"""Where the operations of ranks are kept until those of all nodes are there.
+"""Store the operations of ranks until those of all nodes are there.
 
     small recordings   in memory
-    others             a file in the folder for temporary files (`TMPDIR`), which has no name
+    others             a file without a name in the temporary folder (`TMPDIR`)
 
-A file without a name goes when the last process that has it open ends, however it ends: nothing of
-it can be left behind. Worker processes find it below /proc, where every process shows what it has
-open; where there is no /proc it has a name, and is removed at the end.
+A file without a name disappears when the last process that has it open ends, however it
+ends: nothing is left behind. Worker processes find it below /proc, where every process
+shows its open files; where there is no /proc the file has a name and is removed at the
+end.
 """
 
 from __future__ import annotations
@@ -18,78 +19,78 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SMALL_BYTES = 4 << 20
-"""Of a recording: up to this the operations in it are small too, and touch no disk."""
-MOST_IN_MEMORY_BYTES = 8 << 20
-"""Of one node, where no file can be written."""
+"""Size of recordings up to which their operations are small too, and stay in memory."""
+MAX_IN_MEMORY_BYTES = 8 << 20
+"""Operations of one node kept in memory where no file can be written, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where data may be put; a worker process can be told it."""
+class SpillLocation:
+    """Where operations are stored; can be sent to a worker process."""
 
     address: str = ""
     """Path of the file; "" = in memory."""
     in_memory_bytes: int = 1 << 40
-    """Of one node, while there is no file or when it takes nothing more."""
-    why: str = ""
+    """Limit per node while there is no file, or when the file takes no more."""
+    why_no_file: str = ""
     """Why there is no file although there should be one."""
 
 
-IN_MEMORY = Place()
+IN_MEMORY = SpillLocation()
 
 
 @contextmanager
-def spilled(folders: Sequence[Path]) -> Iterator[Place]:
-    """Say where the operations in these recordings go; they are gone when this ends."""
-    if bytes_of(folders) <= SMALL_BYTES:
+def open_spill(folders: Sequence[Path]) -> Iterator[SpillLocation]:
+    """Open a location for the operations of these recordings; it is removed on exit."""
+    if measure_size_bytes(folders) <= SMALL_BYTES:
         yield IN_MEMORY
         return
     with ExitStack() as stack:
         try:
-            place = _file(stack)
+            place = _create_file(stack)
         except OSError as error:
-            place = Place("", MOST_IN_MEMORY_BYTES, str(error))
+            place = SpillLocation("", MAX_IN_MEMORY_BYTES, str(error))
         yield place
 
 
-def _file(stack: ExitStack) -> Place:
+def _create_file(stack: ExitStack) -> SpillLocation:
     nameless = tempfile.TemporaryFile(prefix="clusterprof-")  # noqa: SIM115
     stack.enter_context(nameless)
     address = f"/proc/{os.getpid()}/fd/{nameless.fileno()}"
     if os.path.exists(address):
-        return Place(address, MOST_IN_MEMORY_BYTES)
+        return SpillLocation(address, MAX_IN_MEMORY_BYTES)
     named = tempfile.NamedTemporaryFile(prefix="clusterprof-")  # noqa: SIM115
     stack.enter_context(named)
-    return Place(named.name, MOST_IN_MEMORY_BYTES)
+    return SpillLocation(named.name, MAX_IN_MEMORY_BYTES)
 
 
-def bytes_of(folders: Sequence[Path]) -> int:
-    """Return the size of recordings: folders of nodes, or single segments."""
+def measure_size_bytes(folders: Sequence[Path]) -> int:
+    """Return the size of recordings in bytes: folders of nodes, or single segments."""
     total = 0
     for folder in folders:
-        for one in folder.iterdir() if folder.is_dir() else (folder,):
+        for file in folder.iterdir() if folder.is_dir() else (folder,):
             try:
-                total += one.stat().st_size
-            except OSError:  # gone meanwhile; reading it will say so
+                total += file.stat().st_size
+            except OSError:  # gone meanwhile: reading it will report that
                 continue
     return total
 
 
 @dataclass
-class Shelf:
-    """Takes the data of one node: into the file, else into memory as far as it goes."""
+class SpillWriter:
+    """Stores the operations of one node: in the file, else in memory up to a limit."""
 
-    place: Place
+    place: SpillLocation
     why_full: str = ""
     _file: int = field(default=-1, init=False)
     _in_memory: int = field(default=0, init=False)
     _why_no_file: str = field(default="", init=False)
 
-    def __enter__(self) -> Shelf:
-        self._why_no_file = self.place.why
+    def __enter__(self) -> SpillWriter:
+        self._why_no_file = self.place.why_no_file
         if self.place.address:
             try:
-                # Each write of each process goes to the end as a whole, and says where that was.
+                # Each write is appended as a whole; the file position afterwards gives its offset.
                 self._file = os.open(self.place.address, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             except OSError as error:
                 self._why_no_file = str(error)
@@ -101,7 +102,7 @@ class Shelf:
             self._file = -1
 
     def put(self, data: bytes) -> int | bytes | None:
-        """Return the offset in the file, or the data itself; None when there is no room left."""
+        """Store data; return its offset in the file, or the data itself; None = no room left."""
         if self._file >= 0:
             try:
                 written = os.write(self._file, data)
@@ -118,14 +119,14 @@ class Shelf:
         return None
 
 
-class Reader:
-    """Gives data back that shelves have taken."""
+class SpillReader:
+    """Reads back what SpillWriter has stored."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SpillLocation) -> None:
         self._place = place
         self._file = -1
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> SpillReader:
         if self._place.address:
             self._file = os.open(self._place.address, os.O_RDONLY | os.O_CLOEXEC)
         return self
@@ -136,7 +137,10 @@ class Reader:
             self._file = -1
 
     def get(self, place: int | bytes, length: int) -> bytes:
-        """Return the data; raises OSError when it cannot be read as a whole."""
+        """Read stored data back.
+
+        Raises: OSError when it cannot be read as a whole.
+        """
         if isinstance(place, bytes):
             return place
         data = os.pread(self._file, length, place)

@@ -1,4 +1,9 @@
-"""`clusterprof analyze RUN...`: where the device time went, and why what was lost was lost."""
+"""`clusterprof analyze RUN...`: show where the device time went, and why device time was
+lost.
+
+This module declares the options for typer; `cli.runs` parses usual command lines without
+it, and runs the analysis. A test keeps both consistent.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,8 @@ from typing import Annotated, Optional
 
 import typer
 
-from clusterprof.cli import analysing, common
-from clusterprof.cli.part import TIME_HELP
+from clusterprof.cli import common, runs
+from clusterprof.cli.runs import TIME_HELP
 
 
 def analyze(
@@ -23,35 +28,47 @@ def analyze(
     profile: Annotated[
         Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the nodes.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for the nodes.")] = 1,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 6 when anything could not be read.")
     ] = False,
     width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Without colours.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Without colors.")] = False,
     by: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(help="A table by node, rank, cause, step or time; several times."),
+        typer.Option(help="Add a table by node, rank, cause, step or time. Repeatable."),
     ] = None,
     top: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Rows of those tables, and of that of ranks."),
+        typer.Option(min=1, help="Rows in these tables and in the table of ranks."),
     ] = None,
     since: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="TIME", help=f"Only from then on: {TIME_HELP}"),
+        typer.Option(metavar="TIME", help=f"Analyze only from this time on: {TIME_HELP}"),
     ] = None,
     until: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="TIME", help="Only up to then."),
+        typer.Option(metavar="TIME", help="Analyze only up to this time."),
     ] = None,
     steps: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="A:B", help="Only steps A to B - 1 of every rank."),
+        typer.Option(metavar="A:B", help="Analyze only steps A to B - 1 of every rank."),
     ] = None,
 ) -> None:
-    """Say where the GPU time of a recording went, and why."""
-    analysing.run(
-        run, format_, as_json, output, profile, jobs, strict, width, no_color, by, top,
-        since, until, steps,
-    )  # fmt: skip
+    """Show where the GPU time of a recording went, and why."""
+    runs.run_analysis(
+        run,
+        format_,
+        as_json,
+        output,
+        profile,
+        jobs,
+        strict,
+        width,
+        no_color,
+        by,
+        top,
+        since,
+        until,
+        steps,
+    )

@@ -1,8 +1,8 @@
-"""The one place where errors become messages and exit codes.
+"""Convert errors to messages and exit codes, in this one place.
 
-`record` is read without typer: every rank of a job runs it, and typer alone costs 0.3 s of CPU.
-So is `analyze` where nothing is unusual about its words. All other commands, and every help, are
-in commands.py.
+`record` is parsed without typer: every rank of a job runs it, and typer alone costs 0.3
+s of CPU. So is `analyze` for usual command lines. All other commands, and every help
+text, are in cli.commands.
 """
 
 from __future__ import annotations
@@ -10,63 +10,63 @@ from __future__ import annotations
 import os
 import sys
 
-from clusterprof.cli.output import flush_stdout, give_up_stdout, is_of_stdout
+from clusterprof.cli.stdout import close_stdout, is_stdout_error, write_pending_stdout
 from clusterprof.errors import EXIT_CRASH, EXIT_OK, ClusterprofError, OutputFailed
 
 EXIT_INTERRUPTED = 130
-_START_NO_PROGRAM = frozenset({"analyze", "gate", "compare", "export"})
+_COMMANDS_WITHOUT_JOB = frozenset({"analyze", "gate", "compare", "export"})
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        code = _run(words)
-        flush_stdout()
+        code = _run_command(words)
+        write_pending_stdout()
         return code if isinstance(code, int) else EXIT_OK
     except ClusterprofError as error:
         if isinstance(error, OutputFailed):
-            give_up_stdout()
+            close_stdout()
         _print_error(error.message, error.remedy)
         return error.exit_code
     except KeyboardInterrupt:
         _print_error("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # the reader went away (`| head`); nothing may be written at exit either
-        give_up_stdout()
+        # the reader has exited (`| head`); nothing may be written at exit either
+        close_stdout()
         return EXIT_CRASH
     except OSError as error:
-        if not is_of_stdout(error):
+        if not is_stdout_error(error):
             raise
-        give_up_stdout()  # the help was printed by typer, to a disk that is full
+        close_stdout()  # typer printed the help to a disk that is full
         _print_error(f"cannot write to stdout: {(error.strerror or '').lower()}")
         return EXIT_CRASH
 
 
-def _run(words: list[str]) -> object:
+def _run_command(words: list[str]) -> object:
     if words[:1] == ["record"]:
-        from clusterprof.recorder.options import read_record
+        from clusterprof.agent.options import parse_record_arguments
 
-        asked = read_record(words[1:])
-        if asked is not None:
+        options = parse_record_arguments(words[1:])
+        if options is not None:
             from clusterprof.cli import recording
 
-            recording.run(asked)
-    if words and words[0] in _START_NO_PROGRAM:
-        # numpy's library of matrices starts a thread for every core, each of which spins for a
-        # while, and nothing here multiplies any; a job's own processes must not be told this
+            recording.run_record(options)
+    if words and words[0] in _COMMANDS_WITHOUT_JOB:
+        # OpenBLAS starts a thread for every core, each of which busy-waits for a while, and no
+        # matrices are multiplied here; a job's own processes must not inherit this setting
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if words[:1] == ["analyze"]:
-        from clusterprof.cli import analysing
+        from clusterprof.cli import runs
 
-        plain = analysing.asked_plainly(words[1:])
-        if plain is not None:
-            analysing.run(**plain)
+        arguments = runs.parse_plain_arguments(words[1:])
+        if arguments is not None:
+            runs.run_analysis(**arguments)
             return EXIT_OK
     from clusterprof.cli import commands
 
-    return commands.run(words)
+    return commands.run_command(words)
 
 
 def _print_error(message: str, remedy: str = "") -> None:

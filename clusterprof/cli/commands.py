@@ -1,7 +1,8 @@
-"""The commands, and how they are read from the command line.
+"""Register the commands and parse the command line.
 
-A command file holds options, one call into the library, one print and one exit. It imports the
-library inside its function, so that `record` never loads the analysis and `--help` stays quick.
+A command file holds options, one call into the library, one print and one exit. It
+imports the library inside its function, so that `record` never loads the analysis and
+`--help` stays fast.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ from clusterprof.cli.analyze import analyze
 from clusterprof.cli.compare import compare
 from clusterprof.cli.demo import demo
 from clusterprof.cli.doctor import doctor
-from clusterprof.cli.dump import dump
 from clusterprof.cli.explain import explain
-from clusterprof.cli.export import export
+from clusterprof.cli.export import dump, export
 from clusterprof.cli.gate import gate
 from clusterprof.cli.record import record
 from clusterprof.cli.top import top
 from clusterprof.errors import EXIT_USAGE, UsageError
 
-ROOT = "clusterprof"
+PROGRAM_NAME = "clusterprof"
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "record": record,
@@ -41,28 +41,30 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "dump": dump,
 }
 
-# every ClickException, in the click that typer brings with it and in the click of older typers
+# base of every click exception, in typer's own click and in the click of older typers
 _ClickException: Any = typer.BadParameter.__mro__[2]
 
 
-class _Group(TyperGroup):
-    """Names the nearest command when one is unknown."""
+class _CommandGroup(TyperGroup):
+    """Suggests the nearest command for an unknown one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            from clusterprof.profiles import nearest
+            from clusterprof.config import format_suggestion
 
-            raise UsageError(f"no such command: {args[0]!r}{nearest(args[0], self.commands)}")
+            raise UsageError(
+                f"no such command: {args[0]!r}{format_suggestion(args[0], self.commands)}"
+            )
         return super().resolve_command(ctx, args)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"{ROOT} {__version__}")
+        print(f"{PROGRAM_NAME} {__version__}")
         raise typer.Exit()
 
 
-def _root(
+def _run_root(
     ctx: typer.Context,
     version: Annotated[
         bool,
@@ -71,40 +73,45 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Say why the GPUs of a training job idle: record it unchanged, then analyse the recording."""
+    """Explain why the GPUs of a training job are idle: record it unchanged, then analyze the
+    recording.
+    """
     if ctx.invoked_subcommand is None:
         print(ctx.get_help(), file=sys.stderr)
         raise typer.Exit(EXIT_USAGE)
 
 
-def _app() -> typer.Typer:
+def _build_app() -> typer.Typer:
     app = typer.Typer(
-        name=ROOT,
-        cls=_Group,
+        name=PROGRAM_NAME,
+        cls=_CommandGroup,
         add_completion=False,
         rich_markup_mode=None,  # rich would cost every --help 60 ms
         pretty_exceptions_enable=False,
         pretty_exceptions_show_locals=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
-    app.callback(invoke_without_command=True)(_root)
+    app.callback(invoke_without_command=True)(_run_root)
     for name, command in COMMANDS.items():
-        # `record -- CMD` hands over everything behind CMD as it stands
+        # `record -- CMD` passes everything after CMD on unchanged
         settings = {"allow_interspersed_args": False} if name == "record" else None
         app.command(name, context_settings=settings)(command)
     return app
 
 
-def run(words: list[str]) -> object:
-    """Run one command; raise `UsageError` for what its options cannot mean."""
+def run_command(words: list[str]) -> object:
+    """Run one command.
+
+    Raises: UsageError for invalid options, KeyboardInterrupt when typer aborts.
+    """
     try:
-        return _app()(args=words, prog_name=ROOT, standalone_mode=False)
+        return _build_app()(args=words, prog_name=PROGRAM_NAME, standalone_mode=False)
     except _ClickException as error:
-        raise UsageError(error.format_message(), _usage_of(error)) from None
+        raise UsageError(error.format_message(), _format_usage_hint(error)) from None
     except typer.Abort:
         raise KeyboardInterrupt from None
 
 
-def _usage_of(error: Any) -> str:
+def _format_usage_hint(error: Any) -> str:
     context = getattr(error, "ctx", None)
     return f"see: {context.command_path} --help" if context is not None else ""

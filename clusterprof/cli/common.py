@@ -1,11 +1,13 @@
-"""What several commands share: where results go, how a report is dressed, how an error is told."""
+"""Share helpers of several commands: output, renderers, error messages, analysis with a
+profile.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -13,204 +15,204 @@ from typing import TYPE_CHECKING, Any, TextIO
 from clusterprof.errors import ClusterprofError, OutputFailed, PartialRecording, UsageError
 
 if TYPE_CHECKING:
-    from clusterprof.findings import Report
-    from clusterprof.profiles import Profile
-    from clusterprof.renderers.base import Renderer
+    from clusterprof.analysis.pipeline import AnalysisRequest
+    from clusterprof.config import Profile
+    from clusterprof.output.renderers.base import Renderer
+    from clusterprof.report.model import Report
 
 SCHEMA_VERSION = 1
 FORMATS = ("terminal", "plain", "json", "markdown", "html", "openmetrics")
-_FOR_PEOPLE = ("terminal", "plain", "markdown")
-_NONE: Mapping[str, Any] = {}
+_TABLE_FORMATS = ("terminal", "plain", "markdown")
+_NO_OPTIONS: Mapping[str, Any] = {}
 RUN_HELP = (
-    "The recording, or nodes' folders of it kept apart: host1/ host2/; or traces of other tools"
+    "The recording, or its node folders kept apart: host1/ host2/; or traces of other tools"
     " (docs/importers.md)"
 )
 
 
 def print_error(message: str, remedy: str = "") -> None:
-    """Write one line of what happened, and one of what to do, to stderr."""
-    from clusterprof.renderers.text_safety import safe_text
+    """Print what happened, and on a second line what to do, to stderr."""
+    from clusterprof.output.renderers.text.safety import escape_text
 
     if sys.stderr is None:
-        return  # closed: print would take stdout instead
-    lines = [f"clusterprof: {safe_text(message, 2000)}"]
-    lines += [f"  {safe_text(remedy, 2000)}"] if remedy else []
-    with suppress(OSError):  # then nobody can be told
+        return  # stderr is closed: print would write to stdout instead
+    lines = [f"clusterprof: {escape_text(message, 2000)}"]
+    lines += [f"  {escape_text(remedy, 2000)}"] if remedy else []
+    with suppress(OSError):  # stderr cannot be written either
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def write_result(text: str, output: Path | None) -> None:
-    """Write a result to stdout, or into a file that is whole or as it was (see `cli.output`)."""
-    from clusterprof.cli.output import flush_stdout
-    from clusterprof.wholefile import write_file
+    """Write a result to stdout, or atomically into a file (see cli.stdout)."""
+    from clusterprof.cli.stdout import write_pending_stdout
+    from clusterprof.util.atomic_file import write_file
 
     if output is not None:
         write_file(output, text.encode("utf-8", "backslashreplace"))
         return
     write_line(text.removesuffix("\n"))
-    flush_stdout()
+    write_pending_stdout()
 
 
 def write_line(text: str) -> None:
-    """Write one line to stdout; a letter that its encoding lacks is spelled out."""
-    from clusterprof.cli.output import write_stdout
+    """Write one line to stdout; characters its encoding lacks are escaped."""
+    from clusterprof.cli.stdout import write_stdout
 
     write_stdout(text + "\n")
 
 
-def json_text(document: Any) -> str:
-    """Return a document as JSON (RFC 8259) of which `jq -r` prints nothing that controls."""
-    return json.dumps(_safe(document), indent=2, allow_nan=False) + "\n"
+def format_json(document: Any) -> str:
+    """Format a document as JSON (RFC 8259) whose strings contain no control characters."""
+    return json.dumps(_escape_values(document), indent=2, allow_nan=False) + "\n"
 
 
-def _safe(value: Any) -> Any:
-    from clusterprof.renderers.text_safety import safe_text
+def _escape_values(value: Any) -> Any:
+    from clusterprof.output.renderers.text.safety import escape_text
 
     if isinstance(value, str):
-        return safe_text(value, 4096)
+        return escape_text(value, 4096)
     if isinstance(value, dict):
-        return {_safe(key): _safe(item) for key, item in value.items()}
+        return {_escape_values(key): _escape_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_safe(item) for item in value]
+        return [_escape_values(item) for item in value]
     return value
 
 
 @contextmanager
-def errors_also_as_json(wanted: bool) -> Iterator[None]:
+def report_errors_as_json(wanted: bool) -> Iterator[None]:
     """Keep stdout one JSON document even when the command fails."""
     try:
         yield
     except ClusterprofError as error:
         if wanted and not isinstance(error, OutputFailed):
-            from clusterprof.renderers.text_safety import safe_text
+            from clusterprof.output.renderers.text.safety import escape_text
 
             document = {
                 "format": "clusterprof-error",
                 "schema_version": SCHEMA_VERSION,
                 "exit_code": error.exit_code,
-                "message": safe_text(error.message, 2000),
-                "remedy": safe_text(error.remedy, 2000),
+                "message": escape_text(error.message, 2000),
+                "remedy": escape_text(error.remedy, 2000),
             }
             with suppress(OutputFailed):  # the first error counts
-                write_result(json_text(document), None)
+                write_result(format_json(document), None)
         raise
 
 
-def chosen_format(format_: str, as_json: bool, known: tuple[str, ...] = FORMATS) -> str:
-    """Return the word after `--format`, or json for `--json`; raise UsageError for others."""
+def choose_format(format_: str, as_json: bool, known: tuple[str, ...] = FORMATS) -> str:
+    """Return the value of `--format`, or json for `--json`.
+
+    Raises: UsageError for an unknown format.
+    """
     if as_json:
         return "json"
     if format_ not in known:
-        from clusterprof.profiles import nearest
+        from clusterprof.config import format_suggestion
 
-        raise UsageError(f"unknown format {format_!r}{nearest(format_, known)}")
+        raise UsageError(f"unknown format {format_!r}{format_suggestion(format_, known)}")
     return format_
 
 
-def refuse_terminal(format_: str, output: Path | None) -> None:
-    """Raise UsageError for a page that would go to a terminal, where nobody can read it."""
+def require_html_file(format_: str, output: Path | None) -> None:
+    """Check that an HTML page does not go to a terminal.
+
+    Raises: UsageError when it would.
+    """
     if format_ == "html" and output is None and sys.stdout is not None and sys.stdout.isatty():
-        raise UsageError("a page is of no use in a terminal", "add: -o report.html")
+        raise UsageError("an HTML page cannot be shown in a terminal", "add: -o report.html")
 
 
-def chosen_tables(by: Iterable[str]) -> tuple[str, ...]:
-    """Return the words after `--by`, each once; raise UsageError for one that is none."""
-    from clusterprof.profiles import nearest
-    from clusterprof.renderers.by import BY
+def parse_tables(options: Iterable[str]) -> tuple[str, ...]:
+    """Parse the values of `--by` to table names, without duplicates.
 
-    words = [word for some in by for word in some.split(",") if word]
+    Raises: UsageError for an unknown table.
+    """
+    from clusterprof.config import format_suggestion
+    from clusterprof.output.renderers.text.tables import TABLE_NAMES
+
+    words = [word for option in options for word in option.split(",") if word]
     for word in words:
-        if word not in BY:
-            raise UsageError(f"unknown table {word!r}{nearest(word, BY)}")
+        if word not in TABLE_NAMES:
+            raise UsageError(f"unknown table {word!r}{format_suggestion(word, TABLE_NAMES)}")
     return tuple(dict.fromkeys(words))
 
 
-def renderer_for(
+def build_renderer(
     format_: str,
     profile: Profile,
     width: int,
     no_color: bool,
-    tables: Mapping[str, Any] = _NONE,
+    tables: Mapping[str, Any] = _NO_OPTIONS,
     to_file: bool = False,
 ) -> Renderer:
-    """Build the renderer a format names, with the options that suit it.
+    """Build the renderer of a format, with the options that apply to it.
 
-    `tables`: the options `by` and `top` of those for people; `to_file`: in UTF-8, whatever stdout
-    can write.
+    tables: the options `by` and `top` of the readable formats. to_file: the output is
+    UTF-8, whatever stdout can encode.
     """
-    from clusterprof.renderers.registry import renderer_named
-    from clusterprof.renderers.sparks import BARS
+    from clusterprof.output.renderers.base import load_renderer
+    from clusterprof.output.renderers.text.trend import BARS
 
-    chosen = renderer_named(format_)
+    renderer = load_renderer(format_)
     options: dict[str, Any] = {}
     if format_ not in ("json", "openmetrics"):
         facts = profile.section("facts")
-        options = {
-            "gpu_price_per_hour": facts["gpu_price_per_hour"],
-            "currency": facts["currency"],
-        }
+        options = {"gpu_price_per_hour": facts["gpu_price_per_hour"], "currency": facts["currency"]}
     if format_ == "terminal":
-        letters = "utf-8" if to_file else getattr(sys.stdout, "encoding", None)
+        encoding = "utf-8" if to_file else getattr(sys.stdout, "encoding", None)
         options |= {
-            "width": width or columns(),
+            "width": width or measure_terminal_columns(),
             "color": not no_color and not to_file and has_color(),
-            "plain_letters": not _can_write(BARS, letters),
+            "plain_letters": not _can_encode(BARS, encoding),
         }
-    if chosen.name in _FOR_PEOPLE:
+    if renderer.name in _TABLE_FORMATS:
         options |= tables
-    return chosen(**options)
+    return renderer(**options)
 
 
-def analyse_with(paths: Sequence[Path], profile: Profile, jobs: int, **more: Any) -> Report:
-    """Analyse a recording, in one place or several, with the limits and facts of a profile.
-
-    `more` are options of `engine.local.analyze`.
-    """
-    from clusterprof.engine.local import analyze
-
-    limits, facts = site_of(profile)
-    return analyze(*paths, jobs=jobs, limits=limits, facts=facts, **more)
-
-
-def site_of(profile: Profile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a profile says to an analysis: the limits of causes, and facts of the site."""
+def build_request(profile: Profile, jobs: int) -> AnalysisRequest:
+    """Build the request of an analysis with the limits and facts of a profile."""
     import dataclasses
 
-    from clusterprof.engine.limits import known_limits
-    from clusterprof.profiles import bind_limits
+    from clusterprof.analysis.detectors.registry import list_limit_classes
+    from clusterprof.analysis.pipeline import AnalysisRequest
+    from clusterprof.config import build_limits
 
-    bound = bind_limits(profile, known_limits())
+    bound = build_limits(profile, list_limit_classes())
     limits = {cause: dataclasses.asdict(bound[cause]) for cause in profile.section("limits")}
-    return limits, profile.section("facts")
+    return AnalysisRequest(jobs=jobs, limits=limits, facts=profile.section("facts"))
 
 
-def insist_on_all(report: Report) -> None:
-    """Raise PartialRecording when something of the recording could not be read (`--strict`)."""
+def require_complete_report(report: Report) -> None:
+    """Require that the whole recording could be read (`--strict`).
+
+    Raises: PartialRecording when bytes, spans or nodes are missing.
+    """
     damaged = sum(node.damaged_bytes for node in report.nodes)
     dropped = sum(node.dropped_spans for node in report.nodes)
     lost = sum(blind.kind == "lost" for blind in report.blinds)
     if damaged or dropped or lost:
         raise PartialRecording(
             f"partial: {damaged:,} bytes unreadable, {dropped:,} spans dropped,"
-            f" {lost:,} {'thing' if lost == 1 else 'things'} lost; the report is of the rest"
+            f" {lost:,} {'thing' if lost == 1 else 'things'} lost; the report covers the rest"
         )
 
 
 def load_profile(name: str | None) -> Profile:
-    """Return the profile that the command line, the environment or the folder chooses."""
-    from clusterprof.profiles import load
+    """Load the profile chosen by the command line, the environment or the working directory."""
+    from clusterprof.config import load_profile
 
-    return load(name, os.environ, Path.cwd())
+    return load_profile(name, os.environ, Path.cwd())
 
 
-def columns() -> int:
+def measure_terminal_columns() -> int:
     """Return the width of the terminal; 80 when there is none."""
     import shutil
 
     return shutil.get_terminal_size((80, 24)).columns
 
 
-def _can_write(text: str, encoding: str | None) -> bool:
+def _can_encode(text: str, encoding: str | None) -> bool:
     try:
         text.encode(encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -218,7 +220,7 @@ def _can_write(text: str, encoding: str | None) -> bool:
     return True
 
 
-def lines() -> int:
+def measure_terminal_lines() -> int:
     """Return how many lines a screen has; 50 when there is no terminal."""
     import shutil
 
@@ -226,12 +228,14 @@ def lines() -> int:
 
 
 def has_color() -> bool:
-    """NO_COLOR (https://no-color.org) beats FORCE_COLOR; empty means unset."""
+    """Return whether to use color: NO_COLOR (https://no-color.org) overrides FORCE_COLOR;
+    empty = unset.
+    """
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or is_terminal(sys.stdout)
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """True for an open stream that is a terminal."""
+    """Return whether an open stream is a terminal."""
     return stream is not None and stream.isatty()

@@ -1,4 +1,4 @@
-"""`clusterprof compare A B`: which cause made steps longer or shorter."""
+"""`clusterprof compare A B`: show which cause made steps longer or shorter."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _FORMATS = ("terminal", "plain", "markdown", "json")
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The run before: recording or report.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The run after.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="Baseline run: recording or report.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Candidate run.")],
     fail_on: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(help="A rule such as 'step.p50_ns: +5%': exit 3 or 4 as gate. Repeatable."),
+        typer.Option(help="A rule such as 'step.p50_ns: +5%': exit 3 or 4 like gate. Repeatable."),
     ] = None,
     allow_unlike: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(metavar="FIELD", help="The runs may differ in it. Repeatable."),
+        typer.Option(metavar="FIELD", help="Allow the runs to differ in this field. Repeatable."),
     ] = None,
     profile: Annotated[
         Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
@@ -34,28 +34,32 @@ def compare(
         Optional[Path], typer.Option("-o", "--output", help="Write to this file.")  # noqa: UP045
     ] = None,
     width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Without colours.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the nodes.")] = 1,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Without colors.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for the nodes.")] = 1,
 ) -> None:
-    """Say which cause changed from run A to run B, and whether chance explains it."""
-    from clusterprof.cli.gate_rules import policy_of
+    """Show which cause changed from run A to run B, and whether chance explains it."""
+    from clusterprof.cli.gate import build_policy
     from clusterprof.gate import parse_change
-    from clusterprof.gate.compare import compare as compared
-    from clusterprof.verdicts import comparison
+    from clusterprof.gate.compare import compare_runs as compared
+    from clusterprof.output.renderers.verdicts import documents
 
-    with common.errors_also_as_json(as_json or format_ == "json"):
-        chosen = common.chosen_format(format_, as_json, _FORMATS)
+    with common.report_errors_as_json(as_json or format_ == "json"):
+        format_name = common.choose_format(format_, as_json, _FORMATS)
         settings = common.load_profile(profile)
         rules = [parse_change(text) for text in fail_on or []]
-        policy = policy_of(settings, allow_unlike=tuple(allow_unlike) if allow_unlike else None)
-        before, after = (runs.report_of([path], settings, jobs) for path in (a, b))
-        found = compared(before, after, rules, policy)
-        if chosen == "json":
-            text = comparison.comparison_json(found)
-        elif chosen == "markdown":
-            text = comparison.markdown(found)
+        policy = build_policy(settings, allow_unlike=tuple(allow_unlike) if allow_unlike else None)
+        before, after = (runs.load_run([path], settings, jobs) for path in (a, b))
+        result = compared(before, after, rules, policy)
+        if format_name == "json":
+            text = documents.render_comparison_json(result)
+        elif format_name == "markdown":
+            text = documents.render_comparison_markdown(result)
         else:
-            color = chosen == "terminal" and not no_color and output is None and common.has_color()
-            text = comparison.terminal(found, width or common.columns(), color)
+            color = (
+                format_name == "terminal" and not no_color and output is None and common.has_color()
+            )
+            text = documents.render_comparison_text(
+                result, width or common.measure_terminal_columns(), color
+            )
         common.write_result(text, output)
-    raise typer.Exit(0 if found.verdict is None else found.verdict.exit_code)
+    raise typer.Exit(0 if result.verdict is None else result.verdict.exit_code)

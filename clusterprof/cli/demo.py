@@ -1,4 +1,6 @@
-"""`clusterprof demo`: the whole job on emulated accelerators, the report beside the truth."""
+"""`clusterprof demo`: record a job on emulated accelerators, and compare the report with
+the truth.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,16 @@ def demo(
         ),
     ] = "storage",
     keep: Annotated[
-        Optional[Path], typer.Option(help="Keep the recording and the truth here.")  # noqa: UP045
+        Optional[Path], typer.Option(help="Keep recording and ground truth here.")  # noqa: UP045
     ] = None,
     width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Without colours.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Without colors.")] = False,
 ) -> None:
-    """Do the whole job on emulated accelerators, in a minute."""
-    from clusterprof.demo.beside import beside_truth
-    from clusterprof.demo.run import run
+    """Record and analyze a demo job on emulated accelerators, in a minute."""
+    from clusterprof.demo.run import format_truth_comparison, run_scenario
 
-    result = run(scenario, keep)
-    renderer = common.renderer_for("terminal", common.load_profile(None), width, no_color)
-    common.write_result(renderer.render(result.report) + "\n" + beside_truth(result), None)
+    result = run_scenario(scenario, keep)
+    renderer = common.build_renderer("terminal", common.load_profile(None), width, no_color)
+    common.write_result(
+        renderer.render(result.report) + "\n" + format_truth_comparison(result), None
+    )

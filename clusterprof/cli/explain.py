@@ -1,4 +1,6 @@
-"""`clusterprof explain CAUSE`: how a cause is decided, where it is blind, what to do about it."""
+"""`clusterprof explain CAUSE`: show how a cause is detected, its blind spots, and what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,15 @@ import typer
 
 from clusterprof.cli import common
 from clusterprof.errors import UsageError
-from clusterprof.findings import Cause
+from clusterprof.report.model import Cause
 
-UNATTRIBUTED = Cause(
+UNATTRIBUTED_CAUSE = Cause(
     "unattributed",
     "unattributed",
     "Lost time without sufficient evidence for any cause",
-    "Not a cause but the honest remainder: device time that was lost while nothing recorded says"
-    "\nwhy. A report lists the reasons behind it, and under *Not seen* what would let it say"
-    "\nmore; `clusterprof doctor` tells how to switch that on.",
+    "Not a cause but the remainder: lost device time that nothing in the recording explains."
+    "\nA report lists the reasons, and under *Not seen* what would have to be recorded to"
+    "\nexplain more; `clusterprof doctor` shows how to enable that.",
 )
 
 
@@ -31,27 +33,33 @@ def explain(
     ] = None,
 ) -> None:
     """Print the page of a cause or a metric, or list all causes by family."""
-    common.write_result(_page(cause), None)
+    common.write_result(_find_page(cause), None)
 
 
-def _page(wanted: str | None) -> str:
-    from clusterprof.remedies.metrics import metric_names, metric_page
-    from clusterprof.remedies.pages import LEAVES, family_page, listing, page
+def _find_page(wanted: str | None) -> str:
+    from clusterprof.analysis.advice.pages import (
+        CAUSES_WITH_PAGE,
+        build_cause_page,
+        build_family_page,
+        build_metric_page,
+        format_cause_list,
+        list_metric_names,
+    )
 
     if wanted is None:
-        return listing() + f"{UNATTRIBUTED.family}:\n  {UNATTRIBUTED.title}\n"
-    if wanted == UNATTRIBUTED.id:
-        return f"# {wanted}: {UNATTRIBUTED.title}\n\n{UNATTRIBUTED.advice}\n"
-    ids = [known.id for known in LEAVES]
-    families = list(dict.fromkeys(known.family for known in LEAVES))
+        return format_cause_list() + f"{UNATTRIBUTED_CAUSE.family}:\n  {UNATTRIBUTED_CAUSE.title}\n"
+    if wanted == UNATTRIBUTED_CAUSE.id:
+        return f"# {wanted}: {UNATTRIBUTED_CAUSE.title}\n\n{UNATTRIBUTED_CAUSE.advice}\n"
+    ids = [known.id for known in CAUSES_WITH_PAGE]
+    families = list(dict.fromkeys(known.family for known in CAUSES_WITH_PAGE))
     if wanted in ids:
-        return page(wanted)
+        return build_cause_page(wanted)
     if wanted in families:
-        return family_page(wanted)
-    metric = metric_page(re.split(r"[<>=]", wanted, maxsplit=1)[0].strip())
+        return build_family_page(wanted)
+    metric = build_metric_page(re.split(r"[<>=]", wanted, maxsplit=1)[0].strip())
     if metric is not None:
         return metric
-    from clusterprof.profiles import nearest
+    from clusterprof.config import format_suggestion
 
-    hint = nearest(wanted, [*ids, *families, UNATTRIBUTED.id, *metric_names()])
-    raise UsageError(f"there is no cause {wanted!r}{hint}", "clusterprof explain lists all")
+    hint = format_suggestion(wanted, [*ids, *families, UNATTRIBUTED_CAUSE.id, *list_metric_names()])
+    raise UsageError(f"unknown cause {wanted!r}{hint}", "clusterprof explain lists all")

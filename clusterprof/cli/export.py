@@ -1,10 +1,15 @@
-"""`clusterprof export RUN... --to FORMAT`: for other programs; of foreign traces, a recording."""
+"""`clusterprof export RUN... --to FORMAT`: export for other programs, or import foreign
+traces.
+
+`clusterprof dump PATH...`: print any recording, damaged or growing, as JSON lines.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -13,10 +18,11 @@ import typer
 from clusterprof.cli import common
 
 if TYPE_CHECKING:
-    from clusterprof.exporters.base import Exporter
+    from clusterprof.output.exporters.base import Exporter
 
-_OF_TABLES = ("parquet", "csv", "json")
-_RECORDING = "recording"
+
+_TABLE_FORMATS = ("parquet", "csv", "json")
+_RECORDING_FORMAT = "recording"
 
 
 def export(
@@ -35,84 +41,87 @@ def export(
     ] = None,
     signals: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--signal", help="Only samples like this: 'gpu.*'. Repeatable."),
+        typer.Option("--signal", help="Only samples of matching signals: 'gpu.*'. Repeatable."),
     ] = None,
     endpoint: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Where OTLP goes: http://HOST:4318."),
+        typer.Option(help="Address of the OTLP receiver: http://HOST:4318."),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that OTLP may take.")] = 10.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of OTLP in seconds.")] = 10.0,
     profile: Annotated[
         Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the nodes.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for the nodes.")] = 1,
 ) -> None:
     """Write a recording for other programs: a trace, tables, or metrics."""
-    if to == _RECORDING:
-        _refuse_what_does_not_fit(to, tables, signals, endpoint, output)
-        _as_recording(run, output, jobs)
+    if to == _RECORDING_FORMAT:
+        _check_options(to, tables, signals, endpoint, output)
+        _export_recording(run, output, jobs)
         return
-    from clusterprof.engine.local import analysing
-    from clusterprof.exporters.base import run_of
-    from clusterprof.exporters.output import Output
+    from clusterprof.analysis.pipeline import open_analysis
+    from clusterprof.output.exporters.base import Output, build_run
 
-    exporter = _exporter(to, tables or [], signals or [], endpoint, timeout)
-    _refuse_what_does_not_fit(to, tables, signals, endpoint, output)
+    exporter = _build_exporter(to, tables or [], signals or [], endpoint, timeout)
+    _check_options(to, tables, signals, endpoint, output)
     path = Path(output) if output is not None else None
     folder = output is not None and output.endswith(os.sep)
     target = Output(path, sys.stdout.buffer, folder)
     exporter.check(target)
-    limits, facts = common.site_of(common.load_profile(profile))
-    with analysing(
-        *run, jobs=jobs, limits=limits, facts=facts, history=True, leave_unknown=True
-    ) as made:
-        for note in exporter.export(run_of(made), target):
+    request = replace(
+        common.build_request(common.load_profile(profile), jobs), history=True, leave_unknown=True
+    )
+    with open_analysis(run, request) as analyzed:
+        for note in exporter.export(build_run(analyzed), target):
             common.print_error(note)
 
 
-def _as_recording(files: Sequence[Path], output: str | None, jobs: int) -> None:
-    """Write what foreign files say as a recording, and say what was read and left out."""
-    from clusterprof.engine.imported import Brought, foreign_files, write_all
+def _export_recording(files: Sequence[Path], output: str | None, jobs: int) -> None:
+    """Write foreign files as a recording, and report what was read and left out."""
+    from clusterprof.analysis.inputs.foreign import (
+        ImportedInputs,
+        import_files,
+        select_foreign_files,
+    )
     from clusterprof.errors import NoRecording, UsageError
 
     if output is None:
         raise UsageError("--to recording needs a folder to write to", "add: -o FOLDER")
     folder = Path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder}: there is something already", "give a folder that is new")
-    found, left_out = foreign_files(files)
+        raise UsageError(f"{folder}: the folder is not empty", "give a new folder")
+    foreign, left_out = select_foreign_files(files)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    accounts = write_all(found, folder, jobs)
-    for note in (*Brought((), accounts).notes, *left_out.notes):
+    accounts = import_files(foreign, folder, jobs)
+    for note in (*ImportedInputs((), accounts).notes, *left_out.notes):
         common.print_error(note)
     if not any(folder.iterdir()):
         folder.rmdir()
         raise NoRecording("nothing in these files could be used", "docs/importers.md says what can")
 
 
-def _exporter(
+def _build_exporter(
     to: str, tables: Sequence[str], signals: Sequence[str], endpoint: str | None, timeout_s: float
 ) -> Exporter:
+    from clusterprof.config import format_suggestion
     from clusterprof.errors import UsageError
-    from clusterprof.exporters.registry import EXPORTERS
-    from clusterprof.profiles import nearest
+    from clusterprof.output.exporters.registry import EXPORTERS
 
-    names = [*(exporter.name for exporter in EXPORTERS), _RECORDING]
+    names = [*(exporter.name for exporter in EXPORTERS), _RECORDING_FORMAT]
     if to not in names:
-        raise UsageError(f"--to {to!r} is unknown{nearest(to, names)}")
-    chosen: Any = next(exporter for exporter in EXPORTERS if exporter.name == to)
-    if to in _OF_TABLES:
-        made: Exporter = chosen(tables, signals)
+        raise UsageError(f"--to {to!r} is unknown{format_suggestion(to, names)}")
+    exporter_type: Any = next(exporter for exporter in EXPORTERS if exporter.name == to)
+    if to in _TABLE_FORMATS:
+        selected: Exporter = exporter_type(tables, signals)
     elif to == "otlp":
         if endpoint is None:
-            raise UsageError("--to otlp needs to know where", "--endpoint http://HOST:4318")
-        made = chosen(endpoint, timeout_s, os.environ)
+            raise UsageError("--to otlp needs an address", "--endpoint http://HOST:4318")
+        selected = exporter_type(endpoint, timeout_s, os.environ)
     else:
-        made = chosen()
-    return made
+        selected = exporter_type()
+    return selected
 
 
-def _refuse_what_does_not_fit(
+def _check_options(
     to: str,
     tables: Sequence[str] | None,
     signals: Sequence[str] | None,
@@ -121,10 +130,23 @@ def _refuse_what_does_not_fit(
 ) -> None:
     from clusterprof.errors import UsageError
 
-    if (tables or signals) and to not in _OF_TABLES:
+    if (tables or signals) and to not in _TABLE_FORMATS:
         option = "--table" if tables else "--signal"
-        raise UsageError(f"{option} is for {', '.join(_OF_TABLES)}, not for {to}")
+        raise UsageError(f"{option} is for {', '.join(_TABLE_FORMATS)}, not for {to}")
     if endpoint is not None and to != "otlp":
         raise UsageError(f"--endpoint is for otlp, not for {to}")
     if output is not None and to == "otlp":
         raise UsageError("--to otlp sends to --endpoint and writes no file")
+
+
+def dump(
+    path: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Recordings, nodes' folders, or files of them."),
+    ],
+) -> None:
+    """Print what a recording holds, as JSON lines."""
+    from clusterprof.trace.dump import export_records as lines_of
+
+    for line in lines_of(*path):
+        common.write_line(line)

@@ -1,48 +1,63 @@
-"""What `clusterprof record` does once its options are read; light: every rank of a job runs it."""
+"""Run `clusterprof record` after its options were parsed; kept light, as every rank of a
+job runs it.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from clusterprof.recorder.options import Asked
+from clusterprof.agent.options import RecordOptions
 
 
-def run(asked: Asked) -> NoReturn:
-    """Elect, start the recorder, become the command; or record in the foreground."""
+def run_record(requested: RecordOptions) -> NoReturn:
+    """Elect a recorder, start it, and become the command; or record in the foreground.
+
+    Raises: UsageError for invalid options.
+    """
+    from clusterprof.agent.launch.launcher import (
+        LaunchRequest,
+        record_command,
+        record_in_foreground,
+    )
+    from clusterprof.agent.options import Plan, build_plan, parse_duration, with_hz
     from clusterprof.cli.common import load_profile
     from clusterprof.errors import UsageError
-    from clusterprof.recorder.launch import Launch, launch, record_here
-    from clusterprof.recorder.order import parse_duration
-    from clusterprof.recorder.plan import Plan, plan_of_profile, with_hz
 
-    if asked.inject not in ("auto", "off", "strict"):
-        raise UsageError(f"--inject {asked.inject}: choose auto, off or strict")
-    if asked.command and asked.pid is not None:
+    if requested.inject not in ("auto", "off", "strict"):
+        raise UsageError(f"--inject {requested.inject}: choose auto, off or strict")
+    if requested.command and requested.pid is not None:
         raise UsageError("--pid attaches to a running process: leave the command out")
-    duration_ns = parse_duration(asked.duration) if asked.duration is not None else None
+    duration_ns = parse_duration(requested.duration) if requested.duration is not None else None
 
-    keep_free_bytes = _bytes(asked.keep_free) if asked.keep_free is not None else None
-    if asked.hz is not None:
-        with_hz(Plan(), asked.hz)  # refuses what no rank can mean
+    keep_free_bytes = _parse_size(requested.keep_free) if requested.keep_free is not None else None
+    if requested.hz is not None:
+        with_hz(Plan(), requested.hz)  # rejects a rate that is invalid for every rank
 
     def plan() -> Plan:
         # command line before profile before defaults
-        profile = load_profile(asked.profile).effective()
-        return plan_of_profile(profile, asked.hz, keep_free_bytes)
+        profile = load_profile(requested.profile).effective()
+        return build_plan(profile, requested.hz, keep_free_bytes)
 
-    if asked.profile or os.environ.get("CLUSTERPROF_PROFILE") or os.path.exists("clusterprof.yaml"):
-        # Somebody wrote it: a mistake in it is every rank's to tell, not only the starter's.
-        chosen = plan()
-        plan = lambda: chosen  # noqa: E731
-    if not asked.command:
-        record_here(asked.out, plan(), duration_ns, asked.pid, os.environ)
-    wish = Launch(asked.command, asked.out, plan, asked.inject, asked.gpu_events, duration_ns)  # type: ignore[arg-type]
-    launch(wish, os.environ, _say)
+    if (
+        requested.profile
+        or os.environ.get("CLUSTERPROF_PROFILE")
+        or os.path.exists("clusterprof.yaml")
+    ):
+        # The profile is explicit: every rank reports an error in it, not only the starting one.
+        loaded = plan()
+        plan = lambda: loaded  # noqa: E731
+    if not requested.command:
+        record_in_foreground(requested.out, plan(), duration_ns, requested.pid, os.environ)
+    inject: Any = requested.inject  # one of the choices that the option allows
+    request = LaunchRequest(
+        requested.command, requested.out, plan, inject, requested.gpu_events, duration_ns
+    )
+    record_command(request, os.environ, _print_message)
 
 
-def _bytes(size: str) -> int:
+def _parse_size(size: str) -> int:
     from clusterprof.errors import UsageError
     from clusterprof.units import parse_quantity
 
@@ -55,7 +70,7 @@ def _bytes(size: str) -> int:
     return int(value)
 
 
-def _say(line: str) -> None:
-    from clusterprof.renderers.text_safety import safe_text
+def _print_message(line: str) -> None:
+    from clusterprof.output.renderers.text.safety import escape_text
 
-    print(safe_text(line, 2000), file=sys.stderr, flush=True)
+    print(escape_text(line, 2000), file=sys.stderr, flush=True)

@@ -1,39 +1,317 @@
-"""Runs as a command line names them: recordings to analyse, or reports that were stored."""
+"""Load the runs of a command line: recordings to analyze, or stored reports.
+
+Parse `--since`, `--until` and `--steps`: the part of a run to analyze.
+
+Show a progress bar with the remaining time on a terminal, and nothing elsewhere.
+
+Run `clusterprof analyze`, and parse its usual command lines without typer. typer and its
+imports take 0.1 s of CPU, a third of the start-up. So plain paths and complete options are
+parsed here; everything else, including mistakes and `--help`, is left to typer, and with it
+every message.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterprof.cli import common
 from clusterprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterprof.findings import Report
-    from clusterprof.profiles import Profile
+    from clusterprof.analysis.node.selection import Instant, PartOfRun, Progress
+    from clusterprof.analysis.pipeline import AnalysisRequest
+    from clusterprof.config import Profile
+    from clusterprof.report.model import Report
 
-RUN_HELP = "The recording, nodes' folders of it, or the report that `analyze --json` made of it"
+
+RUN_OR_REPORT_HELP = "The recording, its node folders, or its report written by `analyze --json`"
 
 
-def report_of(paths: Sequence[Path], profile: Profile, jobs: int) -> Report:
-    """Return the report of one run: analysed, or read if it is one already.
+def load_run(paths: Sequence[Path], profile: Profile, jobs: int) -> Report:
+    """Return the report of one run, analyzed or loaded from a file.
 
-    Several paths are nodes' folders of one recording; a stored report stands alone.
+    Several paths are the node folders of one recording; a stored report must be given
+    alone.
+    Raises: UsageError for a stored report among several paths.
     """
-    from clusterprof.gate.stored import is_report, load
+    from clusterprof.gate.stored_report import is_report, load_report
 
     stored = [path for path in paths if is_report(path)]
     if not stored:
-        return common.analyse_with(paths, profile, jobs)
+        from clusterprof.analysis.pipeline import analyze_with_request
+
+        return analyze_with_request(paths, common.build_request(profile, jobs))
     if len(paths) > 1:
         raise UsageError(
-            f"{stored[0]} is the report of a whole run: it stands alone",
-            "more runs of the same job are given by --repeat, those to compare with by --baseline",
+            f"{stored[0]} is the report of a whole run and cannot be combined with other paths",
+            "give more runs of the same job with --repeat, and baselines with --baseline",
         )
-    return load(stored[0])
+    return load_report(stored[0])
 
 
-def reports_of(paths: Sequence[Path] | None, profile: Profile, jobs: int) -> list[Report]:
+def load_runs(paths: Sequence[Path] | None, profile: Profile, jobs: int) -> list[Report]:
     """Return the reports of several runs, one path each."""
-    return [report_of([path], profile, jobs) for path in paths or ()]
+    return [load_run([path], profile, jobs) for path in paths or ()]
+
+
+TIME_HELP = "90s, 1h30m, 4:05 after the start of the run, or 2026-01-31T12:00:00."
+_SECONDS_PER_UNIT = {"h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0, "ms": 1e-3}
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(h|min|ms|m|s|)", re.ASCII)
+_CLOCK_TIME = re.compile(r"(?:([0-9]+):)?([0-9]{1,2}):([0-9]{2}(?:\.[0-9]+)?)", re.ASCII)
+_STEP_RANGE = re.compile(r"([0-9]*):([0-9]*)", re.ASCII)
+_MAX_OFFSET_S = 1e9
+
+
+def parse_part(since: str | None, until: str | None, steps: str | None) -> PartOfRun:
+    """Parse the options that select a part of the run.
+
+    Raises: UsageError for an invalid time or range.
+    """
+    from clusterprof.analysis.node.selection import PartOfRun
+
+    first, end = _parse_steps(steps)
+    begin, stop = (
+        _parse_instant(text, name) for text, name in ((since, "since"), (until, "until"))
+    )
+    if begin and stop and begin.is_wall == stop.is_wall and begin.ns >= stop.ns:
+        raise UsageError(f"--since {since} is not before --until {until}")
+    options = (("since", since), ("until", until), ("steps", steps))
+    description = ", ".join(f"--{name} {text}" for name, text in options if text)
+    return PartOfRun(begin, stop, first, end, description)
+
+
+def _parse_instant(text: str | None, name: str) -> Instant | None:
+    from clusterprof.analysis.node.selection import Instant
+
+    if text is None:
+        return None
+    seconds = _parse_offset(text.strip())
+    if seconds is not None and seconds <= _MAX_OFFSET_S:
+        return Instant(round(seconds * 1e9))
+    try:
+        when = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+        return Instant(round(when.timestamp() * 1e6) * 1000, is_wall=True)
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f"--{name} {text!r} is not a time", f"give {TIME_HELP}") from None
+
+
+def _parse_offset(text: str) -> float | None:
+    """Return the seconds of 90, 90s, 1.5m, 1h30m, 4:05, 1:02:09; None for anything else."""
+    match = _CLOCK_TIME.fullmatch(text)
+    if match:
+        hours, minutes, seconds = match.groups()
+        return int(hours or 0) * 3600.0 + int(minutes) * 60.0 + float(seconds)
+    parts = [match.groups() for match in _DURATION_PART.finditer(text)]
+    if (
+        not parts
+        or _DURATION_PART.sub("", text).strip()
+        or (len(parts) > 1 and not all(u for _, u in parts))
+    ):
+        return None
+    return sum(float(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts)
+
+
+def _parse_steps(text: str | None) -> tuple[int | None, int | None]:
+    if text is None:
+        return None, None
+    match = _STEP_RANGE.fullmatch(text.strip())
+    if match is None or not any(match.groups()):
+        raise UsageError(
+            f"--steps {text!r} is not a range of steps", "give A:B, A: or :B; B is excluded"
+        )
+    first, end = (int(number) if number else None for number in match.groups())
+    if first is not None and end is not None and first >= end:
+        raise UsageError(f"--steps {text} has no step", "give A:B with A before B; B is excluded")
+    return first, end
+
+
+_DELAY_S = 0.7  # an analysis that ends earlier needs no bar
+
+
+@contextmanager
+def show_progress_bar() -> Iterator[Callable[[Progress], None] | None]:
+    """Yield a function that takes the progress of an analysis; None when stderr is not a
+    terminal.
+
+    The bar appears after a short delay and is removed at the end.
+    """
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield None
+        return
+    bar = _Bar()
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+class _Bar:
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __call__(self, progress: Progress) -> None:
+        if self._bar is None:
+            if time.monotonic() - self._since < _DELAY_S:
+                return
+            self._open(progress.all_bytes)
+        done = progress.read_bytes >= progress.all_bytes
+        what = "comparing ranks" if done else f"node {progress.nodes + 1} of {progress.all_nodes}"
+        self._bar.update(self._task, completed=progress.read_bytes, description=what)
+
+    def _open(self, all_bytes: int) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bar = Progress(
+            TextColumn("clusterprof: {task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task("", total=max(all_bytes, 1))
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+FLAG_PARAMETERS = {"--json": "as_json", "--strict": "strict", "--no-color": "no_color"}
+OPTION_PARAMETERS = {
+    "--format": "format_",
+    "-o": "output",
+    "--output": "output",
+    "--profile": "profile",
+    "--jobs": "jobs",
+    "--width": "width",
+    "--by": "by",
+    "--top": "top",
+    "--since": "since",
+    "--until": "until",
+    "--steps": "steps",
+}
+_MIN_VALUES = {"jobs": 1, "top": 1, "width": 0}
+_MAX_DIGITS = 9
+
+
+def run_analysis(
+    paths: Sequence[Path],
+    format_: str = "terminal",
+    as_json: bool = False,
+    output: Path | None = None,
+    profile: str | None = None,
+    jobs: int = 1,
+    strict: bool = False,
+    width: int = 0,
+    no_color: bool = False,
+    by: Sequence[str] | None = None,
+    top: int | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    steps: str | None = None,
+) -> None:
+    """Analyze recordings or foreign files, and write the report."""
+    with common.report_errors_as_json(as_json or format_ == "json"):
+        format_name = common.choose_format(format_, as_json)
+        common.require_html_file(format_name, output)
+        settings = common.load_profile(profile)
+        tables = {"by": common.parse_tables(by or ()), "top": top}
+        _load_analysis()
+        part = parse_part(since, until, steps)
+        request = replace(
+            common.build_request(settings, jobs), history=True, part=part, leave_unknown=True
+        )
+        report = _analyze_with_progress_bar(paths, request)
+        renderer = common.build_renderer(
+            format_name, settings, width, no_color, tables, to_file=output is not None
+        )
+        common.write_result(renderer.render(report), output)
+    if strict:
+        common.require_complete_report(report)
+
+
+def _analyze_with_progress_bar(paths: Sequence[Path], request: AnalysisRequest) -> Report:
+    from clusterprof.analysis.pipeline import analyze_with_request
+
+    with show_progress_bar() as on_progress:
+        return analyze_with_request(paths, replace(request, on_progress=on_progress))
+
+
+def _load_analysis() -> None:
+    """Import the analysis without garbage collection, and exclude its objects from later
+    collections.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        import clusterprof.analysis.pipeline
+        import clusterprof.output.renderers.base  # noqa: F401
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
+
+
+def parse_plain_arguments(words: Sequence[str]) -> dict[str, Any] | None:
+    """Parse the words after `analyze` to arguments of `run_analysis`; None when typer has to
+    parse them.
+    """
+    arguments: dict[str, Any] = {}
+    paths: list[Path] = []
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            paths.append(Path(word))
+        elif word in FLAG_PARAMETERS:
+            arguments[FLAG_PARAMETERS[word]] = True
+        else:
+            name, joined, value = word.partition("=") if word.startswith("--") else (word, "", "")
+            option = OPTION_PARAMETERS.get(name)
+            value = value if joined else next(rest, "")
+            if option is None or value.startswith("-") or not _add_option(arguments, option, value):
+                return None
+    if not paths or "" in words:
+        return None
+    return {"paths": paths, **arguments}
+
+
+def _add_option(arguments: dict[str, Any], option: str, value: str) -> bool:
+    """Add the value of an option; False where typer has to report an error."""
+    if option == "by":
+        arguments.setdefault(option, []).append(value)
+    elif option in arguments or not value:
+        return False
+    elif option in _MIN_VALUES:
+        number = int(value) if _is_whole_number(value) else -1
+        arguments[option] = number
+        return number >= _MIN_VALUES[option]
+    else:
+        arguments[option] = Path(value) if option == "output" else value
+    return True
+
+
+def _is_whole_number(value: str) -> bool:
+    return value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS

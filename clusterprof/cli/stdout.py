@@ -1,4 +1,4 @@
-"""A stdout that may be full, closed or gone."""
+"""Write to a stdout that may be full, closed or broken."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import sys
 from contextlib import suppress
 
 from clusterprof.errors import OutputFailed
-from clusterprof.wholefile import LATER, failed
+from clusterprof.util.atomic_file import WRITE_ERRNOS, convert_write_error
 
 
 def write_stdout(text: str) -> None:
-    """Write to stdout, letters that its encoding lacks spelled out; raises OutputFailed."""
+    """Write to stdout; characters its encoding lacks are escaped.
+
+    Raises: OutputFailed when stdout is closed or cannot be written.
+    """
     if sys.stdout is None:
         raise OutputFailed("cannot write to stdout: it is closed")
     encoding = sys.stdout.encoding or "utf-8"
@@ -20,30 +23,35 @@ def write_stdout(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise failed("to stdout", error) from None
+        raise convert_write_error("to stdout", error) from None
 
 
-def flush_stdout() -> None:
-    """Send what was written on its way; raises OutputFailed when it does not get there."""
+def write_pending_stdout() -> None:
+    """Flush stdout.
+
+    Raises: OutputFailed when the data cannot be written.
+    """
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise failed("to stdout", error) from None
+        raise convert_write_error("to stdout", error) from None
 
 
-def give_up_stdout() -> None:
-    """Let nothing more be written at exit: it would fail again, and say so in a traceback."""
+def close_stdout() -> None:
+    """Redirect stdout to the null device, since a flush at exit would fail again with a
+    traceback.
+    """
     if sys.stdout is None:
         return
     with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, sys.stdout.fileno())
+        os.close(null_device)
 
 
-def is_of_stdout(error: OSError) -> bool:
-    """True for an error that names no file and is one of a disk that is full or fails."""
-    return error.filename is None and error.errno in LATER
+def is_stdout_error(error: OSError) -> bool:
+    """Return whether an error names no file and means that a disk is full or fails."""
+    return error.filename is None and error.errno in WRITE_ERRNOS

@@ -1,13 +1,23 @@
-"""`clusterprof top [RUN...]`: the last minute of a running job, refreshed while it is recorded."""
+"""`clusterprof top [RUN...]`: show the last minute of a running job, updated while it is
+recorded.
+
+Control the terminal of a live screen: full-screen output, single keys, and restoring
+the state.
+"""
 
 from __future__ import annotations
 
 import os
+import select
+import shutil
+import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -15,14 +25,14 @@ from clusterprof.cli import common
 from clusterprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterprof.cli.screen import Screen
-    from clusterprof.engine.live import LiveJob
-    from clusterprof.live import Live
-    from clusterprof.renderers.live import View
+    from clusterprof.analysis.live import LiveJob
+    from clusterprof.output.renderers.live import View
+    from clusterprof.report.live import LiveView
 
-_SHORTEST_S, _LONGEST_S = 0.2, 3600.0
-_SHORTEST_WINDOW_S = 10.0
-_KEYS = "| q quit | sort: l)ost c)aused b)usy s)tep n)ame | v)iew"
+
+_MIN_INTERVAL_S, _MAX_DURATION_S = 0.2, 3600.0
+_MIN_WINDOW_S = 10.0
+_KEY_HELP = "| q quit | sort: l)ost c)aused b)usy s)tep n)ame | v)iew"
 _SORT_KEYS = {"l": "lost", "c": "caused", "b": "busy", "s": "step", "n": "name"}
 _NEXT_BY = {"auto": "node", "node": "rank", "rank": "auto"}
 
@@ -30,84 +40,93 @@ _NEXT_BY = {"auto": "node", "node": "rank", "rank": "auto"}
 def top(
     run: Annotated[
         Optional[list[Path]],  # noqa: UP045
-        typer.Argument(metavar="[RUN...]", help="A recording; without it the newest here."),
+        typer.Argument(metavar="[RUN...]", help="A recording; default: the newest in this folder."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one screen and exit.")] = False,
-    interval: Annotated[str, typer.Option(help="Time between two looks.")] = "2s",
-    window: Annotated[str, typer.Option(help="How much of the end is looked at.")] = "1min",
+    once: Annotated[bool, typer.Option("--once", help="Print one draw_screen and exit.")] = False,
+    interval: Annotated[str, typer.Option(help="Time between two updates.")] = "2s",
+    window: Annotated[str, typer.Option(help="Length of the window that is shown.")] = "1min",
     sort: Annotated[str, typer.Option(help="lost, caused, busy, step or name.")] = "lost",
-    by: Annotated[str, typer.Option(help="rank, node, or auto: what fits.")] = "auto",
+    by: Annotated[str, typer.Option(help="rank, node, or auto: whichever fits.")] = "auto",
     format_: Annotated[str, typer.Option("--format", help="terminal or plain.")] = "terminal",
     profile: Annotated[
         Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
     ] = None,
     width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Without colours.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Without colors.")] = False,
 ) -> None:
-    """Watch a job while it is recorded: who is busy, what is lost to what, and who is late now."""
-    from clusterprof.engine.limits import known_limits
-    from clusterprof.engine.live import LiveJob
-    from clusterprof.profiles import bind_limits
-    from clusterprof.renderers.live import View
-    from clusterprof.renderers.live_rows import SORTS
+    """Watch a job while it is recorded: busy devices, lost time by cause, and late ranks."""
+    from clusterprof.analysis.detectors.registry import list_limit_classes
+    from clusterprof.analysis.live import LiveJob
+    from clusterprof.config import build_limits
+    from clusterprof.output.renderers.live import SORT_KEYS, View
 
-    plain = common.chosen_format(format_, False, ("terminal", "plain")) == "plain"
-    for option, word, known in (("--sort", sort, SORTS), ("--by", by, tuple(_NEXT_BY))):
+    plain = common.choose_format(format_, False, ("terminal", "plain")) == "plain"
+    for option, word, known in (("--sort", sort, SORT_KEYS), ("--by", by, tuple(_NEXT_BY))):
         if word not in known:
             raise UsageError(f"{option} {word}: choose {', '.join(known)}")
-    interval_s = _seconds("--interval", interval, _SHORTEST_S)
-    window_ns = round(_seconds("--window", window, _SHORTEST_WINDOW_S) * 1e9)
-    limits = bind_limits(common.load_profile(profile), known_limits())
-    job = LiveJob(run or [newest_recording(Path.cwd())], limits, window_ns)
-    view = View(width or common.columns(), common.lines(), sort, by)
+    interval_s = _parse_seconds("--interval", interval, _MIN_INTERVAL_S)
+    window_ns = round(_parse_seconds("--window", window, _MIN_WINDOW_S) * 1e9)
+    limits = build_limits(common.load_profile(profile), list_limit_classes())
+    job = LiveJob(run or [find_newest_recording(Path.cwd())], limits, window_ns)
+    view = View(
+        width or common.measure_terminal_columns(), common.measure_terminal_lines(), sort, by
+    )
     color = common.has_color() and not no_color
     if once:
-        common.write_result(_text(job.look(time.time_ns()), view, plain, color), None)
+        common.write_result(_render_live(job.update(time.time_ns()), view, plain, color), None)
         return
-    out, keys = common.is_terminal(sys.stdout), common.is_terminal(sys.stdin)
-    if plain or not (out and keys) or os.environ.get("TERM") == "dumb":
-        _stream(job, view, plain or not out, color, interval_s)
+    is_output_terminal, is_input_terminal = (
+        common.is_terminal(sys.stdout),
+        common.is_terminal(sys.stdin),
+    )
+    if plain or not (is_output_terminal and is_input_terminal) or os.environ.get("TERM") == "dumb":
+        _print_stream(job, view, plain or not is_output_terminal, color, interval_s)
         return
-    _watch(job, view, width, color, interval_s)
+    _show_screen(job, view, width, color, interval_s)
 
 
-def newest_recording(folder: Path) -> Path:
-    """Return the recording in a folder, or in its `clusterprof-out`, that was written to last."""
+def find_newest_recording(folder: Path) -> Path:
+    """Find the most recently written recording in a folder or in its `clusterprof-out`.
+
+    Raises: NoRecording when there is none.
+    """
     from clusterprof.errors import NoRecording
-    from clusterprof.trace.reader import node_folders
+    from clusterprof.trace.reader import list_node_folders
 
-    newest, found = -1.0, None
-    for path in (folder, *_folders(folder), *_folders(folder / "clusterprof-out")):
+    newest, newest_path = -1.0, None
+    for path in (folder, *_list_folders(folder), *_list_folders(folder / "clusterprof-out")):
         try:
-            written = max(_written(node) for node in node_folders(path))
+            written_at = max(_read_write_time(node) for node in list_node_folders(path))
         except NoRecording:
             continue
-        if written > newest:
-            newest, found = written, path
-    if found is None:
+        if written_at > newest:
+            newest, newest_path = written_at, path
+    if newest_path is None:
         raise NoRecording(
             "no recording in this folder, nor in its clusterprof-out",
             "give the folder that `clusterprof record` writes",
         )
-    return found if found == folder else found.relative_to(folder)
+    return newest_path if newest_path == folder else newest_path.relative_to(folder)
 
 
-def _folders(folder: Path) -> list[Path]:
+def _list_folders(folder: Path) -> list[Path]:
     try:
-        return sorted(Path(one.path) for one in os.scandir(folder) if one.is_dir())
+        return sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
     except OSError:
         return []
 
 
-def _written(node: Path) -> float:
-    """When a node's newest file was written."""
+def _read_write_time(node: Path) -> float:
+    """Return the modification time of a node's newest file, seconds since 1970; 0 when
+    unreadable.
+    """
     try:
-        return max(one.stat().st_mtime for one in os.scandir(node))
+        return max(entry.stat().st_mtime for entry in os.scandir(node))
     except (OSError, ValueError):
         return 0.0
 
 
-def _seconds(option: str, text: str, least: float) -> float:
+def _parse_seconds(option: str, text: str, minimum: float) -> float:
     from clusterprof.units import parse_quantity
 
     try:
@@ -115,85 +134,84 @@ def _seconds(option: str, text: str, least: float) -> float:
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from None
     seconds = value / 1e9 if unit == "ns" else value
-    if unit not in ("ns", "") or not least <= seconds <= _LONGEST_S:
-        raise UsageError(f"{option} {text!r} is not a time from {least:g} s to 1 h", "write 5s")
+    if unit not in ("ns", "") or not minimum <= seconds <= _MAX_DURATION_S:
+        raise UsageError(f"{option} {text!r} is not a time from {minimum:g} s to 1 h", "write 5s")
     return seconds
 
 
-def _text(live: Live, view: View, plain: bool, color: bool) -> str:
+def _render_live(live: LiveView, view: View, plain: bool, color: bool) -> str:
     if plain:
-        from clusterprof.renderers.live_plain import sentences
+        from clusterprof.output.renderers.live import describe_screen
 
-        return sentences(live, view.sort, view.by)
-    from clusterprof.renderers.live import screen
+        return describe_screen(live, view.sort, view.by)
+    from clusterprof.output.renderers.live import draw_screen
 
-    return "\n".join(screen(live, view, color)) + "\n"
+    return "\n".join(draw_screen(live, view, color)) + "\n"
 
 
-def _stream(job: LiveJob, view: View, plain: bool, color: bool, interval_s: float) -> None:
-    """Print a screen below the other, until nobody reads or the recording has ended."""
+def _print_stream(job: LiveJob, view: View, plain: bool, color: bool, interval_s: float) -> None:
+    """Print one screen below the other until the reader exits or the recording has ended."""
     while True:
         began = time.monotonic()
-        live = job.look(time.time_ns())
-        common.write_result(_text(live, view, plain, color) + "\n", None)
+        live = job.update(time.time_ns())
+        common.write_result(_render_live(live, view, plain, color) + "\n", None)
         if live.ended:
             return
-        time.sleep(_rest_s(time.monotonic() - began, interval_s))
+        time.sleep(_compute_rest_s(time.monotonic() - began, interval_s))
 
 
-def _rest_s(cost_s: float, interval_s: float) -> float:
-    """How long to rest after a look: half of a processor at most is taken from the job's node."""
+def _compute_rest_s(cost_s: float, interval_s: float) -> float:
+    """Return the pause after an update: at most half of a CPU is taken from the job's node."""
     return max(interval_s - cost_s, cost_s)
 
 
-class _Looker(threading.Thread):
-    """Looks at the job again and again, so that keys are answered while it does."""
+class _Poller(threading.Thread):
+    """Updates the view of the job in the background, so that keys are answered meanwhile."""
 
     def __init__(self, job: LiveJob, interval_s: float, screen: Screen) -> None:
         super().__init__(daemon=True, name="look")
         self._job, self._interval_s, self._screen = job, interval_s, screen
         self._now = threading.Event()
-        self.live: Live | None = None
-        self.told = ""
+        self.live: LiveView | None = None
+        self.status = ""
         self.error: BaseException | None = None
 
     def run(self) -> None:
         while True:
             began = time.monotonic()
             try:
-                self.live = self._job.look(time.time_ns())
+                self.live = self._job.update(time.time_ns())
             except BaseException as error:
                 self.error = error
                 self._screen.wake()
                 return
             cost_s = time.monotonic() - began
-            rest_s = _rest_s(cost_s, self._interval_s)
-            self.told = f"{time.strftime('%H:%M:%S')} every {cost_s + rest_s:.3g} s"
+            rest_s = _compute_rest_s(cost_s, self._interval_s)
+            self.status = f"{time.strftime('%H:%M:%S')} every {cost_s + rest_s:.3g} s"
             self._screen.wake()
             self._now.wait(rest_s)
             self._now.clear()
 
-    def again(self) -> None:
-        """Look at once."""
+    def poll_now(self) -> None:
+        """Update at once."""
         self._now.set()
 
 
-def _watch(job: LiveJob, view: View, width: int, color: bool, interval_s: float) -> None:
-    from clusterprof.cli.screen import Interrupted, Screen
+def _show_screen(job: LiveJob, view: View, width: int, color: bool, interval_s: float) -> None:
 
     try:
         with Screen() as screen:
-            looker = _Looker(job, interval_s, screen)
+            looker = _Poller(job, interval_s, screen)
             looker.start()
-            _until_quit(screen, looker, view, width, color)
+            _run_until_quit(screen, looker, view, width, color)
     except Interrupted as signalled:
         raise typer.Exit(128 + signalled.number) from None
 
 
-def _until_quit(screen: Screen, looker: _Looker, view: View, width: int, color: bool) -> None:
+def _run_until_quit(screen: Screen, looker: _Poller, view: View, width: int, color: bool) -> None:
     from dataclasses import replace
 
-    from clusterprof.renderers import live as drawing
+    from clusterprof.output.renderers import live as drawing
 
     while True:
         if looker.error is not None:
@@ -203,18 +221,18 @@ def _until_quit(screen: Screen, looker: _Looker, view: View, width: int, color: 
         if looker.live is None:
             screen.draw([" clusterprof top: reading the recording …"])
         else:
-            foot = f"{looker.told} {_KEYS}"
-            screen.draw(drawing.screen(looker.live, view, color, foot)[:lines])
+            foot = f"{looker.status} {_KEY_HELP}"
+            screen.draw(drawing.draw_screen(looker.live, view, color, foot)[:lines])
         key = screen.key(60.0)
         if key == "q":
             return
         if key == " ":
-            looker.again()
-        view = turned(view, key)
+            looker.poll_now()
+        view = update_view(view, key)
 
 
-def turned(view: View, key: str) -> View:
-    """Return the view that a key asks for."""
+def update_view(view: View, key: str) -> View:
+    """Return the view after a key press."""
     from dataclasses import replace
 
     if key in _SORT_KEYS:
@@ -228,3 +246,143 @@ def turned(view: View, key: str) -> View:
     if key in ("home", "g"):
         return replace(view, first=0)
     return view
+
+
+_ENTER_SCREEN = "\x1b[?1049h\x1b[?25l"  # switch to the alternate screen and hide the cursor
+_LEAVE_SCREEN = "\x1b[?25h\x1b[?1049l"
+_SPECIAL_KEYS = {
+    "\x1b[A": "up",
+    "\x1b[B": "down",
+    "\x1bOA": "up",
+    "\x1bOB": "down",
+    "\x1b[5~": "page up",
+    "\x1b[6~": "page down",
+    "\x1b[H": "home",
+    "\x1b[F": "end",
+    "\x1b": "q",
+}
+
+
+class Interrupted(BaseException):
+    """A signal asked the process to end; the terminal is restored on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Screen:
+    """A context in which stdout shows one screen and stdin gives single keys."""
+
+    def __init__(self) -> None:
+        self._in, self._out = sys.stdin, sys.stdout
+        self._saved_terminal: Any = None
+        self._handlers: dict[int, Any] = {}
+        self._pipe = (-1, -1)
+
+    def __enter__(self) -> Screen:
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
+        self._enter()
+        for number, handler in (
+            (signal.SIGWINCH, self._on_wake),
+            (signal.SIGCONT, self._on_continue),
+            (signal.SIGTSTP, self._on_stop),
+            (signal.SIGTERM, self._on_end),
+            (signal.SIGHUP, self._on_end),
+        ):
+            self._handlers[number] = signal.signal(number, handler)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        try:
+            self._leave()
+        finally:
+            for end in self._pipe:
+                os.close(end)
+            self._pipe = (-1, -1)
+
+    def size(self) -> tuple[int, int]:
+        """Return the current columns and lines."""
+        size = shutil.get_terminal_size((80, 24))
+        try:
+            size = os.get_terminal_size(self._out.fileno())
+        except OSError:
+            pass
+        return size.columns, size.lines
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Show only these lines, from the top."""
+        text = "\r\n".join(f"{line}\x1b[K" for line in lines)
+        self._write(f"\x1b[H{text}\x1b[J")
+
+    def wake(self) -> None:
+        """Make `key` return; may be called by another thread."""
+        try:
+            os.write(self._pipe[1], b"\0")
+        except OSError:
+            pass  # it is full and will be read, or it is closed and no thread waits
+
+    def key(self, timeout_s: float) -> str:
+        """Return the next key, or "" after the timeout, a resize or a call of `wake`."""
+        try:
+            ready, _, _ = select.select([self._in.fileno(), self._pipe[0]], [], [], timeout_s)
+        except InterruptedError:
+            return ""
+        if self._pipe[0] in ready:
+            os.read(self._pipe[0], 4096)
+        if self._in.fileno() not in ready:
+            return ""
+        data = os.read(self._in.fileno(), 64)
+        if not data:
+            return "q"  # the terminal is closed
+        text = data.decode("utf-8", "replace")
+        return _SPECIAL_KEYS.get(text, text[0])
+
+    def _enter(self) -> None:
+        import termios
+        import tty
+
+        self._saved_terminal = termios.tcgetattr(self._in.fileno())
+        tty.setcbreak(self._in.fileno(), termios.TCSADRAIN)
+        self._write(_ENTER_SCREEN)
+
+    def _leave(self) -> None:
+        import termios
+
+        if self._saved_terminal is not None:
+            termios.tcsetattr(self._in.fileno(), termios.TCSADRAIN, self._saved_terminal)
+            self._saved_terminal = None
+        self._write(_LEAVE_SCREEN)
+
+    def _write(self, text: str) -> None:
+        encoding = self._out.encoding or "utf-8"
+        self._out.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        self._out.flush()
+
+    # --- signals --------------------------------------------------------------------------------
+
+    def _on_wake(self, number: int, frame: object) -> None:
+        self.wake()
+
+    def _on_end(self, number: int, frame: object) -> None:
+        raise Interrupted(number)
+
+    def _on_stop(self, number: int, frame: object) -> None:
+        self._leave()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+
+    def _on_continue(self, number: int, frame: object) -> None:
+        signal.signal(signal.SIGTSTP, self._on_stop)
+        if self._saved_terminal is None:
+            self._enter()
+        self.wake()

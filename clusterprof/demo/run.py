@@ -1,7 +1,10 @@
-"""Run one scenario under the real recorder, analyse the recording, keep the injected truth.
+"""Run one scenario under the real recorder, analyze the recording, and keep the ground
+truth.
 
-Nothing here is simulated but the accelerator: real processes, real reads from the disk, real CPU
-time, the recorder and the analysis that users run.
+Only the accelerator is simulated: processes, disk reads, CPU time, recorder and
+analysis are real.
+
+Compare the report with the injected ground truth, rank by rank, in points of step time.
 """
 
 from __future__ import annotations
@@ -16,19 +19,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterprof.demo.faults import require_real_disk, write_dataset
-from clusterprof.demo.rank import worst_case_ns
-from clusterprof.demo.scenarios import Scenario, scenario_named
-from clusterprof.engine.local import analyze
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.demo.rank import bound_duration_ns
+from clusterprof.demo.scenarios import Scenario, find_scenario, require_real_disk, write_dataset
 from clusterprof.errors import ClusterprofError, UsageError
-from clusterprof.findings import Report
+from clusterprof.report.model import RankLedger, Report
+from clusterprof.units import format_quantity
 
 DATASET_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RankTruth:
-    """What the injector knows of one rank."""
+    """Ground truth of one rank."""
 
     rank: int
     steps: int
@@ -40,7 +43,7 @@ class RankTruth:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """A finished demo: what the tool says, and what was true."""
+    """A finished demo: the report and the ground truth."""
 
     scenario: Scenario
     report: Report
@@ -48,35 +51,36 @@ class DemoResult:
     recording: Path
 
 
-def run(
+def run_scenario(
     scenario_name: str, keep: Path | None = None, inject: str = "auto", steps: int = 0
 ) -> DemoResult:
-    """Record and analyse one scenario; with `keep` the recording and truth stay there.
+    """Record and analyze one scenario; with `keep` the recording and the ground truth remain
+    there.
 
-    `inject` is that of `record`: with "off" the job is seen from outside only. `steps`: how many
-    the job trains; 0 = the scenario's own number.
-    Raises UsageError for an unknown scenario and for a `keep` that holds a recording, and
-    ClusterprofError when the workload failed or the working folder lies in memory.
+    inject: as for `record`; with "off" the job is only observed from outside. steps: number
+    of training steps; 0 = the scenario's own number.
+    Raises: UsageError for an unknown scenario and for a `keep` that holds a recording;
+    ClusterprofError when the workload failed or the working folder is in memory.
     """
     try:
-        scenario = scenario_named(scenario_name, steps)
+        scenario = find_scenario(scenario_name, steps)
     except KeyError as error:
         raise UsageError(error.args[0], "clusterprof demo --scenario storage") from None
-    with _working_folder(keep) as folder:
+    with _open_working_folder(keep) as folder:
         require_real_disk(folder.resolve(), Path("/proc/self/mounts").read_text(encoding="utf-8"))
         recording = folder / "recording"
-        if recording.exists():  # two runs in one recording would be analysed as one job
-            raise UsageError(f"{recording} is there already", "give --keep another folder")
+        if recording.exists():  # two runs in one recording would be analyzed as one job
+            raise UsageError(f"{recording} already exists", "give --keep another folder")
         dataset = folder / "dataset.bin"
         write_dataset(dataset, DATASET_BYTES)
-        _record(scenario, recording, dataset, inject)
+        _record_scenario(scenario, recording, dataset, inject)
         dataset.unlink()
         report = analyze(recording, history=True)
         return DemoResult(scenario, report, _read_truth(folder, scenario), recording)
 
 
 @contextmanager
-def _working_folder(keep: Path | None) -> Iterator[Path]:
+def _open_working_folder(keep: Path | None) -> Iterator[Path]:
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         yield keep
@@ -88,18 +92,18 @@ def _working_folder(keep: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _record(scenario: Scenario, recording: Path, dataset: Path, inject: str) -> None:
+def _record_scenario(scenario: Scenario, recording: Path, dataset: Path, inject: str) -> None:
     workload = ["clusterprof.demo.workload", scenario.name, str(scenario.steps)]
     workload += [str(dataset), str(dataset.parent)]
     command = [sys.executable, "-m", "clusterprof", "record", "-o", str(recording)]
     command += ["--inject", inject, "--"]
     command += [sys.executable, "-m", *workload]
-    slowest_ns = max(worst_case_ns(work, scenario) for work in scenario.ranks)
+    slowest_ns = max(bound_duration_ns(work, scenario) for work in scenario.ranks)
     try:
         done = subprocess.run(command, timeout=slowest_ns / 1e9, check=False)
     except subprocess.TimeoutExpired:
         raise ClusterprofError(
-            f"the workload did not end within {slowest_ns // 10**9} s",
+            f"the workload did not finish within {slowest_ns // 10**9} s",
             "is the machine overloaded, or its disk stuck? try --scenario cpu",
         ) from None
     if done.returncode != 0:
@@ -112,3 +116,55 @@ def _read_truth(folder: Path, scenario: Scenario) -> tuple[RankTruth, ...]:
         values = json.loads((folder / f"truth-{rank}.json").read_text(encoding="utf-8"))
         truth.append(RankTruth(**values))
     return tuple(truth)
+
+
+MIN_SHOWN_RATIO = 0.005  # smaller shares of step time in both columns are left out
+
+
+def format_truth_comparison(result: DemoResult) -> str:
+    """Format a table: cause, reported time, injected time, and the difference in points."""
+    lines = [
+        f"The truth about this run ({result.scenario.name}: {result.scenario.what})",
+        "from the job's own stopwatches and the device's own log, not from the recording:",
+        "",
+        f"  {'rank':<5}{'cause':<20}{'report':>18}{'truth':>18}{'error':>14}",
+    ]
+    ledgers = {ledger.rank: ledger for ledger in result.report.ranks}
+    for truth in result.truth:
+        ledger = ledgers.get(truth.rank)
+        if ledger is None:
+            lines.append(f"  {truth.rank:<5}not in the report")
+        else:
+            lines.extend(_format_rank(ledger, truth))
+    return "\n".join(lines) + "\n"
+
+
+def _format_rank(ledger: RankLedger, truth: RankTruth) -> list[str]:
+    reported = {cause: ns for cause, ns in ledger.buckets if cause != "unattributed"}
+    true = {cause: ns for cause, ns in truth.causes.items() if cause != "other"}
+    lines = []
+    for cause in sorted(
+        set(reported) | set(true), key=lambda c: -max(reported.get(c, 0), true.get(c, 0))
+    ):
+        pair = (reported.get(cause, 0), true.get(cause, 0))
+        if max(pair) >= MIN_SHOWN_RATIO * truth.in_step_ns:
+            lines.append(_format_row(truth.rank, cause, pair, ledger.in_step_ns, truth.in_step_ns))
+    totals = (ledger.lost_ns, truth.idle_ns)
+    lines.append(
+        _format_row(truth.rank, "all lost time", totals, ledger.in_step_ns, truth.in_step_ns)
+    )
+    return lines
+
+
+def _format_row(
+    rank: int, cause: str, pair: tuple[int, int], report_in_step_ns: int, truth_in_step_ns: int
+) -> str:
+    reported_ratio = pair[0] / report_in_step_ns if report_in_step_ns > 0 else 0.0
+    true = pair[1] / truth_in_step_ns if truth_in_step_ns > 0 else 0.0
+    error = f"{100 * (reported_ratio - true):+.1f} points"
+    reported, truth = _format_cell(pair[0], reported_ratio), _format_cell(pair[1], true)
+    return f"  {rank:<5}{cause:<20}{reported:>18}{truth:>18}{error:>14}"
+
+
+def _format_cell(ns: int, ratio: float) -> str:
+    return f"{format_quantity(ns, 'ns')} {format_quantity(ratio, 'ratio'):>7}"

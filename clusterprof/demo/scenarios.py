@@ -1,31 +1,42 @@
-"""The scenarios of the demo: what is wrong, on which rank, and the cause a report should name."""
+"""Define the demo's scenarios: the fault, its rank, and the cause a report should name.
+
+Inject real faults for the demo: reads that miss every cache, and real CPU load.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import mmap
+import os
+import random
+import time
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clusterprof.errors import ClusterprofError
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one rank does for each step."""
+    """Work of one rank per step."""
 
     device_ns: int
     """Device time of the step's kernels."""
     reads: int
-    """Uncached reads of `READ_BYTES` per batch, at least."""
+    """Minimum number of uncached reads of `READ_BYTES` per batch."""
     burn_ns: int
     """CPU time of Python decoding per batch."""
     read_ns: int = 0
-    """How long reading takes per batch, at least: a fast disk gives more records for it."""
+    """Minimum reading time per batch: a fast disk reads more records in it."""
     checkpoint_every: int = 0
     """Steps between blocking checkpoints; 0 = never."""
     prefetch: int = 2
-    """Batches the loader may run ahead."""
+    """Batches the loader may prepare in advance."""
     slower_ns: int = 0
-    """What the same kernels take longer from step `slower_from` on."""
+    """Extra time of the same kernels from step `slower_from` on."""
     slower_from: int = 0
 
-    def device_ns_of(self, step: int) -> int:
+    def device_ns_at(self, step: int) -> int:
         """Return the device time of one step's kernels."""
         return self.device_ns + (self.slower_ns if step >= self.slower_from else 0)
 
@@ -40,11 +51,11 @@ class Scenario:
     ranks: tuple[Work, ...]
     steps: int = 120
     cause: str = ""
-    """Cause the fault should be reported as; "" = nothing is wrong."""
+    """Cause the fault should be reported as; "" = no fault."""
     gradient_bytes: int = 0
-    """What the ranks reduce together in each step; 0 = each trains on its own."""
+    """Bytes the ranks reduce together in each step; 0 = independent ranks."""
     link_bytes_per_second: int = 0
-    """What the link of each rank carries; 0 = as much as the machine can."""
+    """Capacity of each rank's link; 0 = unlimited."""
 
 
 READ_BYTES = 64 * 1024  # one sample of a dataset of small records
@@ -108,9 +119,108 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 
 
-def scenario_named(name: str, steps: int = 0) -> Scenario:
-    """Return the scenario, with so many steps if given; KeyError names those there are."""
+def find_scenario(name: str, steps: int = 0) -> Scenario:
+    """Return the scenario with this name, with another number of steps if given.
+
+    Raises: KeyError with the known names for an unknown scenario.
+    """
     for scenario in SCENARIOS:
         if scenario.name == name:
             return replace(scenario, steps=steps) if steps else scenario
-    raise KeyError(f"no scenario {name!r}; there are {', '.join(s.name for s in SCENARIOS)}")
+    raise KeyError(f"unknown scenario {name!r}; known are {', '.join(s.name for s in SCENARIOS)}")
+
+
+_READS_AT_ONCE = 8
+
+
+def write_dataset(path: Path, size_bytes: int) -> None:
+    """Write an incompressible file and flush it to the device, so that reads can miss the
+    cache.
+    """
+    block = os.urandom(1 << 20)
+    with path.open("wb") as file:
+        for number in range(size_bytes >> 20):
+            file.write(number.to_bytes(8, "little") + block[8:])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class ColdFile:
+    """A file whose every read goes to the device.
+
+    It is read past the page cache; on a file system without direct I/O its pages are
+    dropped before each batch.
+    """
+
+    def __init__(self, path: Path, record_bytes: int, seed: int) -> None:
+        self._fd = _open_direct(path)
+        self._records = os.fstat(self._fd).st_size // record_bytes
+        self._record_bytes = record_bytes
+        self._buffers = [mmap.mmap(-1, record_bytes)]  # aligned, as direct reads require
+        self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        self._random = random.Random(seed)
+        os.posix_fadvise(
+            self._fd, 0, 0, os.POSIX_FADV_RANDOM
+        )  # no read-ahead: records are far apart
+
+    def read_batch(self, reads: int, for_ns: int = 0) -> tuple[int, int]:
+        """Read at least this many random records, until reading took at least `for_ns`.
+
+        A disk ten times as fast therefore reads ten times as many records in the same time.
+        Returns the ns that reading took without scheduling delay, and the ns in which the
+        thread was ready to run without a CPU, as the kernel counts it.
+        """
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        delayed_ns, began_ns = self._run_delay_ns(), time.monotonic_ns()
+        done = took_ns = delay_ns = 0
+        while done < reads or took_ns - delay_ns < for_ns:
+            for _ in range(_READS_AT_ONCE):
+                place = self._random.randrange(self._records)
+                os.preadv(self._fd, self._buffers, place * self._record_bytes)
+            done += _READS_AT_ONCE
+            took_ns = time.monotonic_ns() - began_ns
+            delay_ns = min(took_ns, self._run_delay_ns() - delayed_ns)
+        return took_ns - delay_ns, delay_ns
+
+    def _run_delay_ns(self) -> int:
+        return int(os.pread(self._schedstat, 100, 0).split()[1])
+
+
+def _open_direct(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return os.open(path, os.O_RDONLY)
+
+
+def run_busy_loop(cpu_ns: int) -> int:
+    """Use this much CPU time of the current thread, and return the wall ns it took.
+
+    The loop never blocks: the time beyond `cpu_ns` is scheduling delay.
+    """
+    began_ns = time.monotonic_ns()
+    until_ns = time.thread_time_ns() + cpu_ns
+    digest = b"clusterprof"
+    while time.thread_time_ns() < until_ns:
+        for _ in range(50):
+            digest = hashlib.sha256(digest).digest()
+    return time.monotonic_ns() - began_ns
+
+
+def require_real_disk(folder: Path, mounts: str) -> None:
+    """Reject a file system in memory: reads from it never wait for a device.
+
+    mounts: the text of /proc/self/mounts.
+    Raises: ClusterprofError with the remedy.
+    """
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        inside = str(folder) == fields[1] or str(folder).startswith(fields[1].rstrip("/") + "/")
+        if inside and len(fields[1]) >= len(best):
+            best, kind = fields[1], fields[2]
+    if kind in ("tmpfs", "ramfs"):
+        raise ClusterprofError(
+            f"{folder} is in memory ({kind} on {best}): reads from it never wait for a disk",
+            "set TMPDIR to a folder on a real disk, or give --keep DIR on one",
+        )

@@ -1,7 +1,9 @@
-"""What was true of a demo run: device idle time by the injected cause, from stopwatches.
+"""Compute the ground truth of a demo run: device idle time by injected cause, from
+timestamps.
 
-The device's own log says when it had nothing to do; the rank's stopwatch says what the host was
-doing then; the worker's stopwatch says how the awaited batch was spent.
+The device's own log shows when it had no work; the rank's timestamps show what the host
+was doing then; the worker's timestamps show how the time for the awaited batch was
+spent.
 
     device log      [0, 60) [100, 160)        idle: [60, 100)
     rank waited     [10, 98) for a batch that took 75 reading, 25 decoding
@@ -16,23 +18,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A time in which the host kept the device waiting, and the weights of its causes; "other" is
-    what was not injected."""
+    """A time in which the host kept the device waiting, and the weights of its causes.
+
+    "other" is the part that was not injected.
+    """
 
     start_ns: int
     end_ns: int
     weights: Mapping[str, int]
 
 
-def account(
+def attribute_idle_time(
     log: Sequence[tuple[int, int]], waits: Sequence[Wait], start_ns: int, end_ns: int
 ) -> dict[str, object]:
-    """Share the idle time of the device between `start_ns` and `end_ns` among the causes.
+    """Attribute the idle time of the device between `start_ns` and `end_ns` to the causes.
 
     Returns {"in_step_ns", "idle_ns", "causes": {cause: ns}}; idle time outside all waits is
     under "other".
     """
-    idle = _gaps(log, start_ns, end_ns)
+    idle = _list_idle_gaps(log, start_ns, end_ns)
     causes: dict[str, float] = {}
     covered_ns = 0
     for wait in waits:
@@ -54,7 +58,9 @@ def account(
     }
 
 
-def _gaps(log: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> list[tuple[int, int]]:
+def _list_idle_gaps(
+    log: Sequence[tuple[int, int]], start_ns: int, end_ns: int
+) -> list[tuple[int, int]]:
     gaps = []
     at_ns = start_ns
     for begin, end in log:

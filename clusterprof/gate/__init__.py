@@ -1,35 +1,38 @@
-"""Runs against rules and against each other: pass, fail, or cannot tell (docs/gate.md)."""
+"""Gate runs against rules and compare them with baselines.
+
+The outcome is pass, fail or cannot tell (docs/gate.md).
+"""
 
 from __future__ import annotations
 
-from clusterprof.gate.alike import FIELDS, allowed
-from clusterprof.gate.judge import judge
+from clusterprof.gate.judge import judge_runs
+from clusterprof.gate.preconditions import COMPARED_FIELDS, validate_allowed_fields
 from clusterprof.gate.rules import (
     AGGREGATES,
     AnyRule,
-    Change,
+    ChangeRule,
     Level,
     OnInconclusive,
     Operator,
     Policy,
     Rule,
-    at_levels,
-    insist_on_rules,
-    max_stall,
-    min_util,
-    parse_any,
+    parse_any_rule,
     parse_change,
+    parse_max_stall,
+    parse_min_utilization,
     parse_rule,
+    require_rules,
+    with_levels,
 )
-from clusterprof.gate.verdict import Moved, Outcome, RuleResult, Verdict
+from clusterprof.gate.verdict import MetricChange, Outcome, RuleResult, Verdict
 
 __all__ = [
     "AGGREGATES",
-    "FIELDS",
+    "COMPARED_FIELDS",
     "AnyRule",
-    "Change",
+    "ChangeRule",
     "Level",
-    "Moved",
+    "MetricChange",
     "OnInconclusive",
     "Operator",
     "Outcome",
@@ -37,13 +40,13 @@ __all__ = [
     "Rule",
     "RuleResult",
     "Verdict",
-    "allowed",
-    "at_levels",
-    "insist_on_rules",
-    "judge",
-    "max_stall",
-    "min_util",
-    "parse_any",
+    "judge_runs",
+    "parse_any_rule",
     "parse_change",
+    "parse_max_stall",
+    "parse_min_utilization",
     "parse_rule",
+    "require_rules",
+    "validate_allowed_fields",
+    "with_levels",
 ]

@@ -1,12 +1,12 @@
-"""Runs against rules: passed, failed, or cannot tell; three outcomes, never two.
+"""Judge runs against rules: pass, fail or cannot tell; three outcomes, never two.
 
     gpu.busy_ratio >= 70%        stall.storage <= 5%        step.p95_ns < 250 ms
 
-What was not measured, too short, poorly covered, damaged, known only as "at most" on the wrong side
-of a limit, or could be hidden in what is unattributed is *cannot tell*, and fails closed unless the
-policy says otherwise. A rule that
-failed with certainty outweighs one that cannot be told. No rules at all is a usage error: a gate
-that asks nothing would pass everything.
+The outcome is *cannot tell* for a metric that was not measured, is too short, poorly
+covered or damaged, is known only as "at most" on the wrong side of a limit, or may hide
+in unattributed time. It fails closed unless the policy says otherwise. A rule that
+certainly failed outweighs one that cannot be told. A gate without rules is a usage
+error: it would pass everything.
 """
 
 from __future__ import annotations
@@ -16,60 +16,76 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from clusterprof.errors import UsageError
-from clusterprof.findings import Metric, Report
-from clusterprof.gate.alike import Unlike, unlike
-from clusterprof.gate.changes import judge_change
-from clusterprof.gate.doubts import doubts_of
-from clusterprof.gate.measures import find, hidden_of
-from clusterprof.gate.rules import AnyRule, Change, Operator, Policy, Rule, insist_on_rules
-from clusterprof.gate.verdict import Outcome, RuleResult, Verdict, verdict_of
-from clusterprof.units import human
+from clusterprof.gate.preconditions import Mismatch, check_preconditions, find_mismatches
+from clusterprof.gate.regression import judge_change
+from clusterprof.gate.rules import (
+    AnyRule,
+    ChangeRule,
+    Operator,
+    Policy,
+    Rule,
+    bound_hidden_ratio,
+    find_metric,
+    require_rules,
+)
+from clusterprof.gate.verdict import Outcome, RuleResult, Verdict, summarize_results
+from clusterprof.report.model import Metric, Report
+from clusterprof.units import format_quantity
 
 
-def judge(
+def judge_runs(
     report: Report,
     rules: Sequence[AnyRule],
     policy: Policy,
     repeats: Sequence[Report] = (),
     baselines: Sequence[Report] = (),
 ) -> Verdict:
-    """Test every rule that is in force; raise UsageError for what cannot be meant.
+    """Judge every active rule and return the verdict.
 
-    `repeats` are more runs of what `report` is a run of; `baselines` what rules on changes compare
-    these with. Without baselines such a rule is a UsageError.
+    repeats: further runs of the same job as `report`. baselines: runs that rules on changes
+    compare these with.
+    Raises: UsageError without an active rule, for a rule on a change without baselines, for
+    baselines without such a rule, and for an unknown metric or unit.
     """
-    insist_on_rules(rules)
+    require_rules(rules)
     runs = (report, *repeats)
-    names = [one.title if len(runs) > 1 else "" for one in runs]
-    doubts = [
-        [_of(name, text) for text in doubts_of(one, policy)] for name, one in zip(names, runs)
+    names = [run.title if len(runs) > 1 else "" for run in runs]
+    unmet_preconditions = [
+        [_label_message(name, text) for text in check_preconditions(run, policy)]
+        for name, run in zip(names, runs)
     ]
-    asked = [rule for rule in rules if rule.level != "off"]
-    compares = [rule for rule in asked if isinstance(rule, Change)]
-    refused, notes = _compared(runs, baselines, policy, bool(compares))
+    active_rules = [rule for rule in rules if rule.level != "off"]
+    change_rules = [rule for rule in active_rules if isinstance(rule, ChangeRule)]
+    refused, notes = _check_baselines(runs, baselines, policy, bool(change_rules))
     results = []
-    for rule in asked:
-        if isinstance(rule, Change):
-            every = [text for some in doubts for text in some] + refused
-            results.append(judge_change(rule, runs, baselines, policy, bool(every)))
+    for rule in active_rules:
+        if isinstance(rule, ChangeRule):
+            reasons = [text for texts in unmet_preconditions for text in texts] + refused
+            results.append(judge_change(rule, runs, baselines, policy, bool(reasons)))
         else:
-            results.append(_judge_runs(rule, runs, [bool(some) for some in doubts], policy))
-    told = dict.fromkeys(text for some in (*doubts, refused) for text in some)
-    return verdict_of(report, results, policy, tuple(told), tuple(dict.fromkeys(notes)))
+            results.append(
+                _judge_number_rule(
+                    rule, runs, [bool(texts) for texts in unmet_preconditions], policy
+                )
+            )
+    all_reasons = dict.fromkeys(text for texts in (*unmet_preconditions, refused) for text in texts)
+    return summarize_results(
+        report, results, policy, tuple(all_reasons), tuple(dict.fromkeys(notes))
+    )
 
 
-def _compared(
-    runs: Sequence[Report], baselines: Sequence[Report], policy: Policy, asked: bool
+def _check_baselines(
+    runs: Sequence[Report], baselines: Sequence[Report], policy: Policy, has_change_rules: bool
 ) -> tuple[list[str], list[str]]:
-    """Say why nothing may be compared, and what should be known of what is."""
+    """Return why runs and baselines may not be compared, and notes on those that may."""
     if not baselines:
-        if asked:
+        if has_change_rules:
             raise UsageError(
                 "a rule on a change needs a run to compare with",
                 "give --baseline RUN, once or several times",
             )
         return [], []
-    if not asked:
+    if not has_change_rules:
         raise UsageError(
             "a baseline is given, and no rule on a change",
             "for example: --assert 'step.p50_ns: +5%'",
@@ -78,24 +94,26 @@ def _compared(
     notes: list[str] = []
     for theirs in baselines:
         name = f"baseline {theirs.title}"
-        refused += [_of(name, text) for text in doubts_of(theirs, policy)]
+        refused += [_label_message(name, text) for text in check_preconditions(theirs, policy)]
         for run in runs:
-            for one in unlike(run, theirs, policy.allow_unlike):
-                (refused if one.refused else notes).append(_of(name, _told(one)))
-    refused += _twice([*runs, *baselines])
+            for mismatch in find_mismatches(run, theirs, policy.allow_unlike):
+                (refused if mismatch.blocks_verdict else notes).append(
+                    _label_message(name, _format_mismatch(mismatch))
+                )
+    refused += _find_duplicate_recordings([*runs, *baselines])
     return refused, notes
 
 
-def _told(one: Unlike) -> str:
-    if not one.refused:
-        return f"note: {one.text}"
-    if one.field == "recording":
-        return one.text
-    return f"unlike: {one.text} (--allow-unlike {one.field})"
+def _format_mismatch(mismatch: Mismatch) -> str:
+    if not mismatch.blocks_verdict:
+        return f"note: {mismatch.text}"
+    if mismatch.field == "recording":
+        return mismatch.text
+    return f"unlike: {mismatch.text} (--allow-unlike {mismatch.field})"
 
 
-def _twice(reports: Sequence[Report]) -> list[str]:
-    """Runs that count as several and are one would seem to agree better than runs do."""
+def _find_duplicate_recordings(reports: Sequence[Report]) -> list[str]:
+    """Report recordings given twice: they would seem to agree better than separate runs do."""
     seen: dict[str, str] = {}
     for report in reports:
         for name in report.likeness.recordings if report.likeness is not None else ():
@@ -105,7 +123,7 @@ def _twice(reports: Sequence[Report]) -> list[str]:
     return []
 
 
-def _of(name: str, text: str) -> str:
+def _label_message(name: str, text: str) -> str:
     return f"{name}: {text}" if name else text
 
 
@@ -113,93 +131,111 @@ def _of(name: str, text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """One metric of one run."""
+class _MetricReading:
+    """One metric of one run, with the range in which its true value lies."""
 
     metric: Metric
     value: float | None
     low: float
     high: float
     hidden: float
-    poor: bool
+    inconclusive: bool
 
 
-def _judge_runs(
-    rule: Rule, runs: Sequence[Report], poor: Sequence[bool], policy: Policy
+def _judge_number_rule(
+    rule: Rule, runs: Sequence[Report], inconclusive: Sequence[bool], policy: Policy
 ) -> RuleResult:
-    read = [_read(rule, run, is_poor) for run, is_poor in zip(runs, poor)]
-    results = [_judge_one(rule, one) for one in read]
+    readings = [
+        _read_metric(rule, run, is_inconclusive) for run, is_inconclusive in zip(runs, inconclusive)
+    ]
+    results = [_judge_reading(rule, reading) for reading in readings]
     if len(results) == 1:
         return results[0]
-    known = [(result.value, one) for result, one in zip(results, read) if result.value is not None]
+    known = [
+        (result.value, reading)
+        for result, reading in zip(results, readings)
+        if result.value is not None
+    ]
     values = sorted(value for value, _ in known)
-    spread = ", ".join(human(value, results[0].unit) for value in values)
-    if len(known) < len(runs) or any(poor):
-        which = next(i for i, one in enumerate(results) if one.value is None or poor[i])
-        why = f"of {len(runs)} runs {len(runs) - len(known)} say nothing: {results[which].why}"
+    spread = ", ".join(format_quantity(value, results[0].unit) for value in values)
+    if len(known) < len(runs) or any(inconclusive):
+        which = next(
+            i for i, result in enumerate(results) if result.value is None or inconclusive[i]
+        )
+        why = f"{len(runs) - len(known)} of {len(runs)} runs give no value: {results[which].why}"
         if len(known) == len(runs):
             why = f"{results[which].why} ({runs[which].title})"
         certain = results[which]
         return replace(certain, value=None, outcome="cannot tell", why=why)
-    chosen = _aggregated(rule.operator, [one for _, one in known], policy.aggregate)
-    result = _judge_one(rule, chosen)
+    chosen = _select_aggregate(rule.operator, [reading for _, reading in known], policy.aggregate)
+    result = _judge_reading(rule, chosen)
     return replace(result, why=f"{result.why} ({policy.aggregate} of {spread})")
 
 
-def _aggregated(operator: Operator, read: Sequence[_Read], how: str) -> _Read:
-    """Return the run that stands for all: the worst for the rule, the best, or the middle one.
+def _select_aggregate(
+    operator: Operator, readings: Sequence[_MetricReading], how: str
+) -> _MetricReading:
+    """Return the run that represents all of them: the worst for the rule, the best or the
+    median.
 
-    Of an even number the middle one that is worse.
+    For an even number of runs the median is the worse of the two middle ones.
     """
     sign = -1 if operator in ("<=", "<") else 1
-    worst_first = sorted(read, key=lambda one: sign * (one.value or 0.0))
+    worst_first = sorted(readings, key=lambda reading: sign * (reading.value or 0.0))
     if operator == "==":
-        return worst_first[(len(read) - 1) // 2]
-    at = {"pessimistic": 0, "median": (len(read) - 1) // 2, "optimistic": len(read) - 1}[how]
+        return worst_first[(len(readings) - 1) // 2]
+    at = {"pessimistic": 0, "median": (len(readings) - 1) // 2, "optimistic": len(readings) - 1}[
+        how
+    ]
     return worst_first[at]
 
 
-def _read(rule: Rule, report: Report, poor: bool) -> _Read:
-    metric = find(rule.metric, report, rule.text)
+def _read_metric(rule: Rule, report: Report, inconclusive: bool) -> _MetricReading:
+    metric = find_metric(rule.metric, report, rule.text)
     value = metric.value
     if value is None or not math.isfinite(value):
-        return _Read(metric, None, math.nan, math.nan, 0.0, poor)
-    hidden = hidden_of(metric, report)
-    return _Read(metric, value, *_range(value, metric.bound, hidden), hidden, poor)
+        return _MetricReading(metric, None, math.nan, math.nan, 0.0, inconclusive)
+    hidden = bound_hidden_ratio(metric, report)
+    return _MetricReading(
+        metric, value, *_bound_value(value, metric.bound, hidden), hidden, inconclusive
+    )
 
 
-def _judge_one(rule: Rule, one: _Read) -> RuleResult:
-    metric, value, hidden = one.metric, one.value, one.hidden
-    limit = _limit(rule, metric)
+def _judge_reading(rule: Rule, reading: _MetricReading) -> RuleResult:
+    metric, value, hidden = reading.metric, reading.value, reading.hidden
+    limit = _resolve_limit(rule, metric)
     outcome: Outcome = "cannot tell"
     if value is None:
         why = metric.why_missing or "it was not measured"
-    elif one.poor:
-        why = f"is {_shown(metric)}, but the recording is too poor for a verdict"
+    elif reading.inconclusive:
+        why = f"is {_format_reading(metric)}, but the recording is too poor for a verdict"
     else:
-        outcome = _compare(one.low, one.high, rule.operator, limit)
-        why = f"is {_shown(metric)}"
-        if value != limit and human(value, metric.unit) == human(limit, metric.unit):
-            why += f" ({value:g}, the limit {limit:g})"  # else it reads "is 70.0 %, failed 70.0 %"
+        outcome = _compare_range(reading.low, reading.high, rule.operator, limit)
+        why = f"is {_format_reading(metric)}"
+        if value != limit and format_quantity(value, metric.unit) == format_quantity(
+            limit, metric.unit
+        ):
+            why += f" ({value:g}, the limit {limit:g})"  # else: "is 70.0 %, failed 70.0 %"
         if outcome == "cannot tell" and metric.bound != "exact":
             why += ", because no device was measured"
         elif outcome == "cannot tell":
-            why += f", and another {human(hidden, 'ratio')} is lost without a known cause"
+            why += f", and another {format_quantity(hidden, 'ratio')} is lost without a known cause"
     return RuleResult(rule, metric.name, metric.unit, value, limit, outcome, why)
 
 
-def _range(value: float, bound: str, hidden: float) -> tuple[float, float]:
-    """Return between which numbers the truth lies."""
+def _bound_value(value: float, bound: str, hidden: float) -> tuple[float, float]:
+    """Return the lowest and highest possible true value."""
     lowest = -math.inf if bound == "at most" else round(value, 12)
     # rounded, so that 10 % and 20 % are 30 % and not 0.30000000000000004
     return lowest, math.inf if bound == "at least" else round(value + hidden, 12)
 
 
-def _compare(lowest: float, highest: float, operator: Operator, limit: float) -> Outcome:
-    """Compare a range: a rule passes or fails only when every number of the range does.
+def _compare_range(lowest: float, highest: float, operator: Operator, limit: float) -> Outcome:
+    """Compare a range with a limit: a rule passes or fails only if every value in the range
+    does.
 
-    "At most 8 %" is <= 10 % for certain, is not >= 9 % for certain, and nothing can be said about
-    <= 5 %.
+    "At most 8 %" certainly satisfies <= 10 % and certainly violates >= 9 %; <= 5 % cannot
+    be told.
     """
     passes, fails = {
         ">=": (lowest >= limit, highest < limit),
@@ -211,8 +247,11 @@ def _compare(lowest: float, highest: float, operator: Operator, limit: float) ->
     return "pass" if passes else "fail" if fails else "cannot tell"
 
 
-def _limit(rule: Rule, metric: Metric) -> float:
-    """Return the limit in the metric's unit, or refuse one that cannot be meant."""
+def _resolve_limit(rule: Rule, metric: Metric) -> float:
+    """Return the limit in the metric's unit.
+
+    Raises: UsageError for a unit that does not fit, or a ratio above 1 without "%".
+    """
     if rule.unit not in ("", metric.unit):
         raise UsageError(
             f"the rule {rule.text!r}: {metric.name} is in {metric.unit}, not in {rule.unit}"
@@ -227,7 +266,7 @@ def _limit(rule: Rule, metric: Metric) -> float:
     return rule.limit
 
 
-def _shown(metric: Metric) -> str:
+def _format_reading(metric: Metric) -> str:
     assert metric.value is not None
-    value = human(metric.value, metric.unit)
+    value = format_quantity(metric.value, metric.unit)
     return value if metric.bound == "exact" else f"{metric.bound} {value}"

@@ -1,21 +1,39 @@
-"""What a gate is asked: rules on a number, rules on a change, and when a verdict may be given.
+"""Parse the rules of a gate: on a number, on a change, and the policy for giving a
+verdict.
 
     gpu.busy_ratio >= 70%       stall.storage <= 5%       warn: step.p95_ns < 250 ms
     step.p50_ns: +5%            stall.storage_ratio: +2pt          gpu.busy_ratio: -3pt
 
-The first line tests one run; the second compares it with baselines: more than 5 % longer, 2 points
-more, 3 points less is a failure.
+The first line tests one run; the second compares it with baselines: more than 5 %
+longer, 2 points more, 3 points less is a failure.
+
+Split a metric into numerator and denominator per block of steps, from which its noise
+is estimated.
+
+Find the metrics that rules may name: those of the report, of its impact, and derived
+ones.
+
+step.p90_ns, step.mean_ns      any percentile of the steps of all ranks
+gpu.busy_ratio.p10             over 20 equal time bins of the run: 90 % were higher
+stall.storage_ratio.max        the worst of these bins
+lost.ratio.rank_max            the worst rank
 """
 
 from __future__ import annotations
 
+import difflib
+import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from clusterprof.errors import UsageError
-from clusterprof.units import parse_quantity
+from clusterprof.report.families import get_cause_prefix
+from clusterprof.report.history import StepStats, compute_lower_edge_ns
+from clusterprof.report.model import UNATTRIBUTED, Metric, RankLedger, Report
+from clusterprof.units import UNIT_SUFFIXES, infer_unit, parse_quantity
 
 Operator = Literal[">=", "<=", ">", "<", "=="]
 Direction = Literal["+", "-", "±"]
@@ -30,7 +48,7 @@ _LEVEL = re.compile(r"\s*(off|warn|error)\s*:\s*(.*)", re.ASCII | re.DOTALL)
 _RULE = re.compile(rf"\s*({_NAME})\s*(>=|<=|==|>|<)\s*(\S.*?)\s*", re.ASCII)
 _CHANGE = re.compile(rf"\s*({_NAME})\s*:\s*(\+-|[+\-±])\s*(\S.*?)\s*")
 _POINTS = re.compile(r"(.*\d)\s*(?:pt|pts|pp|points?)", re.ASCII)
-_STALL = re.compile(r"\s*([a-z][a-z0-9-]*)\s*=\s*(\S+)\s*", re.ASCII)
+_STALL_LIMIT = re.compile(r"\s*([a-z][a-z0-9-]*)\s*=\s*(\S+)\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +61,20 @@ class Rule:
     limit: float
     """In canonical units when `unit` is given, else as written."""
     unit: str
-    """Unit written behind the limit; "" when none was."""
+    """Unit written after the limit; "" when there was none."""
     text: str
     """The rule as the user wrote it."""
     level: Level = "error"
-    """What its failure means: nothing, a warning, or a failed gate."""
+    """What a failure means: nothing (off), a warning, or a failed gate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One rule on how far a metric may move from the baselines."""
+class ChangeRule:
+    """One rule on how far a metric may differ from the baselines."""
 
     metric: str
     direction: Direction
-    """+ it may not grow by more, - it may not shrink by more, ± neither."""
+    """+ it may not grow by more, - it may not shrink by more, ± both."""
     limit: float
     """At least 0: a ratio of the baseline for "%", points as a ratio for "pt", else in `unit`."""
     unit: str
@@ -65,37 +83,41 @@ class Change:
     level: Level = "error"
 
 
-AnyRule = Rule | Change
+AnyRule = Rule | ChangeRule
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When a verdict may be given at all, and how runs are put together."""
+    """When a verdict may be given at all, and how several runs are combined."""
 
     min_steps: int = 20
-    """Steps that every rank must have made."""
+    """Steps that every rank must have completed."""
     min_coverage_ratio: float = 0.9
-    """Share of the time for which the needed samples must exist, for every rank."""
+    """Share of the time for which the needed samples must exist, on every rank."""
     max_damaged_bytes: int = 64 << 10
-    """Bytes of all nodes that could not be read; a killed recorder leaves less."""
+    """Unreadable bytes allowed on all nodes together; a killed recorder leaves less."""
     max_dropped_spans: int = 100
-    """Spans of all nodes that were produced and not stored."""
+    """Spans produced but not stored, allowed on all nodes together."""
     min_ranks_ratio: float = 1.0
-    """Share of the job's ranks that must have been recorded, where the job told how many it has."""
+    """Share of the job's ranks that must have been recorded, where the world size is known."""
     on_inconclusive: OnInconclusive = "fail"
-    """What "cannot tell" means to the exit code: fail = 4; warn and pass = 0."""
+    """What "cannot tell" means for the exit code: fail = 4; warn and pass = 0."""
     aggregate: Aggregate = "median"
-    """Which of several runs of the candidate a rule on a number is held against."""
+    """Which of several candidate runs a rule on a number is tested against."""
     between_runs_ratio: float = 0.005
-    """By how much runs of one job are taken to differ from each other (standard deviation of step
-    time), until baselines and repeats show it."""
+    """Assumed standard deviation of step time between runs of one job, until baselines and
+    repeats show it.
+    """
     allow_unlike: tuple[str, ...] = ()
-    """Fields in which candidate and baselines may differ (`gate.alike`)."""
+    """Fields in which candidate and baselines may differ (see gate.preconditions)."""
 
 
 def parse_rule(text: str) -> Rule:
-    """Read `METRIC OPERATOR LIMIT`; raise UsageError with an example when it is not one."""
-    level, rest = _leveled(text)
+    """Parse a rule `METRIC OPERATOR LIMIT`.
+
+    Raises: UsageError with an example when the text is not such a rule.
+    """
+    level, rest = _split_level(text)
     match = _RULE.fullmatch(rest)
     if match is None:
         raise UsageError(
@@ -109,9 +131,12 @@ def parse_rule(text: str) -> Rule:
     return Rule(match[1], match[2], limit, unit, text, level)  # type: ignore[arg-type]
 
 
-def parse_change(text: str) -> Change:
-    """Read `METRIC: +LIMIT` (+, - or ±; %, pt or a unit); raise UsageError when it is not one."""
-    level, rest = _leveled(text)
+def parse_change(text: str) -> ChangeRule:
+    """Parse a rule on a change, `METRIC: +LIMIT` (+, - or ±; %, pt or a unit).
+
+    Raises: UsageError when the text is not such a rule.
+    """
+    level, rest = _split_level(text)
     match = _CHANGE.fullmatch(rest)
     if match is None:
         raise UsageError(
@@ -126,51 +151,60 @@ def parse_change(text: str) -> Change:
         raise UsageError(f"the rule {text!r}: {error}") from None
     if points:
         if unit:
-            raise UsageError(f"the rule {text!r}: points have no other unit")
+            raise UsageError(f"the rule {text!r}: a limit in points takes no other unit")
         limit, unit = limit / 100, "pt"
     elif unit == "ratio":
         unit = "%"
     if not limit > 0 or match[3].startswith(("+", "-")):
         raise UsageError(f"the rule {text!r}: the limit of a change must be above 0")
-    return Change(match[1], direction, limit, unit, text, level)
+    return ChangeRule(match[1], direction, limit, unit, text, level)
 
 
-def parse_any(text: str) -> AnyRule:
-    """Read a rule of either kind."""
-    return parse_change(text) if _CHANGE.fullmatch(_leveled(text)[1]) else parse_rule(text)
+def parse_any_rule(text: str) -> AnyRule:
+    """Parse a rule on a number or on a change."""
+    return parse_change(text) if _CHANGE.fullmatch(_split_level(text)[1]) else parse_rule(text)
 
 
-def max_stall(text: str) -> Rule:
-    """Read `CAUSE=LIMIT` as the rule that the cause's share is no larger."""
-    match = _STALL.fullmatch(text)
+def parse_max_stall(text: str) -> Rule:
+    """Parse `CAUSE=LIMIT` as the rule that the cause's share is at most the limit.
+
+    Raises: UsageError when the text does not have this form.
+    """
+    match = _STALL_LIMIT.fullmatch(text)
     if match is None:
         raise UsageError(f"--max-stall {text!r} is not CAUSE=LIMIT", "for example: storage=5%")
     return parse_rule(f"stall.{match[1]} <= {match[2]}")
 
 
-def min_util(text: str) -> Rule:
-    """Read a ratio as the rule that devices are busy for no less of the time."""
+def parse_min_utilization(text: str) -> Rule:
+    """Parse a ratio as the rule that devices are busy for at least this share of the time."""
     return parse_rule(f"gpu.busy_ratio >= {text.strip()}")
 
 
-def at_levels(rules: Sequence[AnyRule], levels: Sequence[str]) -> tuple[AnyRule, ...]:
-    """Return the rules with levels given as `METRIC=LEVEL`; UsageError for one that hits none."""
+def with_levels(rules: Sequence[AnyRule], levels: Sequence[str]) -> tuple[AnyRule, ...]:
+    """Return the rules with the levels given as `METRIC=LEVEL`.
+
+    Raises: UsageError for an unknown level, or a metric without a rule.
+    """
     out = list(rules)
     for text in levels:
         metric, equals, level = (part.strip() for part in text.partition("="))
         if not equals or level not in LEVELS:
             raise UsageError(f"--level {text!r} is not METRIC=off, METRIC=warn or METRIC=error")
-        hit = [at for at, one in enumerate(out) if one.metric == metric]
-        if not hit:
-            known = ", ".join(dict.fromkeys(one.metric for one in out))
+        matches = [at for at, rule in enumerate(out) if rule.metric == metric]
+        if not matches:
+            known = ", ".join(dict.fromkeys(rule.metric for rule in out))
             raise UsageError(f"--level {text!r}: no rule is on {metric!r}", f"rules are on {known}")
-        for at in hit:
+        for at in matches:
             out[at] = replace(out[at], level=level)  # type: ignore[arg-type]
     return tuple(out)
 
 
-def insist_on_rules(rules: Sequence[AnyRule]) -> None:
-    """Raise UsageError when no rule is in force: such a gate would pass everything."""
+def require_rules(rules: Sequence[AnyRule]) -> None:
+    """Require at least one active rule: a gate without rules would pass everything.
+
+    Raises: UsageError when all rules are off.
+    """
     if all(rule.level == "off" for rule in rules):
         raise UsageError(
             "the gate has no rules, and would pass everything",
@@ -178,6 +212,222 @@ def insist_on_rules(rules: Sequence[AnyRule]) -> None:
         )
 
 
-def _leveled(text: str) -> tuple[Level, str]:
+def _split_level(text: str) -> tuple[Level, str]:
     match = _LEVEL.fullmatch(text)
     return (match[1], match[2]) if match else ("error", text)  # type: ignore[return-value]
+
+
+_STALL_METRIC = re.compile(r"stall\.(.+)_ratio", re.ASCII)
+
+
+def select_ratio_columns(name: str, steps: StepStats) -> tuple[Sequence[int], Sequence[int]] | None:
+    """Return numerator and denominator of a ratio per block of steps.
+
+    Both int[blocks], ns or steps. None when blocks of steps do not determine the metric.
+    """
+    if name == "gpu.busy_ratio":
+        return steps.busy_ns, steps.measured_ns
+    if name == "lost.ratio":
+        return steps.lost_ns, steps.in_step_ns
+    if name in ("productive.ratio", "au_ratio"):
+        kept = [all_ - lost for all_, lost in zip(steps.in_step_ns, steps.lost_ns)]
+        return kept, steps.in_step_ns
+    if name == "unattributed.ratio":
+        return steps.of_causes({"unattributed"}), steps.in_step_ns
+    if name == "step.mean_ns":
+        return steps.step_ns, steps.steps
+    match = _STALL_METRIC.fullmatch(name)
+    if match is None:
+        return None
+    families = {family for _, family, _ in steps.lost}
+    if match[1] in families:
+        return steps.of_family(match[1]), steps.in_step_ns
+    return steps.of_causes({match[1]}), steps.in_step_ns
+
+
+def estimate_step_quantile_ns(steps: StepStats, share: float) -> float | None:
+    """Estimate the step length that a share of the steps of all ranks does not exceed, ns.
+
+    Interpolated linearly within its bin. None without steps.
+    """
+    counts: dict[int, int] = {}
+    for block in steps.lengths:
+        for bin_, count in block:
+            counts[bin_] = counts.get(bin_, 0) + count
+    target, reached = share * sum(counts.values()), 0
+    for bin_ in sorted(counts):
+        count = counts[bin_]
+        if reached + count >= target:
+            low, high = compute_lower_edge_ns(bin_), compute_lower_edge_ns(bin_ + 1)
+            return low + (high - low) * max(0.0, target - reached) / count
+        reached += count
+    return None
+
+
+TIME_BINS = 20
+_STEP_NAME = re.compile(r"step\.(mean|p(\d{1,2}(?:\.\d+)?))(?:_ns)?", re.ASCII)
+_AGGREGATED_NAME = re.compile(r"(.+)\.(p\d{1,2}|min|max|rank_max|rank_min)", re.ASCII)
+_NO_BLOCKS = "the report has no blocks of steps: no steps were marked, or an older version made it"
+_NO_IMPACT = "it was not computed: set facts.gpu_price_per_hour in a profile"
+_NO_RANK = "no rank has a time inside steps"
+
+
+def find_metric(name: str, report: Report, text: str) -> Metric:
+    """Find the metric that a rule names, with or without its unit suffix.
+
+    text: the rule, for the error message.
+    Raises: UsageError for an unknown metric, or one that is not known per rank or per part
+    of a run.
+    """
+    metrics = [*report.metrics, *_list_impact_metrics(report)]
+    match = _match_metric_name(name, metrics)
+    if isinstance(match, Metric):
+        return match
+    step = _STEP_NAME.fullmatch(name)
+    if step is not None:
+        return _compute_step_metric(step, report)
+    part = _AGGREGATED_NAME.fullmatch(name)
+    whole = _match_metric_name(part[1], metrics) if part is not None else None
+    if part is not None and isinstance(whole, Metric):
+        return _compute_aggregated_metric(whole, part[2], report, text)
+    known = {metric.name: _strip_unit_suffix(metric.name) for metric in metrics}
+    close = match or difflib.get_close_matches(name, [*known, *known.values()], 3, 0.5)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise UsageError(
+        f"the rule {text!r}: unknown metric {name!r}{hint}",
+        f"known are {', '.join(sorted(known)) or 'none in this report'}",
+    )
+
+
+def bound_hidden_ratio(metric: Metric, report: Report) -> float:
+    """Return by how much a stall ratio may be too low: unattributed time may belong to the
+    cause.
+    """
+    if not metric.name.startswith("stall.") or not report.in_step_ns:
+        return 0.0
+    part = _AGGREGATED_NAME.fullmatch(metric.name)
+    if part is None:
+        return report.unattributed_ns / report.in_step_ns
+    if part[2].startswith("rank_"):
+        return max(
+            (_compute_rank_ratio("unattributed.ratio", rank) or 0.0 for rank in report.ranks),
+            default=0,
+        )
+    assert report.steps is not None  # without steps there would be no such metric
+    return max(_compute_bin_ratios(report.steps.of_causes({UNATTRIBUTED}), report.steps.in_step_ns))
+
+
+def _match_metric_name(name: str, metrics: Sequence[Metric]) -> Metric | list[str]:
+    """Return the metric with this name or stem, or the full names that share the stem."""
+    by_name = {metric.name: metric for metric in metrics}
+    if name in by_name:
+        return by_name[name]
+    candidates = [full for full in by_name if _strip_unit_suffix(full) == name]
+    return by_name[candidates[0]] if len(candidates) == 1 else candidates
+
+
+def _strip_unit_suffix(name: str) -> str:
+    """Return a name without its unit suffix: "lost" for "lost.ratio" and for "lost_ratio"."""
+    for suffix, _ in UNIT_SUFFIXES:
+        for ending in (suffix, suffix.replace("_", ".", 1)):
+            if name.endswith(ending):
+                return name.removesuffix(ending)
+    return name
+
+
+def _compute_step_metric(match: re.Match[str], report: Report) -> Metric:
+    name = f"step.{match[1]}_ns"
+    if report.steps is None or not sum(report.steps.steps):
+        return Metric(name, None, "ns", _NO_BLOCKS)
+    if match[1] == "mean":
+        return Metric(name, sum(report.steps.step_ns) / sum(report.steps.steps), "ns")
+    return Metric(name, estimate_step_quantile_ns(report.steps, float(match[2]) / 100), "ns")
+
+
+def _compute_aggregated_metric(metric: Metric, part: str, report: Report, text: str) -> Metric:
+    name = f"{metric.name}.{part}"
+
+    def unknown(why: str) -> Metric:
+        return Metric(name, None, metric.unit, why)
+
+    if metric.value is None:
+        return unknown(metric.why_missing)
+    if part.startswith("rank_"):
+        ratios = [
+            ratio
+            for rank in report.ranks
+            if (ratio := _compute_rank_ratio(metric.name, rank)) is not None
+        ]
+        if not ratios and any(rank.in_step_ns > 0 for rank in report.ranks):
+            raise UsageError(f"the rule {text!r}: {metric.name} is not known per rank")
+        value = (max if part == "rank_max" else min)(ratios) if ratios else None
+        return Metric(name, value, metric.unit, "" if ratios else _NO_RANK, metric.bound)
+    if report.steps is None:
+        return unknown(_NO_BLOCKS)
+    columns = select_ratio_columns(metric.name, report.steps)
+    if columns is None:
+        raise UsageError(f"the rule {text!r}: {metric.name} is not known for parts of a run")
+    values = sorted(_compute_bin_ratios(*columns))
+    if len(values) < TIME_BINS:
+        return unknown(f"fewer than {TIME_BINS} time bins of the run have steps")
+    share = {"min": 0.0, "max": 1.0}.get(part, float(part[1:]) / 100 if part[1:].isdigit() else 0)
+    at = max(0, math.ceil(share * len(values)) - 1)
+    return Metric(name, values[at], metric.unit, "", metric.bound)
+
+
+def _compute_bin_ratios(numerator: Sequence[int], denominator: Sequence[int]) -> list[float]:
+    """Compute the ratio in each of `TIME_BINS` bins with equally many blocks; empty bins are
+    left out.
+    """
+    edges = [round(at * len(numerator) / TIME_BINS) for at in range(TIME_BINS + 1)]
+    sums = [
+        (sum(numerator[low:high]), sum(denominator[low:high]))
+        for low, high in itertools.pairwise(edges)
+    ]
+    return [part / whole for part, whole in sums if whole > 0]
+
+
+def _compute_rank_ratio(name: str, rank: RankLedger) -> float | None:
+    if rank.in_step_ns <= 0:
+        return None
+    if name in ("lost.ratio", "productive.ratio"):
+        ns = rank.lost_ns if name == "lost.ratio" else rank.productive_ns
+        return ns / rank.in_step_ns
+    match = re.fullmatch(r"(?:stall\.(.+)_ratio|(unattributed)\.ratio)", name)
+    if match is None:
+        return None
+    cause = match[1] or match[2]
+    prefix = get_cause_prefix(cause)
+    ns = sum(ns for id_, ns in rank.buckets if id_ == cause or id_.startswith(prefix))
+    return ns / rank.in_step_ns
+
+
+def _list_impact_metrics(report: Report) -> list[Metric]:
+    """List the impact metrics (cost, throughput, efficiency) that the report has no metric
+    for.
+    """
+    worth = report.worth
+    money = worth.currency if worth is not None else "money"
+    rows: list[tuple[str, float | None, str]] = [
+        ("cost.lost", worth.lost_cost if worth else None, money),
+        ("cost.per_million_tokens", worth.cost_per_million_tokens if worth else None, money),
+        ("tokens_per_second", worth.tokens_per_second if worth else None, "tokens/s"),
+        ("samples_per_second", worth.samples_per_second if worth else None, "samples/s"),
+    ]
+    why = dict.fromkeys((name for name, _, _ in rows), _NO_IMPACT if worth is None else "")
+    for name, value, reason in worth.yardsticks if worth is not None else ():
+        rows.append((name, value, _infer_metric_unit(name)))
+        why[name] = reason
+    reported = {metric.name for metric in report.metrics}
+    return [
+        Metric(name, value, unit, (why[name] or "it is not known") if value is None else "")
+        for name, value, unit in rows
+        if name not in reported
+    ]
+
+
+def _infer_metric_unit(name: str) -> str:
+    try:
+        return infer_unit(name.replace(".", "_"))
+    except ValueError:
+        return "number"

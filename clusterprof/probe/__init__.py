@@ -1,131 +1,132 @@
-"""The guest inside the training process: marks what the process does, and harms nothing.
+"""The probe inside the training process: records spans of the job and must never disturb it.
 
-Standard library only, Python 3.8 syntax, nothing of clusterprof imported: `record` copies this
-folder under the name `_clusterprof_probe` to where the job can reach it (docs/design.md,
-section 3). No thread, no socket, no process, no output. Whatever goes wrong in here switches the
-probe off and is not seen by the job.
+Standard library only, Python 3.8 syntax, no import of clusterprof: `record` copies this
+folder under the name `_clusterprof_probe` to where the job can import it
+(docs/design/recording-format.md). It starts no thread, socket or process and prints nothing.
+Any error in here switches the probe off and stays invisible to the job.
 
-Little is imported when Python starts: the importer, which waits for torch. The ring is opened by
-the first record.
+At the start of Python only the import hook is loaded, which waits for torch. The first
+record opens the ring.
 """
 
-TYPE_CHECKING = False  # typing itself would cost each Python of the job more than all of this
+TYPE_CHECKING = False  # importing typing would cost more than the rest of this module
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Dict, Optional
 
 on = True
-"""False once the probe switched itself off: every hook then only calls what it wrapped."""
+"""False once the probe has switched itself off; hooks then only call what they wrap."""
 
 run_dir = ""
 config: "Dict[str, Any]" = {}
 _ring: "Any" = None
-_steps: "Any" = None
-_spans: "Any" = None
+_annotations: "Any" = None
 
 
 def start(directory: str, values: "Dict[str, Any]") -> None:
-    """Wait for the modules whose seams we mark. Called once, by the bootstrap."""
+    """Start waiting for the modules that have hooks. Called once, by the bootstrap."""
     global run_dir, config
     run_dir = directory
     config = values
-    from . import importer
+    from . import import_hooks
     from .hooks import HOOKS
 
-    importer.watch(HOOKS)
+    import_hooks.watch_imports(HOOKS)
 
 
 def prepare() -> None:
-    """Load the rest of the probe; a job that imports clusterprof will need it."""
+    """Load the rest of the probe early, because a job that imports clusterprof will need it."""
     try:
         if on:
             load()
     except BaseException as error:
-        failed(error)
+        handle_error(error)
 
 
 def load() -> "Any":
-    """Load the rest of the probe and return its ring.
+    """Load the rest of the probe and return its ring module.
 
-    All at once, on the first occasion: a child forked while another thread imports would wait for
-    that import for ever.
+    Everything is imported at once, on first use: a child forked while another thread
+    imports would wait for that import forever.
     """
-    global _ring, _steps, _spans
+    global _ring, _annotations
     if _ring is None:
-        from . import ring, spans, steps
+        from . import annotations, ring
         from .hooks import gc_pauses  # noqa: F401 - joins the ring by itself
 
-        _steps, _spans, _ring = steps, spans, ring
+        _annotations, _ring = annotations, ring
     return _ring
 
 
 def step() -> None:
-    """Mark the end of an optimizer step; `clusterprof.step()` ends here."""
+    """Mark the end of an optimizer step; called by `clusterprof.step()`."""
     try:
         if on:
             load()
-            _steps.mark()
+            _annotations.mark_step()
     except BaseException as error:
-        failed(error)
+        handle_error(error)
 
 
 def span(name: str) -> "Any":
-    """Return a context manager that records `name`, or None; `clusterprof.span()` ends here."""
+    """Return a context manager that records `name`, or None; called by `clusterprof.span()`."""
     try:
         if on:
             load()
-            return _spans.span(name)
+            return _annotations.make_span(name)
     except BaseException as error:
-        failed(error)
+        handle_error(error)
     return None
 
 
 def emit(kind: int, start_ns: int, end_ns: int, *values: int) -> int:
-    """Record one span of any kind of the table in docs/design.md, section 4.
+    """Record one span of any kind listed in docs/design/recording-format.md.
 
-    For adapters and tests. Returns its sequence number, 0 when nothing was recorded.
+    For adapters and tests; times in ns. Returns its sequence number, 0 when nothing was
+    recorded.
     """
     try:
         if on:
             return load().emit(kind, start_ns, end_ns, *values)
     except BaseException as error:
-        failed(error)
+        handle_error(error)
     return 0
 
 
-def failed(error: BaseException) -> None:
-    """Switch the probe off for an error of our own; let through what belongs to the job.
+def handle_error(error: BaseException) -> None:
+    """Switch the probe off after its own error; re-raise an error that belongs to the job.
 
-    An exception that a signal handler of the job raised while our code happened to run (Ctrl-C,
-    a timeout by SIGALRM) is the job's, and is raised on.
+    An exception that a signal handler of the job raised while probe code was running
+    (Ctrl-C, a timeout by SIGALRM) belongs to the job.
+    Raises: the given exception, when it came from a signal handler.
     """
     global on
     try:
-        theirs = _is_of_a_signal(error)
+        from_job = _is_from_signal_handler(error)
     except BaseException:
-        theirs = False
-    if theirs:
+        from_job = False
+    if from_job:
         raise error
     on = False
     try:
         if _ring is not None:
-            _ring.switch_off()
+            _ring.stop_recording()
     except BaseException:
         pass
 
 
-def without_our_frame(error: BaseException) -> None:
-    """Take the caller's frame out of the traceback of an exception it is about to re-raise.
+def remove_own_frame(error: BaseException) -> None:
+    """Remove the caller's frame from the traceback of an exception about to be re-raised.
 
-    The job's traceback then reads as it does without us. Python before 3.11 re-raises a copy of
-    the traceback, there our frame stays.
+    The job's traceback then reads as without the probe. Python before 3.11 re-raises a copy
+    of the traceback; there the frame stays.
     """
     trace = error.__traceback__
     if trace is not None:
         error.__traceback__ = trace.tb_next
 
 
-def _is_of_a_signal(error: BaseException) -> bool:
+def _is_from_signal_handler(error: BaseException) -> bool:
     import signal
 
     trace: "Optional[TracebackType]" = error.__traceback__
@@ -143,12 +144,14 @@ def _is_of_a_signal(error: BaseException) -> bool:
         code = getattr(getattr(handler, "__func__", handler), "__code__", "none")
         if code in codes:
             return True
-    # The default handler of SIGINT is written in C and leaves no frame. Nothing in here raises
-    # KeyboardInterrupt, so one that no `raise` statement raised is a Ctrl-C.
-    return isinstance(error, KeyboardInterrupt) and last is not None and not _raised_at(last)
+    # The default handler of SIGINT is written in C and leaves no frame. The probe never raises
+    # KeyboardInterrupt, so one that does not come from a `raise` statement is a Ctrl-C.
+    return (
+        isinstance(error, KeyboardInterrupt) and last is not None and not _is_raise_statement(last)
+    )
 
 
-def _raised_at(trace: "TracebackType") -> bool:
+def _is_raise_statement(trace: "TracebackType") -> bool:
     from opcode import opmap
 
     code = trace.tb_frame.f_code.co_code

@@ -1,9 +1,9 @@
-"""Runs a hook after a module was imported by the job, and imports nothing for the job itself."""
+"""Runs hooks after the job has imported a module; never imports a module for the job itself."""
 
 import sys
 from _thread import get_ident
 
-from . import failed, load, without_our_frame
+from . import handle_error, load, remove_own_frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 _hooks: "Dict[str, List[Tuple[int, str]]]" = {}
 notes: "List[Tuple[int, int]]" = []
-"""(hook number, 1 = hooked or 0 = could not): what the ring tells the recorder when it opens."""
+"""(hook number, 1 = installed or 0 = not possible), written to the ring when it opens."""
 
 
-class Finder:
-    """Stands first in sys.meta_path, finds what the others find, and wraps its loader once."""
+class HookFinder:
+    """First entry of sys.meta_path: uses the other finders and wraps their loader once."""
 
     def __init__(self) -> None:
         self.searching: "Set[Tuple[str, int]]" = set()
@@ -24,16 +24,16 @@ class Finder:
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name not in _hooks:
             return None
-        search = (name, get_ident())
-        if search in self.searching:
-            return None  # a finder that asks everybody, as we do, asks us back
+        search_key = (name, get_ident())
+        if search_key in self.searching:
+            return None  # another finder that queries all finders has called us back
         try:
-            self.searching.add(search)
+            self.searching.add(search_key)
             return self._find(name, path, target)
         except BaseException:
-            return None  # Python asks the other finders itself, and meets the same error
+            return None  # Python queries the other finders itself and meets the error there
         finally:
-            self.searching.discard(search)
+            self.searching.discard(search_key)
 
     def _find(self, name: str, path: "Any", target: "Any") -> "Any":
         for finder in list(sys.meta_path):
@@ -41,13 +41,13 @@ class Finder:
                 continue
             spec = finder.find_spec(name, path, target)
             if spec is not None:
-                _wrap(spec.loader)
+                _wrap_loader(spec.loader)
                 return spec
         return None
 
 
-def _wrap(loader: "Any") -> None:
-    """Let one exec_module() of a loader be followed by our hooks; the loader stays the loader."""
+def _wrap_loader(loader: "Any") -> None:
+    """Run our hooks after one exec_module() of a loader; the loader object stays unchanged."""
     if isinstance(loader, type) or not hasattr(loader, "exec_module"):
         return
     original = loader.exec_module
@@ -57,19 +57,19 @@ def _wrap(loader: "Any") -> None:
         try:
             original(module)
         except BaseException as error:
-            without_our_frame(error)
+            remove_own_frame(error)
             raise
         run_hooks(module.__name__, module)
 
     loader.exec_module = exec_module
 
 
-def watch(hooks: "Sequence[Tuple[str, str]]") -> None:
-    """Run `hooks.<file>.install(module)` for each (module name, file) as soon as it is imported."""
-    for number, (name, file) in enumerate(hooks):
-        _hooks.setdefault(name, []).append((number, file))
-    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+def watch_imports(hooks: "Sequence[Tuple[str, str]]") -> None:
+    """Run the hooks of each (module name, file) as soon as the module is imported."""
+    for number, (name, hook_file) in enumerate(hooks):
+        _hooks.setdefault(name, []).append((number, hook_file))
+    if not any(isinstance(finder, HookFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, HookFinder())  # type: ignore[arg-type]
     for name in list(_hooks):
         module = sys.modules.get(name)
         if module is not None:
@@ -77,16 +77,16 @@ def watch(hooks: "Sequence[Tuple[str, str]]") -> None:
 
 
 def run_hooks(name: str, module: "ModuleType") -> None:
-    """Install the hooks that wait for this module; one that cannot is noted, not raised."""
-    for number, file in _hooks.get(name, ()):
+    """Install the hooks registered for this module; a failure is noted, not raised."""
+    for number, hook_file in _hooks.get(name, ()):
         hooked = 0
         try:
             load()
-            full = __name__.rpartition(".")[0] + ".hooks." + file
+            full = __name__.rpartition(".")[0] + ".hooks." + hook_file
             __import__(full)
             hooked = int(sys.modules[full].install(module))
         except (AttributeError, TypeError, ValueError, LookupError, StopIteration):
-            pass  # another version of the framework: this seam is not where we know it
+            pass  # another version of the framework, without the function to wrap
         except BaseException as error:
-            failed(error)
+            handle_error(error)
         notes.append((number, hooked))

@@ -1,7 +1,7 @@
-"""The ring and its span kinds: constants that the probe and the recorder share.
+"""Layout of the ring and the span kinds: constants shared by the probe and the recorder.
 
-Standard library only, Python 3.8 syntax: this file runs inside somebody's training process.
-docs/design.md, section 4, is the description.
+Standard library only, Python 3.8 syntax: this file runs inside the user's training
+process. Specified in docs/design/recording-format.md.
 """
 
 import struct
@@ -14,14 +14,14 @@ SWITCHED_OFF_OFFSET = 40
 NAMES_OFFSET = 64
 NAME_BYTES = 48
 NAMES_CAPACITY = 64
-UNDER_WAY_OFFSET = 3136  # behind the names
+UNDER_WAY_OFFSET = 3136  # after the names
 UNDER_WAY = struct.Struct("<qqqqq")  # start_ns, a, b, c, d of the collective operation begun last
 RECORDS_OFFSET = 4096
 RECORD = struct.Struct("<Qqqqqqqq")  # sequence, start_ns, end_ns, kind, a, b, c, d
 RECORD_BYTES = RECORD.size
 COUNTER = struct.Struct("<Q")
 
-FIRST_CAPACITY = 2048  # records in the ring of a first process: 10 s at 200 spans per second
+FIRST_CAPACITY = 2048  # records in the ring of an unforked process: 10 s at 200 spans/s
 FORKED_CAPACITY = 512  # in a forked child, such as a dataloader worker
 
 DATA_WAIT = 1
@@ -43,7 +43,7 @@ WORKER_START = 16
 EXPOSED_COLLECTIVE = 17
 SYNC = 18
 ALLOCATOR = 19
-# Of imported traces (docs/design.md, "Foreign traces"): no probe writes these.
+# Only in imported traces (docs/design/importers.md); the probe never writes these.
 STARVED = 20
 LOADING = 21
 FIRST_USER_KIND = 64
@@ -74,7 +74,7 @@ KIND_NAMES = {
     LOADING: "loading",
 }
 
-# Field d of a collective span (docs/design.md, section 12): the operation, its form, the peer.
+# Parts of field d of a collective span (docs/design/waits-between-ranks.md): operation, form, peer.
 ALL_REDUCE = 1
 ALL_GATHER = 2
 REDUCE_SCATTER = 3
@@ -99,7 +99,7 @@ FORM_MASK = 0xF
 PEER_SHIFT = 16
 PEER_MASK = 0xFFFFFFFF
 
-# Launcher variables that a registration keeps (docs/design.md, section 3). No tokens, no paths.
+# Launcher variables kept in a registration (docs/design/recording-format.md). No tokens, no paths.
 VARIABLES = (
     # torchrun, accelerate, DeepSpeed, Kubeflow (PET_* are torchrun's options)
     "RANK",
@@ -182,7 +182,7 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CLUSTERPROF_EMULATED",
 )
-VALUE_CHARACTERS = 256  # of a variable; the rest is cut off
+VALUE_CHARACTERS = 256  # of a variable; longer values are cut
 NODE_LOCAL_RANK_VARIABLES = (
     "LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_RANK",

@@ -1,20 +1,21 @@
-"""The bootstrap: starts the probe in every Python of the job, then gets out of the way.
+"""The bootstrap: starts the probe in every Python of the job, then removes itself.
 
-Python imports the first `sitecustomize` on its path by itself; `record` puts this folder there
-through PYTHONPATH. The folder leaves sys.path at once, and the sitecustomize that the job would
-have had without us is imported in our place, with its own successes and failures.
+Python imports the first `sitecustomize` on its path; `record` puts this folder there
+through PYTHONPATH. The folder is removed from sys.path at once, and the sitecustomize
+that the job would have had without the probe is imported instead, with its own result
+or error.
 
-The syntax is that of Python 2.7 and up: a Python too old for the probe must still pass through.
+The syntax is that of Python 2.7 and up: a Python too old for the probe must still run.
 """
 
 import sys
 
 
-class _Unseen(object):
-    """Takes the frame of this file out of a traceback that is about to be printed.
+class _FrameRemover(object):
+    """Removes the frame of this file from a traceback before it is printed.
 
-    importlib deletes a module whose import failed from sys.modules and thereby this object, at
-    the one moment when the exception has left our frame and nobody has looked at it yet.
+    importlib deletes a module whose import failed from sys.modules and with it this object,
+    exactly when the exception has left this frame and has not been inspected yet.
     """
 
     def __init__(self, filename):
@@ -34,9 +35,9 @@ class _Unseen(object):
             pass
 
 
-def _start(folder):
+def _start_probe(folder):
     # type: (str) -> None
-    """Load the package beside this file under a name of its own, if we are meant here."""
+    """Load the package next to this file under its own name, if enabled for this process."""
     try:
         if folder in sys.path_importer_cache:
             del sys.path_importer_cache[folder]
@@ -50,14 +51,14 @@ def _start(folder):
         run_dir = os.path.dirname(folder)
         if os.stat(run_dir).st_uid != os.geteuid():
             return
-        config = _config(folder + "/config.json")
+        config = _read_config(folder + "/config.json")
         if config["format"] != 1 or sys.version_info[:2] < tuple(config["minimum_python"]):
             return
         path = folder + "/" + name
         file = path + "/__init__.py"
-        here = globals()["__spec__"]  # its classes, so that nothing need be imported
-        loader = type(here.loader)(name, file)
-        spec = type(here)(name, loader, origin=file, is_package=True)
+        own_spec = globals()["__spec__"]  # its classes are used so that no import is needed
+        loader = type(own_spec.loader)(name, file)
+        spec = type(own_spec)(name, loader, origin=file, is_package=True)
         spec.submodule_search_locations = [path]
         spec.has_location = True
         module = type(sys)(name)
@@ -77,11 +78,12 @@ def _start(folder):
         pass
 
 
-def _config(path):
+def _read_config(path):
     # type: (str) -> dict
-    """Read config.json as install_probe() wrote it: one key and one plain value to a line.
+    """Read config.json as install_probe() writes it: one key and one plain value per line.
 
-    The json module would cost every Python of the job more than all the rest of this file.
+    Importing the json module would cost every Python of the job more than the rest of this
+    file.
     """
     values = {}  # type: dict
     words = {"true": True, "false": False}
@@ -103,12 +105,12 @@ def _config(path):
 _folder = __file__.rpartition("/")[0]
 while _folder in sys.path:
     sys.path.remove(_folder)
-_start(_folder)
+_start_probe(_folder)
 
-# The import machinery hands out whatever stands in sys.modules when we return: the user's module.
+# The import machinery returns the entry of sys.modules at this point: the user's module.
 _this = sys.modules.pop("sitecustomize", None)
 try:
     import sitecustomize  # noqa: F401
 except BaseException:
-    sys.modules["sitecustomize"] = _Unseen(__file__)  # type: ignore
+    sys.modules["sitecustomize"] = _FrameRemover(__file__)  # type: ignore
     raise

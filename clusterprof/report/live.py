@@ -1,4 +1,6 @@
-"""What `clusterprof top` shows of a job: its last minute, and how it is being recorded."""
+"""Define what `clusterprof top` shows of a job: its last minute, and the state of its
+recorders.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from clusterprof.findings import Report
+from clusterprof.report.model import Report
 
 State = Literal["recording", "silent", "ended", "gone"]
-"""Writing; quiet for longer than a recorder is; stopped, and said so; its files cannot be read."""
+"""State of a recorder: writing; quiet for longer than normal; stopped and said so;
+unreadable files.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLive:
-    """One recorder as it is now."""
+class NodeStatus:
+    """Current state of one recorder."""
 
     name: str
     """Display name of the node."""
@@ -22,22 +26,22 @@ class NodeLive:
     """Name of its folder in the recording."""
     state: State
     age_ns: int | None
-    """Time since its last record; None when it has none, or nobody knows."""
+    """Time since its last record; None when it has none, or it is not known."""
     why: str = ""
-    """Why it ended, cannot write, or cannot be read; "" while all is well."""
+    """Why it ended, cannot write or cannot be read; "" while it works."""
     damaged_bytes: int = 0
     """Bytes that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class RankLive:
-    """One rank in the window."""
+class RankStatus:
+    """Utilization and step time of one rank in the window."""
 
     node_key: str
     busy_ratio: float | None
     """Share of the window in which its device had work; None when no device was sampled."""
     sm_active_ratio: float | None
-    """Mean share of the multiprocessors with work; None when it is not recorded."""
+    """Mean share of the multiprocessors that were active; None when it is not recorded."""
     step_ns: int | None
     """Median of the steps that ended in the window; None when none did."""
     since_step_ns: int | None
@@ -45,24 +49,24 @@ class RankLive:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """The last minute of a job, and how it is being recorded."""
+class LiveView:
+    """The last minute of a job, and the state of its recorders."""
 
     title: str
     """The recording's path as the user gave it."""
     window_ns: int
-    """What is looked at: the time before the newest record of any node."""
+    """Length of the window, which ends at the newest record of any node."""
     age_ns: int | None
     """Time since that record; None when there is none."""
-    nodes: tuple[NodeLive, ...]
+    nodes: tuple[NodeStatus, ...]
     report: Report
-    """The window analysed as a recording is, all its ranks laid side by side."""
-    ranks: Mapping[tuple[str, int], RankLive]
+    """Analysis of the window, with all ranks of the job."""
+    ranks: Mapping[tuple[str, int], RankStatus]
     """By node (display name) and process id, as in `report.ranks`."""
     trouble: str = ""
-    """Why the window could not be analysed; "" when it was."""
+    """Why the window could not be analyzed; "" when it was."""
 
     @property
     def ended(self) -> bool:
         """True when no recorder is left that could write."""
-        return bool(self.nodes) and all(one.state in ("ended", "gone") for one in self.nodes)
+        return bool(self.nodes) and all(node.state in ("ended", "gone") for node in self.nodes)

@@ -1,43 +1,192 @@
-"""Cause, Evidence, Finding, Blind, Report: all that renderers, gate and compare may see.
+"""Define causes, evidence, findings and the report: all that renderers, gate and compare
+may see.
 
-The ledger behind a report, for every rank and for the sum of all ranks, to the nanosecond:
+The ledger behind a report, for every rank and for the sum of all ranks, to the
+nanosecond:
 
     window_ns  = unmeasured_ns + outside_ns + in_step_ns
     in_step_ns = productive_ns + lost_ns
     lost_ns    = sum of the `lost_ns` of all in-step buckets, "unattributed" among them
-    outside_ns = sum of the buckets outside steps (start-up before the first step, and the rest)
+    outside_ns = sum of the buckets outside steps (start-up before step 1, and the rest)
+
+Define the peer comparison: one number of the culprits, and the same number of the other
+ranks.
+
+Define when a cause was active: since when, and whether its culprits stay constant.
+
+Define advice: a recommendation chosen by a finding's evidence, and how to verify that
+it worked.
+
+Define the run fingerprint: facts that must match before the times of two runs may be
+compared.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from clusterprof.advice import Advice
-from clusterprof.beside import Beside
-from clusterprof.history import History
-from clusterprof.likeness import Likeness
-from clusterprof.persistence import Persistence, Since
-from clusterprof.stepstats import StepStats
-from clusterprof.underfill import Underfill
-from clusterprof.worth import Worth
+from clusterprof.report.history import History, StepStats
+from clusterprof.report.impact import DeviceUtilization, Impact
+
+
+@dataclass(frozen=True, slots=True)
+class PeerComparison:
+    """A measurement of the culprits compared with that of their peers."""
+
+    name: str
+    """What was measured, named like a signal."""
+    unit: str
+    """Canonical unit of both numbers."""
+    value: float
+    """Median over the main culprits."""
+    others: float
+    """Median over the peers."""
+    many: int
+    """Number of peers."""
+    of: Literal["rank", "node"]
+    """What is compared: ranks or nodes."""
+    note: str
+    """Text printed after the first number ("of work a step")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Persistence:
+    """How the ranks that others waited for change over the run
+    (docs/design/waits-between-ranks.md)."""
+
+    kind: Literal["steady", "transient", "wandering"]
+    """Constant culprits; one segment of the run only; changing culprits."""
+    from_ns: int
+    """Run time at which the time bins with most of the waiting begin; `to_ns`: at which they
+    end.
+    """
+    to_ns: int
+    stretches: int
+    """Number of time bins that hold nine tenths of the waiting."""
+    seen: int
+    """Number of time bins with operations."""
+    culprits: int
+    """Number of ranks that were the main culprit in at least one of `stretches`."""
+    most: int
+    """In how many of `stretches` the main culprits took part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Onset:
+    """Onset of a cause that was not active from the first step."""
+
+    run_ns: int
+    """Run time from which it costs time."""
+    step: int | None = None
+    """Steps that the main culprit had completed by then; None when unknown."""
+    steps: int | None = None
+    """Steps of the main culprit in total; None when unknown."""
+
+
+EFFORTS: Mapping[str, str] = {
+    "look": "a check: nothing is changed",
+    "setting": "an option of the job or of its submission, and another run",
+    "code": "a change of the training code or of its image",
+    "site": "a change by the operators of the node, the network or the server",
+    "data": "data rewritten, copied or moved",
+}
+"""How much effort a recommendation takes, the least first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One recommendation."""
+
+    what: str
+    """An instruction, one sentence without a full stop; names node and rank when it applies
+    only to these.
+    """
+    because: str
+    """The measurement that supports it."""
+    change: str
+    """The exact edit or command, and what a user must know about it."""
+    gain: str
+    """The expected gain: measured here, or published with its source."""
+    verify: str
+    """How to verify that it worked."""
+    worse: str
+    """What it would make worse; "" when nothing is known."""
+    id: str = ""
+    """Name of the recommendation, identical in every run ("more-workers")."""
+    diagnose: bool = False
+    """True if it says what to record or check to identify the cause, and fixes nothing itself."""
+    effort: str = ""
+    """A key of `EFFORTS`; "" when unknown."""
+    commands: tuple[str, ...] = ()
+    """The parts of `change` to paste, in its order, each word for word."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFingerprint:
+    """Facts of a run; None or empty = not known."""
+
+    started_at_ns: int | None = None
+    """Wall clock of the first recorder's start, ns since 1970."""
+    recordings: tuple[str, ...] = ()
+    """Identity of this recording: the names of its nodes' folders."""
+    gpu_models: tuple[tuple[str, int], ...] = ()
+    """(model, number in the job), by name."""
+    nodes: int | None = None
+    world_size: int | None = None
+    batch_size: float | None = None
+    """Samples per rank and step, median over ranks; None when the job did not report it."""
+    tokens: float | None = None
+    """Tokens per rank and step, median over ranks; None when the job did not report it."""
+    measured_by: tuple[str, ...] = ()
+    """Where lost time was measured (`RankLedger.source`), of all ranks."""
+    frameworks: tuple[tuple[str, str], ...] = ()
+    """(name, version) of the frameworks that the ranks had loaded."""
+    drivers: tuple[str, ...] = ()
+    """Driver versions of its accelerators."""
+    recorder: tuple[str, ...] = ()
+    """Versions of clusterprof that recorded the run."""
+    restarts: int = 0
+    """How often ranks restarted within the run."""
+
 
 Grade = Literal["A", "B", "C", "D"]
+HiddenCost = Literal["", "batch", "interval", "pause"]
+"""How the cost of a cause hides: "batch" in the production of a batch, which overlaps the step
+before; "interval" in the rest of an interval that disappears with it; "pause" also in the
+device synchronization that the pause requires."""
 UNATTRIBUTED = "unattributed"
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A named pattern of lost time; reads well after "the GPU waited:"."""
+    """A named pattern of lost time; its title can follow "the GPU waited:"."""
 
     id: str
     """Kebab-case identity: file name, page and profile key ("storage-local")."""
     family: str
-    """Top-level group the cause rolls up to ("storage", "cpu", "h2d", "unattributed", …)."""
+    """Top-level group of the cause ("storage", "cpu", "h2d", "unattributed", …)."""
     title: str
     """One line that a report can print as a headline, without a full stop."""
     advice: str
     """The first thing to do about it, as an instruction."""
+    # The facts below are not part of a report as JSON, and so not of equality.
+    tone: int = field(default=0, compare=False, kw_only=True)
+    """Tone of the family's color, 0 to 3, that distinguishes it from the family's other causes."""
+    manual_check: str = field(default="", compare=False, kw_only=True)
+    """How to verify it by hand: what to run, and what must be observed."""
+    precedence: int = field(default=0, compare=False, kw_only=True)
+    """Order in which claims on the same time are served, lowest first; 0 = it claims no time
+    of a rank. Phases 1xx, devices 2xx, copies 3xx, storage 4xx, CPU 5xx, input 6xx, launches 7xx.
+    """
+    hidden_cost: HiddenCost = field(default="", compare=False, kw_only=True)
+    """Cost beyond its lost time that a fix would save; "" = none."""
+    trace_spans: tuple[int, ...] = field(default=(), compare=False, kw_only=True)
+    """Kinds of spans (`probe.layout`) of which an imported trace must have one to show it."""
+    always_traced: bool = field(default=False, compare=False, kw_only=True)
+    """True if its detector abstains unless its input is present: marks of the loop, or counters.
+    An imported trace then always shows it; without these marks and spans never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,65 +200,70 @@ class Evidence:
     unit: str
     """Canonical unit, a word of `clusterprof.units`."""
     note: str = ""
-    """What it says about the cause, as half a sentence."""
+    """What it indicates about the cause, as half a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Whose cause it was."""
+    """Rank, node, device or resource responsible for a cause."""
 
     node: str
     """Display name of the node."""
     rank: int | None
     """Global rank; None when the process had none."""
     device: str
-    """The accelerator of that rank; "" when none was measured."""
+    """The accelerator of that rank; "" when no accelerator was measured."""
     resource: str = ""
     """The disk, mount, NIC or worker behind it ("vda", "/data", "worker 1 (pid 4711)")."""
     own_ns: int | None = None
-    """Device time of the cause that it lost itself; None when it is not known."""
+    """Device time the culprit itself lost to the cause; None when it is not known."""
     others_ns: int | None = None
     """Device time that ranks lost waiting for it; None when ranks were not compared."""
     victims: int | None = None
-    """How many others waited for it, at least a tenth of what the one did that waited longest."""
+    """Number of ranks that waited for it at least a tenth as long as the rank that waited
+    longest.
+    """
     recoverable_ns: int | None = None
-    """Device time of all ranks won back when this culprit alone is in time."""
+    """Device time of all ranks recovered if only this culprit is in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The slow steps of a job, and who set them."""
+    """The slowest steps of a job, and the ranks that determined them."""
 
     steps: int
-    """Steps of the rank whose steps were looked at."""
+    """Steps of the rank whose steps were examined."""
     slow: int
-    """How many of them were looked at: the slowest hundredth, and at least the slowest few."""
+    """Number of slow steps examined: the slowest hundredth, and at least the slowest few."""
     p50_ns: int | None
-    """Step time over all ranks that half of the steps do not exceed."""
+    """Median step time over all ranks."""
     p99_ns: int | None
     set_by: tuple[tuple[str, int | None, int], ...] = ()
-    """(node, rank, slow steps it set by coming last), most first."""
+    """(node, rank, number of slow steps in which it arrived last), most first."""
     why_missing: str = ""
-    """Reason when it cannot be told who set them."""
+    """Reason when the responsible ranks are not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause with the device time it took."""
+    """One cause with the device time lost to it."""
 
     cause: Cause
-    """What it was."""
+    """The cause."""
     lost_ns: int
     """Device time attributed to the cause inside steps, or outside when `outside_steps`."""
     share_ratio: float
     """`lost_ns` over the in-step time (over the window when `outside_steps`)."""
     recoverable_ns: int | None
-    """Device time that fixing only this wins: how much sooner the job ends (`CauseWorth.saved_ns`),
-    of all its devices; else what attribution adds up to, at least; None when it cannot be said."""
+    """Device time recovered by fixing only this cause: the savings of `CauseImpact.saved_ns`
+    on all devices; else the attributed minimum; None when it is not known.
+    """
     confidence_ratio: float
-    """How sure we are of the cause, 0 to 1 (not how large it is)."""
+    """Confidence in the cause, 0 to 1 (not its size)."""
     grade: Grade
-    """A marker and counter agree, B one direct signal, C correlation only, D prior."""
+    """Strength of the evidence: A marker and counter agree, B one direct signal, C correlation
+    only, D prior.
+    """
     upper_bound: bool
     """True when the loss is known only as "at most", because no device was measured."""
     outside_steps: bool
@@ -119,22 +273,24 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     """Two or three numbers a reader can check."""
     persistence: Persistence | None = None
-    """None when hardly anybody waited because of it, or the run was too short to tell."""
+    """None when hardly any rank waited because of it, or the run was too short."""
     advice: tuple[Advice, ...] = ()
-    """What to do, the best first; empty when the evidence speaks for nothing."""
-    compared: Beside | None = None
-    """What tells the culprits from the others; None where that was not measured on both."""
+    """Recommendations, the best first; empty when no evidence supports one."""
+    compared: PeerComparison | None = None
+    """What distinguishes the culprits from their peers; None where it was not measured on
+    both.
+    """
     withheld: tuple[str, ...] = ()
-    """What a reader may expect to be advised, and why it is not: sentences without a full stop."""
+    """Advice a reader may expect, and why it is not given: sentences without a full stop."""
     more_why: str = ""
-    """Why `recoverable_ns` is more than `lost_ns`; "" where it is not."""
-    since: Since | None = None
-    """When it began; None where it was there from the start, came and went, or is not known."""
+    """Why `recoverable_ns` exceeds `lost_ns`; "" where it does not."""
+    since: Onset | None = None
+    """When it began; None where it was present from the start, intermittent, or is not known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Blind:
-    """Something that could not be seen, and what would let us see it."""
+class CoverageGap:
+    """Something that could not be observed, and what would make it observable."""
 
     what: str
     """Collector, signal or cause that is missing."""
@@ -162,7 +318,7 @@ class RankLedger:
     """Where lost time was measured: "kernel-timeline", "stream-events", "device-samples",
     "host-spans" (an upper bound)."""
     window_ns: int
-    """Observed device time, from the first to the last record of the rank."""
+    """Observed time, from the first to the last record of the rank."""
     unmeasured_ns: int
     """Time in which the device was not measured: neither busy nor idle."""
     outside_ns: int
@@ -182,12 +338,12 @@ class RankLedger:
     coverage_ratio: float
     """Share of the window for which the needed samples exist."""
     caused: tuple[tuple[str, int], ...] = ()
-    """(cause id, ns): what it lost by itself, and what ranks lost waiting for it."""
+    """(cause id, ns): culprit time, its own loss plus what ranks lost waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number a gate may test, or the reason why there is none."""
+    """One number a gate may test, or the reason why it is missing."""
 
     name: str
     """Dotted, with the unit as suffix ("gpu.busy_ratio", "stall.storage_ratio")."""
@@ -198,7 +354,7 @@ class Metric:
     why_missing: str = ""
     """Reason when `value` is None."""
     bound: Literal["exact", "at most", "at least"] = "exact"
-    """What `value` is when no device was measured: the truth lies on one side of it."""
+    """How `value` relates to the truth; a bound when no device was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,28 +376,28 @@ class NodeFacts:
     recorder_cpu_ratio: float | None
     """CPU time of the recorder over the recorded time; None if unknown."""
     named: bool = True
-    """False: of an imported trace that says no host; `name` is then the file's."""
+    """False for an imported trace that names no host; `name` is then that of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What was recorded of the job."""
+    """Facts of the recorded job."""
 
     world_size: int | None
-    """Ranks it has by its own account; None when it gave none."""
+    """Number of ranks the job reports; None when it reports none."""
     gpus: int
     """Accelerators that were measured."""
     coverage_ratio: float | None
     """Share of the ranks' time for which the needed samples exist; None without ranks."""
     clock_bound_ns: int | None = None
-    """The clocks of its nodes were aligned to within this; None when they were not."""
+    """Remaining error after aligning the nodes' clocks; None when they were not aligned."""
     clock_why: str = ""
-    """Why they were not; "" on one node, where one clock is enough."""
+    """Why the clocks were not aligned; "" on one node, where this is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an analysis found: everything an output or a verdict is made from."""
+    """Result of an analysis: the source of every output and verdict."""
 
     title: str
     """The recording's path as the user gave it."""
@@ -265,24 +421,28 @@ class Report:
     outside_buckets: tuple[tuple[str, int], ...]
     """(cause id, ns) outside steps, over all ranks; sums to `outside_ns`."""
     metrics: tuple[Metric, ...]
-    blinds: tuple[Blind, ...]
+    blinds: tuple[CoverageGap, ...]
     notes: tuple[str, ...] = field(default=())
-    """Sentences a reader must know ("lost time is an upper bound: …")."""
+    """Sentences a reader must see ("lost time is an upper bound: …")."""
     job: JobFacts | None = None
     tail: Tail | None = None
-    """None for a rank alone."""
+    """None for a single rank."""
     nobody: tuple[tuple[str, int], ...] = ()
-    """(cause id, ns) that no rank caused: with `RankLedger.caused` of all ranks it is `lost_ns`."""
-    underfill: Underfill | None = None
-    """How work filled the devices while they were busy; apart from all lost time."""
+    """(cause id, ns) caused by no rank; together with `RankLedger.caused` of all ranks it is
+    `lost_ns`.
+    """
+    underfill: DeviceUtilization | None = None
+    """Device utilization while busy; separate from lost time."""
     history: History | None = None
-    """What happened when; None when it was not asked for."""
-    worth: Worth | None = None
-    """Money and completion time; None when it was not asked for."""
+    """Lost time over the run; None when it was not requested."""
+    worth: Impact | None = None
+    """Cost and completion time; None when they were not requested."""
     steps: StepStats | None = None
-    """The run in blocks of steps; None where nobody marked one."""
-    likeness: Likeness | None = None
-    """What another run must be like before the two are compared."""
+    """The run in blocks of steps; None where no steps were marked."""
+    likeness: RunFingerprint | None = None
+    """Fingerprint that decides whether another run may be compared with this run."""
     part: str = ""
-    """What part of the run was analysed, in words; "" for all of it."""
+    """Description of the analyzed part of the run; "" for the whole run."""
+    causes: Mapping[str, Cause] = field(default_factory=dict, compare=False, repr=False)
+    """Every cause that the analysis knows, by id; empty for a report read from JSON."""
     schema_version: int = 1

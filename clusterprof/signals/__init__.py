@@ -1,22 +1,25 @@
-"""The catalogue of signals: the vocabulary that collectors write and detectors read.
+"""Define the catalog of signals: the names that collectors write and detectors read.
 
-A signal is one kind of number about one device of a node ("disk.read_bytes_total" of "vda").
-Its name carries its unit; `_total` marks a counter, which is an integral: the difference of two
-readings is exact for the time between them, and nothing is known of a point inside.
-A collector may not write, and a detector may not read, what is not listed here.
+A signal is one kind of number about one device of a node ("disk.read_bytes_total" of
+"vda"). Its name carries its unit; `_total` marks a counter, which is an integral: the
+difference of two readings is exact for the time between them, and nothing is known
+about an instant within it. A detector may not read a signal that is not listed here.
+A collector whose signals no detector reads may declare them in its own file, by
+`register_signal`.
 """
 
 from __future__ import annotations
 
-# The order of these imports is the order of the catalogue.
+# The order of these imports is the order of the catalog.
 # ruff: noqa: F403, I001
-from clusterprof.signals.made import DECLARED, Signal as Signal
+from clusterprof.signals.signal import (
+    BY_NAME as BY_NAME,
+    Signal as Signal,
+    register_signal as register_signal,
+)
 from clusterprof.signals.host import *
-from clusterprof.signals.storage import *
-from clusterprof.signals.network import *
+from clusterprof.signals.io import *
 from clusterprof.signals.gpu import *
-from clusterprof.signals.accelerators import *
-from clusterprof.signals.own import *
 
-CATALOGUE: tuple[Signal, ...] = tuple(DECLARED)
-BY_NAME: dict[str, Signal] = {signal.name: signal for signal in CATALOGUE}
+CATALOG: tuple[Signal, ...] = tuple(BY_NAME.values())
+"""The signals that detectors may read; BY_NAME also has those of collectors once imported."""

@@ -1,8 +1,15 @@
-"""Signals of GPUs and other accelerators."""
+"""Declare signals of GPUs and other accelerators.
+
+Declare signals of accelerators other than GPUs whose meaning differs from NVML's
+values.
+
+Where the meaning is equal, they use the names of signals.gpu (memory, power, errors
+…).
+"""
 
 from __future__ import annotations
 
-from clusterprof.signals.made import declare as _signal
+from clusterprof.signals.signal import register_signal as _signal
 
 # --- gpu: NVML, amdgpu, i915 and xe, or the emulated accelerator; device = UUID, PCI address, … --
 GPU_BUSY = _signal("gpu.busy_ratio", "gpu", "Share of the driver's window with a kernel resident.")
@@ -17,23 +24,22 @@ GPU_SM_ACTIVE = _signal("gpu.sm_active_ratio", "gpu", "Share of multiprocessors 
 GPU_SM_OCCUPANCY = _signal(
     "gpu.sm_occupancy_ratio",
     "gpu",
-    "Warps resident on the multiprocessors, of the most there can be; mean since the reading "
-    "before (GPM).",
+    "Resident warps over the maximum; mean since the previous reading (GPM).",
 )
 GPU_TENSOR_ACTIVE = _signal(
     "gpu.tensor_active_ratio",
     "gpu",
-    "Share of the time in which multiprocessors did tensor operations of any kind; mean since "
-    "the reading before (GPM).",
+    "Share of the time in which multiprocessors did tensor operations of any kind; mean "
+    "since the previous reading (GPM).",
 )
 GPU_MEMORY_BANDWIDTH = _signal(
     "gpu.memory_bandwidth_ratio",
     "gpu",
-    "Bandwidth of the device's memory used, of the theoretical maximum; mean since the reading "
-    "before (GPM).",
+    "Device memory bandwidth used, over the theoretical maximum; mean since the previous "
+    "reading (GPM).",
 )
 GPU_MEMORY_USED = _signal("gpu.memory_used_bytes", "gpu", "Device memory in use.")
-GPU_MEMORY_TOTAL = _signal("gpu.memory_total_bytes", "gpu", "Device memory there is.")
+GPU_MEMORY_TOTAL = _signal("gpu.memory_total_bytes", "gpu", "Total device memory.")
 GPU_JOB_MEMORY = _signal("gpu.job_memory_bytes", "gpu", "Device memory the job's processes hold.")
 GPU_POWER = _signal("gpu.power_watts", "gpu", "Power drawn.")
 GPU_POWER_LIMIT = _signal("gpu.power_limit_watts", "gpu", "Power limit in force.")
@@ -54,7 +60,7 @@ GPU_RELIABILITY_VIOLATION = _signal(
     "gpu.reliability_violation_ns_total", "gpu", "Time slowed so that voltages stay reliable."
 )
 GPU_SYNC_BOOST_VIOLATION = _signal(
-    "gpu.sync_boost_violation_ns_total", "gpu", "Time slowed to the clock of a slower GPU beside."
+    "gpu.sync_boost_violation_ns_total", "gpu", "Time slowed to the clock of a slower neighbor GPU."
 )
 GPU_PCIE_RECEIVE = _signal(
     "gpu.pcie_receive_bytes_per_second", "gpu", "PCIe traffic into the device."
@@ -77,13 +83,13 @@ GPU_REMAPPED_CORRECTED = _signal(
 GPU_REMAPPED_UNCORRECTED = _signal(
     "gpu.remapped_rows_uncorrected_count",
     "gpu",
-    "Rows of memory replaced by spare ones for errors that were not.",
+    "Rows of memory replaced by spare ones for errors that were not corrected.",
 )
 GPU_REMAP_PENDING = _signal(
     "gpu.remap_pending_count", "gpu", "1 while a row waits to be replaced: the GPU needs a reset."
 )
 GPU_REMAP_FAILED = _signal(
-    "gpu.remap_failed_count", "gpu", "1 when a row could not be replaced: the GPU needs a service."
+    "gpu.remap_failed_count", "gpu", "1 when a row could not be replaced: the GPU needs repair."
 )
 GPU_RETIRED_PAGES = _signal(
     "gpu.retired_pages_count",
@@ -96,7 +102,7 @@ GPU_RETIREMENT_PENDING = _signal(
 GPU_NVLINK_RECEIVE_RATE = _signal(
     "gpu.nvlink_receive_bytes_per_second",
     "gpu",
-    "NVLink traffic into the device, all links; mean since the reading before (GPM).",
+    "NVLink traffic into the device, all links; mean since the previous reading (GPM).",
 )
 GPU_NVLINK_TRANSMIT_RATE = _signal(
     "gpu.nvlink_transmit_bytes_per_second", "gpu", "NVLink traffic out of the device, likewise."
@@ -127,4 +133,51 @@ KERNEL_GPU_ERRORS = _signal(
     "",
     "Errors of GPUs and NVSwitches (Xid, SXid) that the NVIDIA driver wrote to the kernel's log "
     "since the recorder began to read it.",
+)
+
+
+GPU_POWER_UTILIZATION = _signal(
+    "gpu.power_utilisation_ratio",
+    "gpu",
+    "Power drawn, from idle power (0) to its limit (1): Gaudi calls it "
+    "utilization, but it is not a share of time.",
+)
+GPU_SOC_CLOCK = _signal("gpu.soc_clock_hertz", "gpu", "Clock of the whole chip (Gaudi).")
+GPU_SOC_CLOCK_MAX = _signal(
+    "gpu.soc_clock_max_hertz", "gpu", "Highest clock of the whole chip (Gaudi)."
+)
+CORE_BUSY = _signal(
+    "gpu.core_busy_ratio",
+    "core",
+    "Share of the averaging period in which the core executed, as reported by its tool (Neuron).",
+)
+CORE_AVERAGED_OVER = _signal(
+    "gpu.averaged_over_ns",
+    "core",
+    "Averaging period of the share in the same sample; absent while no process uses the core.",
+)
+GPU_DUTY_CYCLE = _signal(
+    "gpu.duty_cycle_ratio",
+    "gpu",
+    "Share of the last seconds in which the device worked: a sliding mean, from which no "
+    "integral can be computed (TPU).",
+)
+GPU_TENSORCORE = _signal(
+    "gpu.tensorcore_ratio", "gpu", "Use of the matrix units in one short sample per second (TPU)."
+)
+CORE_EXECUTIONS = _signal(
+    "gpu.executions_total",
+    "core",
+    "Programs that processes using the core have finished, on all of their cores (Neuron).",
+)
+CORE_EXECUTION_ERRORS = _signal(
+    "gpu.execution_errors_total",
+    "core",
+    "Errors of the programs of processes that use the core (Neuron).",
+)
+CORE_EXECUTION_P50 = _signal(
+    "gpu.execution_p50_ns", "core", "Median time of a program on the device, last period."
+)
+CORE_EXECUTION_P99 = _signal(
+    "gpu.execution_p99_ns", "core", "99 % quantile of a program's time on it, last period."
 )

@@ -1,21 +1,27 @@
-"""Signals of the host: CPUs, pressure, memory and the job's cgroup."""
+"""Declare signals of the host: CPUs, pressure, memory and the job's cgroup.
+
+Declare signals of the recorder's own cost.
+
+List collectors whose absence is normal on a node and not a coverage gap, with readable
+names.
+"""
 
 from __future__ import annotations
 
-from clusterprof.signals.made import declare as _signal
+from clusterprof.signals.signal import register_signal as _signal
 
 # --- cpu: /proc/stat ---------------------------------------------------------------------------
 CPU_USER = _signal("cpu.user_ns_total", "cpu", "Time running user code, nice included.")
 CPU_SYSTEM = _signal("cpu.system_ns_total", "cpu", "Time in the kernel, interrupts included.")
 CPU_IDLE = _signal("cpu.idle_ns_total", "cpu", "Time with nothing to run and no I/O outstanding.")
-CPU_IOWAIT = _signal("cpu.iowait_ns_total", "cpu", "Idle time while a task of it waited for I/O.")
-CPU_STEAL = _signal("cpu.steal_ns_total", "cpu", "Time the hypervisor gave to somebody else.")
+CPU_IOWAIT = _signal("cpu.iowait_ns_total", "cpu", "Idle time while its tasks waited for I/O.")
+CPU_STEAL = _signal("cpu.steal_ns_total", "cpu", "Time the hypervisor gave to other VMs.")
 CPU_RUNNABLE = _signal("cpu.runnable_count", "", "Tasks running or ready to run on the node.")
 CPU_BLOCKED = _signal("cpu.blocked_count", "", "Tasks waiting for I/O on the node.")
 
 # --- runqueue: /proc/schedstat --------------------------------------------------------------------
 CPU_RUN_DELAY = _signal(
-    "cpu.run_delay_ns_total", "cpu", "Time tasks were ready to run on it and waited; sum of tasks."
+    "cpu.run_delay_ns_total", "cpu", "Time tasks on its run queue waited for it; sum over tasks."
 )
 
 # --- cpu_clock: cpufreq, thermal_throttle, hwmon; device = package, temperatures: sensor ----------
@@ -36,7 +42,7 @@ CPU_TEMPERATURE = _signal("cpu.temperature_celsius", "sensor", "Temperature of a
 
 # --- kernel_threads: /proc/<pid>/schedstat of the kernel's own threads ----------------------------
 KERNEL_CPU = _signal(
-    "kernel.cpu_ns_total", "family", "CPU time of the kernel's threads of that name, since seen."
+    "kernel.cpu_ns_total", "family", "CPU time of the kernel threads of this name since first seen."
 )
 
 # --- pressure: /proc/pressure, <cgroup>/*.pressure; device "" = node, "cgroup" = the job's --------
@@ -57,7 +63,7 @@ PRESSURE_MEMORY_FULL = _signal(
 )
 
 # --- memory: /proc/meminfo, /proc/vmstat, node*/numastat ----------------------------------------
-MEMORY_AVAILABLE = _signal("memory.available_bytes", "", "Memory to be had without swapping.")
+MEMORY_AVAILABLE = _signal("memory.available_bytes", "", "Memory available without swapping.")
 MEMORY_CACHED = _signal("memory.cached_bytes", "", "The page cache.")
 MEMORY_DIRTY = _signal("memory.dirty_bytes", "", "Cache that still has to be written.")
 MEMORY_WRITEBACK = _signal("memory.writeback_bytes", "", "Cache being written now.")
@@ -71,15 +77,15 @@ MEMORY_RECLAIM_DIRECT = _signal(
 MEMORY_REFAULTS = _signal(
     "memory.refaults_total", "", "File pages read again soon after they were evicted."
 )
-MEMORY_OOM_KILLS = _signal("memory.oom_kills_total", "", "Processes killed for want of memory.")
+MEMORY_OOM_KILLS = _signal("memory.oom_kills_total", "", "Processes killed for lack of memory.")
 MEMORY_NUMA_MISSES = _signal(
-    "memory.numa_misses_total", "node", "Allocations that fell on another NUMA node."
+    "memory.numa_misses_total", "node", "Allocations placed on another NUMA node."
 )
 
 # --- reclaim: /proc/vmstat, node*/numastat --------------------------------------------------------
 MEMORY_FAULTS = _signal("memory.faults_total", "", "Page faults of all kinds.")
 MEMORY_KSWAPD_SCAN = _signal(
-    "memory.kswapd_scan_pages_total", "", "Pages that kswapd looked at to find some to free."
+    "memory.kswapd_scan_pages_total", "", "Pages that kswapd scanned for pages to free."
 )
 MEMORY_KSWAPD_STEAL = _signal("memory.kswapd_freed_pages_total", "", "Pages that kswapd freed.")
 MEMORY_DIRECT_STEAL = _signal(
@@ -98,7 +104,7 @@ MEMORY_COMPACTION_STALLS = _signal(
     "memory.compaction_stalls_total", "", "Times a task moved pages itself to make a huge one."
 )
 MEMORY_NUMA_HITS = _signal(
-    "memory.numa_hits_total", "node", "Allocations that fell on the NUMA node that was wanted."
+    "memory.numa_hits_total", "node", "Allocations placed on the intended NUMA node."
 )
 MEMORY_NUMA_LOCAL = _signal(
     "memory.numa_local_total", "node", "Allocations on this node by tasks that ran on it."
@@ -108,8 +114,8 @@ MEMORY_NUMA_REMOTE = _signal(
 )
 
 # --- shm: statvfs of /dev/shm, as the job's first process sees it ---------------------------------
-SHM_USED = _signal("shm.used_bytes", "folder", "What lies in shared memory, batches among it.")
-SHM_SIZE = _signal("shm.size_bytes", "folder", "What may lie there.")
+SHM_USED = _signal("shm.used_bytes", "folder", "Bytes in shared memory, including batches.")
+SHM_SIZE = _signal("shm.size_bytes", "folder", "Capacity of shared memory.")
 
 # --- cgroup: the job's own, v1 and v2 -----------------------------------------------------------
 CGROUP_CPU = _signal("cgroup.cpu_ns_total", "", "CPU time used by the job's cgroup.")
@@ -127,3 +133,45 @@ CGROUP_MEMORY_HIGH = _signal(
     "cgroup.memory_high_events_total", "", "Times the cgroup was throttled to reclaim memory."
 )
 CGROUP_OOM_KILLS = _signal("cgroup.oom_kills_total", "", "Processes of the job killed for memory.")
+
+
+# --- self: cost of recording ---------------------------------------------------------------------
+SELF_CPU = _signal("self.cpu_ns_total", "process", "CPU time used by the recorder or a helper.")
+SELF_RSS = _signal("self.rss_bytes", "process", "Memory of the recorder or a helper.")
+SELF_LATE = _signal("self.late_ns_total", "", "Sum of the delays of samples.")
+SELF_TICKS_MISSED = _signal("self.ticks_missed_total", "", "Samples that were skipped.")
+
+
+OPTIONAL_COLLECTORS: dict[str, str] = {
+    "mounts": "NFS",
+    "lustre": "Lustre",
+    "cifs": "CIFS",
+    "ethtool": "cards that count pauses",
+    "rdma": "RDMA",
+    "cpu_clock": "CPU clocks",
+    "gpu_nvidia": "NVIDIA GPUs",
+    "kernel_log": "NVIDIA's kernel log",
+    "gpu_amd": "AMD GPUs",
+    "gpu_intel": "Intel GPUs",
+    "gpu_gaudi": "Gaudi",
+    "gpu_neuron": "Trainium",
+    "gpu_tpu": "TPU",
+    "gpu_emulated": "emulated devices",
+}
+"""Collector -> what it reads. For every other collector the reason of its absence is
+reported.
+"""
+_EXPECTED_COLLECTOR = "gpu_nvidia"
+
+
+def is_absence_normal(collector: str, kind: str, remedy: str, accelerators: bool) -> bool:
+    """Return whether a collector is absent because the node lacks this kind of hardware or
+    file system.
+
+    kind, remedy: of the reason; software that could be installed is a gap. accelerators:
+    whether the node has any accelerator; a node without one reports NVIDIA's collector as
+    missing, for all vendors.
+    """
+    if kind != "absent" or collector not in OPTIONAL_COLLECTORS:
+        return False
+    return accelerators if collector == _EXPECTED_COLLECTOR else not remedy

@@ -1,40 +1,44 @@
-"""What a signal is, and the list into which each is entered where it is declared."""
+"""Define the signal, and the table of all declared signals."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterprof.units import unit_of
+from clusterprof.units import infer_unit
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One named kind of number; `device` says of what there is one value each ("" = the node)."""
+    """One named kind of number; `device` names what has one value each ("" = the node)."""
 
     name: str
     device: str
     doc: str
 
     def __post_init__(self) -> None:
-        unit_of(self.name)  # raises ValueError when the name does not end with its unit
+        infer_unit(self.name)  # raises ValueError when the name has no unit suffix
 
     @property
     def unit(self) -> str:
-        """The canonical unit the name promises."""
-        return unit_of(self.name)
+        """The canonical unit that the name's suffix gives."""
+        return infer_unit(self.name)
 
     @property
     def is_counter(self) -> bool:
-        """True for integrals that only grow; False for gauges, which are values of an instant."""
+        """True for integrals that only grow; False for gauges, which are instantaneous values."""
         return self.name.endswith("_total")
 
 
-DECLARED: list[Signal] = []
-"""Every signal, in the order of declaration."""
+BY_NAME: dict[str, Signal] = {}
+"""Every declared signal by name, in the order of declaration."""
 
 
-def declare(name: str, device: str, doc: str) -> Signal:
-    """Return a new signal that the catalogue lists; raise ValueError without a unit."""
-    signal = Signal(name, device, doc)
-    DECLARED.append(signal)
-    return signal
+def register_signal(name: str, device: str, doc: str) -> Signal:
+    """Declare a signal.
+
+    Raises: ValueError when the name has no unit suffix, or is declared already.
+    """
+    if name in BY_NAME:
+        raise ValueError(f"the signal {name!r} is declared twice")
+    BY_NAME[name] = Signal(name, device, doc)
+    return BY_NAME[name]

@@ -1,23 +1,40 @@
-"""Turns frames back into records, with numpy arrays for columns.
+"""Decode frames to records, with numpy arrays for columns.
 
-Every number of a header is somebody's claim, and all that can be wrong with a frame ends in
+No number in a header is trusted; everything that can be wrong with a frame raises
 `FrameError`.
+
+Keep frames of spans encoded, and decode many of them at a time.
+
+A frame holds one second of all processes, a chunk of the analysis a minute of frames:
+decoding frame by frame would spend more on calls than on spans. Frames are validated
+when they are read; nothing here can fail.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.trace import columns as packing
+from clusterprof.trace import column_codec as packing
 from clusterprof.trace import frame
-from clusterprof.trace.blockcolumns import BlockColumns, FoldedColumn, FoldedFrame
-from clusterprof.trace.blockplans import PlanBook
+from clusterprof.trace.column_decoder import (
+    BlockColumns,
+    EncodedColumn,
+    EncodedFrame,
+    FramePlanCache,
+    Lanes,
+    Planes,
+    count_values,
+    open_planes,
+    unpack_blocks,
+)
 from clusterprof.trace.frame import Frame, FrameError, UnknownFrameError
 from clusterprof.trace.schema import (
     SPAN_FIELDS,
@@ -30,144 +47,248 @@ from clusterprof.trace.schema import (
     Rows,
     Spans,
 )
-from clusterprof.trace.spanframes import PackedSpans, packed_spans
-from clusterprof.trace.unpack import Planes, opened, unpack_blocks, values_of
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSpans:
+    """All spans of one frame, still encoded."""
+
+    parts: Sequence[frame.SpansPart]
+    """The processes of the spans: `rows` of each part, one part after the other."""
+    rows: int
+    base_ns: int
+    constants: Sequence[tuple[int, int]]
+    """(row of SPAN_FIELDS, its constant value)."""
+    blocks: Sequence[tuple[int, frame.Block]]
+    """(row of SPAN_FIELDS, block); rows 0 and 1 hold gap and duration."""
+    planes: Planes
+
+
+def pack_span_frame(header: frame.SpansHeader, planes: Planes) -> PackedSpans | None:
+    """Return a frame of spans still encoded; None when it has not the form that our writer
+    produces.
+    """
+    rows = 0
+    for part in header.parts:
+        if part.rows < 0:
+            return None
+        rows += part.rows
+    varying, constants = _split_varying_fields(
+        tuple([name in header.constants for name in SPAN_FIELDS])
+    )
+    is_regular = (
+        rows > 0
+        and len(header.blocks) == len(varying)
+        and varying[:2] == (0, 1)  # neither the start nor the end is constant
+        and all([b.columns == 1 and b.rows == rows and not b.lag for b in header.blocks])
+    )
+    if not is_regular:
+        return None
+    values = [(row, header.constants[SPAN_FIELDS[row]]) for row in constants]
+    if not all([-(1 << 63) <= value < 1 << 63 for _, value in values]):
+        return None
+    blocks = list(zip(varying, header.blocks))
+    return PackedSpans(header.parts, rows, header.base_ns, values, blocks, planes)
+
+
+@lru_cache(maxsize=128)  # each of the 7 fields may be constant or not
+def _split_varying_fields(constant: tuple[bool, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the rows of SPAN_FIELDS that vary in a frame and those that do not."""
+    rows = range(len(SPAN_FIELDS))
+    return tuple(r for r in rows if not constant[r]), tuple(r for r in rows if constant[r])
+
+
+def decode_span_frames(frames: Sequence[PackedSpans], table: NDArray[np.int64]) -> None:
+    """Decode the fields of all spans, frame after frame, into the table int64[7, spans].
+
+    Each row of the table must be contiguous in memory.
+    """
+    lanes = [Lanes() for _ in table]
+    constant: list[tuple[int, int, int, int]] = []
+    end = 0
+    for encoded in frames:
+        first, end = end, end + encoded.rows
+        encoded.planes.rewind()
+        for row, value in encoded.constants:
+            lanes[row].skip(encoded.rows)
+            if value:
+                constant.append((row, first, end, value))
+        for row, block in encoded.blocks:
+            lanes[row].add(encoded.planes, encoded.rows, block.planes, block.zigzag)
+    for row, row_lanes in zip(table.view(np.uint64), lanes):
+        row_lanes.write_into(row)
+    for number, first, end, value in constant:
+        table[number, first:end] = value
+    _compute_span_edges(frames, table[0].view(np.uint64), table[1].view(np.uint64))
+
+
+def _compute_span_edges(
+    frames: Sequence[PackedSpans], gap: NDArray[Any], duration: NDArray[Any]
+) -> None:
+    """Compute starts and ends from gaps and durations: running sums modulo 2**64, restarted
+    per frame.
+    """
+    if not frames:
+        return
+    sizes = [encoded.rows for encoded in frames]
+    bases = np.array([encoded.base_ns & (1 << 64) - 1 for encoded in frames], np.uint64)
+    end = np.cumsum(gap + duration, dtype=np.uint64)
+    before = np.zeros(len(frames), np.uint64)
+    before[1:] = end[np.cumsum(sizes, dtype=np.int64)[:-1] - 1]
+    end += np.repeat(bases - before, sizes)
+    np.subtract(end, duration, out=gap)
+    duration[:] = end
+
 
 _MAX_LAYOUTS = 4096
-_ROOM_BYTES = 512 << 20
-_ROOM_FACTOR = 1024
+_BUDGET_BYTES = 512 << 20
+_BUDGET_FACTOR = 1024
 _Layout = frame.ColumnsLayout | frame.RowsLayout
 _T = TypeVar("_T")
-_NONSENSE = (ValueError, IndexError, KeyError, OverflowError, StopIteration, zlib.error)
+_DECODE_ERRORS = (ValueError, IndexError, KeyError, OverflowError, StopIteration, zlib.error)
 
 
 class UnknownLayoutError(FrameError):
-    """The frame refers to names whose definition has not been seen."""
+    """The frame refers to a layout whose definition has not been read."""
 
 
 class Decoder:
-    """Makes records of frames; remembers the layouts it met."""
+    """Decodes frames to records and keeps the layouts they define."""
 
     def __init__(self) -> None:
         self._layouts: dict[int, _Layout] = {}
-        self._room = _ROOM_BYTES
-        self._plans = PlanBook()
+        self._budget = _BUDGET_BYTES
+        self._plans = FramePlanCache()
 
-    def learn(self, got: Frame) -> None:
-        """Take the layouts a frame defines and leave the rest alone; never raises."""
+    def add_layouts(self, source: Frame) -> None:
+        """Add the layouts a frame defines, without decoding the rest; never raises."""
         try:
-            if got.kind in (frame.KIND_COLUMNS, frame.KIND_ROWS) and got.schema <= frame.SCHEMA:
-                self._define(got.kind, _read(_COLUMNS_HEADER, got.header).layouts)
+            if (
+                source.kind in (frame.KIND_COLUMNS, frame.KIND_ROWS)
+                and source.schema <= frame.FRAME_SCHEMA
+            ):
+                self._define(source.kind, _decode_header(_COLUMNS_HEADER, source.header).layouts)
         except FrameError:
             pass
 
-    def records(self, got: Frame) -> list[Record]:
-        """Return the records of a frame; raise FrameError when it makes no sense."""
-        return self._decoded(got, packed=False)  # type: ignore[return-value]
+    def records(self, source: Frame) -> list[Record]:
+        """Return the records of a frame.
 
-    def packed(self, got: Frame) -> list[Record | PackedSpans]:
-        """Do what `records` does, but leave for later what is done better for many frames."""
-        return self._decoded(got, packed=True)
+        Raises: FrameError when the frame is invalid.
+        """
+        return self._decode(source, packed=False)  # type: ignore[return-value]
 
-    def _decoded(self, got: Frame, packed: bool) -> list[Record | PackedSpans]:
-        if got.kind not in frame.KINDS or got.schema > frame.SCHEMA:
-            raise UnknownFrameError(f"kind {got.kind}, schema {got.schema}")
-        simple = _SIMPLE.get(got.kind)
+    def packed(self, source: Frame) -> list[Record | PackedSpans]:
+        """Return the records of a frame, leaving columns encoded that are cheaper to decode in
+        bulk.
+        """
+        return self._decode(source, packed=True)
+
+    def _decode(self, source: Frame, packed: bool) -> list[Record | PackedSpans]:
+        if source.kind not in frame.KINDS or source.schema > frame.FRAME_SCHEMA:
+            raise UnknownFrameError(f"kind {source.kind}, schema {source.schema}")
+        simple = _SIMPLE.get(source.kind)
         if simple is not None:
-            return [_read(simple, got.header)]
+            return [_decode_header(simple, source.header)]
         try:
-            if got.kind == frame.KIND_SPANS:
-                return self._spans(got, packed)
-            return self._columns(got, packed)
+            if source.kind == frame.KIND_SPANS:
+                return self._spans(source, packed)
+            return self._columns(source, packed)
         except FrameError:
             raise
-        except _NONSENSE as error:
+        except _DECODE_ERRORS as error:
             raise FrameError(str(error)) from error
 
     def _define(self, kind: int, definitions: Sequence[bytes]) -> None:
         reader: Any = _COLUMNS_LAYOUT if kind == frame.KIND_COLUMNS else _ROWS_LAYOUT
         for definition in definitions:
-            key = frame.layout_key(definition)
+            key = frame.compute_layout_key(definition)
             if key not in self._layouts and len(self._layouts) < _MAX_LAYOUTS:
-                self._layouts[key] = _frozen(_read(reader, definition))
+                self._layouts[key] = _convert_lists(_decode_header(reader, definition))
 
-    def _spans(self, got: Frame, packed: bool) -> list[Record | PackedSpans]:
-        header = _read(_SPANS_HEADER, got.header)
-        planes = self._planes(got, header)
-        folded = packed_spans(header, planes) if packed else None
+    def _spans(self, source: Frame, packed: bool) -> list[Record | PackedSpans]:
+        header = _decode_header(_SPANS_HEADER, source.header)
+        planes = self._planes(source, header)
+        folded = pack_span_frame(header, planes) if packed else None
         if folded is not None:
             return [folded]
-        return _spans(header, [block[:, 0] for block in unpack_blocks([(planes, header.blocks)])])
+        return _build_spans_records(
+            header, [block[:, 0] for block in unpack_blocks([(planes, header.blocks)])]
+        )
 
-    def _planes(self, got: Frame, header: frame.ColumnsHeader | frame.SpansHeader) -> Planes:
-        """Open the body within what the frames so far may unfold to.
+    def _planes(self, source: Frame, header: frame.ColumnsHeader | frame.SpansHeader) -> Planes:
+        """Open the body within the decoding budget of the frames read so far.
 
-        A recording that was recorded unfolds to ten times its size; a thousand small frames of
-        zeros that each unfold to the limit of a frame are somebody's joke.
+        A genuine recording decodes to ten times its size; a thousand small frames of zeros that
+        each decode to the limit of a frame are hostile.
         """
-        self._room += _ROOM_FACTOR * (len(got.header) + len(got.body))
-        wanted = packing.LANE_BYTES * values_of(header.blocks)
-        if wanted > self._room:
-            raise FrameError("the recording unfolds to more than any recording does")
-        planes = opened(got, header.raw_bytes, header.unpacked_bytes, header.blocks)
-        self._room -= wanted
+        self._budget += _BUDGET_FACTOR * (len(source.header) + len(source.body))
+        wanted = packing.LANE_BYTES * count_values(header.blocks)
+        if wanted > self._budget:
+            raise FrameError("the recording would decode to more bytes than any genuine one")
+        planes = open_planes(source, header.raw_bytes, header.unpacked_bytes, header.blocks)
+        self._budget -= wanted
         return planes
 
-    def _columns(self, got: Frame, packed: bool) -> list[Record | PackedSpans]:
-        header = _read(_COLUMNS_HEADER, got.header)
-        self._define(got.kind, header.layouts)
+    def _columns(self, source: Frame, packed: bool) -> list[Record | PackedSpans]:
+        header = _decode_header(_COLUMNS_HEADER, source.header)
+        self._define(source.kind, header.layouts)
         layouts: list[Any] = [self._layouts.get(part.layout) for part in header.parts]
         if None in layouts:
-            raise UnknownLayoutError(
-                "the names of the columns were defined in a frame that is lost"
-            )
-        planes = self._planes(got, header)
-        plan = self._plans.plan(got.kind, header, layouts)
-        folded = FoldedFrame(plan, planes, header.blocks)
+            raise UnknownLayoutError("the frame that defined the column names is lost")
+        planes = self._planes(source, header)
+        plan = self._plans.plan(source.kind, header, layouts)
+        folded = EncodedFrame(plan, planes, header.blocks)
         records: list[Record | PackedSpans] = []
         for part, layout, (t_ns, places) in zip(header.parts, layouts, plan.parts):
             columns = BlockColumns(places, part.rows, folded)
             values = columns if packed else tuple(columns)
-            if got.kind == frame.KIND_ROWS:
+            if source.kind == frame.KIND_ROWS:
                 records.append(Rows(layout.table, layout.names, values, layout.strings))
             else:
-                times = FoldedColumn(BlockColumns(t_ns, part.rows, folded))
-                records.append(_samples(part, layout, times if packed else times.whole(), values))
+                times = EncodedColumn(BlockColumns(t_ns, part.rows, folded))
+                records.append(
+                    _build_columns_record(part, layout, times if packed else times.decode(), values)
+                )
         return records
 
 
-def _samples(part: frame.ColumnsPart, layout: Any, t_ns: Any, values: Sequence[Any]) -> Columns:
+def _build_columns_record(
+    part: frame.ColumnsPart, layout: Any, t_ns: Any, values: Sequence[Any]
+) -> Columns:
     masks: tuple[bytes | None, ...] = (None,) * len(values)
     if part.masks:
-        some = list(masks)
+        unpacked = list(masks)
         for index, mask in part.masks.items():
-            some[index] = _unpack_mask(mask, part.rows)
-        masks = tuple(some)
+            unpacked[index] = _unpack_mask(mask, part.rows)
+        masks = tuple(unpacked)
     return Columns(layout.collector, layout.signals, layout.devices, t_ns, values, masks)
 
 
-def _spans(header: frame.SpansHeader, arrays: Sequence[NDArray[Any]]) -> list[Record | PackedSpans]:
+def _build_spans_records(
+    header: frame.SpansHeader, arrays: Sequence[NDArray[Any]]
+) -> list[Record | PackedSpans]:
     lanes = sum(part.rows for part in header.parts)
     if any(part.rows < 0 for part in header.parts) or lanes > frame.MAX_UNPACKED_BYTES // 56:
-        raise FrameError("a number of spans that cannot be")
+        raise FrameError("an impossible number of spans")
     if any(array.shape != (1, lanes) for array in arrays):
-        raise FrameError("columns of spans differ in length")
+        raise FrameError("span columns differ in length")
     queue = iter([array[0] for array in arrays])
-    columns: dict[str, NDArray[Any]] = {}
+    fields: dict[str, NDArray[Any]] = {}
     if lanes:
         gap, duration = next(queue).view("<u8"), next(queue).view("<u8")
         end = np.cumsum(gap + duration, dtype="<u8")  # modulo 2**64, as it was written
         end += np.uint64(header.base_ns & (1 << 64) - 1)
-        columns = {"start_ns": (end - duration).view("<i8"), "end_ns": end.view("<i8")}
+        fields = {"start_ns": (end - duration).view("<i8"), "end_ns": end.view("<i8")}
     for name in SPAN_FIELDS:
         if name in header.constants:
-            columns[name] = np.full(lanes, header.constants[name], "<i8")
-        elif name not in columns:
-            columns[name] = next(queue) if lanes else np.empty(0, "<i8")
+            fields[name] = np.full(lanes, header.constants[name], "<i8")
+        elif name not in fields:
+            fields[name] = next(queue) if lanes else np.empty(0, "<i8")
     records: list[Record | PackedSpans] = []
     first = 0
     for part in header.parts:
-        past = first + part.rows
+        stop = first + part.rows
         records.append(
             Spans(
                 part.pid,
@@ -175,15 +296,15 @@ def _spans(header: frame.SpansHeader, arrays: Sequence[NDArray[Any]]) -> list[Re
                 part.first_sequence,
                 part.dropped,
                 part.names,
-                {name: columns[name][first:past] for name in SPAN_FIELDS},
+                {name: fields[name][first:stop] for name in SPAN_FIELDS},
             )
         )
-        first = past
+        first = stop
     return records
 
 
-def _frozen(layout: _Layout) -> _Layout:
-    """Lists as tuples: records of one layout share them."""
+def _convert_lists(layout: _Layout) -> _Layout:
+    """Convert lists to tuples, which the records of one layout share."""
     replace = msgspec.structs.replace
     if isinstance(layout, frame.ColumnsLayout):
         signals, devices = tuple(layout.signals), tuple(layout.devices)
@@ -198,7 +319,7 @@ def _unpack_mask(mask: bytes, rows: int) -> bytes:
     return np.unpackbits(np.frombuffer(mask, np.uint8), count=rows).tobytes()
 
 
-def _read(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+def _decode_header(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:

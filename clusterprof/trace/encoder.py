@@ -1,7 +1,14 @@
-"""Turns records into frames: what was sampled together is stored together.
+"""Encode records to frames; records sampled together are stored together.
 
-Consecutive records of one kind share a frame, because a frame costs as much as the spans of a
-process in a second.
+Consecutive records of one kind share a frame, because a frame costs as much as one
+process's spans of a second.
+
+Write the recording of a node whose records are all known: the result of an import.
+
+    write_node(folder, node.header(), node.records())
+
+The recorder's writer (trace.writer) drops what the disk does not accept, because a
+job must not wait; here nothing waits, and every error is raised.
 """
 
 from __future__ import annotations
@@ -12,13 +19,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from clusterprof.trace import columns as packing
+from clusterprof.trace import column_codec as packing
 from clusterprof.trace import frame
-from clusterprof.trace.layouts import LayoutTable
+from clusterprof.trace.column_codec import StrategyPlanner, Table
+from clusterprof.trace.frame import LayoutTable
 from clusterprof.trace.schema import (
     SPAN_FIELDS,
     Clock,
@@ -30,47 +39,54 @@ from clusterprof.trace.schema import (
     Rows,
     Spans,
 )
-from clusterprof.trace.storage import Planner, Table
+from clusterprof.trace.segments import format_segment_name
 
-MAX_VALUES_PER_FRAME = 1 << 18  # records that share a frame; a larger one has a frame to itself
+MAX_VALUES_PER_FRAME = 1 << 18  # for records that share a frame; a larger one has its own
 
 
 class Encoder:
-    """Makes frames of records; knows which layouts the recording already holds."""
+    """Encodes records to frames and tracks which layouts the recording already holds."""
 
     def __init__(self) -> None:
-        self._layouts = LayoutTable(_encode)
-        self._columns_planner = Planner()
-        self._rows_planner = Planner()
+        self._layouts = LayoutTable(_encode_msgpack)
+        self._columns_planner = StrategyPlanner()
+        self._rows_planner = StrategyPlanner()
 
-    def define_again(self) -> None:
-        """Write every layout anew: at the start of a segment, and after frames were lost."""
-        self._layouts.define_again()
-        self._columns_planner.forget()
-        self._rows_planner.forget()
+    def reset_layouts(self) -> None:
+        """Write every layout again: at the start of a segment, and after frames were lost."""
+        self._layouts.reset()
+        self._columns_planner.reset()
+        self._rows_planner.reset()
 
     def frames(self, records: Iterable[Record]) -> list[bytes]:
         """Return the frames of these records: first those without columns, then kind by kind.
 
-        Raises ValueError for columns that are not what the schema says.
+        Raises: ValueError for columns that do not match the schema.
         """
-        made: list[bytes] = []
-        for kind, group in groupby(sorted(records, key=_place), key=type):
+        frames: list[bytes] = []
+        for kind, group in groupby(sorted(records, key=_rank_kind), key=type):
             if kind is Columns:
-                made += [self._columns(some) for some in _portions(group, _values_of_columns)]
+                frames += [
+                    self._columns(portion)
+                    for portion in _split_by_size(group, _count_columns_values)
+                ]
             elif kind is Rows:
-                made += [self._rows(some) for some in _portions(group, _values_of_rows)]
+                frames += [
+                    self._rows(portion) for portion in _split_by_size(group, _count_rows_values)
+                ]
             elif kind is Spans:
-                made += [_spans(some) for some in _portions(group, _values_of_spans)]
+                frames += [
+                    _encode_spans(portion) for portion in _split_by_size(group, _count_spans_values)
+                ]
             else:
-                made += [_simple(record) for record in group]
-        return made
+                frames += [_encode_simple(record) for record in group]
+        return frames
 
     def _columns(self, records: Sequence[Columns]) -> bytes:
         tables = []
         for record in records:
             rows, values = len(record.t_ns), record.values
-            typecodes = _check(values, rows, record.collector)
+            typecodes = _check_columns(values, rows, record.collector)
             if {len(record.signals), len(record.devices), len(record.masks)} - {len(values)}:
                 raise ValueError(f"{record.collector}: signals, devices, values and masks differ")
             tables.append(Table(record.collector, rows, typecodes, values, (record.t_ns,)))
@@ -89,7 +105,7 @@ class Encoder:
             if any(record.masks):
                 masks = {n: packing.pack_mask(mask) for n, mask in enumerate(record.masks) if mask}
             parts.append(frame.ColumnsPart(layout, len(record.t_ns), masks))
-        return _finish(frame.KIND_COLUMNS, sink, blocks, parts, layouts)
+        return _finish_columns_frame(frame.KIND_COLUMNS, sink, blocks, parts, layouts)
 
     def _rows(self, records: Sequence[Rows]) -> bytes:
         sink = packing.PlaneSink()
@@ -98,11 +114,11 @@ class Encoder:
         layouts: list[bytes] = []
         for record in records:
             rows = len(record.columns[0]) if record.columns else 0
-            typecodes = _check(record.columns, rows, record.table)
+            typecodes = _check_columns(record.columns, rows, record.table)
             if len(record.names) != len(record.columns):
                 raise ValueError(f"{record.table}: names and columns differ in number")
             table = Table(record.table, rows, typecodes, record.columns)
-            (plan,), its_blocks = self._rows_planner.pack(sink, [table], _period(record))
+            (plan,), its_blocks = self._rows_planner.pack(sink, [table], _estimate_period(record))
             blocks += its_blocks
             strings = {name: tuple(values) for name, values in record.strings.items()}
             layout = self._layouts.refer(
@@ -111,14 +127,15 @@ class Encoder:
                 layouts,
             )
             parts.append(frame.ColumnsPart(layout, rows, {}))
-        return _finish(frame.KIND_ROWS, sink, blocks, parts, layouts)
+        return _finish_columns_frame(frame.KIND_ROWS, sink, blocks, parts, layouts)
 
 
-def _spans(records: Sequence[Spans]) -> bytes:
-    """Store end and start as duration and distance to the end before, the rest as it is.
+def _encode_spans(records: Sequence[Spans]) -> bytes:
+    """Store end and start as duration and distance to the previous end, other fields
+    unchanged.
 
-    Spans are recorded as they end, so the distance is short (and negative for the outer one of
-    two nested spans); processes follow each other in one long column per field.
+    Spans are recorded as they end, so the distance is short (and negative for the outer one
+    of two nested spans). Processes follow each other in one long column per field.
     """
     sink = packing.PlaneSink()
     blocks: list[frame.Block] = []
@@ -147,7 +164,9 @@ def _spans(records: Sequence[Spans]) -> bytes:
         ends = int.from_bytes(fields["end_ns"], "little")
         before = (ends << 64 | int.from_bytes(base, "little")) & (1 << 64 * lanes) - 1
         for left, right in ((starts, before), (ends, starts)):
-            folded, zigzag = packing.fold(packing.difference(left, right, lanes), lanes)
+            folded, zigzag = packing.encode_zigzag(
+                packing.subtract_lanes(left, right, lanes), lanes
+            )
             column = folded.to_bytes(lanes * packing.LANE_BYTES, "little")
             blocks.append(packing.pack_plain(sink, column, zigzag))
         for name in SPAN_FIELDS[2:]:
@@ -160,21 +179,21 @@ def _spans(records: Sequence[Spans]) -> bytes:
     raw, unpacked, codec, body = sink.body()
     base_ns = int.from_bytes(base, "little", signed=True)
     header = frame.SpansHeader(raw, unpacked, blocks, parts, base_ns, constants)
-    return frame.pack(frame.KIND_SPANS, _encode(header), body, codec)
+    return frame.pack_frame(frame.KIND_SPANS, _encode_msgpack(header), body, codec)
 
 
-def _finish(
+def _finish_columns_frame(
     kind: int,
     sink: packing.PlaneSink,
     blocks: list[frame.Block],
     parts: list[frame.ColumnsPart],
     layouts: list[bytes],
 ) -> bytes:
-    # Samples hold runs and little else; tables repeat themselves at a distance.
+    # Samples consist mostly of runs; tables repeat at a distance.
     strategy = zlib.Z_RLE if kind == frame.KIND_COLUMNS else zlib.Z_DEFAULT_STRATEGY
     raw, unpacked, codec, body = sink.body(strategy)
     header = frame.ColumnsHeader(raw, unpacked, blocks, parts, layouts)
-    return frame.pack(kind, _encode(header), body, codec)
+    return frame.pack_frame(kind, _encode_msgpack(header), body, codec)
 
 
 _SIMPLE_KINDS: dict[type, int] = {
@@ -185,30 +204,32 @@ _SIMPLE_KINDS: dict[type, int] = {
 }
 
 
-def _place(record: Record) -> int:
-    return _PLACES.get(type(record), 0)
+def _rank_kind(record: Record) -> int:
+    return _KIND_ORDER.get(type(record), 0)
 
 
-_PLACES: dict[type, int] = {Columns: 1, Rows: 2, Spans: 3}
+_KIND_ORDER: dict[type, int] = {Columns: 1, Rows: 2, Spans: 3}
 
 
-def _simple(record: Record) -> bytes:
-    """Records without columns are a map of their fields."""
-    return frame.pack(_SIMPLE_KINDS[type(record)], _encode(record))
+def _encode_simple(record: Record) -> bytes:
+    """Encode a record without columns as a map of its fields."""
+    return frame.pack_frame(_SIMPLE_KINDS[type(record)], _encode_msgpack(record))
 
 
-_typecode = attrgetter("typecode")
+_get_typecode = attrgetter("typecode")
 
 
-def _check(columns: Sequence[array], rows: int, name: str) -> str:
-    typecodes = "".join(map(_typecode, columns))
+def _check_columns(columns: Sequence[array], rows: int, name: str) -> str:
+    typecodes = "".join(map(_get_typecode, columns))
     if {*map(len, columns)} - {rows} or typecodes.strip("qd"):
         raise ValueError(f"{name}: every column must be an array of {rows} q or d")
     return typecodes
 
 
-def _period(record: Rows) -> int:
-    """Return after how many rows the same thread comes again: it resembles itself most."""
+def _estimate_period(record: Rows) -> int:
+    """Return after how many rows the same thread appears again; rows of one thread are most
+    similar.
+    """
     for name in ("tid", "pid"):
         if name in record.names:
             column = record.columns[list(record.names).index(name)]
@@ -218,8 +239,8 @@ def _period(record: Rows) -> int:
     return 1
 
 
-def _portions(records: Iterable[Any], values_of: Callable[[Any], int]) -> Iterator[list[Any]]:
-    """Share records out among frames of a bounded size."""
+def _split_by_size(records: Iterable[Any], values_of: Callable[[Any], int]) -> Iterator[list[Any]]:
+    """Split records into portions for frames of bounded size."""
     portion: list[Any] = []
     values = 0
     for record in records:
@@ -233,36 +254,56 @@ def _portions(records: Iterable[Any], values_of: Callable[[Any], int]) -> Iterat
         yield portion
 
 
-def _values_of_columns(record: Columns) -> int:
+def _count_columns_values(record: Columns) -> int:
     return len(record.t_ns) * (1 + len(record.values))
 
 
-def _values_of_rows(record: Rows) -> int:
+def _count_rows_values(record: Rows) -> int:
     return sum(map(len, record.columns))
 
 
-def _values_of_spans(record: Spans) -> int:
+def _count_spans_values(record: Spans) -> int:
     return sum(map(len, record.columns.values()))
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=str)
 
 
-def _encode(value: Any) -> bytes:
-    """Return msgpack; what it cannot hold (lone surrogates, huge integers) is written as text."""
+def _encode_msgpack(value: Any) -> bytes:
+    """Return msgpack; values it cannot represent (lone surrogates, huge integers) are written
+    as text.
+    """
     try:
         return _ENCODER.encode(value)
     except (UnicodeEncodeError, OverflowError):
-        return _ENCODER.encode(_speakable(msgspec.to_builtins(value, enc_hook=str, str_keys=False)))
+        return _ENCODER.encode(
+            _convert_unencodable(msgspec.to_builtins(value, enc_hook=str, str_keys=False))
+        )
 
 
-def _speakable(value: Any) -> Any:
+def _convert_unencodable(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         return str(value)
     if isinstance(value, dict):
-        return {_speakable(key): _speakable(item) for key, item in value.items()}
+        return {
+            _convert_unencodable(key): _convert_unencodable(item) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_speakable(item) for item in value]
+        return [_convert_unencodable(item) for item in value]
     return value
+
+
+def write_node(folder: Path, header: Header, records: Iterable[Sequence[Record]]) -> None:
+    """Write one segment: the header, then the records; each given group shares frames.
+
+    The folder is created (mode 0700) when it does not exist.
+    Raises: OSError when the segment exists or cannot be written.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    encoder = Encoder()
+    with open(folder / format_segment_name(1), "xb") as file:
+        file.write(b"".join(encoder.frames([header])))
+        for group in records:
+            file.write(b"".join(encoder.frames(group)))

@@ -1,37 +1,191 @@
-"""Reads one node's recording back: everything that is whole, whatever happened to the rest.
+"""Read one node's recording: every whole frame, whatever happened to the rest.
 
-    for record in (reader := NodeReader(node_folders(path)[0])):
+    for record in (reader := NodeReader(list_node_folders(path)[0])):
         ...
     reader.damage.damaged_places      # 0 in a healthy recording
 
-The reader trusts no byte: a frame counts when its checksum holds, and after damage the next such
-frame is searched for (`scan`). It holds one frame in memory at a time, and a recording that is
-still being written reads up to its last whole frame.
+No byte is trusted: a frame counts when its checksum is right, and after damage the
+reader searches for the next such frame (trace.reader). One frame is in memory at a
+time, and a recording that is still being written is read up to its last whole frame.
+
+Find the whole frames in a file of untrusted bytes.
+
+A frame counts when its checksum is right. After anything else the search continues one
+byte later for the next magic with a valid frame, so that a wrong length hides nothing.
+
+Find the nodes of a job in the given recordings, each of them once.
+
+    find_nodes([Path("host1"), Path("host2"), Path("shared/run")])
+
+Recordings may be collected from node-local disks, some of them twice. A path is a
+recording, one node's folder in it, or a segment of one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from clusterprof.errors import NoRecording
 from clusterprof.trace import frame
-from clusterprof.trace.decode import Decoder, UnknownLayoutError
-from clusterprof.trace.scan import Count, Damage, Scanner
-from clusterprof.trace.schema import Record
+from clusterprof.trace.decoder import Decoder, PackedSpans, UnknownLayoutError
+from clusterprof.trace.schema import Header, Record
 from clusterprof.trace.segments import SUFFIX, is_segment
-from clusterprof.trace.spanframes import PackedSpans
+
+_CHUNK_BYTES = 1 << 20
+_SEARCH_BUDGET_BYTES = 64 << 20
+_SEARCH_BUDGET_FACTOR = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What the last reading of a node had to skip."""
+
+    damaged_bytes: int = 0
+    """Bytes skipped before, between or after whole frames."""
+    damaged_places: int = 0
+    """Number of contiguous ranges these bytes form."""
+    torn_tail_bytes: int = 0
+    """Bytes at the end of a file: a frame that was being written when the recorder stopped."""
+    frames_read: int = 0
+    unknown_frames: int = 0
+    """Whole frames that this version cannot interpret, or that are invalid."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True when nothing was skipped."""
+        return not (self.damaged_places or self.torn_tail_bytes or self.unknown_frames)
+
+
+class DamageCounter:
+    """Counts damage over all segments of a node."""
+
+    def __init__(self) -> None:
+        self.damaged_bytes = self.damaged_places = self.torn_tail_bytes = 0
+        self.frames_read = self.unknown_frames = 0
+        self.bytes_read = self.bytes_searched = 0
+
+    def damage(self) -> Damage:
+        """Return the damage counted so far."""
+        return Damage(
+            self.damaged_bytes,
+            self.damaged_places,
+            self.torn_tail_bytes,
+            self.frames_read,
+            self.unknown_frames,
+        )
+
+    def may_search(self, size: int) -> bool:
+        """Return whether another candidate frame of this size may be checked.
+
+        A hostile file full of heads that announce megabytes would otherwise cost hours;
+        accidental damage never comes near the limit.
+        """
+        if (
+            self.bytes_searched + size
+            > _SEARCH_BUDGET_BYTES + _SEARCH_BUDGET_FACTOR * self.bytes_read
+        ):
+            return False
+        self.bytes_searched += size
+        return True
+
+
+class Scanner:
+    """Scans one file front to back, with one frame and one chunk in memory."""
+
+    def __init__(self, file: BinaryIO, count: DamageCounter) -> None:
+        self._file = file
+        self._count = count
+        self._data = bytearray()
+        self._at = 0  # in the data: where the next frame should begin
+
+    def frames(self) -> Iterator[frame.Frame]:
+        """Yield the whole frames; bytes between them are counted as damage."""
+        skipped = 0  # bytes since the end of the last whole frame
+        torn = False  # what was skipped looks like a frame that was never finished
+        while self._ensure_bytes(1):
+            size = self._frame_here(searching=skipped > 0)
+            if size > 0:
+                if skipped:
+                    self._count.damaged_places += 1
+                    self._count.damaged_bytes += skipped
+                    skipped = 0
+                payload_bytes = size - frame.HEAD_BYTES
+                try:
+                    scanned = frame.unpack_frame(self._data, self._at, payload_bytes)
+                except frame.FrameError:
+                    self._count.unknown_frames += 1
+                else:
+                    yield scanned
+                self._at += size
+                continue
+            if not skipped:
+                torn = size == _UNFINISHED
+            skipped += self._skip()
+        if torn and skipped:
+            self._count.torn_tail_bytes += skipped
+        elif skipped:
+            self._count.damaged_places += 1
+            self._count.damaged_bytes += skipped
+
+    def _frame_here(self, searching: bool) -> int:
+        """Return the size of the whole frame here; else _NO_FRAME or _UNFINISHED."""
+        have = self._ensure_bytes(frame.HEAD_BYTES)
+        if have < frame.HEAD_BYTES:
+            start = bytes(self._data[self._at : self._at + len(frame.MAGIC)])
+            return _UNFINISHED if frame.MAGIC.startswith(start) else _NO_FRAME
+        payload_bytes = frame.read_payload_length(self._data, self._at)
+        if payload_bytes is None:
+            return _NO_FRAME
+        size = frame.HEAD_BYTES + payload_bytes
+        if self._ensure_bytes(size) < size:
+            return _UNFINISHED
+        if searching and not self._count.may_search(size):
+            return _NO_FRAME
+        return size if frame.has_valid_checksum(self._data, self._at, payload_bytes) else _NO_FRAME
+
+    def _skip(self) -> int:
+        """Advance to the next place where a frame might begin; return the distance."""
+        position = self._data.find(frame.MAGIC, self._at + 1)
+        if position < 0:
+            # The magic may lie across the end of what was read.
+            position = max(self._at + 1, len(self._data) - len(frame.MAGIC) + 1)
+        skipped = position - self._at
+        self._at = position
+        return skipped
+
+    def _ensure_bytes(self, wanted: int) -> int:
+        """Read until `wanted` bytes are available from here on; return how many there are."""
+        have = len(self._data) - self._at
+        if have >= wanted:
+            return have
+        if self._at:
+            del self._data[: self._at]
+            self._at = 0
+        while len(self._data) < wanted:
+            chunk = self._file.read(max(_CHUNK_BYTES, wanted - len(self._data)))
+            if not chunk:
+                break
+            self._data += chunk
+            self._count.bytes_read += len(chunk)
+        return len(self._data)
+
+
+_NO_FRAME = 0
+_UNFINISHED = -1
+
 
 _Kind = TypeVar("_Kind")
 
 
-def node_folders(path: Path) -> tuple[Path, ...]:
-    """Return the nodes of a recording: its sub-folders, or the one folder or segment given.
+def list_node_folders(path: Path) -> tuple[Path, ...]:
+    """List the nodes of a recording: its subfolders, or the one folder or segment given.
 
-    Raises NoRecording with what was found instead.
+    Raises: NoRecording with a description of the path when there is none.
     """
     if path.is_file():
         if path.name.endswith(SUFFIX):
@@ -49,7 +203,7 @@ def node_folders(path: Path) -> tuple[Path, ...]:
         ) from error
     if any(map(is_segment, names)):
         return (path,)
-    nodes = tuple(path / name for name in names if _segments(path / name))
+    nodes = tuple(path / name for name in names if _list_segments(path / name))
     if not nodes:
         raise NoRecording(
             f"{path}: no recording in this folder (no {SUFFIX} files)",
@@ -59,22 +213,24 @@ def node_folders(path: Path) -> tuple[Path, ...]:
 
 
 class NodeReader:
-    """The records of one node, in the order in which they were written; can be iterated again."""
+    """The records of one node, in the order in which they were written; can be iterated
+    repeatedly.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Take the folder of a node, or a single segment; nothing is opened yet."""
         self.path = folder
-        self._count = Count()
+        self._count = DamageCounter()
         self._segment: tuple[int, FileIO | None] = (0, None)
 
     @property
     def damage(self) -> Damage:
-        """What the last iteration left out so far; complete when it came to its end."""
+        """Damage found by the last iteration so far; complete when it has finished."""
         return self._count.damage()
 
     @property
     def read_bytes(self) -> int:
-        """How far the last iteration has come: bytes of all segments so far."""
+        """Progress of the last iteration: bytes of all segments read so far."""
         before, file = self._segment
         return before + (0 if file is None or file.closed else file.tell())
 
@@ -83,39 +239,41 @@ class NodeReader:
             yield from records
 
     def frames(self) -> Iterator[list[Record]]:
-        """Yield the records of each frame together; never raises for what the bytes are."""
-        return self._decoded(Decoder.records)
+        """Yield the records of each frame together; never raises for invalid bytes."""
+        return self._decode(Decoder.records)
 
     def packed(self) -> Iterator[list[Record | PackedSpans]]:
-        """Do what `frames` does, but leave for later what is done better for many frames."""
-        return self._decoded(Decoder.packed)
+        """Yield the records of each frame, leaving columns encoded that are cheaper to decode in
+        bulk.
+        """
+        return self._decode(Decoder.packed)
 
-    def _decoded(
+    def _decode(
         self, decode: Callable[[Decoder, frame.Frame], list[_Kind]]
     ) -> Iterator[list[_Kind]]:
-        count = self._count = Count()
+        count = self._count = DamageCounter()
         decoder = Decoder()
         searched = False
-        for found in self._scan(count):
+        for source in self._scan(count):
             try:
                 try:
-                    records = decode(decoder, found)
+                    records = decode(decoder, source)
                 except UnknownLayoutError:
                     if searched:
                         raise
-                    searched = True  # once: the definition may stand later, in any segment
-                    for other in self._scan(Count()):
-                        decoder.learn(other)
-                    records = decode(decoder, found)
+                    searched = True  # once; it may be in any segment
+                    for definition in self._scan(DamageCounter()):
+                        decoder.add_layouts(definition)
+                    records = decode(decoder, source)
             except frame.FrameError:
                 count.unknown_frames += 1
                 continue
             count.frames_read += 1
             yield records
 
-    def _scan(self, count: Count) -> Iterator[frame.Frame]:
+    def _scan(self, count: DamageCounter) -> Iterator[frame.Frame]:
         before = 0
-        for segment in [self.path] if self.path.is_file() else _segments(self.path):
+        for segment in [self.path] if self.path.is_file() else _list_segments(self.path):
             try:
                 with segment.open("rb", buffering=0) as file:
                     self._segment = before, file
@@ -123,16 +281,143 @@ class NodeReader:
                     before += file.tell()
                     self._segment = before, None
             except FileNotFoundError:
-                continue  # dropped by the cap while we read; the recording itself says so
+                continue  # removed by the size limit meanwhile; the recording says so
             except OSError:
                 count.damaged_places += 1
 
 
-def _segments(folder: Path) -> list[Path]:
-    """Return the segments of a node in the order of their numbers; [] when it is none."""
+def _list_segments(folder: Path) -> list[Path]:
+    """List the segments of a node in numeric order; [] when the folder has none."""
     try:
         entries = [entry for entry in os.scandir(folder) if is_segment(entry.name)]
     except OSError:
         return []
     names = [entry.name for entry in entries if entry.is_file()]
     return [folder / name for name in sorted(names, key=lambda name: (len(name), name))]
+
+
+_INPUT_HINT = "give the folders that `clusterprof record` wrote"
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedInput:
+    """A path or folder that is not analyzed."""
+
+    path: Path
+    why: str
+    remedy: str
+    is_copy: bool
+    """True when nothing is missing: another folder holds an equal recording."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSources:
+    """The recordings to read."""
+
+    folders: tuple[Path, ...]
+    """One per node and recorder, in the order of the paths."""
+    skipped: tuple[SkippedInput, ...] = ()
+
+
+def find_nodes(paths: Sequence[Path]) -> NodeSources:
+    """Find the folders of all nodes in the given paths, each recording of a node once.
+
+    Of two copies the larger one is taken. One unreadable path of several is skipped.
+    Raises: NoRecording for a path that does not exist, and when nothing under any path can
+    be read.
+    """
+    for path in paths:
+        if not os.path.lexists(path):
+            raise NoRecording(f"{path}: no such file or directory", _format_missing_hint(path))
+    folders: list[Path] = []
+    left_out: list[SkippedInput] = []
+    for path in paths:
+        try:
+            folders += list_node_folders(path)
+        except NoRecording as error:
+            if len(paths) == 1:
+                raise
+            why = error.message.removeprefix(f"{path}: ")
+            left_out.append(SkippedInput(path, why, error.remedy, is_copy=False))
+        left_out += _list_unreadable_folders(path)
+    if not folders:
+        raise NoRecording(
+            "; ".join(f"{skipped_input.path}: {skipped_input.why}" for skipped_input in left_out),
+            _INPUT_HINT,
+        )
+    if len(folders) == 1:
+        return NodeSources(tuple(folders), tuple(left_out))
+    return _select_copies(_merge_segments(folders), left_out)
+
+
+def _format_missing_hint(path: Path) -> str:
+    if any(letter in str(path) for letter in "*?["):
+        return "no file matches this pattern; give the folders of the nodes"
+    return "give the folder that `clusterprof record` wrote"
+
+
+def _list_unreadable_folders(path: Path) -> list[SkippedInput]:
+    """List the folders of a recording that the user may not read."""
+    out = []
+    try:
+        inside = [entry for entry in os.scandir(path) if entry.is_dir()]
+    except OSError:
+        return []
+    for entry in sorted(inside, key=lambda entry: entry.name):
+        try:
+            os.scandir(entry.path).close()
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            remedy = "analyze as the user who recorded, or make the folder readable for this user"
+            out.append(SkippedInput(path / entry.name, why, remedy, is_copy=False))
+    return out
+
+
+def _merge_segments(folders: Sequence[Path]) -> list[Path]:
+    """Replace several segments of one folder by the folder; `run/*/*.cpf` names them one by
+    one.
+    """
+    parents = [folder.parent for folder in folders if folder.is_file()]
+    out: list[Path] = []
+    for folder in folders:
+        if folder.is_file() and parents.count(folder.parent) > 1:
+            folder = folder.parent
+        if folder not in out:
+            out.append(folder)
+    return out
+
+
+def _select_copies(folders: Sequence[Path], left_out: list[SkippedInput]) -> NodeSources:
+    taken: dict[tuple[str, str], Path] = {}
+    for folder in folders:
+        identity = _read_identity(folder)
+        other = taken.get(identity)
+        if other is None:
+            taken[identity] = folder
+            continue
+        better, worse = (
+            (folder, other) if _measure_bytes(folder) > _measure_bytes(other) else (other, folder)
+        )
+        taken[identity] = better
+        if os.path.realpath(better) != os.path.realpath(worse):
+            why = f"a copy of the recording in {better}, which was used instead"
+            left_out.append(SkippedInput(worse, why, "", is_copy=True))
+    return NodeSources(tuple(taken.values()), tuple(left_out))
+
+
+def _read_identity(folder: Path) -> tuple[str, str]:
+    """Return the identity of a recording: the node's key and the boot id of its kernel.
+
+    A folder whose header cannot be read is identified by its path.
+    """
+    for record in NodeReader(folder):
+        if isinstance(record, Header):
+            return record.node.get("key") or folder.name, record.node.get("boot_id", "")
+    return os.path.realpath(folder), ""
+
+
+def _measure_bytes(folder: Path) -> int:
+    if folder.is_file():
+        return folder.stat().st_size
+    entries = [entry for entry in os.scandir(folder) if is_segment(entry.name)]
+    return sum(entry.stat().st_size for entry in entries)

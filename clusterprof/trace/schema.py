@@ -1,8 +1,9 @@
-"""The records of a recording: what may stand in a frame, and what it means.
+"""Define the records of a recording: what a frame may hold, and what it means.
 
-The recorder makes records and `trace.writer` turns them into frames; `trace.reader` gives back
-the same records with numpy arrays for columns. Nobody else knows bytes. Times are nanoseconds of
-the node's CLOCK_MONOTONIC unless a name says otherwise.
+The recorder makes records, trace.writer turns them into frames, and
+trace.reader returns the records with numpy arrays for columns. No other module
+handles the bytes. Times are nanoseconds of the node's CLOCK_MONOTONIC unless a name
+says otherwise.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ SCHEMA_VERSION = 1
 
 # A column is an array('q') or array('d') when written and a numpy int64/float64 array when read.
 Column = Any
+"""A column: array('q') or array('d') when written, numpy int64[n] or float64[n] when read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Who recorded what, where and how. First frame of every segment."""
+    """Origin of a recording: node, devices, versions and sampling plan. First frame of every
+    segment.
+    """
 
     node: dict[str, str]
     """key, hostname, display, boot_id, kernel."""
@@ -32,9 +36,9 @@ class Header:
     devices: Sequence[dict[str, Any]]
     """id, vendor, name, emulated, …: the accelerators."""
     launcher: dict[str, Any]
-    """job, and every launcher variable found under "variables"."""
+    """job, and every detected launcher variable under "variables"."""
     versions: dict[str, str]
-    """clusterprof, python, schema, nvml, driver: whatever is known."""
+    """clusterprof, python, schema, nvml, driver: those that are known."""
     profile: dict[str, Any]
     """Effective values of the profile."""
     collectors: Sequence[dict[str, Any]]
@@ -43,7 +47,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The node's clocks read together; at start, every 10 s, at the end."""
+    """The node's clocks, read together: at start, every 10 s, and at the end."""
 
     monotonic_ns: int
     boottime_ns: int
@@ -64,19 +68,19 @@ class Columns:
     values: Sequence[Column]
     """One int64[n] or float64[n] per column; meaningless where masked."""
     masks: Sequence[bytes | None]
-    """Per column None (all present) or n bytes, 1 = missing; a `Gap` says why."""
+    """Per column None (all present) or n bytes, 1 = missing; a `Gap` gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table whose rows come and go, such as threads of the job."""
+    """A table whose rows appear and disappear, such as threads of the job."""
 
     table: str
     names: Sequence[str]
     columns: Sequence[Column]
     """One int64[n] or float64[n] per name; -1 in an int64 column = not available."""
     strings: dict[str, Sequence[str]] = field(default_factory=dict)
-    """For columns that hold indices: column name -> the strings they point to."""
+    """For columns that hold indices: column name -> the strings they refer to."""
 
 
 SPAN_FIELDS = ("start_ns", "end_ns", "kind", "a", "b", "c", "d")
@@ -84,14 +88,13 @@ SPAN_FIELDS = ("start_ns", "end_ns", "kind", "a", "b", "c", "d")
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """What one process said it was doing; drained from its ring."""
+    """Spans that one process recorded, read from its ring."""
 
     pid: int
     started_ticks: int
     """Start time of the process in clock ticks since boot: with pid, its identity."""
     first_sequence: int
-    """Sequence number of the first span here; numbers in between frames that are missing were
-    dropped."""
+    """Sequence number of the first span here; numbers missing between frames were dropped."""
     dropped: int
     """Spans of this process lost since the last frame."""
     names: dict[int, str]
@@ -113,7 +116,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Something that was not seen, from `t_ns` until the next gap or value of the same columns."""
+    """Something that could not be observed, from `t_ns` to the next gap or value of these
+    columns.
+    """
 
     t_ns: int
     collector: str

@@ -1,7 +1,8 @@
-"""The files of one node's recording: 000001.cpf, 000002.cpf … in a folder that only we can read.
+"""Create and list the segments of one node's recording: 000001.cpf, 000002.cpf … in a
+private folder.
 
-Every path is opened relative to a descriptor of the folder and never through a link, so that
-nobody who may write beside us can make us write elsewhere.
+Every path is opened relative to a descriptor of the folder and never through a link, so
+that another user with write access nearby cannot redirect the recording.
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ from pathlib import Path
 from clusterprof.errors import CannotStart
 
 SUFFIX = ".cpf"
-_ELSEWHERE = "give another output folder"
+_OTHER_FOLDER_HINT = "give another output folder"
 _NAME = re.compile(r"[0-9]{6,9}\.cpf")
 
 
 def is_segment(name: str) -> bool:
-    """Say whether a file name is that of a segment."""
+    """Return whether a file name is that of a segment."""
     return _NAME.fullmatch(name) is not None
 
 
-def segment_name(number: int) -> str:
+def format_segment_name(number: int) -> str:
     """Return the file name of the segment with this number, from 1."""
     return f"{number:06d}{SUFFIX}"
 
 
 class SegmentFolder:
-    """An opened folder of segments: creates the next, drops the oldest, knows the total."""
+    """An open folder of segments: creates the next, removes the oldest, and counts bytes."""
 
     def __init__(self, path: Path) -> None:
-        """Create or open the folder; raise CannotStart when it is not safely ours."""
+        """Create or open the folder.
+
+        Raises: CannotStart when it cannot be created, or is open to other users.
+        """
         self._fd = _open_folder(path)
         self._path = path
         self._sizes: dict[str, int] = {}
@@ -48,31 +52,34 @@ class SegmentFolder:
         return sum(self._sizes.values())
 
     def create(self) -> tuple[str, int]:
-        """Create the next segment and return its name and descriptor; raises OSError."""
-        name = segment_name(self._number + 1)
+        """Create the next segment and return its name and descriptor.
+
+        Raises: OSError when it cannot be created.
+        """
+        name = format_segment_name(self._number + 1)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(name, flags, 0o600, dir_fd=self._fd)
         except FileExistsError:
-            self._number += 1  # whoever made it may keep it; the next try takes the next name
+            self._number += 1  # the file is another writer's; the next attempt takes the next name
             raise
         self._number += 1
         self._sizes[name] = 0
         return name, descriptor
 
-    def grew(self, name: str, size: int) -> None:
-        """Note the size of a segment."""
+    def set_size(self, name: str, size: int) -> None:
+        """Record the size of a segment."""
         self._sizes[name] = size
 
     def remove(self, name: str) -> None:
-        """Unlink a segment; one that somebody else removed is as good as removed."""
+        """Remove a segment; one that is already gone counts as removed."""
         try:
             os.unlink(name, dir_fd=self._fd)
         except FileNotFoundError:
             pass
         del self._sizes[name]
-        if name == segment_name(self._number):
-            self._number -= 1  # it came to nothing: the next one may have its name
+        if name == format_segment_name(self._number):
+            self._number -= 1  # the segment was not used: the next one may take its name
 
     def drop_oldest(self) -> tuple[str, int] | None:
         """Remove the oldest segment; return its name and size, or None when there is none."""
@@ -82,17 +89,21 @@ class SegmentFolder:
         return None
 
     def free_bytes(self) -> int:
-        """Bytes an ordinary user may still write to this file system; raises OSError."""
-        room = os.fstatvfs(self._fd)
-        return room.f_bavail * room.f_frsize
+        """Return the bytes an ordinary user may still write to this file system.
+
+        Raises: OSError when they cannot be read.
+        """
+        filesystem = os.fstatvfs(self._fd)
+        return filesystem.f_bavail * filesystem.f_frsize
 
     def keep_free_bytes(self) -> int:
-        """Return what a good neighbour leaves free: 1 GiB or 5 %, at most a quarter."""
+        """Return how much space to leave free on the file system: 1 GiB or 5 %, at most a
+        quarter."""
         try:
-            room = os.fstatvfs(self._fd)
+            filesystem = os.fstatvfs(self._fd)
         except OSError:
             return 1 << 30
-        size = room.f_blocks * room.f_frsize
+        size = filesystem.f_blocks * filesystem.f_frsize
         return min(max(1 << 30, size // 20), size // 4)
 
     def close(self) -> None:
@@ -101,10 +112,10 @@ class SegmentFolder:
 
 
 def _open_folder(path: Path) -> int:
-    """Open a folder that is ours alone, creating it and its parents when they do not exist."""
+    """Open a private folder, creating it and its parents when they do not exist."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _refuse_shared_parent(path.parent)
+        _require_private_parent(path.parent)
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
@@ -113,10 +124,12 @@ def _open_folder(path: Path) -> int:
         descriptor = os.open(path, flags)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise CannotStart(f"{path}: is a link or a file", _ELSEWHERE) from error
-        raise CannotStart(f"{path}: {error.strerror}", _ELSEWHERE) from error
-    found = os.fstat(descriptor)
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise CannotStart(
+                f"{path}: is a symbolic link or a file", _OTHER_FOLDER_HINT
+            ) from error
+        raise CannotStart(f"{path}: {error.strerror}", _OTHER_FOLDER_HINT) from error
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         os.close(descriptor)
         raise CannotStart(
             f"{path}: exists, and is open to other users",
@@ -125,10 +138,10 @@ def _open_folder(path: Path) -> int:
     return descriptor
 
 
-def _refuse_shared_parent(parent: Path) -> None:
+def _require_private_parent(parent: Path) -> None:
     mode = parent.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise CannotStart(
-            f"{parent}: every user may replace what is in it",
+            f"{parent}: every user may replace files in this folder",
             "give a folder that others cannot write to, or set its sticky bit",
         )

@@ -1,11 +1,20 @@
-"""Many names as few: `node[001-128]`, the notation of Slurm's host lists, and back.
+"""Format and expand host lists in the notation of Slurm: `node[001-128]`.
 
-    fold(["gpu-a1", "gpu-a2", "gpu-a3", "gpu-a7", "login"])    "gpu-a[1-3,7],login"
-    unfold("gpu-a[1-3,7],login")                               those five names
+    format_host_list(["gpu-a1", "gpu-a2", "gpu-a3", "gpu-a7", "login"])
+    expand_host_list("gpu-a[1-3,7],login")
 
-One number of a name is folded: of several, the one in which most names differ. Zero padding is
-kept ("node[08-11]"), and what follows the number too ("n[1-2].cluster.example"). Names that hold
-what the notation itself uses (`[ ] ,` and blanks) are left as they are.
+The first returns "gpu-a[1-3,7],login", the second those five names.
+
+Only one number of a name is put in brackets: if it has several, the one in which most
+names differ. Zero padding is kept ("node[08-11]"), and so is a suffix
+("n[1-2].cluster.example"). Names that contain characters of the notation (`[ ] ,` and
+blanks) are left unchanged.
+
+Parse and format lists of CPUs and NUMA nodes as the kernel writes them: "0-3,8", "" for
+none.
+
+https://docs.kernel.org/admin-guide/kernel-parameters.html ("cpu lists"), also with a
+stride: "0-10:2/4" means two of every four.
 """
 
 from __future__ import annotations
@@ -14,82 +23,85 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-_MOST_NAMES = 1 << 20  # of one list, when unfolded
-_SPECIAL = re.compile(r"[\[\],\s]")
+_MAX_NAMES = 1 << 20  # of one list when expanding it
+_SPECIAL_CHARACTERS = re.compile(r"[\[\],\s]")
 _NUMBER = re.compile(r"[0-9]+")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
-_PART = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
+_LIST_ITEM = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
 
 
-def fold(names: Iterable[str]) -> str:
-    """Write names, each once and in order, as one host list."""
-    every = sorted(set(names), key=_in_order)
-    split = {name: _splits(name) for name in every}
+def format_host_list(names: Iterable[str]) -> str:
+    """Format names as one host list, sorted and without duplicates."""
+    ordered = sorted(set(names), key=_make_sort_key)
+    split = {name: _split_at_numbers(name) for name in ordered}
     common = Counter(ends for parts in split.values() for ends, _ in parts)
     groups: dict[tuple[str, ...], list[str]] = {}
-    for name in every:
+    for name in ordered:
         if not split[name]:
             groups[(name,)] = []
             continue
-        # of equally common ones the last number, as in rack2-node07
+        # if several are equally common, the last number, as in rack2-node07
         ends, number = max(reversed(split[name]), key=lambda part: common[part[0]])
         groups.setdefault(ends, []).append(number)
-    return ",".join(_group(ends, numbers) for ends, numbers in groups.items())
+    return ",".join(_format_group(ends, numbers) for ends, numbers in groups.items())
 
 
-def fold_numbers(numbers: Iterable[int]) -> str:
-    """Write numbers that are not negative, each once and in order: "0-7,12"."""
-    return ",".join(_ranges([str(number) for number in sorted(set(numbers))]))
+def format_number_list(numbers: Iterable[int]) -> str:
+    """Format nonnegative numbers as ranges, sorted and without duplicates: "0-7,12"."""
+    return ",".join(_join_ranges([str(number) for number in sorted(set(numbers))]))
 
 
-def unfold(text: str) -> list[str]:
-    """Return the names of a host list; raise ValueError when it is none, or a very long one."""
+def expand_host_list(text: str) -> list[str]:
+    """Expand a host list to its names.
+
+    Raises: ValueError when the text is not a host list, or names more than 2**20 hosts.
+    """
     if not text:
         return []
     names: list[str] = []
     at = 0
     while at <= len(text):
-        part = _PART.match(text, at)
+        part = _LIST_ITEM.match(text, at)
         if part is None:
             raise ValueError(f"{text!r} is not a host list: nothing to read at {at}")
-        names += _unfolded(part[0], text)
+        names += _expand_item(part[0], text)
         at = part.end() + 1
-        if len(names) > _MOST_NAMES:
-            raise ValueError(f"{text!r} names more than {_MOST_NAMES:,} hosts")
+        if len(names) > _MAX_NAMES:
+            raise ValueError(f"{text!r} names more than {_MAX_NAMES:,} hosts")
         if at <= len(text) and text[at - 1] != ",":
             raise ValueError(f"{text!r} is not a host list: nothing to read at {at - 1}")
     return names
 
 
-def _in_order(name: str) -> tuple[list[tuple[str, int]], str]:
-    """Sort node2 before node10; two spellings of one number stay apart."""
+def _make_sort_key(name: str) -> tuple[list[tuple[str, int]], str]:
+    """Return a key that sorts node2 before node10 and separates two spellings of one number."""
     texts, numbers = _NUMBER.split(name), _NUMBER.findall(name)
     return [(text, int(n)) for text, n in zip(texts, [*numbers, "0"])], name
 
 
-def _splits(name: str) -> list[tuple[tuple[str, str], str]]:
-    """Return every number of a name with what stands before and after it."""
-    if _SPECIAL.search(name):
+def _split_at_numbers(name: str) -> list[tuple[tuple[str, str], str]]:
+    """Return every number of a name with the text before and after it."""
+    if _SPECIAL_CHARACTERS.search(name):
         return []
-    found = _NUMBER.finditer(name)
-    return [((name[: one.start()], name[one.end() :]), one[0]) for one in found]
+    matches = _NUMBER.finditer(name)
+    return [((name[: match.start()], name[match.end() :]), match[0]) for match in matches]
 
 
-def _group(ends: tuple[str, ...], numbers: list[str]) -> str:
+def _format_group(ends: tuple[str, ...], numbers: list[str]) -> str:
     if not numbers:
         return ends[0]
     before, after = ends
     if len(numbers) == 1:
         return before + numbers[0] + after
-    return f"{before}[{','.join(_ranges(numbers))}]{after}"
+    return f"{before}[{','.join(_join_ranges(numbers))}]{after}"
 
 
-def _ranges(numbers: list[str]) -> list[str]:
-    """Join numbers that follow each other, spelled alike: 1-3 and 001-003, never 1-03."""
+def _join_ranges(numbers: list[str]) -> list[str]:
+    """Join consecutive numbers of equal padding: 1-3 and 001-003, never 1-03."""
     ranges: list[str] = []
     first = last = ""
     for number in [*numbers, ""]:
-        if first and number and number == _after(last, first):
+        if first and number and number == _compute_successor(last, first):
             last = number
             continue
         if first:
@@ -98,34 +110,72 @@ def _ranges(numbers: list[str]) -> list[str]:
     return ranges
 
 
-def _after(number: str, first: str) -> str:
+def _compute_successor(number: str, first: str) -> str:
     width = len(first) if first.startswith("0") else 0
     return str(int(number) + 1).zfill(width)
 
 
-def _unfolded(part: str, text: str) -> list[str]:
-    """Return the names of one part: of several brackets all combinations, the last moving first."""
+def _expand_item(part: str, text: str) -> list[str]:
+    """Expand one list item: all combinations of its brackets, the last varying fastest."""
     names = [""]
-    for piece in re.split(r"(\[[^\[\]]*\])", part):
-        if piece.startswith("["):
-            numbers = _numbers(piece[1:-1], text)
-            if len(names) * len(numbers) > _MOST_NAMES:
-                raise ValueError(f"{text!r} names more than {_MOST_NAMES:,} hosts")
+    for fragment in re.split(r"(\[[^\[\]]*\])", part):
+        if fragment.startswith("["):
+            numbers = _expand_ranges(fragment[1:-1], text)
+            if len(names) * len(numbers) > _MAX_NAMES:
+                raise ValueError(f"{text!r} names more than {_MAX_NAMES:,} hosts")
             names = [name + number for name in names for number in numbers]
         else:
-            names = [name + piece for name in names]
+            names = [name + fragment for name in names]
     return names
 
 
-def _numbers(ranges: str, text: str) -> list[str]:
+def _expand_ranges(ranges: str, text: str) -> list[str]:
     numbers: list[str] = []
-    for one in ranges.split(","):
-        match = _RANGE.fullmatch(one)
+    for item in ranges.split(","):
+        match = _RANGE.fullmatch(item)
         if match is None:
-            raise ValueError(f"{text!r} is not a host list: {one!r} is not a number or range")
+            raise ValueError(f"{text!r} is not a host list: {item!r} is not a number or range")
         low, high = match[1], match[2] or match[1]
-        if int(high) < int(low) or int(high) - int(low) >= _MOST_NAMES:
-            raise ValueError(f"{text!r} is not a host list: {one!r} runs backwards or too far")
+        if int(high) < int(low) or int(high) - int(low) >= _MAX_NAMES:
+            raise ValueError(f"{text!r} is not a host list: {item!r} runs backwards or too far")
         width = len(low) if low.startswith("0") else 0
         numbers += [str(number).zfill(width) for number in range(int(low), int(high) + 1)]
     return numbers
+
+
+_MAX_CPU = 1 << 16  # more CPUs than any kernel is built for
+
+
+def parse_cpulist(text: str) -> frozenset[int]:
+    """Parse a CPU list.
+
+    Raises: ValueError when the text is not a CPU list.
+    """
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        if not part:
+            continue
+        bounds, _, stride = part.partition(":")
+        low, dash, high = bounds.partition("-")
+        first = int(low)
+        last = int(high) if dash else first
+        used, _, group = stride.partition("/")
+        if not 0 <= first <= last < _MAX_CPU:
+            raise ValueError(f"{part!r} is not a range of CPUs")
+        if stride and not 0 < int(used) <= int(group):
+            raise ValueError(f"{part!r} is not a range of CPUs")
+        for number in range(first, last + 1):
+            if not stride or (number - first) % int(group) < int(used):
+                numbers.add(number)
+    return frozenset(numbers)
+
+
+def format_cpulist(numbers: Iterable[int]) -> str:
+    """Format numbers as the kernel writes them: "0-3,8"."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)

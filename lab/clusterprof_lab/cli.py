@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from clusterprof_lab.scenario import (
-    SEVERITIES,
-    Scenario,
-    ScenarioError,
-    Split,
-    Trial,
-    load_corpus,
-)  # fmt: skip
+from clusterprof_lab.scenario import SEVERITIES, Scenario, ScenarioError, Split, Trial, load_corpus
 
 FAILED = 2
 

@@ -10,9 +10,20 @@ from collections.abc import Mapping
 UNATTRIBUTED = "unattributed"
 
 FAMILIES = (
-    "storage", "cpu", "network", "synchronization", "h2d", "launch", "checkpoint", "startup",
-    "device", "eval", "fail", "unallocated", UNATTRIBUTED,
-)  # fmt: skip
+    "storage",
+    "cpu",
+    "network",
+    "synchronization",
+    "h2d",
+    "launch",
+    "checkpoint",
+    "startup",
+    "device",
+    "eval",
+    "fail",
+    "unallocated",
+    UNATTRIBUTED,
+)
 
 FAMILY_OF: Mapping[str, str] = {
     "storage-local": "storage",

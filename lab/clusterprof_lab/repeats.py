@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Report
-from clusterprof.gate import Policy, judge, parse_any
-from clusterprof.gate.compare import compare
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.gate import Policy, judge_runs, parse_any_rule
+from clusterprof.gate.compare import compare_runs
+from clusterprof.report.model import Report
 from clusterprof_lab.scenario import Trial, load_corpus
 from clusterprof_lab.synth.make import JITTER_NS
 from clusterprof_lab.synth.record import Seen, clocks, record
@@ -41,9 +41,14 @@ PLANTED_RATIO = 0.05
 BETWEEN_RATIO = 0.003
 RANKS = 4
 RULES = (
-    "gpu.busy_ratio >= 70%", "stall.cpu <= 10%", "stall.checkpoint <= 5%",
-    "step.p50_ns: +2.5%", "step.mean_ns: +2.5%", "lost.ratio: +2pt", "stall.storage_ratio: +2pt",
-)  # fmt: skip
+    "gpu.busy_ratio >= 70%",
+    "stall.cpu <= 10%",
+    "stall.checkpoint <= 5%",
+    "step.p50_ns: +2.5%",
+    "step.mean_ns: +2.5%",
+    "lost.ratio: +2pt",
+    "stall.storage_ratio: +2pt",
+)
 FOUND_AT_LEAST, FALSE_AT_MOST = 0.95, 1
 
 
@@ -60,24 +65,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for i in range(options.runs):
             for kind, ratio, count in (("clean", 0.0, clean), ("slow", PLANTED_RATIO, planted)):
                 report = job.report(f"{kind}{i}", options.baselines + 2 * i + (ratio > 0), ratio)
-                verdict = judge(report, [parse_any(rule) for rule in RULES], Policy(), (), before)
+                verdict = judge_runs(
+                    report, [parse_any_rule(rule) for rule in RULES], Policy(), (), before
+                )
                 count[verdict.outcome] += 1
                 if verdict.outcome != ("fail" if ratio else "pass"):
                     print(f"job {number}, {kind}{i}:", *verdict.lines, sep="\n  ")
                 if ratio:
-                    rows = compare(before[0], report, (), Policy(allow_unlike=("order",))).rows
-                    blamed += rows[0].name.startswith("storage") and rows[0].said == "more"
+                    rows = compare_runs(before[0], report, (), Policy(allow_unlike=("order",))).rows
+                    blamed += rows[0].name.startswith("storage") and rows[0].significance == "more"
                 one = report
         print(f"job {number}: {job.plan.nodes} nodes, clean {dict(clean)}, slow {dict(planted)}")
     if one is not None:
-        rules = [parse_any(rule) for rule in RULES[:3]]
-        says = {judge(one, rules, Policy()).lines for _ in range(200)}
+        rules = [parse_any_rule(rule) for rule in RULES[:3]]
+        says = {judge_runs(one, rules, Policy()).lines for _ in range(200)}
         flips = len(says) - 1
     slow = options.jobs * options.runs
     told = planted["fail"] + planted["cannot tell"]
     print(f"false failures: {clean['fail']} of {slow} clean runs (at most {FALSE_AT_MOST})")
-    print(f"a regression of {PLANTED_RATIO:.0%}: found {planted['fail']} of {slow}, cannot tell"
-          f" {planted['cannot tell']}, passed {planted['pass']}")  # fmt: skip
+    print(
+        f"a regression of {PLANTED_RATIO:.0%}: found {planted['fail']} of {slow}, cannot tell"
+        f" {planted['cannot tell']}, passed {planted['pass']}"
+    )
     print(f"compare names its cause first: {blamed} of {slow}")
     print(f"200 verdicts on one run: {flips} flips")
     good = clean["fail"] <= FALSE_AT_MOST and told >= FOUND_AT_LEAST * slow and not flips

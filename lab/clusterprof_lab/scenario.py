@@ -120,9 +120,15 @@ def load(path: Path) -> Scenario:
     if document["synth"] is None and document["real"] is None:
         raise ScenarioError(f"{path}: neither synth nor real can make it")
     return Scenario(
-        document["id"], document["group"], document["title"], document["what"],
-        _wanted(path, truth), _lost(path, document["lost"]), document["synth"], document["real"],
-    )  # fmt: skip
+        document["id"],
+        document["group"],
+        document["title"],
+        document["what"],
+        _wanted(path, truth),
+        _lost(path, document["lost"]),
+        document["synth"],
+        document["real"],
+    )
 
 
 def _only(path: Path, given: Mapping[str, Any], known: set[str], needed: set[str]) -> None:

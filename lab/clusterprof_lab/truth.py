@@ -111,8 +111,9 @@ def write(truth: Truth, folder: Path) -> None:
     """Write `truth.json` into the folder of a run."""
     document = {"format": "clusterprof-truth", **asdict(truth)}
     for name in ("lost", "outside"):
-        document[name] = [[one["cause"], one["culprit"], one["rank"], one["ns"]]
-                          for one in document[name]]  # fmt: skip
+        document[name] = [
+            [one["cause"], one["culprit"], one["rank"], one["ns"]] for one in document[name]
+        ]
     (folder / FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

@@ -9,36 +9,40 @@ from types import MappingProxyType
 import numpy as np
 from synthetic.jobs import CATEGORIES, MS, World
 
-from clusterprof.attribution.blame import causes, settle_waits
-from clusterprof.attribution.blame_transfer import Transfers
-from clusterprof.attribution.net_links import NodeLinks, links_of
-from clusterprof.attribution.net_split import Split, split
-from clusterprof.engine.limits import bound
-from clusterprof.timeline.network import Count, NodeNetwork, Spread
+from clusterprof.analysis.attribution.network.counters import NodeLinks, find_node_links
+from clusterprof.analysis.attribution.network.split import TransferSplit, split_transfer_time
+from clusterprof.analysis.attribution.network.transfer_time import TransferTotals
+from clusterprof.analysis.attribution.wait_for.blame import blame_waits, list_causes
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.timeline.network_counters import (
+    CounterTotal,
+    NodeNetworkTotals,
+    ValueHistogram,
+)
 
 SECOND = 1_000_000_000
-LIMITS = bound({})
+LIMITS = build_limits({})
 GB = 10**9
 RDMA_UP = 4.0
 
 
-def spread(*values: float) -> Spread:
-    out = Spread()
+def spread(*values: float) -> ValueHistogram:
+    out = ValueHistogram()
     out.add(np.array(values, float))
     return out
 
 
-def network(readings: Mapping[str, float], seconds: float = 60) -> NodeNetwork:
+def network(readings: Mapping[str, float], seconds: float = 60) -> NodeNetworkTotals:
     """Readings over a minute: "<signal> <device>" -> growth of a counter, or a constant gauge."""
     counts, levels = {}, {}
     for key, value in readings.items():
         name, _, device = key.partition(" ")
         if name.endswith("_total"):
             rate = spread(*[value / seconds] * 60)
-            counts[name, device] = Count(value, round(seconds * SECOND), rate)
+            counts[name, device] = CounterTotal(value, round(seconds * SECOND), rate)
         else:
             levels[name, device] = spread(*[value] * 60)
-    return NodeNetwork(counts, levels)
+    return NodeNetworkTotals(counts, levels)
 
 
 def nic(name: str = "eth0", sent: float = 10 * GB, speed: float | None = 10 * GB) -> dict:
@@ -75,7 +79,7 @@ def links(
         {"name": one, "physical": one not in virtual, "lower": lower.get(one, ())} for one in names
     ]
     host = {"nics": nics, "rails": rails}
-    return links_of(number, f"node{number}", found, host, job, LIMITS)
+    return find_node_links(number, f"node{number}", found, host, job, LIMITS)
 
 
 def all_reduces(
@@ -83,7 +87,7 @@ def all_reduces(
     nodes: Sequence[int] = (0, 1),
     size: int = 100_000_000,
     spare: Sequence[int] = (),
-) -> Transfers:
+) -> TransferTotals:
     """One rank on each of these nodes; each all-reduce takes so long after the last has come.
 
     `spare`: nodes of further ranks, which take no part.
@@ -95,28 +99,30 @@ def all_reduces(
         world.meet(np.arange(ranks)[None, :], np.array([1]), ns)
     job = world.job()
     ops = replace(job.ops, bytes=np.full(len(durations_ns), size))
-    found = Transfers(np.array([*nodes, *spare]), causes(CATEGORIES).index("net-transfer"))
-    found.add(ops, settle_waits(ops, job.spent, job.spent, ranks)[0])
+    found = TransferTotals(
+        np.array([*nodes, *spare]), list_causes(CATEGORIES).index("net-transfer")
+    )
+    found.add(ops, blame_waits(ops, job.spent, job.spent, ranks)[0])
     return found
 
 
 TOOK = [30 * MS] * 40
 
 
-def shared(*of_nodes: dict, took: list[int] = TOOK, **more: object) -> tuple[dict, Split]:
+def shared(*of_nodes: dict, took: list[int] = TOOK, **more: object) -> tuple[dict, TransferSplit]:
     """Milliseconds of the first rank by cause, and the split; all ranks have the same."""
     transfers = all_reduces(took, range(len(of_nodes)))
     known = {n: links(n, one, **more) for n, one in enumerate(of_nodes)}  # type: ignore[arg-type]
     return conserved(transfers, known)
 
 
-def conserved(transfers: Transfers, known: dict[int, NodeLinks]) -> tuple[dict, Split]:
+def conserved(transfers: TransferTotals, known: dict[int, NodeLinks]) -> tuple[dict, TransferSplit]:
     """Milliseconds of the first rank by cause; fails when a rank's parts do not add up."""
-    found = split(transfers, known, LIMITS)
+    found = split_transfer_time(transfers, known, LIMITS)
     given = {cause: share.ns for cause, share in found.shares.items()}
-    for rank, felt in enumerate(transfers.felt_ns.tolist()):
+    for rank, felt in enumerate(transfers.victim_ns.tolist()):
         parts = [int(ns[rank]) for ns in given.values()]
         assert all(ns >= 0 for ns in parts) and sum(parts) <= felt
-    left = int(transfers.felt_ns.sum()) - sum(int(ns.sum()) for ns in given.values())
-    assert 0 <= found.expected_ns + found.beyond_ns <= left
+    left = int(transfers.victim_ns.sum()) - sum(int(ns.sum()) for ns in given.values())
+    assert 0 <= found.expected_ns + found.excess_ns <= left
     return {cause: int(ns[0]) / MS for cause, ns in given.items()}, found

@@ -6,29 +6,30 @@ import numpy as np
 from synthetic.jobs import CATEGORIES, MS, WORK, Fault, World, pairs_and_planes, pass_on
 from synthetic.score import booked
 
-from clusterprof.attribution.blame import NOBODY
-from clusterprof.attribution.blame_books import Books
-from clusterprof.timeline.operations import SEND
+from clusterprof.analysis.attribution.wait_for.blame import NO_CULPRIT
+from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
+from clusterprof.analysis.timeline.collectives.operations import SEND
 
 STORAGE, PREPROCESS, GC = 0, 1, 2
 ALL = np.array([1])
 
 
-def in_ms(books: Books) -> dict[tuple[int, str], int]:
+def in_ms(books: WaitTotals) -> dict[tuple[int, str], int]:
     """{(culprit, cause): ms}."""
     out = {}
-    for who, cause in zip(*np.nonzero(books.caused_ns)):
-        rank = NOBODY if who == len(books.caused_ns) - 1 else int(who)
-        out[(rank, books.causes[cause])] = int(books.caused_ns[who, cause]) // MS
+    for who, cause in zip(*np.nonzero(books.culprit_ns)):
+        rank = NO_CULPRIT if who == len(books.culprit_ns) - 1 else int(who)
+        out[(rank, books.causes[cause])] = int(books.culprit_ns[who, cause]) // MS
     return out
 
 
-def felt_ms(books: Books, cause: str) -> list[int]:
-    return (books.felt_ns[:, books.causes.index(cause)] // MS).tolist()
+def felt_ms(books: WaitTotals, cause: str) -> list[int]:
+    return (books.victim_ns[:, books.causes.index(cause)] // MS).tolist()
 
 
 def test_who_began_late_is_named_and_not_what_it_does_while_the_others_wait() -> None:
-    # docs/design.md, section 12: both leave together; rank 1 loads for 100, then both work 200.
+    # docs/design/waits-between-ranks.md: both leave together; rank 1 loads for 100, then both
+    # work 200.
     # Rank 0 waits 100 while rank 1 computes: they are caused by rank 1's storage.
     world = World(2, (Fault(1, STORAGE),))
     world.meet(np.array([[0, 1]]), ALL, 5 * MS)
@@ -36,7 +37,7 @@ def test_who_began_late_is_named_and_not_what_it_does_while_the_others_wait() ->
     world.spend(200 * MS)
     world.meet(np.array([[0, 1]]), ALL, 5 * MS)
     books = booked(world.job())
-    assert in_ms(books) == {(1, "storage-local"): 100, (NOBODY, "net-transfer"): 20}
+    assert in_ms(books) == {(1, "storage-local"): 100, (NO_CULPRIT, "net-transfer"): 20}
     assert felt_ms(books, "storage-local") == [100, 0]
     assert int(books.recoverable_ns.sum()) == 100 * MS
 
@@ -57,7 +58,7 @@ def test_eight_ranks_wait_unequally_for_rank_7() -> None:
     assert in_ms(books) == {
         (7, "cpu-preprocess"): 360,
         (7, "sync-slow-compute"): 60,
-        (NOBODY, "net-transfer"): 80,
+        (NO_CULPRIT, "net-transfer"): 80,
     }
     assert felt_ms(books, "cpu-preprocess") == [60, 60, 60, 60, 50, 40, 30, 0]
     assert felt_ms(books, "net-transfer") == [10] * 8
@@ -78,7 +79,7 @@ def test_several_late_ranks_the_last_gets_the_wait_and_what_it_alone_could_save(
     assert in_ms(books)[(3, "storage-local")] == 220
     assert (2, "storage-local") not in in_ms(books)
     assert int(books.recoverable_ns.sum()) == 3 * 20 * MS
-    assert books.co_late.tolist()[3] == 1 + 0  # rank 2; in the first operation nobody was late
+    assert books.late_peers.tolist()[3] == 1 + 0  # rank 2; in the first operation nobody was late
 
 
 def test_a_wandering_culprit_is_blamed_step_by_step() -> None:
@@ -93,7 +94,7 @@ def test_a_wandering_culprit_is_blamed_step_by_step() -> None:
     found = in_ms(booked(world.job()))
     assert found == {
         **{(rank, "cpu-gc"): 120 for rank in range(4)},
-        (NOBODY, "net-transfer"): 100,
+        (NO_CULPRIT, "net-transfer"): 100,
     }
 
 
@@ -164,7 +165,7 @@ def test_a_rank_that_becomes_slow_while_its_habit_is_learnt_is_slow() -> None:
         world.meet(everyone, ALL, 5 * MS)
     assert in_ms(booked(world.job())) == {
         (1, "sync-slow-compute"): 28 * 3 * 30,
-        (NOBODY, "net-transfer"): 40 * 4 * 5,
+        (NO_CULPRIT, "net-transfer"): 40 * 4 * 5,
     }
 
 
@@ -179,7 +180,7 @@ def test_who_sends_late_keeps_the_receiver_waiting() -> None:
         world.meet(planes, teams, 5 * MS)
     found = in_ms(booked(world.job()))
     # Rank 3 waits 30 for it; then ranks 0 and 1 wait 30 each in the two reductions.
-    assert found == {(2, "storage-local"): 90, (NOBODY, "net-transfer"): 2 * (4 + 4 + 20)}
+    assert found == {(2, "storage-local"): 90, (NO_CULPRIT, "net-transfer"): 2 * (4 + 4 + 20)}
 
 
 def test_in_their_first_operations_ranks_are_compared_since_their_steps_began() -> None:
@@ -191,7 +192,7 @@ def test_in_their_first_operations_ranks_are_compared_since_their_steps_began() 
     pass_on(world, grid, 0, 1, MS)
     pass_on(world, grid, 1, 2, MS)
     found = in_ms(booked(world.job()))
-    assert found == {(0, "storage-local"): 60, (NOBODY, "net-transfer"): 2 * 2 + 1}
+    assert found == {(0, "storage-local"): 60, (NO_CULPRIT, "net-transfer"): 2 * 2 + 1}
 
 
 def test_a_rank_that_was_seen_later_is_not_compared_by_what_it_did_so_far() -> None:
@@ -206,8 +207,10 @@ def test_a_rank_that_was_seen_later_is_not_compared_by_what_it_did_so_far() -> N
     world.meet(np.array([[1, 2]]), np.array([2]), MS)
     found = in_ms(booked(world.job()))
     assert found == {
-        (1, "storage-local"): 90, (2, "unattributed"): 30, (NOBODY, "net-transfer"): 20,
-    }  # fmt: skip
+        (1, "storage-local"): 90,
+        (2, "unattributed"): 30,
+        (NO_CULPRIT, "net-transfer"): 20,
+    }
 
 
 def test_a_stage_with_more_to_do_is_imbalance_until_it_is_slower_than_itself() -> None:
@@ -223,14 +226,14 @@ def test_a_stage_with_more_to_do_is_imbalance_until_it_is_slower_than_itself() -
     assert found == {
         (1, "sync-slow-compute"): 40 + 100,
         (1, "sync-imbalance"): 8 * 40 + 60,
-        (NOBODY, "net-transfer"): 2 * 2 * 10,
+        (NO_CULPRIT, "net-transfer"): 2 * 2 * 10,
     }
 
 
 def test_one_that_is_seen_alone_waits_for_an_unknown_peer() -> None:
     world = World(1)
     world.meet(np.array([[0]]), ALL, 30 * MS)
-    assert in_ms(booked(world.job())) == {(NOBODY, "sync-unknown-peer"): 30}
+    assert in_ms(booked(world.job())) == {(NO_CULPRIT, "sync-unknown-peer"): 30}
 
 
 def test_the_sums_by_cause_agree_too() -> None:
@@ -241,7 +244,7 @@ def test_the_sums_by_cause_agree_too() -> None:
         world.strike(step % 2, 3_333_333)
         world.meet(everyone, ALL, 1)
     books = booked(world.job())
-    np.testing.assert_array_equal(books.felt_ns.sum(axis=0), books.caused_ns.sum(axis=0))
+    np.testing.assert_array_equal(books.victim_ns.sum(axis=0), books.culprit_ns.sum(axis=0))
     assert len(books.causes) == len(CATEGORIES) + 4
 
 

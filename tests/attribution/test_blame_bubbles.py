@@ -7,32 +7,38 @@ import pytest
 from synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job
 from synthetic.scenarios import data_parallel, pipeline
 
-from clusterprof.attribution import blame_bubbles
-from clusterprof.attribution.blame import causes, settle_waits
-from clusterprof.attribution.blame_books import Books
-from clusterprof.attribution.blame_bubbles import BUBBLE, Bubbles
+from clusterprof.analysis.attribution.wait_for import uncharged_waits
+from clusterprof.analysis.attribution.wait_for.blame import blame_waits, list_causes
+from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
+from clusterprof.analysis.attribution.wait_for.uncharged_waits import BUBBLE, PipelineBubbles
 
 STEPS, STAGES = 40, 4
 
 
-def told(job: Job, cut: int = 10**9) -> tuple[Books, Bubbles]:
+def told(job: Job, cut: int = 10**9) -> tuple[WaitTotals, PipelineBubbles]:
     """Blame a job in blocks of `cut` operations."""
-    books, bubbles, carry = Books(job.ranks, CATEGORIES), Bubbles(job.ranks, CATEGORIES), None
-    for begin in range(0, job.ops.team.size, cut):
-        end = min(begin + cut, job.ops.team.size)
-        block = job.ops.cut(begin, end)
+    books, bubbles, carry = (
+        WaitTotals(job.ranks, CATEGORIES),
+        PipelineBubbles(job.ranks, CATEGORIES),
+        None,
+    )
+    for begin in range(0, job.ops.process_group.size, cut):
+        end = min(begin + cut, job.ops.process_group.size)
+        block = job.ops.take_range(begin, end)
         spent = job.spent[job.ops.first[begin] : job.ops.first[end]]
-        blamed, carry = settle_waits(block, spent, spent, job.ranks, carry)
+        blamed, carry = blame_waits(block, spent, spent, job.ranks, carry)
         books.add(block, blamed)
         bubbles.add(block, blamed)
-    return books, bubbles.done()
+    return books, bubbles.finish()
 
 
-def work_ms(books: Books, bubbles: Bubbles) -> tuple[float, float]:
+def work_ms(books: WaitTotals, bubbles: PipelineBubbles) -> tuple[float, float]:
     """What is charged to work in all, and what of that is a bubble."""
-    columns = [causes(CATEGORIES).index(name) for name in ("sync-imbalance", "sync-slow-compute")]
-    felt = int(books.felt_ns[:, columns].sum())
-    bubble = sum(bubbles.felt(rank).get(BUBBLE, 0) for rank in range(len(books.felt_ns)))
+    columns = [
+        list_causes(CATEGORIES).index(name) for name in ("sync-imbalance", "sync-slow-compute")
+    ]
+    felt = int(books.victim_ns[:, columns].sum())
+    bubble = sum(bubbles.victim_change(rank).get(BUBBLE, 0) for rank in range(len(books.victim_ns)))
     return felt / MS, bubble / MS
 
 
@@ -44,13 +50,13 @@ def test_a_pipeline_of_equal_stages_waits_for_its_order_alone() -> None:
     assert work > 1000
     assert bubble == pytest.approx(work, rel=0.05)
     for rank in range(STAGES):
-        moved = bubbles.felt(rank)
+        moved = bubbles.victim_change(rank)
         assert sum(moved.values()) == 0
-        felt = dict(zip(books.causes, books.felt_ns[rank].tolist()))
+        felt = dict(zip(books.causes, books.victim_ns[rank].tolist()))
         assert all(felt.get(cause, 0) + ns >= 0 for cause, ns in moved.items())
-        caused = dict(zip(books.causes, books.caused_ns[rank].tolist()))
-        assert all(caused[cause] + ns >= 0 for cause, ns in bubbles.caused(rank).items())
-    assert bubbles.felt_ns.sum() == bubbles.caused_ns.sum() == round(bubble * MS)
+        caused = dict(zip(books.causes, books.culprit_ns[rank].tolist()))
+        assert all(caused[cause] + ns >= 0 for cause, ns in bubbles.culprit_change(rank).items())
+    assert bubbles.victim_ns.sum() == bubbles.culprit_ns.sum() == round(bubble * MS)
 
 
 def test_a_stage_with_more_work_keeps_what_it_causes() -> None:
@@ -58,7 +64,7 @@ def test_a_stage_with_more_work_keeps_what_it_causes() -> None:
     fault = Fault(2, WORK)
     books, bubbles = told(pipeline(STAGES, (fault,), (5 * MS,), steps=STEPS))
     work, bubble = work_ms(books, bubbles)
-    kept = books.caused_ns[:-1] - bubbles.caused_ns
+    kept = books.culprit_ns[:-1] - bubbles.culprit_ns
     columns = [books.causes.index(name) for name in ("sync-imbalance", "sync-slow-compute")]
     by_rank = kept[:, columns].sum(axis=1) / MS
     assert int(np.argmax(by_rank)) == 2
@@ -71,7 +77,7 @@ def test_a_stage_with_more_work_keeps_what_it_causes() -> None:
 def test_two_stages_that_are_slow_in_turn_do_not_cancel_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(blame_bubbles, "STRETCH", 16)
+    monkeypatch.setattr(uncharged_waits, "SEGMENT_OPERATIONS", 16)
     early, late = Fault(1, WORK), Fault(3, WORK)
     quiet = work_ms(*told(pipeline(STAGES, steps=STEPS)))
     job = pipeline(STAGES, (early, late), (5 * MS, 5 * MS), steps=STEPS, odds=0.1, seed=3)
@@ -85,8 +91,8 @@ def test_another_cause_of_the_late_rank_does_not_excuse_its_work() -> None:
     books, bubbles = told(pipeline(STAGES, (fault,), (5 * MS,), steps=STEPS))
     work, bubble = work_ms(books, bubbles)
     assert bubble > 0.8 * work
-    storage = books.caused_ns[1, books.causes.index("storage-local")]
-    assert storage > 0 and bubbles.caused_ns[1, books.causes.index("storage-local")] == 0
+    storage = books.culprit_ns[1, books.causes.index("storage-local")]
+    assert storage > 0 and bubbles.culprit_ns[1, books.causes.index("storage-local")] == 0
 
 
 def test_operations_of_all_ranks_have_no_bubbles() -> None:
@@ -98,5 +104,5 @@ def test_operations_of_all_ranks_have_no_bubbles() -> None:
 def test_the_cut_into_blocks_changes_no_nanosecond(cut: int) -> None:
     job = pipeline(8, (Fault(2, WORK),), (5 * MS,), steps=20, jitter_ns=MS, odds=0.5)
     whole, parts = told(job)[1], told(job, cut)[1]
-    assert np.array_equal(whole.felt_ns, parts.felt_ns)
-    assert np.array_equal(whole.caused_ns, parts.caused_ns)
+    assert np.array_equal(whole.victim_ns, parts.victim_ns)
+    assert np.array_equal(whole.culprit_ns, parts.culprit_ns)

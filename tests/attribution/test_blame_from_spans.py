@@ -11,24 +11,24 @@ from synthetic.scenarios import LAYOUTS, data_parallel, nodes_and_world
 from synthetic.score import booked
 from synthetic.spans import arrivals
 
-from clusterprof.attribution.blame_books import Books
-from clusterprof.timeline.clocks import align
-from clusterprof.timeline.collectives import Arrivals, match
+from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
+from clusterprof.analysis.timeline.clock_sync import align_clocks
+from clusterprof.analysis.timeline.collectives.reference import CollectiveSpans, match_spans
 
 RANKS, NODE = 16, 8
 
 
-def on_their_clocks(job: Job) -> tuple[Job, Arrivals]:
+def on_their_clocks(job: Job) -> tuple[Job, CollectiveSpans]:
     """Read every time off the clock of its node; order by the clocks as they can be aligned."""
     ops = job.ops
     node = ops.rank // NODE
     clocks = watches(RANKS // NODE, np.random.default_rng(3))
     arrive, leave = clocks.shown(node, ops.arrive_ns), clocks.shown(node, ops.leave_ns)
-    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
-    aligned = align(op, node, leave, RANKS // NODE)
+    op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
+    aligned = align_clocks(op, node, leave, RANKS // NODE)
     when = np.empty_like(leave)
     for one in range(RANKS // NODE):
-        when[node == one] = aligned.common(one, leave[node == one])
+        when[node == one] = aligned.to_common_ns(one, leave[node == one])
     shown = replace(ops, arrive_ns=arrive, leave_ns=leave, blocked_ns=leave - arrive)
     return replace(job, ops=shown), arrivals(job, arrive, leave, when)
 
@@ -37,30 +37,30 @@ def test_matched_and_aligned_spans_give_the_books_of_a_perfect_recorder() -> Non
     for layout in sorted(LAYOUTS):
         job = LAYOUTS[layout](RANKS, (Fault(5, 1),), (9 * MS,), 12, MS, 4)
         job, spans = on_their_clocks(job)
-        found = match(spans)
+        found = match_spans(spans)
         assert found.unmatched == {}
         assert found.operations.complete.all()
         again = booked(replace(job, ops=found.operations, spent=job.spent[found.operations.source]))
-        np.testing.assert_array_equal(again.felt_ns, booked(job).felt_ns)
-        np.testing.assert_array_equal(again.caused_ns, booked(job).caused_ns)
+        np.testing.assert_array_equal(again.victim_ns, booked(job).victim_ns)
+        np.testing.assert_array_equal(again.culprit_ns, booked(job).culprit_ns)
         assert again.culprits(None if layout != "pipeline" else np.arange(RANKS) % 4)[0][0] == 5
 
 
-def found_in(books: Books) -> set[tuple[int, str]]:
-    return {(int(who), books.causes[cause]) for who, cause in zip(*np.nonzero(books.caused_ns))}
+def found_in(books: WaitTotals) -> set[tuple[int, str]]:
+    return {(int(who), books.causes[cause]) for who, cause in zip(*np.nonzero(books.culprit_ns))}
 
 
-def without(job: Job, rank: int) -> Books:
+def without(job: Job, rank: int) -> WaitTotals:
     """Blame a job of which one rank was not recorded, though its group was announced."""
     spans = arrivals(job, job.ops.arrive_ns, job.ops.leave_ns, job.ops.leave_ns)
     spans = spans.take(spans.rank != rank)
     groups = {
         (0, int(team) + 1): np.unique(
-            job.ops.rank[np.repeat(job.ops.team, np.diff(job.ops.first)) == team]
+            job.ops.rank[np.repeat(job.ops.process_group, np.diff(job.ops.first)) == team]
         )
-        for team in np.unique(job.ops.team)
+        for team in np.unique(job.ops.process_group)
     }
-    found = match(spans, groups)
+    found = match_spans(spans, groups)
     return booked(replace(job, ops=found.operations, spent=job.spent[found.operations.source]))
 
 
@@ -68,7 +68,7 @@ def test_when_the_rank_at_fault_was_not_recorded_nobody_takes_its_place() -> Non
     for make in (data_parallel, nodes_and_world):
         job = make(RANKS, (Fault(5, 1),), (30 * MS,), seed=2)
         books = without(job, 5)
-        unknown = int(books.felt_ns[:, books.causes.index("sync-unknown-peer")].sum())
+        unknown = int(books.victim_ns[:, books.causes.index("sync-unknown-peer")].sum())
         assert unknown > 0.4 * job.truth.waited_ns
         inside = [rank for rank, ns in books.culprits() if ns > 0]
         assert inside == []
@@ -77,7 +77,7 @@ def test_when_the_rank_at_fault_was_not_recorded_nobody_takes_its_place() -> Non
             "sync-unknown-peer",
             "unattributed",
         }
-        network = books.felt_ns[:, books.causes.index("net-transfer")].sum()
+        network = books.victim_ns[:, books.causes.index("net-transfer")].sum()
         assert int(network) <= job.truth.transferred_ns
 
 

@@ -9,21 +9,21 @@ import pytest
 from synthetic.jobs import CATEGORIES, MS, Fault, Job, World
 from synthetic.scenarios import LAYOUTS
 
-from clusterprof.attribution.blame import causes, settle_waits
-from clusterprof.attribution.blame_gains import Gains
+from clusterprof.analysis.attribution.wait_for.blame import blame_waits, list_causes
+from clusterprof.analysis.attribution.wait_for.totals import SavingsTotals
 
 STEPS = 20
 LOADING = 0
 
 
-def gains_of(job: Job, cuts: tuple[int, ...] = ()) -> Gains:
+def gains_of(job: Job, cuts: tuple[int, ...] = ()) -> SavingsTotals:
     """Blame a job, in blocks that begin at the given operations."""
-    gains = Gains(np.full(job.ranks, job.ranks), len(causes(CATEGORIES)))
+    gains = SavingsTotals(np.full(job.ranks, job.ranks), len(list_causes(CATEGORIES)))
     carry = None
-    for begin, end in itertools.pairwise([0, *cuts, job.ops.team.size]):
-        ops = job.ops.cut(begin, end)
+    for begin, end in itertools.pairwise([0, *cuts, job.ops.process_group.size]):
+        ops = job.ops.take_range(begin, end)
         spent = job.spent[job.ops.first[begin] : job.ops.first[end]]
-        blamed, carry = settle_waits(ops, spent, spent, job.ranks, carry)
+        blamed, carry = blame_waits(ops, spent, spent, job.ranks, carry)
         gains.add(ops, blamed)
     return gains
 
@@ -45,14 +45,14 @@ def test_by_hand() -> None:
     world.spend(10 * MS)
     world.meet(everyone, team, MS)
     gains = gains_of(world.job())
-    assert gains.all_met.tolist() == [2, 2, 2]
+    assert gains.all_rank_operations.tolist() == [2, 2, 2]
     # rank 2 in time: the operation ends 30 ms sooner for all three of them
     assert gains.others_ns[:, LOADING].tolist() == [0, 0, 2 * 30 * MS]
     assert gains.own_ns[:, LOADING].tolist() == gains.all_ns[:, LOADING].tolist() == [0, 0, 30 * MS]
-    assert gains.of(2, [LOADING], 50 * MS, steps=2) == 3 * 30 * MS
+    assert gains.estimate_savings(2, [LOADING], 50 * MS, steps=2) == 3 * 30 * MS
     # of what it lost itself it wins no more than it lost
-    assert gains.of(2, [LOADING], 10 * MS, steps=2) == (2 * 30 + 10) * MS
-    assert gains.of(1, [LOADING], 20 * MS, steps=2) == 0
+    assert gains.estimate_savings(2, [LOADING], 10 * MS, steps=2) == (2 * 30 + 10) * MS
+    assert gains.estimate_savings(1, [LOADING], 20 * MS, steps=2) == 0
 
 
 def faulty(layout: str, seed: int, second: float) -> tuple[Job, int, int]:
@@ -76,7 +76,7 @@ def test_where_all_ranks_meet_in_every_step_it_is_the_truth(layout: str, second:
     for seed in range(8):
         job, own_ns, truth_ns = faulty(layout, seed, second)
         rank = job.faults[0].rank
-        found_ns = gains_of(job).of(rank, [LOADING], own_ns, STEPS)
+        found_ns = gains_of(job).estimate_savings(rank, [LOADING], own_ns, STEPS)
         assert 0.75 * truth_ns < found_ns < 1.02 * truth_ns, seed
 
 
@@ -84,7 +84,7 @@ def test_where_all_ranks_meet_in_every_step_it_is_the_truth(layout: str, second:
 def test_of_two_that_are_equally_late_neither_wins_much_alone(layout: str) -> None:
     for seed in range(8):
         job, own_ns, truth_ns = faulty(layout, seed, 1.0)
-        found_ns = gains_of(job).of(job.faults[0].rank, [LOADING], own_ns, STEPS)
+        found_ns = gains_of(job).estimate_savings(job.faults[0].rank, [LOADING], own_ns, STEPS)
         assert max(truth_ns, found_ns) < 0.02 * ends_ns(job), seed
 
 
@@ -94,7 +94,7 @@ def test_in_a_pipeline_it_is_less_than_the_truth() -> None:
         fault, size = Fault(int(random.integers(16)), LOADING), int(random.integers(MS, 10 * MS))
         job, other = (LAYOUTS["pipeline"](16, (fault,), (ns,), 10, 0, seed) for ns in (size, 0))
         own_ns = int(job.spent[job.ops.rank == fault.rank][:, LOADING].max())
-        found_ns = gains_of(job).of(fault.rank, [LOADING], own_ns, STEPS)
+        found_ns = gains_of(job).estimate_savings(fault.rank, [LOADING], own_ns, STEPS)
         assert 0 < found_ns < ends_ns(job) - ends_ns(other)
 
 
@@ -102,8 +102,8 @@ def test_in_a_pipeline_it_is_less_than_the_truth() -> None:
 def test_the_cut_into_blocks_changes_nothing(layout: str) -> None:
     job = LAYOUTS[layout](16, (Fault(5, LOADING),), (3 * MS,), 4, MS // 10, 1)
     whole = gains_of(job)
-    middle = job.ops.team.size // 2
+    middle = job.ops.process_group.size // 2
     cut = gains_of(job, tuple(sorted({1, middle, middle + 1})))
-    for name in ("others_ns", "own_ns", "all_ns", "all_met"):
+    for name in ("others_ns", "own_ns", "all_ns", "all_rank_operations"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(cut, name))
     assert whole.others_ns.any()

@@ -7,15 +7,17 @@ import pytest
 from synthetic.jobs import CATEGORIES, Job
 from synthetic.scenarios import data_parallel
 
-from clusterprof.attribution import blame_jitter
-from clusterprof.attribution.blame import causes, settle_waits
-from clusterprof.attribution.blame_books import Books
-from clusterprof.attribution.blame_jitter import Jitter
-from clusterprof.timeline.operations import Operations
+from clusterprof.analysis.attribution.wait_for import uncharged_waits
+from clusterprof.analysis.attribution.wait_for.blame import blame_waits, list_causes
+from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
+from clusterprof.analysis.attribution.wait_for.uncharged_waits import Jitter
+from clusterprof.analysis.timeline.collectives.operations import Operations
 
 MS = 1_000_000
 RANKS, STEPS = 8, 60
-WORK_COLUMNS = [causes(CATEGORIES).index(name) for name in ("sync-imbalance", "sync-slow-compute")]
+WORK_COLUMNS = [
+    list_causes(CATEGORIES).index(name) for name in ("sync-imbalance", "sync-slow-compute")
+]
 
 
 def stepping(work_ms: np.ndarray) -> tuple[Operations, np.ndarray]:
@@ -26,7 +28,7 @@ def stepping(work_ms: np.ndarray) -> tuple[Operations, np.ndarray]:
     leave = np.cumsum(length)
     ops = Operations(
         first=np.arange(steps + 1) * ranks,
-        team=np.zeros(steps, np.int64),
+        process_group=np.zeros(steps, np.int64),
         operation=np.ones(steps, np.int64),
         bytes=np.full(steps, 1000),
         complete=np.ones(steps, np.bool_),
@@ -41,26 +43,28 @@ def stepping(work_ms: np.ndarray) -> tuple[Operations, np.ndarray]:
     return ops, spent
 
 
-def told(ops: Operations, spent: np.ndarray, ranks: int, cut: int = 10**9) -> tuple[Books, Jitter]:
+def told(
+    ops: Operations, spent: np.ndarray, ranks: int, cut: int = 10**9
+) -> tuple[WaitTotals, Jitter]:
     """Blame operations in blocks of `cut`."""
-    books, jitter, carry = Books(ranks, CATEGORIES), Jitter(ranks, CATEGORIES), None
-    for begin in range(0, ops.team.size, cut):
-        end = min(begin + cut, ops.team.size)
-        block, rows = ops.cut(begin, end), spent[ops.first[begin] : ops.first[end]]
-        blamed, carry = settle_waits(block, rows, rows, ranks, carry)
+    books, jitter, carry = WaitTotals(ranks, CATEGORIES), Jitter(ranks, CATEGORIES), None
+    for begin in range(0, ops.process_group.size, cut):
+        end = min(begin + cut, ops.process_group.size)
+        block, rows = ops.take_range(begin, end), spent[ops.first[begin] : ops.first[end]]
+        blamed, carry = blame_waits(block, rows, rows, ranks, carry)
         books.add(block, blamed)
         jitter.add(block, blamed)
-    return books, jitter.done()
+    return books, jitter.finish()
 
 
 def charged_ms(work_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Imbalance and slow compute that ranks caused in the end, and what is jitter, in ms."""
     ops, spent = stepping(work_ms)
     books, jitter = told(ops, spent, work_ms.shape[1])
-    left = books.caused_ns[:-1, WORK_COLUMNS] - jitter.caused_ns
+    left = books.culprit_ns[:-1, WORK_COLUMNS] - jitter.culprit_ns
     assert (left >= 0).all()
-    assert jitter.felt_ns.sum() == jitter.caused_ns.sum()
-    return left / MS, jitter.felt_ns.sum(axis=1) / MS
+    assert jitter.victim_ns.sum() == jitter.culprit_ns.sum()
+    return left / MS, jitter.victim_ns.sum(axis=1) / MS
 
 
 def noise(seed: int, spread_ms: float) -> np.ndarray:
@@ -126,9 +130,11 @@ def test_large_differences_are_an_imbalance_though_they_go_both_ways() -> None:
 
 @pytest.mark.parametrize("cut", [1, 7, 64, 100])
 def test_the_cut_into_blocks_changes_nothing(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blame_jitter, "_SETTLED_AT", 50)
+    monkeypatch.setattr(uncharged_waits, "_MIN_ROWS_TO_SETTLE", 50)
     job: Job = data_parallel(RANKS, steps=150, jitter_ns=3 * MS)
     whole = told(job.ops, job.spent, job.ranks)[1]
     parts = told(job.ops, job.spent, job.ranks, cut)[1]
-    assert whole.felt_ns.any()
-    assert (whole.felt_ns == parts.felt_ns).all() and (whole.caused_ns == parts.caused_ns).all()
+    assert whole.victim_ns.any()
+    assert (whole.victim_ns == parts.victim_ns).all() and (
+        whole.culprit_ns == parts.culprit_ns
+    ).all()

@@ -13,8 +13,8 @@ from synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
 from synthetic.scenarios import LAYOUTS, data_parallel, nodes_and_world
 from synthetic.score import booked, judged
 
-from clusterprof.attribution import blame_rows
-from clusterprof.attribution.blame import settle_waits
+from clusterprof.analysis.attribution.wait_for import arrivals
+from clusterprof.analysis.attribution.wait_for.blame import blame_waits
 
 
 @st.composite
@@ -39,7 +39,7 @@ def jobs(draw: st.DrawFn) -> Job:
 def renumbered(job: Job, new: np.ndarray) -> Job:
     """Give every rank another number."""
     ops = job.ops
-    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
+    op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
     order = np.lexsort((new[ops.rank], op))
     columns = {name: getattr(ops, name)[order] for name in ("arrive_ns", "leave_ns", "blocked_ns")}
     return replace(
@@ -49,33 +49,35 @@ def renumbered(job: Job, new: np.ndarray) -> Job:
 
 @given(jobs())
 def test_felt_and_caused_are_the_same_nanoseconds_in_every_operation(job: Job) -> None:
-    blamed, _ = settle_waits(job.ops, job.spent, job.spent, job.ranks)
+    blamed, _ = blame_waits(job.ops, job.spent, job.spent, job.ranks)
     assert (blamed.ns > 0).all()
     charged = np.bincount(blamed.row, weights=blamed.ns, minlength=job.ops.rank.size)
     np.testing.assert_array_equal(charged + blamed.transfer_ns, job.ops.blocked_ns)
     books = booked(job)
-    assert int(books.felt_ns.sum()) == int(job.ops.blocked_ns.sum())
-    np.testing.assert_array_equal(books.felt_ns.sum(axis=0), books.caused_ns.sum(axis=0))
-    assert (books.recoverable_ns <= books.caused_ns).all()
+    assert int(books.victim_ns.sum()) == int(job.ops.blocked_ns.sum())
+    np.testing.assert_array_equal(books.victim_ns.sum(axis=0), books.culprit_ns.sum(axis=0))
+    assert (books.recoverable_ns <= books.culprit_ns).all()
 
 
 @given(jobs(), st.lists(st.integers(0, 30), max_size=6))
 def test_the_cut_into_blocks_changes_nothing(job: Job, cuts: list[int]) -> None:
     whole = booked(job)
-    cut = booked(job, tuple(min(at, job.ops.team.size) for at in cuts))
-    np.testing.assert_array_equal(cut.felt_ns, whole.felt_ns)
-    np.testing.assert_array_equal(cut.caused_ns, whole.caused_ns)
+    cut = booked(job, tuple(min(at, job.ops.process_group.size) for at in cuts))
+    np.testing.assert_array_equal(cut.victim_ns, whole.victim_ns)
+    np.testing.assert_array_equal(cut.culprit_ns, whole.culprit_ns)
     np.testing.assert_array_equal(cut.recoverable_ns, whole.recoverable_ns)
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_nor_does_it_when_most_is_forgotten(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blame_rows, "LOOK_BACK", 9)
-    monkeypatch.setattr("clusterprof.attribution.blame_together.LOOK_BACK", 9)
+    monkeypatch.setattr(arrivals, "MAX_LOOK_BACK_OPERATIONS", 9)
+    monkeypatch.setattr(
+        "clusterprof.analysis.attribution.wait_for.excess.MAX_LOOK_BACK_OPERATIONS", 9
+    )
     job = LAYOUTS[layout](8, (Fault(3, 0),), (4 * MS,), jitter_ns=MS // 2)
-    whole, cut = booked(job), booked(job, tuple(range(1, job.ops.team.size, 3)))
-    np.testing.assert_array_equal(cut.caused_ns, whole.caused_ns)
-    np.testing.assert_array_equal(cut.felt_ns, whole.felt_ns)
+    whole, cut = booked(job), booked(job, tuple(range(1, job.ops.process_group.size, 3)))
+    np.testing.assert_array_equal(cut.culprit_ns, whole.culprit_ns)
+    np.testing.assert_array_equal(cut.victim_ns, whole.victim_ns)
 
 
 @given(jobs(), st.randoms(use_true_random=False))
@@ -85,7 +87,9 @@ def test_clocks_that_begin_elsewhere_change_nothing(job: Job, random: object) ->
     moved = replace(
         ops, arrive_ns=ops.arrive_ns + shift[ops.rank], leave_ns=ops.leave_ns + shift[ops.rank]
     )
-    np.testing.assert_array_equal(booked(replace(job, ops=moved)).caused_ns, booked(job).caused_ns)
+    np.testing.assert_array_equal(
+        booked(replace(job, ops=moved)).culprit_ns, booked(job).culprit_ns
+    )
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
@@ -95,9 +99,9 @@ def test_the_numbers_of_ranks_do_not_matter(layout: str, seed: int) -> None:
     job = LAYOUTS[layout](8, (Fault(5, 1),), (7 * MS,), jitter_ns=3 * MS, seed=seed)
     new = np.random.default_rng(seed).permutation(8)
     before, after = booked(job), booked(renumbered(job, new))
-    np.testing.assert_array_equal(after.felt_ns[new], before.felt_ns)
-    np.testing.assert_array_equal(after.caused_ns[:-1][new], before.caused_ns[:-1])
-    np.testing.assert_array_equal(after.caused_ns[-1], before.caused_ns[-1])
+    np.testing.assert_array_equal(after.victim_ns[new], before.victim_ns)
+    np.testing.assert_array_equal(after.culprit_ns[:-1][new], before.culprit_ns[:-1])
+    np.testing.assert_array_equal(after.culprit_ns[-1], before.culprit_ns[-1])
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -116,19 +120,19 @@ def test_without_jitter_blame_is_the_truth_and_no_victim_is_blamed(
     job = make(ranks, faults, sizes, seed=seed, odds=0.5)
     books = booked(job)
     assert {rank for rank, _ in books.culprits()} <= {fault.rank for fault in faults}
-    transfer = int(books.felt_ns[:, books.causes.index("net-transfer")].sum())
+    transfer = int(books.victim_ns[:, books.causes.index("net-transfer")].sum())
     assert transfer == job.truth.transferred_ns
-    assert int(books.caused_ns.sum()) - transfer == job.truth.waited_ns
+    assert int(books.culprit_ns.sum()) - transfer == job.truth.waited_ns
     for fault, ns in zip(faults, job.truth.felt_ns.sum(axis=0).tolist()):
         # Before the first operation there is nothing to compare with: that wait has no reason.
-        found = int(books.caused_ns[fault.rank, fault.category])
+        found = int(books.culprit_ns[fault.rank, fault.category])
         assert ns - _first_steps(job) <= found <= ns
 
 
 def _first_steps(job: Job) -> int:
     """Waits of the first operation of every team."""
-    _, first = np.unique(job.ops.team, return_index=True)
-    rows = np.isin(np.repeat(np.arange(job.ops.team.size), np.diff(job.ops.first)), first)
+    _, first = np.unique(job.ops.process_group, return_index=True)
+    rows = np.isin(np.repeat(np.arange(job.ops.process_group.size), np.diff(job.ops.first)), first)
     return int(job.ops.blocked_ns[rows].sum())
 
 

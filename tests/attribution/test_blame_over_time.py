@@ -9,31 +9,34 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clusterprof.attribution import blame_stretches
-from clusterprof.attribution.blame import Blamed
-from clusterprof.attribution.blame_stretches import Stretches
-from clusterprof.attribution.blame_tail import SlowSteps
-from clusterprof.attribution.blame_victims import Victims
-from clusterprof.persistence import Persistence
-from clusterprof.timeline.operations import Operations
+from clusterprof.analysis.attribution.wait_for import totals
+from clusterprof.analysis.attribution.wait_for.blame import BlockBlame
+from clusterprof.analysis.attribution.wait_for.totals import SlowSteps, VictimCounts, WaitTimeBins
+from clusterprof.analysis.timeline.collectives.operations import Operations
+from clusterprof.report.model import Persistence
 
 S, MS = 1_000_000_000, 1_000_000
 CAUSES, CAUSE = 4, 2
 Waits = list[tuple[int, int]]
 
 
-def run(ranks: int, waits: list[Waits], first_ns: int = 0) -> tuple[Operations, Blamed]:
+def run(ranks: int, waits: list[Waits], first_ns: int = 0) -> tuple[Operations, BlockBlame]:
     """One operation a second, left by all ranks at full seconds from `first_ns` + 0.5 s on."""
     count = len(waits)
     leave = np.repeat(first_ns + S // 2 + np.arange(count) * S, ranks)
     ns = np.array([sum(ns for _, ns in some) for some in waits], np.int64)
     ops = Operations(
-        first=np.arange(count + 1) * ranks, team=np.zeros(count, np.int64),
-        operation=np.ones(count, np.int64), bytes=np.zeros(count, np.int64),
-        complete=np.ones(count, np.bool_), rank=np.tile(np.arange(ranks), count),
-        arrive_ns=leave - np.repeat(ns, ranks), leave_ns=leave,
-        blocked_ns=np.repeat(ns, ranks), source=np.arange(count * ranks),
-    )  # fmt: skip
+        first=np.arange(count + 1) * ranks,
+        process_group=np.zeros(count, np.int64),
+        operation=np.ones(count, np.int64),
+        bytes=np.zeros(count, np.int64),
+        complete=np.ones(count, np.bool_),
+        rank=np.tile(np.arange(ranks), count),
+        arrive_ns=leave - np.repeat(ns, ranks),
+        leave_ns=leave,
+        blocked_ns=np.repeat(ns, ranks),
+        source=np.arange(count * ranks),
+    )
     entries = [
         (op * ranks + rank, culprit, ns)
         for op, some in enumerate(waits)
@@ -43,16 +46,23 @@ def run(ranks: int, waits: list[Waits], first_ns: int = 0) -> tuple[Operations, 
     ]
     row, culprit, ns = np.array(entries, np.int64).reshape(-1, 3).T
     last = np.array([some[0][0] if some else -1 for some in waits], np.int64)
-    blamed = Blamed(
-        row, culprit, np.full(row.size, CAUSE), ns, np.zeros(count * ranks, np.int64), last,
-        np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count * ranks, np.int64),
+    blamed = BlockBlame(
+        row,
+        culprit,
+        np.full(row.size, CAUSE),
+        ns,
+        np.zeros(count * ranks, np.int64),
+        last,
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+        np.zeros(count * ranks, np.int64),
         np.zeros((0, count), np.int64),
-    )  # fmt: skip
+    )
     return ops, blamed
 
 
 def judged(ranks: int, waits: list[Waits], nodes: list[int] | None = None) -> Persistence | None:
-    stretches = Stretches(CAUSES, np.zeros(ranks, np.int64), nodes or [0] * ranks)
+    stretches = WaitTimeBins(CAUSES, np.zeros(ranks, np.int64), nodes or [0] * ranks)
     stretches.add(*run(ranks, waits))
     return stretches.persistence([CAUSE])
 
@@ -125,7 +135,7 @@ def test_of_a_short_run_nothing_is_said() -> None:
 def test_a_long_run_has_longer_stretches_and_the_cut_into_blocks_changes_nothing() -> None:
     waits: list[Waits] = [[(3, 90 * MS)] if 300 <= at < 344 else [(1, 1)] for at in range(1000)]
     ops, blamed = run(4, waits)
-    whole, cut = (Stretches(CAUSES, np.zeros(4, np.int64), [0] * 4) for _ in range(2))
+    whole, cut = (WaitTimeBins(CAUSES, np.zeros(4, np.int64), [0] * 4) for _ in range(2))
     whole.add(ops, blamed)
     for begin in range(0, 1000, 125):
         cut.add(*run(4, waits[begin : begin + 125], first_ns=begin * S))
@@ -138,7 +148,7 @@ def test_a_long_run_has_longer_stretches_and_the_cut_into_blocks_changes_nothing
 
 
 def test_run_time_counts_from_where_the_rank_says() -> None:
-    stretches = Stretches(CAUSES, np.array([100 * S] * 4), [0] * 4)
+    stretches = WaitTimeBins(CAUSES, np.array([100 * S] * 4), [0] * 4)
     waits: list[Waits] = [[(3, 90 * MS)] if 10 <= at < 14 else [] for at in range(40)]
     stretches.add(*run(4, waits, first_ns=100 * S))
     found = stretches.persistence([CAUSE])
@@ -146,14 +156,14 @@ def test_run_time_counts_from_where_the_rank_says() -> None:
 
 
 def test_other_causes_are_not_counted() -> None:
-    stretches = Stretches(CAUSES, np.zeros(8, np.int64), [0] * 8)
+    stretches = WaitTimeBins(CAUSES, np.zeros(8, np.int64), [0] * 8)
     stretches.add(*run(8, [[(3, 90 * MS)]] * 40))
     assert stretches.persistence([0, 1, 3]) is None
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blame_stretches, "MOST_CELLS", 64)
-    stretches = Stretches(CAUSES, np.zeros(16, np.int64), [0] * 16)
+    monkeypatch.setattr(totals, "MAX_CELLS", 64)
+    stretches = WaitTimeBins(CAUSES, np.zeros(16, np.int64), [0] * 16)
     for begin in range(0, 400, 50):
         waits: list[Waits] = [[(3, 90 * MS), (at % 16, MS)] for at in range(50)]
         stretches.add(*run(16, waits, first_ns=begin * S))
@@ -163,19 +173,19 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_victims_are_those_that_waited_at_least_a_tenth_as_long() -> None:
-    victims = Victims(8)
+    victims = VictimCounts(8)
     ops, blamed = run(8, [[(3, 100 * MS)]] * 10)
     victims.add(ops, blamed)
-    assert [victims.of(rank) for rank in range(8)] == [0, 0, 0, 7, 0, 0, 0, 0]
+    assert [victims.count_victims(rank) for rank in range(8)] == [0, 0, 0, 7, 0, 0, 0, 0]
     # rank 0 waits for nothing much: 9 ms of the 100 of the others
     less = np.where(ops.rank[blamed.row] == 0, 9 * MS, blamed.ns)
-    victims = Victims(8)
-    victims.add(ops, Blamed(*(less if c is blamed.ns else c for c in columns_of(blamed))))
-    assert victims.of(3) == 6
+    victims = VictimCounts(8)
+    victims.add(ops, BlockBlame(*(less if c is blamed.ns else c for c in columns_of(blamed))))
+    assert victims.count_victims(3) == 6
 
 
-def columns_of(blamed: Blamed) -> list[np.ndarray]:
-    return [getattr(blamed, name) for name in Blamed.__slots__]
+def columns_of(blamed: BlockBlame) -> list[np.ndarray]:
+    return [getattr(blamed, name) for name in BlockBlame.__slots__]
 
 
 def steps_of(slow: dict[int, int]) -> dict[int, int]:
@@ -191,7 +201,7 @@ def test_who_came_last_in_the_slow_steps() -> None:
     slow = SlowSteps(0, steps_of({at: 900 * MS for at in (5, 17, 30)}), 40, 8)
     slow.add(*run(8, waits))
     assert slow.length_ns.tolist() == [900 * MS] * 3
-    assert slow.set_by(600 * MS) == {3: 2, 6: 1}
+    assert slow.count_steps_by_culprit(600 * MS) == {3: 2, 6: 1}
 
 
 def test_a_slow_step_in_which_hardly_anybody_waited_was_set_by_nobody() -> None:
@@ -199,7 +209,7 @@ def test_a_slow_step_in_which_hardly_anybody_waited_was_set_by_nobody() -> None:
     waits: list[Waits] = [[(3, 70 * MS)] for _ in range(40)]
     slow = SlowSteps(0, steps_of({5: 900 * MS}), 40, 8)
     slow.add(*run(8, waits))
-    assert slow.set_by(600 * MS) == {}
+    assert slow.count_steps_by_culprit(600 * MS) == {}
 
 
 def test_of_few_steps_nothing_is_said() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from clusterprof.attribution.blame import NOBODY, WORK, settle_waits
-from clusterprof.attribution.blame_books import Books
-from clusterprof.timeline.operations import Operations
+from clusterprof.analysis.attribution.wait_for.blame import NO_CULPRIT, WORK, blame_waits
+from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
+from clusterprof.analysis.timeline.collectives.operations import Operations
 
 MS = 1_000_000
 CATEGORIES = ("storage-local", WORK)
@@ -20,7 +20,7 @@ def booked(
     n = len(arrive_ms)
     ops = Operations(
         first=np.arange(n + 1) * 2,
-        team=np.zeros(n, np.int64),
+        process_group=np.zeros(n, np.int64),
         operation=np.ones(n, np.int64),
         bytes=np.full(n, 1000),
         complete=np.ones(n, np.bool_),
@@ -32,10 +32,10 @@ def booked(
         on_device=np.full(2 * n, on_device),
     )
     spent = np.cumsum(spent_ms, axis=0).reshape(2 * n, 2) * MS
-    blamed, _ = settle_waits(ops, spent, spent, 2)
-    books = Books(2, CATEGORIES)
+    blamed, _ = blame_waits(ops, spent, spent, 2)
+    books = WaitTotals(2, CATEGORIES)
     books.add(ops, blamed)
-    assert int(books.felt_ns.sum()) == int(books.caused_ns.sum()) == int(ops.blocked_ns.sum())
+    assert int(books.victim_ns.sum()) == int(books.culprit_ns.sum()) == int(ops.blocked_ns.sum())
     return books, blamed
 
 
@@ -55,7 +55,7 @@ def one_way(more_work_ms: int = 0, delay_ms: int = 12, transfer_ms: int = 20) ->
     return booked(np.array(arrive), np.array(leave), np.array(spent))
 
 
-def on_devices(apart: bool) -> Books:
+def on_devices(apart: bool) -> WaitTotals:
     """Devices that leave together; rank 1's hosts are ahead by 0 or 40 ms, which shifts its times.
 
     Rank 1 works 130 ms and rank 0 100; without `apart` the times are those of the devices.
@@ -76,12 +76,12 @@ def test_how_far_a_host_is_ahead_of_its_device_changes_nothing() -> None:
         found = caused_ms(books, 1)
         assert found.pop("unattributed") == 30  # the first time
         assert set(found) <= {"sync-imbalance", "sync-slow-compute"}
-        assert int(books.caused_ns[1].sum()) == 30 * STEPS * MS
-        assert caused_ms(books, NOBODY) == {"net-transfer": 2 * 20 * STEPS}
+        assert int(books.culprit_ns[1].sum()) == 30 * STEPS * MS
+        assert caused_ms(books, NO_CULPRIT) == {"net-transfer": 2 * 20 * STEPS}
 
 
-def caused_ms(books: Books, rank: int) -> dict[str, int]:
-    return {c: int(ns) // MS for c, ns in zip(books.causes, books.caused_ns[rank]) if ns}
+def caused_ms(books: WaitTotals, rank: int) -> dict[str, int]:
+    return {c: int(ns) // MS for c, ns in zip(books.causes, books.culprit_ns[rank]) if ns}
 
 
 def test_a_delay_one_way_is_the_networks_and_nobody_comes_last() -> None:
@@ -91,10 +91,10 @@ def test_a_delay_one_way_is_the_networks_and_nobody_comes_last() -> None:
     assert caused_ms(books, 1) == {}
     assert set(caused_ms(books, 0)) <= {"unattributed"}  # the first step
     assert sum(caused_ms(books, 0).values()) <= 12
-    assert blamed.last[1:].tolist() == [NOBODY] * (STEPS - 1)
+    assert blamed.last_arrival[1:].tolist() == [NO_CULPRIT] * (STEPS - 1)
     assert blamed.recoverable_ns[1:].tolist() == [0] * (STEPS - 1)
-    everything = int(books.felt_ns.sum()) // MS
-    assert caused_ms(books, NOBODY) == {
+    everything = int(books.victim_ns.sum()) // MS
+    assert caused_ms(books, NO_CULPRIT) == {
         "net-transfer": everything - sum(caused_ms(books, 0).values())
     }
 
@@ -104,7 +104,7 @@ def test_who_works_longer_is_blamed_for_that_and_no_more() -> None:
     books, blamed = one_way(more_work_ms=30)
     work = sum(ms for cause, ms in caused_ms(books, 1).items() if cause.startswith("sync-"))
     assert work == 30 * (STEPS - 1)
-    assert blamed.last[1:].tolist() == [1] * (STEPS - 1)
+    assert blamed.last_arrival[1:].tolist() == [1] * (STEPS - 1)
 
 
 def test_leaving_apart_by_more_than_the_operations_lasted_is_nobodys_doing() -> None:

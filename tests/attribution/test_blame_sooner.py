@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clusterprof.attribution.blame import WORK, causes, settle_waits
-from clusterprof.attribution.blame_gains import Gains
-from clusterprof.timeline.operations import Operations
+from clusterprof.analysis.attribution.wait_for.blame import WORK, blame_waits, list_causes
+from clusterprof.analysis.attribution.wait_for.totals import SavingsTotals
+from clusterprof.analysis.timeline.collectives.operations import Operations
 
 MS = 1_000_000
 CATEGORIES = ("storage-local", "cpu-gc", WORK)
 STEPS = 10
 
 
-def gains(lost_ms: list[list[int]], cut: int = STEPS) -> Gains:
+def gains(lost_ms: list[list[int]], cut: int = STEPS) -> SavingsTotals:
     """Ranks that lose `lost_ms` (to storage, to gc) and work 100 ms, then meet; ten times alike."""
     lost = np.array(lost_ms)
     ranks = len(lost)
@@ -24,7 +24,7 @@ def gains(lost_ms: list[list[int]], cut: int = STEPS) -> Gains:
     arrive = leave - step + np.tile(come, STEPS)
     ops = Operations(
         first=np.arange(STEPS + 1) * ranks,
-        team=np.zeros(STEPS, np.int64),
+        process_group=np.zeros(STEPS, np.int64),
         operation=np.ones(STEPS, np.int64),
         bytes=np.full(STEPS, 1000),
         complete=np.ones(STEPS, np.bool_),
@@ -36,17 +36,19 @@ def gains(lost_ms: list[list[int]], cut: int = STEPS) -> Gains:
     )
     each = np.concatenate([lost, np.full((ranks, 1), 100)], axis=1)
     spent = np.cumsum(np.repeat(each[None], STEPS, axis=0), axis=0).reshape(-1, 3) * MS
-    found, carry = Gains(np.full(ranks, ranks), len(causes(CATEGORIES))), None
+    found, carry = SavingsTotals(np.full(ranks, ranks), len(list_causes(CATEGORIES))), None
     for begin in range(0, STEPS, cut):
-        block = ops.cut(begin, min(begin + cut, STEPS))
+        block = ops.take_range(begin, min(begin + cut, STEPS))
         rows = spent[begin * ranks : (begin + cut) * ranks]
-        blamed, carry = settle_waits(block, rows, rows, ranks, carry)
+        blamed, carry = blame_waits(block, rows, rows, ranks, carry)
         found.add(block, blamed)
     return found
 
 
-def won_ms(found: Gains, cause: str, steps: int = STEPS) -> float | None:
-    ns = found.of_causes([CATEGORIES.index(cause)], [steps] * len(found.all_met))
+def won_ms(found: SavingsTotals, cause: str, steps: int = STEPS) -> float | None:
+    ns = found.estimate_savings_without_causes(
+        [CATEGORIES.index(cause)], [steps] * len(found.all_rank_operations)
+    )
     return None if ns is None else ns / MS
 
 

@@ -8,37 +8,41 @@ import numpy as np
 import pytest
 from synthetic.jobs import CATEGORIES, MS, World
 
-from clusterprof.attribution import blame_transfer
-from clusterprof.attribution.blame import causes, settle_waits
-from clusterprof.attribution.blame_hangs import Stuck, hangs
-from clusterprof.attribution.blame_transfer import Transfers, classes, upper_edge
+from clusterprof.analysis.attribution.network import transfer_time
+from clusterprof.analysis.attribution.network.transfer_time import (
+    TransferTotals,
+    compute_duration_classes,
+    compute_upper_edge,
+)
+from clusterprof.analysis.attribution.wait_for.blame import blame_waits, list_causes
+from clusterprof.analysis.attribution.wait_for.hangs import StuckRank, find_hangs
 
 ALL_REDUCE, GRADIENTS = 1, 12
-TRANSFER = causes(CATEGORIES).index("net-transfer")
+TRANSFER = list_causes(CATEGORIES).index("net-transfer")
 TWO_NODES = np.array([0, 0, 1, 1])
 
 
 def transfers_of(
     durations_ns: list[int], cut: int, size: int = 8_000_000, kind: int = ALL_REDUCE
-) -> Transfers:
+) -> TransferTotals:
     world = World(4)
     for ns in durations_ns:
         world.spend(MS)
         world.meet(np.arange(4)[None, :], np.array([1]), ns, kind)
     job = world.job()
-    out, carry = Transfers(TWO_NODES, TRANSFER), None
+    out, carry = TransferTotals(TWO_NODES, TRANSFER), None
     for begin, end in ((0, cut), (cut, len(durations_ns))):
-        ops = replace(job.ops, bytes=np.full(len(durations_ns), size)).cut(begin, end)
+        ops = replace(job.ops, bytes=np.full(len(durations_ns), size)).take_range(begin, end)
         spent = job.spent[4 * begin : 4 * end]
-        blamed, carry = settle_waits(ops, spent, spent, 4, carry)
+        blamed, carry = blame_waits(ops, spent, spent, 4, carry)
         out.add(ops, blamed)
     return out
 
 
-def beyond(found: Transfers) -> list[int]:
+def beyond(found: TransferTotals) -> list[int]:
     """By rank, what was beyond without a rate."""
-    known = {n: ns for n, ns in enumerate(found.best_ns()) if ns is not None}
-    [(nodes, ns)] = found.beyond_ns(known).items()
+    known = {n: ns for n, ns in enumerate(found.find_expected_ns()) if ns is not None}
+    [(nodes, ns)] = found.compute_excess_ns(known).items()
     assert nodes == {0, 1}
     return ns.tolist()
 
@@ -47,17 +51,17 @@ def test_the_fastest_tenth_is_expected_and_the_rest_is_excess() -> None:
     # 30 transfers of 2^20 ns (an edge of a class) and 10 of four times that: 10 x 3 x 2^20 more.
     durations = [1 << 20] * 30 + [1 << 22] * 10
     found = transfers_of(durations, 17)
-    assert found.best_ns() == [1 << 20]
+    assert found.find_expected_ns() == [1 << 20]
     assert beyond(found) == [30 << 20] * 4
     assert beyond(transfers_of(durations, 40)) == [30 << 20] * 4
-    assert found.felt_ns.tolist() == [70 << 20] * 4
+    assert found.victim_ns.tolist() == [70 << 20] * 4
 
 
 def test_of_operations_that_overlap_with_computation_the_middle_is_expected() -> None:
     # The tenth of 2^10 ns is what computation hid best; 12 of 2^22 ns are 2^22 - 2^20 too long.
     durations = [1 << 10] * 4 + [1 << 20] * 24 + [1 << 22] * 12
     found = transfers_of(durations, 20, kind=GRADIENTS)
-    assert found.best_ns() == [1 << 20]
+    assert found.find_expected_ns() == [1 << 20]
     assert beyond(found) == [12 * 3 << 20] * 4
 
 
@@ -66,13 +70,16 @@ def test_a_known_rate_says_what_is_expected() -> None:
     found = transfers_of([3 * MS] * 5, 2)
     [cell] = found.cells
     assert (cell.nodes, cell.members, cell.operations) == ({0, 1}, 4, 5)
-    assert cell.moved_bytes == 12e6
-    assert found.beyond_ns({0: 12e6 / 12e9 * 1e9})[frozenset({0, 1})].tolist() == [5 * 2 * MS] * 4
+    assert cell.transferred_bytes == 12e6
+    assert (
+        found.compute_excess_ns({0: 12e6 / 12e9 * 1e9})[frozenset({0, 1})].tolist()
+        == [5 * 2 * MS] * 4
+    )
 
 
 def test_of_few_operations_nothing_is_expected() -> None:
     found = transfers_of([MS] * 4 + [9 * MS], 2)
-    assert found.best_ns() == [None]
+    assert found.find_expected_ns() == [None]
     assert beyond(found) == [0] * 4
 
 
@@ -83,34 +90,34 @@ def test_operations_of_a_node_are_not_compared_with_those_over_the_network() -> 
         world.meet(np.array([[0, 1], [2, 3]]), np.array([1, 2]), 1 << 20)
         world.meet(np.array([[0, 2], [1, 3]]), np.array([3, 4]), 10 << 20)
     job = world.job()
-    found = Transfers(TWO_NODES, TRANSFER)
-    found.add(job.ops, settle_waits(job.ops, job.spent, job.spent, 4)[0])
-    best = {tuple(cell.nodes): ns for cell, ns in zip(found.cells, found.best_ns())}
+    found = TransferTotals(TWO_NODES, TRANSFER)
+    found.add(job.ops, blame_waits(job.ops, job.spent, job.spent, 4)[0])
+    best = {tuple(cell.nodes): ns for cell, ns in zip(found.cells, found.find_expected_ns())}
     assert best == {(0,): 1 << 20, (1,): 1 << 20, (0, 1): pytest.approx(10 << 20, rel=0.1)}
-    sums = found.beyond_ns(dict.fromkeys(range(len(found.cells)), 0.0))
-    assert sum(ns.sum() for ns in sums.values()) == found.felt_ns.sum() == 30 * 4 * 11 << 20
+    sums = found.compute_excess_ns(dict.fromkeys(range(len(found.cells)), 0.0))
+    assert sum(ns.sum() for ns in sums.values()) == found.victim_ns.sum() == 30 * 4 * 11 << 20
 
 
 def test_too_many_kinds_of_operations_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blame_transfer, "MOST_CELLS", 0)
+    monkeypatch.setattr(transfer_time, "MAX_TRANSFER_CELLS", 0)
     found = transfers_of([MS] * 30, 7)
-    assert not found.cells and not found.beyond_ns({})
-    assert found.felt_ns.tolist() == [30 * MS] * 4
+    assert not found.cells and not found.compute_excess_ns({})
+    assert found.victim_ns.tolist() == [30 * MS] * 4
 
 
 def test_every_duration_lies_in_its_class() -> None:
     ns = np.array([0, 1, 2, 3, 1000, 1 << 40])
-    for value, number in zip(ns.tolist(), classes(ns).tolist()):
-        assert value <= upper_edge(number) * (1 + 1e-9)
-        assert number == 0 or value > upper_edge(number - 1)
+    for value, number in zip(ns.tolist(), compute_duration_classes(ns).tolist()):
+        assert value <= compute_upper_edge(number) * (1 + 1e-9)
+        assert number == 0 or value > compute_upper_edge(number - 1)
 
 
 def test_who_waits_for_nobody_is_the_root() -> None:
     # The example of the module: 0 and 1 wait for 2, which waits for 3, which is in no operation.
     world, pair = 1, 2
-    stuck = [Stuck(0, world, 812, 90), Stuck(1, world, 812, 90), Stuck(2, pair, 40, 95)]
-    (found,) = hangs(stuck, {world: [0, 1, 2], pair: [2, 3]}, frozenset(range(4)))
-    assert (found.roots, found.circle, found.recorded) == ((3,), False, True)
+    stuck = [StuckRank(0, world, 812, 90), StuckRank(1, world, 812, 90), StuckRank(2, pair, 40, 95)]
+    (found,) = find_hangs(stuck, {world: [0, 1, 2], pair: [2, 3]}, frozenset(range(4)))
+    assert (found.roots, found.is_cycle, found.recorded) == ((3,), False, True)
     assert found.waiting == (2, 0, 1)
     assert found.waiting_ns == 275
 
@@ -118,27 +125,27 @@ def test_who_waits_for_nobody_is_the_root() -> None:
 def test_a_circle_has_no_root() -> None:
     # Rank 0 is in operation 5 of team 1 and rank 1 in operation 9 of team 2: each waits for the
     # other, and rank 2 for rank 0.
-    stuck = [Stuck(0, 1, 5, 10), Stuck(1, 2, 9, 20), Stuck(2, 3, 0, 5)]
-    (found,) = hangs(stuck, {1: [0, 1], 2: [0, 1], 3: [0, 2]}, frozenset(range(3)))
-    assert (found.roots, found.circle) == ((0, 1), True)
+    stuck = [StuckRank(0, 1, 5, 10), StuckRank(1, 2, 9, 20), StuckRank(2, 3, 0, 5)]
+    (found,) = find_hangs(stuck, {1: [0, 1], 2: [0, 1], 3: [0, 2]}, frozenset(range(3)))
+    assert (found.roots, found.is_cycle) == ((0, 1), True)
     assert found.waiting == (1, 0, 2)
 
 
 def test_members_of_a_team_in_different_operations_wait_for_each_other() -> None:
-    stuck = [Stuck(0, 1, 5, 10), Stuck(1, 1, 6, 10)]
-    (found,) = hangs(stuck, {1: [0, 1]}, frozenset(range(2)))
-    assert found.circle
+    stuck = [StuckRank(0, 1, 5, 10), StuckRank(1, 1, 6, 10)]
+    (found,) = find_hangs(stuck, {1: [0, 1]}, frozenset(range(2)))
+    assert found.is_cycle
 
 
 def test_a_root_without_a_recording_is_said_to_be_unseen() -> None:
-    (found,) = hangs([Stuck(0, 1, 5, 10)], {1: [0, 7]}, frozenset([0]))
+    (found,) = find_hangs([StuckRank(0, 1, 5, 10)], {1: [0, 7]}, frozenset([0]))
     assert (found.roots, found.recorded) == ((7,), False)
 
 
 def test_an_operation_that_all_have_come_to_hangs_itself() -> None:
     # Ranks 1 and 2 are in operation 4 of team 2, all of its members; rank 0 waits for rank 1.
-    stuck = [Stuck(0, 1, 5, 30), Stuck(1, 2, 4, 20), Stuck(2, 2, 4, 10)]
-    (found,) = hangs(stuck, {1: [0, 1], 2: [1, 2]}, frozenset(range(3)))
-    assert (found.roots, found.inside, found.circle) == ((1, 2), True, False)
+    stuck = [StuckRank(0, 1, 5, 30), StuckRank(1, 2, 4, 20), StuckRank(2, 2, 4, 10)]
+    (found,) = find_hangs(stuck, {1: [0, 1], 2: [1, 2]}, frozenset(range(3)))
+    assert (found.roots, found.is_complete, found.is_cycle) == ((1, 2), True, False)
     assert found.waiting == (0, 1, 2)
     assert found.waiting_ns == 60

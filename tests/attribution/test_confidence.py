@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof.attribution.confidence import AT_MOST, calibrated
+from clusterprof.analysis.attribution.confidence import MAX_CONFIDENCE, estimate_confidence
 
 S = 1_000_000_000
 
@@ -18,14 +18,14 @@ S = 1_000_000_000
         (0.86, 0.3, 0.705),  # 0.3 is half-way from 0.2 to 0.45 by logarithm
         (0.86, 3600.0, 0.945),
         (0.43, 0.9, 0.465),  # half the score, half as sure
-        (0.95, 3600.0, AT_MOST),  # 0.945 * 0.95 / 0.86 = 1.04
+        (0.95, 3600.0, MAX_CONFIDENCE),  # 0.945 * 0.95 / 0.86 = 1.04
         (0.0, 3600.0, 0.0),
     ],
 )
 def test_a_claim_is_as_sure_as_claims_of_its_size_were_right(
     score: float, lost_s: float, right: float
 ) -> None:
-    assert calibrated(score, round(lost_s * S)) == pytest.approx(right, abs=5e-4)
+    assert estimate_confidence(score, round(lost_s * S)) == pytest.approx(right, abs=5e-4)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_a_claim_is_as_sure_as_claims_of_its_size_were_right(
 def test_what_marks_time_is_seen_as_often_as_it_is_marked(
     lost_s: float, marked: int, right: float
 ) -> None:
-    assert calibrated(0.86, round(lost_s * S), marked) == pytest.approx(right, abs=5e-4)
+    assert estimate_confidence(0.86, round(lost_s * S), marked) == pytest.approx(right, abs=5e-4)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 from builders import busy_counter, process, rank, spans
 
-from clusterprof.attribution.draining import by_age
-from clusterprof.attribution.lost import lost_pieces
-from clusterprof.attribution.regions import RankState
+from clusterprof.analysis.attribution.rank.chunk_boundary import RankState
+from clusterprof.analysis.attribution.rank.lost_time import (
+    allocate_by_wait_age,
+    find_lost_intervals,
+)
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, PHASE_GC, PHASE_H2D
 from clusterprof.probe import layout
-from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, PHASE_GC, PHASE_H2D
 
 BUSY = ("gpu.busy_ns_total", "emulated-0")
 WORKER = 201
@@ -20,7 +22,7 @@ def pieces_of(table: dict, busy: list[tuple[float, float]], end: float) -> list[
     main = process(100, spans=table)
     one = rank(end, main, series={BUSY: busy_counter(busy, end)}, device="emulated-0")
     rows = []
-    for _, lost, _ in lost_pieces(one, RankState(), last=True)[0]:
+    for _, lost, _ in find_lost_intervals(one, RankState(), last=True)[0]:
         for s, e, n, phase in zip(lost.start_ns, lost.end_ns, lost.lost_ns, lost.phase):
             assert phase == PHASE_COMPUTE or e - s == n
             rows.append((round(s / 1e9, 6), round(e / 1e9, 6), round(n / 1e9, 6), int(phase)))
@@ -30,10 +32,7 @@ def pieces_of(table: dict, busy: list[tuple[float, float]], end: float) -> list[
 def test_idle_time_lies_at_the_end_of_a_wait_that_goes_on_in_the_next_window() -> None:
     # the wait [1.04, 1.15) had its device at work until 1.12; the 0.01 s of the window before it
     # is from between two kernels, at 1.02
-    table = {
-        layout.STEP: spans((1, 1.5, 0)),
-        layout.DATA_WAIT: spans((1.04, 1.15, 0, WORKER, 2)),
-    }
+    table = {layout.STEP: spans((1, 1.5, 0)), layout.DATA_WAIT: spans((1.04, 1.15, 0, WORKER, 2))}
     assert pieces_of(table, [(0, 1.02), (1.03, 1.12), (1.15, 2)], 2) == [
         (1.0, 1.04, 0.01, PHASE_COMPUTE),
         (1.12, 1.15, 0.03, PHASE_DATA_WAIT),
@@ -42,10 +41,7 @@ def test_idle_time_lies_at_the_end_of_a_wait_that_goes_on_in_the_next_window() -
 
 def test_the_beginning_was_idle_when_all_of_the_rest_was() -> None:
     # drained at 1.06; idle through the window [1.1, 1.2) and up to the end of the wait at 1.23
-    table = {
-        layout.STEP: spans((1, 1.5, 0)),
-        layout.H2D: spans((1.04, 1.23, 1000, 0)),
-    }
+    table = {layout.STEP: spans((1, 1.5, 0)), layout.H2D: spans((1.04, 1.23, 1000, 0))}
     assert pieces_of(table, [(0, 1.06), (1.23, 2)], 2) == [
         (1.06, 1.1, 0.04, PHASE_H2D),
         (1.1, 1.2, 0.1, PHASE_H2D),
@@ -68,7 +64,7 @@ def test_what_was_queued_lasted_equally_long_for_all_waits_of_a_window() -> None
     age = np.array([40, 30, 137, 37, 10, 9])
     room = np.array([40, 30, 20, 37, 10, 9])
     # 25 was queued: 15 and 5. 35: 20, which is all there is room for, and 2. Alone: as it was.
-    assert by_age(group, age, room, np.array([10, 10, 22, 0, 0, 4])).tolist() == [
+    assert allocate_by_wait_age(group, age, room, np.array([10, 10, 22, 0, 0, 4])).tolist() == [
         15,
         5,
         20,
@@ -77,7 +73,10 @@ def test_what_was_queued_lasted_equally_long_for_all_waits_of_a_window() -> None
         4,
     ]
     # 45 is no sum of max(0, age - q): between q = 12 (46) and 13 (44), the first row gets it
-    assert by_age(group[:2], age[:2], room[:2], np.array([45, 0])).tolist() == [28, 17]
+    assert allocate_by_wait_age(group[:2], age[:2], room[:2], np.array([45, 0])).tolist() == [
+        28,
+        17,
+    ]
 
 
 def test_sharing_out_by_age_keeps_the_sum_of_every_group() -> None:
@@ -87,7 +86,7 @@ def test_sharing_out_by_age_keeps_the_sum_of_every_group() -> None:
     age = random.integers(1, 1000, 90)
     room = np.minimum(age, random.integers(0, 1000, 90))
     amount = (room * random.uniform(0, 1, 90)).astype(np.int64)
-    out = by_age(group, age, room, amount)
+    out = allocate_by_wait_age(group, age, room, amount)
     assert (out >= 0).all() and (out <= room).all()
     assert np.bincount(group, out).tolist() == np.bincount(group, amount).tolist()
 

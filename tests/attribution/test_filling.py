@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from builders import activity, gauge, ns, process, rank, spans, thread
@@ -9,15 +11,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clusterprof import signals
-from clusterprof.attribution.device import Windows
-from clusterprof.attribution.filling import MEANS, Sums, filling
-from clusterprof.attribution.ledger import RankName, keep_books
-from clusterprof.attribution.partial import Partial, merge
-from clusterprof.attribution.regions import RankState
-from clusterprof.engine.underfill import underfill_of
+from clusterprof.analysis.attribution.accumulator import Accumulator, merge_accumulators
+from clusterprof.analysis.attribution.ledger import RankIdentity, build_rank_result
+from clusterprof.analysis.attribution.rank.chunk_boundary import RankState
+from clusterprof.analysis.attribution.rank.device_activity import DeviceWindows
+from clusterprof.analysis.attribution.rank.utilization import (
+    MEAN_SIGNALS,
+    UtilizationSums,
+    sum_utilization,
+)
+from clusterprof.analysis.findings.utilization import build_device_utilization
+from clusterprof.analysis.timeline.model import Rank, Series
 from clusterprof.probe import layout
-from clusterprof.timeline.model import Rank, Series
-from clusterprof.underfill import RankFill, Underfill, imbalances
+from clusterprof.report.impact import DeviceUtilization, RankUtilization, list_utilization_sums
 
 DEVICE = "emulated-0"
 SM = "gpu.sm_active_ratio"
@@ -27,39 +33,50 @@ MS = 1_000_000
 def device(n: int, spans_of: dict | None = None, doing: str = "", **gauges: list[float]) -> Rank:
     """A rank with n windows of 100 ms; a gauge has one reading at the end of each."""
     ends = [round(0.1 * (at + 1), 1) for at in range(n)]
-    names = {"sm": SM, "power": "gpu.power_watts", "limit": "gpu.power_limit_watts",
-             "used": "gpu.memory_used_bytes", "total": "gpu.memory_total_bytes"}  # fmt: skip
+    names = {
+        "sm": SM,
+        "power": "gpu.power_watts",
+        "limit": "gpu.power_limit_watts",
+        "used": "gpu.memory_used_bytes",
+        "total": "gpu.memory_total_bytes",
+    }
     series = {(names[name], DEVICE): gauge(ends, values) for name, values in gauges.items()}
     end = 0.1 * n
     main = process(100, spans=spans_of, thread=thread(activity(doing), end) if doing else None)
     return rank(end, main, series=series, marked=spans_of is not None)
 
 
-def windows(*idle_ms: float) -> Windows:
+def windows(*idle_ms: float) -> DeviceWindows:
     start = np.arange(len(idle_ms)) * 100 * MS
     idle = np.array([round(one * MS) for one in idle_ms], np.int64)
-    return Windows(start, start + 100 * MS, idle, np.zeros(idle.size, np.int64))
+    return DeviceWindows(start, start + 100 * MS, idle, np.zeros(idle.size, np.int64))
 
 
-def sums(one: Rank, of: Windows, lost_ms: list[float] = [], perhaps_ms: list[float] = []) -> Sums:  # noqa: B006
+def sums(
+    one: Rank, of: DeviceWindows, lost_ms: Sequence[float] = (), perhaps_ms: Sequence[float] = ()
+) -> UtilizationSums:
     n = of.start_ns.size
     lost, perhaps = (
         np.array([round(ms * MS) for ms in [*some, *[0] * n][:n]], np.int64)
         for some in (lost_ms, perhaps_ms)
     )
-    return filling(one, of, of, lost, perhaps)
+    return sum_utilization(one, of, of, lost, perhaps)
 
 
-def in_ms(found: Sums, *names: str) -> list[float]:
+def in_ms(found: UtilizationSums, *names: str) -> list[float]:
     return [found.get((name, 0), 0) / MS for name in names]
 
 
-def ledger(found: Sums, peers: bool = False) -> tuple[Underfill, RankFill]:
+def ledger(
+    found: UtilizationSums, peers: bool = False
+) -> tuple[DeviceUtilization, RankUtilization]:
     """The ledger of one rank with these sums."""
-    name = RankName("node", 0, 100, DEVICE, True, False, peers)
-    state = RankState(settled_ns=1, begun_ns=0, ended_ns=1, first_ns=0, last_ns=1)
+    name = RankIdentity("node", 0, 100, DEVICE, True, False, peers)
+    state = RankState(settled_ns=1, step_begin_ns=0, step_end_ns=1, first_ns=0, last_ns=1)
     totals = {"in_step": 1, "lost": 0}
-    whole = underfill_of([keep_books(name, state, Partial(totals, fill=found))])
+    whole = build_device_utilization(
+        [build_rank_result(name, state, Accumulator(totals, utilization=found))]
+    )
     return whole, whole.ranks[0]
 
 
@@ -115,7 +132,7 @@ def test_a_driver_that_says_zero_while_kernels_run_measures_nothing() -> None:
 
 
 def test_no_device_is_no_ledger_of_zeros() -> None:
-    whole, *_ = [underfill_of([])]
+    whole, *_ = [build_device_utilization([])]
     assert (whole.ranks, whole.why_missing) == ((), "no accelerator was measured inside steps")
 
 
@@ -141,7 +158,7 @@ def test_a_window_cut_by_its_stretch_keeps_all_that_was_filled() -> None:
     every, cut = windows(60), windows(60)
     cut.start_ns[0], cut.idle_ns[0] = 60 * MS, 0
     none = np.zeros(1, np.int64)
-    found = filling(device(1, sm=[0.36]), every, cut, none, none)
+    found = sum_utilization(device(1, sm=[0.36]), every, cut, none, none)
     assert in_ms(found, "busy", "active", "sm", "sm_known") == [40, 36, 36, 40]
 
 
@@ -185,15 +202,17 @@ def test_other_means_are_of_the_time_at_work(monkeypatch: pytest.MonkeyPatch) ->
     # 0.12 over windows of which 40 of 100 ms were idle is 0.2 at work; the third has no reading,
     # in the last it span too
     ends, values = [0.1, 0.2, 0.3, 0.4], [0.12, 0.12, float("nan"), 0.9]
-    series = {(name, DEVICE): gauge(ends, values) for name in MEANS.values()}
+    series = {(name, DEVICE): gauge(ends, values) for name in MEAN_SIGNALS.values()}
     one = rank(0.4, process(100), series=series, marked=False)
-    for name in MEANS.values():
+    for name in MEAN_SIGNALS.values():
         monkeypatch.setitem(signals.BY_NAME, name, signals.GPU_SM_ACTIVE)
     found = sums(one, windows(40, 40, 0, 0), lost_ms=[0, 0, 0, 10])
     levels = ledger(found)[1].levels
     known = (levels.sm_occupancy_ratio, levels.tensor_active_ratio, levels.dram_active_ratio)
     assert known == (0.2, 0.2, 0.2)
-    monkeypatch.delitem(signals.BY_NAME, MEANS["dram"])  # a name that is no signal is not read
+    monkeypatch.delitem(
+        signals.BY_NAME, MEAN_SIGNALS["dram"]
+    )  # a name that is no signal is not read
     assert ledger(sums(one, windows(40, 40, 0, 0)))[1].levels.dram_active_ratio is None
 
 
@@ -219,19 +238,25 @@ def test_busy_time_is_shared_out_exactly_however_it_is_cut(rows: list, cut: int)
     one = rank(0.1 * len(rows), process(100), series=series, marked=False)
     every = windows(*[0] * len(rows))
     every.idle_ns[:] = idle
-    whole = filling(one, every, every, np.array(lost), np.array(perhaps))
+    whole = sum_utilization(one, every, every, np.array(lost), np.array(perhaps))
     parts = []
     for keep in (slice(0, cut), slice(cut, None)):
-        of = Windows(*(column[keep] for column in (
-            every.start_ns, every.end_ns, every.idle_ns, every.slowed_ns)))  # fmt: skip
-        parts.append(filling(one, every, of, np.array(lost)[keep], np.array(perhaps)[keep]))
-    assert merge(*(Partial(fill=part) for part in parts)).fill == whole
+        of = DeviceWindows(
+            *(
+                column[keep]
+                for column in (every.start_ns, every.end_ns, every.idle_ns, every.slowed_ns)
+            )
+        )
+        parts.append(sum_utilization(one, every, of, np.array(lost)[keep], np.array(perhaps)[keep]))
+    assert (
+        merge_accumulators(*(Accumulator(utilization=part) for part in parts)).utilization == whole
+    )
     busy = sum(100 * MS - ns for ns in idle)
     if not busy:
         assert ("busy", 0) not in whole
         return
     found, mine = ledger(whole)
     assert mine.busy_ns == busy
-    assert [line for line in imbalances(found) if line[1] != line[2]] == []
+    assert [line for line in list_utilization_sums(found) if line[1] != line[2]] == []
     assert min(mine.lost_ns, mine.filled_ns, mine.underfilled_ns) >= 0
     assert all(ns > 0 for _, ns in mine.reasons)

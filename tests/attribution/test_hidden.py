@@ -7,18 +7,23 @@ from dataclasses import replace
 import numpy as np
 from builders import lost, ns, process, rank, spans
 
-from clusterprof.attribution.hidden import EVERY, HIDDEN, Running, hidden_ns
-from clusterprof.attribution.partial import SHARE
-from clusterprof.probe import layout
-from clusterprof.timeline.model import (
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
+from clusterprof.analysis.attribution.rank.hidden_cost import (
+    ALL_CAUSES,
+    HIDDEN_COLUMNS,
+    HiddenCostSums,
+    compute_hidden_cost,
+)
+from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
     Rank,
 )
+from clusterprof.probe import layout
 
 MAIN, WORKER = 100, 201
-STORAGE, GC = HIDDEN.index("storage-local"), HIDDEN.index("cpu-gc")
+STORAGE, GC = HIDDEN_COLUMNS.index("storage-local"), HIDDEN_COLUMNS.index("cpu-gc")
 
 
 def waiting() -> Rank:
@@ -30,7 +35,7 @@ def waiting() -> Rank:
 
 def shares(**of: list[float]) -> dict[str, np.ndarray]:
     return {
-        name.replace("_", "-"): np.array([round(one * SHARE) for one in some], np.int64)
+        name.replace("_", "-"): np.array([round(one * SHARE_SCALE) for one in some], np.int64)
         for name, some in of.items()
     }
 
@@ -44,21 +49,19 @@ WAIT = lost((3, 10, 7, PHASE_DATA_WAIT))
 
 def test_a_cause_takes_its_part_of_the_whole_production_with_it() -> None:
     # 10 s of production, 7 waited: 60 % of it are 6 s, of which 4.2 are in the wait
-    found = hidden_ns(
-        waiting(),
-        WAIT,
-        shares(storage_local=[0.6], cpu_preprocess=[0.4]),
-    )
+    found = compute_hidden_cost(waiting(), WAIT, shares(storage_local=[0.6], cpu_preprocess=[0.4]))
     assert in_s(found, STORAGE) == [1.8]
-    assert in_s(found, HIDDEN.index("cpu-preprocess")) == [1.2]  # 4 of 10 s, 2.8 in the wait
+    assert in_s(found, HIDDEN_COLUMNS.index("cpu-preprocess")) == [
+        1.2
+    ]  # 4 of 10 s, 2.8 in the wait
     # never more than the wait: 90 % of the production are 9 s
-    most = hidden_ns(waiting(), WAIT, shares(storage_local=[0.9]))
-    assert in_s(most, STORAGE) == in_s(most, HIDDEN.index(EVERY)) == [0.7]
+    most = compute_hidden_cost(waiting(), WAIT, shares(storage_local=[0.9]))
+    assert in_s(most, STORAGE) == in_s(most, HIDDEN_COLUMNS.index(ALL_CAUSES)) == [0.7]
 
 
 def test_a_gap_closes_with_its_chief_cause_and_not_with_a_small_one() -> None:
     pieces = lost((10, 11, 1, PHASE_COMPUTE), (11, 12, 1, PHASE_COMPUTE))
-    found = hidden_ns(waiting(), pieces, shares(cpu_gc=[0.8, 0.3]))
+    found = compute_hidden_cost(waiting(), pieces, shares(cpu_gc=[0.8, 0.3]))
     assert in_s(found, GC) == [0.2, 0.0]
 
 
@@ -66,28 +69,34 @@ def test_the_chief_cause_of_a_gap_closes_what_others_claim_of_it() -> None:
     # of 1 s the host launched for 0.7, and waited for a CPU for 0.2: had it nothing to launch, it
     # would wait for none. Of the next neither is the chief: 0.4 of 0.8 each, and half of the rest.
     pieces = lost((10, 11, 1, PHASE_COMPUTE), (11, 12, 1, PHASE_COMPUTE))
-    found = hidden_ns(waiting(), pieces, shares(launch_bound=[0.7, 0.4], h2d_sync=[0.2, 0.4]))
-    assert in_s(found, HIDDEN.index("launch-bound")) == [0.3, 0.1]
-    assert in_s(found, HIDDEN.index("h2d-sync")) == [0.022, 0.1]  # 0.2 of 0.9
+    found = compute_hidden_cost(
+        waiting(), pieces, shares(launch_bound=[0.7, 0.4], h2d_sync=[0.2, 0.4])
+    )
+    assert in_s(found, HIDDEN_COLUMNS.index("launch-bound")) == [0.3, 0.1]
+    assert in_s(found, HIDDEN_COLUMNS.index("h2d-sync")) == [0.022, 0.1]  # 0.2 of 0.9
 
 
 def test_all_causes_at_once_close_no_more_than_the_piece() -> None:
     # of the wait both are gone: 7 s; each cause alone closes what is said above
-    found = hidden_ns(waiting(), WAIT, shares(storage_local=[0.6], cpu_preprocess=[0.4]))
-    assert HIDDEN.index(EVERY) not in found
+    found = compute_hidden_cost(waiting(), WAIT, shares(storage_local=[0.6], cpu_preprocess=[0.4]))
+    assert HIDDEN_COLUMNS.index(ALL_CAUSES) not in found
     # of a gap of 1 s 0.9 are claimed: 0.1 more
     gap = lost((10, 11, 1, PHASE_COMPUTE))
-    found = hidden_ns(waiting(), gap, shares(launch_bound=[0.7], h2d_sync=[0.2]))
-    assert in_s(found, HIDDEN.index(EVERY)) == [0.1]
+    found = compute_hidden_cost(waiting(), gap, shares(launch_bound=[0.7], h2d_sync=[0.2]))
+    assert in_s(found, HIDDEN_COLUMNS.index(ALL_CAUSES)) == [0.1]
 
 
 def test_a_wait_for_the_device_before_a_save_goes_with_the_save() -> None:
     # Step 0 waits for its device once, and saves for 3 s; 0.5 s of launching late are the sync's.
     # Step 1 asks its device twice, step 2 only writes a little: theirs stay theirs.
     pieces = lost(
-        (3, 6, 3, PHASE_CHECKPOINT), (6, 7, 0.5, PHASE_COMPUTE), (13, 16, 3, PHASE_CHECKPOINT),
-        (16, 17, 0.5, PHASE_COMPUTE), (23, 24, 0.2, PHASE_CHECKPOINT), (26, 27, 0.5, PHASE_COMPUTE),
-    )  # fmt: skip
+        (3, 6, 3, PHASE_CHECKPOINT),
+        (6, 7, 0.5, PHASE_COMPUTE),
+        (13, 16, 3, PHASE_CHECKPOINT),
+        (16, 17, 0.5, PHASE_COMPUTE),
+        (23, 24, 0.2, PHASE_CHECKPOINT),
+        (26, 27, 0.5, PHASE_COMPUTE),
+    )
     pieces = replace(pieces, step=np.array([0, 0, 1, 1, 2, 2]))
     marks = {
         layout.STEP: spans((0, 10, 0), (10, 20, 1), (20, 30, 2)),
@@ -96,14 +105,14 @@ def test_a_wait_for_the_device_before_a_save_goes_with_the_save() -> None:
         layout.SYNC: spans((2, 3, 0, 1), (4, 5, 0, 1), (12, 13, 0, 2), (22, 23, 0, 1)),
     }
     rank_ = rank(40, process(MAIN, spans=marks))
-    found = hidden_ns(
+    found = compute_hidden_cost(
         rank_, pieces, shares(checkpoint=[1, 0, 1, 0, 1, 0], h2d_sync=[0, 1, 0, 1, 0, 1])
     )
-    assert in_s(found, HIDDEN.index("checkpoint")) == [0, 0.5, 0, 0, 0, 0]
+    assert in_s(found, HIDDEN_COLUMNS.index("checkpoint")) == [0, 0.5, 0, 0, 0, 0]
 
 
 def test_running_sums_are_asked_inside_a_piece_and_go_on() -> None:
-    sums = Running()
+    sums = HiddenCostSums()
     pieces = WAIT
     amounts = {STORAGE: np.array([ns(1.4)], np.int64)}
     (first,) = sums.add(pieces, amounts, np.array([ns(2), ns(6.5), ns(12)], np.int64))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clusterprof.attribution.blame import settle_waits
-from clusterprof.attribution.blame_books import Books
-from clusterprof.timeline.operations import Operations
+from clusterprof.analysis.attribution.wait_for.blame import blame_waits
+from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
+from clusterprof.analysis.timeline.collectives.operations import Operations
 
 CATEGORIES = ("storage-local", "work")
 ALL_REDUCE = 1
@@ -26,17 +26,25 @@ def felt_and_caused(
     """
     arrive, leave = np.array([-10, -10, *come]), np.array([0, 30, *gone])
     ops = Operations(
-        np.array([0, 2, 4]), np.array([1, 1]), np.full(2, ALL_REDUCE), np.full(2, -1),
-        np.ones(2, np.bool_), np.array([0, 1, 0, 1]), arrive, leave, leave - arrive, np.arange(4),
-    )  # fmt: skip
+        np.array([0, 2, 4]),
+        np.array([1, 1]),
+        np.full(2, ALL_REDUCE),
+        np.full(2, -1),
+        np.ones(2, np.bool_),
+        np.array([0, 1, 0, 1]),
+        arrive,
+        leave,
+        leave - arrive,
+        np.arange(4),
+    )
     at = np.array([(0, 0), (0, 0), *spent])
-    blamed, _ = settle_waits(ops, at, at, 2)
-    books = Books(2, CATEGORIES)
+    blamed, _ = blame_waits(ops, at, at, 2)
+    books = WaitTotals(2, CATEGORIES)
     books.add(ops, blamed)
-    assert books.felt_ns.sum() == books.caused_ns.sum() == ops.blocked_ns.sum()
-    felt = dict(zip(books.causes, books.felt_ns[0].tolist()))
+    assert books.victim_ns.sum() == books.culprit_ns.sum() == ops.blocked_ns.sum()
+    felt = dict(zip(books.causes, books.victim_ns[0].tolist()))
     felt["net-transfer"] -= 10  # of the first operation
-    caused = dict(zip(books.causes, books.caused_ns[1].tolist()))
+    caused = dict(zip(books.causes, books.culprit_ns[1].tolist()))
     return {c: ns for c, ns in felt.items() if ns}, {c: ns for c, ns in caused.items() if ns}
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from builders import busy_counter, ns, spans
 from test_lost_pieces import BUSY, WORKER, marked, settle_all
 
-from clusterprof.probe import layout
-from clusterprof.timeline.model import (
+from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
@@ -14,6 +13,7 @@ from clusterprof.timeline.model import (
     SOURCE_HOST_SPANS,
     SOURCE_STREAM_EVENTS,
 )
+from clusterprof.probe import layout
 
 EVENTS, SAMPLES = SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES
 GROUP = 7
@@ -35,7 +35,7 @@ def test_a_device_that_waits_for_others_is_lost_though_it_looks_busy() -> None:
     assert [row[:2] for row in rows[1:]] == [(1.5, 1.6), (1.6, 1.7), (1.7, 1.8)]
     assert [row[3:] for row in rows[1:]] == 3 * [(PHASE_COLLECTIVE, EVENTS, 0)]
     assert round(sum(row[2] for row in rows[1:]), 9) == 0.3
-    assert (account.idle_ns, account.stream_pieces) == (ns(0.05), 3)
+    assert (account.idle_ns, account.stream_intervals) == (ns(0.05), 3)
 
 
 def test_an_idle_device_whose_host_is_held_up_is_not_counted_twice() -> None:

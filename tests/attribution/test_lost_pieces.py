@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from builders import activity, busy_counter, chunk, counter, gauge, ns, process, rank, spans, thread
 
-from clusterprof.attribution.lost import lost_pieces
-from clusterprof.attribution.regions import RankState
-from clusterprof.probe import layout
-from clusterprof.timeline.model import (
+from clusterprof.analysis.attribution.rank.chunk_boundary import RankState
+from clusterprof.analysis.attribution.rank.lost_time import find_lost_intervals
+from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
@@ -21,6 +20,7 @@ from clusterprof.timeline.model import (
     SOURCE_STREAM_EVENTS,
     Rank,
 )
+from clusterprof.probe import layout
 
 BUSY = ("gpu.busy_ns_total", "emulated-0")
 WORKER = 201
@@ -28,7 +28,7 @@ WORKER = 201
 
 def settle_all(one: Rank):
     """The one region of a recording that is whole, as rows of seconds."""
-    found, state = lost_pieces(one, RankState(), last=True)
+    found, state = find_lost_intervals(one, RankState(), last=True)
     assert len(found) <= 1
     if not found:
         return [], None, state
@@ -39,7 +39,7 @@ def settle_all(one: Rank):
             lost.start_ns, lost.end_ns, lost.lost_ns, lost.phase, lost.source, lost.step
         )
     ]
-    assert region.start_ns == state.begun_ns
+    assert region.start_ns == state.step_begin_ns
     return rows, account, state
 
 
@@ -63,7 +63,7 @@ def test_idle_time_of_a_window_goes_to_its_wait_first_and_never_beyond_it() -> N
         (2.06, 2.07, 0.01, PHASE_DATA_WAIT, samples, 1),  # the end of it: the queue drains first
     ]
     assert (account.unmeasured_ns, account.measured_ns, account.idle_ns) == (0, ns(2), ns(0.06))
-    assert (state.begun_ns, state.ended_ns) == (ns(1), ns(3))
+    assert (state.step_begin_ns, state.step_end_ns) == (ns(1), ns(3))
 
 
 def test_a_wait_that_the_queue_hides_costs_nothing() -> None:
@@ -95,9 +95,11 @@ def test_without_a_device_waits_count_in_full_as_an_upper_bound() -> None:
 
 def test_neither_device_nor_spans_is_unmeasured() -> None:
     main = process(100, thread=thread(activity("U4"), 4))
-    found, state = lost_pieces(rank(4, main, device="", marked=False), RankState(), last=True)
+    found, state = find_lost_intervals(
+        rank(4, main, device="", marked=False), RankState(), last=True
+    )
     assert found == ()
-    assert (state.first_ns, state.last_ns, state.begun_ns) == (0, ns(4), None)
+    assert (state.first_ns, state.last_ns, state.step_begin_ns) == (0, ns(4), None)
 
 
 def test_phases_are_disjoint_and_follow_the_precedence() -> None:
@@ -135,7 +137,7 @@ def test_stream_events_are_exact_and_samples_give_the_rest() -> None:
         (1.03, 1.04, 0.01, PHASE_DATA_WAIT, SOURCE_STREAM_EVENTS, 0),
         (1.04, 1.1, 0.02, PHASE_COMPUTE, SOURCE_DEVICE_SAMPLES, 0),
     ]
-    assert account.stream_pieces == 1
+    assert account.stream_intervals == 1
 
 
 def test_stream_events_without_a_device_replace_the_upper_bound() -> None:
@@ -209,7 +211,7 @@ def test_without_spans_the_device_says_when_the_job_worked() -> None:
     rows, account, state = settle_all(one)
     # work from 2 to 5, idle in [3, 4); before is start-up, after is not in steps
     assert rows == [(3.0, 4.0, 1.0, PHASE_NONE, SOURCE_DEVICE_SAMPLES, -1)]
-    assert (state.begun_ns, state.ended_ns) == (ns(2), ns(5))
+    assert (state.step_begin_ns, state.step_end_ns) == (ns(2), ns(5))
     assert account.measured_ns == ns(3)
 
 
@@ -218,8 +220,8 @@ def test_a_chunk_is_settled_up_to_the_sample_before_its_last_step_end() -> None:
     series = {BUSY: busy_counter([(0, 10)], 10)}
     one = marked(10, table, series)
     assert not chunk(10).series  # the builder's chunk is the whole recording unless said otherwise
-    found, state = lost_pieces(one, RankState())
+    found, state = find_lost_intervals(one, RankState())
     assert state.settled_ns == ns(6.5)
-    assert [(region.start_ns, region.end_ns, region.tentative) for region, _, _ in found] == [
+    assert [(region.start_ns, region.end_ns, region.provisional) for region, _, _ in found] == [
         (ns(1), ns(6.5), False)
     ]

@@ -12,26 +12,34 @@ import pytest
 from networks import GB, TOOK, all_reduces, hca, links, nic
 from synthetic.jobs import MS
 
-from clusterprof.attribution.blame_transfer import Transfers, upper_edge
-from clusterprof.engine.moved import gigabits, moved, slow_within
+from clusterprof.analysis.attribution.network.transfer_time import (
+    TransferTotals,
+    compute_upper_edge,
+)
+from clusterprof.analysis.cross_rank.network import (
+    build_flow_evidence,
+    format_gigabits,
+    has_slow_path,
+)
 
 MB = 1_000_000
 
 
-def said(transfers: Transfers, *nodes: dict) -> dict[str, tuple[float, str]]:
+def said(transfers: TransferTotals, *nodes: dict) -> dict[str, tuple[float, str]]:
     known = {number: links(number, one) for number, one in enumerate(nodes)}
-    return {one.name: (one.value, one.note) for one in moved(transfers, known)}
+    return {one.name: (one.value, one.note) for one in build_flow_evidence(transfers, known)}
 
 
 def test_how_much_how_fast_and_over_what_beside_the_link() -> None:
     # 3.33 of 10 GB/s; the link of node 1 is the slower one: 80 Gb/s
     found = said(all_reduces(TOOK), nic(speed=20 * GB), nic("eth1", speed=10 * GB))
     assert found["network.moved_bytes"] == (
-        4000 * MB, "sent by each rank in 40 operations of 95.4 MiB, over sockets of eth0, eth1"
-    )  # fmt: skip
+        4000 * MB,
+        "sent by each rank in 40 operations of 95.4 MiB, over sockets of eth0, eth1",
+    )
     rate, note = found["network.bytes_per_second"]
     assert rate == pytest.approx(100 * MB / 0.030)
-    assert note == "while on their way: 33.3 % of the 80 Gb/s of eth1"
+    assert note == "in transfer: 33.3 % of the 80 Gb/s of eth1"
 
 
 def test_without_a_rate_of_the_link_the_fastest_of_their_kind_stand_beside() -> None:
@@ -39,11 +47,11 @@ def test_without_a_rate_of_the_link_the_fastest_of_their_kind_stand_beside() -> 
     found = said(all_reduces([20 * MS] * 8 + [30 * MS] * 32), nic(speed=None), nic(speed=None))
     rate, note = found["network.bytes_per_second"]
     assert rate == pytest.approx(4000 * MB / (8 * 0.020 + 32 * 0.030))
-    edge_ns = upper_edge(195)  # 2 ** (195 / 8) = 21.7 ms: the first edge above 20 ms
-    assert upper_edge(194) < 20 * MS <= edge_ns
+    edge_ns = compute_upper_edge(195)  # 2 ** (195 / 8) = 21.7 ms: the first edge above 20 ms
+    assert compute_upper_edge(194) < 20 * MS <= edge_ns
     mib = 100 * MB / (edge_ns / 1e9) / (1 << 30)
     fastest = f"the fastest tenth of them {mib:.1f} GiB/s"
-    assert note == f"while on their way; {fastest}; what the links could give is not known"
+    assert note == f"in transfer; {fastest}; the rate of the links is not known"
 
 
 def test_rdma_is_named_and_what_is_not_known_to_have_carried_it_is_not() -> None:
@@ -59,42 +67,44 @@ def test_within_a_node_no_link_is_asked() -> None:
     assert found["network.moved_bytes"][1].endswith(" within one node")
     assert "the fastest tenth" in found["network.bytes_per_second"][1]
     known = {0: links(0, nic())}
-    assert moved(all_reduces(TOOK, nodes=(0, 0)), known, between_nodes=True) == ()
+    assert build_flow_evidence(all_reduces(TOOK, nodes=(0, 0)), known, between_nodes=True) == ()
 
 
 def test_within_a_node_a_rate_far_below_that_of_sockets_is_said_to_be() -> None:
     # 100 MB in a second: 0.0931 of a gibibyte; 40 operations in 20 steps
     slow = all_reduces([1000 * MS] * 40, nodes=(0, 0))
-    found = {one.name: one for one in moved(slow, {0: links(0, nic())}, steps=20)}
-    least = "of the 1.0 GiB/s that sockets within a node give at the least"
+    found = {one.name: one for one in build_flow_evidence(slow, {0: links(0, nic())}, steps=20)}
+    least = "of the 1.0 GiB/s that sockets within a node reach at least"
     assert found["network.bytes_per_second"].note == f"9.3 % {least}"
     path = found["network.path_ratio"]
     assert path.value == pytest.approx(100 * MB / (1 << 30))
-    assert path.note == f"{least}, and shared memory, PCIe and NVLink more"
+    assert path.note == f"{least}; shared memory, PCIe and NVLink reach more"
     assert found["network.operation_bytes"].value == 100 * MB
     assert found["network.operations_per_step_count"].value == 2
-    assert slow_within(tuple(found.values()))
-    fast = moved(all_reduces(TOOK, nodes=(0, 0)), {0: links(0, nic())})  # 3.33 GB/s
-    assert not slow_within(fast)
+    assert has_slow_path(tuple(found.values()))
+    fast = build_flow_evidence(all_reduces(TOOK, nodes=(0, 0)), {0: links(0, nic())})  # 3.33 GB/s
+    assert not has_slow_path(fast)
     assert [one.name for one in fast] == [
-        "network.moved_bytes", "network.bytes_per_second", "network.operation_bytes",
+        "network.moved_bytes",
+        "network.bytes_per_second",
+        "network.operation_bytes",
         "network.path_ratio",
-    ]  # fmt: skip
+    ]
 
 
 def test_small_operations_are_not_judged_by_a_rate() -> None:
     small = all_reduces([1000 * MS] * 40, nodes=(0, 0), size=MB)  # each sends 1 MB of 1 MiB
-    found = {one.name: one.note for one in moved(small, {0: links(0, nic())})}
+    found = {one.name: one.note for one in build_flow_evidence(small, {0: links(0, nic())})}
     assert "network.path_ratio" not in found
     assert found["network.bytes_per_second"] == (
-        "while on their way; the fastest tenth of them hardly faster; such small operations say"
-        " little of the path"
+        "in transfer; the fastest tenth of them hardly faster; operations this small"
+        " say little about the path"
     )
 
 
 def test_sizes_that_are_not_known_are_not_made_up() -> None:
     transfers = all_reduces(TOOK, size=-1)
-    (one,) = moved(transfers, {0: links(0, nic()), 1: links(1, nic())})
+    (one,) = build_flow_evidence(transfers, {0: links(0, nic()), 1: links(1, nic())})
     assert (one.name, one.value) == ("network.operations_count", 40)
     assert one.note == "operations of each rank, of unknown size, over sockets of eth0"
 
@@ -107,4 +117,8 @@ def test_how_fast_it_was_is_not_said_of_what_overlaps_with_computation() -> None
 
 
 def test_rates_read_as_their_makers_write_them() -> None:
-    assert [gigabits(one) for one in (125e6, 1.25e9, 50e9)] == ["1 Gb/s", "10 Gb/s", "400 Gb/s"]
+    assert [format_gigabits(one) for one in (125e6, 1.25e9, 50e9)] == [
+        "1 Gb/s",
+        "10 Gb/s",
+        "400 Gb/s",
+    ]

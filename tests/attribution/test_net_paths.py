@@ -14,10 +14,13 @@ def test_a_link_slower_than_those_of_the_peers_is_a_bad_link() -> None:
     # 26.67 ms at 5 GB/s, 13.33 at 10. Of 30 ms 13.33 are the link's, 3.33 beyond for no reason.
     given, found = shared(QUIET, QUIET, nic(speed=5 * GB))
     assert given == {"net-link": pytest.approx(40 * 13.3333, abs=0.01)}
-    assert found.beyond_ns == pytest.approx(3 * 40 * 3.3333 * MS, abs=MS)
-    [sign] = found.shares["net-link"].signs
+    assert found.excess_ns == pytest.approx(3 * 40 * 3.3333 * MS, abs=MS)
+    [sign] = found.shares["net-link"].symptoms
     assert (sign.node, sign.evidence.value) == (2, 5 * GB)
-    assert sign.evidence.note == "is less than the same links of other nodes have: eth0 of node2"
+    assert (
+        sign.evidence.note
+        == "is less than the rate of the same links of other nodes: eth0 of node2"
+    )
     # a fifth slower is the same kind of link
     assert shared(QUIET, QUIET, nic(speed=8 * GB))[0] == {}
 
@@ -27,9 +30,11 @@ def test_a_faster_interface_that_stood_idle_on_both_nodes_is_a_wrong_path() -> N
     both = {**nic(speed=1 * GB), **nic("eth1", sent=0.0, speed=10 * GB)}
     given, found = shared(both, both, took=[120 * MS] * 40)
     assert given == {"net-path": 40 * 90}
-    assert found.beyond_ns == 2 * 40 * 20 * MS
-    sign = found.shares["net-path"].signs[0]
-    assert sign.evidence.note == ("carried the traffic, eth1 was idle and is faster: eth0 of node0")
+    assert found.excess_ns == 2 * 40 * 20 * MS
+    sign = found.shares["net-path"].symptoms[0]
+    assert (
+        sign.evidence.note == "carried the traffic while eth1 was idle and is faster: eth0 of node0"
+    )
     # on one of the nodes alone it leads nowhere
     assert shared(both, nic(speed=1 * GB), took=[120 * MS] * 40)[0] == {}
     # in use it is no alternative, and less than twice as fast it is none either
@@ -42,7 +47,7 @@ def test_one_node_on_the_slow_interface_is_named() -> None:
     wrong = {**nic(speed=1 * GB), **nic("eth1", sent=0.0, speed=10 * GB)}
     given, found = shared(QUIET, wrong, took=[120 * MS] * 40)
     assert given == {"net-path": 40 * 90}
-    assert [sign.node for sign in found.shares["net-path"].signs] == [1]
+    assert [sign.node for sign in found.shares["net-path"].symptoms] == [1]
 
 
 def test_an_idle_interface_says_nothing_where_the_nic_did_not_carry_the_job() -> None:
@@ -56,7 +61,7 @@ def test_rdma_that_is_there_and_unused_is_a_wrong_path() -> None:
     both = {**QUIET, **hca(sent=0.0, speed=10 * GB)}
     given, found = shared(both, both)
     assert given == {"net-path": 800}
-    assert found.shares["net-path"].signs[0].device == "mlx5_0/1"
+    assert found.shares["net-path"].symptoms[0].device == "mlx5_0/1"
     down = {**both, "rdma.state_count mlx5_0/1": 1.0}
     assert shared(down, down)[0] == {}
 
@@ -65,7 +70,7 @@ def test_rdma_in_use_is_what_carried_the_traffic() -> None:
     # 4 ms at 25 GB/s, the idle NIC beside it is no alternative; 26 of 30 ms are beyond.
     both = {**hca(), **nic(sent=0.1 * GB, speed=100 * GB)}
     given, found = shared(both, both)
-    assert given == {} and found.beyond_ns == 2 * 40 * 26 * MS
+    assert given == {} and found.excess_ns == 2 * 40 * 26 * MS
     for name, cause in (
         ("rdma.symbol_errors_total", "net-link"),
         ("rdma.link_downed_total", "net-link"),
@@ -77,7 +82,7 @@ def test_rdma_in_use_is_what_carried_the_traffic() -> None:
     ):
         given, found = shared(both, {**both, f"{name} mlx5_0/1": 600})
         assert given == {cause: 40 * 26}, name
-        assert found.shares[cause].signs[0].device == "mlx5_0/1"
+        assert found.shares[cause].symptoms[0].device == "mlx5_0/1"
 
 
 def test_a_port_that_could_not_send_a_fifth_of_the_time_is_congestion() -> None:
@@ -86,7 +91,7 @@ def test_a_port_that_could_not_send_a_fifth_of_the_time_is_congestion() -> None:
     waits = {**both, "rdma.transmit_wait_total mlx5_0/1": 2.5e9}
     given, found = shared(both, waits)
     assert given == {"net-congestion": 40 * 26}
-    assert found.shares["net-congestion"].signs[0].evidence.value == 0.5
+    assert found.shares["net-congestion"].symptoms[0].evidence.value == 0.5
     assert shared(both, {**both, "rdma.transmit_wait_total mlx5_0/1": 0.6e9})[0] == {}
 
 
@@ -96,7 +101,7 @@ def test_rails_with_unequal_traffic_are_a_wrong_path() -> None:
     uneven = {**hca("a/1"), **hca("b/1", sent=4 * GB)}
     given, found = shared(even, uneven)
     assert given == {"net-path": 40 * 28}
-    [sign] = found.shares["net-path"].signs
+    [sign] = found.shares["net-path"].symptoms
     assert (sign.node, sign.device, sign.evidence.value) == (1, "b/1", 0.4)
     assert shared(even, {**hca("a/1"), **hca("b/1", sent=6 * GB)})[0] == {}
 
@@ -120,7 +125,7 @@ def test_a_rail_that_carries_nothing_while_the_others_do_is_a_wrong_path() -> No
     even, one_off = eight(*[FULL] * 8), eight(*[FULL] * 7, 0.0)
     given, found = shared(even, one_off, rails=RAILS)
     assert given == {"net-path": pytest.approx(40 * 29.4286, abs=0.01)}
-    [sign] = found.shares["net-path"].signs
+    [sign] = found.shares["net-path"].symptoms
     assert (sign.node, sign.device, sign.evidence.value) == (1, "r7/1", 0.0)
     assert sign.evidence.note == "of the traffic of r0/1 went over this rail: r7/1 of node1"
     # the header did not say that they belong together
@@ -130,7 +135,7 @@ def test_a_rail_that_carries_nothing_while_the_others_do_is_a_wrong_path() -> No
 def test_a_rail_whose_link_is_down_is_called_so() -> None:
     even = eight(*[FULL] * 8)
     _, found = shared(even, eight(*[FULL] * 3, 0.0, *[FULL] * 4, down=3), rails=RAILS)
-    [sign] = found.shares["net-path"].signs
+    [sign] = found.shares["net-path"].symptoms
     assert sign.evidence.note == (
         "of the traffic of r0/1 went over this rail, whose link is down: r3/1 of node1"
     )
@@ -144,14 +149,20 @@ def test_a_job_that_uses_few_rails_leaves_none_out() -> None:
 def test_members_of_the_bond_in_use_are_no_idle_interfaces_and_count_once() -> None:
     # The standby member is idle and twice as fast; were it not of the bond, 50 of 120 ms would be
     # the wrong path's: 100 MB take 100 ms at 1 GB/s and 50 at 2.
-    both = {**nic("bond0", speed=1 * GB), **nic("eth0", speed=1 * GB),
-            **nic("eth1", sent=0.0, speed=2 * GB)}  # fmt: skip
+    both = {
+        **nic("bond0", speed=1 * GB),
+        **nic("eth0", speed=1 * GB),
+        **nic("eth1", sent=0.0, speed=2 * GB),
+    }
     took = [120 * MS] * 40
     assert shared(both, both, took=took, lower={"bond0": ["eth0", "eth1"]})[0] == {}
     assert shared(both, both, took=took, lower={"bond0": ["eth0"]})[0] == {"net-path": 40 * 50}
     # The bond carried 3 GB of the job's 10, its members the same 3 again: too little to be sure.
-    few = {**nic("bond0", sent=3 * GB, speed=1 * GB), **nic("eth0", sent=3 * GB, speed=1 * GB),
-           **nic("eth2", sent=0.0, speed=2 * GB)}  # fmt: skip
+    few = {
+        **nic("bond0", sent=3 * GB, speed=1 * GB),
+        **nic("eth0", sent=3 * GB, speed=1 * GB),
+        **nic("eth2", sent=0.0, speed=2 * GB),
+    }
     assert shared(few, few, took=took, lower={"bond0": ["eth0"]})[0] == {}
     assert shared(few, few, took=took)[0] == {"net-path": 40 * 50}
 

@@ -10,8 +10,12 @@ import pytest
 from networks import GB, LIMITS, TOOK, all_reduces, conserved, links, nic, shared
 from synthetic.jobs import MS
 
-from clusterprof.attribution.net_signs import receiver_limited, retransmit_ratio, signs_of
-from clusterprof.attribution.net_split import standing_out
+from clusterprof.analysis.attribution.network.counters import (
+    compute_receiver_limit_ratio,
+    compute_retransmit_ratio,
+    find_symptoms,
+)
+from clusterprof.analysis.attribution.network.split import find_outlier_nodes
 
 QUIET = nic()
 
@@ -19,20 +23,17 @@ QUIET = nic()
 def test_without_a_sign_all_of_it_stays_and_says_how_much_is_beyond() -> None:
     given, found = shared(QUIET, QUIET)
     assert given == {}
-    assert (found.expected_ns, found.beyond_ns) == (2 * 400 * MS, 2 * 800 * MS)
+    assert (found.expected_ns, found.excess_ns) == (2 * 400 * MS, 2 * 800 * MS)
     assert found.by_rate
 
 
 def test_at_the_rate_of_the_links_nothing_is_beyond() -> None:
     given, found = shared(QUIET, {**QUIET, "network.errors_total eth0": 1e6}, took=[10 * MS] * 40)
     assert given == {}
-    assert (found.expected_ns, found.beyond_ns) == (2 * 400 * MS, 0)
+    assert (found.expected_ns, found.excess_ns) == (2 * 400 * MS, 0)
 
 
-FAULTS = {
-    "network.errors_total eth0": 60,
-    "network.carrier_changes_total eth0": 2,
-}
+FAULTS = {"network.errors_total eth0": 60, "network.carrier_changes_total eth0": 2}
 QUEUES = {
     "network.ecn_marked_total eth0": 600,
     "network.cnp_total eth0": 600,
@@ -47,8 +48,8 @@ QUEUES = {
 def test_errors_of_a_port_make_what_is_beyond_a_bad_link(name: str) -> None:
     given, found = shared(QUIET, {**QUIET, name: FAULTS[name]})
     assert given == {"net-link": 800}
-    assert (found.expected_ns, found.beyond_ns) == (2 * 400 * MS, 0)
-    [sign] = found.shares["net-link"].signs
+    assert (found.expected_ns, found.excess_ns) == (2 * 400 * MS, 0)
+    [sign] = found.shares["net-link"].symptoms
     assert (sign.node, sign.device, sign.evidence.value) == (1, "eth0", FAULTS[name])
     assert sign.evidence.note.endswith("eth0 of node1")
 
@@ -57,7 +58,7 @@ def test_errors_of_a_port_make_what_is_beyond_a_bad_link(name: str) -> None:
 def test_marks_pauses_and_drops_make_it_congestion(name: str) -> None:
     given, found = shared(QUIET, {**QUIET, name: QUEUES[name]})
     assert given == {"net-congestion": 800}
-    [sign] = found.shares["net-congestion"].signs
+    [sign] = found.shares["net-congestion"].symptoms
     assert (sign.node, sign.device) == (1, "eth0")
 
 
@@ -67,7 +68,7 @@ def test_a_few_events_in_a_minute_prove_nothing(name: str) -> None:
         return  # once is enough
     few = {**FAULTS, **QUEUES}[name] * 0.9 if name not in FAULTS else 5
     given, found = shared(QUIET, {**QUIET, name: few})
-    assert given == {} and found.beyond_ns == 2 * 800 * MS
+    assert given == {} and found.excess_ns == 2 * 800 * MS
 
 
 def test_loss_alone_is_a_bad_link_and_with_a_queue_congestion() -> None:
@@ -75,7 +76,7 @@ def test_loss_alone_is_a_bad_link_and_with_a_queue_congestion() -> None:
     lossy = {**QUIET, "tcp.retransmits_total ": 1000, "tcp.segments_sent_total ": 1e6}
     given, found = shared(QUIET, lossy)
     assert given == {"net-link": 800}
-    [sign] = found.shares["net-link"].signs
+    [sign] = found.shares["net-link"].symptoms
     assert (sign.node, sign.strength, sign.evidence.name) == (1, 0.001, "tcp.retransmit_ratio")
     assert shared(QUIET, {**lossy, "network.pause_frames_total eth0 rx": 6e4})[0] == {
         "net-congestion": 800
@@ -86,8 +87,8 @@ def test_loss_alone_is_a_bad_link_and_with_a_queue_congestion() -> None:
 def test_the_jobs_own_retransmissions_count_where_they_are_known() -> None:
     others = {"tcp.retransmits_total ": 5000, "tcp.segments_sent_total ": 1e6}
     own = {"tcp.job_connections_count eth0": 2, "tcp.job_retransmits_total eth0": 100}
-    assert retransmit_ratio(links(0, {**QUIET, **others})) == 0.005
-    assert retransmit_ratio(links(0, {**QUIET, **others, **own})) == 0.0001
+    assert compute_retransmit_ratio(links(0, {**QUIET, **others})) == 0.005
+    assert compute_retransmit_ratio(links(0, {**QUIET, **others, **own})) == 0.0001
     assert shared(QUIET, {**QUIET, **others, **own})[0] == {}
 
 
@@ -102,8 +103,8 @@ QUEUED = {
 def test_round_trips_far_above_the_shortest_with_data_waiting_are_congestion() -> None:
     given, found = shared(QUIET, {**QUIET, **QUEUED})
     assert given == {"net-congestion": 800}
-    [sign] = found.shares["net-congestion"].signs
-    assert sign.evidence.note == "a round trip took, and 1.0 ms at the least: eth0 of node1"
+    [sign] = found.shares["net-congestion"].symptoms
+    assert sign.evidence.note == "round-trip time (minimum 1.0 ms): eth0 of node1"
     # nothing waits to be sent; a long way, but no longer than ever
     for name, value in (("tcp.job_unsent_bytes eth0", 1000), ("tcp.job_min_rtt_ns eth0", 3 * MS)):
         assert shared(QUIET, {**QUIET, **QUEUED, name: value})[0] == {}
@@ -116,30 +117,38 @@ def test_a_queue_of_the_jobs_own_full_link_is_no_congestion() -> None:
     # half of it is not the job's
     given, found = shared(nic(), full, job=(10 * GB, 225 * GB))
     assert given == {"net-congestion": 800}
-    [sign] = found.shares["net-congestion"].signs
+    [sign] = found.shares["net-congestion"].symptoms
     assert (sign.evidence.name, sign.evidence.value) == ("network.others_ratio", 0.5)
 
 
 def test_a_receiver_that_takes_no_more_is_not_the_networks_fault() -> None:
     slow = {
-        **QUIET, **QUEUED, "tcp.retransmits_total ": 5000, "tcp.segments_sent_total ": 1e6,
-        "tcp.job_busy_ns_total eth0": 100 * MS, "tcp.job_rwnd_limited_ns_total eth0": 50 * MS,
-    }  # fmt: skip
-    assert receiver_limited(links(1, slow)) == 0.5
+        **QUIET,
+        **QUEUED,
+        "tcp.retransmits_total ": 5000,
+        "tcp.segments_sent_total ": 1e6,
+        "tcp.job_busy_ns_total eth0": 100 * MS,
+        "tcp.job_rwnd_limited_ns_total eth0": 50 * MS,
+    }
+    assert compute_receiver_limit_ratio(links(1, slow)) == 0.5
     assert shared(QUIET, slow)[0] == {}
-    assert receiver_limited(links(1, {**slow, "tcp.job_rwnd_limited_ns_total eth0": 9})) is None
+    assert (
+        compute_receiver_limit_ratio(links(1, {**slow, "tcp.job_rwnd_limited_ns_total eth0": 9}))
+        is None
+    )
 
 
 def test_the_speed_of_a_virtual_device_is_not_believed() -> None:
     # Without a rate the fastest tenth is expected: 30 of 40 took 2^24 ns, ten twice that.
     took = [1 << 24] * 30 + [1 << 25] * 10
     given, found = shared(QUIET, QUIET, took=took, virtual=["eth0"])
-    assert not found.by_rate and found.beyond_ns == 2 * 10 << 24
+    assert not found.by_rate and found.excess_ns == 2 * 10 << 24
     lossy = {**QUIET, "tcp.retransmits_total ": 5000, "tcp.segments_sent_total ": 1e6}
     trips = {
-        "tcp.job_connections_count eth0": 2, "tcp.job_rtt_ns eth0": MS,
+        "tcp.job_connections_count eth0": 2,
+        "tcp.job_rtt_ns eth0": MS,
         "tcp.job_min_rtt_ns eth0": MS,
-    }  # fmt: skip
+    }
     given, _ = shared(QUIET, {**lossy, **trips}, took=took, virtual=["eth0"])
     assert given == {"net-link": (10 << 24) / MS}
     # nor one that was exceeded
@@ -167,10 +176,11 @@ def test_what_varies_by_less_than_a_tenth_is_given_to_nobody() -> None:
         QUIET, {**QUIET, **FAULTS}, took=took, virtual=["eth0"]
     )  # 2 of 42 parts are beyond
     assert given == {}
-    assert found.beyond_ns == 2 * 2 << 24
-    assert {sign.evidence.name for sign in found.left} == {
-        "network.errors_total", "network.carrier_changes_total",
-    }  # fmt: skip
+    assert found.excess_ns == 2 * 2 << 24
+    assert {sign.evidence.name for sign in found.unused_symptoms} == {
+        "network.errors_total",
+        "network.carrier_changes_total",
+    }
 
 
 def test_tcp_that_goes_as_fast_as_its_loss_permits_is_held_up_by_the_loss() -> None:
@@ -178,16 +188,19 @@ def test_tcp_that_goes_as_fast_as_its_loss_permits_is_held_up_by_the_loss() -> N
     # all-reduces moved 100 MB in 5 s, 20 MB/s, all alike: nothing is beyond the fastest tenth, and
     # all but the round trip of 1.5 ms is the loss's.
     lossy = {
-        **nic(speed=None), "tcp.job_connections_count eth0": 2, "tcp.job_rtt_ns eth0": 2 * MS,
-        "tcp.job_min_rtt_ns eth0": 1.5 * MS, "tcp.job_retransmits_total eth0": 4000,
+        **nic(speed=None),
+        "tcp.job_connections_count eth0": 2,
+        "tcp.job_rtt_ns eth0": 2 * MS,
+        "tcp.job_min_rtt_ns eth0": 1.5 * MS,
+        "tcp.job_retransmits_total eth0": 4000,
         "tcp.segments_sent_total ": 1e6,
-    }  # fmt: skip
+    }
     given, found = shared(lossy, lossy, took=[5000 * MS] * 40)
     assert given == {"net-link": 40 * (5000 - 1.5)}
-    assert (found.expected_ns, found.beyond_ns) == (2 * 60 * MS, 0)
-    names = [sign.evidence.name for sign in found.shares["net-link"].signs]
+    assert (found.expected_ns, found.excess_ns) == (2 * 60 * MS, 0)
+    names = [sign.evidence.name for sign in found.shares["net-link"].symptoms]
     assert names == ["tcp.retransmit_ratio"] * 2 + ["tcp.loss_limit_bytes_per_second"] * 2
-    permitted = found.shares["net-link"].signs[-1].evidence.value
+    permitted = found.shares["net-link"].symptoms[-1].evidence.value
     assert permitted == pytest.approx(13.966e6, rel=0.001)
     # A hundred times as fast as the loss of each of two connections permits: it is not the limit.
     assert shared(lossy, lossy, took=[50 * MS] * 40)[0] == {}
@@ -229,19 +242,19 @@ def test_a_node_that_took_no_part_is_not_asked() -> None:
 def test_operations_within_a_node_have_no_link_to_blame() -> None:
     transfers = all_reduces([1 << 24] * 30 + [1 << 25] * 10, (0, 0))
     given, found = conserved(transfers, {0: links(0, {**QUIET, **FAULTS})})
-    assert given == {} and found.beyond_ns == 2 * 10 << 24
+    assert given == {} and found.excess_ns == 2 * 10 << 24
 
 
 def test_a_node_that_was_not_recorded_leaves_the_rate_unknown() -> None:
     given, found = conserved(all_reduces(TOOK), {0: links(0, QUIET)})
     assert given == {} and not found.by_rate
-    assert signs_of(links(0, QUIET), LIMITS) == ()
+    assert find_symptoms(links(0, QUIET), LIMITS) == ()
 
 
 def test_nodes_stand_out_at_twice_the_middle() -> None:
-    assert standing_out({0: 1.0, 1: 2.0}) == [1]
-    assert standing_out({0: 1.1, 1: 2.0}) == []
-    assert standing_out({0: 1.0, 1: 1.0, 2: 2.0, 3: 4.0}) == [3, 2]
-    assert standing_out({0: 0.0, 1: 0.0, 2: 1e-9}) == [2]
-    assert standing_out({0: 0.0, 1: 0.0}) == []
-    assert standing_out({0: 5.0}) == []
+    assert find_outlier_nodes({0: 1.0, 1: 2.0}) == [1]
+    assert find_outlier_nodes({0: 1.1, 1: 2.0}) == []
+    assert find_outlier_nodes({0: 1.0, 1: 1.0, 2: 2.0, 3: 4.0}) == [3, 2]
+    assert find_outlier_nodes({0: 0.0, 1: 0.0, 2: 1e-9}) == [2]
+    assert find_outlier_nodes({0: 0.0, 1: 0.0}) == []
+    assert find_outlier_nodes({0: 5.0}) == []

@@ -9,10 +9,9 @@ from builders import process, rank
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterprof.attribution.painting import paint, steps_of
-from clusterprof.probe import layout
-from clusterprof.timeline import intervals
-from clusterprof.timeline.model import (
+from clusterprof.analysis.attribution.rank.host_phases import find_step_numbers, split_host_phases
+from clusterprof.analysis.timeline import intervals
+from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
@@ -24,13 +23,19 @@ from clusterprof.timeline.model import (
     Rank,
     SpanTable,
 )
+from clusterprof.probe import layout
 
 START, END = 5, 45
 BETWEEN_SAVES = -1
 KINDS = (
-    layout.STEP, layout.DATA_WAIT, layout.GC, layout.H2D, layout.EVAL, layout.CHECKPOINT,
+    layout.STEP,
+    layout.DATA_WAIT,
+    layout.GC,
+    layout.H2D,
+    layout.EVAL,
+    layout.CHECKPOINT,
     layout.COMPILE,
-)  # fmt: skip
+)
 Row = tuple[int, int, int, int]  # kind, start, end, worker (of a wait)
 rows_ = st.tuples(
     st.sampled_from(KINDS), st.integers(0, 50), st.integers(0, 12), st.sampled_from([0, 201])
@@ -99,29 +104,29 @@ def step_at(rows: list[Row], t: int) -> int:
 def test_every_instant_has_its_phase_step_and_window(
     rows: list[Row], some: list[tuple[int, int]]
 ) -> None:
-    set_ = intervals.union(
+    set_ = intervals.merge_intervals(
         (np.array([s for s, _ in some], np.int64), np.array([s + n for s, n in some], np.int64))
     )
-    windows = intervals.clip(set_, START, END)
+    windows = intervals.trim_intervals(set_, START, END)
     one = painted_rank(rows)
-    painted = paint(one, START, END, windows)
+    painted = split_host_phases(one, START, END, windows)
     assert painted.start_ns[0] == START
     assert painted.end_ns[-1] == END
     assert painted.start_ns[1:].tolist() == painted.end_ns[:-1].tolist()
-    step = steps_of(one, painted.start_ns, painted.begun)
+    step = find_step_numbers(one, painted.start_ns, painted.steps_begun)
     window = np.where(painted.measured, painted.window, -1)
     for row, (low, high) in enumerate(zip(painted.start_ns.tolist(), painted.end_ns.tolist())):
         assert low < high
         for t in range(low, high):
             assert painted.phase[row] == phase_at(rows, t)
             assert step[row] == step_at(rows, t)
-            assert window[row] == intervals.containing(np.array([t]), windows)[0]
+            assert window[row] == intervals.find_containing(np.array([t]), windows)[0]
 
 
 def test_every_edge_is_a_cut() -> None:
     one = painted_rank([(layout.STEP, 6, 20, 0), (layout.STEP, 20, 30, 0), (layout.GC, 8, 9, 0)])
     windows = (np.array([5, 15]), np.array([15, 25]))
-    painted = paint(one, START, END, windows)
+    painted = split_host_phases(one, START, END, windows)
     assert painted.start_ns.tolist() == [5, 6, 8, 9, 15, 20, 25, 30]
     assert painted.measured.tolist() == [True] * 6 + [False] * 2
 
@@ -129,10 +134,13 @@ def test_every_edge_is_a_cut() -> None:
 def test_shards_saved_one_after_another_are_one_checkpoint_until_the_step_ends() -> None:
     # step 0-20 with saves 2-5 and 9-12, step 20-40 with one at 30-33: 5-9 is the checkpoint's too
     rows = [
-        (layout.STEP, 0, 20, 0), (layout.STEP, 20, 40, 0), (layout.CHECKPOINT, 2, 5, 0),
-        (layout.CHECKPOINT, 9, 12, 0), (layout.CHECKPOINT, 30, 33, 0),
-    ]  # fmt: skip
-    painted = paint(painted_rank(rows), 0, 40, intervals.EMPTY)
+        (layout.STEP, 0, 20, 0),
+        (layout.STEP, 20, 40, 0),
+        (layout.CHECKPOINT, 2, 5, 0),
+        (layout.CHECKPOINT, 9, 12, 0),
+        (layout.CHECKPOINT, 30, 33, 0),
+    ]
+    painted = split_host_phases(painted_rank(rows), 0, 40, intervals.EMPTY)
     saving = painted.phase == PHASE_CHECKPOINT
     found = list(zip(painted.start_ns[saving].tolist(), painted.end_ns[saving].tolist()))
     assert found[0][0] == 2 and found[-1] == (30, 33)

@@ -7,12 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from clusterprof.attribution.partial import SHARE, Partial
-from clusterprof.attribution.unmarked import SPINNING
-from clusterprof.engine.frontier import _perhaps_spun
-from clusterprof.engine.perhaps import borne_out, spins
-from clusterprof.engine.spill import IN_MEMORY
-from clusterprof.engine.synchronous import kept_together
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE, Accumulator
+from clusterprof.analysis.attribution.rank.without_probe import BUSY_WAIT
+from clusterprof.analysis.cross_rank.implicit_collectives import (
+    _is_busy_wait_confirmed,
+    confirm_busy_wait,
+    has_busy_wait,
+)
+from clusterprof.analysis.cross_rank.step_alignment import has_bounded_step_lead
+from clusterprof.analysis.spill import IN_MEMORY
 
 STEP_NS = 500_000_000
 N = 40
@@ -37,36 +40,39 @@ def steps(*spun_ms: list[int]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]
 def test_one_rank_that_never_spins_shows_that_the_others_wait(
     late: list[int], others: list[int], expected: bool
 ) -> None:
-    assert borne_out(steps(others, late, others)) is expected
+    assert confirm_busy_wait(steps(others, late, others)) is expected
 
 
 def test_the_late_rank_may_change() -> None:
     # Rank 0 is late for 20 steps, then rank 1: over the whole run both span 2 s.
     first, second = [0] * 20 + [100] * 20, [100] * 20 + [0] * 20
-    assert borne_out(steps(first, second, [100] * N))
+    assert confirm_busy_wait(steps(first, second, [100] * N))
 
 
 def test_steps_are_compared_by_number() -> None:
     one, other = steps([0] * N, [100] * N)
-    assert borne_out([tuple(part[5:] for part in one), tuple(part[:-5] for part in other), other])
-    assert not borne_out([tuple(part[:1] for part in one), other])
+    assert confirm_busy_wait(
+        [tuple(part[5:] for part in one), tuple(part[:-5] for part in other), other]
+    )
+    assert not confirm_busy_wait([tuple(part[:1] for part in one), other])
 
 
 @pytest.mark.parametrize(("spun_ms", "expected"), [(0, False), (100, False), (101, True)])
 def test_a_rank_was_seen_to_spin_when_it_did_for_more_than_a_hundredth_of_its_steps(
     spun_ms: int, expected: bool
 ) -> None:
-    partial = Partial(
-        totals={"in_step": 10_000_000_000}, unexplained={SPINNING: spun_ms * 1_000_000 * SHARE}
+    accumulator = Accumulator(
+        totals={"in_step": 10_000_000_000},
+        unexplained={BUSY_WAIT: spun_ms * 1_000_000 * SHARE_SCALE},
     )
-    one = SimpleNamespace(partial=partial, perhaps=None)
-    assert spins(one) is expected  # type: ignore[arg-type]
+    rank = SimpleNamespace(accumulator=accumulator, suspected_steps=None)
+    assert has_busy_wait(rank) is expected  # type: ignore[arg-type]
     # Ranks of a job run one program: what another perhaps did it did then.
-    other = SimpleNamespace(partial=Partial(), perhaps=None)
-    assert not _perhaps_spun([one, other], IN_MEMORY)  # type: ignore[list-item]
+    other = SimpleNamespace(accumulator=Accumulator(), suspected_steps=None)
+    assert not _is_busy_wait_confirmed([rank, other], IN_MEMORY)  # type: ignore[list-item]
     if expected:
-        other.perhaps = object()  # is not read
-        assert _perhaps_spun([one, other], IN_MEMORY)  # type: ignore[list-item]
+        other.suspected_steps = object()  # is not read
+        assert _is_busy_wait_confirmed([rank, other], IN_MEMORY)  # type: ignore[list-item]
 
 
 def ends(late_ms: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -92,7 +98,7 @@ def test_ranks_that_stay_within_a_few_steps_and_are_seen_to_wait_are_synchronous
     number, other = ends(late)
     own_ns = [0, int(own_steps * STEP_NS)]
     both = [ends([0] * N), (number, other + 7_000_000_000)]
-    assert kept_together(both, own_ns, spun) is expected
+    assert has_bounded_step_lead(both, own_ns, spun) is expected
 
 
 def test_steps_that_are_long_and_short_alike_are_those_of_ranks_that_wait_for_each_other() -> None:
@@ -100,7 +106,7 @@ def test_steps_that_are_long_and_short_alike_are_those_of_ranks_that_wait_for_ea
     common, one, other = (np.cumsum(draw.integers(0, 60, N)) for _ in range(3))
     apart = draw.integers(0, 5, N)  # of ends that nobody waits for exactly
     alike = [ends(common.tolist()), ends((common + apart).tolist())]
-    assert kept_together(alike, [0, 0])
-    assert not kept_together([ends(one.tolist()), ends(other.tolist())], [0, 0])
+    assert has_bounded_step_lead(alike, [0, 0])
+    assert not has_bounded_step_lead([ends(one.tolist()), ends(other.tolist())], [0, 0])
     few = [(number[:20], end[:20]) for number, end in alike]
-    assert not kept_together(few, [0, 0])
+    assert not has_bounded_step_lead(few, [0, 0])

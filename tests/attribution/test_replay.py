@@ -9,33 +9,44 @@ import pytest
 from synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
 from synthetic.scenarios import LAYOUTS
 
-from clusterprof.attribution.blame import IMBALANCE, SLOW_COMPUTE, causes, settle_waits
-from clusterprof.attribution.replay import ALL, SHARED, TRANSFER, Replay, Won
-from clusterprof.attribution.replay import WORK as EVEN
-from clusterprof.attribution.replay_fronts import slow_transfers
+from clusterprof.analysis.attribution.wait_for.blame import (
+    IMBALANCE,
+    SLOW_COMPUTE,
+    blame_waits,
+    list_causes,
+)
+from clusterprof.analysis.attribution.what_if import (
+    ALL,
+    BALANCED,
+    TRANSFER,
+    WhatIfReplay,
+    WhatIfSavings,
+    compute_transfer_excess,
+)
+from clusterprof.analysis.attribution.what_if import WORK as EVEN
 
 LOADING, DECODING = 0, 1
 LOST = WORK  # work is the last category, all before it are causes
-CHARGED = tuple(causes(CATEGORIES).index(name) for name in (IMBALANCE, SLOW_COMPUTE))
+CHARGED = tuple(list_causes(CATEGORIES).index(name) for name in (IMBALANCE, SLOW_COMPUTE))
 
 
-def played(job: Job, cuts: tuple[int, ...] = ()) -> Won:
+def played(job: Job, cuts: tuple[int, ...] = ()) -> WhatIfSavings:
     """Play a job again, in blocks that begin at the given operations."""
     ranks = job.ranks
-    replay = Replay([0] * ranks, np.full(ranks, ranks), LOST)
+    replay = WhatIfReplay([0] * ranks, np.full(ranks, ranks), LOST)
     carry = None
-    for begin, end in itertools.pairwise([0, *cuts, job.ops.team.size]):
-        ops = job.ops.cut(begin, end)
+    for begin, end in itertools.pairwise([0, *cuts, job.ops.process_group.size]):
+        ops = job.ops.take_range(begin, end)
         spent = job.spent[job.ops.first[begin] : job.ops.first[end]]
-        blamed, carry = settle_waits(ops, spent, spent, ranks, carry)
+        blamed, carry = blame_waits(ops, spent, spent, ranks, carry)
         lost = np.column_stack([spent[:, :LOST], spent[:, :LOST].sum(axis=1)])
         work = spent[:, WORK], spent[:, WORK]
         replay.add(ops, blamed, lost, lost, work, CHARGED)
-    return replay.won()[0]
+    return replay.get_savings()[0]
 
 
-def sooner_ms(won: Won, column: int) -> float:
-    return float(won.sooner_ns[:, column].sum()) / MS
+def sooner_ms(won: WhatIfSavings, column: int) -> float:
+    return float(won.savings_ns[:, column].sum()) / MS
 
 
 def test_of_two_late_ranks_the_cause_of_both_wins_what_the_later_one_lost() -> None:
@@ -48,7 +59,7 @@ def test_of_two_late_ranks_the_cause_of_both_wins_what_the_later_one_lost() -> N
     world.spend(10 * MS)
     world.meet(everyone, team, MS)
     won = played(world.job())
-    assert not won.teams and not won.skipped
+    assert not won.several_groups and not won.skipped
     # they came at 11, 31 and 66: without loading at 11, 11 and 16, without decoding at 11, 31, 61
     assert sooner_ms(won, LOADING) == 50
     assert sooner_ms(won, DECODING) == 5
@@ -68,7 +79,7 @@ def test_what_is_won_goes_on_to_those_who_never_met_the_culprit() -> None:
         world.spend(10 * MS, who=team)
         world.meet(np.array([team]), np.array([sum(team) + 10]), 0)
     won = played(world.job())
-    assert won.teams
+    assert won.several_groups
     assert sooner_ms(won, LOADING) == 50  # the mean of four ranks that are all 50 sooner
 
 
@@ -113,7 +124,7 @@ def end_ns(job: Job) -> np.ndarray:
 def test_how_it_is_cut_into_blocks_changes_little() -> None:
     job = LAYOUTS["nodes and world"](16, (Fault(3, LOADING),), (20 * MS,), 20, MS // 4, 1)
     whole = sooner_ms(played(job), LOADING)
-    half = job.ops.team.size // 2
+    half = job.ops.process_group.size // 2
     assert sooner_ms(played(job, (half,)), LOADING) == pytest.approx(whole, rel=0.05)
 
 
@@ -128,9 +139,9 @@ def test_work_of_stages_is_shared_out_so_that_each_does_the_mean() -> None:
         for team, number in both:
             world.meet(np.array([team]), np.array([number]), 0)
     won = played(world.job())
-    assert won.teams
+    assert won.several_groups
     # The last operations of ranks 1 and 2 end at 240, then at 120; that of rank 0 at 210, then 120.
-    assert sooner_ms(won, SHARED) == (90 + 120 + 120) / 3
+    assert sooner_ms(won, BALANCED) == (90 + 120 + 120) / 3
     # No more than the lower middle rank, which has 10: all at 60.
     assert sooner_ms(won, EVEN) == (150 + 180 + 180) / 3
 
@@ -142,4 +153,4 @@ def test_a_transfer_is_slow_beside_the_middle_one_of_its_kind() -> None:
     world.meet(np.arange(3)[None, :], np.array([7]), 50 * MS)
     job = world.job()
     moved = job.ops.leave_ns - job.ops.arrive_ns
-    assert (slow_transfers(job.ops, moved) / MS).tolist() == [-1, 3, 0, 0]
+    assert (compute_transfer_excess(job.ops, moved) / MS).tolist() == [-1, 3, 0, 0]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
 
-from clusterprof.attribution.blame import OWN, settle_waits
+from clusterprof.analysis.attribution.wait_for.blame import BLAME_CAUSES, blame_waits
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 LOADING, COLLECTING = 0, 2
@@ -35,10 +35,10 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def rolled_up(job: Job, table: np.ndarray) -> np.ndarray:
     """Return [steps, ranks, stages]: own time, and waits by the stage they are charged to."""
-    blamed, _ = settle_waits(job.ops, job.spent, job.spent, job.ranks)
+    blamed, _ = blame_waits(job.ops, job.spent, job.spent, job.ranks)
     steps = table.shape[0] + 1  # the first has nothing before it to compare with
     # Work is charged under two names, and the rest of a stage's name is a category's.
-    stage = np.concatenate([np.arange(WORK), [WORK, WORK], np.full(len(OWN) - 2, -1)])
+    stage = np.concatenate([np.arange(WORK), [WORK, WORK], np.full(len(BLAME_CAUSES) - 2, -1)])
     out = np.zeros((steps, job.ranks, table.shape[2]))
     out[1:] = table
     step, rank = np.divmod(blamed.row, job.ranks)
@@ -62,8 +62,18 @@ def run(ranks: int, rows: list[list[tuple[int, int, int]]]) -> Job:
 
 def test_every_rank_rolls_up_to_the_increments(rules: Any) -> None:
     """Who comes last is behind in no stage; it wanders, and so does the stage."""
-    job = run(4, [[], [(1, LOADING, 30)], [(2, WORK, 25)], [(3, LOADING, 40), (3, WORK, 10)], [],
-                  [(0, COLLECTING, 7)], [(1, LOADING, 30), (2, LOADING, 10)]])  # fmt: skip
+    job = run(
+        4,
+        [
+            [],
+            [(1, LOADING, 30)],
+            [(2, WORK, 25)],
+            [(3, LOADING, 40), (3, WORK, 10)],
+            [],
+            [(0, COLLECTING, 7)],
+            [(1, LOADING, 30), (2, LOADING, 10)],
+        ],
+    )
     table = rules.stages(job)
     increments = rules.increments(table)
     by_hand = np.zeros((6, len(CATEGORIES) + 1))
@@ -105,6 +115,8 @@ def test_where_two_are_late_in_different_stages_the_sums_stay_equal(rules: Any) 
     (increments,), (found,) = rules.increments(table), rolled_up(job, table)
     assert [increments[LOADING], increments[WORK]] == [50 * MS, 60 * MS]
     assert found[:, [LOADING, WORK]].tolist() == [
-        [20 * MS, 90 * MS], [50 * MS, 60 * MS], [20 * MS, 90 * MS],
-    ]  # fmt: skip
+        [20 * MS, 90 * MS],
+        [50 * MS, 60 * MS],
+        [20 * MS, 90 * MS],
+    ]
     assert np.all(found.sum(axis=1) == increments.sum())

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from builders import header
 
-from clusterprof.attribution.device import Windows
-from clusterprof.attribution.spinning import NOTHING_SEEN, spinning
-from clusterprof.engine.synchronous import together
-from clusterprof.timeline.model import Chunk, Process, Rank, Series
+from clusterprof.analysis.attribution.rank.device_activity import (
+    NO_ACTIVITY,
+    DeviceWindows,
+    detect_busy_wait,
+)
+from clusterprof.analysis.cross_rank.step_alignment import has_common_step_ends
+from clusterprof.analysis.timeline.model import Chunk, Process, Rank, Series
 
 MS = 1_000_000
 STEP = 500 * MS
@@ -25,26 +28,26 @@ def test_ranks_that_leave_together_are_synchronous_whatever_their_clocks_show() 
     lengths = draw.integers(400, 600, 200)
     number, end = ends(lengths)
     jitter = draw.integers(-10, 10, 200) * MS  # of 500 ms
-    assert together([(number, end), (number, end + 3_000 * MS + jitter)])
+    assert has_common_step_ends([(number, end), (number, end + 3_000 * MS + jitter)])
 
 
 def test_ranks_that_are_only_equally_fast_are_not() -> None:
     draw = np.random.default_rng(2)
     one, other = (ends(500 + draw.integers(-10, 11, 400)) for _ in range(2))
-    assert not together([one, other])
+    assert not has_common_step_ends([one, other])
 
 
 def test_ranks_of_which_one_is_slower_are_not() -> None:
-    assert not together([ends(np.full(50, 500)), ends(np.full(50, 560))])
+    assert not has_common_step_ends([ends(np.full(50, 500)), ends(np.full(50, 560))])
 
 
 def test_few_steps_in_common_tell_nothing() -> None:
     number = np.arange(100)
     one = ends(np.full(100, 500))
-    assert together([one, one])
-    assert not together([one, ends(np.full(100, 500), number + 50)])
+    assert has_common_step_ends([one, one])
+    assert not has_common_step_ends([one, ends(np.full(100, 500), number + 50)])
     few = ends(np.full(7, 500))
-    assert not together([few, few])
+    assert not has_common_step_ends([few, few])
 
 
 def rank_with(values: list[float]) -> Rank:
@@ -66,10 +69,10 @@ def rank_with(values: list[float]) -> Rank:
     return Rank(chunk, 0, 1, "d", True, main, (), True)
 
 
-def windows(n: int, idle_ns: int = 0) -> Windows:
+def windows(n: int, idle_ns: int = 0) -> DeviceWindows:
     start = np.arange(n) * 100 * MS
     none = np.zeros(n, np.int64)
-    return Windows(start, start + 100 * MS, none + idle_ns, none)
+    return DeviceWindows(start, start + 100 * MS, none + idle_ns, none)
 
 
 def test_what_is_below_the_usual_spins_in_proportion() -> None:
@@ -78,7 +81,7 @@ def test_what_is_below_the_usual_spins_in_proportion() -> None:
     # it would be at 0.9, as the twelve are that are alike.
     learnt = [0.9] * 12 + [0.05] * 4
     values = [*learnt, 0.475, 0.815, 0.9, 0.815]
-    spun, *_ = spinning(rank_with(values), windows(len(values)), NOTHING_SEEN)
+    spun, *_ = detect_busy_wait(rank_with(values), windows(len(values)), NO_ACTIVITY)
     assert (spun[16:] / MS).tolist() == pytest.approx([50.0, 10.0, 0.0, 10.0], abs=0.5)
     # before the first look, at 4 windows, nothing is judged
     assert not spun[:4].any()
@@ -91,17 +94,17 @@ def test_where_activity_varies_by_itself_only_large_drops_count() -> None:
     # fifths, 0.696: of 0.75 nothing is said, 0.475 spins, and what the window after it lacks too.
     work = [0.63 + 0.01 * k for k in range(28)]
     values = [*work[::2], *[0.05] * 4, *work[1::2], 0.75, 0.9, 0.475, 0.75, 0.75]
-    spun, *_ = spinning(rank_with(values), windows(len(values)), NOTHING_SEEN)
+    spun, *_ = detect_busy_wait(rank_with(values), windows(len(values)), NO_ACTIVITY)
     assert (spun[32:] > 0).tolist() == [False, False, True, True, False]
 
 
 def test_idle_time_does_not_spin() -> None:
     values = [0.9] * 12 + [0.05] * 4 + [0.45]  # busy for half of the window, at work in all of it
-    spun, *_ = spinning(rank_with(values), windows(len(values), idle_ns=0), NOTHING_SEEN)
+    spun, *_ = detect_busy_wait(rank_with(values), windows(len(values), idle_ns=0), NO_ACTIVITY)
     assert spun[16] > 0
     half = windows(len(values))
     half.idle_ns[16] = 50 * MS
-    spun, *_ = spinning(rank_with(values), half, NOTHING_SEEN)
+    spun, *_ = detect_busy_wait(rank_with(values), half, NO_ACTIVITY)
     assert spun[16] == 0
 
 
@@ -109,12 +112,16 @@ def test_the_cut_changes_nothing() -> None:
     draw = np.random.default_rng(3)
     values = draw.choice([0.9, 0.85, 0.4, 0.05], 500).tolist()
     rank, every = rank_with(values), windows(500)
-    whole, _, after = spinning(rank, every, NOTHING_SEEN)
-    known, parts = NOTHING_SEEN, []
+    whole, _, after = detect_busy_wait(rank, every, NO_ACTIVITY)
+    known, parts = NO_ACTIVITY, []
     for low, high in ((0, 3), (3, 130), (130, 131), (131, 500)):
-        part = Windows(*(getattr(every, name)[low:high] for name in
-                         ("start_ns", "end_ns", "idle_ns", "slowed_ns")))  # fmt: skip
-        spun, _, known = spinning(rank, part, known)
+        part = DeviceWindows(
+            *(
+                getattr(every, name)[low:high]
+                for name in ("start_ns", "end_ns", "idle_ns", "slowed_ns")
+            )
+        )
+        spun, _, known = detect_busy_wait(rank, part, known)
         parts.append(spun)
     assert whole.any()
     np.testing.assert_array_equal(np.concatenate(parts), whole)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clusterprof.recorder.identity import LAUNCHER_VARIABLES
+from clusterprof.agent.launch.identity import LAUNCHER_VARIABLES
 
 TESTS = Path(__file__).parent.parent
 # The door is under test, not the analysis: one function below it is replaced.
@@ -15,8 +15,8 @@ _WITH_REPORT = """
 import sys
 sys.path.insert(0, {tests!r})
 import reports
-import clusterprof.engine.local as local
-local.analyze = lambda path, **options: reports.ALL[path.name]()
+import clusterprof.analysis.pipeline as local
+local.analyze_with_request = lambda paths, request: reports.ALL[paths[0].name]()
 from clusterprof.cli.app import main
 sys.exit(main())
 """
@@ -53,6 +53,11 @@ def _run(
     run: list[str], cwd: Path | None, changes: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        run, cwd=cwd or TESTS.parent, env=environment(**changes), capture_output=True,
-        encoding="utf-8", timeout=60, check=False,
-    )  # fmt: skip
+        run,
+        cwd=cwd or TESTS.parent,
+        env=environment(**changes),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )

@@ -21,17 +21,17 @@ _SERVER = """
 import gc, json, os, resource, sys
 sys.path.insert(0, {tests!r})
 import reports
-import clusterprof.engine.local as local
+import clusterprof.analysis.pipeline as local
 from clusterprof.cli import commands
 from clusterprof.cli.app import main
-import clusterprof.gate, clusterprof.engine.live, clusterprof.renderers.live
-from clusterprof.renderers.registry import RENDERERS
+import clusterprof.gate, clusterprof.analysis.live, clusterprof.output.renderers.live
+from clusterprof.output.renderers.base import RENDERERS
 list(RENDERERS)  # each is loaded when it is asked for
-really = local.analyze
-def analyze(*paths, **options):
+really = local.analyze_with_request
+def analyze_with_request(paths, request):
     made = reports.ALL.get(paths[0].name)
-    return made() if made is not None else really(*paths, **options)
-local.analyze = analyze
+    return made() if made is not None else really(paths, request)
+local.analyze_with_request = analyze_with_request
 
 def child(order):
     os.chdir(order["cwd"])
@@ -94,8 +94,11 @@ class Forks:
     def __enter__(self) -> Forks:
         self._server = subprocess.Popen(
             [sys.executable, "-c", _SERVER.format(tests=str(TESTS), warm=self._warm)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(),
+            text=True,
+        )
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -116,10 +119,14 @@ class Forks:
         errors, out = self._folder / "errors", self._folder / "stdout"
         out.unlink(missing_ok=True)
         order = {
-            "arguments": arguments, "stdout": stdout or str(out), "errors": str(errors),
-            "cwd": str(cwd or self._folder), "encoding": encoding,
-            "bytes_at_most": bytes_at_most, "nobody": nobody,
-        }  # fmt: skip
+            "arguments": arguments,
+            "stdout": stdout or str(out),
+            "errors": str(errors),
+            "cwd": str(cwd or self._folder),
+            "encoding": encoding,
+            "bytes_at_most": bytes_at_most,
+            "nobody": nobody,
+        }
         self._server.stdin.write(json.dumps(order) + "\n")
         self._server.stdin.flush()
         code = int(self._server.stdout.readline())

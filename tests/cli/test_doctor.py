@@ -10,10 +10,11 @@ import pytest
 from door import command
 from nvml.simulated import Scenario, build, environment, uuid
 
-from clusterprof.collectors.registry import COLLECTORS
+from clusterprof.agent.collectors.registry import select_collectors
+from clusterprof.agent.linux.files import Roots
 
-NAMES = [kind.name for kind in COLLECTORS]
-OTHERS = ["spans", "fabric"]
+NAMES = [kind.name for kind in select_collectors(Roots())]  # type: ignore[attr-defined]
+OTHERS = ["spans", "fabric", "host"]
 
 
 def looks(**changes: str) -> dict[str, dict[str, object]]:
@@ -28,9 +29,16 @@ def looks(**changes: str) -> dict[str, dict[str, object]]:
 def test_json_names_every_collector_and_a_reason_for_each_hole() -> None:
     for name, look in looks().items():
         assert set(look) == {
-            "name", "status", "found", "message", "remedy", "owner", "missing", "holes",
+            "name",
+            "status",
+            "found",
+            "message",
+            "remedy",
+            "owner",
+            "missing",
+            "holes",
             "elsewhere",
-        }  # fmt: skip
+        }
         if look["status"] == "available":
             assert look["found"] and not look["message"] and not look["owner"], name
         else:
@@ -125,9 +133,19 @@ def test_in_a_job_it_says_whose_device_is_which(gpus: tuple[Scenario, dict[str, 
     document = json.loads(done.stdout)
     assert (document["format"], document["schema_version"]) == ("clusterprof-doctor-job", 1)
     assert set(document) == {
-        "format", "schema_version", "job", "processes", "processes_from", "devices", "affinity",
-        "files", "fabric", "settings", "changes", "collectors",
-    }  # fmt: skip
+        "format",
+        "schema_version",
+        "job",
+        "processes",
+        "processes_from",
+        "devices",
+        "affinity",
+        "files",
+        "fabric",
+        "settings",
+        "changes",
+        "collectors",
+    }
     (here,) = [one for one in document["processes"] if one["here"]]
     assert (here["rank"], here["chosen"]["CUDA_VISIBLE_DEVICES"]) == (5, uuid(1))
     found = {one["id"]: one for one in document["devices"]}
@@ -158,8 +176,8 @@ def test_in_a_job_the_text_fits_the_terminal() -> None:
     ("arguments", "said"),
     [
         (("--job", "--path", "no/such/data"), "--path no/such/data: there is no such file"),
-        (("--path", "tests"), "--path says where the data of a job are"),
-        (("--job", "--profile", "ci"), "--profile and --job are two questions"),
+        (("--path", "tests"), "--path applies to --job only"),
+        (("--job", "--profile", "ci"), "--profile and --job cannot be combined"),
     ],
 )
 def test_what_cannot_be_asked_is_a_usage_error(arguments: tuple[str, ...], said: str) -> None:
@@ -175,7 +193,7 @@ def test_counters_are_opened_only_as_a_recording_here_would(
     scenario.gpm = True
     scenario.write()
     off = looks(**changes)["gpu_nvidia"]
-    assert {hole["message"] for hole in off["holes"]} == {"GPM is not to be used"}  # type: ignore[attr-defined]
+    assert {hole["message"] for hole in off["holes"]} == {"GPM is disabled"}  # type: ignore[attr-defined]
     profile = tmp_path / "counters.yaml"
     profile.write_text("extends: default\nsampling: {gpm: true}\n")
     assert looks(**changes, CLUSTERPROF_PROFILE=str(profile))["gpu_nvidia"]["holes"] == []

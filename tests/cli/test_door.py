@@ -211,9 +211,14 @@ def test_a_reader_that_is_gone_is_no_crash(arguments: list[str]) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     done = subprocess.run(
-        [sys.executable, "-m", "clusterprof", *arguments], env=environment(), stdout=write_end,
-        stderr=subprocess.PIPE, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "clusterprof", *arguments],
+        env=environment(),
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (1, "")
 
@@ -221,15 +226,17 @@ def test_a_reader_that_is_gone_is_no_crash(arguments: list[str]) -> None:
 def test_head_gets_its_line_and_we_exit_with_1() -> None:
     """More than a pipe holds (64 KiB), so that the writer meets the closed end for certain."""
     code = (
-        "import sys, clusterprof.cli.dump, clusterprof.trace.dump as dump\n"
-        "dump.dump = lambda *paths: ('x' * 100 for _ in range(10_000))\n"
+        "import sys, clusterprof.cli.export, clusterprof.trace.dump as dump\n"
+        "dump.export_records = lambda *paths: ('x' * 100 for _ in range(10_000))\n"
         "from clusterprof.cli.app import main\n"
         "sys.exit(main(['dump', 'x']))\n"
     )
     writer = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE,
+        [sys.executable, "-c", code],
+        env=environment(),
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )  # fmt: skip
+    )
     assert writer.stdout is not None and writer.stderr is not None
     assert writer.stdout.readline() == b"x" * 100 + b"\n"
     writer.stdout.close()
@@ -244,7 +251,7 @@ def test_an_interrupt_exits_with_130() -> None:
         "def slow(*paths):\n"
         "    yield 'begun'\n"
         "    time.sleep(60)\n"
-        "dump.dump = slow\n"
+        "dump.export_records = slow\n"
         "import sys\n"
         "import clusterprof.cli.common as common\n"
         "from clusterprof.cli.app import main\n"
@@ -252,9 +259,12 @@ def test_an_interrupt_exits_with_130() -> None:
         "sys.exit(main(['dump', 'x']))\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     time.sleep(0.1)
@@ -271,13 +281,17 @@ def test_the_recording_half_never_loads_the_analysis() -> None:
         "from clusterprof.cli.app import main\n"
         "main(['record', '--help'])\n"
         "heavy = {'numpy', 'rich', 'yaml', 'msgspec', 'psutil', 'pynvml', 'torch'}\n"
-        "ours = {'clusterprof.timeline', 'clusterprof.engine', 'clusterprof.renderers'}\n"
+        "ours = {'clusterprof.analysis', 'clusterprof.output'}\n"
         "print(sorted((heavy | ours) & set(sys.modules)), file=sys.stderr)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True,
-        timeout=60, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert done.stderr == "[]\n"
 
 
@@ -287,14 +301,18 @@ def test_a_crash_shows_where_and_no_secrets() -> None:
         "def crash(*paths):\n"
         "    token = 'se' + 'cret'\n"
         "    raise RuntimeError('a bug')\n"
-        "dump.dump = crash\n"
+        "dump.export_records = crash\n"
         "import sys\n"
         "from clusterprof.cli.app import main\n"
         "sys.exit(main(['dump', 'x']))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 1
     assert "RuntimeError: a bug" in done.stderr and "secret" not in done.stderr

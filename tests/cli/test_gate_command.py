@@ -12,9 +12,9 @@ from xml.etree import ElementTree as Tree
 import pytest
 
 from clusterprof.cli.app import main
-from clusterprof.cli.gate_outputs import what_next
-from clusterprof.renderers.json_ import Json
-from clusterprof.verdicts.text import plain
+from clusterprof.cli.gate import format_next_step
+from clusterprof.output.renderers.json import Json
+from clusterprof.output.renderers.verdicts.documents import render_verdict_text
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "gate"))
 from gate_runs import run, steady
@@ -91,23 +91,25 @@ def test_every_file_for_ci_is_written(
 
 def test_a_failed_gate_says_where_the_reasons_stand(tmp_path: Path) -> None:
     failed = SimpleNamespace(outcome="fail")
-    told = what_next("plain", failed, [tmp_path])  # type: ignore[arg-type]
+    told = format_next_step("plain", failed, [tmp_path])  # type: ignore[arg-type]
     assert told == f"Why, and what to do: clusterprof analyze {tmp_path}\n"
     stored = tmp_path / "report.json"
     stored.write_text("{}")
     passed = SimpleNamespace(outcome="pass")
     for form, verdict, path in (
-        ("plain", failed, stored), ("json", failed, tmp_path), ("plain", passed, tmp_path),
-    ):  # fmt: skip
-        assert what_next(form, verdict, [path]) == ""  # type: ignore[arg-type]
+        ("plain", failed, stored),
+        ("json", failed, tmp_path),
+        ("plain", passed, tmp_path),
+    ):
+        assert format_next_step(form, verdict, [path]) == ""  # type: ignore[arg-type]
 
 
 def test_long_lines_are_broken_at_a_terminal_only() -> None:
     lines = ("gate FAILED: 1 of 2 rules", "  FAIL  a <= 1 %  is 2 %", f"  ????  {'word ' * 20}")
     verdict = SimpleNamespace(lines=lines)
-    assert plain(verdict) == "\n".join(lines) + "\n"  # type: ignore[arg-type]
+    assert render_verdict_text(verdict) == "\n".join(lines) + "\n"  # type: ignore[arg-type]
     assert (
-        plain(verdict, 40).splitlines()
+        render_verdict_text(verdict, 40).splitlines()
         == [  # type: ignore[arg-type]
             *lines[:2],
             "  ???? word word word word word",

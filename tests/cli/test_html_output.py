@@ -24,13 +24,19 @@ def test_a_terminal_is_no_place_for_it(tmp_path: Path) -> None:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "clusterprof", "analyze", str(tmp_path), "--format", "html"],
-            cwd=TESTS.parent, env=environment(), stdout=theirs, stderr=subprocess.PIPE,
-            encoding="utf-8", timeout=60, check=False,
-        )  # fmt: skip
+            cwd=TESTS.parent,
+            env=environment(),
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 2
         assert done.stderr.splitlines() == [
-            "clusterprof: a page is of no use in a terminal", "  add: -o report.html",
-        ]  # fmt: skip
+            "clusterprof: an HTML page cannot be shown in a terminal",
+            "  add: -o report.html",
+        ]
     finally:
         os.close(ours)
         os.close(theirs)

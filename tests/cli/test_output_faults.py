@@ -12,7 +12,7 @@ import pytest
 from door import TESTS
 from forking import Forks
 
-from clusterprof.renderers.registry import RENDERERS
+from clusterprof.output.renderers.base import RENDERERS
 
 RECORDING = str(TESTS / "recordings" / "dlrm-8rank")
 RULE = ("--assert", "gpu.busy_ratio >= 1%")
@@ -98,8 +98,9 @@ def test_a_folder_that_takes_no_new_files(forks: Forks) -> None:
         try:
             new = forks.run("analyze", "storage", "-o", f"{name}/new", cwd=Path("/"), nobody=True)
             assert (new.code, new.errors) == (
-                2, f"clusterprof: cannot write {name}/new: permission denied\n",
-            )  # fmt: skip
+                2,
+                f"clusterprof: cannot write {name}/new: permission denied\n",
+            )
             ours = forks.run("analyze", "storage", "-o", f"{name}/ours", cwd=Path("/"), nobody=True)
             assert (ours.code, ours.errors) == (0, "")
         finally:

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof.cli.common import chosen_tables
-from clusterprof.cli.part import part_of
-from clusterprof.engine.part import Instant, PartOfRun
+from clusterprof.analysis.node.selection import Instant, PartOfRun
+from clusterprof.cli.common import parse_tables
+from clusterprof.cli.runs import parse_part
 from clusterprof.errors import UsageError
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("90", 90), ("90s", 90), ("1.5m", 90), ("2min", 120), ("1h30m", 5400), ("1h 2m 3s", 3723),
-        ("250ms", 0.25), ("4:05", 245), ("1:02:09", 3729), ("0:00.5", 0.5), (" 12.3 s ", 12.3),
+        ("90", 90),
+        ("90s", 90),
+        ("1.5m", 90),
+        ("2min", 120),
+        ("1h30m", 5400),
+        ("1h 2m 3s", 3723),
+        ("250ms", 0.25),
+        ("4:05", 245),
+        ("1:02:09", 3729),
+        ("0:00.5", 0.5),
+        (" 12.3 s ", 12.3),
     ],
-)  # fmt: skip
+)
 def test_times_after_the_start(text: str, seconds: float) -> None:
-    asked = part_of(text, None, None)
-    assert asked == PartOfRun(Instant(round(seconds * 1e9)), said=f"--since {text}")
+    asked = parse_part(text, None, None)
+    assert asked == PartOfRun(Instant(round(seconds * 1e9)), description=f"--since {text}")
 
 
 @pytest.mark.parametrize(
@@ -27,36 +36,36 @@ def test_times_after_the_start(text: str, seconds: float) -> None:
     [("2026-01-31T12:00:00Z", 1_769_860_800), ("2026-01-31T13:00:00.5+01:00", 1_769_860_800.5)],
 )
 def test_times_of_the_wall_clock(text: str, seconds: float) -> None:
-    assert part_of(None, text, None).until == Instant(round(seconds * 1e9), is_wall=True)
+    assert parse_part(None, text, None).until == Instant(round(seconds * 1e9), is_wall=True)
 
 
 @pytest.mark.parametrize("text", ["", "abc", "-5m", "1h30", "5 5", "4:5", "1e3", "nan", "9" * 40])
 def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(UsageError, match="is no time"):
-        part_of(text, None, None)
+    with pytest.raises(UsageError, match="is not a time"):
+        parse_part(text, None, None)
 
 
 @pytest.mark.parametrize(
     ("text", "bounds"), [("3:7", (3, 7)), ("3:", (3, None)), (":7", (None, 7)), ("0:1", (0, 1))]
 )
 def test_steps(text: str, bounds: tuple[int | None, int | None]) -> None:
-    asked = part_of(None, None, text)
+    asked = parse_part(None, None, text)
     assert (asked.first_step, asked.end_step, asked.whole) == (*bounds, False)
 
 
 @pytest.mark.parametrize("text", ["", ":", "5", "a:b", "-1:3", "7:3", "3:3", "1:2:3"])
 def test_what_is_no_range_of_steps(text: str) -> None:
     with pytest.raises(UsageError, match="--steps"):
-        part_of(None, None, text)
+        parse_part(None, None, text)
 
 
 def test_nothing_asked_is_the_whole_run_and_backwards_is_an_error() -> None:
-    assert part_of(None, None, None).whole
+    assert parse_part(None, None, None).whole
     with pytest.raises(UsageError, match="--since 9s is not before --until 4s"):
-        part_of("9s", "4s", None)
+        parse_part("9s", "4s", None)
 
 
 def test_tables_may_stand_together_or_apart() -> None:
-    assert chosen_tables(["rank,node", "rank", "time"]) == ("rank", "node", "time")
+    assert parse_tables(["rank,node", "rank", "time"]) == ("rank", "node", "time")
     with pytest.raises(UsageError, match="unknown table 'nodes'; did you mean 'node'"):
-        chosen_tables(["nodes"])
+        parse_tables(["nodes"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterprof.cli import analysing, app, commands
+from clusterprof.cli import app, commands, runs
 from clusterprof.cli.analyze import analyze
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
@@ -55,7 +55,7 @@ LEFT_TO_TYPER = [
 def test_plain_words_ask_for_what_typer_understands(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signature = inspect.signature(analysing.run)
+    signature = inspect.signature(runs.run_analysis)
     asked: list[dict[str, Any]] = []
 
     def note(*given: Any, **named: Any) -> None:
@@ -63,23 +63,23 @@ def test_plain_words_ask_for_what_typer_understands(
         bound.apply_defaults()
         asked.append(bound.arguments)
 
-    monkeypatch.setattr(analysing, "run", note)
-    plain = analysing.asked_plainly(words)
+    monkeypatch.setattr(runs, "run_analysis", note)
+    plain = runs.parse_plain_arguments(words)
     assert plain is not None
-    analysing.run(**plain)
-    commands.run(["analyze", *words])
+    runs.run_analysis(**plain)
+    commands.run_command(["analyze", *words])
     ours, theirs = asked
     assert ours == theirs
 
 
 @pytest.mark.parametrize("words", LEFT_TO_TYPER, ids=" ".join)
 def test_whatever_else_is_left_to_typer(words: list[str]) -> None:
-    assert analysing.asked_plainly(words) is None
+    assert runs.parse_plain_arguments(words) is None
 
 
 def test_every_option_is_known_to_both() -> None:
     declared = {name for one in asked_by(analyze) if not one.is_argument for name in one.names}
-    assert declared == {*analysing.FLAGS, *analysing.VALUES}
+    assert declared == {*runs.FLAG_PARAMETERS, *runs.OPTION_PARAMETERS}
 
 
 def test_the_usual_way_loads_no_typer(tmp_path: Path) -> None:

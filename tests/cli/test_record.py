@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from door import command, environment
 
+from clusterprof.agent.options import RECORD_OPTIONS, RecordOptions, parse_record_arguments
 from clusterprof.errors import UsageError
-from clusterprof.recorder.options import OF_RECORD, Asked, read_record
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Header, Record
 
 PATIENCE_S = 30
@@ -35,16 +35,21 @@ def clean(**changes: str) -> dict[str, str]:
 
 def run(*words: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        words, cwd=cwd, env=clean(**changes), capture_output=True, text=True,
-        timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        words,
+        cwd=cwd,
+        env=clean(**changes),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
 
 
 def records_of(out: Path) -> list[Record]:
     """Return the records of a recording, once its recorder has stopped."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
-        records = [one for folder in node_folders(out) for one in NodeReader(folder)]
+        records = [one for folder in list_node_folders(out) for one in NodeReader(folder)]
         if any(isinstance(one, Event) and one.kind == "recorder-stopped" for one in records):
             return records
         time.sleep(0.05)
@@ -66,27 +71,27 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 CMD = ("train", "-o", "y", "--hz", "9")
 READ = {
-    "nothing": ("", Asked([])),
-    "behind two dashes": (f"-o x -- {' '.join(CMD)}", Asked(CMD, Path("x"))),
-    "at the first word": (f"--hz 5 {' '.join(CMD)}", Asked(CMD, hz=5.0)),
-    "only the first two dashes": ("-- env -- train", Asked(("env", "--", "train"))),
-    "help of the command": ("train --help", Asked(("train", "--help"))),
-    "a lone dash": ("- x", Asked(("-", "x"))),
-    "joined": ("-ox --hz=2.5", Asked([], Path("x"), hz=2.5)),
-    "a value like an option": ("--out --hz", Asked([], Path("--hz"))),
+    "nothing": ("", RecordOptions([])),
+    "behind two dashes": (f"-o x -- {' '.join(CMD)}", RecordOptions(CMD, Path("x"))),
+    "at the first word": (f"--hz 5 {' '.join(CMD)}", RecordOptions(CMD, hz=5.0)),
+    "only the first two dashes": ("-- env -- train", RecordOptions(("env", "--", "train"))),
+    "help of the command": ("train --help", RecordOptions(("train", "--help"))),
+    "a lone dash": ("- x", RecordOptions(("-", "x"))),
+    "joined": ("-ox --hz=2.5", RecordOptions([], Path("x"), hz=2.5)),
+    "a value like an option": ("--out --hz", RecordOptions([], Path("--hz"))),
     "all": (
         "--out o --profile ci --duration 1m --hz 1 --inject off --pid 7 --no-gpu-events"
         " --keep-free 1GiB",
-        Asked([], Path("o"), "ci", "1m", 1.0, "off", 7, False, "1GiB"),
+        RecordOptions([], Path("o"), "ci", "1m", 1.0, "off", 7, False, "1GiB"),
     ),
 }
 
 
 @pytest.mark.parametrize(("words", "asked"), READ.values(), ids=READ.keys())
 def test_what_stands_before_the_command_is_ours_and_nothing_behind(
-    words: str, asked: Asked
+    words: str, asked: RecordOptions
 ) -> None:
-    read = read_record(words.split())
+    read = parse_record_arguments(words.split())
     assert read is not None
     assert read._replace(command=tuple(read.command)) == asked._replace(
         command=tuple(asked.command)
@@ -95,12 +100,12 @@ def test_what_stands_before_the_command_is_ours_and_nothing_behind(
 
 @pytest.mark.parametrize("words", [["--help"], ["-o", "x", "-h"], ["--hz", "x", "--help", "-z"]])
 def test_help_is_left_to_the_command_line(words: list[str]) -> None:
-    assert read_record(words) is None
+    assert parse_record_arguments(words) is None
 
 
 def test_the_help_shows_the_options_that_are_read() -> None:
     shown = command("record", "--help").stdout
-    for option in OF_RECORD:
+    for option in RECORD_OPTIONS:
         assert ", ".join(option.flags) in shown
         assert option.metavar in shown
 
@@ -141,14 +146,17 @@ def test_an_option_without_its_value_exits_with_2(options: str, tmp_path: Path) 
     assert f"option {options} needs a value" in done.stderr
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ("--durtion 5s", "no such option: --durtion; did you mean '--duration'?"),
-    ("train", "unexpected argument: 'train'"),
-    ("--hz 0", "0 Hz is not between 0.01 and 1000"),
-    ("--hz", "--hz: expected one argument"),
-    ("--duration soon", "'soon' is not a duration"),
-    ("--profile-json missing", "missing: no such file or directory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--durtion 5s", "no such option: --durtion; did you mean '--duration'?"),
+        ("train", "unexpected argument: 'train'"),
+        ("--hz 0", "0 Hz is not between 0.01 and 1000"),
+        ("--hz", "--hz: expected one argument"),
+        ("--duration soon", "'soon' is not a duration"),
+        ("--profile-json missing", "missing: no such file or directory"),
+    ],
+)
 def test_the_agent_knows_the_nearest_option_too(options: str, message: str, tmp_path: Path) -> None:
     done = run(*AGENT, *options.split(), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -231,15 +239,18 @@ def test_attached_to_nobody_it_cannot_start(program: list[str], tmp_path: Path) 
     gone.wait()
     done = run(*program, "-o", "out", "--pid", str(gone.pid), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (125, "")
-    assert f"there is no process {gone.pid}" in done.stderr
+    assert f"process {gone.pid} does not exist" in done.stderr
 
 
 def test_the_duration_ends_the_recording_and_not_the_job(tmp_path: Path) -> None:
     job = "until test -e over; do sleep 0.05; done; echo trained; exit 9"
     process = subprocess.Popen(
         [*RECORD, "-o", "out", "--duration", "500ms", "--", "/bin/sh", "-c", job],
-        cwd=tmp_path, env=clean(), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=clean(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     while not (tmp_path / "out").exists():
         assert process.poll() is None
         time.sleep(0.05)
@@ -264,4 +275,4 @@ def test_strict_insists_on_spans_and_auto_says_that_there_are_none(tmp_path: Pat
 
 def test_an_option_is_no_value_of_another() -> None:
     with pytest.raises(UsageError, match="no such option: --no-gpu-event"):
-        read_record(["-o", "x", "--no-gpu-event", "--", "train"])
+        parse_record_arguments(["-o", "x", "--no-gpu-event", "--", "train"])

@@ -43,7 +43,7 @@ def test_a_copy_is_counted_once_and_named(hosts: Path) -> None:
     assert done.returncode == 0
     document = json.loads(done.stdout)
     assert len(document["nodes"]) == len(document["ranks"]) == 2
-    why = "the same recording of the same node as host1/node-1, which was taken"
+    why = "a copy of the recording in host1/node-1, which was used instead"
     assert f"backup/node-1 was left out: {why}" in document["notes"]
 
 
@@ -65,7 +65,7 @@ def test_a_path_that_is_missing_is_an_error(hosts: Path) -> None:
         assert done.stderr.startswith("clusterprof: host9: no such file or directory")
         assert "give the folder that `clusterprof record` wrote" in done.stderr
     assert command("analyze", "rack*", cwd=hosts).stderr.endswith(
-        "  the shell found nothing that this pattern fits; give the folders of the nodes\n"
+        "  no file matches this pattern; give the folders of the nodes\n"
     )
 
 

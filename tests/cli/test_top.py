@@ -22,7 +22,7 @@ from door import TESTS, environment
 from clusterprof.cli import top
 from clusterprof.cli.app import main
 from clusterprof.errors import NoRecording, UsageError
-from clusterprof.renderers.live import View
+from clusterprof.output.renderers.live import View
 
 RECORDING = TESTS / "recordings" / "dlrm-8rank"
 
@@ -37,13 +37,13 @@ def recording_at(path: Path, age_s: float) -> Path:
 
 def test_the_newest_recording_of_the_folder_is_taken(tmp_path: Path) -> None:
     with pytest.raises(NoRecording, match="no recording in this folder"):
-        top.newest_recording(tmp_path)
+        top.find_newest_recording(tmp_path)
     recording_at(tmp_path / "run", 300)
-    assert top.newest_recording(tmp_path) == Path("run")
+    assert top.find_newest_recording(tmp_path) == Path("run")
     recording_at(tmp_path / "clusterprof-out" / "job-1", 200)
     recording_at(tmp_path / "clusterprof-out" / "job-2", 100)
-    assert top.newest_recording(tmp_path) == Path("clusterprof-out/job-2")
-    assert top.newest_recording(tmp_path / "run") == tmp_path / "run"
+    assert top.find_newest_recording(tmp_path) == Path("clusterprof-out/job-2")
+    assert top.find_newest_recording(tmp_path / "run") == tmp_path / "run"
 
 
 def test_one_screen_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,17 +89,17 @@ def test_what_cannot_be_meant(
 
 def test_keys() -> None:
     view = View(80, 24, "lost", "auto", 5)
-    assert top.turned(view, "c") == View(80, 24, "caused", "auto", 0)
-    assert top.turned(view, "v").by == "node"
-    assert top.turned(top.turned(view, "v"), "v").by == "rank"
-    assert [top.turned(view, key).first for key in ("up", "j", "page down", "home")] == [
+    assert top.update_view(view, "c") == View(80, 24, "caused", "auto", 0)
+    assert top.update_view(view, "v").by == "node"
+    assert top.update_view(top.update_view(view, "v"), "v").by == "rank"
+    assert [top.update_view(view, key).first for key in ("up", "j", "page down", "home")] == [
         4,
         6,
         17,
         0,
     ]
-    assert top.turned(View(first=0), "up").first == 0
-    assert top.turned(view, "x") == view
+    assert top.update_view(View(first=0), "up").first == 0
+    assert top.update_view(view, "x") == view
 
 
 @contextmanager
@@ -109,9 +109,14 @@ def on_a_terminal(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]
     ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 24, 80, 0, 0))
     run = [sys.executable, "-m", "clusterprof", "top", str(RECORDING), "--interval", "0.2s"]
     process = subprocess.Popen(
-        [*run, *options], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        env=environment(TERM="xterm"), preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
+        [*run, *options],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env=environment(TERM="xterm"),
+        preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
+    )
     try:
         yield process, ours
     finally:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusterprof.collectors.base import Context, Value
-from clusterprof.collectors.rdma import RdmaCollector
+from clusterprof.agent.collectors.base import Context, Value
+from clusterprof.agent.collectors.rdma import RdmaCollector
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import NothingNew, Unavailable
-from clusterprof.linux.roots import Roots
 
 PATIENCE = 20.0
 COUNTERS = [
@@ -83,9 +83,9 @@ def of(zoo: dict[tuple[str, str], Value], port: str, names: list[str]) -> list[V
 
 
 def uncounted() -> Unavailable:
-    return Unavailable("absent", "the driver does not count it", "")
+    return Unavailable("absent", "the driver has no such counter", "")
 
 
 def at_its_end(port: str, name: str, value: int) -> Unavailable:
-    message = f"{name} of {port} stands at its end, {value}, and counts no further"
+    message = f"{name} of {port} is saturated at {value} and counts no further"
     return Unavailable("failed", message, "reset it with perfquery -R")

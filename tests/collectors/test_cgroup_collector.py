@@ -6,7 +6,7 @@ import shutil
 import pytest
 from collecting import Opened, pread_as_cgroupfs_does
 
-from clusterprof.collectors.cgroup import CgroupCollector
+from clusterprof.agent.collectors.cgroup import CgroupCollector
 from clusterprof.errors import DevicesChanged, Unavailable
 
 NO_QUOTA = Unavailable("absent", "no CPU quota is set", "")
@@ -77,7 +77,7 @@ def test_a_container_without_sys_is_absent_and_says_what_to_do(host) -> None:
         Opened(CgroupCollector, host("container-no-sys"))
     assert caught.value == Unavailable(
         "absent",
-        "the cgroup / lies outside of what is mounted here",
+        "the cgroup / lies outside the mounted part of the hierarchy",
         "run the recorder on the node, or in the container of the job",
     )
 

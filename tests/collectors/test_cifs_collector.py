@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from collecting import Opened
 
-from clusterprof.collectors.cifs import CifsCollector
+from clusterprof.agent.collectors.network_filesystems import CifsCollector
 from clusterprof.errors import DevicesChanged, Unavailable
 
 JIFFY = 4_000_000  # 250 per second
@@ -62,7 +62,7 @@ def test_a_kernel_that_keeps_no_time_says_so_in_the_column(host_copy) -> None:
     now = readings(Opened(CifsCollector, roots, [4711]))
     no_time = Unavailable("absent", "the kernel was built without CONFIG_CIFS_STATS2", "")
     assert now["cifs.operation_ns_total", "filer:READ"] == no_time
-    not_written = Unavailable("absent", "the kernel does not write it for this share", "")
+    not_written = Unavailable("absent", "the kernel does not report it for this share", "")
     assert now["cifs.waiting_count", "filer"] == not_written
     assert now["cifs.in_flight_count", "filer"] == 12
 

@@ -5,8 +5,7 @@ import os
 import pytest
 from collecting import Opened
 
-from clusterprof.collectors.cores import CoresCollector
-from clusterprof.collectors.cpu import CpuCollector
+from clusterprof.agent.collectors.cpu import CoresCollector, CpuCollector
 from clusterprof.errors import DevicesChanged, Unavailable
 
 # All fixtures are written in ticks of 10 ms, which is what Linux uses on every machine we support.

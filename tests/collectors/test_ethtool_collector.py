@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from clusterprof.collectors.base import Context, Value
-from clusterprof.collectors.ethtool import EthtoolCollector, columns_of
+from clusterprof.agent.collectors.base import Context, Value
+from clusterprof.agent.collectors.network import EthtoolCollector, build_columns
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.network.netdev import EthtoolStatistics, list_network_cards
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.linux.ethtool import Statistics, cards
-from clusterprof.linux.roots import Roots
 
 PATIENCE = 20.0
 MS = 1_000_000
@@ -21,7 +21,7 @@ MS = 1_000_000
 def values(names: dict[str, int]) -> dict[tuple[str, str], Value]:
     """What a card called c with these statistics is said to count."""
     numbers = dict(enumerate(names.values()))
-    columns = columns_of("c", list(names))
+    columns = build_columns("c", list(names))
     return {(column.signal.name, column.device): column.value(numbers) for column in columns}
 
 
@@ -29,13 +29,27 @@ def test_mlx5_counts_a_pause_once_whatever_it_is_called() -> None:
     # Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst
     assert values(
         {
-            "rx_pause_ctrl_phy": 5, "tx_pause_ctrl_phy": 6, "rx_global_pause": 5,
-            "rx_global_pause_duration": 100, "rx_global_pause_transition": 2, "tx_global_pause": 6,
-            "tx_global_pause_duration": 200, "rx_prio3_pause": 30, "rx_prio3_pause_duration": 7,
-            "rx_prio3_pause_transition": 9, "rx_prio4_pause": 4, "tx_prio3_pause": 50,
-            "tx_pause_storm_warning_events": 8, "rx_prio0_marked": 3, "rx_ecn_mark": 11,
-            "rx0_ecn_mark": 11, "rx_discards_phy": 13, "tx_discards_phy": 17,
-            "rx_prio0_buf_discard": 13, "rx_prio3_bytes": 10**12, "rx_out_of_buffer": 19,
+            "rx_pause_ctrl_phy": 5,
+            "tx_pause_ctrl_phy": 6,
+            "rx_global_pause": 5,
+            "rx_global_pause_duration": 100,
+            "rx_global_pause_transition": 2,
+            "tx_global_pause": 6,
+            "tx_global_pause_duration": 200,
+            "rx_prio3_pause": 30,
+            "rx_prio3_pause_duration": 7,
+            "rx_prio3_pause_transition": 9,
+            "rx_prio4_pause": 4,
+            "tx_prio3_pause": 50,
+            "tx_pause_storm_warning_events": 8,
+            "rx_prio0_marked": 3,
+            "rx_ecn_mark": 11,
+            "rx0_ecn_mark": 11,
+            "rx_discards_phy": 13,
+            "tx_discards_phy": 17,
+            "rx_prio0_buf_discard": 13,
+            "rx_prio3_bytes": 10**12,
+            "rx_out_of_buffer": 19,
         }
     ) == {
         ("network.pause_frames_total", "c rx"): 5 + 30 + 4,
@@ -48,17 +62,26 @@ def test_mlx5_counts_a_pause_once_whatever_it_is_called() -> None:
         ("network.priority_pause_frames_total", "c rx 3"): 30,
         ("network.priority_pause_frames_total", "c rx 4"): 4,
         ("network.priority_pause_frames_total", "c tx 3"): 50,
-    }  # fmt: skip
+    }
 
 
 def test_bnxt_counts_priorities_beside_their_frames() -> None:
     assert values(
         {
-            "[0]: rx_discard_pkts": 99, "rx_pause_frames": 1, "rx_pfc_frames": 2,
-            "rx_pfc_ena_frames_pri0": 2, "tx_pause_frames": 3, "tx_pfc_frames": 4,
-            "pfc_pri0_rx_duration_us": 5, "pfc_pri0_rx_transitions": 6,
-            "pfc_pri0_tx_duration_us": 7, "continuous_pause_events": 8, "rx_stat_discard": 9,
-            "tx_stat_discard": 10, "rx_total_discard_pkts": 99, "rx_total_ring_discards": 11,
+            "[0]: rx_discard_pkts": 99,
+            "rx_pause_frames": 1,
+            "rx_pfc_frames": 2,
+            "rx_pfc_ena_frames_pri0": 2,
+            "tx_pause_frames": 3,
+            "tx_pfc_frames": 4,
+            "pfc_pri0_rx_duration_us": 5,
+            "pfc_pri0_rx_transitions": 6,
+            "pfc_pri0_tx_duration_us": 7,
+            "continuous_pause_events": 8,
+            "rx_stat_discard": 9,
+            "tx_stat_discard": 10,
+            "rx_total_discard_pkts": 99,
+            "rx_total_ring_discards": 11,
             "rx_total_oom_discards": 12,
         }
     ) == {
@@ -69,15 +92,22 @@ def test_bnxt_counts_priorities_beside_their_frames() -> None:
         ("network.discards_phy_total", "c"): 19,
         ("network.out_of_buffer_total", "c"): 23,
         ("network.priority_pause_frames_total", "c rx 0"): 2,
-    }  # fmt: skip
+    }
 
 
 def test_intel_cards_count_what_begins_a_pause_not_what_ends_it() -> None:
     ice = {
-        "link_xon_rx.nic": 1, "link_xoff_rx.nic": 2, "link_xon_tx.nic": 3, "link_xoff_tx.nic": 4,
-        "rx_priority_0_xon.nic": 5, "rx_priority_0_xoff.nic": 6, "tx_priority_7_xoff.nic": 7,
-        "rx_dropped.nic": 8, "tx_dropped_link_down.nic": 9, "rx_dropped": 99,
-    }  # fmt: skip
+        "link_xon_rx.nic": 1,
+        "link_xoff_rx.nic": 2,
+        "link_xon_tx.nic": 3,
+        "link_xoff_tx.nic": 4,
+        "rx_priority_0_xon.nic": 5,
+        "rx_priority_0_xoff.nic": 6,
+        "tx_priority_7_xoff.nic": 7,
+        "rx_dropped.nic": 8,
+        "tx_dropped_link_down.nic": 9,
+        "rx_dropped": 99,
+    }
     expected = {
         ("network.pause_frames_total", "c rx"): 8,
         ("network.pause_frames_total", "c tx"): 11,
@@ -93,10 +123,13 @@ def test_intel_cards_count_what_begins_a_pause_not_what_ends_it() -> None:
 def test_a_card_of_a_cloud_counts_what_its_limits_held_back() -> None:
     assert values(
         {
-            "tx_timeout": 1, "bw_in_allowance_exceeded": 2, "bw_out_allowance_exceeded": 3,
-            "pps_allowance_exceeded": 4, "conntrack_allowance_exceeded": 50,
+            "tx_timeout": 1,
+            "bw_in_allowance_exceeded": 2,
+            "bw_out_allowance_exceeded": 3,
+            "pps_allowance_exceeded": 4,
+            "conntrack_allowance_exceeded": 50,
         }
-    ) == {("network.shaped_total", "c"): 9}  # fmt: skip
+    ) == {("network.shaped_total", "c"): 9}
 
 
 def test_mlx4_and_ixgbe_number_their_priorities_in_other_places() -> None:
@@ -113,8 +146,14 @@ def test_mlx4_and_ixgbe_number_their_priorities_in_other_places() -> None:
         ("network.priority_pause_frames_total", "c rx 3"): 2,
         ("network.priority_pause_frames_total", "c tx 0"): 4,
     }
-    ixgbe = {"rx_flow_control_xoff": 5, "rx_flow_control_xon": 99, "rx_pb_4_pxoff": 6,
-             "rx_pb_4_pxon": 99, "rx_no_buffer_count": 7, "rx_missed_errors": 99}  # fmt: skip
+    ixgbe = {
+        "rx_flow_control_xoff": 5,
+        "rx_flow_control_xon": 99,
+        "rx_pb_4_pxoff": 6,
+        "rx_pb_4_pxon": 99,
+        "rx_no_buffer_count": 7,
+        "rx_missed_errors": 99,
+    }
     assert values(ixgbe) == {
         ("network.pause_frames_total", "c rx"): 11,
         ("network.priority_pause_frames_total", "c rx 4"): 6,
@@ -123,8 +162,12 @@ def test_mlx4_and_ixgbe_number_their_priorities_in_other_places() -> None:
 
 
 def test_buffers_and_limits_of_virtual_cards_are_summed_over_queues_once() -> None:
-    gve = {"rx_dropped": 99, "rx_no_buffers_posted[0]": 1, "rx_no_buffers_posted[11]": 2,
-           "rx_queue_drop_cnt[0]": 99}  # fmt: skip
+    gve = {
+        "rx_dropped": 99,
+        "rx_no_buffers_posted[0]": 1,
+        "rx_no_buffers_posted[11]": 2,
+        "rx_queue_drop_cnt[0]": 99,
+    }
     assert values(gve) == {("network.out_of_buffer_total", "c"): 3}
     ena = {"queue_0_rx_empty_rx_ring": 4, "queue_1_rx_empty_rx_ring": 5, "queue_1_rx_cnt": 99}
     assert values(ena) == {("network.out_of_buffer_total", "c"): 9}
@@ -155,7 +198,7 @@ class Cards:
 
     def names(self, nic: str) -> list[str]:
         if nic not in self.drivers:
-            raise Unavailable("absent", f"the driver of {nic} keeps no statistics of its own", "")
+            raise Unavailable("absent", f"the driver of {nic} has no statistics of its own", "")
         return list(self.drivers[nic])
 
     def values(self, nic: str, indices: Sequence[int], count: int) -> list[int] | None:
@@ -201,7 +244,11 @@ class Rig:
 
 def test_cards_of_a_node_are_read_again_and_again(host) -> None:
     roots = host("rdma-zoo")
-    assert cards(roots) == ["ens1f1", "ens2f0", "ens3f0"]  # neither bond, vlan, tap nor loopback
+    assert list_network_cards(roots) == [
+        "ens1f1",
+        "ens2f0",
+        "ens3f0",
+    ]  # neither bond, vlan, tap nor loopback
     drivers = {"ens2f0": {"x": 9, "rx_prio3_pause": 1}, "ens3f0": {"tx_pfc_frames": 2}}
     rig = Rig(roots, drivers)
     pause, one = "network.pause_frames_total", "network.priority_pause_frames_total"
@@ -232,7 +279,7 @@ def test_a_node_whose_cards_count_nothing_of_this_says_so(host) -> None:
 
 
 def test_the_kernel_is_asked_as_it_wants_to_be() -> None:
-    statistics = Statistics()
+    statistics = EthtoolStatistics()
     with_names = []
     for _, nic in socket.if_nameindex():
         try:

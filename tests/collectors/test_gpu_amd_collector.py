@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from clusterprof.collectors.base import Context, Value
-from clusterprof.collectors.gpu_amd import SIGNALS, GpuAmdCollector, torch_uuid
+from clusterprof.agent.collectors.base import Context, Value
+from clusterprof.agent.collectors.gpu.amd import SIGNALS, GpuAmdCollector, build_torch_uuid
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.linux.roots import Roots
 
 PATIENCE = 20.0
 S = 1_000_000_000
@@ -20,7 +20,7 @@ ONE, TWO = "GPU-1f2e3d4c5b6a7980", "GPU-00c0ffee00c0ffee"
 THREE = ["GPU-aaaabbbbccccdddd/0", "GPU-aaaabbbbccccdddd/1"]
 MI250, NEWER, ASLEEP = "GPU-5555666677778888", "GPU-9999aaaabbbbcccc", "0000:e5:00.0"
 DEVICES = [ONE, TWO, *THREE, MI250, NEWER, ASLEEP]
-SECOND = Unavailable("absent", "known from the second sample on")
+SECOND = Unavailable("absent", "available from the second sample on")
 BEGIN = 1_000_000_000  # where an integral begins
 # Of table v1.7: offsets of the cycle counter, the limiters and the sum of activity.
 CYCLES, PPT, SOCKET, ACC = 40, 48, 52, 76
@@ -91,10 +91,31 @@ def test_every_device_has_every_column_in_order(host: Any) -> None:
 
 def test_a_whole_device(host: Any) -> None:
     assert of(Rig(host("mi300x-node")).sample(), ONE) == [
-        0.87, 0.33, BEGIN, 2.1e9, SECOND, 68_719_476_736, 206_141_652_992, 68_000_000_000,
-        612.0, 750.0, 1000.0, 61.0, 1.3e9, 2.1e9, SECOND, SECOND, 5, 16, 3, 4, 0,
-        7 * 100 * 1024, 7 * 50 * 1024, 2,
-    ]  # fmt: skip
+        0.87,
+        0.33,
+        BEGIN,
+        2.1e9,
+        SECOND,
+        68_719_476_736,
+        206_141_652_992,
+        68_000_000_000,
+        612.0,
+        750.0,
+        1000.0,
+        61.0,
+        1.3e9,
+        2.1e9,
+        SECOND,
+        SECOND,
+        5,
+        16,
+        3,
+        4,
+        0,
+        7 * 100 * 1024,
+        7 * 50 * 1024,
+        2,
+    ]
 
 
 def test_a_link_below_its_best_is_seen_beside_it(host: Any) -> None:
@@ -108,30 +129,93 @@ def test_partitions_have_their_own_busy_time_and_the_cards_clock(host: Any) -> N
     found = Rig(host("mi300x-node")).sample()
     whole = absent("counted for all partitions together, see the first")
     assert of(found, THREE[1]) == [
-        0.1, whole, BEGIN, 2.1e9, SECOND, whole, whole, 9_000_000_000, whole, whole, whole, 61.0,
-        1.3e9, 2.1e9, SECOND, SECOND, 5, 16, *[whole] * 6,
-    ]  # fmt: skip
+        0.1,
+        whole,
+        BEGIN,
+        2.1e9,
+        SECOND,
+        whole,
+        whole,
+        9_000_000_000,
+        whole,
+        whole,
+        whole,
+        61.0,
+        1.3e9,
+        2.1e9,
+        SECOND,
+        SECOND,
+        5,
+        16,
+        *[whole] * 6,
+    ]
     assert [found[name, THREE[0]] for name in ("busy_ratio", "power_watts")] == [0.9, 612.0]
 
 
 def test_an_older_table_tells_the_reasons_of_the_instant(host: Any) -> None:
-    older = absent("the firmware's table v1.3 does not tell it")
+    older = absent("the firmware's table v1.3 does not report it")
     no_list = absent("the driver's compute part (amdkfd) lists no processes")
     assert of(Rig(host("mi300x-node")).sample(), MI250) == [
-        0.64, 0.2, BEGIN, 1.41e9, 0x20 | 0x4, 68_719_476_736, 206_141_652_992, 0, 480.0, 750.0,
-        older, 71.0, 1.6e9, 1.7e9, older, older, 5, 16, 9, 4, 0, older, older, no_list,
-    ]  # fmt: skip
+        0.64,
+        0.2,
+        BEGIN,
+        1.41e9,
+        0x20 | 0x4,
+        68_719_476_736,
+        206_141_652_992,
+        0,
+        480.0,
+        750.0,
+        older,
+        71.0,
+        1.6e9,
+        1.7e9,
+        older,
+        older,
+        5,
+        16,
+        9,
+        4,
+        0,
+        older,
+        older,
+        no_list,
+    ]
 
 
 def test_a_table_that_is_not_known_leaves_the_single_files(host: Any) -> None:
     newer = Unavailable(
-        "absent", "gpu_metrics v1.9 of 8 bytes is not known here", "a newer clusterprof may know it"
+        "absent",
+        "gpu_metrics v1.9 of 8 bytes is not supported",
+        "a newer clusterprof may support it",
     )
     no_list = absent("the driver's compute part (amdkfd) lists no processes")
     assert of(Rig(host("mi300x-node")).sample(), NEWER) == [
-        0.42, 0.17, BEGIN, newer, newer, 68_719_476_736, 206_141_652_992, 0, 300.0, 750.0, newer,
-        64.0, newer, 2.1e9, newer, newer, 5, 16, 9, 4, 0, newer, newer, no_list,
-    ]  # fmt: skip
+        0.42,
+        0.17,
+        BEGIN,
+        newer,
+        newer,
+        68_719_476_736,
+        206_141_652_992,
+        0,
+        300.0,
+        750.0,
+        newer,
+        64.0,
+        newer,
+        2.1e9,
+        newer,
+        newer,
+        5,
+        16,
+        9,
+        4,
+        0,
+        newer,
+        newer,
+        no_list,
+    ]
 
 
 def test_a_device_that_sleeps_idles_and_is_not_woken(host: Any) -> None:
@@ -149,16 +233,28 @@ def test_what_each_device_is(host: Any) -> None:
     entries = rig.collector.inventory()
     assert [entry["id"] for entry in entries] == DEVICES
     assert entries[1] == {
-        "id": TWO, "vendor": "amd", "index": 1, "emulated": False, "pci_bus_id": "0000:85:00.0",
-        "pci_id": "1002:74a1", "driver": "amdgpu", "numa_node": 1, "pcie_generation_max": 5,
-        "pcie_width_max": 16, "uuid": torch_uuid("00c0ffee00c0ffee"), "name": "AMD Instinct MI300X",
-        "memory_bytes": 206_141_652_992, "partition": {"compute": "SPX", "memory": "NPS1"},
-    }  # fmt: skip
+        "id": TWO,
+        "vendor": "amd",
+        "index": 1,
+        "emulated": False,
+        "pci_bus_id": "0000:85:00.0",
+        "pci_id": "1002:74a1",
+        "driver": "amdgpu",
+        "numa_node": 1,
+        "pcie_generation_max": 5,
+        "pcie_width_max": 16,
+        "uuid": build_torch_uuid("00c0ffee00c0ffee"),
+        "name": "AMD Instinct MI300X",
+        "memory_bytes": 206_141_652_992,
+        "partition": {"compute": "SPX", "memory": "NPS1"},
+    }
     assert [entries[3][key] for key in ("index", "partition_number", "partition")] == [
-        2, 1, {"compute": "DPX", "memory": "NPS1"},
-    ]  # fmt: skip
+        2,
+        1,
+        {"compute": "DPX", "memory": "NPS1"},
+    ]
     assert "memory_bytes" not in entries[3] and "numa_node" in entries[3]
-    assert torch_uuid("1f2e3d4c5b6a7980") == "GPU-31663265-3364-3463-3562-366137393830"
+    assert build_torch_uuid("1f2e3d4c5b6a7980") == "GPU-31663265-3364-3463-3562-366137393830"
 
 
 def test_busy_time_is_the_firmwares_sum_once_its_unit_is_known(host_copy: Any) -> None:
@@ -211,18 +307,18 @@ def test_impossible_values_and_text_are_reasons(host_copy: Any) -> None:
     )
     assert found["busy_ns_total", NEWER] == found["busy_ratio", NEWER]
     assert found["memory_busy_ratio", NEWER] == Unavailable(
-        "failed", f"{device}/mem_busy_percent: 'N/A' is no number"
+        "failed", f"{device}/mem_busy_percent: 'N/A' is not a number"
     )
     assert found["memory_used_bytes", NEWER].message.endswith("impossible value -5")  # type: ignore[union-attr]
     assert found["ecc_uncorrected_total", NEWER] == Unavailable(
-        "failed", "umc_err_count has no count in it"
+        "failed", "umc_err_count contains no count"
     )
     assert found["ecc_corrected_total", NEWER] == 4
     assert found["sm_clock_max_hertz", NEWER] == Unavailable(
-        "failed", "pp_dpm_sclk has no clock in it"
+        "failed", "pp_dpm_sclk contains no clock"
     )
-    assert found["temperature_celsius", NEWER] == absent("the driver does not tell temp2_input")
-    assert found["power_limit_watts", NEWER] == absent("the driver does not tell power1_cap")
+    assert found["temperature_celsius", NEWER] == absent("the driver does not report temp2_input")
+    assert found["power_limit_watts", NEWER] == absent("the driver does not report power1_cap")
 
 
 def test_who_works_on_which_device_is_told_once(host_copy: Any) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from accel.simulated import SITE, Gaudis, tool, until
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.gpu_gaudi import GpuGaudiCollector
-from clusterprof.collectors.hlml import binding, smi
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.gpu import gaudi_hlml
+from clusterprof.agent.collectors.gpu.gaudi import GpuGaudiCollector
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from clusterprof.linux.roots import Roots
 
 FIRST, SECOND = "01P0-HL3080A0-15-TN-00", "01P0-HL3080A0-15-TN-01"
 SECOND_NS = 1_000_000_000
@@ -46,7 +46,7 @@ OTHER = HEALTHY | {
 LOST = Unavailable(
     "failed",
     "the Gaudi is lost",
-    "look at the kernel's log; the device needs a reset or the node a reboot",
+    "check the kernel log; the device needs a reset or the node a reboot",
 )
 
 
@@ -74,16 +74,23 @@ def collected() -> dict[str, dict[str, Any]]:
 
 def test_every_value_in_base_units_and_no_share_of_time(gaudis: Gaudis) -> None:
     assert collected() == {FIRST: HEALTHY, SECOND: OTHER}
-    assert not {name for name in binding.SIGNALS if "busy" in name}
+    assert not {name for name in gaudi_hlml.SIGNALS if "busy" in name}
 
 
 def test_what_each_device_is(gaudis: Gaudis) -> None:
-    library = binding.Library(lambda index, call: None)
+    library = gaudi_hlml.HlmlLibrary(lambda index, call: None)
     assert library.inventory[1] == {
-        "id": SECOND, "vendor": "intel", "index": 1, "emulated": False, "tells_busy": False,
-        "name": "HL-325L", "module": 1, "pci_bus_id": "0000:4d:00.0", "memory_bytes": 128 << 30,
+        "id": SECOND,
+        "vendor": "intel",
+        "index": 1,
+        "emulated": False,
+        "tells_busy": False,
+        "name": "HL-325L",
+        "module": 1,
+        "pci_bus_id": "0000:4d:00.0",
+        "memory_bytes": 128 << 30,
         "driver": "1.24.2",
-    }  # fmt: skip
+    }
 
 
 def test_old_bindings_with_one_handle_for_all_tell_devices_apart(gaudis: Gaudis) -> None:
@@ -105,41 +112,58 @@ def test_old_bindings_that_hide_errors_are_not_used(gaudis: Gaudis) -> None:
 @pytest.mark.parametrize(
     ("changes", "signals", "reason"),
     [
-        ({"GetPowerUsage": {"error": "HLML_ERROR_NOT_SUPPORTED"}}, ["gpu.power_watts"],
-         Unavailable("absent", "not supported by this Gaudi or driver")),
-        ({"GetPowerUsage": {"error": "HLML_ERROR_MEMORY"}}, ["gpu.power_watts"],
-         Unavailable("failed", "HLML: error 20")),
-        ({"GetUtilizationRates": 137}, ["gpu.power_utilisation_ratio"],
-         Unavailable("failed", "HLML: impossible value 137 %")),
-        ({"GetTotalECCErrors__0": -1}, ["gpu.ecc_corrected_total"],
-         Unavailable("failed", "HLML: impossible count -1")),
-        ({"GetMemoryInfo": {"used": 9, "total": 8}},
-         ["gpu.memory_used_bytes", "gpu.memory_total_bytes"],
-         Unavailable("failed", "HLML: impossible: 9 of 8 bytes")),
+        (
+            {"GetPowerUsage": {"error": "HLML_ERROR_NOT_SUPPORTED"}},
+            ["gpu.power_watts"],
+            Unavailable("absent", "not supported by this Gaudi or driver"),
+        ),
+        (
+            {"GetPowerUsage": {"error": "HLML_ERROR_MEMORY"}},
+            ["gpu.power_watts"],
+            Unavailable("failed", "HLML: error 20"),
+        ),
+        (
+            {"GetUtilizationRates": 137},
+            ["gpu.power_utilisation_ratio"],
+            Unavailable("failed", "HLML: impossible value 137 %"),
+        ),
+        (
+            {"GetTotalECCErrors__0": -1},
+            ["gpu.ecc_corrected_total"],
+            Unavailable("failed", "HLML: impossible count -1"),
+        ),
+        (
+            {"GetMemoryInfo": {"used": 9, "total": 8}},
+            ["gpu.memory_used_bytes", "gpu.memory_total_bytes"],
+            Unavailable("failed", "HLML: impossible: 9 of 8 bytes"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_value_that_cannot_be_read_takes_nothing_with_it(
     gaudis: Gaudis, changes: dict[str, Any], signals: list[str], reason: Unavailable
 ) -> None:
     ((call, bad),) = changes.items()
-    healthy = {"GetUtilizationRates": {"aip": 5}, "GetPowerUsage": 225000,
-               "GetMemoryInfo": {"used": 6 << 30, "total": 128 << 30}}.get(call, 4)  # fmt: skip
+    healthy = {
+        "GetUtilizationRates": {"aip": 5},
+        "GetPowerUsage": 225000,
+        "GetMemoryInfo": {"used": 6 << 30, "total": 128 << 30},
+    }.get(call, 4)
     gaudis.write(**{call: [bad, healthy]})
     assert collected() == {FIRST: HEALTHY | dict.fromkeys(signals, reason), SECOND: OTHER}
 
 
 def test_a_lost_device_is_never_asked_again(gaudis: Gaudis) -> None:
     now = [0]
-    library = binding.Library(lambda index, call: None, clock=lambda: now[0])
+    library = gaudi_hlml.HlmlLibrary(lambda index, call: None, clock=lambda: now[0])
     lost_one, other = library.devices
-    assert dict(zip(binding.SIGNALS, lost_one.sample())) == HEALTHY
+    assert dict(zip(gaudi_hlml.SIGNALS, lost_one.sample())) == HEALTHY
     now[0] += SECOND_NS
     gaudis.write(GetPowerUsage=[{"error": "HLML_ERROR_AIP_IS_LOST"}, 225000])
-    assert lost_one.sample() == [LOST] * len(binding.SIGNALS)
+    assert lost_one.sample() == [LOST] * len(gaudi_hlml.SIGNALS)
     gaudis.write(GetUtilizationRates=[{"signal": 9}, {"aip": 5}])  # would end this test run
     now[0] += SECOND_NS
-    assert lost_one.sample() == [LOST] * len(binding.SIGNALS)
-    assert dict(zip(binding.SIGNALS, other.sample())) == OTHER
+    assert lost_one.sample() == [LOST] * len(gaudi_hlml.SIGNALS)
+    assert dict(zip(gaudi_hlml.SIGNALS, other.sample())) == OTHER
     lost = ("device-lost", {"message": "the Gaudi is lost", "call": "GetPowerUsage"})
     assert (list(lost_one.notes), list(other.notes)) == ([lost], [])
 
@@ -149,7 +173,7 @@ def test_no_driver_and_no_device_are_absent(gaudis: Gaudis) -> None:
     gaudis.write()
     with pytest.raises(Unavailable) as raised:
         collected()
-    assert raised.value.message == "the driver knows no Gaudi; hl-smi was not found"
+    assert raised.value.message == "the driver lists no Gaudi; hl-smi was not found"
     assert raised.value.kind == "absent"
 
 
@@ -157,23 +181,25 @@ LINE = "0, AB-1, HL-325L, 0000:33:00.0, 1.24, 3, {}, {}, {}, {}, {}"
 
 
 def test_hl_smi_answers_with_and_without_units() -> None:
-    plain = smi.parse("noise\n" + LINE.format(62, 6144, 131072, 612, 47) + "\n")
-    units = smi.parse(LINE.format("62 %", "6144 MiB", "131072 MiB", "612.5 W", "47 C"))
+    plain = gaudi_hlml.parse_hl_smi("noise\n" + LINE.format(62, 6144, 131072, 612, 47) + "\n")
+    units = gaudi_hlml.parse_hl_smi(
+        LINE.format("62 %", "6144 MiB", "131072 MiB", "612.5 W", "47 C")
+    )
     assert plain[0][1] == [0.62, 6 << 30, 128 << 30, 612.0, 47.0]
     assert units[0][1] == [0.62, 6 << 30, 128 << 30, 612.5, 47.0]
 
 
 def test_hl_smi_says_text_where_a_number_should_be() -> None:
-    ((_, values),) = smi.parse(LINE.format(137, "N/A", "-5", "1e9 W", ""))
+    ((_, values),) = gaudi_hlml.parse_hl_smi(LINE.format(137, "N/A", "-5", "1e9 W", ""))
     assert values == [
         Unavailable("failed", "hl-smi: impossible value 137 %"),
-        Unavailable("absent", "hl-smi does not say memory.used"),
-        Unavailable("failed", "hl-smi says '-5' for memory.total"),
-        Unavailable("failed", "hl-smi says '1e9 W' for power.draw"),
-        Unavailable("absent", "hl-smi does not say temperature.aip"),
+        Unavailable("absent", "hl-smi does not report memory.used"),
+        Unavailable("failed", "hl-smi reports '-5' for memory.total"),
+        Unavailable("failed", "hl-smi reports '1e9 W' for power.draw"),
+        Unavailable("absent", "hl-smi does not report temperature.aip"),
     ]
     with pytest.raises(Unavailable) as raised:
-        smi.parse("ERROR: no devices\n")
+        gaudi_hlml.parse_hl_smi("ERROR: no devices\n")
     assert raised.value.message == "hl-smi printed no list of devices: 'ERROR: no devices'"
 
 
@@ -187,10 +213,10 @@ def test_a_device_that_hl_smi_no_longer_names_may_come_back(
 
     answer(0, 1)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    library = smi.Library(every_seconds=3600)
+    library = gaudi_hlml.HlSmiLibrary(every_seconds=3600)
     first, second = library.devices
     healthy = [0.1, 1 << 20, 2 << 20, 3.0, 4.0]
-    gone = Unavailable("failed", "hl-smi no longer names this Gaudi", "look at the kernel's log")
+    gone = Unavailable("failed", "hl-smi no longer lists this Gaudi", "check the kernel log")
     until(lambda: not library._first)
     seen = []
     for rows in ((0, 1), (1,), (0, 1)):

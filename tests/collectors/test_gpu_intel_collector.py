@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from clusterprof.collectors.base import Context, Value
-from clusterprof.collectors.gpu_intel import SIGNALS, GpuIntelCollector
+from clusterprof.agent.collectors.base import Context, Value
+from clusterprof.agent.collectors.gpu.intel import SIGNALS, GpuIntelCollector
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.linux.roots import Roots
 
 PATIENCE = 20.0
 S = 1_000_000_000
 XE, I915 = "0000:29:00.0", "0000:9a:00.0"
-SECOND = Unavailable("absent", "known from the second sample on")
+SECOND = Unavailable("absent", "available from the second sample on")
 BEGIN = 1_000_000_000
 
 
@@ -85,31 +85,59 @@ def test_the_processors_own_graphics_are_left_out(host: Any) -> None:
 def test_xe_with_two_tiles_of_which_one_is_held_back(host: Any) -> None:
     # The clock is the mean of the two tiles; the block for video at 700 MHz does not count.
     assert of(Rig(host("intel-max-node")).sample(), XE) == [
-        BEGIN, 1.4e9, 0x20 | 0x4, 1 << 30, SECOND, 600.0, 5000.0, 55.0, 1.6e9,
-    ]  # fmt: skip
+        BEGIN,
+        1.4e9,
+        0x20 | 0x4,
+        1 << 30,
+        SECOND,
+        600.0,
+        5000.0,
+        55.0,
+        1.6e9,
+    ]
 
 
 def test_i915_at_rest(host: Any) -> None:
     no_limit = Unavailable("absent", "no power limit is set")
-    no_sensor = Unavailable("absent", "the driver does not tell temp2_input")
+    no_sensor = Unavailable("absent", "the driver does not report temp2_input")
     assert of(Rig(host("intel-max-node")).sample(), I915) == [
-        BEGIN, 0.0, 0, 512 << 20, SECOND, no_limit, 7.0, no_sensor, 2.05e9,
-    ]  # fmt: skip
+        BEGIN,
+        0.0,
+        0,
+        512 << 20,
+        SECOND,
+        no_limit,
+        7.0,
+        no_sensor,
+        2.05e9,
+    ]
 
 
 def test_what_each_device_is(host: Any) -> None:
     assert Rig(host("intel-max-node")).collector.inventory() == [
         {
-            "id": XE, "vendor": "intel", "index": 0, "emulated": False, "pci_bus_id": XE,
-            "pci_id": "8086:0bd5", "driver": "xe", "numa_node": 0,
+            "id": XE,
+            "vendor": "intel",
+            "index": 0,
+            "emulated": False,
+            "pci_bus_id": XE,
+            "pci_id": "8086:0bd5",
+            "driver": "xe",
+            "numa_node": 0,
             "name": "Intel Data Center GPU Max 1550",
         },
         {
-            "id": I915, "vendor": "intel", "index": 1, "emulated": False, "pci_bus_id": I915,
-            "pci_id": "8086:56c0", "driver": "i915", "numa_node": 1,
+            "id": I915,
+            "vendor": "intel",
+            "index": 1,
+            "emulated": False,
+            "pci_bus_id": I915,
+            "pci_id": "8086:56c0",
+            "driver": "i915",
+            "numa_node": 1,
             "name": "Intel Data Center GPU Flex 170",
         },
-    ]  # fmt: skip
+    ]
 
 
 def test_busy_time_is_the_jobs_and_power_is_the_rise_of_energy(host_copy: Any) -> None:
@@ -128,7 +156,7 @@ def test_busy_time_is_the_jobs_and_power_is_the_rise_of_energy(host_copy: Any) -
     rig.file(1, "device/hwmon/hwmon2/energy1_input").write_text("4\n")  # it began anew
     assert rig.at(3)["power_watts", XE] == SECOND
     rig.file(1, "device/hwmon/hwmon2/energy1_input").write_text("off\n")
-    assert rig.at(4)["power_watts", XE].message.endswith("'off' is no number")  # type: ignore[union-attr]
+    assert rig.at(4)["power_watts", XE].message.endswith("'off' is not a number")  # type: ignore[union-attr]
 
 
 def test_what_could_not_be_seen_of_the_job_is_not_measured(host_copy: Any, as_nobody: Any) -> None:
@@ -200,7 +228,7 @@ def test_a_device_that_goes_changes_the_columns(host_copy: Any) -> None:
     with pytest.raises(DevicesChanged):
         rig.at(2)
     rig.collector.close()
-    with pytest.raises(Unavailable, match="only graphics of the processor"):
+    with pytest.raises(Unavailable, match="only integrated graphics"):
         rig.collector.open()
 
 

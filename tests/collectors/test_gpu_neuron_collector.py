@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from accel.simulated import HOSTS
 
-from clusterprof.collectors.neuron import monitor, report
+from clusterprof.agent.collectors.gpu import neuron
+from clusterprof.agent.linux.background import LatestRows
 from clusterprof.errors import Unavailable
-from clusterprof.linux.feed import Feed
 
 TOOLS = HOSTS / "trn1-node" / "tools"
 REPORTS = [json.loads(line) for line in (TOOLS / "reports.jsonl").read_text().splitlines()]
 SECOND_NS = 1_000_000_000
 UNUSED = Unavailable("absent", "no process uses this core")
-NODE = report.Hardware("trainium1", 2, 2, 32 << 30)
+NODE = neuron.NeuronHardware("trainium1", 2, 2, 32 << 30)
 
 
 def changed(*steps: Any, number: int = 0) -> dict[str, Any]:
@@ -34,22 +34,22 @@ def changed(*steps: Any, number: int = 0) -> dict[str, Any]:
 
 
 def test_what_a_report_says_of_each_core() -> None:
-    assert report.hardware(REPORTS[0]) == NODE
+    assert neuron.parse_hardware(REPORTS[0]) == NODE
     # 42 % of a second in 100 programs of 8 ms (p99 1.5 × that), 1 GiB of tensors and 1 KiB more
-    used = report.Core(
+    used = neuron.CoreReport(
         0.42, SECOND_NS, (1 << 30) + 1024, 100, 0, 8_000_000, 12_000_000, 1, 0, 0, (4711,)
     )
-    other = report.Core(
+    other = neuron.CoreReport(
         1.0, SECOND_NS, (2 << 30) + 1024, 50, 0, 16_000_000, 24_000_000, 1, 0, 0, (4712,)
     )
-    unused = report.Core(0.0, UNUSED, 0, 0, 0, UNUSED, UNUSED, 0, 0, 0, ())
-    assert report.cores(REPORTS[0], NODE) == [used, unused, other, unused]
+    unused = neuron.CoreReport(0.0, UNUSED, 0, 0, 0, UNUSED, UNUSED, 0, 0, 0, ())
+    assert neuron.parse_cores(REPORTS[0], NODE) == [used, unused, other, unused]
     # three memory errors of device 1, which has cores 2 and 3
-    assert [core.corrected for core in report.cores(REPORTS[1], NODE)] == [0, 0, 3, 3]
+    assert [core.corrected for core in neuron.parse_cores(REPORTS[1], NODE)] == [0, 0, 3, 3]
 
 
 def test_a_program_that_did_not_end_has_no_time() -> None:
-    core = report.cores(REPORTS[2], NODE)[0]
+    core = neuron.parse_cores(REPORTS[2], NODE)[0]
     assert (core.busy_ratio, core.executions) == (0.0, 0)
     assert core.p50_ns == Unavailable("absent", "no program ended in this period")
 
@@ -64,28 +64,43 @@ PERCENT = "busy_ratio"
 @pytest.mark.parametrize(
     ("steps", "fields", "message"),
     [
-        ((*CORE, "42"), [PERCENT], "neuron-monitor says '42' for neuroncore_utilization"),
-        ((*CORE, -3), [PERCENT], "neuron-monitor says -3 for neuroncore_utilization"),
+        ((*CORE, "42"), [PERCENT], "neuron-monitor reports '42' for neuroncore_utilization"),
+        ((*CORE, -3), [PERCENT], "neuron-monitor reports -3 for neuroncore_utilization"),
         ((*CORE, 137), [PERCENT], "neuron-monitor: impossible value 137 %"),
-        ((*CORE, None), [PERCENT], "neuron-monitor says nothing for neuroncore_utilization"),
-        ((*CORE, True), [PERCENT], "neuron-monitor says True for neuroncore_utilization"),
-        ((*COUNTERS, "period", "1"), ["period_ns"], "neuron-monitor says '1' for period"),
-        ((*STATS, "error", "denied"), ["executions", "errors", "p50_ns", "p99_ns"],
-         "neuron-monitor: denied"),
-        ((*STATS, "error_summary", {"numerical": -1}), ["errors"],
-         "neuron-monitor says -1 for numerical"),
-        ((*STATS, "latency_stats", "device_latency", []), ["p50_ns", "p99_ns"],
-         "neuron-monitor says nothing for p50"),
-        ((*ECC, 0, None), ["corrected", "uncorrected"],
-         "neuron-monitor says nothing of this device"),
-        ((*ECC, 0, "mem_ecc_corrected", "few"), ["corrected"],
-         "neuron-monitor says 'few' for mem_ecc_corrected"),
+        ((*CORE, None), [PERCENT], "neuron-monitor reports nothing for neuroncore_utilization"),
+        ((*CORE, True), [PERCENT], "neuron-monitor reports True for neuroncore_utilization"),
+        ((*COUNTERS, "period", "1"), ["period_ns"], "neuron-monitor reports '1' for period"),
+        (
+            (*STATS, "error", "denied"),
+            ["executions", "errors", "p50_ns", "p99_ns"],
+            "neuron-monitor: denied",
+        ),
+        (
+            (*STATS, "error_summary", {"numerical": -1}),
+            ["errors"],
+            "neuron-monitor reports -1 for numerical",
+        ),
+        (
+            (*STATS, "latency_stats", "device_latency", []),
+            ["p50_ns", "p99_ns"],
+            "neuron-monitor reports nothing for p50",
+        ),
+        (
+            (*ECC, 0, None),
+            ["corrected", "uncorrected"],
+            "neuron-monitor does not report this device",
+        ),
+        (
+            (*ECC, 0, "mem_ecc_corrected", "few"),
+            ["corrected"],
+            "neuron-monitor reports 'few' for mem_ecc_corrected",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_a_reason_and_takes_nothing_with_it(
     steps: tuple[Any, ...], fields: list[str], message: str
 ) -> None:
-    found, before = (report.cores(one, NODE) for one in (changed(*steps), REPORTS[0]))
+    found, before = (neuron.parse_cores(one, NODE) for one in (changed(*steps), REPORTS[0]))
     assert getattr(found[0], fields[0]) == Unavailable("failed", message)
     assert all(isinstance(getattr(found[0], field), Unavailable) for field in fields)
     others = {field: getattr(before[0], field) for field in fields}
@@ -99,7 +114,7 @@ def test_a_process_that_could_not_be_asked_may_use_any_other_core() -> None:
         ("neuron_runtime_data", 0, "error", "permission denied"),
         (*COUNTERS, "error", "permission denied"),
     ):
-        cores = report.cores(changed(*steps), NODE)
+        cores = neuron.parse_cores(changed(*steps), NODE)
         assert [core.busy_ratio for core in cores] == [denied, denied, 1.0, denied]
         assert [core.memory_bytes for core in cores][1] == denied
 
@@ -108,7 +123,7 @@ def test_cores_of_several_processes() -> None:
     found = changed(*CORE[:-1], {"neuroncore_utilization": 30.0})
     second = copy.deepcopy(found["neuron_runtime_data"][0]) | {"pid": 4713}
     found["neuron_runtime_data"].append(second)
-    core = report.cores(found, NODE)[0]
+    core = neuron.parse_cores(found, NODE)[0]
     assert (core.busy_ratio, core.executions, core.processes) == (0.6, 200, 2)
     assert core.p50_ns == Unavailable("absent", "several processes use this core")
     assert core.pids == (4711, 4713)
@@ -116,17 +131,21 @@ def test_cores_of_several_processes() -> None:
 
 def test_no_device_and_no_report() -> None:
     for steps, message in (
-        (("neuron_hardware_info", "error", "driver not loaded"),
-         "no Neuron device: neuron-monitor: driver not loaded"),
-        (("neuron_hardware_info", "neuron_device_count", 0),
-         "neuron-monitor knows no Neuron device"),
-    ):  # fmt: skip
+        (
+            ("neuron_hardware_info", "error", "driver not loaded"),
+            "no Neuron device: neuron-monitor: driver not loaded",
+        ),
+        (
+            ("neuron_hardware_info", "neuron_device_count", 0),
+            "neuron-monitor lists no Neuron device",
+        ),
+    ):
         with pytest.raises(Unavailable) as raised:
-            report.hardware(changed(*steps))
+            neuron.parse_hardware(changed(*steps))
         assert (raised.value.kind, raised.value.message) == ("absent", message)
     for line in (b"usage: neuron-monitor", b"[1]", b"\xff\xfe", b"[" * 100_000):
         with pytest.raises(Unavailable):
-            report.decode(line)
+            neuron.decode_report(line)
 
 
 class Clock:
@@ -137,28 +156,28 @@ class Clock:
         return self.now_ns
 
 
-def library(clock: Clock) -> monitor.Library:
+def library(clock: Clock) -> neuron.NeuronLibrary:
     """The real library without its thread: reports come when the test says so."""
-    made = monitor.Library.__new__(monitor.Library)
+    made = neuron.NeuronLibrary.__new__(neuron.NeuronLibrary)
     silent = Unavailable("failed", "silent")
-    made._feed = Feed(len(monitor.SIGNALS), 5 * SECOND_NS, lambda: silent, clock)
+    made._latest = LatestRows(len(neuron.SIGNALS), 5 * SECOND_NS, lambda: silent, clock)
     made._known, made._before_ns, made._period_ns = None, None, SECOND_NS
-    made._opened = monitor.threading.Event()
+    made._opened = neuron.threading.Event()
     made.devices = []
     return made
 
 
-def sampled(made: monitor.Library, clock: Clock, *events: Any) -> list[dict[str, Any] | None]:
+def sampled(made: neuron.NeuronLibrary, clock: Clock, *events: Any) -> list[dict[str, Any] | None]:
     """Samples of core 0 at second 1, 2, …: of a report's utilisation, a text, or None = silence."""
     out: list[dict[str, Any] | None] = []
     for event in events:
         clock.now_ns += SECOND_NS
         if isinstance(event, str):
-            made._line(event.encode())
+            made._handle_line(event.encode())
         elif event is not None:
-            made._line(json.dumps(changed(*CORE, event)).encode())
+            made._handle_line(json.dumps(changed(*CORE, event)).encode())
         values = made.devices[0].sample()
-        out.append(None if values is None else dict(zip(monitor.SIGNALS, values)))
+        out.append(None if values is None else dict(zip(neuron.SIGNALS, values)))
     return out
 
 
@@ -193,8 +212,15 @@ def test_a_tool_that_falls_silent_is_a_reason_after_five_seconds() -> None:
     found = sampled(library(clock), clock, 10.0, *[None] * 7)
     silent = Unavailable("failed", "silent")
     assert [one and one["gpu.core_busy_ratio"] for one in found] == [
-        0.1, None, None, None, None, None, silent, None
-    ]  # fmt: skip
+        0.1,
+        None,
+        None,
+        None,
+        None,
+        None,
+        silent,
+        None,
+    ]
 
 
 def test_who_has_a_core_is_told_once_and_names_are_left_out() -> None:
@@ -202,8 +228,11 @@ def test_who_has_a_core_is_told_once_and_names_are_left_out() -> None:
     made = library(clock)
     sampled(made, clock, 10.0, 20.0)
     assert [list(device.notes) for device in made.devices] == [
-        [("device-owner", {"pid": 4711})], [], [("device-owner", {"pid": 4712})], []
-    ]  # fmt: skip
-    said = json.dumps(monitor._inventory(NODE)) + repr(made._feed.newest)
+        [("device-owner", {"pid": 4711})],
+        [],
+        [("device-owner", {"pid": 4712})],
+        [],
+    ]
+    said = json.dumps(neuron._build_inventory(NODE)) + repr(made._latest.newest)
     for secret in ("ada", "i-0123", "subnet", "ami-", "neff"):
         assert secret not in said

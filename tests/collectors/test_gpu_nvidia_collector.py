@@ -9,19 +9,19 @@ import pytest
 from nvml.healthy import HEALTHY, entry
 from nvml.simulated import Scenario, load, uuid
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
-from clusterprof.collectors.nvml import Library
-from clusterprof.collectors.nvml.calls import CALLS, NEVER_NS
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.gpu.nvidia import GpuNvidiaCollector
+from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
+from clusterprof.agent.collectors.gpu.nvml_queries import CALLS, NEVER_NS
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from clusterprof.linux.roots import Roots
 
 SECOND_NS = 1_000_000_000
 NOT_SUPPORTED = Unavailable("absent", "not supported by this GPU or driver")
 LOST = Unavailable(
     "failed",
     "GPU is lost",
-    "look for Xid lines in the kernel log; the GPU needs a reset or the node a reboot",
+    "check for Xid lines in the kernel log; the GPU needs a reset or the node a reboot",
 )
 
 
@@ -69,7 +69,7 @@ def test_two_gpus_in_full(scenario: Scenario) -> None:
 
 def test_the_inventory_says_what_each_device_is(scenario: Scenario) -> None:
     scenario.write("1 GetName error 3")
-    library = Library(unmarked)
+    library = NvmlLibrary(unmarked)
     library.close()
     second = entry(1)
     del second["name"]  # not supported: left out, not guessed
@@ -84,7 +84,7 @@ def test_what_a_kind_of_gpu_cannot_have_is_no_column(scenario: Scenario) -> None
         uuid(0): {**{k: v for k, v in HEALTHY.items() if "remap" not in k}, **repair},
         uuid(1): {k: v for k, v in HEALTHY.items() if "nvlink" not in k},
     }
-    library = Library(unmarked)
+    library = NvmlLibrary(unmarked)
     library.close()
     without = {**entry(1), "nvlink_count": 0}
     del without["nvlink_bytes_per_second"]
@@ -124,7 +124,7 @@ def test_an_impossible_percentage_is_no_value(scenario: Scenario) -> None:
 
 def test_a_lost_gpu_stays_lost_and_is_never_touched_again(scenario: Scenario) -> None:
     clock = Clock()
-    library = Library(unmarked, clock=clock)
+    library = NvmlLibrary(unmarked, clock=clock)
     lost_one, other = library.devices
     for tick in range(10):
         if tick == 5:
@@ -156,7 +156,7 @@ def test_a_gpu_that_cannot_be_opened_is_listed_with_its_reason(scenario: Scenari
 def test_the_driver_not_loaded_is_absent(scenario: Scenario) -> None:
     scenario.write("* Init error 9")
     with pytest.raises(Unavailable) as raised:
-        Library(unmarked)
+        NvmlLibrary(unmarked)
     remedy = "install the NVIDIA driver, or run the container with the NVIDIA runtime"
     assert raised.value == Unavailable("absent", "the NVIDIA driver is not loaded", remedy)
 
@@ -165,14 +165,14 @@ def test_no_gpu_at_all_is_absent(scenario: Scenario) -> None:
     scenario.devices = 0
     scenario.write()
     with pytest.raises(Unavailable) as raised:
-        Library(unmarked)
-    assert raised.value == Unavailable("absent", "the driver knows no NVIDIA GPU", "")
+        NvmlLibrary(unmarked)
+    assert raised.value == Unavailable("absent", "the driver lists no NVIDIA GPU", "")
 
 
 def test_busy_time_is_the_sum_of_the_drivers_samples(scenario: Scenario) -> None:
     clock = Clock()
     scenario.write("0 GetSamples = 1000000:50 1200000:90")
-    device = Library(unmarked, clock=clock).devices[0]
+    device = NvmlLibrary(unmarked, clock=clock).devices[0]
     at = list(HEALTHY).index("gpu.busy_ns_total")
     busy = [device.sample()[at]]  # the first look only learns where the buffer ends
     scenario.write("0 GetSamples = 1000000:50 1200000:90 1400000:100 1500000:10")
@@ -188,7 +188,7 @@ def test_busy_time_is_the_sum_of_the_drivers_samples(scenario: Scenario) -> None
 def test_without_samples_the_snapshot_counts_once_a_second(scenario: Scenario) -> None:
     clock = Clock()
     scenario.write("0 GetUtilizationRates = 25 0", "0 GetSamples error 6")
-    device = Library(unmarked, clock=clock).devices[0]
+    device = NvmlLibrary(unmarked, clock=clock).devices[0]
     at = list(HEALTHY).index("gpu.busy_ns_total")
     busy = []
     for _ in range(5):
@@ -201,7 +201,7 @@ def test_without_samples_the_snapshot_counts_once_a_second(scenario: Scenario) -
 def test_a_driver_without_a_buffer_leaves_the_snapshots(scenario: Scenario) -> None:
     clock = Clock()
     scenario.write("0 GetUtilizationRates = 50 0", "0 GetSamples error 3")
-    device = Library(unmarked, clock=clock).devices[0]
+    device = NvmlLibrary(unmarked, clock=clock).devices[0]
     at = list(HEALTHY).index("gpu.busy_ns_total")
     busy = []
     for _ in range(3):
@@ -219,7 +219,7 @@ def test_a_slow_call_is_made_ten_times_less_often_and_reported(scenario: Scenari
         if call == "GetPcieThroughput:RX":
             clock.now_ns += 6_000_000  # the call takes 6 ms
 
-    device = Library(mark, clock=clock).devices[0]
+    device = NvmlLibrary(mark, clock=clock).devices[0]
     for _ in range(30):
         device.sample()
         clock.now_ns += SECOND_NS
@@ -239,7 +239,7 @@ def test_slow_values_are_asked_for_rarely(scenario: Scenario) -> None:
     def mark(index: int, call: str) -> None:
         made[call] = made.get(call, 0) + 1
 
-    device = Library(mark, clock=clock).devices[0]
+    device = NvmlLibrary(mark, clock=clock).devices[0]
     made.clear()
     for _ in range(100):  # 10 s at 10 Hz
         device.sample()

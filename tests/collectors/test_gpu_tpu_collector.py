@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from accel.simulated import SITE, tool, write_tpu
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.gpu_tpu import GpuTpuCollector
-from clusterprof.collectors.tpu import info, sdk, where
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.gpu import tpu
+from clusterprof.agent.collectors.gpu.tpu import GpuTpuCollector
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from clusterprof.linux.roots import Roots
 
 GIB = 1 << 30
 NOBODY = Unavailable("absent", "no process holds the TPU")
@@ -39,7 +39,7 @@ TPU Buffer Transfer Latency
 
 def test_lists_become_rows() -> None:
     lists: list[Any] = [["98.10", "0.00"], ["34.20", "0.0"], ["17179869184", "0"], [32 * GIB] * 2]
-    assert sdk.rows(lists, 2) == [
+    assert tpu.build_rows(lists, 2) == [
         [pytest.approx(0.981), pytest.approx(0.342), 16 * GIB, 32 * GIB],
         [0.0, 0.0, 0, 32 * GIB],
     ]
@@ -47,18 +47,21 @@ def test_lists_become_rows() -> None:
 
 def test_two_cores_of_a_chip_are_one_device() -> None:
     lists: list[Any] = [["50"], ["10", "30"], ["1", "2"], ["8", "8"]]
-    assert sdk.rows(lists, 1) == [[0.5, pytest.approx(0.2), 3, 16]]
+    assert tpu.build_rows(lists, 1) == [[0.5, pytest.approx(0.2), 3, 16]]
 
 
 def test_what_libtpu_does_not_say_is_a_reason() -> None:
     failed = Unavailable("failed", "libtpu: boom")
     lists: list[Any] = [["nan", "101"], [], ["1", "2", "3"], failed]
-    count = Unavailable("failed", "libtpu says 3 values of hbm_capacity_usage for 2 chips")
+    count = Unavailable("failed", "libtpu reports 3 values of hbm_capacity_usage for 2 chips")
     first = Unavailable("failed", "libtpu: impossible value nan for duty_cycle_pct")
     second = Unavailable("failed", "libtpu: impossible value 101 for duty_cycle_pct")
-    assert sdk.rows(lists, 2) == [[first, NOBODY, count, failed], [second, NOBODY, count, failed]]
-    ((value, *_),) = sdk.rows([["busy"], [], [], []], 1)
-    assert value == Unavailable("failed", "libtpu says 'busy' for duty_cycle_pct")
+    assert tpu.build_rows(lists, 2) == [
+        [first, NOBODY, count, failed],
+        [second, NOBODY, count, failed],
+    ]
+    ((value, *_),) = tpu.build_rows([["busy"], [], [], []], 1)
+    assert value == Unavailable("failed", "libtpu reports 'busy' for duty_cycle_pct")
 
 
 def test_a_library_asked_through_its_own_interface(
@@ -87,22 +90,26 @@ def test_a_library_asked_through_its_own_interface(
         ("gpu.memory_total_bytes", "tpu-1"): 32 * GIB,
     }
     assert inventory[1] == {
-        "id": "tpu-1", "vendor": "google", "index": 1, "emulated": False, "tells_busy": False,
+        "id": "tpu-1",
+        "vendor": "google",
+        "index": 1,
+        "emulated": False,
+        "tells_busy": False,
         "driver": "libtpu 0.0.19",
-    }  # fmt: skip
+    }
 
 
 def test_tables_of_tpu_info() -> None:
-    unknown = Unavailable("absent", "tpu-info says 'N/A' for the duty cycle")
-    assert info.parse(TABLES) == {
+    unknown = Unavailable("absent", "tpu-info reports 'N/A' for the duty cycle")
+    assert tpu.parse_tpu_info(TABLES) == {
         8: [pytest.approx(0.981), pytest.approx(0.136), int(18.5 * GIB), int(31.25 * GIB)],
         9: [unknown, pytest.approx(0.148), 0, int(31.25 * GIB)],
     }
     plain = "TPU Runtime Utilization\n| 0    | 1.50 GiB / 16.00 GiB |    100.00% |\n"
-    not_said = Unavailable("absent", "tpu-info does not say it")
-    assert info.parse(plain) == {0: [1.0, not_said, int(1.5 * GIB), 16 * GIB]}
+    not_said = Unavailable("absent", "tpu-info does not report it")
+    assert tpu.parse_tpu_info(plain) == {0: [1.0, not_said, int(1.5 * GIB), 16 * GIB]}
     with pytest.raises(Unavailable) as raised:
-        info.parse("No TPU chips found.\n")
+        tpu.parse_tpu_info("No TPU chips found.\n")
     assert raised.value.kind == "absent"
 
 
@@ -112,7 +119,7 @@ def test_neither_library_nor_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         GpuTpuCollector(Context(Roots(), None, lambda: [])).open()
     assert raised.value == Unavailable(
         "absent",
-        "the Python package libtpu is missing, or too old to be asked; tpu-info was not found",
+        "the Python package libtpu is missing or too old; tpu-info was not found",
         "pip install --upgrade libtpu",
     )
 
@@ -128,9 +135,11 @@ def test_chips_are_found_on_the_bus(tmp_path: Path) -> None:
         folder.mkdir()
         for name, text in zip(("vendor", "device", "subsystem_device", "numa_node"), facts):
             (folder / name).write_text(f"{text}\n")
-    assert where.chips(str(tmp_path)) == [
+    assert tpu.list_chips(str(tmp_path)) == [
         {"name": "TPU v5e", "pci_bus_id": "0000:00:04.0", "numa_node": 0},
         {"name": "TPU v3", "pci_bus_id": "0000:00:06.0"},
     ]
-    assert where.why_absent({"PATH": ""}, str(tmp_path)) is None
-    assert where.why_absent({"PATH": str(tool(tmp_path / "bin", "tpu-info", ""))}, "/none") is None
+    assert tpu.explain_absence({"PATH": ""}, str(tmp_path)) is None
+    assert (
+        tpu.explain_absence({"PATH": str(tool(tmp_path / "bin", "tpu-info", ""))}, "/none") is None
+    )

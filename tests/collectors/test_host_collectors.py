@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 from collecting import Opened
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.cpu_clock import CpuClockCollector
-from clusterprof.collectors.kernel_threads import KernelThreadsCollector
-from clusterprof.collectors.reclaim import ReclaimCollector
-from clusterprof.collectors.runqueue import RunqueueCollector
-from clusterprof.collectors.shm import ShmCollector
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.cpu import CpuClockCollector, RunqueueCollector
+from clusterprof.agent.collectors.kernel import KernelThreadsCollector
+from clusterprof.agent.collectors.memory import ReclaimCollector, ShmCollector
+from clusterprof.agent.linux.cpu import describe_topology, find_accelerator_nodes, parse_schedstat
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.linux.roots import Roots
-from clusterprof.linux.schedstat import parse_schedstat
-from clusterprof.linux.topology import accelerator_nodes, topology
 
 S = 1_000_000_000
 NOT_COUNTED = Unavailable("absent", "this kernel does not count it", "")
@@ -50,13 +47,13 @@ def test_a_cpu_that_goes_offline_changes_the_columns(host_copy) -> None:
 @pytest.mark.parametrize("text", ["", "version 15\n", "version 99\ncpu0 what is this\n", "cpu0"])
 def test_a_file_in_another_form_is_a_reason(tmp_path: Path, text: str) -> None:
     (tmp_path / "schedstat").write_text(text)
-    with pytest.raises(Unavailable, match="no CPU in a form that is known"):
+    with pytest.raises(Unavailable, match="no CPU in a known format"):
         Opened(RunqueueCollector, Roots(tmp_path))
 
 
 def test_numbers_in_words_are_a_reason(tmp_path: Path) -> None:
     (tmp_path / "schedstat").write_text("version 15\ncpu0 0 0 0 0 0 0 many 2 3\n")
-    with pytest.raises(Unavailable, match="no CPU in a form that is known"):
+    with pytest.raises(Unavailable, match="no CPU in a known format"):
         Opened(RunqueueCollector, Roots(tmp_path))
 
 
@@ -92,9 +89,9 @@ def test_clocks_are_read_once_and_what_vanishes_has_a_reason(host_copy) -> None:
     now_ns = 5 * S
     with pytest.raises(NothingNew):
         collector.sample()  # asks the thread
-    collector._aside.wait(20.0)
+    collector._reader.wait(20.0)
     said = dict(zip([(signal.name, device) for signal, device in columns], collector.sample()))
-    reason = Unavailable("absent", "this machine does not tell it", "")
+    reason = Unavailable("absent", "this machine does not report it", "")
     assert said["cpu.clock_hertz", "package0"] == 1_250_000_000.0
     assert {name for name, value in said.items() if value == reason} == {
         ("cpu.core_throttles_total", "package0"),
@@ -104,26 +101,26 @@ def test_clocks_are_read_once_and_what_vanishes_has_a_reason(host_copy) -> None:
     }
     (roots.sys / "devices/system/cpu/online").write_text("0-2\n")
     now_ns = 10 * S
-    collector._aside.take()
-    collector._aside.wait(20.0)
+    collector._reader.take()
+    collector._reader.wait(20.0)
     with pytest.raises(DevicesChanged):
         collector.sample()
     collector.close()
 
 
 def test_a_virtual_machine_tells_nothing_of_its_clocks(host) -> None:
-    with pytest.raises(Unavailable, match="neither clocks nor heat"):
+    with pytest.raises(Unavailable, match="neither clocks nor temperatures"):
         Opened(CpuClockCollector, host("vm-two-cores"))
 
 
 def test_where_cpus_sit(host) -> None:
-    assert topology(host("hidepid-node")) == {
+    assert describe_topology(host("hidepid-node")) == {
         "online": "0-3",
         "cores": ["0-1", "2-3"],
         "packages": {"0": "0-3"},
         "nodes": {"0": "0-1", "1": "2-3"},
     }
-    assert topology(host("container-no-sys")) == {}
+    assert describe_topology(host("container-no-sys")) == {}
 
 
 def test_which_node_an_accelerator_is_at(tmp_path: Path) -> None:
@@ -138,7 +135,7 @@ def test_which_node_an_accelerator_is_at(tmp_path: Path) -> None:
         (folder / "class").write_text(kind + "\n")
         (folder / "numa_node").write_text(node + "\n")
     roots = Roots(tmp_path / "proc", tmp_path)
-    assert accelerator_nodes(roots) == {"0000:3b:00.0": 1, "0000:3c:00.0": 0}
+    assert find_accelerator_nodes(roots) == {"0000:3b:00.0": 1, "0000:3c:00.0": 0}
 
 
 def test_reclaim_and_the_nodes_pages_came_from(host) -> None:
@@ -164,8 +161,11 @@ def test_what_a_kernel_does_not_count_is_no_zero(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 7\npgfault 3\nallocstall 5\n")
     roots = Roots(tmp_path, tmp_path / "no-sys")
     assert [value for _, _, value in Opened(ReclaimCollector, roots).readings()] == [
-        3, *[NOT_COUNTED] * 3, 5, *[NOT_COUNTED] * 3,
-    ]  # fmt: skip
+        3,
+        *[NOT_COUNTED] * 3,
+        5,
+        *[NOT_COUNTED] * 3,
+    ]
 
 
 def test_words_and_files_that_go_are_reasons(host_copy) -> None:
@@ -174,10 +174,16 @@ def test_words_and_files_that_go_are_reasons(host_copy) -> None:
     vmstat = roots.proc / "vmstat"
     vmstat.write_text(vmstat.read_text().replace("pgfault 7000000", "pgfault many"))
     (roots.sys / "devices/system/node/node1/numastat").write_text("numa_hit 1\n")
-    words = Unavailable("failed", "the kernel's file holds words where numbers should be", "")
+    words = Unavailable("failed", "the kernel's file contains words instead of numbers", "")
     assert [value for _, _, value in reclaim.readings()] == [
-        *[words] * 8, 1000, 900, 105, 1, NOT_COUNTED, NOT_COUNTED,
-    ]  # fmt: skip
+        *[words] * 8,
+        1000,
+        900,
+        105,
+        1,
+        NOT_COUNTED,
+        NOT_COUNTED,
+    ]
 
 
 def shm(roots: Roots, used: int, blocks: int = 16384) -> ShmCollector:
@@ -196,7 +202,7 @@ def test_only_shared_memory_that_is_memory_is_asked(host_copy) -> None:
     mounts = roots.proc / "4711/mountinfo"
     text = mounts.read_text()
     mounts.write_text(text.replace("tmpfs tmpfs", "nfs4 server:/shm"))
-    with pytest.raises(Unavailable, match="is no memory but nfs4"):
+    with pytest.raises(Unavailable, match="is not in memory but on nfs4"):
         shm(roots, 1).open()
     mounts.write_text(text.replace("/dev/shm", "/run"))
     with pytest.raises(Unavailable, match="nothing is mounted at /dev/shm"):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.kernel_log import KernelLogCollector
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.kernel import KernelLogCollector
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.kernel_log import KernelLog
 from clusterprof.errors import Unavailable
-from clusterprof.linux.kmsg import KernelLog
-from clusterprof.linux.roots import Roots
 from clusterprof.signals import KERNEL_GPU_ERRORS
 
 
@@ -44,19 +44,30 @@ def test_errors_are_counted_and_told_once(roots: Roots) -> None:
     collector = opened(roots, records)
     assert (collector.sample(), collector.events()) == ((0,), [])
     records += [
-        xid(31, "MMU Fault", us=5), b"6,2,6,-;eth0: link up\n", xid(31, "MMU Fault again"),
-        xid(79), xid(31, pci="0000:86:00 GPU-I:03"),
+        xid(31, "MMU Fault", us=5),
+        b"6,2,6,-;eth0: link up\n",
+        xid(31, "MMU Fault again"),
+        xid(79),
+        xid(31, pci="0000:86:00 GPU-I:03"),
         b"4,9,8,-;nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal\n",
-    ]  # fmt: skip
+    ]
     assert collector.sample() == (5,)
     one = {"pci": "0000:3b:00", "count": 1, "logged_ns": 7000, "text": "text"}
     assert collector.events() == [
         ("gpu-xid", {**one, "code": 31, "text": "MMU Fault", "logged_ns": 5000, "count": 2}),
         ("gpu-xid", {**one, "code": 79}),
         ("gpu-xid", {**one, "code": 31, "pci": "0000:86:00", "gpu_instance": 3}),
-        ("nvswitch-sxid", {"pci": "0000:c1:00.0", "code": 12028, "text": "Non-fatal",
-                           "logged_ns": 8000, "count": 1}),
-    ]  # fmt: skip
+        (
+            "nvswitch-sxid",
+            {
+                "pci": "0000:c1:00.0",
+                "code": 12028,
+                "text": "Non-fatal",
+                "logged_ns": 8000,
+                "count": 1,
+            },
+        ),
+    ]
     assert (collector.sample(), collector.events()) == ((5,), [])
     collector.close()
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from collecting import Opened
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.lustre import LustreCollector
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.network_filesystems import LustreCollector
+from clusterprof.agent.linux.background import DEADLINE_NS
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.storage.lustre import ROOT_ONLY
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.linux.aside import DEADLINE_NS
-from clusterprof.linux.lustre import ROOT_ONLY
-from clusterprof.linux.roots import Roots
 
 INSTANCE = "ffff9a0b1c2d3e00"
 OSC0, OSC1 = (f"osc/scratch-OST000{n}-osc-{INSTANCE}" for n in (0, 1))
@@ -149,7 +149,7 @@ class Rig:
         return dict(zip(self.columns, self.collector.sample()))
 
     def settle(self) -> None:
-        assert self.collector._aside._worker.answered.wait(10)
+        assert self.collector._reader._worker.answered.wait(10)
 
     def edit(self, file: str, old: str, new: str) -> None:
         path = self.debug / file
@@ -187,7 +187,7 @@ def test_text_where_a_number_should_be_is_a_reason(rig: Rig) -> None:
 def test_a_target_that_vanishes_is_unknown_and_then_changes_the_columns(rig: Rig) -> None:
     rig.settle()
     shutil.rmtree(rig.debug / OSC1)
-    rig.collector._held[0]._files.close()  # a held file of a real debugfs fails as well
+    rig.collector._mount_readers[0]._files.close()  # a held file of a real debugfs fails as well
     now = rig.next()
     gone = now["lustre.fetched_bytes_total", "/scratch"]
     assert isinstance(gone, Unavailable) and gone.kind == "absent"
@@ -227,12 +227,12 @@ def test_connections_are_read_every_ten_seconds(rig: Rig) -> None:
 
 def test_a_client_that_hangs_costs_the_loop_nothing(rig: Rig) -> None:
     rig.settle()
-    rig.collector._aside._worker.answered.clear()  # as while a lock is held
+    rig.collector._reader._worker.answered.clear()  # as while a lock is held
     rig.clock.now_ns += 1_000_000_000
-    rig.collector._aside._worker.asked_ns = rig.clock.now_ns
+    rig.collector._reader._worker.requested_ns = rig.clock.now_ns
     with pytest.raises(NothingNew):
         rig.collector.sample()
     rig.clock.now_ns += DEADLINE_NS
     with pytest.raises(Unavailable, match="does not answer"):
         rig.collector.sample()
-    rig.collector._aside._worker.answered.set()
+    rig.collector._reader._worker.answered.set()

@@ -4,7 +4,7 @@ import os
 
 from collecting import Opened
 
-from clusterprof.collectors.memory import MemoryCollector
+from clusterprof.agent.collectors.memory import MemoryCollector
 from clusterprof.errors import Unavailable
 
 KIB = 1024

@@ -3,15 +3,21 @@ from __future__ import annotations
 import pytest
 from collecting import Opened
 
-from clusterprof.collectors.mounts import MountsCollector
+from clusterprof.agent.collectors.network_filesystems import MountsCollector
 from clusterprof.errors import DevicesChanged, Unavailable
 
 MS = 1_000_000
-NAMES = ["operations_total", "retransmits_total", "queue_ns_total", "rtt_ns_total",
-         "execute_ns_total", "timeouts_total"]  # fmt: skip
+NAMES = [
+    "operations_total",
+    "retransmits_total",
+    "queue_ns_total",
+    "rtt_ns_total",
+    "execute_ns_total",
+    "timeouts_total",
+]
 
 
-NOT_COUNTED = Unavailable("absent", "the kernel does not write it for this mount", "")
+NOT_COUNTED = Unavailable("absent", "the kernel does not report it for this mount", "")
 
 
 def operation(device: str, *numbers: object) -> list[tuple[str, str, object]]:
@@ -19,9 +25,19 @@ def operation(device: str, *numbers: object) -> list[tuple[str, str, object]]:
 
 
 def mount(device: str, *numbers: object) -> list[tuple[str, str, object]]:
-    names = ["read_bytes_total", "write_bytes_total", "connections_count", "connects_total",
-             "sends_total", "bad_xids_total", "slots_used_count_total", "backlog_count_total",
-             "slots_most_count", "sending_count_total", "pending_count_total"]  # fmt: skip
+    names = [
+        "read_bytes_total",
+        "write_bytes_total",
+        "connections_count",
+        "connects_total",
+        "sends_total",
+        "bad_xids_total",
+        "slots_used_count_total",
+        "backlog_count_total",
+        "slots_most_count",
+        "sending_count_total",
+        "pending_count_total",
+    ]
     return [(f"nfs.{name}", device, value) for name, value in zip(names, numbers, strict=True)]
 
 
@@ -65,13 +81,18 @@ def test_connections_over_rdma_count_no_queues_of_their_own(host) -> None:
         name.removeprefix("nfs."): value for (name, at), value in readings.items() if at == "/proj"
     }
     assert proj == {
-        "read_bytes_total": 900_000_000, "write_bytes_total": 0,
-        "connections_count": 4, "connects_total": 4,
-        "sends_total": 100 + 200 + 300 + 400, "bad_xids_total": 0 + 1 + 2 + 3,
-        "slots_used_count_total": 30_000, "backlog_count_total": 400,
-        "slots_most_count": NOT_COUNTED, "sending_count_total": NOT_COUNTED,
+        "read_bytes_total": 900_000_000,
+        "write_bytes_total": 0,
+        "connections_count": 4,
+        "connects_total": 4,
+        "sends_total": 100 + 200 + 300 + 400,
+        "bad_xids_total": 0 + 1 + 2 + 3,
+        "slots_used_count_total": 30_000,
+        "backlog_count_total": 400,
+        "slots_most_count": NOT_COUNTED,
+        "sending_count_total": NOT_COUNTED,
         "pending_count_total": NOT_COUNTED,
-    }  # fmt: skip
+    }
     assert readings["nfs.timeouts_total", "/proj:READ"] == 1
     assert readings["nfs.bad_xids_total", "/home"] == 3
 
@@ -117,9 +138,9 @@ def test_the_first_operation_of_a_kind_changes_the_columns(host_copy) -> None:
     with pytest.raises(DevicesChanged):
         mounts.readings()
     mounts.close()
-    assert Opened(MountsCollector, roots, [4711]).reading(
-        "nfs.operations_total", "/data:ACCESS"
-    ) == 1  # fmt: skip
+    assert (
+        Opened(MountsCollector, roots, [4711]).reading("nfs.operations_total", "/data:ACCESS") == 1
+    )
 
 
 def test_a_mount_that_comes_or_goes_changes_the_columns(host_copy) -> None:
@@ -133,8 +154,11 @@ def test_a_mount_that_comes_or_goes_changes_the_columns(host_copy) -> None:
 def test_a_counter_that_ran_below_zero_is_failed_and_not_a_number(host_copy) -> None:
     # Seen on a real machine (see the fixtures of node_exporter): 2^64 less 154467947070 ms.
     roots = host_copy("h100-node")
-    rewrite(roots, "READ: 1298 1301 0 207680 1210292152 6 ",
-            "READ: 1298 1290 0 207680 1210292152 18446743919241604546 ")  # fmt: skip
+    rewrite(
+        roots,
+        "READ: 1298 1301 0 207680 1210292152 6 ",
+        "READ: 1298 1290 0 207680 1210292152 18446743919241604546 ",
+    )
     mounts = Opened(MountsCollector, roots, [4711])
     assert mounts.reading("nfs.queue_ns_total", "/data:READ") == Unavailable(
         "failed", "the kernel's counter ran below zero", ""

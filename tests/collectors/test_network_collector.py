@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from collecting import Opened
 
-from clusterprof.collectors.network import NetworkCollector
+from clusterprof.agent.collectors.network import NetworkCollector
 from clusterprof.errors import DevicesChanged, Unavailable
 
 NAMES = [
@@ -38,7 +38,9 @@ def test_two_nics_with_their_speed(host) -> None:
 def test_a_nic_that_never_came_up_is_left_out_and_one_that_went_down_has_no_speed(host) -> None:
     roots = host("two-nics-one-down")
     no_speed = Unavailable(
-        "absent", f"{roots.sys}/class/net/eth2/speed: the driver does not say the speed of eth2", ""
+        "absent",
+        f"{roots.sys}/class/net/eth2/speed: the driver does not report the speed of eth2",
+        "",
     )
     assert Opened(NetworkCollector, roots).readings() == [
         *nic("eth0", 7_000_000, 3_000_000, 2, 8, 5, 1_250_000_000, 2),
@@ -135,10 +137,13 @@ def test_counters_are_read_anew_and_a_reset_is_passed_on(host_copy) -> None:
     [
         pytest.param("  eth1:       0       0", "  eth1:      64       1", id="a NIC woke up"),
         pytest.param("  eth2:", "  eth3:", id="a NIC was renamed"),
-        pytest.param("  eth2:    2000 ", " tap0: 1 2 3 4 5 6 7 8 9 10 11 12 13 14\n eth2: 2000 ",
-                     id="a NIC came"),
+        pytest.param(
+            "  eth2:    2000 ",
+            " tap0: 1 2 3 4 5 6 7 8 9 10 11 12 13 14\n eth2: 2000 ",
+            id="a NIC came",
+        ),
     ],
-)  # fmt: skip
+)
 def test_another_set_of_interfaces_changes_the_columns(host_copy, old: str, new: str) -> None:
     roots = host_copy("two-nics-one-down")
     network = Opened(NetworkCollector, roots)

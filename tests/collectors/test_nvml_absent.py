@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterprof.collectors.nvml import why_absent
+from clusterprof.agent.collectors.gpu.nvml_errors import explain_absence
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_nodes_without_a_driver_are_spared_the_helper(
     cache.write_bytes(b"libc.so.6")
     prepare(tmp_path)
     environ = {"LD_LIBRARY_PATH": f":{tmp_path}"}
-    reason = why_absent(environ, [str(tmp_path / "nvidiactl")], str(cache))
+    reason = explain_absence(environ, [str(tmp_path / "nvidiactl")], str(cache))
     assert (reason is None) == known
     if reason is not None:
         assert (reason.kind, reason.message) == ("absent", "libnvidia-ml.so.1 was not found")

@@ -11,7 +11,7 @@ from nvml.inventories import Told, profile
 from nvml.printed import smi
 from nvml.simulated import Scenario, load
 
-from clusterprof.collectors.nvml import Library
+from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
 
 SHARED = Path(__file__).parents[2].parent / "shared/data"
 PROFILES, PRINTED = SHARED / "nvml-mock-profiles", SHARED / "nvidia-smi-xml"
@@ -27,7 +27,7 @@ def read(told: Told, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     scenario = Scenario(folder / "scenario")
     scenario.replace("\n".join(told.lines) + "\n")
     monkeypatch.setenv("FAKENVML_CTL", str(scenario.path))
-    library = Library(lambda index, call: None)
+    library = NvmlLibrary(lambda index, call: None)
     values = [dict(zip(one.signals, one.sample(), strict=True)) for one in library.devices]
     library.close()
     return Told(told.lines, library.inventory, values)

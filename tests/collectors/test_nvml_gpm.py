@@ -9,9 +9,9 @@ import pytest
 from nvml.healthy import HEALTHY, MEANS, NO_GPM
 from nvml.simulated import GPM, Scenario, load
 
-from clusterprof.collectors.nvml import Library
+from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
+from clusterprof.agent.isolation import drivers
 from clusterprof.errors import Unavailable
-from clusterprof.recorder import drivers
 
 MS = 1_000_000
 DENIED = Unavailable(
@@ -44,11 +44,11 @@ class World:
         self.waits.append(seconds)
         self.now_ns += round(seconds * 1e9)
 
-    def open(self) -> Library:
-        return Library(lambda _, call: self.calls.append(call), clock=self, pause=self.pause)
+    def open(self) -> NvmlLibrary:
+        return NvmlLibrary(lambda _, call: self.calls.append(call), clock=self, pause=self.pause)
 
 
-def sampled(library: Library) -> dict[str, Any]:
+def sampled(library: NvmlLibrary) -> dict[str, Any]:
     device = library.devices[0]
     return dict(zip(device.signals, device.sample(), strict=True))
 
@@ -98,16 +98,23 @@ def test_a_metric_that_is_not_told_takes_no_other_with_it(scenario: Scenario) ->
 
 def test_more_than_a_link_can_carry_is_no_value(scenario: Scenario) -> None:
     """16 lanes of generation 5: 63.0 GB/s one way; three NVLinks: 75 GB/s; and 5 % to spare."""
-    lines = [*GPM.splitlines(), "* GpmMetric:20 = 63000", "* GpmMetric:21 = 64000",
-             "* GpmMetric:60 = 75000", "* GpmMetric:61 = 76000"]  # fmt: skip
+    lines = [
+        *GPM.splitlines(),
+        "* GpmMetric:20 = 63000",
+        "* GpmMetric:21 = 64000",
+        "* GpmMetric:60 = 75000",
+        "* GpmMetric:61 = 76000",
+    ]
     scenario.write(*lines)
     found = sampled(World().open())
     names = ("pcie_transmit", "pcie_receive", "nvlink_receive", "nvlink_transmit")
     words = "NVML: impossible value {} bytes/s for its link"
     assert [found[f"gpu.{name}_bytes_per_second"] for name in names] == [
-        63000 << 20, Unavailable("failed", words.format("6.71089e+10")),
-        75000 << 20, Unavailable("failed", words.format("7.96918e+10")),
-    ]  # fmt: skip
+        63000 << 20,
+        Unavailable("failed", words.format("6.71089e+10")),
+        75000 << 20,
+        Unavailable("failed", words.format("7.96918e+10")),
+    ]
     scenario.write("* GetPcieThroughput:RX = 67000000")  # KB/s
     looked = sampled(World().open())["gpu.pcie_receive_bytes_per_second"]
     assert looked == Unavailable("failed", words.format("6.7e+10"))
@@ -132,11 +139,11 @@ def test_without_gpm_pcie_is_looked_at_as_before(
 def test_where_it_is_switched_off_it_is_never_touched(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines(), "* GpmQueryDeviceSupport segv", "* GpmSampleGet segv")
     calls: list[str] = []
-    library = drivers.library("gpu_nvidia", {"--gpm": "off"})(
+    library = drivers.get_library_opener("gpu_nvidia", {"--gpm": "off"})(
         lambda _, call: calls.append(call), ()
     )
     remedy = "set sampling.gpm in the profile to true"
-    off = Unavailable("absent", "GPM is not to be used", remedy)
+    off = Unavailable("absent", "GPM is disabled", remedy)
     assert sampled(library) == {**HEALTHY, "gpu.sm_active_ratio": off}
     assert not [call for call in calls if call.startswith("GpmSample")]
 
@@ -146,8 +153,12 @@ def test_a_reading_that_fails_is_a_hole_and_the_next_mean_covers_it(scenario: Sc
     world = World()
     library = world.open()
     found = []
-    for at, sm, trouble in ((10.2, 510.0, ""), (10.4, 530.0, "0 GpmSampleGet error 10"),
-                            (10.6, 536.0, ""), (30.6, 999.0, "")):  # fmt: skip
+    for at, sm, trouble in (
+        (10.2, 510.0, ""),
+        (10.4, 530.0, "0 GpmSampleGet error 10"),
+        (10.6, 536.0, ""),
+        (30.6, 999.0, ""),
+    ):
         world.now_ns += 200 * MS if at < 30 else 20_000 * MS
         scenario.write("* GpmQueryDeviceSupport = 1", sample(at, sm), trouble)
         found.append(sampled(library)["gpu.sm_active_ratio"])
@@ -173,7 +184,7 @@ def test_counters_that_stand_still_on_a_busy_gpu_are_not_believed(scenario: Scen
     why = Unavailable(
         "failed",
         "GPM counts nothing while the GPU is busy",
-        "look for Xid lines in the kernel log",
+        "check for Xid lines in the kernel log",
     )
     assert found == [0, 0, 0, 0, why, why, 0, 0, 0, 0, 0, why]
 

@@ -9,8 +9,12 @@ import pytest
 from nvml.healthy import HEALTHY, entry
 from nvml.simulated import Scenario, load, uuid
 
-from clusterprof.collectors.nvml import Library
-from clusterprof.collectors.nvml.plans import NO_UTILISATION, OLD_DRIVER, SHARED
+from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
+from clusterprof.agent.collectors.gpu.nvml_queries import (
+    GPM_DRIVER_TOO_OLD,
+    INSTANCE_SHARED,
+    NO_UTILIZATION,
+)
 from clusterprof.errors import Unavailable
 
 MS = 1_000_000
@@ -31,16 +35,25 @@ SPLIT_UP = (
     "0/4 GetMemoryInfo = 0 10468982784",
     "0/4 GetComputeRunningProcesses =",
 )
-GPM = ("* GpmQueryDeviceSupport = 1", "* GpmMetric:2 = 62.5", "* GpmMetric:3 = 12.5",
-       "* GpmMetric:5 = 25", "* GpmMetric:10 = 50")  # fmt: skip
+GPM = (
+    "* GpmQueryDeviceSupport = 1",
+    "* GpmMetric:2 = 62.5",
+    "* GpmMetric:3 = 12.5",
+    "* GpmMetric:5 = 25",
+    "* GpmMetric:10 = 50",
+)
 BUSY = ("gpu.busy_ratio", "gpu.busy_ns_total")
 OWN = {
     "gpu.memory_used_bytes": 1 << 20,
     "gpu.memory_total_bytes": 10468982784,
     "gpu.processes_count": 1,
 }
-GPM_SIGNALS = ("gpu.sm_active_ratio", "gpu.sm_occupancy_ratio", "gpu.tensor_active_ratio",
-               "gpu.memory_bandwidth_ratio")  # fmt: skip
+GPM_SIGNALS = (
+    "gpu.sm_active_ratio",
+    "gpu.sm_occupancy_ratio",
+    "gpu.tensor_active_ratio",
+    "gpu.memory_bandwidth_ratio",
+)
 
 
 @pytest.fixture
@@ -61,11 +74,11 @@ class World:
     def pause(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9)
 
-    def open(self, **options: Any) -> Library:
-        return Library(lambda index, call: None, clock=self, pause=self.pause, **options)
+    def open(self, **options: Any) -> NvmlLibrary:
+        return NvmlLibrary(lambda index, call: None, clock=self, pause=self.pause, **options)
 
 
-def sampled(library: Library) -> dict[str, dict[str, Any]]:
+def sampled(library: NvmlLibrary) -> dict[str, dict[str, Any]]:
     return {
         one["id"]: dict(zip(device.signals, device.sample(), strict=True))
         for one, device in zip(library.inventory, library.devices, strict=True)
@@ -80,17 +93,33 @@ def test_every_instance_is_a_device_and_says_where_it_belongs(scenario: Scenario
         {**entry(0), "mig": True, "tells_busy": False},
         entry(1),
         {
-            **common, **place, "id": FIRST, "uuid": FIRST.replace("MIG-", "GPU-"), "index": 2,
-            "name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "parent": uuid(0), "gpu_instance": 9,
-            "compute_instance": 0, "memory_bytes": 10468982784, "sm_count": 16,
+            **common,
+            **place,
+            "id": FIRST,
+            "uuid": FIRST.replace("MIG-", "GPU-"),
+            "index": 2,
+            "name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+            "parent": uuid(0),
+            "gpu_instance": 9,
+            "compute_instance": 0,
+            "memory_bytes": 10468982784,
+            "sm_count": 16,
             "tells_busy": False,
         },
         {
-            **common, **place, "id": SECOND, "uuid": "GPU-2", "index": 3,
-            "name": "NVIDIA H100 80GB HBM3", "parent": uuid(0), "gpu_instance": 11,
-            "compute_instance": 0, "memory_bytes": 10468982784, "tells_busy": False,
+            **common,
+            **place,
+            "id": SECOND,
+            "uuid": "GPU-2",
+            "index": 3,
+            "name": "NVIDIA H100 80GB HBM3",
+            "parent": uuid(0),
+            "gpu_instance": 11,
+            "compute_instance": 0,
+            "memory_bytes": 10468982784,
+            "tells_busy": False,
         },
-    ]  # fmt: skip
+    ]
 
 
 def test_without_gpm_an_instance_tells_memory_and_processes_and_why_no_more(
@@ -99,7 +128,7 @@ def test_without_gpm_an_instance_tells_memory_and_processes_and_why_no_more(
     scenario.write(*SPLIT_UP)
     found = sampled(World().open())
     gap = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
-    silent = {**dict.fromkeys(BUSY, NO_UTILISATION), **dict.fromkeys(GPM_SIGNALS, gap)}
+    silent = {**dict.fromkeys(BUSY, NO_UTILIZATION), **dict.fromkeys(GPM_SIGNALS, gap)}
     unsaid = (*BUSY, "gpu.memory_busy_ratio", "gpu.sm_active_ratio")
     assert found == {
         uuid(0): {name: value for name, value in HEALTHY.items() if name not in unsaid},
@@ -118,19 +147,28 @@ def test_with_gpm_means_of_the_instance_add_up_to_its_busy_time(scenario: Scenar
     found = []
     # 100 % for 0.1 s; 25 % for 0.2 s; a hole; 35 % for the 0.4 s since; a hole of 20 s; 100 % since
     for step_ms, at, active, trouble in (
-        (100, 10.1, 10, ""), (200, 10.3, 15, ""), (200, 10.5, 25, "0.9 GpmSampleGet error 10"),
-        (200, 10.7, 29, ""), (200, 10.9, 29, "0.9 GpmSampleGet error 10"),
-        (20_000, 30.9, 500, "0.9 GpmSampleGet error 10"), (200, 31.1, 520, ""),
-    ):  # fmt: skip
+        (100, 10.1, 10, ""),
+        (200, 10.3, 15, ""),
+        (200, 10.5, 25, "0.9 GpmSampleGet error 10"),
+        (200, 10.7, 29, ""),
+        (200, 10.9, 29, "0.9 GpmSampleGet error 10"),
+        (20_000, 30.9, 500, "0.9 GpmSampleGet error 10"),
+        (200, 31.1, 520, ""),
+    ):
         world.now_ns += step_ms * MS
         lines = (first.format(at, active), second.format(at), trouble)
         scenario.write(*SPLIT_UP, *GPM, *lines)
         found.append(sampled(library)[FIRST])
     timed_out = Unavailable("failed", "NVML: timed out")
     assert [one["gpu.busy_ratio"] for one in found] == [
-        1.0, pytest.approx(0.25), timed_out, pytest.approx(0.35), timed_out, timed_out,
+        1.0,
+        pytest.approx(0.25),
+        timed_out,
+        pytest.approx(0.35),
+        timed_out,
+        timed_out,
         _two_at_once(),
-    ]  # fmt: skip
+    ]
     totals = [one["gpu.busy_ns_total"] for one in found[:4]]
     assert totals == [100 * MS, 150 * MS, timed_out, pytest.approx(290 * MS, abs=1)]
     means = dict(zip(GPM_SIGNALS, (0.625, 0.125, 0.25, 0.5), strict=True))
@@ -151,10 +189,10 @@ def test_where_two_share_a_gpu_instance_or_the_driver_is_old_gpm_is_not_used(
     library = World().open()
     for device in (FIRST, SECOND):
         found = sampled(library)[device]
-        assert {found[name] for name in (*BUSY, *GPM_SIGNALS)} == {SHARED}
+        assert {found[name] for name in (*BUSY, *GPM_SIGNALS)} == {INSTANCE_SHARED}
     scenario.write(*SPLIT_UP, *GPM, "* DriverVersion = 535.54.03")
     found = sampled(World().open())[FIRST]
-    assert {found[name] for name in (*BUSY, *GPM_SIGNALS)} == {OLD_DRIVER}
+    assert {found[name] for name in (*BUSY, *GPM_SIGNALS)} == {GPM_DRIVER_TOO_OLD}
 
 
 def test_an_instance_that_crashed_the_library_is_skipped_and_taken_up_again(
@@ -164,7 +202,7 @@ def test_an_instance_that_crashed_the_library_is_skipped_and_taken_up_again(
     library = World().open(skip={2})
     assert [one["id"] for one in library.inventory] == [uuid(0), uuid(1), f"{uuid(0)}/1", SECOND]
     values = set(sampled(library)[f"{uuid(0)}/1"].values())
-    assert values == {Unavailable("failed", "not asked: it crashed the driver's library")}
+    assert values == {Unavailable("failed", "not read: it crashed the driver's library")}
     scenario.write(*SPLIT_UP)
     library.adopt(2)
     assert sampled(library)[FIRST]["gpu.memory_used_bytes"] == 1 << 20

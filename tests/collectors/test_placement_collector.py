@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.placement import COLUMNS, PlacementCollector
-from clusterprof.cpulists import cpulist
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.processes import PLACEMENT_COLUMNS, PlacementCollector
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from clusterprof.linux.roots import Roots
+from clusterprof.util.ranges import format_cpulist
 
 S = 1_000_000_000
 STAT = "{pid} (a) b) S" + " 0" * 35 + " {cpu} 0 0\n"
@@ -23,7 +23,7 @@ def collector_of(
 ) -> PlacementCollector:
     now = now or [0]
     collector = PlacementCollector(Context(roots, None, lambda: pids), lambda: now[0])
-    assert tuple(collector.open()) == COLUMNS
+    assert tuple(collector.open()) == PLACEMENT_COLUMNS
     return collector
 
 
@@ -41,7 +41,7 @@ def test_what_the_kernel_lets_this_process_use() -> None:
     ((_, pid, processor, cpus, nodes),) = collector.sample()
     allowed = os.sched_getaffinity(0)
     assert pid == os.getpid() and processor in allowed
-    assert collector.strings()["cpus_allowed"][cpus] == cpulist(allowed)
+    assert collector.strings()["cpus_allowed"][cpus] == format_cpulist(allowed)
     assert nodes == 0 and collector.strings()["nodes_allowed"]
 
 

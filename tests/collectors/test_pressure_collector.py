@@ -5,9 +5,9 @@ import os
 import pytest
 from collecting import Opened, pread_as_cgroupfs_does
 
-from clusterprof.collectors.pressure import PressureCollector
+from clusterprof.agent.collectors.cgroup import PressureCollector
+from clusterprof.agent.linux.cgroup import PSI_REMEDY
 from clusterprof.errors import DevicesChanged, Unavailable
-from clusterprof.linux.pressure import REMEDY
 
 NODE = [  # the files are in µs
     ("pressure.cpu_some_ns_total", "", 14_036_781_000),
@@ -43,7 +43,7 @@ def test_a_kernel_without_psi_is_absent_and_says_what_to_do(host) -> None:
     with pytest.raises(Unavailable) as caught:
         Opened(PressureCollector, roots)
     assert caught.value == Unavailable(
-        "absent", f"{roots.proc}/pressure/cpu: no such file or directory", REMEDY
+        "absent", f"{roots.proc}/pressure/cpu: no such file or directory", PSI_REMEDY
     )
 
 

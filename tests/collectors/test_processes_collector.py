@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import pytest
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.processes import COLUMNS, ProcessesCollector
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.processes import PROCESS_COLUMNS, ProcessesCollector
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.threads import TaskIo, parse_io, parse_process_stat
 from clusterprof.errors import Unavailable
-from clusterprof.linux.roots import Roots
-from clusterprof.linux.task import TaskIo, parse_io, parse_process_stat
 
 LIVENESS_SECONDS = 20.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 def opened(roots: Roots, pids: Sequence[int], t_ns: int = 5) -> ProcessesCollector:
     collector = ProcessesCollector(Context(roots, None, lambda: pids), clock=lambda: t_ns)
-    assert tuple(collector.open()) == COLUMNS
+    assert tuple(collector.open()) == PROCESS_COLUMNS
     return collector
 
 

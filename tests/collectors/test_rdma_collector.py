@@ -4,18 +4,9 @@ import shutil
 from typing import Any
 
 import pytest
-from rdma_ports import (  # noqa: F401 - given_back is a fixture
-    COUNTERS,
-    LINK,
-    PATIENCE,
-    Rig,
-    at_its_end,
-    given_back,
-    of,
-    uncounted,
-)
+from rdma_ports import COUNTERS, LINK, PATIENCE, Rig, at_its_end, given_back, of, uncounted  # noqa: F401 - given_back is a fixture
 
-from clusterprof.collectors.base import Value
+from clusterprof.agent.collectors.base import Value
 from clusterprof.errors import DevicesChanged, Unavailable
 
 
@@ -56,9 +47,22 @@ def test_infiniband_counts_words_and_a_counter_of_8_bits_that_has_stopped(zoo) -
 
 def test_roce_with_congestion(zoo) -> None:
     assert of(zoo, "mlx5_2/1", COUNTERS) == [
-        1000, 2000, 0, 20 + 1, 30, 40, 11, 1 + 2 + 3 + 4, 0, 0, 0,
-        uncounted(), uncounted(), 12, 13,
-    ]  # fmt: skip
+        1000,
+        2000,
+        0,
+        20 + 1,
+        30,
+        40,
+        11,
+        1 + 2 + 3 + 4,
+        0,
+        0,
+        0,
+        uncounted(),
+        uncounted(),
+        12,
+        13,
+    ]
 
 
 def test_data_counters_of_32_bits_that_have_stopped_are_no_rate_of_zero(zoo) -> None:
@@ -89,25 +93,43 @@ def test_bnxt_without_performance_management(zoo) -> None:
     port = "bnxt_re0/1"
 
     def keeps_no(name: str) -> Unavailable:
-        return Unavailable("absent", f"{port} keeps no {name}", "")
+        return Unavailable("absent", f"{port} has no {name}", "")
 
     assert of(zoo, port, COUNTERS) == [
-        7000, 6000,  # of RoCE, not of everything on the card
-        keeps_no("port_xmit_wait"), 5, 6, 7, 4, 3 + 2, 8,
-        keeps_no("link_downed"), keeps_no("symbol_error"),
-        uncounted(), uncounted(), 42, 41,
-    ]  # fmt: skip
+        7000,
+        6000,  # of RoCE, not of everything on the card
+        keeps_no("port_xmit_wait"),
+        5,
+        6,
+        7,
+        4,
+        3 + 2,
+        8,
+        keeps_no("link_downed"),
+        keeps_no("symbol_error"),
+        uncounted(),
+        uncounted(),
+        42,
+        41,
+    ]
 
 
 def test_drivers_with_counters_of_their_own_only(zoo) -> None:
     missing = uncounted()
     assert of(zoo, "irdma0/1", COUNTERS) == [
-        1010, 2020, missing, 3, 3, 4, missing, 5, 13, *[missing] * 6,
-    ]  # fmt: skip
+        1010,
+        2020,
+        missing,
+        3,
+        3,
+        4,
+        missing,
+        5,
+        13,
+        *[missing] * 6,
+    ]
     missing = uncounted()
-    assert of(zoo, "rdmap0s6/1", COUNTERS) == [
-        111, 222, *[missing] * 5, 4, 3, *[missing] * 6,
-    ]  # fmt: skip
+    assert of(zoo, "rdmap0s6/1", COUNTERS) == [111, 222, *[missing] * 5, 4, 3, *[missing] * 6]
 
 
 def test_counters_are_read_anew_and_stop_being_known_at_their_end(host_copy) -> None:
@@ -158,7 +180,7 @@ def test_files_are_given_back(host, open_files) -> None:
     held = open_files() - before
     assert 0 < held <= 128 + 1
     rig.readings()
-    rig.collector._aside._worker.answered.wait(PATIENCE)
+    rig.collector._reader._worker.answered.wait(PATIENCE)
     rig.collector.close()
     assert open_files() == before
 

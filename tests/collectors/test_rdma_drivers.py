@@ -7,20 +7,12 @@ from typing import Any
 
 import pytest
 from collecting import pread_as_cgroupfs_does
-from rdma_ports import (  # noqa: F401 - given_back is a fixture
-    COUNTERS,
-    LINK,
-    PATIENCE,
-    Rig,
-    given_back,
-    of,
-    uncounted,
-)
+from rdma_ports import COUNTERS, LINK, PATIENCE, Rig, given_back, of, uncounted  # noqa: F401 - given_back is a fixture
 
-from clusterprof.collectors.base import Context, Value
-from clusterprof.collectors.rdma import RdmaCollector
+from clusterprof.agent.collectors.base import Context, Value
+from clusterprof.agent.collectors.rdma import RdmaCollector
+from clusterprof.agent.sampling import inventory
 from clusterprof.errors import Unavailable
-from clusterprof.recorder import links
 
 
 @pytest.fixture
@@ -31,10 +23,22 @@ def zoo(host) -> dict[tuple[str, str], Value]:
 def test_omni_path_counts_flits_of_eight_octets_and_leaves_two_files_empty(zoo) -> None:
     missing = uncounted()
     assert of(zoo, "hfi1_0/1", COUNTERS) == [
-        8 * 345_091_702_026, 8 * 273_558_326_543,
-        33, 32, missing, 31,  # the card's own: ticks of waiting, backward and forward marks
-        missing, missing, 0, 0, missing, 34, missing, missing, missing,
-    ]  # fmt: skip
+        8 * 345_091_702_026,
+        8 * 273_558_326_543,
+        33,
+        32,
+        missing,
+        31,  # the card's own: ticks of waiting, backward and forward marks
+        missing,
+        missing,
+        0,
+        0,
+        missing,
+        34,
+        missing,
+        missing,
+        missing,
+    ]
 
 
 def test_an_omni_path_card_is_known_by_its_driver_whatever_it_is_called(host_copy) -> None:
@@ -51,19 +55,31 @@ def test_slingshot_cards_put_the_time_behind_their_values(zoo) -> None:
     missing = uncounted()
     marked = 10 + sum(range(8))
     assert of(zoo, "cxi0/1", COUNTERS) == [
-        88_000, 99_000, missing, missing, missing, marked, missing, 4 + 5, 2, missing, 3,
+        88_000,
+        99_000,
+        missing,
+        missing,
+        missing,
+        marked,
+        missing,
+        4 + 5,
+        2,
+        missing,
+        3,
         *[missing] * 4,
-    ]  # fmt: skip
-    no_width = Unavailable("absent", "the driver says no width", "")
+    ]
+    no_width = Unavailable("absent", "the driver reports no width", "")
     assert of(zoo, "cxi0/1", LINK) == [4, 25_000_000_000, no_width]
 
 
 @pytest.mark.parametrize(
     ("link", "speed", "expected"),
-    [("0", "200000", (1, "the link of cxi0/1 is not up")),
-     ("1", "0", (4, "the driver does not say the rate of cxi0/1")),
-     ("up", "200000", ("not understood", "not understood"))],
-)  # fmt: skip
+    [
+        ("0", "200000", (1, "the link of cxi0/1 is not up")),
+        ("1", "0", (4, "the driver does not report the rate of cxi0/1")),
+        ("up", "200000", ("not understood", "not understood")),
+    ],
+)
 def test_slingshot_links(host_copy, link: str, speed: str, expected: tuple[Any, str]) -> None:
     roots = host_copy("rdma-zoo")
     shutil.rmtree(roots.sys / "class/infiniband")  # a node of such cards only
@@ -86,7 +102,7 @@ def test_a_container_without_the_class_finds_slingshot_by_the_interface(host_cop
     found = Rig(roots).readings()
     assert of(found, "hsn0/1", ["receive_bytes_total", "state_count"]) == [88_000, 4]
     assert {device for _, device in found} == {"hsn0/1"}
-    [hca] = links.hcas(roots.sys)
+    [hca] = inventory.list_rdma_devices(roots.sys)
     assert (hca["name"], hca["ports"][0]["netdev"]) == ("hsn0", "hsn0")
 
 
@@ -110,9 +126,9 @@ def test_text_and_numbers_that_cannot_be_are_no_values(host_copy) -> None:
     found = rig.fresh()
     names = ["receive_bytes_total", "transmit_bytes_total", "retransmits_total"]
     assert of(found, "mlx5_2/1", names) == [
-        Unavailable("failed", "port_rcv_data of mlx5_2/1 is -7: no count", ""),
-        Unavailable("absent", "mlx5_2/1 keeps no port_xmit_data", ""),
-        Unavailable("absent", "mlx5_2/1 keeps no packet_seq_err", ""),  # not the sum of the others
+        Unavailable("failed", "port_rcv_data of mlx5_2/1 is -7: not a valid count", ""),
+        Unavailable("absent", "mlx5_2/1 has no port_xmit_data", ""),
+        Unavailable("absent", "mlx5_2/1 has no packet_seq_err", ""),  # not the sum of the others
     ]
 
 
@@ -125,7 +141,7 @@ def test_what_was_counted_by_one_file_is_not_counted_on_by_another(host_copy) ->
     assert rig.readings()["rdma.receive_bytes_total", "bnxt_re0/1"] == 8000
     data.write_text("N/A (no PMA)\n")  # rx_roce_only_bytes says 7000
     found = rig.fresh()["rdma.receive_bytes_total", "bnxt_re0/1"]
-    assert found == Unavailable("absent", "bnxt_re0/1 keeps no port_rcv_data", "")
+    assert found == Unavailable("absent", "bnxt_re0/1 has no port_rcv_data", "")
 
 
 def test_a_device_that_came_back_under_its_name_is_read_on(host_copy, monkeypatch) -> None:

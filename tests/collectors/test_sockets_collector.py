@@ -10,40 +10,50 @@ from typing import Any
 
 import pytest
 
-from clusterprof.collectors.base import Context, Value
-from clusterprof.collectors.sockets import SocketsCollector
+from clusterprof.agent.collectors.base import Context, Value
+from clusterprof.agent.collectors.sockets import SocketsCollector
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.network.netlink import (
+    UNKNOWN,
+    ConnectionState,
+    ListedConnection,
+    TcpInfo,
+)
 from clusterprof.errors import DevicesChanged, Unavailable
-from clusterprof.linux.roots import Roots
-from clusterprof.linux.sock_diag import Listed, Told
-from clusterprof.linux.tcp_info import UNKNOWN, TcpInfo
 
 SECOND_NS = 1_000_000_000
 MINE, OTHER, PEER = b"\x0a\0\0\1", b"\x0b\0\0\1", b"\x0a\0\0\2"
 ADDRESSES = {MINE: "eth0", OTHER: "ib0", b"\x7f\0\0\1": "lo"}
 ZERO = TcpInfo(0, 100_000, 0, 0, 0, 90_000, 0, 0, 0, 0, 0)
-NOT_TOLD = Unavailable("absent", "this kernel does not tell it of a connection", "")
+NOT_TOLD = Unavailable("absent", "this kernel does not report it for a connection", "")
 NOT_MEASURED = Unavailable("absent", "no connection of the job has measured it", "")
 
 
-def told(state: int = 1, unread: int = 0, unsent: int = 0, **fields: Any) -> Told:
-    return Told(state, unread, unsent, ZERO._replace(**fields))
+def told(state: int = 1, unread: int = 0, unsent: int = 0, **fields: Any) -> ConnectionState:
+    return ConnectionState(state, unread, unsent, ZERO._replace(**fields))
 
 
 class Kernel:
     """Connections by inode, handed out in pieces of two."""
 
     def __init__(self) -> None:
-        self.all: dict[int, tuple[Listed, Told]] = {}
-        self.asked: list[int] = []
+        self.all: dict[int, tuple[ListedConnection, ConnectionState]] = {}
+        self.queried: list[int] = []
         self.lists = 0
         self.fails: Unavailable | None = None
-        self.pieces: Iterator[list[Listed]] = iter(())
+        self.pieces: Iterator[list[ListedConnection]] = iter(())
         self.opened = 0
 
-    def be(self, inode: int, answer: Told, local: bytes = MINE, remote: bytes = PEER,
-           cookie: int = 0) -> None:  # fmt: skip
+    def be(
+        self,
+        inode: int,
+        answer: ConnectionState,
+        local: bytes = MINE,
+        remote: bytes = PEER,
+        cookie: int = 0,
+    ) -> None:
         name = bytes(4) + local.ljust(16, b"\0") + remote.ljust(16, b"\0") + bytes([cookie] * 12)
-        self.all[inode] = (Listed(inode, socket.AF_INET, name), answer)
+        self.all[inode] = (ListedConnection(inode, socket.AF_INET, name), answer)
 
     def connect(self) -> Kernel:
         self.opened += 1
@@ -54,17 +64,19 @@ class Kernel:
         entries = [listed for listed, answer in self.all.values() if answer.state == 1]
         self.pieces = iter([entries[n : n + 2] for n in range(0, len(entries), 2)])
 
-    def more(self, strangers: Set[int], seen: set[int]) -> tuple[list[Listed], bool]:
+    def receive_listed(
+        self, excluded: Set[int], seen: set[int]
+    ) -> tuple[list[ListedConnection], bool]:
         piece = next(self.pieces, None)
-        found = [listed for listed in piece or [] if listed.inode not in strangers]
-        seen |= {listed.inode for listed in piece or []} & strangers
-        return (found, piece is None)
+        kept = [listed for listed in piece or [] if listed.inode not in excluded]
+        seen |= {listed.inode for listed in piece or []} & excluded
+        return (kept, piece is None)
 
-    def ask(self, connections: Sequence[Listed]) -> Iterator[Told | None]:
+    def query(self, connections: Sequence[ListedConnection]) -> Iterator[ConnectionState | None]:
         for listed in connections:
             if self.fails is not None:
                 raise self.fails
-            self.asked.append(listed.inode)
+            self.queried.append(listed.inode)
             known, answer = self.all.get(listed.inode, (None, None))
             yield answer if known is not None and known.id == listed.id else None
 
@@ -122,22 +134,42 @@ def test_connections_of_the_job_by_the_interface_they_go_out_by(rig: Rig) -> Non
     for inode in (1, 2, 3, 4, 6):
         rig.has(inode)
     counters = dict.fromkeys(
-        ("retransmits_total", "ecn_marked_total", "busy_ns_total", "rwnd_limited_ns_total",
-         "sndbuf_limited_ns_total", "acked_bytes_total", "received_bytes_total"), 0
-    )  # fmt: skip
+        (
+            "retransmits_total",
+            "ecn_marked_total",
+            "busy_ns_total",
+            "rwnd_limited_ns_total",
+            "sndbuf_limited_ns_total",
+            "acked_bytes_total",
+            "received_bytes_total",
+        ),
+        0,
+    )
     eth0 = {
-        "connections_count": 3, "unsent_bytes": 571, "unread_bytes": 8, "lost_segments_count": 3,
-        "rtt_ns": 400, "min_rtt_ns": 200, "delivery_bytes_per_second": 0, **counters,
-    }  # fmt: skip
+        "connections_count": 3,
+        "unsent_bytes": 571,
+        "unread_bytes": 8,
+        "lost_segments_count": 3,
+        "rtt_ns": 400,
+        "min_rtt_ns": 200,
+        "delivery_bytes_per_second": 0,
+        **counters,
+    }
     ib0 = {
-        "connections_count": 1, "unsent_bytes": 0, "unread_bytes": 0, "lost_segments_count": 0,
-        "rtt_ns": 7, "min_rtt_ns": 6, "delivery_bytes_per_second": 0, **counters,
-    }  # fmt: skip
+        "connections_count": 1,
+        "unsent_bytes": 0,
+        "unread_bytes": 0,
+        "lost_segments_count": 0,
+        "rtt_ns": 7,
+        "min_rtt_ns": 6,
+        "delivery_bytes_per_second": 0,
+        **counters,
+    }
     assert rig.tick(5) == {
         **{(name, "eth0"): value for name, value in eth0.items()},
         **{(name, "ib0"): value for name, value in ib0.items()},
     }
-    assert set(rig.kernel.asked) == {1, 2, 3, 4}
+    assert set(rig.kernel.queried) == {1, 2, 3, 4}
 
 
 def test_a_job_without_connections_has_no_columns(rig: Rig) -> None:
@@ -169,7 +201,9 @@ def test_totals_begin_when_we_come_and_keep_what_closed_connections_had(rig: Rig
     rig.kernel.be(4, told(retransmits=1, acked_bytes=2, busy_ns=3))
     rig.has(4)
     rig.tick(4)
-    rig.kernel.be(4, Told(6, 0, 0, UNKNOWN))  # TIME_WAIT: it has forgotten what it counted
+    rig.kernel.be(
+        4, ConnectionState(6, 0, 0, UNKNOWN)
+    )  # TIME_WAIT: it has forgotten what it counted
     waits = rig.tick()
     assert [waits[key] for key in totals] == [5 + 4 + 1, 662, 35]
     # A number that is used anew is another connection, whose counters begin at nothing.
@@ -199,16 +233,21 @@ def test_round_trips_are_those_of_connections_that_got_data_through(rig: Rig) ->
 
 def test_what_an_old_kernel_does_not_tell_is_unknown_not_zero(rig: Rig) -> None:
     old = TcpInfo(2, 50, 7, *[None] * 8)
-    rig.kernel.be(1, Told(1, 0, 30, old))
+    rig.kernel.be(1, ConnectionState(1, 0, 30, old))
     rig.has(1)
     rig.tick(3)
-    rig.kernel.be(1, Told(1, 0, 30, old._replace(retransmits=9)))
+    rig.kernel.be(1, ConnectionState(1, 0, 30, old._replace(retransmits=9)))
     values = rig.tick()
     known = {name: value for (name, _), value in values.items() if value != NOT_TOLD}
     assert known == {
-        "connections_count": 1, "unsent_bytes": 30, "unread_bytes": 0, "lost_segments_count": 2,
-        "rtt_ns": 50, "min_rtt_ns": NOT_MEASURED, "retransmits_total": 2,
-    }  # fmt: skip
+        "connections_count": 1,
+        "unsent_bytes": 30,
+        "unread_bytes": 0,
+        "lost_segments_count": 2,
+        "rtt_ns": 50,
+        "min_rtt_ns": NOT_MEASURED,
+        "retransmits_total": 2,
+    }
     assert values["busy_ns_total", "eth0"] == NOT_TOLD
 
 
@@ -221,11 +260,11 @@ def test_many_connections_take_turns_and_none_is_forgotten(rig: Rig) -> None:
         if values.get(("connections_count", "eth0")) == 300:
             break
     assert values["unsent_bytes", "eth0"] == 300
-    rig.kernel.asked.clear()
+    rig.kernel.queried.clear()
     rig.tick()
-    assert len(rig.kernel.asked) == 128
+    assert len(rig.kernel.queried) == 128
     rig.tick(2)
-    assert set(rig.kernel.asked) == set(range(1, 301))
+    assert set(rig.kernel.queried) == set(range(1, 301))
 
 
 def test_descriptors_are_looked_at_only_for_connections_nobody_knows(

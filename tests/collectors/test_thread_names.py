@@ -7,9 +7,9 @@ from pathlib import Path
 
 from test_threads_collector import FakeThread, Rig
 
-from clusterprof.linux.roots import Roots
-from clusterprof.linux.thread import COLUMNS
-from clusterprof.timeline.processes import ProcessBuffer
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.threads import COLUMNS
+from clusterprof.analysis.timeline.load.processes import ProcessBuffer
 from clusterprof.trace.schema import Rows
 
 

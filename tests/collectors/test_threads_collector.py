@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.threads import ThreadsCollector
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.threads import ThreadsCollector
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.threads import COLUMNS
 from clusterprof.errors import Unavailable
-from clusterprof.linux.roots import Roots
-from clusterprof.linux.thread import COLUMNS
 
 TICK_NS = 100_000_000
 LIVENESS_SECONDS = 20.0
@@ -43,8 +43,7 @@ time.sleep(60)
 
 
 Row = namedtuple(
-    "Row",
-    "t_ns pid tid state on_cpu run_delay user system block_io major_faults wchan name",
+    "Row", "t_ns pid tid state on_cpu run_delay user system block_io major_faults wchan name"
 )
 
 

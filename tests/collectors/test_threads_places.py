@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_threads_collector import FakeThread, Rig
 
-from clusterprof.linux.roots import Roots
+from clusterprof.agent.linux.files import Roots
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from test_threads_collector import FakeThread, Rig
 
-from clusterprof.linux import thread as module
-from clusterprof.linux.fields import integers
-from clusterprof.linux.roots import Roots
-from clusterprof.linux.thread import Shared, Thread, rows_of
+from clusterprof.agent.linux import threads as module
+from clusterprof.agent.linux.files import Roots, parse_integers
+from clusterprof.agent.linux.threads import SharedThreadState, Thread, build_rows
 
 
 @pytest.fixture
@@ -51,10 +50,15 @@ def test_what_a_settled_thread_does_is_seen_in_the_same_tick(proc: Path) -> None
         place = rig.places()[row.wchan] if row.wchan >= 0 else ""
         seen.append((chr(row.state), row.on_cpu, row.user // 10_000_000, place))
     assert seen == [
-        ("S", 1, 0, "first"), ("S", 2, 1, "second"), ("R", 3, 1, ""), ("R", 3, 2, ""),
-        ("S", 3, 2, "third"), ("S", 3, 2, "third"), ("D", 4, 2, "blocked"),
+        ("S", 1, 0, "first"),
+        ("S", 2, 1, "second"),
+        ("R", 3, 1, ""),
+        ("R", 3, 2, ""),
+        ("S", 3, 2, "third"),
+        ("S", 3, 2, "third"),
+        ("D", 4, 2, "blocked"),
         ("D", 4, 2, "elsewhere"),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_place_of_one_that_runs_again_is_none(proc: Path) -> None:
@@ -117,11 +121,11 @@ def test_closed_it_leaves_the_search_to_others(proc: Path) -> None:
 
 
 def test_another_form_of_schedstat_is_understood_one_by_one() -> None:
-    thread = Thread("/proc", os.getpid(), os.getpid(), module.Descriptors(8))
+    thread = Thread("/proc", os.getpid(), os.getpid(), module.DescriptorBudget(8))
     stat = Path("/proc/self/stat").read_bytes()
     looks = [(thread, b"5  7 9\n", stat, b""), (thread, None, b"", b"")]
-    with pytest.raises(ValueError, match="no integers"):
-        integers(b"5  7 9\n")
-    rows = rows_of(3, looks, Shared(False))
+    with pytest.raises(ValueError, match="expected integers"):
+        parse_integers(b"5  7 9\n")
+    rows = build_rows(3, looks, SharedThreadState(False))
     assert [row[4:6] for row in rows] == [(5, 7), (-1, -1)]
     thread.close()

@@ -38,14 +38,25 @@ def pair(folder: Path, name: str, seed: int = 0, ranks: int = 2) -> Path:
         Lost(cause, culprit, rank, points * each)
         for rank in range(ranks)
         for cause, culprit, points in (
-            ("storage-local", 1, 15), ("cpu-preprocess", 1, 5), ("net-transfer", None, 10),
+            ("storage-local", 1, 15),
+            ("cpu-preprocess", 1, 5),
+            ("net-transfer", None, 10),
         )
-    ]  # fmt: skip
+    ]
     places = tuple(Place(rank, f"node-{rank}", 60 * each, steps) for rank in range(ranks))
     injected = (Injected("storage-local", (1,)),)
     truth = Truth(
-        "storage-io-cap", "synth", "dev", "medium", seed, {}, places, tuple(lost), injected,
-        step_ns=0.6e9, clean_step_ns=0.4e9,
-    )  # fmt: skip
+        "storage-io-cap",
+        "synth",
+        "dev",
+        "medium",
+        seed,
+        {},
+        places,
+        tuple(lost),
+        injected,
+        step_ns=0.6e9,
+        clean_step_ns=0.4e9,
+    )
     write(truth, run)
     return run

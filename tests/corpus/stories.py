@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from clusterprof.findings import Report
 from clusterprof.probe import layout
-from clusterprof.probe.hooks.groups import number_of
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.probe.hooks.process_groups import compute_group_number
+from clusterprof.report.model import Report
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Gap, Record, Rows, Spans
 from clusterprof_lab.synth.record import Seen, record
 from clusterprof_lab.synth.story import Act, Mark, Node, Rank, Story, Thread, Work
@@ -47,8 +47,11 @@ def training(
         asks = Act(at, at + BLOCKED_NS, doing, resource, size, operations, 0, what)
         worker.acts += [asks, Act(asks.end_ns, ready, "user"), Act(ready, ends, "idle")]
         worker.marks.append(Mark(at, ready, layout.FETCH, 8))
-        main.acts += [Act(at, ready, "idle"), Act(ready, ready + 30 * MS, "user"),
-                      Act(ready + 30 * MS, ends, "device")]  # fmt: skip
+        main.acts += [
+            Act(at, ready, "idle"),
+            Act(ready, ready + 30 * MS, "user"),
+            Act(ready + 30 * MS, ends, "device"),
+        ]
         main.marks.append(Mark(at, ready, layout.DATA_WAIT, step, pid + 1, 1, int(step == 0)))
         main.marks.append(Mark(at, ends, layout.STEP, step))
         work.append(Work(ready, ends, "compute"))
@@ -62,7 +65,7 @@ def in_step(ranks: int, per_node: int, late: int) -> Story:
     Every worker reads for 2 ms of a batch, that of `late` for 60 ms; then each rank computes for
     80 ms and some.
     """
-    group, members = number_of(range(ranks)), tuple(range(ranks))
+    group, members = compute_group_number(range(ranks)), tuple(range(ranks))
     nodes = {f"n{number}": Node(f"n{number}", 8) for number in range(-(-ranks // per_node))}
     found = []
     for rank, pid in ((rank, 1000 + 10 * rank) for rank in members):
@@ -79,8 +82,11 @@ def in_step(ranks: int, per_node: int, late: int) -> Story:
             ready, (worker,) = at + ns, one.workers
             worker.acts += [Act(at, ready, "block-io", "", 1 << 20), Act(ready, leave, "idle")]
             worker.marks.append(Mark(at, ready, layout.FETCH, 8))
-            one.main.acts += [Act(at, ready, "idle"), Act(ready, came, "user"),
-                              Act(came, leave, "peer")]  # fmt: skip
+            one.main.acts += [
+                Act(at, ready, "idle"),
+                Act(ready, came, "user"),
+                Act(came, leave, "peer"),
+            ]
             one.main.marks += [
                 Mark(at, ready, layout.DATA_WAIT, step, worker.pid, 1, int(step == 0)),
                 Mark(came, leave, layout.COLLECTIVE, group, step, 1 << 20, layout.ALL_REDUCE),
@@ -94,7 +100,7 @@ def in_step(ranks: int, per_node: int, late: int) -> Story:
 def seen_as(story: Story, folder: Path, seen: Seen = Seen(), seed: int = 1) -> list[Record]:  # noqa: B008
     """Record a story of one node and return the records."""
     record(story, folder, np.random.default_rng(seed), seen)
-    (node,) = node_folders(folder)
+    (node,) = list_node_folders(folder)
     return list(NodeReader(node))
 
 

@@ -16,15 +16,7 @@ import pytest
 from builders import ns
 from engine.recordings import Script, training, write
 
-from clusterprof.probe.layout import (
-    ALL_REDUCE,
-    COLLECTIVE,
-    DATA_WAIT,
-    PEER_SHIFT,
-    RECV,
-    SEND,
-    STEP,
-)
+from clusterprof.probe.layout import ALL_REDUCE, COLLECTIVE, DATA_WAIT, PEER_SHIFT, RECV, SEND, STEP
 from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.truth import Truth
 
@@ -102,9 +94,17 @@ def clean(registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Ask:
 
 def test_whom_each_rule_blames_for_a_slow_disk(slow_disk: Ask) -> None:
     names = (
-        "slowest total compute", "last arriver", "longest waiter", "per-stage mean",
-        "per-stage max", "stage frontier", "iowait > 5 %", "AU < 90 %", "HTA", "NVRx",
-    )  # fmt: skip
+        "slowest total compute",
+        "last arriver",
+        "longest waiter",
+        "per-stage mean",
+        "per-stage max",
+        "stage frontier",
+        "iowait > 5 %",
+        "AU < 90 %",
+        "HTA",
+        "NVRx",
+    )
     assert {name: slow_disk(name).culprits for name in names} == {
         "slowest total compute": (0,),  # both compute alike: the first of equals
         "last arriver": (1,),
@@ -140,16 +140,24 @@ def test_what_each_rule_names_for_a_slow_disk(slow_disk: Ask) -> None:
         {"network": 0.225, "storage": 0.1375, "cpu": 0.1375}
     )
     assert {one.family: one.leaf for one in found} == {
-        "network": None, "storage": None, "cpu": "cpu-preprocess",
-    }  # fmt: skip
+        "network": None,
+        "storage": None,
+        "cpu": "cpu-preprocess",
+    }
 
 
 def test_what_each_rule_says_of_a_slow_rank(slow_rank: Ask) -> None:
     blamed = {
-        "slowest total compute": (1,), "last arriver": (1,), "longest waiter": (0,),
-        "per-stage mean": (1,), "per-stage max": (1,), "stage frontier": (1,),
-        "iowait > 5 %": (), "AU < 90 %": (0,), "NVRx": (1,),
-    }  # fmt: skip
+        "slowest total compute": (1,),
+        "last arriver": (1,),
+        "longest waiter": (0,),
+        "per-stage mean": (1,),
+        "per-stage max": (1,),
+        "stage frontier": (1,),
+        "iowait > 5 %": (),
+        "AU < 90 %": (0,),
+        "NVRx": (1,),
+    }
     assert {name: slow_rank(name).culprits for name in blamed} == blamed
     assert slow_rank("iowait > 5 %").causes == ()
     # The device idles 0.35 s of 0.85 s on rank 0 and 0.05 s on rank 1, all in waits of the host.
@@ -165,9 +173,12 @@ def test_what_each_rule_says_of_a_clean_run(registry: Any, clean: Ask) -> None:
     said = {name: clean(name) for name in registry.RULES}
     nothing = {name for name, one in said.items() if one.causes == ()}
     assert nothing == {
-        "iowait > 5 %", "AU < 90 %", "xprof", "SageMaker Debugger",
+        "iowait > 5 %",
+        "AU < 90 %",
+        "xprof",
+        "SageMaker Debugger",
         "SageMaker Debugger, framework rules too",
-    }  # fmt: skip
+    }
     assert said["NVRx"].culprits == ()
     assert all(said[name].culprits for name in ("last arriver", "stage frontier", "HTA"))
     # How many CPUs the nodes have is not known: the rule on numbers of workers is silent.
@@ -186,10 +197,7 @@ def test_sagemaker_names_storage_and_cpu_above_its_thresholds(
         write(script, tmp_path / name / "node-1")
         said[name] = asking(registry, tmp_path / name, {})("SageMaker Debugger").causes
     low = Said("unattributed", None, None)  # p5 is 0 %
-    assert said == {
-        "io": (Said("storage", None, None), low),
-        "cpu": (Said("cpu", None, None), low),
-    }
+    assert said == {"io": (Said("storage", None, None), low), "cpu": (Said("cpu", None, None), low)}
 
 
 def test_no_rule_fails_where_signals_are_missing(registry: Any, tmp_path: Path) -> None:

@@ -12,9 +12,14 @@ from clusterprof_lab.synth.simulate_faults import KINDS
 def test_there_are_42_faults_and_6_nulls() -> None:
     groups = Counter(scenario.group for scenario in load_corpus())
     assert groups == {
-        "storage": 8, "cpu": 9, "h2d-launch": 6, "network": 6, "sync": 7, "phase-device": 6,
+        "storage": 8,
+        "cpu": 9,
+        "h2d-launch": 6,
+        "network": 6,
+        "sync": 7,
+        "phase-device": 6,
         "null": 6,
-    }  # fmt: skip
+    }
 
 
 def test_every_scenario_says_what_it_must() -> None:

@@ -66,8 +66,10 @@ def test_the_truth_is_the_mean_step_with_the_fault_against_that_without(tmp_path
     found = turns_of(job(tmp_path / "a", length))
     # (on, first step, first that is no longer in it)
     assert [(one.on, one.first_step, one.end_step) for one in found] == [
-        (False, 8, 20), (True, 28, 44), (False, 52, 56)
-    ]  # fmt: skip
+        (False, 8, 20),
+        (True, 28, 44),
+        (False, 52, 56),
+    ]
     truth = truth_of(found)
     assert truth.points == pytest.approx(20.0) and truth.error == pytest.approx(0.0)
     whole = turns_of(job(tmp_path / "b", length, period=5))

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stories import (
-    LOST_NS,
-    MS,
-    SECOND,
-    STEPS,
-    alone,
-    caused,
-    rows,
-    seen_as,
-    series,
-    training,
-)
+from stories import LOST_NS, MS, SECOND, STEPS, alone, caused, rows, seen_as, series, training
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.cgroup import CgroupCollector
-from clusterprof.collectors.cores import CoresCollector
-from clusterprof.collectors.cpu import CpuCollector
-from clusterprof.collectors.disk import DiskCollector
-from clusterprof.collectors.memory import MemoryCollector
-from clusterprof.collectors.mounts import MountsCollector
-from clusterprof.collectors.network import NetworkCollector
-from clusterprof.collectors.pressure import PressureCollector
-from clusterprof.engine.local import analyze
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.cgroup import CgroupCollector, PressureCollector
+from clusterprof.agent.collectors.cpu import CoresCollector, CpuCollector
+from clusterprof.agent.collectors.disk import DiskCollector
+from clusterprof.agent.collectors.memory import MemoryCollector
+from clusterprof.agent.collectors.network import NetworkCollector
+from clusterprof.agent.collectors.network_filesystems import MountsCollector
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Columns
 from clusterprof_lab.synth.record import record
@@ -110,8 +97,18 @@ def test_a_thread_s_counters_at_each_tick(tmp_path):
         assert [n // 100_000 for n in grown(signal, "vdb")] == [0, 500, 1500, *rest]
     assert set(grown("disk.read_bytes_total", "vda")) == {0}
     assert [n // MS for n in grown("cpu.user_ns_total", "all")] == [
-        0, 0, 0, 50, 150, 150, 200, 250, 250, 250, 250,
-    ]  # fmt: skip
+        0,
+        0,
+        0,
+        50,
+        150,
+        150,
+        200,
+        250,
+        250,
+        250,
+        250,
+    ]
     # 64 CPUs less what was used or waited for the disk.
     used = [0, 50, 150, 250, 350, 400, 450, 500, 500, 500, 500]
     assert [n // MS for n in grown("cpu.idle_ns_total", "all")] == [
@@ -127,25 +124,36 @@ CASES = {
     ("system", ""): ("R", "", {"system": 100, "read_chars": 1000}),
     ("runnable", ""): ("R", "", {"run_delay": 100}),
     ("throttled", ""): ("R", "", {"run_delay": 100, "cgroup throttled": 100}),
-    ("block-io", ""): ("D", "folio_wait_bit_common",
-                       {"block_io_delay": 100, "read_chars": 1000, "read_bytes": 1000}),
-    ("block-io", "fsync"): ("D", "jbd2_log_wait_commit",
-                            {"block_io_delay": 100, "write_chars": 1000, "write_bytes": 1000}),
-    ("nfs", "READ"): ("D", "folio_wait_bit_common",
-                      {"block_io_delay": 100, "read_chars": 1000, "read_bytes": 1000,
-                       "nfs /data:READ": 100}),
+    ("block-io", ""): (
+        "D",
+        "folio_wait_bit_common",
+        {"block_io_delay": 100, "read_chars": 1000, "read_bytes": 1000},
+    ),
+    ("block-io", "fsync"): (
+        "D",
+        "jbd2_log_wait_commit",
+        {"block_io_delay": 100, "write_chars": 1000, "write_bytes": 1000},
+    ),
+    ("nfs", "READ"): (
+        "D",
+        "folio_wait_bit_common",
+        {"block_io_delay": 100, "read_chars": 1000, "read_bytes": 1000, "nfs /data:READ": 100},
+    ),
     ("nfs", "GETATTR"): ("D", "rpc_wait_bit_killable", {"nfs /data:GETATTR": 100}),
     ("fuse", "OPEN"): ("S", "request_wait_answer", {}),
     ("fuse", "READ"): ("D", "folio_wait_bit_common", {"block_io_delay": 100, "read_chars": 1000}),
     ("socket", ""): ("S", "wait_woken", {"network": 1000}),
     ("memory", ""): ("D", "__mem_cgroup_handle_over_high", {"memory": 100, "high": 5}),
-    ("memory", "swap"): ("D", "folio_wait_bit_common",
-                         {"block_io_delay": 100, "memory": 100, "faults": 5, "read_bytes": 1000}),
+    ("memory", "swap"): (
+        "D",
+        "folio_wait_bit_common",
+        {"block_io_delay": 100, "memory": 100, "faults": 5, "read_bytes": 1000},
+    ),
     ("lock", ""): ("S", "futex_do_wait", {}),
     ("device", ""): ("S", "poll_schedule_timeout.constprop.0", {}),
     ("peer", ""): ("S", "futex_do_wait", {}),
     ("idle", ""): ("S", "poll_schedule_timeout.constprop.0", {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("doing", "what"), CASES, ids=lambda word: word or "any")
@@ -156,21 +164,27 @@ def test_what_a_real_kernel_would_show_of_each_act(tmp_path, doing, what):
     table = rows(records, "threads", pid=7)
     io = rows(records, "processes", pid=7)
     sampled = {
-        "user": table["user_ns_total"], "system": table["system_ns_total"],
+        "user": table["user_ns_total"],
+        "system": table["system_ns_total"],
         "run_delay": table["run_delay_ns_total"],
         "block_io_delay": table["block_io_delay_ns_total"],
         "cgroup throttled": series(records, "cgroup.throttled_ns_total"),
         "memory": series(records, "pressure.memory_some_ns_total"),
-        **{f"nfs {device}": series(records, "nfs.execute_ns_total", device)
-           for device in ("/data:READ", "/data:GETATTR") if device == f"/data:{what}"},
-    }  # fmt: skip
+        **{
+            f"nfs {device}": series(records, "nfs.execute_ns_total", device)
+            for device in ("/data:READ", "/data:GETATTR")
+            if device == f"/data:{what}"
+        },
+    }
     plain = {
-        "read_chars": io["read_chars_total"], "write_chars": io["write_chars_total"],
-        "read_bytes": io["read_bytes_total"], "write_bytes": io["write_bytes_total"],
+        "read_chars": io["read_chars_total"],
+        "write_chars": io["write_chars_total"],
+        "read_bytes": io["read_bytes_total"],
+        "write_bytes": io["write_bytes_total"],
         "faults": table["major_faults_total"],
         "high": series(records, "cgroup.memory_high_events_total"),
         "network": series(records, "network.receive_bytes_total", "eth0"),
-    }  # fmt: skip
+    }
     grown = {name: (int(v[-1]) - int(v[0])) // MS for name, v in sampled.items()}
     grown |= {name: int(v[-1]) - int(v[0]) for name, v in plain.items()}
     grown["user"] -= 1050
@@ -216,8 +230,16 @@ def test_columns_are_those_of_the_real_collectors(tmp_path, host):
     rank, _ = training("nfs", "READ")
     records = seen_as(alone(rank, SECOND, NFS), tmp_path)
     ours = {r.collector: r for r in records if isinstance(r, Columns)}
-    for kind in (CpuCollector, CoresCollector, PressureCollector, MemoryCollector, CgroupCollector,
-                 DiskCollector, MountsCollector, NetworkCollector):  # fmt: skip
+    for kind in (
+        CpuCollector,
+        CoresCollector,
+        PressureCollector,
+        MemoryCollector,
+        CgroupCollector,
+        DiskCollector,
+        MountsCollector,
+        NetworkCollector,
+    ):
         collector = kind(context)
         columns = [signal.name for signal, _ in collector.open()]
         collector.close()

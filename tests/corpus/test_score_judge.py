@@ -14,14 +14,18 @@ from clusterprof_lab.truth import OTHER, Injected, Lost, Place, Truth
 # Two ranks of 1,000 ns each. Rank 1's disk cost itself 300 and rank 0 260 of waiting; 40 are
 # nobody's: 28 points storage, 2 points that nobody injected.
 TRUTH = Truth(
-    "storage-io-cap", "synth", "dev", "medium", 0, {},
+    "storage-io-cap",
+    "synth",
+    "dev",
+    "medium",
+    0,
+    {},
     (Place(0, "a", 1000, 10), Place(1, "b", 1000, 10)),
-    (
-        Lost("storage-local", 1, 1, 300), Lost("storage-local", 1, 0, 260),
-        Lost(OTHER, 0, 0, 40),
-    ),
-    (Injected("storage-local", (1,)),), step_ns=100.0, clean_step_ns=75.0,
-)  # fmt: skip
+    (Lost("storage-local", 1, 1, 300), Lost("storage-local", 1, 0, 260), Lost(OTHER, 0, 0, 40)),
+    (Injected("storage-local", (1,)),),
+    step_ns=100.0,
+    clean_step_ns=75.0,
+)
 WANTED = Wanted("storage", ("storage-local",), "node")
 ZERO = dict.fromkeys(FAMILIES, 0.0)
 ANSWER = Answer(
@@ -33,8 +37,11 @@ ANSWER = Answer(
         Said("startup", "startup", 0.5, 0.95, (0, 1), outside_steps=True),
     ),
     family_ratio={**ZERO, "storage": 0.25, "cpu": 0.03, "network": 0.005, "unattributed": 0.015},
-    culprits=(1,), residual_ns=0, lost_ratio=0.3, gain_ratio=0.2,
-)  # fmt: skip
+    culprits=(1,),
+    residual_ns=0,
+    lost_ratio=0.3,
+    gain_ratio=0.2,
+)
 
 
 def test_a_right_answer_that_errs_a_little() -> None:
@@ -44,13 +51,22 @@ def test_a_right_answer_that_errs_a_little() -> None:
     assert judged.unattributed_ratio == 0.0 and judged.gain_error is not None  # 1.5 of 2 true
     assert round(judged.gain_error, 9) == -5.0  # 20 said; 1 - 75 / 100 = 25 true
     assert replace(judged, errors=None, unattributed_ratio=None, gain_error=None) == Judged(
-        wanted="storage", said="storage", said_leaf="storage-local",
+        wanted="storage",
+        said="storage",
+        said_leaf="storage-local",
         active=("storage", "cpu", "network", "unattributed"),
-        family_right=True, leaf_top1=True, leaf_top2=True, abstained=False,
+        family_right=True,
+        leaf_top1=True,
+        leaf_top2=True,
+        abstained=False,
         # 25 said, 28 true; 3 said, 0 true; start-up is in every run and in few truths
         emitted=(("storage-local", 0.9, True), ("cpu-preprocess", 0.7, False)),
-        culprit_right=True, inverted=False, false_causes=("cpu",), residual_ns=0, first_blamed=1,
-    )  # fmt: skip
+        culprit_right=True,
+        inverted=False,
+        false_causes=("cpu",),
+        residual_ns=0,
+        first_blamed=1,
+    )
 
 
 def test_unattributed_is_what_is_beyond_the_truth() -> None:
@@ -81,9 +97,10 @@ def test_of_two_faults_the_larger_leads_and_of_equal_ones_either() -> None:
 
 def test_groups_are_ranked_by_their_sums_and_leaves_one_by_one() -> None:
     causes = (
-        Said("network", "net-transfer", 0.12), Said("cpu", "cpu-preprocess", 0.08),
+        Said("network", "net-transfer", 0.12),
+        Said("cpu", "cpu-preprocess", 0.08),
         Said("cpu", "cpu-throttled", 0.05),
-    )  # fmt: skip
+    )
     wanted = Wanted("cpu", ("cpu-throttled",), "node")
     split = Answer("us 1", causes, leaves=True)  # 13 points of CPU, 12 of network
     truth = replace(TRUTH, lost=(Lost("cpu-throttled", 1, 1, 300), Lost("net-transfer", 1, 1, 90)))
@@ -118,9 +135,7 @@ def test_what_cost_most_is_asked_for_though_a_mild_fault_was_injected() -> None:
 
 def test_a_fault_that_cost_less_than_half_of_its_aim_asks_nothing() -> None:
     said = "the fault did not hit: it should cost 60 points and cost 28"
-    assert [missed(TRUTH, WANTED, aimed) for aimed in (None, 0.25, 0.55, 0.6)] == [
-        "", "", "", said,
-    ]  # fmt: skip
+    assert [missed(TRUTH, WANTED, aimed) for aimed in (None, 0.25, 0.55, 0.6)] == ["", "", "", said]
     assert missed(TRUTH, replace(WANTED, family=""), 0.6) == ""
 
 
@@ -183,9 +198,11 @@ def test_half_of_what_a_leaf_is_given_must_be_true() -> None:
 def test_outside_steps_the_causes_outside_are_asked() -> None:
     wanted = Wanted("fail", ("fail-hang",), "rank", outside_steps=True)
     truth = replace(
-        TRUTH, lost=(), injected=(Injected("fail-hang", (1,)),),
+        TRUTH,
+        lost=(),
+        injected=(Injected("fail-hang", (1,)),),
         outside=(Lost("fail-hang", 1, 0, 9000),),
-    )  # fmt: skip
+    )
     hang = Said("fail", "fail-hang", 0.6, 0.9, (1,), outside_steps=True)
     judged = judge(replace(ANSWER, causes=(*ANSWER.causes[:1], hang)), truth, wanted)  # type: ignore[index]
     assert (judged.said, judged.leaf_top1, judged.culprit_right) == ("fail", True, True)

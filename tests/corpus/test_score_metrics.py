@@ -51,22 +51,52 @@ def test_p95_is_one_of_the_values() -> None:
 
 
 GOOD = Judged(
-    wanted="storage", said="storage", said_leaf="storage-local",
-    errors={**ZERO, "storage": 2.0, "unattributed": 0.6}, active=("storage", "unattributed"),
-    family_right=True, leaf_top1=True, leaf_top2=True, abstained=False,
-    emitted=(("storage-local", 0.95, True),), culprit_right=True, inverted=False,
-    false_causes=(), unattributed_ratio=0.02, residual_ns=0, gain_error=-4.0, first_blamed=1,
-)  # fmt: skip
+    wanted="storage",
+    said="storage",
+    said_leaf="storage-local",
+    errors={**ZERO, "storage": 2.0, "unattributed": 0.6},
+    active=("storage", "unattributed"),
+    family_right=True,
+    leaf_top1=True,
+    leaf_top2=True,
+    abstained=False,
+    emitted=(("storage-local", 0.95, True),),
+    culprit_right=True,
+    inverted=False,
+    false_causes=(),
+    unattributed_ratio=0.02,
+    residual_ns=0,
+    gain_error=-4.0,
+    first_blamed=1,
+)
 BAD = Judged(
-    wanted="storage", said="cpu", said_leaf="cpu-gc",
-    errors={**ZERO, "storage": 13.0, "cpu": 13.0}, active=("storage", "cpu"),
-    family_right=False, leaf_top1=False, leaf_top2=True, abstained=False,
-    emitted=(("cpu-gc", 0.9, False), ("storage-local", 0.75, True)), culprit_right=False,
-    inverted=True, false_causes=("cpu",), unattributed_ratio=0.1, residual_ns=-3, gain_error=2.0,
+    wanted="storage",
+    said="cpu",
+    said_leaf="cpu-gc",
+    errors={**ZERO, "storage": 13.0, "cpu": 13.0},
+    active=("storage", "cpu"),
+    family_right=False,
+    leaf_top1=False,
+    leaf_top2=True,
+    abstained=False,
+    emitted=(("cpu-gc", 0.9, False), ("storage-local", 0.75, True)),
+    culprit_right=False,
+    inverted=True,
+    false_causes=("cpu",),
+    unattributed_ratio=0.1,
+    residual_ns=-3,
+    gain_error=2.0,
     first_blamed=0,
-)  # fmt: skip
-NULL = Judged(wanted="nothing", said="nothing", errors=ZERO, nobody_right=True, inverted=False,
-              false_causes=(), residual_ns=0)  # fmt: skip
+)
+NULL = Judged(
+    wanted="nothing",
+    said="nothing",
+    errors=ZERO,
+    nobody_right=True,
+    inverted=False,
+    false_causes=(),
+    residual_ns=0,
+)
 
 
 def test_the_calibration_error_is_known_to_as_many_jobs_as_there_are() -> None:
@@ -112,8 +142,10 @@ def test_a_whole_score() -> None:
         "gain_error": (round(10 / 3, 6), 3, None),
     }
     assert {k: (one.value, one.n) for k, one in score.by_cause.items()} == {
-        "storage": (17 / 3, 3), "cpu": (13.0, 1), "unattributed": (0.6, 2),
-    }  # fmt: skip
+        "storage": (17 / 3, 3),
+        "cpu": (13.0, 1),
+        "unattributed": (0.6, 2),
+    }
     assert score.confusion == {"storage": {"storage": 2, "cpu": 1}, "nothing": {"nothing": 1}}
 
 
@@ -126,8 +158,14 @@ def test_nothing_claimed_is_no_figure_anywhere() -> None:
 def test_what_a_run_is_wrong_in() -> None:
     assert wrong(row(GOOD)) == () and wrong(row(NULL)) == ()
     assert wrong(row(BAD)) == (
-        "family", "leaf", "culprit", "inversion", "residual", "false cpu", "storage off by 13.0",
-    )  # fmt: skip
+        "family",
+        "leaf",
+        "culprit",
+        "inversion",
+        "residual",
+        "false cpu",
+        "storage off by 13.0",
+    )
     coarse = Judged(wanted="cpu", said="cpu", family_right=True, leaf_top1=False, abstained=True)
     assert wrong(row(coarse)) == ("leaf",)
     assert wrong(row(coarse, mode="M2")) == ()  # no more can be told there
@@ -137,8 +175,9 @@ def test_reliability_by_hand() -> None:
     pairs = [(0.95, True), (0.91, True), (0.99, False), (1.0, True), (0.72, False)]
     bins, ece = reliability(pairs)
     assert [(one.low, one.high, round(one.said, 4), one.right, one.n) for one in bins] == [
-        (0.7, 0.8, 0.72, 0.0, 1), (0.9, 1.0, 0.9625, 0.75, 4),
-    ]  # fmt: skip
+        (0.7, 0.8, 0.72, 0.0, 1),
+        (0.9, 1.0, 0.9625, 0.75, 4),
+    ]
     assert round(ece, 6) == round((0.72 + 4 * 0.2125) / 5, 6)
     assert reliability([]) == ((), 0.0)
     assert isinstance(bins[0], Bin)
@@ -169,8 +208,12 @@ def test_parts_right_by_size_weigh_testbeds_alike_and_never_fall() -> None:
         return [Claim(testbed, gpu_s, at < right) for at in range(n)]
 
     # Of 4 synthetic claims each weighs 1/4, of 2 real ones each 1/2.
-    claims = [*some("synth", 0.2, 1, 2), *some("real", 0.2, 0, 1),
-              *some("synth", 3.0, 2, 2), *some("real", 3.0, 1, 1)]  # fmt: skip
+    claims = [
+        *some("synth", 0.2, 1, 2),
+        *some("real", 0.2, 0, 1),
+        *some("synth", 3.0, 2, 2),
+        *some("real", 3.0, 1, 1),
+    ]
     # small: 1/4 of 2/4 + 1/2; large: all
     assert by_size(claims) == [(0.3, 0.25, 3), (4.8, 1.0, 3)]
     # larger claims that are right less often are pooled with those before: 1/4 + 1/4 of all

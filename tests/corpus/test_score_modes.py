@@ -10,10 +10,10 @@ import pytest
 from builders import header
 from score_runs import pair, recordings
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Report
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.report.model import Report
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Clock, Columns, Event, Gap, Header, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
 from clusterprof_lab.answer import Answer, Said, dump, load
@@ -60,8 +60,10 @@ def test_a_report_in_common_words(report: Report) -> None:
 def test_a_family_that_is_named_is_no_leaf() -> None:
     answer = answer_of(analyze(STORED))
     assert set(answer.family_ratio or ()) == set(FAMILIES)
-    assert all(one.leaf is None or one.leaf not in FAMILIES or one.leaf == "startup"
-               for one in answer.causes or ())  # fmt: skip
+    assert all(
+        one.leaf is None or one.leaf not in FAMILIES or one.leaf == "startup"
+        for one in answer.causes or ()
+    )
 
 
 def test_the_residual_is_found_at_every_level(report: Report) -> None:
@@ -71,12 +73,18 @@ def test_the_residual_is_found_at_every_level(report: Report) -> None:
         (replace(report, lost_ns=report.lost_ns + 5), 5),
         (replace(report, unattributed_ns=report.unattributed_ns - 7), 7),
         (replace(report, outside_buckets=()), report.outside_ns),
-        (replace(report, ranks=(replace(first, window_ns=first.window_ns + 2), *report.ranks[1:])),
-         2),
+        (
+            replace(
+                report, ranks=(replace(first, window_ns=first.window_ns + 2), *report.ranks[1:])
+            ),
+            2,
+        ),
         (replace(report, nobody=(*report.nobody, ("cpu-gc", 9))), 9),
-        (replace(report, findings=(replace(report.findings[0], lost_ns=3),)),
-         report.findings[0].lost_ns - 3),
-    ):  # fmt: skip
+        (
+            replace(report, findings=(replace(report.findings[0], lost_ns=3),)),
+            report.findings[0].lost_ns - 3,
+        ),
+    ):
         assert residual_ns(wrong) == gap
 
 
@@ -106,7 +114,7 @@ def test_each_mode_holds_what_it_may(run: Path, tmp_path: Path) -> None:
     held: dict[str, tuple[list[int], list[str], list[str]]] = {}
     for mode in ("M0", "M1", "M2", "M3"):
         spans, sources, events = set(), set(), set()
-        for node in node_folders(in_mode(run / "recording", mode, tmp_path / mode, truth)):
+        for node in list_node_folders(in_mode(run / "recording", mode, tmp_path / mode, truth)):
             for one in NodeReader(node):
                 if isinstance(one, Spans):
                     spans |= set(one.columns["kind"].tolist())
@@ -167,7 +175,7 @@ def test_two_ranks_of_one_node_are_told_apart_with_their_workers(tmp_path: Path)
 def test_what_is_left_out_leaves_a_gap(run: Path, tmp_path: Path) -> None:
     less = Less("no threads", "", sources=frozenset({"threads"}))
     folder = rewrite(run / "recording", tmp_path / "less", less)
-    gaps = [one for one in NodeReader(node_folders(folder)[0]) if isinstance(one, Gap)]
+    gaps = [one for one in NodeReader(list_node_folders(folder)[0]) if isinstance(one, Gap)]
     assert [(one.collector, one.kind) for one in gaps] == [("threads", "absent")]
 
 
@@ -180,8 +188,10 @@ def test_one_rank_alone_knows_not_whom_it_waited_for(run: Path, tmp_path: Path) 
     assert asked == replace(wanted, culprit="rank")
     victim, asked = true_in_mode(replace(truth, seed=1), wanted, "M4")
     assert sorted((one.cause, one.culprit) for one in victim.lost if one.culprit is None) == [
-        ("net-transfer", None), ("sync-unknown-peer", None), ("sync-unknown-peer", None),
-    ]  # fmt: skip
+        ("net-transfer", None),
+        ("sync-unknown-peer", None),
+        ("sync-unknown-peer", None),
+    ]
     assert asked == Wanted("synchronization", ("sync-unknown-peer",), "everybody")
     alone = analyze(in_mode(run / "recording", "M4", tmp_path / "M4", replace(truth, seed=1)))
     assert [one.rank for one in alone.ranks] == [0]

@@ -43,8 +43,10 @@ def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out")
     told = folder / "answers"
     (told / "one").mkdir(parents=True)
-    dump(Answer("rival 3", (Said("cpu", None, 0.4),), culprits=(0,), leaves=False),
-         told / "one" / "answer.json")  # fmt: skip
+    dump(
+        Answer("rival 3", (Said("cpu", None, 0.4),), culprits=(0,), leaves=False),
+        told / "one" / "answer.json",
+    )
     arguments = [
         "--runs",
         str(runs),
@@ -72,9 +74,11 @@ def test_ours_and_an_answer_of_another_tool_in_one_table(out: Path) -> None:
     assert round(mine["bucket_error_active_mean"]["value"], 3) == 0
     assert (rival["family_top1"]["hits"], rival["family_top1"]["n"]) == (0, 1)
     assert (rival["culprit_top1"]["hits"], rival["inversions"]["hits"]) == (0, 1)
-    assert rival["leaf_top1"] == rival["bucket_error_mean"] == {
-        "value": None, "low": None, "high": None, "n": 0, "hits": None,
-    }  # fmt: skip
+    assert (
+        rival["leaf_top1"]
+        == rival["bucket_error_mean"]
+        == {"value": None, "low": None, "high": None, "n": 0, "hits": None}
+    )
     page = (out / "score.md").read_text(encoding="utf-8")
     line = next(one for one in page.splitlines() if one.startswith("| rival | 0 % (0–79; 1) |"))
     assert line.split(" | ")[2:4] == ["not claimed", "not claimed"]
@@ -172,8 +176,9 @@ def test_progress_says_what_is_wrong_of_dev_alone(runs: Path) -> None:
     progress.tell(replace(done, rows=(), not_run="no disk here"))
     lines = said.getvalue().splitlines()
     assert [line for line in lines if " runs" not in line] == [
-        "one: culprit", "one: not run: no disk here",
-    ]  # fmt: skip
+        "one: culprit",
+        "one: not run: no disk here",
+    ]
     assert lines[-1].startswith("4 of 4 runs, 1 not run; ") and lines[-1].endswith("0:00 min left")
 
 
@@ -182,15 +187,19 @@ def test_slices() -> None:
     corpus = [FAULT, null]
     ci = planned(corpus, "dev", "ci", ["synth", "real"])
     assert Counter((one.testbed, one.trial.scenario.id) for one in ci if one.trial) == {
-        ("synth", "storage-io-cap"): 2, ("synth", "null-clean"): 4,
-        ("real", "storage-io-cap"): 1, ("real", "null-clean"): 1,
-    }  # fmt: skip
+        ("synth", "storage-io-cap"): 2,
+        ("synth", "null-clean"): 4,
+        ("real", "storage-io-cap"): 1,
+        ("real", "null-clean"): 1,
+    }
     assert [one.ablate for one in ci].count(True) == 2  # the first of each group
     full = planned(corpus, "test", "full", ["synth", "real"])
     assert Counter((one.testbed, one.trial.scenario.id) for one in full if one.trial) == {
-        ("synth", "storage-io-cap"): 9 + len(LARGE), ("synth", "null-clean"): 64,
-        ("real", "storage-io-cap"): 3, ("real", "null-clean"): 3,
-    }  # fmt: skip
+        ("synth", "storage-io-cap"): 9 + len(LARGE),
+        ("synth", "null-clean"): 64,
+        ("real", "storage-io-cap"): 3,
+        ("real", "null-clean"): 3,
+    }
     assert {one.trial.split for one in full if one.trial} == {"test"}
     assert len({one.name for one in full}) == len(full)
 
@@ -200,8 +209,10 @@ def test_real_jobs_that_lie_there_are_not_made_again(runs: Path, tmp_path: Path)
     for name in ("storage-io-cap.medium.dev0", "storage-io-cap.medium.dev1"):
         (tmp_path / name).symlink_to(runs / "one")
     assert [one.folder for one in recorded(both, tmp_path)] == [
-        None, None, tmp_path / "storage-io-cap.medium.dev0",
-    ]  # fmt: skip
+        None,
+        None,
+        tmp_path / "storage-io-cap.medium.dev0",
+    ]
     assert recorded(both, tmp_path / "none") == both
     *_, missing = recorded(both, tmp_path / "none", others=False)
     done = do(missing, Settings(rules=False, scenarios=CORPUS))
@@ -259,9 +270,7 @@ def test_worse_means_beyond_both_intervals() -> None:
 
     assert worse(figures(20, 0), figures(20, 0)) == []
     assert worse(figures(20, 0), figures(17, 2)) == []  # within the intervals
-    assert worse(figures(20, 0), figures(5, 12)) == [
-        "family_top1 1 -> 0.25", "inversions 0 -> 0.6",
-    ]  # fmt: skip
+    assert worse(figures(20, 0), figures(5, 12)) == ["family_top1 1 -> 0.25", "inversions 0 -> 0.6"]
     assert worse(figures(5, 12), figures(20, 0)) == []  # better
     with pytest.raises(ValueError, match="no such fault"), sabotaged("typo"):
         pass
@@ -291,5 +300,6 @@ def test_the_examples_of_the_manual_are_read(tmp_path: Path) -> None:
     answer, truth = load(tmp_path / "answer.json"), read(tmp_path)
     assert answer.causes == (Said("storage", "storage-local", 0.31, 0.9, (5,)),)
     assert (truth.caused_ns(), truth.clocks["n1"]) == (
-        {1: 25_500_000_000, 0: 400_000_000}, (31_000_000, 0.00002),
-    )  # fmt: skip
+        {1: 25_500_000_000, 0: 400_000_000},
+        (31_000_000, 0.00002),
+    )

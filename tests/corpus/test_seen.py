@@ -20,10 +20,10 @@ from stories import (
     training,
 )
 
-from clusterprof.engine.local import analyze
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import Unavailable
 from clusterprof.probe import layout
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event, Header
 from clusterprof_lab.synth.record import Seen, record
 from clusterprof_lab.synth.record_sight import UPTIME_NS, clocks
@@ -31,14 +31,18 @@ from clusterprof_lab.synth.story import Mark, Node, Rank, Rate, Story, Thread
 
 
 def test_clocks_of_nodes_are_off_and_drift(tmp_path):
-    story = Story([training(rank=n, node=f"n{n}")[0] for n in range(3)],
-                  {f"n{n}": Node(f"n{n}") for n in range(3)}, 0, 3 * SECOND)  # fmt: skip
+    story = Story(
+        [training(rank=n, node=f"n{n}")[0] for n in range(3)],
+        {f"n{n}": Node(f"n{n}") for n in range(3)},
+        0,
+        3 * SECOND,
+    )
     drawn = clocks(np.random.default_rng(3), story.nodes)
     assert len(set(drawn.values())) == 3
     assert all(abs(ns) <= 50 * MS and abs(drift) <= 50e-6 for ns, drift in drawn.values())
     seen = {**drawn, "n2": (7 * MS, 50e-6)}
     record(story, tmp_path, np.random.default_rng(1), Seen(clocks=seen))
-    for folder in node_folders(tmp_path):
+    for folder in list_node_folders(tmp_path):
         records = list(NodeReader(folder))
         header = next(one for one in records if isinstance(one, Header))
         offset, drift = seen[header.node["display"]]
@@ -73,8 +77,9 @@ def test_a_job_of_two_nodes_is_one_whatever_their_clocks_say(tmp_path, off):
 def test_lost_samples_and_spans_are_counted(tmp_path):
     rank, end = training()
     whole = seen_as(alone(rank, end), tmp_path / "whole")
-    half = seen_as(alone(rank, end), tmp_path / "half",
-                   Seen(lost_samples_ratio=0.5, lost_spans_ratio=0.5))  # fmt: skip
+    half = seen_as(
+        alone(rank, end), tmp_path / "half", Seen(lost_samples_ratio=0.5, lost_spans_ratio=0.5)
+    )
     every, some = times(whole, "disk"), times(half, "disk")
     assert set(some.tolist()) < set(every.tolist())
     assert 0.35 < len(some) / len(every) < 0.65
@@ -99,8 +104,10 @@ def test_lost_samples_and_spans_are_counted(tmp_path):
 
 def test_what_could_not_be_read_says_why(tmp_path):
     why = Unavailable("absent", "the kernel does not count it for this cgroup", "")
-    seen = Seen(missing=("threads", "disk", "cgroup.throttled_ns_total", "spans"),
-                reasons={"cgroup.throttled_ns_total": why})  # fmt: skip
+    seen = Seen(
+        missing=("threads", "disk", "cgroup.throttled_ns_total", "spans"),
+        reasons={"cgroup.throttled_ns_total": why},
+    )
     rank, end = training()
     records = seen_as(alone(rank, end), tmp_path, seen)
     found = gaps(records)
@@ -127,7 +134,7 @@ def test_two_jobs_of_a_node_are_two_recordings_of_the_same_counters(tmp_path):
     ]
     record(jobs[0], tmp_path, np.random.default_rng(1), beside=[jobs[1]])
     record(jobs[1], tmp_path, np.random.default_rng(2), beside=[jobs[0]])
-    folders = node_folders(tmp_path)
+    folders = list_node_folders(tmp_path)
     assert len(folders) == 2
     for folder, pid in zip(sorted(folders, key=_job_of), (1000, 1010)):
         records = list(NodeReader(folder))
@@ -148,8 +155,11 @@ def test_a_rank_that_is_not_recorded_leaves_its_trace_in_the_node_only(tmp_path)
     story = Story(ranks, {"n0": Node("n0"), "n1": Node("n1")}, 0, 5 * SECOND)
     records = seen_as(story, tmp_path, Seen(missing_ranks=(1, 2)))
     assert set(rows(records, "processes")["pid"]) == {1000, 1001}
-    told = [one.attributes["rank"] for one in records
-            if isinstance(one, Event) and one.kind == "process-registered"]  # fmt: skip
+    told = [
+        one.attributes["rank"]
+        for one in records
+        if isinstance(one, Event) and one.kind == "process-registered"
+    ]
     assert told == [0]
     assert series(records, "cpu.blocked_count").max() == 2
 
@@ -174,31 +184,54 @@ def test_what_a_hang_and_an_exit_leave(tmp_path):
     gone.exit_ns, gone.exit_code, gone.device = 4 * SECOND, -9, "emulated-1"
     story = Story([rank, gone], {"n0": Node("n0")}, 0, 15 * SECOND)
     records = seen_as(story, tmp_path)
-    found = [(one.kind, (one.t_ns - UPTIME_NS) // MS, one.attributes)
-             for one in records if isinstance(one, Event)]  # fmt: skip
+    found = [
+        (one.kind, (one.t_ns - UPTIME_NS) // MS, one.attributes)
+        for one in records
+        if isinstance(one, Event)
+    ]
     kinds = [(kind, at) for kind, at, _ in found]
     assert kinds == [
-        ("process-registered", 0), ("group-announced", 0), ("process-registered", 0),
-        ("process-exited", 4000), ("operation-under-way", 13_000), ("recorder-stopped", 15_000),
-    ]  # fmt: skip
+        ("process-registered", 0),
+        ("group-announced", 0),
+        ("process-registered", 0),
+        ("process-exited", 4000),
+        ("operation-under-way", 13_000),
+        ("recorder-stopped", 15_000),
+    ]
     assert found[1][2] == {"pid": 1000, "group": 77, "ranks": [0, 1]}
     ticks = UPTIME_NS // 10_000_000
-    assert found[3][2] == {"pid": 1010, "started_ticks": ticks, "wait_status": 9,
-                           "exit_code": None, "signal": 9}  # fmt: skip
+    assert found[3][2] == {
+        "pid": 1010,
+        "started_ticks": ticks,
+        "wait_status": 9,
+        "exit_code": None,
+        "signal": 9,
+    }
     assert found[4][2] == {
-        "pid": 1000, "started_ticks": ticks, "start_ns": UPTIME_NS + 8 * SECOND, "group": 77,
-        "number": 12, "bytes": 4096, "operation": layout.ALL_REDUCE,
-    }  # fmt: skip
+        "pid": 1000,
+        "started_ticks": ticks,
+        "start_ns": UPTIME_NS + 8 * SECOND,
+        "group": 77,
+        "number": 12,
+        "bytes": 4096,
+        "operation": layout.ALL_REDUCE,
+    }
     assert found[5][2]["reason"] == "the duration is over"
     assert max(rows(records, "threads", pid=1010)["t_ns"]) < UPTIME_NS + 4 * SECOND
 
 
 def test_others_on_the_node_are_told_by_rates(tmp_path):
-    node = Node("n0", extra={
-        ("disk.read_bytes_total", "vdb"): [Rate(0, SECOND, 512_000), Rate(SECOND, 2 * SECOND, 0)],
-        ("memory.available_bytes", ""): [Rate(0, SECOND, 4096 * 10)],
-        ("rdma.receive_bytes_total", "mlx5_0/1"): [Rate(0, 2 * SECOND, 2000)],
-    })  # fmt: skip
+    node = Node(
+        "n0",
+        extra={
+            ("disk.read_bytes_total", "vdb"): [
+                Rate(0, SECOND, 512_000),
+                Rate(SECOND, 2 * SECOND, 0),
+            ],
+            ("memory.available_bytes", ""): [Rate(0, SECOND, 4096 * 10)],
+            ("rdma.receive_bytes_total", "mlx5_0/1"): [Rate(0, 2 * SECOND, 2000)],
+        },
+    )
     rank = Rank(0, "n0", Thread(7, 7, 1, "python"), [], "", [])
     records = seen_as(alone(rank, 2 * SECOND, node), tmp_path)
     read = series(records, "disk.read_bytes_total", "vdb")

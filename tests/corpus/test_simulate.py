@@ -21,11 +21,26 @@ from clusterprof_lab.synth.story import Story, Thread
 
 CORPUS = {scenario.id: scenario for scenario in load_corpus()}
 PLAIN = Plan(
-    layout="data-parallel", nodes=2, per_node=1, steps=4, compute_ns=90 * MS, chunks=1,
-    launch_ns=0, depth=100, collectives="host", transfer_ns=5 * MS,
-    link_bytes_per_second=1_000_000_000, copy_ns=0, workers=1, prefetch=2, read_ns=0,
-    decode_ns=0, read={"doing": "block-io", "resource": "vdb"}, jitter=0.0, startup_ns=MS,
-)  # fmt: skip
+    layout="data-parallel",
+    nodes=2,
+    per_node=1,
+    steps=4,
+    compute_ns=90 * MS,
+    chunks=1,
+    launch_ns=0,
+    depth=100,
+    collectives="host",
+    transfer_ns=5 * MS,
+    link_bytes_per_second=1_000_000_000,
+    copy_ns=0,
+    workers=1,
+    prefetch=2,
+    read_ns=0,
+    decode_ns=0,
+    read={"doing": "block-io", "resource": "vdb"},
+    jitter=0.0,
+    startup_ns=MS,
+)
 READ = ({"doing": "block-io", "resource": "vdb", "mib_per_second": 100},)
 
 
@@ -130,8 +145,10 @@ def test_a_wait_is_split_among_what_the_last_to_come_had_more_of() -> None:
     assert owed(late, waiting, 40, 3, False) == {("storage-local", 3): 30, (told.OTHER, 3): 10}
     assert owed(late, waiting, 40, 3, True) == {("storage-local", 3): 30, ("sync-bubble", None): 10}
     assert split(10, {("a", 0): 1, ("b", 0): 1, ("c", 0): 1}) == {
-        ("a", 0): 4, ("b", 0): 3, ("c", 0): 3,
-    }  # fmt: skip
+        ("a", 0): 4,
+        ("b", 0): 3,
+        ("c", 0): 3,
+    }
 
 
 WITNESSED = ("cpu-gc", "storage-nfs-latency", "h2d-item-sync", "phase-checkpoint")
@@ -173,22 +190,29 @@ def test_stories_hold_together(name: str) -> None:
         work = [edge for one in rank.work for edge in one[:2]]
         assert work == sorted(work)
         assert rank.node in story.nodes
-        assert all(rank.rank >= 0 and int(rank.variables["RANK"]) in team
-                   for team in rank.groups.values())  # fmt: skip
+        assert all(
+            rank.rank >= 0 and int(rank.variables["RANK"]) in team for team in rank.groups.values()
+        )
     assert sum(row.ns for row in truth.lost) < truth.in_step_ns
     assert all(row.ns > 0 for row in truth.lost)
     wanted = CORPUS[name].wanted
     assert {one.cause for one in truth.injected} == {
-        *wanted.leaves[:1], *(leaf for _, leaf in wanted.also),
-    }  # fmt: skip
+        *wanted.leaves[:1],
+        *(leaf for _, leaf in wanted.also),
+    }
     nodes = {place.rank: place.node for place in truth.places}
     for one in truth.injected:
         count = len(one.culprits)
-        assert count == {
-            "rank": 1, "nobody": 0, "everybody": len(nodes),
-            "several": count, "node": list(nodes.values()).count(nodes[one.culprits[0]])
-            if one.culprits else -1,
-        }[wanted.culprit]  # fmt: skip
+        assert (
+            count
+            == {
+                "rank": 1,
+                "nobody": 0,
+                "everybody": len(nodes),
+                "several": count,
+                "node": list(nodes.values()).count(nodes[one.culprits[0]]) if one.culprits else -1,
+            }[wanted.culprit]
+        )
 
 
 def _check_acts(thread: Thread) -> None:

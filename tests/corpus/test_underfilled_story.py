@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from stories import LOST_NS, alone, caused, training
 
-from clusterprof.engine.local import analyze
-from clusterprof.renderers.plain import Plain
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.output.renderers.plain import Plain
 from clusterprof_lab.scenario import Trial, load_corpus
 from clusterprof_lab.synth.make import make
 from clusterprof_lab.synth.record import record
@@ -45,4 +45,4 @@ def test_idle_time_between_small_kernels_is_a_cause_and_what_they_leave_empty_is
         assert one.busy_ns <= rank.productive_ns + one.lost_ns  # idle time is not among it
         assert one.levels.sm_active_ratio < 0.3 and one.levels.host_on_cpu_ratio > 0.8
     text = " ".join(Plain().render(report).split())
-    assert "What stood idle between launches is launch-bound, among the causes." in text
+    assert "Idle time between launches is reported as the cause launch-bound." in text

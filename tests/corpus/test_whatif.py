@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from reports import clean
 
-from clusterprof.worth import CauseWorth, Worth
+from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof_lab.scenario import Scenario, Wanted
 from clusterprof_lab.score.pairing import REMOVED, NoPairError, Pair, pairs_of
 from clusterprof_lab.score.whatif import FORMAT, IN_TURNS, Held, document, predicted
@@ -19,18 +19,26 @@ from clusterprof_lab.truth import Injected, Lost, Place, Truth
 S = 10**9
 DISK = Pair(("storage-local", "storage-contention"), "storage", 75.0, REMOVED)
 TRUTH = Truth(
-    "disk", "real", "dev", "medium", 0, {}, (Place(0, "n", 100 * S, 10),),
-    (Lost("storage-local", 0, 0, 30 * S),), (Injected("storage-local", (0,)),),
-    step_ns=100.0, clean_step_ns=75.0,
-)  # fmt: skip
+    "disk",
+    "real",
+    "dev",
+    "medium",
+    0,
+    {},
+    (Place(0, "n", 100 * S, 10),),
+    (Lost("storage-local", 0, 0, 30 * S),),
+    (Injected("storage-local", (0,)),),
+    step_ns=100.0,
+    clean_step_ns=75.0,
+)
 
 
-def worth(*causes: tuple[str, int | None], every: int | None = None) -> Worth:
-    rows = tuple(CauseWorth(id_, None, ns, ns, ns) for id_, ns in causes)
-    return Worth(None, "USD", None, 100 * S, rows, saved_ns=every)
+def worth(*causes: tuple[str, int | None], every: int | None = None) -> Impact:
+    rows = tuple(CauseImpact(id_, None, ns, ns, ns) for id_, ns in causes)
+    return Impact(None, "USD", None, 100 * S, rows, saved_ns=every)
 
 
-def said(found: Worth, pair: Pair = DISK) -> tuple[tuple[str, ...], float]:
+def said(found: Impact, pair: Pair = DISK) -> tuple[tuple[str, ...], float]:
     named, points, _, _ = predicted(replace(clean(), worth=found), pair)
     return named, points
 

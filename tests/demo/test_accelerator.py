@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.gpu_emulated import GpuEmulatedCollector
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.gpu.emulated import GpuEmulatedCollector
+from clusterprof.agent.linux.files import Roots
 from clusterprof.demo.accelerator import CLOCK_HERTZ, EmulatedAccelerator
 from clusterprof.errors import ClusterprofError, DevicesChanged, Unavailable
-from clusterprof.linux.roots import Roots
 
 MS = 1_000_000
 
@@ -160,7 +160,7 @@ def test_the_collector_reads_exactly_what_was_submitted(tmp_path: Path) -> None:
     assert [(signal.name, device) for signal, device in columns] == [
         (name, device) for device in ("emulated-2", "emulated-10") for name in names
     ]
-    unknown = [Unavailable("absent", "known from the second sample on", "")] * 3
+    unknown = [Unavailable("absent", "available from the second sample on", "")] * 3
     first = [5 * MS, CLOCK_HERTZ // 2, 0x40, 1 << 30, CLOCK_HERTZ, *unknown]
     assert list(opened.sample()) == [*first, 0, CLOCK_HERTZ, 0, 0, CLOCK_HERTZ, *unknown]
     inventory = opened.inventory()

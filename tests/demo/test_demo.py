@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.demo.beside import beside_truth
-from clusterprof.demo.run import DemoResult, run
+from clusterprof.demo.run import DemoResult, format_truth_comparison, run_scenario
 from clusterprof.errors import UsageError
-from clusterprof.findings import RankLedger
+from clusterprof.report.model import RankLedger
 
 pytestmark = pytest.mark.quiet
 THREE_POINTS = 0.03  # of step time; the machine's neighbours are not ours to choose
@@ -32,7 +31,7 @@ def assert_ledger_is_conserved(result: DemoResult) -> None:
 
 @pytest.mark.parametrize("name", ["storage", pytest.param("cpu", marks=pytest.mark.long)])
 def test_the_fault_is_named_on_the_rank_that_has_it(tmp_path: Path, name: str) -> None:
-    result = run(name, tmp_path)
+    result = run_scenario(name, tmp_path)
     assert_ledger_is_conserved(result)
     first = result.report.findings[0]
     # A busy neighbour on this machine can make contention the largest true cause.
@@ -47,11 +46,11 @@ def test_the_fault_is_named_on_the_rank_that_has_it(tmp_path: Path, name: str) -
         true = truth.causes.get(result.scenario.cause, 0) / truth.in_step_ns
         assert abs(said - true) <= THREE_POINTS
         assert abs(ledger.lost_ns / ledger.in_step_ns - truth.idle_ns / truth.in_step_ns) <= 0.03
-    assert f"{result.scenario.cause}" in beside_truth(result)
+    assert f"{result.scenario.cause}" in format_truth_comparison(result)
 
 
 def test_a_clean_run_blames_neither_storage_nor_cpu(tmp_path: Path) -> None:
-    result = run("clean", tmp_path)
+    result = run_scenario("clean", tmp_path)
     assert_ledger_is_conserved(result)
     families = {finding.cause.family for finding in result.report.findings}
     assert families.isdisjoint({"storage", "cpu"})
@@ -61,7 +60,7 @@ def test_a_clean_run_blames_neither_storage_nor_cpu(tmp_path: Path) -> None:
     "steps", [pytest.param(0, marks=pytest.mark.long), pytest.param(40, id="short")]
 )
 def test_a_slow_network_is_named_and_no_rank_is_blamed(tmp_path: Path, steps: int) -> None:
-    result = run("network", tmp_path, steps=steps)
+    result = run_scenario("network", tmp_path, steps=steps)
     assert_ledger_is_conserved(result)
     first = result.report.findings[0]
     assert (first.cause.id, first.cause.family) == ("net-transfer", "network")
@@ -76,7 +75,7 @@ def test_a_slow_network_is_named_and_no_rank_is_blamed(tmp_path: Path, steps: in
 
 @pytest.mark.long
 def test_a_straggler_is_named_behind_those_who_wait_for_it(tmp_path: Path) -> None:
-    result = run("straggler", tmp_path)
+    result = run_scenario("straggler", tmp_path)
     assert_ledger_is_conserved(result)
     first = result.report.findings[0]
     assert first.cause.id == "sync-slow-compute"
@@ -94,18 +93,17 @@ def test_a_straggler_is_named_behind_those_who_wait_for_it(tmp_path: Path) -> No
 
 def test_a_folder_with_a_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recording").mkdir()
-    with pytest.raises(UsageError, match="is there already"):
-        run("clean", tmp_path)
+    with pytest.raises(UsageError, match="already exists"):
+        run_scenario("clean", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "family"),
-    [pytest.param("storage", "storage", marks=pytest.mark.long), ("cpu", "cpu")],
+    ("name", "family"), [pytest.param("storage", "storage", marks=pytest.mark.long), ("cpu", "cpu")]
 )
 def test_without_the_probe_the_family_is_named_and_never_a_leaf(
     tmp_path: Path, name: str, family: str
 ) -> None:
-    result = run(name, tmp_path, inject="off")
+    result = run_scenario(name, tmp_path, inject="off")
     assert_ledger_is_conserved(result)
     named = {f.cause.id for f in result.report.findings if not f.outside_steps}
     assert family in named
@@ -118,6 +116,6 @@ def test_without_the_probe_the_family_is_named_and_never_a_leaf(
 
 def test_an_unknown_scenario_is_a_usage_error_that_names_the_known_ones() -> None:
     with pytest.raises(
-        UsageError, match="there are storage, cpu, mixed, checkpoint, network, straggler, clean"
+        UsageError, match="known are storage, cpu, mixed, checkpoint, network, straggler, clean"
     ):
-        run("stroage")
+        run_scenario("stroage")

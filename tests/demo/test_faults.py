@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.demo.faults import ColdFile, burn_cpu, require_real_disk, write_dataset
+from clusterprof.demo.scenarios import ColdFile, require_real_disk, run_busy_loop, write_dataset
 from clusterprof.errors import ClusterprofError
 
 MOUNTS = """\
@@ -21,9 +21,7 @@ tmpfs /tmp tmpfs rw 0 0
 
 
 def test_a_folder_in_memory_is_refused_with_the_way_out() -> None:
-    with pytest.raises(
-        ClusterprofError, match=r"/tmp/x lies in memory \(tmpfs on /tmp\)"
-    ) as caught:
+    with pytest.raises(ClusterprofError, match=r"/tmp/x is in memory \(tmpfs on /tmp\)") as caught:
         require_real_disk(Path("/tmp/x"), MOUNTS)
     assert "TMPDIR" in caught.value.remedy
 
@@ -55,7 +53,7 @@ def test_cold_reads_come_from_the_device(tmp_path: Path) -> None:
 
 def test_burning_uses_cpu_time_of_this_thread() -> None:
     before_ns = time.thread_time_ns()
-    wall_ns = burn_cpu(20_000_000)
+    wall_ns = run_busy_loop(20_000_000)
     assert time.thread_time_ns() - before_ns >= 20_000_000
     assert wall_ns >= 20_000_000
     assert os.getpid()  # still here: nothing was forked to do it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clusterprof.timeline.model import Feeding
+from clusterprof.analysis.timeline.model import DataWaitBreakdown
 
 KINDS = (
     "user_cpu",
@@ -20,11 +20,13 @@ KINDS = (
 )
 
 
-def feeding(*rows: dict[str, float], identified: bool = True, worker: int = 201) -> Feeding:
+def feeding(
+    *rows: dict[str, float], identified: bool = True, worker: int = 201
+) -> DataWaitBreakdown:
     """One row per piece, such as {"block_io": 0.6, "user_cpu": 0.3}; the rest is unknown."""
     columns = {kind: np.array([row.get(kind, 0.0) for row in rows]) for kind in KINDS}
     unknown = 1.0 - sum(columns.values(), np.zeros(len(rows)))
-    return Feeding(
+    return DataWaitBreakdown(
         **columns,
         unknown=unknown,
         identified=np.full(len(rows), identified),

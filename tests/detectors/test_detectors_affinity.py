@@ -9,12 +9,17 @@ import pytest
 from builders import activity, chunk, header, lost, process, rank, spans, thread
 from feedings import feeding
 
-from clusterprof.detectors.cpu_contention import CpuContention
-from clusterprof.detectors.cpu_preprocess import CpuPreprocess
+from clusterprof.analysis.detectors.cpu.contention import CpuContention
+from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
+from clusterprof.analysis.timeline.host_resources import (
+    CpuTopology,
+    find_tightest_cpu_set,
+    is_loader_process,
+    parse_cpu_topology,
+)
+from clusterprof.analysis.timeline.load.processes import ProcessBuffer
+from clusterprof.analysis.timeline.model import PHASE_DATA_WAIT, Placement, Process, Rank
 from clusterprof.probe.layout import DATA_WAIT, FETCH, WORKER_START
-from clusterprof.timeline.crowding import Cpus, cpus_of, crowd_of, is_loader
-from clusterprof.timeline.model import PHASE_DATA_WAIT, Placement, Process, Rank
-from clusterprof.timeline.processes import ProcessBuffer
 from clusterprof.trace.schema import Rows
 
 NODE = header(
@@ -54,33 +59,33 @@ def job(*cpus: int, workers: int = 4) -> Rank:
 
 
 def test_what_was_needed_is_what_ran_and_what_waited() -> None:
-    crowd = crowd_of(job(3), 0, 4 * S)
-    assert crowd is not None and crowd.bound
+    crowd = find_tightest_cpu_set(job(3), 0, 4 * S)
+    assert crowd is not None and crowd.is_limiting
     assert crowd.needed == pytest.approx((4 * 4 + 0.5) / 4)  # four of four seconds each, and 0.5 s
     assert (crowd.allowed, crowd.online, crowd.cores, crowd.workers) == ({3}, 8, 1, 4)
     # of the first second only: four run, and the main thread does for half of it
-    assert crowd_of(job(3), 0, S).needed == pytest.approx(4.5)  # type: ignore[union-attr]
+    assert find_tightest_cpu_set(job(3), 0, S).needed == pytest.approx(4.5)  # type: ignore[union-attr]
 
 
 def test_hyper_threads_are_two_cpus_and_one_core() -> None:
-    crowd = crowd_of(job(1, 5), 0, 4 * S)
-    assert crowd is not None and crowd.bound
+    crowd = find_tightest_cpu_set(job(1, 5), 0, 4 * S)
+    assert crowd is not None and crowd.is_limiting
     assert (len(crowd.allowed), crowd.cores) == (2, 1)
 
 
 def test_nobody_is_bound_who_may_run_anywhere_or_needs_no_more() -> None:
-    assert crowd_of(job(*range(8)), 0, 4 * S) is None
+    assert find_tightest_cpu_set(job(*range(8)), 0, 4 * S) is None
     # 4.125 needed of 4: less than a twentieth more, as every scheduler costs
-    enough = crowd_of(job(0, 1, 2, 3), 0, 4 * S)
-    assert enough is not None and enough.needed > 4 and not enough.bound
+    enough = find_tightest_cpu_set(job(0, 1, 2, 3), 0, 4 * S)
+    assert enough is not None and enough.needed > 4 and not enough.is_limiting
 
 
 def test_workers_are_bound_though_the_main_process_is_not() -> None:
     one = job(3)
     free = replace(one, main=placed(one.main, *range(8)))
     whole = chunk(4, [free.main, *free.workers], node=NODE)
-    crowd = crowd_of(replace(free, chunk=whole), 0, 4 * S)
-    assert crowd is not None and crowd.bound
+    crowd = find_tightest_cpu_set(replace(free, chunk=whole), 0, 4 * S)
+    assert crowd is not None and crowd.is_limiting
     assert (crowd.allowed, crowd.needed, crowd.workers) == ({3}, 4.0, 4)  # without the main one
 
 
@@ -90,12 +95,14 @@ def test_of_several_sets_the_tightest_is_told() -> None:
     spread = [placed(worker, cpu) for worker, cpu in zip(one.workers, (0, 1, 2, 2), strict=True)]
     main = placed(one.main, 0, 1, 2)
     whole = chunk(4, [main, *spread], node=NODE)
-    crowd = crowd_of(replace(one, main=main, workers=tuple(spread), chunk=whole), 0, 4 * S)
+    crowd = find_tightest_cpu_set(
+        replace(one, main=main, workers=tuple(spread), chunk=whole), 0, 4 * S
+    )
     assert crowd is not None and (crowd.allowed, crowd.needed, crowd.workers) == ({2}, 2.0, 2)
 
 
 def test_cpus_that_are_offline_are_not_left_to_anybody() -> None:
-    crowd = crowd_of(job(3, 8, 9, 127), 0, 4 * S)
+    crowd = find_tightest_cpu_set(job(3, 8, 9, 127), 0, 4 * S)
     assert crowd is not None and crowd.allowed == {3}
 
 
@@ -103,11 +110,15 @@ def test_who_was_not_looked_at_is_unknown() -> None:
     one = job(3)
     unseen = [replace(worker, placement=None) for worker in one.workers[1:]]
     whole = chunk(4, [one.main, one.workers[0], *unseen], node=NODE)
-    crowd = crowd_of(replace(one, workers=(one.workers[0], *unseen), chunk=whole), 0, 4 * S)
+    crowd = find_tightest_cpu_set(
+        replace(one, workers=(one.workers[0], *unseen), chunk=whole), 0, 4 * S
+    )
     assert crowd is not None and crowd.needed == pytest.approx((4 + 0.5) / 4)
     nobody = rank(4, replace(one.main, placement=None), unseen, node=NODE)
-    assert crowd_of(nobody, 0, 4 * S) is None
-    assert crowd_of(rank(4, one.main, one.workers), 0, 4 * S) is None  # a header without CPUs
+    assert find_tightest_cpu_set(nobody, 0, 4 * S) is None
+    assert (
+        find_tightest_cpu_set(rank(4, one.main, one.workers), 0, 4 * S) is None
+    )  # a header without CPUs
 
 
 def test_others_on_the_same_cpus_count_and_those_who_may_run_elsewhere_do_not() -> None:
@@ -119,7 +130,7 @@ def test_others_on_the_same_cpus_count_and_those_who_may_run_elsewhere_do_not() 
         placed(process(9, thread=busy), 2, 3),
     ]
     whole = chunk(4, [one.main, *one.workers, *beside], node=NODE)
-    crowd = crowd_of(replace(one, chunk=whole), 0, 4 * S)
+    crowd = find_tightest_cpu_set(replace(one, chunk=whole), 0, 4 * S)
     assert crowd is not None and crowd.needed == pytest.approx((4 + 0.5 + 4) / 4)
 
 
@@ -128,8 +139,8 @@ def test_times_that_the_kernel_does_not_keep_are_unknown() -> None:
     main = placed(
         process(100, thread=thread(activity("U1"), 4, denied=("on_cpu_ns", "run_delay_ns"))), 3
     )
-    crowd = crowd_of(rank(4, main, node=NODE), 0, 4 * S)
-    assert crowd is not None and np.isnan(crowd.needed) and not crowd.bound
+    crowd = find_tightest_cpu_set(rank(4, main, node=NODE), 0, 4 * S)
+    assert crowd is not None and np.isnan(crowd.needed) and not crowd.is_limiting
     assert one.workers == ()
 
 
@@ -161,21 +172,21 @@ def test_workers_that_compute_are_told_which_cpus_there_are() -> None:
         assert claims is not None
         return [(one.name, one.value, one.note) for one in claims.evidence][2:]
 
-    note = "of 8 CPUs (2 cores) are left to them by affinity or cpuset"
+    note = "of 8 CPUs (2 cores) are allowed by affinity or cpuset"
     assert said(0, 1, 4, 5) == [("job.cpus_allowed_count", 4.0, note)]
     assert said(*range(8)) == []
 
 
 @pytest.mark.parametrize("cpus", [2, None, {"online": "what"}, {"online": 3}, {}])
 def test_headers_without_cpus_or_with_garbage_say_nothing(cpus: object) -> None:
-    assert cpus_of(header(cpus=cpus)) == Cpus(frozenset(), (), ())
+    assert parse_cpu_topology(header(cpus=cpus)) == CpuTopology(frozenset(), (), ())
 
 
 def test_who_loads_and_does_not_train() -> None:
     fetch, wait = {FETCH: spans((0, 1))}, {DATA_WAIT: spans((0, 1))}
-    assert is_loader(process(1, spans=fetch))
-    assert not is_loader(process(1, spans={**fetch, **wait}))  # without workers
-    assert not is_loader(process(1))
+    assert is_loader_process(process(1, spans=fetch))
+    assert not is_loader_process(process(1, spans={**fetch, **wait}))  # without workers
+    assert not is_loader_process(process(1))
 
 
 def rows(t_ns: int, *of: tuple[int, int, int, int], cpus: tuple[str, ...]) -> Rows:
@@ -195,8 +206,8 @@ def test_placements_are_read_and_stay_known_while_nobody_looks() -> None:
     first, _ = buffer.take(0, S, last=False)
     ten, eleven = first[10].placement, first[11].placement
     assert ten is not None and eleven is not None
-    assert (ten.cpus, ten.nodes, ten.ran_on.tolist()) == ({*range(8)}, {0}, [3, 4])
+    assert (ten.cpus, ten.nodes, ten.observed_cpus.tolist()) == ({*range(8)}, {0}, [3, 4])
     assert (eleven.cpus, eleven.nodes) == (frozenset(), frozenset())  # unknown
     later, _ = buffer.take(S, 6 * S, last=True)
     again = later[10].placement
-    assert again is not None and again.cpus == {*range(8)} and again.ran_on.size == 0
+    assert again is not None and again.cpus == {*range(8)} and again.observed_cpus.size == 0

@@ -7,16 +7,19 @@ import pytest
 from builders import activity, lost, process, rank, spans, thread
 from feedings import feeding
 
-from clusterprof.detectors.base import Claims
-from clusterprof.detectors.launch_alloc import LaunchAlloc
+from clusterprof.analysis.detectors.base import Claims
+from clusterprof.analysis.detectors.device.launch_alloc import LaunchAlloc
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 from clusterprof.probe import layout
-from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 
 # [0, 1): asleep. [1, 2): 0.5 s in the kernel, 0.2 asleep. [2, 3) user code all along.
 PIECES = (
-    (0, 1, 1.0, PHASE_COMPUTE), (1, 2, 1.0, PHASE_COMPUTE), (2, 3, 1.0, PHASE_COMPUTE),
-    (3, 4, 1.0, PHASE_DATA_WAIT), (6, 7, 1.0, PHASE_COMPUTE),
-)  # fmt: skip
+    (0, 1, 1.0, PHASE_COMPUTE),
+    (1, 2, 1.0, PHASE_COMPUTE),
+    (2, 3, 1.0, PHASE_COMPUTE),
+    (3, 4, 1.0, PHASE_DATA_WAIT),
+    (6, 7, 1.0, PHASE_COMPUTE),
+)
 DOING = "S1 U0.3 K0.5 S0.2 U1 S4"
 
 
@@ -37,8 +40,10 @@ def test_time_outside_user_code_while_allocations_are_tried_again() -> None:
     got = claim((0, 1, 3, 5, 2))
     np.testing.assert_allclose(got.share, [1.0, 0.7, 0, 0, 0])
     assert {item.name: item.value for item in got.evidence} == {
-        "allocator.retries_total": 3, "allocator.mallocs_total": 5, "allocator.frees_total": 2,
-    }  # fmt: skip
+        "allocator.retries_total": 3,
+        "allocator.mallocs_total": 5,
+        "allocator.frees_total": 2,
+    }
 
 
 @pytest.mark.parametrize(

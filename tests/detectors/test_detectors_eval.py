@@ -7,16 +7,15 @@ import pytest
 from builders import activity, io, lost, ns, process, rank, spans, thread
 from feedings import feeding
 
-from clusterprof.detectors.asleep import within
-from clusterprof.detectors.base import Claims
-from clusterprof.detectors.eval_host import EvalHost
-from clusterprof.probe import layout
-from clusterprof.timeline.model import (
+from clusterprof.analysis.detectors.base import Claims, limit_to_lost_time
+from clusterprof.analysis.detectors.phases.eval_host import EvalHost
+from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
     PHASE_EVAL,
     ProcessIo,
 )
+from clusterprof.probe import layout
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -48,9 +47,11 @@ def test_a_main_thread_in_a_journal_is_logging() -> None:
     # [0, 1): blocked for 0.5 s, 0.3 s of the device lost: all of it. [1, 2): 0.2 of 0.4.
     # [2, 3): on the CPU. The same sleep in a wait for data is that wait's.
     pieces = (
-        (0, 1, 0.3, PHASE_COMPUTE), (1, 2, 0.4, PHASE_COMPUTE), (2, 3, 0.4, PHASE_COMPUTE),
+        (0, 1, 0.3, PHASE_COMPUTE),
+        (1, 2, 0.4, PHASE_COMPUTE),
+        (2, 3, 0.4, PHASE_COMPUTE),
         (3, 4, 1.0, PHASE_DATA_WAIT),
-    )  # fmt: skip
+    )
     wrote = io([0, 1, 2, 3, 4], write_chars=[0, 4 * KIB, 8 * KIB, 8 * KIB, 8 * KIB])
     got = claim("U0.5 F0.5 U0.8 F0.2 U1 F1", *pieces, wrote=wrote)
     np.testing.assert_allclose(got.share, [1.0, 0.5, 0.0, 0.0])
@@ -72,10 +73,7 @@ def test_without_bytes_written_the_sleep_alone_is_weak(wrote) -> None:
     assert got.grade == "C"
 
 
-@pytest.mark.parametrize(
-    ("written", "share"),
-    [(63 * MIB, 0.5), (64 * MIB, 0.0), (None, 0.0)],
-)
+@pytest.mark.parametrize(("written", "share"), [(63 * MIB, 0.5), (64 * MIB, 0.0), (None, 0.0)])
 def test_much_written_at_once_is_a_save_that_nobody_marked(written, share) -> None:
     wrote = None if written is None else io([0, 1, 2, 3], write_chars=[0, 0, written, written])
     got = claim("U1 F1 U1", (0, 3, 2.0, PHASE_COMPUTE), wrote=wrote)
@@ -111,10 +109,10 @@ def test_what_a_piece_has_too_much_of_goes_to_others_of_the_same_second() -> Non
     amounts = np.array([0.06, 0.02, 0.0, 0.01]) * 1e9
     # 0.03 s too many in the first, room for 0.01 and 0.04: three fifths of both
     found = np.array([0.03, 0.026, 0.024, 0.01]) * 1e9
-    np.testing.assert_allclose(within(amounts, rows, every), found)
+    np.testing.assert_allclose(limit_to_lost_time(amounts, rows, every), found)
     chosen = np.array([True, True, False, True])
     found = np.array([0.03, 0.03, 0.0, 0.01]) * 1e9  # room for 0.01 only: the rest has no place
-    np.testing.assert_allclose(within(amounts, rows, chosen), found)
+    np.testing.assert_allclose(limit_to_lost_time(amounts, rows, chosen), found)
     amounts = np.array([0.02, 0.01, 0.01, 0.3]) * 1e9  # enough room, and far too little
     found = np.array([0.02, 0.01, 0.01, 0.1]) * 1e9
-    np.testing.assert_allclose(within(amounts, rows, every), found)
+    np.testing.assert_allclose(limit_to_lost_time(amounts, rows, every), found)

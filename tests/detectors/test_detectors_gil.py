@@ -9,10 +9,10 @@ import pytest
 from builders import activity, lost, process, rank, spans, thread
 from feedings import feeding
 
-from clusterprof.detectors.base import Claims
-from clusterprof.detectors.cpu_gil import CpuGil
+from clusterprof.analysis.detectors.base import Claims
+from clusterprof.analysis.detectors.cpu.gil import CpuGil
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, Process
 from clusterprof.probe import layout
-from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, Process
 
 PIECES = ((0, 1, 0.5, PHASE_COMPUTE), (1, 2, 0.8, PHASE_COMPUTE), (2, 3, 1.0, PHASE_DATA_WAIT))
 

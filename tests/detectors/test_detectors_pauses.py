@@ -9,10 +9,10 @@ import pytest
 from builders import activity, busy_counter, lost, process, rank, spans, thread
 from feedings import feeding
 
-from clusterprof.detectors.base import Claims
-from clusterprof.detectors.eval_host import EvalHost
+from clusterprof.analysis.detectors.base import Claims
+from clusterprof.analysis.detectors.phases.eval_host import EvalHost
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE
 from clusterprof.probe import layout
-from clusterprof.timeline.model import PHASE_COMPUTE
 
 STEPS = 12
 """Of 0.3 s each, three samples of the device in each."""
@@ -48,8 +48,7 @@ def test_a_pause_lies_between_two_samples_or_fills_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "grade"),
-    [((3, 15, 27), "B"), ((3, 17, 27), "B"), ((3, 9, 27), "C"), ((3, 15), "C")],
+    ("first", "grade"), [((3, 15, 27), "B"), ((3, 17, 27), "B"), ((3, 9, 27), "C"), ((3, 15), "C")]
 )
 def test_pauses_every_so_many_steps_are_surer(first, grade) -> None:
     # in steps 2, 6, 10; one of them at the end of its step; 2, 4, 10; two alone tell nothing

@@ -7,15 +7,14 @@ import pytest
 from builders import activity, gauge, lost, ns, process, rank, spans, thread
 from feedings import feeding
 
-from clusterprof.detectors.checkpoint import Checkpoint
-from clusterprof.detectors.cpu_gc import CpuGc
-from clusterprof.detectors.device_throttled import DeviceThrottled
-from clusterprof.detectors.h2d_copy import H2dCopy
-from clusterprof.detectors.launch_bound import LaunchBound
-from clusterprof.detectors.launch_recompile import LaunchRecompile
-from clusterprof.detectors.startup import Startup
-from clusterprof.probe import layout
-from clusterprof.timeline.model import (
+from clusterprof.analysis.detectors.cpu.gc import CpuGc
+from clusterprof.analysis.detectors.device.device_throttled import DeviceThrottled
+from clusterprof.analysis.detectors.device.h2d_copy import H2dCopy
+from clusterprof.analysis.detectors.device.launch_bound import LaunchBound
+from clusterprof.analysis.detectors.device.launch_recompile import LaunchRecompile
+from clusterprof.analysis.detectors.phases.checkpoint import Checkpoint
+from clusterprof.analysis.detectors.phases.startup import Startup
+from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
@@ -25,6 +24,7 @@ from clusterprof.timeline.model import (
     PHASE_STARTUP,
     PHASE_THROTTLED,
 )
+from clusterprof.probe import layout
 
 ALL = (PHASE_CHECKPOINT, PHASE_GC, PHASE_H2D, PHASE_THROTTLED, PHASE_DATA_WAIT, PHASE_NONE)
 PIECES = lost(*((i, i + 1, 0.5, phase) for i, phase in enumerate(ALL)), step=3)
@@ -84,9 +84,12 @@ def test_h2d_copy_goes_on_behind_its_mark_when_it_did_not_block() -> None:
     table = spans((1, 2, 25e9, 1), (4, 5, 25e9, 0), (6, 6, 5e9, 1), (7, 7, 25e9, 1))
     main = process(100, spans={layout.H2D: table})
     pieces = (
-        (2, 2.5, 0.5, PHASE_COMPUTE), (2.5, 3.5, 1.0, PHASE_COMPUTE), (5, 6, 1.0, PHASE_COMPUTE),
-        (6, 6.5, 0.1, PHASE_COMPUTE), (7, 8, 1.0, PHASE_DATA_WAIT),
-    )  # fmt: skip
+        (2, 2.5, 0.5, PHASE_COMPUTE),
+        (2.5, 3.5, 1.0, PHASE_COMPUTE),
+        (5, 6, 1.0, PHASE_COMPUTE),
+        (6, 6.5, 0.1, PHASE_COMPUTE),
+        (7, 8, 1.0, PHASE_DATA_WAIT),
+    )
     blocked = feeding(*({} for _ in pieces))
     one = rank(8, main)
     got = H2dCopy().claim(one, lost(*pieces, step=3), blocked, H2dCopy.Limits())
@@ -138,8 +141,9 @@ def test_launch_recompile_says_how_often_the_same_code_was_compiled() -> None:
     got = LaunchRecompile().claim(one, pieces, feeding({}, {}), LaunchRecompile.Limits())
     np.testing.assert_array_equal(got.share, [1.0, 0.0])
     assert {item.name: item.value for item in got.evidence} == {
-        "compile.mean_ns": ns(1.0), "compile.again_ratio": 2 / 3,  # of one it is not known
-    }  # fmt: skip
+        "compile.mean_ns": ns(1.0),
+        "compile.again_ratio": 2 / 3,  # of one it is not known
+    }
     untold = rank(9, process(100, spans={layout.COMPILE: spans((5, 6.5, -1))}))
     got = LaunchRecompile().claim(untold, pieces, feeding({}, {}), LaunchRecompile.Limits())
     assert [item.name for item in got.evidence] == ["compile.mean_ns"]

@@ -6,9 +6,9 @@ import numpy as np
 from builders import SECOND, activity, counter, lost, process, rank, thread
 from feedings import feeding
 
-from clusterprof.detectors.cpu_contention import CpuContention
-from clusterprof.detectors.cpu_throttled import CpuThrottled
-from clusterprof.timeline.model import PHASE_CHECKPOINT, PHASE_COMPUTE, PHASE_DATA_WAIT
+from clusterprof.analysis.detectors.cpu.contention import CpuContention
+from clusterprof.analysis.detectors.cpu.throttled import CpuThrottled
+from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, PHASE_COMPUTE, PHASE_DATA_WAIT
 
 PIECES = lost((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 1.0, PHASE_DATA_WAIT), step=3)
 ROWS = ({"runnable": 0.5}, {"runnable": 0.5})

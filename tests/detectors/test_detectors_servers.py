@@ -7,19 +7,23 @@ import pytest
 from builders import counter, gauge, header, io, lost, process, rank, spans
 from feedings import feeding
 
-from clusterprof.detectors.storage_client_queue import StorageClientQueue
-from clusterprof.detectors.storage_cold_cache import StorageColdCache
-from clusterprof.detectors.storage_contention import StorageContention
-from clusterprof.detectors.storage_local import StorageLocal
-from clusterprof.detectors.storage_metadata import StorageMetadata
-from clusterprof.detectors.storage_remote import StorageRemote
+from clusterprof.analysis.detectors.storage.client_queue import StorageClientQueue
+from clusterprof.analysis.detectors.storage.cold_cache import StorageColdCache
+from clusterprof.analysis.detectors.storage.contention import StorageContention
+from clusterprof.analysis.detectors.storage.local import StorageLocal
+from clusterprof.analysis.detectors.storage.metadata import StorageMetadata
+from clusterprof.analysis.detectors.storage.remote import StorageRemote
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 from clusterprof.probe.layout import FETCH
-from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 
 DETECTORS = (
-    StorageLocal(), StorageContention(), StorageRemote(), StorageClientQueue(), StorageMetadata(),
+    StorageLocal(),
+    StorageContention(),
+    StorageRemote(),
+    StorageClientQueue(),
+    StorageMetadata(),
     StorageColdCache(),
-)  # fmt: skip
+)
 PIECES = ((4, 5, 1.0, PHASE_DATA_WAIT), (7, 8, 1.0, PHASE_COMPUTE))
 MS = 1e6
 MIB = 1 << 20
@@ -129,8 +133,10 @@ def test_requests_to_a_windows_server_wait_for_credits() -> None:
     }
     found = claims(series, {"remote_io": 1.0})
     assert shares(found) == {
-        "storage-remote": 0.3, "storage-client-queue": 0.4, "storage-metadata": 0.3,
-    }  # fmt: skip
+        "storage-remote": 0.3,
+        "storage-client-queue": 0.4,
+        "storage-metadata": 0.3,
+    }
     assert evidence(found["storage-client-queue"]) == {"cifs.queued_ratio": pytest.approx(0.4)}
     assert evidence(found["storage-metadata"])["cifs.metadata_operations_total"] == 100
     assert found["storage-client-queue"].resource == "filer"
@@ -172,8 +178,9 @@ def job(read: int, wrote: int = 0):
 
 def test_others_keep_the_disk_busy() -> None:
     # Around the wait, from 3 s to 6 s, the disk moved 300 of 1000 MiB, of them 60 for the job.
-    found = claims(disk("sda", 1000 * MIB, busy_s=9), {"block_io": 0.5, "reading_cpu": 0.2},
-                   job(200 * MIB))  # fmt: skip
+    found = claims(
+        disk("sda", 1000 * MIB, busy_s=9), {"block_io": 0.5, "reading_cpu": 0.2}, job(200 * MIB)
+    )
     assert shares(found) == {"storage-local": 0.3, "storage-contention": 0.4}
     got = found["storage-contention"]
     assert (got.grade, got.resource) == ("B", "sda")
@@ -202,13 +209,15 @@ def test_others_keep_the_disk_busy() -> None:
         ),
         pytest.param(disk("sda", 1000, busy_s=0), job(200), id="a disk that was never busy"),
         pytest.param(
-            {**disk("sda", 1000, busy_s=9),
-             ("memory.swap_in_bytes_total", ""): counter([0, 10], [0, 800])},
+            {
+                **disk("sda", 1000, busy_s=9),
+                ("memory.swap_in_bytes_total", ""): counter([0, 10], [0, 800]),
+            },
             job(200),
             id="swap",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_may_be_the_jobs_own_is_not_others(series: dict, main) -> None:
     assert shares(claims(series, {"block_io": 0.6}, main)) == {"storage-local": 0.6}
 
@@ -259,9 +268,13 @@ def test_pages_over_two_names_of_a_disk_are_compared_once() -> None:
                 (4.8, 5.2, 1, 0, 0, 9 * MIB),
             )
         },
-        io=io([0, 4, 5, 10], read_bytes=[0, 0, 75, 75], read_chars=[0, 0, 100, 100],
-              write_bytes=[0, 0, 0, 0]),
-    )  # fmt: skip
+        io=io(
+            [0, 4, 5, 10],
+            read_bytes=[0, 0, 75, 75],
+            read_chars=[0, 0, 100, 100],
+            write_bytes=[0, 0, 0, 0],
+        ),
+    )
     found = claims(series, {"block_io": 1.0}, main, ({"name": "dm-0", "on": ["sda"]},))
     assert shares(found) == {"storage-local": 0.6, "storage-cold-cache": 0.4}
     got = evidence(found["storage-cold-cache"])

@@ -7,17 +7,21 @@ import pytest
 from builders import counter, header, lost, process, rank
 from feedings import feeding
 
-from clusterprof.detectors.storage_client_queue import StorageClientQueue
-from clusterprof.detectors.storage_cold_cache import StorageColdCache
-from clusterprof.detectors.storage_local import StorageLocal
-from clusterprof.detectors.storage_metadata import StorageMetadata
-from clusterprof.detectors.storage_object import StorageObject
-from clusterprof.detectors.storage_remote import StorageRemote
-from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
+from clusterprof.analysis.detectors.storage.client_queue import StorageClientQueue
+from clusterprof.analysis.detectors.storage.cold_cache import StorageColdCache
+from clusterprof.analysis.detectors.storage.local import StorageLocal
+from clusterprof.analysis.detectors.storage.metadata import StorageMetadata
+from clusterprof.analysis.detectors.storage.object import StorageObject
+from clusterprof.analysis.detectors.storage.remote import StorageRemote
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 
 DETECTORS = (
-    StorageLocal(), StorageRemote(), StorageClientQueue(), StorageMetadata(), StorageColdCache(),
-)  # fmt: skip
+    StorageLocal(),
+    StorageRemote(),
+    StorageClientQueue(),
+    StorageMetadata(),
+    StorageColdCache(),
+)
 PIECES = ((0, 1, 1.0, PHASE_DATA_WAIT), (2, 3, 1.0, PHASE_COMPUTE))
 MS = 1e6
 
@@ -79,8 +83,10 @@ def test_time_on_a_mount_is_shared_out_and_nothing_counts_twice() -> None:
     )
     found = claims(series, {"remote_io": 0.5, "user_cpu": 0.5})
     assert shares(found) == {
-        "storage-remote": 0.15, "storage-client-queue": 0.15, "storage-metadata": 0.2,
-    }  # fmt: skip
+        "storage-remote": 0.15,
+        "storage-client-queue": 0.15,
+        "storage-metadata": 0.2,
+    }
     assert evidence(found["storage-metadata"]) == {
         "nfs.metadata_ratio": pytest.approx(0.4),
         "nfs.metadata_operations_total": 100,
@@ -94,8 +100,7 @@ def test_a_slow_server_stays_a_slow_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mounts", "grade"),
-    [((), "B"), (({"type": "fuse.sshfs"},), "B"), (({"type": "nfs4"},), "C")],
+    ("mounts", "grade"), [((), "B"), (({"type": "fuse.sshfs"},), "B"), (({"type": "nfs4"},), "C")]
 )
 def test_without_counters_of_an_nfs_mount_the_leaf_is_not_said(mounts, grade) -> None:
     found = claims({}, {"remote_io": 0.8}, mounts=mounts)

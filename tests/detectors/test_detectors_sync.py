@@ -7,10 +7,10 @@ import pytest
 from builders import activity, lost, ns, process, rank, spans, thread
 from feedings import feeding
 
-from clusterprof.detectors.base import Claims
-from clusterprof.detectors.h2d_sync import H2dSync
+from clusterprof.analysis.detectors.base import Claims
+from clusterprof.analysis.detectors.device.h2d_sync import H2dSync
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 from clusterprof.probe import layout
-from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 
 WHOLE = layout.WHOLE_NS
 LIMITS = H2dSync.Limits()

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
-from builders import (
-    SECOND,
-    activity,
-    counter,
-    fetches,
-    ints,
-    lost,
-    process,
-    rank,
-    spans,
-    thread,
-)
+from builders import SECOND, activity, counter, fetches, ints, lost, process, rank, spans, thread
 from feedings import feeding
 
-from clusterprof.detectors.base import Claims
-from clusterprof.detectors.cpu_contention import CpuContention
-from clusterprof.detectors.cpu_loader_config import CpuLoaderConfig
-from clusterprof.detectors.cpu_memory import CpuMemory
-from clusterprof.detectors.cpu_preprocess import CpuPreprocess
-from clusterprof.detectors.storage_local import StorageLocal
-from clusterprof.detectors.storage_remote import StorageRemote
-from clusterprof.findings import Evidence
+from clusterprof.analysis.detectors.base import Claims
+from clusterprof.analysis.detectors.cpu.contention import CpuContention
+from clusterprof.analysis.detectors.cpu.loader_config import CpuLoaderConfig
+from clusterprof.analysis.detectors.cpu.memory import CpuMemory
+from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
+from clusterprof.analysis.detectors.storage.local import StorageLocal
+from clusterprof.analysis.detectors.storage.remote import StorageRemote
+from clusterprof.analysis.timeline.data_wait.split import estimate_prefetch_savings
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START
-from clusterprof.timeline.feeding_ahead import spared
-from clusterprof.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
+from clusterprof.report.model import Evidence
 
 # Two waits of 1 s with all of it lost, and a piece of computing that no wait detector may touch.
 PIECES = lost(
@@ -163,14 +152,19 @@ def test_a_dear_batch_that_idle_workers_could_have_made_ahead_is_the_set_up_of_t
             made = activity(" ".join("U1" for _ in range(5)))
             return process(pid, 100, {FETCH: fetches(made, *fetched)})
 
-        main = process(100, spans={
-            DATA_WAIT: spans((0, 0.1, 0, 201, 2), (3, 4, 2, 201, 2)),
-            LOADER_START: spans((0, 0, 2, 0, prefetch, 0)),
-        })  # fmt: skip
+        main = process(
+            100,
+            spans={
+                DATA_WAIT: spans((0, 0.1, 0, 201, 2), (3, 4, 2, 201, 2)),
+                LOADER_START: spans((0, 0, 2, 0, prefetch, 0)),
+            },
+        )
         both = [worker(201, (0, 0.1, 0), (2, 4, 0)), worker(202, (0, 0.1, 0), (1, 1.1, 0))]
         one = rank(6, main, both)
-        found = [d.claim(one, pieces, feeding(*rows), d.Limits()) for d in
-                 (CpuPreprocess(), CpuLoaderConfig())]  # fmt: skip
+        found = [
+            d.claim(one, pieces, feeding(*rows), d.Limits())
+            for d in (CpuPreprocess(), CpuLoaderConfig())
+        ]
         return [claims.share.tolist() for claims in found]
 
     # While the first batches are made both workers are busy: that is computing.
@@ -180,9 +174,9 @@ def test_a_dear_batch_that_idle_workers_could_have_made_ahead_is_the_set_up_of_t
 
 def test_what_all_workers_together_could_not_have_made_in_time_is_computing() -> None:
     # A wait of 3 s, all of which one of two workers computed: made by both it takes 1.5 s.
-    main = process(100, spans={
-        DATA_WAIT: spans((1, 4, 1, 201, 2)), LOADER_START: spans((0, 0, 2, 0, 1, 0))
-    })  # fmt: skip
+    main = process(
+        100, spans={DATA_WAIT: spans((1, 4, 1, 201, 2)), LOADER_START: spans((0, 0, 2, 0, 1, 0))}
+    )
     made = fetches(activity("U4"), (1, 4, 0))
     one = rank(6, main, [process(201, 100, {FETCH: made}), process(202, 100)])
-    assert spared(one, ints([4, 5])).tolist() == [0.5, 0.0]
+    assert estimate_prefetch_savings(one, ints([4, 5])).tolist() == [0.5, 0.0]

@@ -13,12 +13,13 @@ from recordings import MAIN, SECOND, Script, seconds
 from test_analysis import check_books
 from test_peers import STEPS, job, seconds_of
 
-from clusterprof.engine.limits import bound
-from clusterprof.engine.local import analyze
-from clusterprof.engine.node import NodeResult, analyse_node
-from clusterprof.engine.peers import Across, across_ranks
-from clusterprof.findings import Report
-from clusterprof.trace.reader import node_folders
+from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
+from clusterprof.analysis.cross_rank.state import JobState
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.node.analyze import NodeResult, analyze_node
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import Report
+from clusterprof.trace.reader import list_node_folders
 from clusterprof.trace.schema import Clock, Columns, Event, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
 
@@ -49,9 +50,12 @@ def write_on(machine: Machine, script: Script, folder: Path, events: Sequence[Ev
 
     plain = header()
     node = {
-        "key": folder.name, "hostname": machine.name, "display": machine.name,
-        "boot_id": machine.boot_id or f"boot-of-{folder.name}", "kernel": "6",
-    }  # fmt: skip
+        "key": folder.name,
+        "hostname": machine.name,
+        "display": machine.name,
+        "boot_id": machine.boot_id or f"boot-of-{folder.name}",
+        "kernel": "6",
+    }
     started = {"monotonic_ns": now[0], "boottime_ns": now[0], "realtime_ns": machine.wall_ns}
     launcher = {"job": machine.job, "named": bool(machine.job), "variables": {}}
     head = replace(plain, node=node, started=started, launcher=launcher)
@@ -105,18 +109,26 @@ def announced(group: int, ranks: Sequence[int], t_ns: int = SECOND) -> Event:
 def under_way(t_ns: int, start_ns: int, group: int, number: int, operation: int) -> Event:
     """Leave word of an operation that began and has not ended."""
     said = {
-        "pid": MAIN, "started_ticks": 1, "start_ns": start_ns, "group": group, "number": number,
-        "bytes": 1000, "operation": operation,
-    }  # fmt: skip
+        "pid": MAIN,
+        "started_ticks": 1,
+        "start_ns": start_ns,
+        "group": group,
+        "number": number,
+        "bytes": 1000,
+        "operation": operation,
+    }
     return Event(t_ns, "operation-under-way", said)
 
 
 def exited(t_ns: int, exit_code: int | None, signal: int | None) -> Event:
     """Let the rank's process end."""
     said = {
-        "pid": MAIN, "started_ticks": 1, "wait_status": None, "exit_code": exit_code,
+        "pid": MAIN,
+        "started_ticks": 1,
+        "wait_status": None,
+        "exit_code": exit_code,
         "signal": signal,
-    }  # fmt: skip
+    }
     return Event(t_ns, "process-exited", said)
 
 
@@ -152,11 +164,11 @@ def analysed(folder: Path) -> Report:
 
 
 def read(folder: Path) -> list[NodeResult]:
-    return [analyse_node(one, bound({})) for one in node_folders(folder)]
+    return [analyze_node(one, build_limits({})) for one in list_node_folders(folder)]
 
 
-def laid_beside(folder: Path) -> Across:
-    return across_ranks(read(folder))
+def laid_beside(folder: Path) -> JobState:
+    return analyze_across_ranks(read(folder))
 
 
 def by_rank(report: Report, rank: int) -> list[dict[str, float]]:

@@ -14,9 +14,9 @@ from builders import ns
 from recordings import MAIN, WORKER, Script, write
 from test_analysis import check_books
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Report
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
+from clusterprof.report.model import Report
 
 SM, POWER = "gpu.sm_active_ratio", "gpu.power_watts"
 PCIE, COPIED = "gpu.pcie_receive_bytes_per_second", 10e9
@@ -66,9 +66,11 @@ def _script(
     rank: int, steps: Sequence[Step], lengths: Sequence[float], on_device: bool, world_size: int
 ) -> Script:
     variables = {
-        "RANK": str(rank), "WORLD_SIZE": str(world_size), "TORCHELASTIC_RUN_ID": "a job",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "TORCHELASTIC_RUN_ID": "a job",
         "LOCAL_RANK": "0",
-    }  # fmt: skip
+    }
     script = Script(end=0.0, busy=[], variables=variables)
     main, worker, busy = [f"U{BEGIN_S}"], [f"I{BEGIN_S}"], []
     sm: list[tuple[float, float, float]] = []

@@ -10,16 +10,7 @@ from pathlib import Path
 from builders import activity, header, ns, spent_ns
 
 from clusterprof.probe import layout
-from clusterprof.trace.schema import (
-    SPAN_FIELDS,
-    Clock,
-    Columns,
-    Event,
-    Header,
-    Record,
-    Rows,
-    Spans,
-)
+from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Header, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
 
 MAIN, WORKER = 100, 201
@@ -39,14 +30,28 @@ _THREAD_COLUMNS = (
 )
 _RUNS = ("R", 0)
 _LETTERS = {
-    "U": _RUNS, "K": _RUNS, "R": _RUNS, "D": ("D", 1), "S": ("S", 2), "I": ("S", 3),
-    "N": ("D", 4), "W": ("S", 5), "L": ("S", 6), "F": ("D", 7),
-}  # fmt: skip
+    "U": _RUNS,
+    "K": _RUNS,
+    "R": _RUNS,
+    "D": ("D", 1),
+    "S": ("S", 2),
+    "I": ("S", 3),
+    "N": ("D", 4),
+    "W": ("S", 5),
+    "L": ("S", 6),
+    "F": ("D", 7),
+}
 _RECEIVED = "network.receive_bytes_total"
 WCHAN = (
-    "0", "folio_wait_bit_common", "hrtimer_nanosleep", "do_poll.constprop.0",
-    "rpc_wait_bit_killable", "sk_wait_data", "futex_wait_queue", "jbd2_log_wait_commit",
-)  # fmt: skip
+    "0",
+    "folio_wait_bit_common",
+    "hrtimer_nanosleep",
+    "do_poll.constprop.0",
+    "rpc_wait_bit_killable",
+    "sk_wait_data",
+    "futex_wait_queue",
+    "jbd2_log_wait_commit",
+)
 
 
 @dataclass
@@ -191,16 +196,34 @@ def _processes(t_ns: int, written: int, writes: Sequence[tuple[float, float]]) -
     wrote = sum(max(0, min(t_ns, ns(e)) - min(t_ns, ns(s))) for s, e in writes) // 10
     evenly = written * t_ns // SECOND
     names = (
-        "t_ns", "pid", "parent_pid", "started_ticks", "rss_bytes", "read_chars_total",
-        "write_chars_total", "read_bytes_total", "write_bytes_total", "threads_count", "name",
-    )  # fmt: skip
+        "t_ns",
+        "pid",
+        "parent_pid",
+        "started_ticks",
+        "rss_bytes",
+        "read_chars_total",
+        "write_chars_total",
+        "read_bytes_total",
+        "write_bytes_total",
+        "threads_count",
+        "name",
+    )
     table = [
         [
-            t_ns, pid, parent, 1, 1 << 20, t_ns // 1000, evenly, t_ns // 1000,
-            evenly + wrote * (pid == MAIN), 1, 0,
+            t_ns,
+            pid,
+            parent,
+            1,
+            1 << 20,
+            t_ns // 1000,
+            evenly,
+            t_ns // 1000,
+            evenly + wrote * (pid == MAIN),
+            1,
+            0,
         ]
         for pid, parent in ((MAIN, 1), (WORKER, MAIN))
-    ]  # fmt: skip
+    ]
     return Rows(
         "processes", names, [array("q", column) for column in zip(*table)], {"name": ("python",)}
     )

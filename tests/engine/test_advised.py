@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lean import Step, cluster, recorded, without
 
-from clusterprof.findings import Finding, Report
+from clusterprof.report.model import Finding, Report
 
 SLOW, FAST = [Step(decode=0.5)] * 20, [Step(decode=0.05)] * 20
 

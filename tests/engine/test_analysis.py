@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from recordings import MAIN, SECOND, WORKER, Script, training, write
 
-from clusterprof.engine.local import analyze
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import NoRecording, UsageError
-from clusterprof.findings import Report
 from clusterprof.probe import layout
+from clusterprof.report.model import Report
 
 
 def check_books(report: Report) -> None:
@@ -23,8 +23,14 @@ def check_books(report: Report) -> None:
         assert ledger.outside_ns == sum(ns for _, ns in ledger.outside_buckets)
         assert min(ns for _, ns in (*ledger.buckets, *ledger.outside_buckets, ("", 0))) >= 0
         assert min(ledger.unmeasured_ns, ledger.productive_ns, ledger.lost_ns) >= 0
-    for name in ("window_ns", "unmeasured_ns", "outside_ns", "in_step_ns", "productive_ns",
-                 "lost_ns"):  # fmt: skip
+    for name in (
+        "window_ns",
+        "unmeasured_ns",
+        "outside_ns",
+        "in_step_ns",
+        "productive_ns",
+        "lost_ns",
+    ):
         assert getattr(report, name) == sum(getattr(ledger, name) for ledger in report.ranks)
     if any(ledger.caused for ledger in report.ranks):
         caused = sum(ns for ledger in report.ranks for _, ns in ledger.caused)
@@ -56,8 +62,10 @@ def test_half_reading_half_decoding(tmp_path: Path) -> None:
     [ledger] = report.ranks
     # 60 * 0.5 s in steps, 60 * 0.2 s lost, 1 s before and 1 s after
     assert (ledger.window_ns, ledger.in_step_ns, ledger.lost_ns) == (
-        32 * SECOND, 30 * SECOND, 12 * SECOND,
-    )  # fmt: skip
+        32 * SECOND,
+        30 * SECOND,
+        12 * SECOND,
+    )
     assert ledger.buckets == (
         ("cpu-preprocess", 6 * SECOND),
         ("storage-local", 6 * SECOND),

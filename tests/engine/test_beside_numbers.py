@@ -8,14 +8,13 @@ from typing import Any
 
 from reports import S, clean
 
-from clusterprof.attribution.families import CAUSES
-from clusterprof.attribution.partial import Partial
-from clusterprof.engine.reads import with_reads
-from clusterprof.engine.setups import RankSetup
-from clusterprof.engine.workers import with_workers
-from clusterprof.findings import Culprit, Evidence, Finding
+from clusterprof.analysis.attribution.accumulator import Accumulator
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.findings.comparisons import with_read_counts, with_worker_counts
+from clusterprof.analysis.node.setup import ProcessSetup
+from clusterprof.report.model import Culprit, Evidence, Finding
 
-SIZE = Evidence("disk.read_size_bytes", 65536.0, "bytes", "a read asked for on average")
+SIZE = Evidence("disk.read_size_bytes", 65536.0, "bytes", "a read requested on average")
 COUNT = Evidence("loader.workers_count", 1.0, "count", "of the rank")
 
 
@@ -36,12 +35,14 @@ def node(*workers: int | None) -> Any:
         )
         for at in range(len(workers))
     ]
-    known = {(100 + at, 7): RankSetup(workers=n) for at, n in enumerate(workers) if n is not None}
-    return SimpleNamespace(books=books, setup=SimpleNamespace(ranks=known))
+    known = {
+        (100 + at, 7): ProcessSetup(workers=n) for at, n in enumerate(workers) if n is not None
+    }
+    return SimpleNamespace(ranks=books, setup=SimpleNamespace(ranks=known))
 
 
 def noted(*workers: int | None, also: tuple[Culprit, ...] = ()) -> str:
-    (found,) = with_workers([finding(guilty(1, 9), *also)], [node(*workers)])
+    (found,) = with_worker_counts([finding(guilty(1, 9), *also)], [node(*workers)])
     return found.evidence[0].note
 
 
@@ -54,7 +55,7 @@ def test_workers_of_the_others_stand_beside() -> None:
 
 
 def test_only_the_number_of_workers_has_it() -> None:
-    (found,) = with_workers([finding(guilty(1, 9), seen=SIZE)], [node(4, 1)])
+    (found,) = with_worker_counts([finding(guilty(1, 9), seen=SIZE)], [node(4, 1)])
     assert found.evidence == (SIZE,)
 
 
@@ -63,18 +64,18 @@ def reader(rank: int, reads: int, **totals: int) -> Any:
     kinds = {"disk.reads_total": reads * 1000, "disk.reads_per_second_count": 50_000}
     evidence = {("storage-local", name, "count", ""): n for name, n in kinds.items()}
     weights = {key: 1 for key in evidence if not key[1].endswith("_total")}
-    partial = Partial(evidence=evidence, weights=weights, totals=totals)
+    accumulator = Accumulator(evidence=evidence, weights=weights, totals=totals)
     ledger = replace(clean().ranks[0], node="node-a", rank=rank, steps=10)
-    return SimpleNamespace(ledger=ledger, partial=partial)
+    return SimpleNamespace(ledger=ledger, accumulator=accumulator)
 
 
 def reads(*books: Any, seen: Evidence = SIZE) -> str:
-    (found,) = with_reads([finding(guilty(1, 9), seen=seen)], list(books))
+    (found,) = with_read_counts([finding(guilty(1, 9), seen=seen)], list(books))
     return found.evidence[0].note
 
 
 def test_how_many_reads_stand_beside_their_size() -> None:
-    said = "a read asked for on average; 50 a second, 1,200 in the waits of a step"
+    said = "a read requested on average; 50 a second, 1,200 in the waits of a step"
     assert reads(reader(0, 5), reader(1, 12_000)) == said
     # 32 samples a step: 37.5 reads of each
     samples = {"samples": 320, "samples_steps": 10}

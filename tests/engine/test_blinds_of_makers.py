@@ -8,7 +8,7 @@ from typing import Any
 
 from builders import header
 
-from clusterprof.engine.blinds import blinds_of
+from clusterprof.analysis.findings.coverage import list_coverage_gaps
 from clusterprof.trace.schema import Gap
 
 AMD = {"id": "GPU-1f", "vendor": "amd", "emulated": False}
@@ -28,7 +28,7 @@ def node(name: str, devices: list[dict[str, Any]], *gaps: Gap) -> Any:
 def unseen_on(*nodes: Any) -> list[tuple[str, str]]:
     """What is told of sources; of causes that nobody could ask is another matter."""
     sources = ("gpu", "lustre", "mounts", "rdma")
-    found = blinds_of(nodes, [], {}, [])
+    found = list_coverage_gaps(nodes, [], {}, [])
     return [(one.what, one.message) for one in found if one.what.startswith(sources)]
 
 

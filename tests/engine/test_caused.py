@@ -8,41 +8,53 @@ from pathlib import Path
 from test_peers import recorded
 from test_whose import measured
 
-from clusterprof.attribution.ledger import RankBooks
-from clusterprof.attribution.partial import SHARE, Partial
-from clusterprof.engine import peers
-from clusterprof.engine.caused import agreed, doings_of, nobodys
-from clusterprof.engine.node import NodeResult
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE, Accumulator
+from clusterprof.analysis.attribution.ledger import RankResult, with_attributed_waits
+from clusterprof.analysis.cross_rank import pipeline
+from clusterprof.analysis.cross_rank.state import JobState
+from clusterprof.analysis.cross_rank.wait_totals import (
+    align_cause_ids,
+    compute_culprit_totals,
+    sum_unblamed_waits,
+)
+from clusterprof.analysis.node.analyze import NodeResult
 
 
-def weak(one: RankBooks) -> RankBooks:
+def weak(one: RankResult) -> RankResult:
     """The same books with evidence that carries a family and no leaf."""
-    claimed = {(cause, "C", source): units for (cause, _, source), units in
-               one.partial.claimed.items()}  # fmt: skip
-    unexplained = dict(one.partial.unexplained)
-    assert sum(claimed.values()) + sum(unexplained.values()) == one.ledger.lost_ns * SHARE
-    partial: Partial = replace(one.partial, claimed=claimed)
-    return peers.charged(one, partial, one.felt, one.caused)
+    claimed = {
+        (cause, "C", source): units for (cause, _, source), units in one.accumulator.claimed.items()
+    }
+    unexplained = dict(one.accumulator.unexplained)
+    assert sum(claimed.values()) + sum(unexplained.values()) == one.ledger.lost_ns * SHARE_SCALE
+    partial: Accumulator = replace(one.accumulator, claimed=claimed)
+    return with_attributed_waits(one, partial, one.victim_ns, one.culprit_ns)
 
 
 def test_one_rank_says_the_family_and_the_other_the_leaf(tmp_path: Path, monkeypatch) -> None:
     # Rank 1 loses 0.2 s of each step to its loader, rank 0 waits for it; rank 0's books are weak.
     seen: list[tuple[NodeResult, ...]] = []
-    monkeypatch.setattr(peers, "agreed", lambda nodes: seen.append(nodes) or agreed(nodes))
+
+    def observe_nodes(state: JobState) -> JobState:
+        seen.append(state.nodes)
+        return align_cause_ids(state)
+
+    passes = [observe_nodes if p is align_cause_ids else p for p in pipeline.CROSS_RANK_PASSES]
+    monkeypatch.setattr(pipeline, "CROSS_RANK_PASSES", tuple(passes))
     recorded(measured((0.0, 0.3), (0.2, 0.3)), tmp_path)
     [nodes] = seen
     first, second = nodes
-    nodes = (replace(first, books=tuple(weak(one) for one in first.books)), second)
-    books = [one for node in nodes for one in node.books]
+    nodes = (replace(first, ranks=tuple(weak(one) for one in first.ranks)), second)
+    books = [one for node in nodes for one in node.ranks]
     assert {b.id for b in books[0].buckets} == {"cpu", "network", "storage"}
     assert {b.id for b in books[1].buckets} == {"cpu-preprocess", "net-transfer", "storage-local"}
 
-    books = [one for node in agreed(nodes) for one in node.books]
+    books = [one for node in align_cause_ids(JobState(nodes)).nodes for one in node.ranks]
     first_ids, second_ids = ({b.id for b in one.buckets} for one in books)
     assert first_ids == second_ids == {"cpu", "net-transfer", "storage"}  # as large: the cautious
-    sums: dict[str, int] = dict(nobodys(books))
-    for doing in doings_of(books):
-        for id_, ns in doing.both.items():
+    sums: dict[str, int] = dict(sum_unblamed_waits(books))
+    for doing in compute_culprit_totals(books):
+        for id_, ns in doing.total.items():
             sums[id_] = sums.get(id_, 0) + ns
     for one in books:
         for bucket in one.buckets:

@@ -7,22 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty import (
-    BLAMED,
-    HOUR,
-    Machine,
-    analysed,
-    by_rank,
-    laid_beside,
-    pair,
-    read,
-    write_on,
-)
+from faulty import BLAMED, HOUR, Machine, analysed, by_rank, laid_beside, pair, read, write_on
 from recordings import SECOND, training
 from test_peers import job
 
-from clusterprof.engine.aligned import aligned
-from clusterprof.engine.peers import across_ranks
+from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
+from clusterprof.analysis.job.clock_sync import align_node_clocks
 from clusterprof.probe import layout
 
 
@@ -53,10 +43,10 @@ def test_times_of_both_nodes_are_put_on_one_clock_whatever_their_walls_say(tmp_p
     for number, (machine, script) in enumerate(zip(machines, pair())):
         write_on(machine, script, tmp_path / f"n{number}")
     nodes = read(tmp_path)
-    found = aligned(nodes)
+    found = align_node_clocks(nodes)
     # 20 s after the beginning of the script, on either clock
     first, second = (
-        found.when_ns(number, np.array([machine.ahead_ns + 20 * SECOND]))
+        found.to_common_ns(number, np.array([machine.ahead_ns + 20 * SECOND]))
         for number, machine in enumerate(machines)
     )
     assert abs(int(first[0] - second[0])) <= 2
@@ -68,7 +58,7 @@ def test_few_operations_in_common_leave_the_clocks_alone(tmp_path: Path) -> None
         write_on(Machine(f"node-{number}", ahead_ns=number * HOUR), script, tmp_path / f"n{number}")
     across = laid_beside(tmp_path)
     assert across.clock_bound_ns is None
-    few = "too few operations in which hosts wait together: node-0, node-1"
+    few = "too few operations in which their hosts wait for each other: node-0, node-1"
     assert across.clock_reason == few
 
 
@@ -76,11 +66,13 @@ def test_hosts_that_leave_the_waiting_to_a_device_have_no_common_clock(tmp_path:
     for number, script in enumerate(pair()):
         write_on(Machine(f"node-{number}", ahead_ns=number * HOUR), script, tmp_path / f"n{number}")
     nodes = read(tmp_path)
-    [books] = nodes[1].books
+    [books] = nodes[1].ranks
     on_device = replace(books, ledger=replace(books.ledger, device="GPU-1"))
-    across = across_ranks([nodes[0], replace(nodes[1], books=(on_device,))])
+    across = analyze_across_ranks([nodes[0], replace(nodes[1], ranks=(on_device,))])
     assert across.clock_bound_ns is None
-    assert across.clock_reason.startswith("too few operations in which hosts wait together")
+    assert across.clock_reason.startswith(
+        "too few operations in which their hosts wait for each other"
+    )
 
 
 def test_containers_of_one_machine_share_its_clock_and_stay_two(tmp_path: Path) -> None:
@@ -117,5 +109,5 @@ def test_one_node_and_no_operations_have_no_bound_and_say_why(tmp_path: Path) ->
     script = training([(0.1, 0.3)] * 20)
     write_on(Machine("node-0"), script, tmp_path / "none" / "n0")
     across = laid_beside(tmp_path / "none")
-    why = "no operations of ranks were laid side by side"
+    why = "no operations of different ranks were matched"
     assert (across.clock_bound_ns, across.clock_reason) == (None, why)

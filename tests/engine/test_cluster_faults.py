@@ -22,7 +22,7 @@ from faulty import (
 from recordings import SECOND
 from test_peers import GROUP, STEPS, job, seconds_of
 
-from clusterprof.engine.peers import across_ranks
+from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
 from clusterprof.probe import layout
 
 
@@ -34,8 +34,10 @@ def test_ranks_without_a_recording_are_named(tmp_path: Path) -> None:
     report = analysed(tmp_path)
     # It waited 0.2 s for rank 1 at least; for whom in the 0.1 s after that cannot be told.
     assert seconds_of(report, 0) == {
-        "storage-local": 6.0, "cpu-preprocess": 6.0, "sync-unknown-peer": 6.0,
-    }  # fmt: skip
+        "storage-local": 6.0,
+        "cpu-preprocess": 6.0,
+        "sync-unknown-peer": 6.0,
+    }
     [blind] = [one for one in report.blinds if one.what == "ranks"]
     assert (blind.kind, blind.message) == (
         "absent",
@@ -74,8 +76,8 @@ def test_two_jobs_on_the_same_nodes_are_told_apart(tmp_path: Path) -> None:
     assert by_rank(report, 0) == [BLAMED, loading]
     assert by_rank(report, 1) == [loading, BLAMED]
     assert (
-        "recordings of 2 jobs lie here: first (ranks 0-1); second (ranks 0-1); ranks of different"
-        " jobs are never laid side by side"
+        "recordings of 2 jobs were given: first (ranks 0-1); second (ranks 0-1); ranks of different"
+        " jobs are never compared"
     ) in report.notes
 
 
@@ -104,8 +106,8 @@ def test_one_rank_twice_at_the_same_time_is_not_guessed_about(tmp_path: Path) ->
         assert "net-transfer" not in seconds_of(report, rank)
     # 0.3 s of each step of rank 0, and 0.1 of both that call themselves rank 1
     assert report.unattributed_reasons == (("peers", round(60 * 0.5 * SECOND)),)
-    [note] = [one for one in report.notes if "at the same time" in one]
-    assert note.startswith("rank 1 of job a job was several processes at the same time (node-1 pid")
+    [note] = [one for one in report.notes if "at once" in one]
+    assert note.startswith("rank 1 of job a job was held by several processes at once (node-1 pid")
 
 
 def test_a_rank_that_ends_earlier_is_matched_as_far_as_it_went(tmp_path: Path) -> None:
@@ -117,8 +119,11 @@ def test_a_rank_that_ends_earlier_is_matched_as_far_as_it_went(tmp_path: Path) -
     report = analysed(tmp_path)
     assert [one.steps for one in report.ranks] == [60, 40]
     assert seconds_of(report, 0) == {
-        "net-transfer": 4.0, "storage-local": 4.0, "cpu-preprocess": 4.0, "sync-unknown-peer": 6.0,
-    }  # fmt: skip
+        "net-transfer": 4.0,
+        "storage-local": 4.0,
+        "cpu-preprocess": 4.0,
+        "sync-unknown-peer": 6.0,
+    }
 
 
 def test_a_rank_that_began_anew_is_two_lives(tmp_path: Path) -> None:
@@ -126,13 +131,19 @@ def test_a_rank_that_began_anew_is_two_lives(tmp_path: Path) -> None:
         for number, script in enumerate(pair()):
             with_variables(script, TORCHELASTIC_RESTART_COUNT=str(life))
             machine = Machine(
-                f"node-{number}", f"boot-{number}", life * 50 * SECOND, life * 50 * SECOND,
+                f"node-{number}",
+                f"boot-{number}",
+                life * 50 * SECOND,
+                life * 50 * SECOND,
                 started_ticks=1 + life * 5000,
-            )  # fmt: skip
+            )
             write_on(machine, script, tmp_path / f"n{number}-{life}")
     report = analysed(tmp_path)
     assert by_rank(report, 0) == [BLAMED, BLAMED]
-    assert "the ranks of job a job began anew once; each life has lines of its own" in report.notes
+    assert (
+        "the ranks of job a job were restarted once; each incarnation has lines of its"
+        " own" in report.notes
+    )
 
 
 def test_lives_that_no_launcher_counted_are_paired_in_order(tmp_path: Path) -> None:
@@ -140,9 +151,12 @@ def test_lives_that_no_launcher_counted_are_paired_in_order(tmp_path: Path) -> N
     for life in (0, 1):
         for number, script in enumerate(pair()):
             machine = Machine(
-                f"node-{number}", f"boot-{number}", life * 50 * SECOND,
-                (life * 50 + number * 60) * SECOND, started_ticks=1 + life * 5000,
-            )  # fmt: skip
+                f"node-{number}",
+                f"boot-{number}",
+                life * 50 * SECOND,
+                (life * 50 + number * 60) * SECOND,
+                started_ticks=1 + life * 5000,
+            )
             write_on(machine, script, tmp_path / f"n{number}-{life}")
     report = analysed(tmp_path)
     assert by_rank(report, 0) == [BLAMED, BLAMED]
@@ -199,10 +213,10 @@ def test_a_device_that_two_ranks_share_is_said(tmp_path: Path) -> None:
     for number, script in enumerate(pair()):
         write_on(Machine(f"pod-{number}", "one machine"), script, tmp_path / f"n{number}")
     for node in read(tmp_path):
-        [books] = node.books
+        [books] = node.ranks
         shared = replace(books, ledger=replace(books.ledger, device="GPU-1f2e"))
-        nodes.append(replace(node, books=(shared,)))
-    assert across_ranks(nodes).notes == (
-        "GPU-1f2e was used by several processes at once (pod-0 pid 100, pod-1 pid 100): it counts"
-        " for each",
+        nodes.append(replace(node, ranks=(shared,)))
+    assert analyze_across_ranks(nodes).notes == (
+        "GPU-1f2e was used by several processes at once (pod-0 pid 100, pod-1 pid 100): its time"
+        " counts for each of them",
     )

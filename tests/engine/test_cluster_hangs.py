@@ -5,21 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faulty import (
-    Machine,
-    analysed,
-    announced,
-    exited,
-    pair,
-    under_way,
-    write_on,
-)
+from faulty import Machine, analysed, announced, exited, pair, under_way, write_on
 from recordings import SECOND, Script
 from test_peers import GROUP
 
-from clusterprof.findings import Report
+from clusterprof.output.renderers.text.wording import list_warnings
 from clusterprof.probe import layout
-from clusterprof.renderers.words import warnings
+from clusterprof.report.model import Report
 
 
 def hanging(tmp_path: Path, *events: list, scripts: list[Script] | None = None) -> Report:
@@ -29,9 +21,11 @@ def hanging(tmp_path: Path, *events: list, scripts: list[Script] | None = None) 
         script.main += " I26.0"
         script.worker += " I26.0"
         write_on(
-            Machine(f"node-{number}"), script, tmp_path / f"n{number}",
+            Machine(f"node-{number}"),
+            script,
+            tmp_path / f"n{number}",
             [announced(GROUP, [0, 1]), *events[number]],
-        )  # fmt: skip
+        )
     return analysed(tmp_path)
 
 
@@ -50,7 +44,7 @@ def test_a_rank_that_never_came_is_named_with_who_waited(tmp_path: Path) -> None
         "progress stopped: rank 0 waited for 27 s in all_reduce 20 for rank 1 on"
     )
     assert note.endswith("asleep in do_poll.constprop.0")
-    assert warnings(report)[0] == note  # on the first screen
+    assert list_warnings(report)[0] == note  # on the first screen
 
 
 def test_a_rank_that_crashed_is_named_with_how_it_ended(tmp_path: Path) -> None:
@@ -67,7 +61,7 @@ def test_a_root_without_a_recording_is_said_to_be_unseen(tmp_path: Path) -> None
     [hang] = [one for one in report.findings if one.cause.id == "fail-hang"]
     assert (hang.culprits, hang.grade) == ((), "B")
     [note] = [one for one in report.notes if one.startswith("progress stopped")]
-    assert note.endswith("for rank 1, which has no recording: what it did is not known")
+    assert note.endswith("for rank 1, which has no recording: its state is not known")
 
 
 def test_a_host_that_left_early_waits_for_who_did_not_come_so_far(tmp_path: Path) -> None:
@@ -97,7 +91,7 @@ def test_an_operation_that_all_had_come_to_hangs_itself(tmp_path: Path) -> None:
     assert hang.culprits == ()
     [note] = [one for one in report.notes if one.startswith("progress stopped")]
     assert note == (
-        "progress stopped: ranks 0-1 had come to barrier 20, all of its members, and none left it"
+        "progress stopped: ranks 0-1 all arrived at barrier 20, the whole group, and none left it"
         " for 27 s: the network, or a device"
     )
 

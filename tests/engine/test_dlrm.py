@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Report
-from clusterprof.trace.dump import dump
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import Report
+from clusterprof.trace.dump import export_records
 
 FOLDER = Path(__file__).parent.parent / "recordings" / "dlrm-8rank"
 US, STEPS, RANKS = 1_000, 40, 8
@@ -36,8 +36,10 @@ def report() -> Report:
 def test_the_sums_are_those_by_hand(report: Report) -> None:
     assert LOST_US == 2_912_000  # 40 x (60,800 + 5,600 + 6,400)
     assert (report.in_step_ns, report.productive_ns, report.lost_ns) == (
-        IN_STEP_US * US, (IN_STEP_US - LOST_US) * US, LOST_US * US,
-    )  # fmt: skip
+        IN_STEP_US * US,
+        (IN_STEP_US - LOST_US) * US,
+        LOST_US * US,
+    )
     assert (report.outside_buckets, report.unmeasured_ns) == ((("startup", RANKS * 10**9),), 0)
     assert report.window_ns == IN_STEP_US * US + RANKS * 10**9
     assert report.unattributed_reasons == ()
@@ -71,4 +73,4 @@ def test_every_rank_lost_the_same_and_to_the_same(report: Report) -> None:
 
 def test_the_recording_is_what_its_builder_makes(tmp_path: Path) -> None:
     runpy.run_path(str(FOLDER / "make.py"))["main"](tmp_path)
-    assert list(dump(tmp_path)) == list(dump(FOLDER))
+    assert list(export_records(tmp_path)) == list(export_records(FOLDER))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from clusterprof.engine.driver_errors import notes_of
+from clusterprof.analysis.findings.coverage import describe_driver_errors
 from clusterprof.trace.schema import Event
 
 S = 1_000_000_000
@@ -30,13 +30,18 @@ def test_each_kind_of_error_of_each_device_is_one_note() -> None:
     nodes = [
         node("n1"),
         node(
-            "n2", xid(5, 31, text="MMU Fault"), Event(106 * S, "oom-kill", {}),
-            xid(7, 31, count=2), xid(9, 79, pci="0000:86:00"), xid(9, 13, gpu_instance=3),
-            Event(110 * S, "device-lost", lost), Event(111 * S, "nvswitch-sxid", switch),
+            "n2",
+            xid(5, 31, text="MMU Fault"),
+            Event(106 * S, "oom-kill", {}),
+            xid(7, 31, count=2),
+            xid(9, 79, pci="0000:86:00"),
+            xid(9, 13, gpu_instance=3),
+            Event(110 * S, "device-lost", lost),
+            Event(111 * S, "nvswitch-sxid", switch),
         ),
-    ]  # fmt: skip
+    ]
     told = "the NVIDIA driver reported"
-    assert notes_of(nodes) == (
+    assert describe_driver_errors(nodes) == (
         f"{told} Xid 31 of GPU 3 (GPU-7, 0000:3b:00) on n2 after 5 s, 3 times: MMU Fault",
         f"{told} Xid 79 of the GPU at 0000:86:00 on n2 after 9 s",
         f"{told} Xid 13 of GPU 3 (GPU-7, 0000:3b:00), GPU instance 3 on n2 after 9 s",
@@ -46,10 +51,10 @@ def test_each_kind_of_error_of_each_device_is_one_note() -> None:
 
 
 def test_many_errors_do_not_fill_the_report_and_odd_ones_do_not_stop_it() -> None:
-    many = notes_of([node("n", *(xid(1, code) for code in range(20)))])
+    many = describe_driver_errors([node("n", *(xid(1, code) for code in range(20)))])
     assert len(many) == 9
-    assert many[-1] == "12 more kinds of errors of drivers are in the recording"
+    assert many[-1] == "12 more kinds of driver errors were recorded"
     odd = Event(100 * S, "gpu-xid", {"pci": None, "count": "many"})
-    assert notes_of([node("n", odd)]) == (
+    assert describe_driver_errors([node("n", odd)]) == (
         "the NVIDIA driver reported Xid None of the GPU at None on n after 0 s",
     )

@@ -15,17 +15,22 @@ from recordings import SECOND, Script, training, write
 from test_invariance import scripts
 from test_peers import job
 
-from clusterprof.attribution.over_time import IN_STEP, RankTimes
-from clusterprof.attribution.partial import SHARE
-from clusterprof.attribution.stretch_table import FINEST_NS, MOST, Table
-from clusterprof.engine.history_rows import laid_on, spread
-from clusterprof.engine.limits import bound
-from clusterprof.engine.local import analyze
-from clusterprof.engine.node import analyse_node
-from clusterprof.findings import UNATTRIBUTED, Report
-from clusterprof.history import WAITING, SlowStep, Wait
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
+from clusterprof.analysis.attribution.rank.history import (
+    IN_STEP,
+    MAX_TIME_BINS,
+    MIN_BIN_NS,
+    RankTimeHistory,
+    TimeBinTable,
+)
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.findings.history import align_to_bins, allocate_by_weight
+from clusterprof.analysis.node.analyze import analyze_node
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.analysis.timeline.collectives.rows import unpack_table
 from clusterprof.probe import layout
-from clusterprof.timeline.packing import unpacked
+from clusterprof.report.history import WAITING_FOR_RANKS, SlowStep, Wait
+from clusterprof.report.model import UNATTRIBUTED, Report
 
 SLOW = settings(
     max_examples=6,
@@ -48,7 +53,7 @@ def check_history(report: Report) -> None:
         assert (lost.sum(axis=0) <= np.array(one.in_step_ns)).all()
         assert max(one.in_step_ns, default=0) <= history.stretch_ns
         buckets, told = dict(ledger.buckets), {name: sum(ns) for name, ns in one.lost}
-        waited = told.pop(WAITING, 0)
+        waited = told.pop(WAITING_FOR_RANKS, 0)
         assert all(ns <= buckets[name] for name, ns in told.items())
         assert waited == ledger.lost_ns - sum(told.values())
 
@@ -76,12 +81,12 @@ def test_two_ranks_by_hand(tmp_path: Path) -> None:
     step = {
         "storage-local": (100_000_000, 100_000_000, 0, 0, 0),
         "cpu-preprocess": (100_000_000, 100_000_000, 0, 0, 0),
-        WAITING: (0, 0, 0, 0, 100_000_000),
+        WAITING_FOR_RANKS: (0, 0, 0, 0, 100_000_000),
     }
     assert dict(first.lost) == {name: (0,) * 5 + 30 * ns for name, ns in step.items()}
     # 0.5 s work, then 0.4 s for rank 0 and 0.1 s transfer.
     waits = (0, 0, 100_000_000, 200_000_000, 200_000_000)
-    assert second.lost == ((WAITING, (0,) * 5 + 30 * waits),)
+    assert second.lost == ((WAITING_FOR_RANKS, (0,) * 5 + 30 * waits),)
 
 
 def test_the_longest_waits_and_the_slowest_steps_by_hand(tmp_path: Path) -> None:
@@ -97,9 +102,12 @@ def test_the_longest_waits_and_the_slowest_steps_by_hand(tmp_path: Path) -> None
         start_ns=3 * SECOND,
         duration_ns=SECOND,
         rank=0,
-        lost=((WAITING, 600_000_000), ("cpu-preprocess", 200_000_000),
-              ("storage-local", 200_000_000)),
-    )  # fmt: skip
+        lost=(
+            (WAITING_FOR_RANKS, 600_000_000),
+            ("cpu-preprocess", 200_000_000),
+            ("storage-local", 200_000_000),
+        ),
+    )
 
 
 def test_nodes_whose_clocks_begin_elsewhere_stand_on_one_clock(tmp_path: Path) -> None:
@@ -120,7 +128,7 @@ def test_nodes_whose_clocks_begin_elsewhere_stand_on_one_clock(tmp_path: Path) -
         first.step_ends_ns == second.step_ends_ns == tuple(range(2 * SECOND, 32 * SECOND, SECOND))
     )
     waits = (0, 0, 100_000_000, 200_000_000, 200_000_000)
-    assert second.lost == ((WAITING, (0,) * 5 + 30 * waits),)
+    assert second.lost == ((WAITING_FOR_RANKS, (0,) * 5 + 30 * waits),)
 
 
 @SLOW
@@ -132,21 +140,21 @@ def test_stretches_add_up_whatever_happens_and_however_it_is_cut(
     node = write(script, folder / "node-1")
     check_history(analyze(folder, history=True))
     whole, cut = (
-        analyse_node(node, bound({}), ns, history=True).books[0].times
+        analyze_node(node, build_limits({}), ns, history=True).ranks[0].history
         for ns in (10**15, chunk_ms * 1_000_000)
     )
     assert whole is not None and cut is not None
-    assert (cut.first, cut.stretch_ns) == (whole.first, whole.stretch_ns)
+    assert (cut.first_bin, cut.bin_ns) == (whole.first_bin, whole.bin_ns)
     # Which cause a fetch goes to may differ a little with the cut, when it was lost may not.
     assert in_step_and_lost(cut) == in_step_and_lost(whole)
 
 
-def in_step_and_lost(times: RankTimes) -> tuple[list[int], list[int]]:
+def in_step_and_lost(times: RankTimeHistory) -> tuple[list[int], list[int]]:
     assert isinstance(times.place, bytes)
-    table = unpacked(times.place).reshape(len(times.names), 2, -1)
-    units = (table[:, 0].astype(object) * SHARE + table[:, 1]).tolist()
+    table = unpack_table(times.place).reshape(len(times.names), 2, -1)
+    units = (table[:, 0].astype(object) * SHARE_SCALE + table[:, 1]).tolist()
     rows = dict(zip(times.names, units))
-    in_step = [one // SHARE for one in rows.pop(IN_STEP)]
+    in_step = [one // SHARE_SCALE for one in rows.pop(IN_STEP)]
     return in_step, [sum(column) for column in zip(*rows.values())] or [0] * len(in_step)
 
 
@@ -176,38 +184,38 @@ def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
     write(script, tmp_path / "node-1")
     history = analyze(tmp_path, history=True).history
     assert history is not None
-    assert (history.ranks, history.why_missing) == ((), "no time inside steps was seen")
+    assert (history.ranks, history.why_missing) == ((), "no time inside steps was recorded")
 
 
 def test_two_stretches_become_one_when_there_are_too_many() -> None:
-    table = Table()
-    one = Table()
-    one.cover(3, 5)  # 0.3 to 0.5 s
-    one.put("a", 3, np.array([SHARE + 1, 2 * SHARE]))
+    table = TimeBinTable()
+    one = TimeBinTable()
+    one.extend(3, 5)  # 0.3 to 0.5 s
+    one.add_amounts("a", 3, np.array([SHARE_SCALE + 1, 2 * SHARE_SCALE]))
     table.add(one)
-    late = Table()
-    late.cover(MOST + 3, MOST + 4)
-    late.put("a", MOST + 3, np.array([5 * SHARE - 1]))
+    late = TimeBinTable()
+    late.extend(MAX_TIME_BINS + 3, MAX_TIME_BINS + 4)
+    late.add_amounts("a", MAX_TIME_BINS + 3, np.array([5 * SHARE_SCALE - 1]))
     table.add(late)
     # From 0.3 to 48.4 s there would be 481, so they double: [0.2, 0.4), [0.4, 0.6), …
-    assert (table.stretch_ns, table.first, table.size) == (2 * FINEST_NS, 1, 241)
-    assert table.rows["a"][:, [0, 1, 240]].tolist() == [[1, 2, 4], [1, 0, SHARE - 1]]
+    assert (table.bin_ns, table.first, table.size) == (2 * MIN_BIN_NS, 1, 241)
+    assert table.rows["a"][:, [0, 1, 240]].tolist() == [[1, 2, 4], [1, 0, SHARE_SCALE - 1]]
     assert int(table.rows["a"][0].sum()) == 7
 
 
 def test_stretches_of_another_clock_are_cut_evenly() -> None:
     edges = np.array([0, 100, 200])
-    whole, rest = laid_on(
+    whole, rest = align_to_bins(
         edges, np.array([[40, 60]]), np.array([[0, 8]]), np.array([-50, 50, 150, 250])
     )
     assert whole.tolist() == [[20, 50, 30]]
     assert rest.tolist() == [[0, 4, 4]]
 
 
-@given(st.lists(st.integers(0, 10 * SHARE), min_size=1, max_size=8), st.integers(0, 100))
+@given(st.lists(st.integers(0, 10 * SHARE_SCALE), min_size=1, max_size=8), st.integers(0, 100))
 def test_shares_add_up_to_what_was_to_be_shared(units: list[int], total: int) -> None:
     parts = np.array(units)
-    out = spread(total, parts // SHARE, parts % SHARE)
+    out = allocate_by_weight(total, parts // SHARE_SCALE, parts % SHARE_SCALE)
     assert int(out.sum()) == total
     assert (out >= 0).all()
     weight = sum(units)
@@ -216,8 +224,10 @@ def test_shares_add_up_to_what_was_to_be_shared(units: list[int], total: int) ->
 
 
 def test_whole_amounts_stay_as_they_are() -> None:
-    assert spread(10, np.array([1, 1, 2]), np.array([SHARE // 2] * 2 + [0])).tolist() == [3, 3, 4]
-    assert spread(5, np.array([2, 3]), np.array([0, 0])).tolist() == [2, 3]
+    assert allocate_by_weight(
+        10, np.array([1, 1, 2]), np.array([SHARE_SCALE // 2] * 2 + [0])
+    ).tolist() == [3, 3, 4]
+    assert allocate_by_weight(5, np.array([2, 3]), np.array([0, 0])).tolist() == [2, 3]
 
 
 def test_an_idle_device_without_a_cause_is_unattributed(tmp_path: Path) -> None:
@@ -243,4 +253,4 @@ def test_stretches_add_up_where_waiting_is_told_without_marks(tmp_path: Path, mi
     check_history(report)
     assert report.history is not None
     if missing != "busy+collectives":
-        assert dict(report.history.ranks[0].lost).keys() >= {WAITING}
+        assert dict(report.history.ranks[0].lost).keys() >= {WAITING_FOR_RANKS}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from builders import chunk, counter, gauge, header, process, spans
 
-from clusterprof.engine.host_notes import HostNotes, of_nodes
+from clusterprof.analysis.node.observations import HostNotes, merge_node_notes
+from clusterprof.analysis.timeline.model import Chunk, Placement, Process
 from clusterprof.probe.layout import FETCH, WORKER_START
-from clusterprof.timeline.model import Chunk, Placement, Process
 
 CPUS = {
     "online": "0-7",
@@ -115,7 +115,8 @@ def test_heat_that_slowed_the_cpus() -> None:
         return notes(chunk(4, series=series, node=NODE))
 
     assert said(500, 500, 2000) == (
-        "heat slowed the CPUs of package0 for 1.50 s of 4.00 s: look at the node's cooling",
+        "the CPUs of package0 were throttled by heat for 1.50 s of 4.00 s: check the node's"
+        " cooling",
     )
     assert said(500, 500, 520) == ()  # half a percent
     assert said(500, np.nan, 100) == ()  # a counter that began anew says nothing
@@ -123,4 +124,4 @@ def test_heat_that_slowed_the_cpus() -> None:
 
 def test_what_holds_for_several_nodes_is_said_once() -> None:
     said = [("n1", ("hot", "full")), ("n2", ("hot",)), ("n3", ())]
-    assert of_nodes(said) == ("n[1-2]: hot", "n1: full")
+    assert merge_node_notes(said) == ("n[1-2]: hot", "n1: full")

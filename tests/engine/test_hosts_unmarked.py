@@ -12,10 +12,10 @@ import pytest
 from lean import Step, cluster, recorded, without
 from recordings import SECOND, Script, write
 
-from clusterprof.attribution.regions import RankState, regions
-from clusterprof.findings import Report
-from clusterprof.timeline.load import NodeLoad
-from clusterprof.timeline.ranks import ranks_of
+from clusterprof.analysis.attribution.rank.chunk_boundary import RankState, find_settled_segments
+from clusterprof.analysis.timeline.load.chunks import NodeLoader
+from clusterprof.analysis.timeline.load.ranks import find_ranks
+from clusterprof.report.model import Report
 
 N = 30
 PLAIN = Step()
@@ -93,8 +93,8 @@ def test_a_host_that_computes_after_the_steps_is_at_work(tmp_path: Path) -> None
 
 def test_the_device_of_a_process_begun_anew_has_worked_for_another_before(tmp_path: Path) -> None:
     script = Script(end=10.0, busy=[(1.0, 4.0), (7.0, 9.0)], main="I10.0", worker="I10.0")
-    [chunk] = NodeLoad(write(script, tmp_path / "node")).chunks()
-    [rank] = ranks_of(chunk)
+    [chunk] = NodeLoader(write(script, tmp_path / "node")).chunks()
+    [rank] = find_ranks(chunk)
     thread = rank.main.threads[rank.pid]
     later = {
         name: getattr(thread, name)[thread.t_ns >= 5 * SECOND]
@@ -102,7 +102,7 @@ def test_the_device_of_a_process_begun_anew_has_worked_for_another_before(tmp_pa
         if name != "name"
     }
     main = replace(rank.main, threads={rank.pid: replace(thread, **later)})
-    _, state = regions(replace(rank, main=main), RankState(), last=True)
-    assert (state.begun_ns, state.ended_ns) == (7 * SECOND, 9 * SECOND)
-    _, state = regions(rank, RankState(), last=True)
-    assert (state.begun_ns, state.ended_ns) == (SECOND, 9 * SECOND)
+    _, state = find_settled_segments(replace(rank, main=main), RankState(), last=True)
+    assert (state.step_begin_ns, state.step_end_ns) == (7 * SECOND, 9 * SECOND)
+    _, state = find_settled_segments(rank, RankState(), last=True)
+    assert (state.step_begin_ns, state.step_end_ns) == (SECOND, 9 * SECOND)

@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recordings import MAIN, Script, seconds, training, write
 
-from clusterprof.attribution.families import CAUSES
-from clusterprof.attribution.ledger import RankBooks
-from clusterprof.engine.limits import bound
-from clusterprof.engine.node import analyse_node
+from clusterprof.analysis.attribution.ledger import RankResult
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Clock
 from clusterprof.trace.writer import RecordingWriter
 
-LIMITS = bound({})
+LIMITS = build_limits({})
 SLOW = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
@@ -56,10 +56,10 @@ def scripts(draw: st.DrawFn) -> Script:
     return script
 
 
-def books(script: Script, chunk_ns: int) -> list[RankBooks]:
+def books(script: Script, chunk_ns: int) -> list[RankResult]:
     with tempfile.TemporaryDirectory() as folder:
         node = write(script, Path(folder) / "node-1")
-        return list(analyse_node(node, LIMITS, chunk_ns).books)
+        return list(analyze_node(node, LIMITS, chunk_ns).ranks)
 
 
 @SLOW
@@ -80,7 +80,7 @@ def test_one_chunk_or_many_give_the_same_ledger(script: Script, chunk_ms: int) -
             assert abs(mine.get(id_, 0) - theirs.get(id_, 0)) <= 0.02 * one.ledger.lost_ns + 2
 
 
-def law(one: RankBooks) -> None:
+def law(one: RankResult) -> None:
     ledger = one.ledger
     assert ledger.window_ns == ledger.unmeasured_ns + ledger.outside_ns + ledger.in_step_ns
     assert ledger.in_step_ns == ledger.productive_ns + ledger.lost_ns
@@ -90,7 +90,7 @@ def law(one: RankBooks) -> None:
     assert min(amounts + [ns for _, ns in (*ledger.buckets, *ledger.outside_buckets)]) >= 0
 
 
-def written(records: list, folder: Path) -> list[RankBooks]:
+def written(records: list, folder: Path) -> list[RankResult]:
     now = [0]
     plain = header()
     device = {"id": "emulated-0", "emulated": True, "pid": MAIN}
@@ -100,7 +100,7 @@ def written(records: list, folder: Path) -> list[RankBooks]:
         now[0] = number
         writer.append(*batch)
     writer.close()
-    return list(analyse_node(folder, LIMITS).books)
+    return list(analyze_node(folder, LIMITS).ranks)
 
 
 @pytest.mark.parametrize("again", [1, 2])

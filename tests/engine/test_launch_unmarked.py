@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from recordings import SECOND, Script, write
 
-from clusterprof.attribution.cooccurrence import cooccurring
-from clusterprof.attribution.partial import SHARE
-from clusterprof.timeline.load import NodeLoad
-from clusterprof.timeline.model import PHASE_NONE, SOURCE_DEVICE_SAMPLES, Lost, Rank
-from clusterprof.timeline.ranks import ranks_of
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
+from clusterprof.analysis.attribution.rank.without_probe import attribute_to_families
+from clusterprof.analysis.timeline.load.chunks import NodeLoader
+from clusterprof.analysis.timeline.load.ranks import find_ranks
+from clusterprof.analysis.timeline.model import PHASE_NONE, SOURCE_DEVICE_SAMPLES, LostTime, Rank
 
 WINDOWS = 40
 UNEVEN = [0.02, 0.08] * (WINDOWS // 2)
@@ -24,27 +24,31 @@ def busy(idle: list[float]) -> list[tuple[float, float]]:
     return [(1.0, 2.0), *((2 + k / 10, 2.1 + k / 10 - s) for k, s in enumerate(idle)), (6.0, 7.0)]
 
 
-def lost(idle: list[float]) -> Lost:
+def lost(idle: list[float]) -> LostTime:
     """From second 2 to 6."""
     start = 2 * SECOND + np.arange(WINDOWS) * (SECOND // 10)
     alike = np.ones(WINDOWS, np.int64)
-    return Lost(
-        start, start + SECOND // 10, np.rint(np.array(idle) * SECOND).astype(np.int64),
-        alike * PHASE_NONE, alike * SOURCE_DEVICE_SAMPLES, -alike,
-    )  # fmt: skip
+    return LostTime(
+        start,
+        start + SECOND // 10,
+        np.rint(np.array(idle) * SECOND).astype(np.int64),
+        alike * PHASE_NONE,
+        alike * SOURCE_DEVICE_SAMPLES,
+        -alike,
+    )
 
 
 def rank_of(script: Script, folder: Path) -> Rank:
-    [chunk] = NodeLoad(write(script, folder)).chunks()
-    [rank] = ranks_of(chunk)
+    [chunk] = NodeLoader(write(script, folder)).chunks()
+    [rank] = find_ranks(chunk)
     return rank
 
 
 def said(rank: Rank, idle: list[float]) -> dict[str, float]:
     """Part of the lost time by family."""
     pieces = lost(idle)
-    shares = cooccurring(pieces, rank)
-    whole = float(pieces.lost_ns.sum()) * SHARE
+    shares = attribute_to_families(pieces, rank)
+    whole = float(pieces.lost_ns.sum()) * SHARE_SCALE
     return {name: float((pieces.lost_ns * share).sum()) / whole for name, share in shares.items()}
 
 

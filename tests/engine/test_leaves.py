@@ -8,8 +8,8 @@ import pytest
 from recordings import SECOND, Script, training
 from test_analysis import analysed
 
-from clusterprof.findings import Report
 from clusterprof.probe import layout
+from clusterprof.report.model import Report
 
 # 50 steps of 0.24 s waiting (half blocked, half decoding) and 0.26 s computing, from 1 s on: of
 # 25 s in steps 12 are lost, 6 of them blocked
@@ -46,30 +46,57 @@ READS = {"nfs_operations_total__READ": 100, "nfs_read_bytes_total": 1 << 20}
     ("letter", "signals", "expected"),
     [
         # 0.9 s of each second of requests at the server; 0.8 s waiting for a slot; 0.6 s for names
-        ("N", {**READS, "nfs_rtt_ns_total__READ": 0.9 * S, "nfs_execute_ns_total__READ": S},
-         {"storage-remote": 6.0}),
-        ("N", {**READS, "nfs_rtt_ns_total__READ": 0.2 * S, "nfs_execute_ns_total__READ": S},
-         {"storage-client-queue": 4.8, "storage-remote": 1.2}),
-        ("N", {**READS, "nfs_rtt_ns_total__READ": 0.4 * S, "nfs_execute_ns_total__READ": 0.4 * S,
-               "nfs_operations_total__OPEN": 100, "nfs_rtt_ns_total__OPEN": 0.6 * S,
-               "nfs_execute_ns_total__OPEN": 0.6 * S},
-         {"storage-metadata": 3.6, "storage-remote": 2.4}),
+        (
+            "N",
+            {**READS, "nfs_rtt_ns_total__READ": 0.9 * S, "nfs_execute_ns_total__READ": S},
+            {"storage-remote": 6.0},
+        ),
+        (
+            "N",
+            {**READS, "nfs_rtt_ns_total__READ": 0.2 * S, "nfs_execute_ns_total__READ": S},
+            {"storage-client-queue": 4.8, "storage-remote": 1.2},
+        ),
+        (
+            "N",
+            {
+                **READS,
+                "nfs_rtt_ns_total__READ": 0.4 * S,
+                "nfs_execute_ns_total__READ": 0.4 * S,
+                "nfs_operations_total__OPEN": 100,
+                "nfs_rtt_ns_total__OPEN": 0.6 * S,
+                "nfs_execute_ns_total__OPEN": 0.6 * S,
+            },
+            {"storage-metadata": 3.6, "storage-remote": 2.4},
+        ),
         # of 2 s of RPCs to servers in each second, 1.2 s to those of metadata
-        ("N", {"lustre_fetched_bytes_total": 1 << 20,
-               "lustre_rpcs_total__read": 100, "lustre_rpc_ns_total__read": 0.8 * S,
-               "lustre_rpcs_total__metadata": 900, "lustre_rpc_ns_total__metadata": 1.2 * S},
-         {"storage-metadata": 3.6, "storage-remote": 2.4}),
+        (
+            "N",
+            {
+                "lustre_fetched_bytes_total": 1 << 20,
+                "lustre_rpcs_total__read": 100,
+                "lustre_rpc_ns_total__read": 0.8 * S,
+                "lustre_rpcs_total__metadata": 900,
+                "lustre_rpc_ns_total__metadata": 1.2 * S,
+            },
+            {"storage-metadata": 3.6, "storage-remote": 2.4},
+        ),
         ("W", {"tcp_job_received_bytes_total": 1e6}, {"storage-object": 6.0}),
         ("I", {"tcp_job_received_bytes_total": 1e6}, {"storage-object": 6.0}),
         ("I", {"tcp_job_received_bytes_total": 1e3}, {"unattributed": 6.0}),
         # a MiB read by each of two fetches a second; three quarters of it were refaults
-        ("D", {"disk_read_bytes_total": 2 << 20, "memory_refaults_total": 384},
-         {"storage-local": 1.5, "storage-cold-cache": 4.5}),
+        (
+            "D",
+            {"disk_read_bytes_total": 2 << 20, "memory_refaults_total": 384},
+            {"storage-local": 1.5, "storage-cold-cache": 4.5},
+        ),
         # of 10 MB a second the two processes of the job read 2
-        ("D", {"disk_read_bytes_total": 10e6, "disk_busy_ns_total": 0.9 * S},
-         {"storage-local": 1.2, "storage-contention": 4.8}),
+        (
+            "D",
+            {"disk_read_bytes_total": 10e6, "disk_busy_ns_total": 0.9 * S},
+            {"storage-local": 1.2, "storage-contention": 4.8},
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_the_worker_was_blocked_on(letter, signals, expected, tmp_path: Path) -> None:
     read = 1 << 20 if letter == "D" else 0
     report = analysed(blocked_on(letter, read, **signals), tmp_path)
@@ -86,8 +113,9 @@ def within_steps(main: str, *spans: tuple) -> Script:
     script.written = 1 << 10
     for i in range(60):
         at = 1 + 0.5 * i
-        script.main_spans += [(kind, at + start, at + end, *rest)
-                              for kind, start, end, *rest in spans]  # fmt: skip
+        script.main_spans += [
+            (kind, at + start, at + end, *rest) for kind, start, end, *rest in spans
+        ]
     return script
 
 

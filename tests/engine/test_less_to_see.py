@@ -14,11 +14,11 @@ import pytest
 from lean import POWER, SM, Step, cluster, recorded, without
 from recordings import SECOND, write
 
-from clusterprof.engine.limits import bound
-from clusterprof.engine.node import analyse_node
-from clusterprof.engine.peers import CATEGORIES
-from clusterprof.findings import Report
-from clusterprof.timeline.operation_rows import HEAD_ROWS, RankOperations, read_block
+from clusterprof.analysis.cross_rank.waits import CATEGORIES
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.node.analyze import analyze_node
+from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, RankOperations, read_block
+from clusterprof.report.model import Report
 
 N = 30
 PLAIN, READS, DECODES, SLOW = Step(), Step(read=0.2), Step(decode=0.2), Step(compute=0.5)
@@ -49,10 +49,8 @@ def test_the_rank_that_waited_longest_for_data_keeps_the_others_waiting(tmp_path
     assert blamed(report)["storage-local"] == [1]
     assert dict(report.unattributed_reasons) == {"asleep": round(9.0 * SECOND)}
     [storage] = [one for one in report.findings if one.cause.id == "storage-local"]
-    assert (storage.culprits[0].own_ns, storage.culprits[0].others_ns) == (
-        6 * SECOND, 12 * SECOND,
-    )  # fmt: skip
-    assert any("by their steps" in note for note in report.notes)
+    assert (storage.culprits[0].own_ns, storage.culprits[0].others_ns) == (6 * SECOND, 12 * SECOND)
+    assert any("inferred from their steps" in note for note in report.notes)
 
 
 def test_what_the_late_rank_worked_more_is_synchronization_and_no_leaf(tmp_path: Path) -> None:
@@ -228,15 +226,17 @@ def test_sleep_that_all_ranks_share_is_the_network_only_where_nodes_send(tmp_pat
 def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path, missing: str) -> None:
     job = without(cluster([PLAIN] * N, [READS] * N, on_device=True), missing)
     folder = write(job[1], tmp_path / "node-1")
-    whole, cut = (analyse_node(folder, bound({}), chunk_ns=ns) for ns in (10**12, 7 * SECOND))
-    [one], [other] = whole.books, cut.books
+    whole, cut = (
+        analyze_node(folder, build_limits({}), chunk_ns=ns) for ns in (10**12, 7 * SECOND)
+    )
+    [one], [other] = whole.ranks, cut.ranks
     assert replace(one.ledger, buckets=()) == replace(other.ledger, buckets=())
     # What a loader rather does is asked of a chunk, so families may differ a bit.
     slack = 0.02 * one.ledger.lost_ns if missing == "spans" else 0
     mine, theirs = dict(one.ledger.buckets), dict(other.ledger.buckets)
     assert mine.keys() == theirs.keys()
     assert max(abs(mine[id_] - theirs[id_]) for id_ in mine) <= slack
-    tables = [_rows_of(books.frontier) for books in (one, other)]
+    tables = [_rows_of(books.implicit_steps) for books in (one, other)]
     assert tables[0].shape == tables[1].shape
     assert np.abs(tables[0] - tables[1]).max() <= 4 + slack  # ns
 
@@ -244,9 +244,9 @@ def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path, missing: str) -> Non
 def _rows_of(steps: RankOperations | None) -> np.ndarray:
     assert steps is not None
     [block] = steps.blocks
-    assert isinstance(block.place, bytes)
+    assert isinstance(block.location, bytes)
     table = np.zeros((HEAD_ROWS + 2 * len(CATEGORIES), block.rows), np.int64)
-    read_block(block.place, block, np.arange(len(CATEGORIES)), table)
+    read_block(block.location, block, np.arange(len(CATEGORIES)), table)
     return table
 
 
@@ -257,8 +257,10 @@ def test_a_device_alone_says_busy_idle_and_spinning(tmp_path: Path) -> None:
     job = cluster([PLAIN] * N, [READS] * N, [PLAIN] * N, on_device=True)
     report = recorded(without(job, "spans", "threads"), tmp_path)
     assert {id_ for one in report.ranks for id_, ns in one.buckets if ns} <= {
-        "network", "synchronization", "unattributed",
-    }  # fmt: skip
+        "network",
+        "synchronization",
+        "unattributed",
+    }
     # Rank 1 idled, for whatever reason, and the others span meanwhile.
     assert seconds_of(report, 1)["unattributed"] == pytest.approx(6.0, abs=0.5)
     assert blamed(report).get("network", []) == []

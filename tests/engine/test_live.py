@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from recordings import SECOND, Script, _header, seconds, training
 
-from clusterprof.engine.limits import bound
-from clusterprof.engine.live import SILENT_NS, LiveJob
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.live import SILENT_NS, LiveJob
 from clusterprof.errors import NoRecording
 from clusterprof.trace.schema import Clock, Event
 from clusterprof.trace.writer import RecordingWriter
@@ -51,15 +51,15 @@ def growing(tmp_path: Path) -> Growing:
 
 @pytest.fixture
 def job(tmp_path: Path, growing: Growing) -> LiveJob:
-    return LiveJob([tmp_path / "run"], bound({}), WINDOW_NS)
+    return LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS)
 
 
 def test_the_window_and_nothing_before_it_is_told(growing: Growing, job: LiveJob) -> None:
     growing.until(15)
-    report = job.look(0).report
+    report = job.update(0).report
     assert (report.in_step_ns, report.lost_ns) == (10 * SECOND, 0)
     growing.until(38)
-    live = job.look(0)
+    live = job.update(0)
     (rank,) = live.report.ranks
     # From 27.9 s to the last record at 37.9 s; the waits at 28, 29 … 37 s are all inside.
     assert rank.in_step_ns == 10 * SECOND
@@ -78,10 +78,10 @@ def test_a_dense_window_in_many_chunks_is_told_as_one(
     growing: Growing, job: LiveJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growing.until(25)
-    monkeypatch.setattr("clusterprof.timeline.load.ROWS_AT_MOST", (50, 50))
-    whole = job.look(0)  # what makes a chunk of a recording does not cut a window
-    monkeypatch.setattr("clusterprof.engine.live._ROWS_AT_MOST", 50)
-    cut = LiveJob([tmp_path / "run"], bound({}), WINDOW_NS).look(0)
+    monkeypatch.setattr("clusterprof.analysis.timeline.load.chunks.MAX_CHUNK_ROWS", (50, 50))
+    whole = job.update(0)  # what makes a chunk of a recording does not cut a window
+    monkeypatch.setattr("clusterprof.analysis.live._MAX_ROWS", 50)
+    cut = LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS).update(0)
     (one,), (other,) = whole.ranks.values(), cut.ranks.values()
     # Of 10 s the last four steps wait for 0.4 s each.
     assert one.busy_ratio == pytest.approx(0.84, abs=0.001)
@@ -94,17 +94,17 @@ def test_looking_often_or_once_gives_the_same(
 ) -> None:
     for second in range(8, 38, 10):
         growing.until(second)
-        job.look(0)
+        job.update(0)
     growing.until(38)
-    once = LiveJob([tmp_path / "run"], bound({}), WINDOW_NS).look(0)
-    assert job.look(0).report == once.report
+    once = LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS).update(0)
+    assert job.update(0).report == once.report
 
 
 def test_a_device_counts_where_no_step_ends(tmp_path: Path) -> None:
     script = training([(0.2, 30.0)])
     script.main_spans = script.main_spans[:1]  # the wait; the step has not ended
     Growing(script, tmp_path / "run" / "node-a").until(28)
-    live = LiveJob([tmp_path / "run"], bound({}), WINDOW_NS).look(0)
+    live = LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS).update(0)
     (rank,) = live.report.ranks
     one = live.ranks["node-a", rank.pid]
     assert (rank.in_step_ns, one.step_ns, one.since_step_ns) == (0, None, None)
@@ -118,19 +118,19 @@ def test_recorders_are_said_to_write_be_silent_have_ended_or_be_gone(
     at = 20 * SECOND
 
     def states(now_ns: int) -> list[tuple[str, str]]:
-        return [(one.state, one.why) for one in job.look(now_ns).nodes]
+        return [(one.state, one.why) for one in job.update(now_ns).nodes]
 
     assert states(at) == [("recording", "")]
     assert states(at + 2 * SILENT_NS) == [("silent", "")]
-    assert not job.look(at).ended
+    assert not job.update(at).ended
     growing.until(24)
     assert states(at + 2 * SILENT_NS) == [("recording", "")], "it grew: its clock is behind ours"
     growing.stop()
     assert states(at) == [("ended", "the duration is over")]
-    assert job.look(at).ended
+    assert job.update(at).ended
     shutil.rmtree(tmp_path / "run")
     assert states(at) == [("gone", "its files are gone")]
-    assert len(job.look(at).report.ranks) == 1, "its last minute stays on the screen"
+    assert len(job.update(at).report.ranks) == 1, "its last minute stays on the screen"
 
 
 def test_a_node_that_has_been_silent_for_longer_than_the_window_has_no_numbers(
@@ -139,21 +139,22 @@ def test_a_node_that_has_been_silent_for_longer_than_the_window_has_no_numbers(
     growing.until(8)
     other = Growing(training(STEPS), tmp_path / "run" / "node-b")
     other.until(38)
-    live = job.look(38 * SECOND)
+    live = job.update(38 * SECOND)
     assert [(one.name, one.state) for one in live.nodes] == [
-        ("node-a", "silent"), ("node-b", "recording"),
-    ]  # fmt: skip
+        ("node-a", "silent"),
+        ("node-b", "recording"),
+    ]
     assert [one.node for one in live.report.ranks] == ["node-b"]
 
 
 def test_nodes_may_come_later_and_nothing_to_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    job = LiveJob([tmp_path / "run"], bound({}), WINDOW_NS)
+    job = LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS)
     with pytest.raises(NoRecording, match=r"no \.cpf files"):
-        job.look(0)
+        job.update(0)
     for name in ("node-a", "node-b"):
         Growing(training(STEPS), tmp_path / "run" / name).until(12)
-        names = [one.name for one in job.look(0).nodes]
+        names = [one.name for one in job.update(0).nodes]
     assert names == ["node-a", "node-b"]
 
 
@@ -162,7 +163,7 @@ def test_damage_of_any_kind_never_breaks_a_look(
     growing: Growing, job: LiveJob, tmp_path: Path, damage: str
 ) -> None:
     growing.until(12)
-    job.look(0)
+    job.update(0)
     segment = tmp_path / "run" / "node-a" / "000001.cpf"
     if damage == "garbage":
         segment.write_bytes(bytes(range(256)) * 400)
@@ -171,5 +172,5 @@ def test_damage_of_any_kind_never_breaks_a_look(
     else:
         segment.unlink()
         segment.mkdir()
-    live = job.look(0)
+    live = job.update(0)
     assert len(live.nodes) == 1 and live.trouble == ""

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from clusterprof.attribution.frontier import GROUP
-from clusterprof.engine.merged import merged, steady, together_at
-from clusterprof.engine.spill import IN_MEMORY, Reader, Shelf
-from clusterprof.probe import layout
-from clusterprof.timeline.operation_rows import (
+from clusterprof.analysis.attribution.rank.step_blocks import ALL_RANKS_GROUP
+from clusterprof.analysis.cross_rank.step_alignment import (
+    compute_common_wait_ns,
+    find_common_step_ends,
+    merge_steps,
+)
+from clusterprof.analysis.spill import IN_MEMORY, SpillReader, SpillWriter
+from clusterprof.analysis.timeline.collectives.rows import (
     ARRIVE,
+    DURATION,
     HEAD_ROWS,
     SEQUENCE,
-    STAY,
     RankOperations,
-    RankRows,
+    RankRowBuilder,
     read_block,
 )
+from clusterprof.probe import layout
 
 MS = 1_000_000
 
@@ -30,19 +34,19 @@ def test_steps_whose_ends_come_apart_are_no_operations() -> None:
     # ahead; its host catches up with the fifth. 8 ms apart is together.
     one = ends([100, 200, 300, 400, 500, 600])
     other = ends([1100, 1208, 1450, 1480, 1500, 1600])
-    assert together_at([one, other]).tolist() == [0, 1, 4, 5]
+    assert find_common_step_ends([one, other]).tolist() == [0, 1, 4, 5]
 
 
 def test_the_last_step_that_all_have_ends_the_last_operation() -> None:
     one, other = ends([100, 200, 300, 400]), ends([200, 300, 480, 500], first=1)
-    assert together_at([one, other]).tolist() == [1, 2, 3]
+    assert find_common_step_ends([one, other]).tolist() == [1, 2, 3]
 
 
 def test_no_more_than_sixteen_steps_are_put_together() -> None:
     # 40 steps, as often early as late, by half a step.
     one = ends([100 * k for k in range(40)])
     other = ends([100 * k + (50 if k % 2 else -50) for k in range(40)])
-    assert together_at([one, other]).tolist() == [15, 31, 39]
+    assert find_common_step_ends([one, other]).tolist() == [15, 31, 39]
 
 
 def operations(stay_ms: list[int], spent_ms: list[list[int]]) -> RankOperations:
@@ -50,10 +54,12 @@ def operations(stay_ms: list[int], spent_ms: list[list[int]]) -> RankOperations:
     n = len(stay_ms)
     end, stay = (np.arange(n) + 1) * 100 * MS, np.array(stay_ms) * MS
     alike = np.ones(n, np.int64)
-    rows = RankRows(Shelf(IN_MEMORY), block_rows=3)  # so that one operation lies in two blocks
+    rows = RankRowBuilder(
+        SpillWriter(IN_MEMORY), block_rows=3
+    )  # so that one operation lies in two blocks
     spent = np.array(spent_ms).T * MS
     how = layout.OTHER_OPERATION * alike
-    table = np.stack([end - stay, end, GROUP * alike, np.arange(n), -alike, how, stay])
+    table = np.stack([end - stay, end, ALL_RANKS_GROUP * alike, np.arange(n), -alike, how, stay])
     rows.add(table, spent, spent)
     found = rows.finish()
     assert found is not None
@@ -62,14 +68,16 @@ def operations(stay_ms: list[int], spent_ms: list[list[int]]) -> RankOperations:
 
 def test_what_was_waited_lies_at_the_end_and_what_was_spent_is_that_of_the_last_step() -> None:
     whole = operations([5, 10, 0, 20, 40], [[1, 9], [2, 18], [3, 27], [4, 36], [5, 45]])
-    with Reader(IN_MEMORY) as reader, Shelf(IN_MEMORY) as shelf:
-        found = merged(whole, np.array([0, 3]), reader, shelf)  # what comes after 3 is left out
+    with SpillReader(IN_MEMORY) as reader, SpillWriter(IN_MEMORY) as shelf:
+        found = merge_steps(
+            whole, np.array([0, 3]), reader, shelf
+        )  # what comes after 3 is left out
     [block] = found.blocks
     rows = np.zeros((HEAD_ROWS + 4, block.rows), np.int64)
-    assert isinstance(block.place, bytes)
-    read_block(block.place, block, np.arange(2), rows)
+    assert isinstance(block.location, bytes)
+    read_block(block.location, block, np.arange(2), rows)
     assert rows[SEQUENCE].tolist() == [0, 3]
-    assert rows[STAY].tolist() == [5 * MS, 30 * MS]
+    assert rows[DURATION].tolist() == [5 * MS, 30 * MS]
     assert rows[ARRIVE].tolist() == [95 * MS, 370 * MS]
     assert (rows[HEAD_ROWS : HEAD_ROWS + 2] // MS).tolist() == [[1, 4], [9, 36]]
 
@@ -78,7 +86,7 @@ def test_only_what_all_wait_in_every_step_is_steady() -> None:
     # The least of each step: 4, 5, 5, 6, 40. Beyond twice the usual, 10, nothing is counted.
     one = (*ends([100, 200, 300, 400, 500]), np.array([4, 50, 5, 6, 40]) * MS)
     other = (*ends([100, 200, 300, 400, 500]), np.array([9, 5, 30, 7, 60]) * MS)
-    assert steady([one, other]) == (4 + 5 + 5 + 6 + 10) * MS
+    assert compute_common_wait_ns([one, other]) == (4 + 5 + 5 + 6 + 10) * MS
     # Alike in two of five steps: nobody does that in every step.
     rare = (*ends([100, 200, 300, 400, 500]), np.array([0, 50, 0, 0, 40]) * MS)
-    assert steady([rare, rare]) == 0
+    assert compute_common_wait_ns([rare, rare]) == 0

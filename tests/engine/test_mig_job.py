@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from recordings import SECOND, _header, seconds, training
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Report
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import Report
 from clusterprof.trace.schema import Clock, Columns, Event, Record
 from clusterprof.trace.writer import RecordingWriter
 

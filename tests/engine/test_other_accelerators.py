@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from recordings import MAIN, SECOND, Script, _header, seconds, training
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Report
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import Report
 from clusterprof.trace.schema import Clock, Columns, Event, Record
 from clusterprof.trace.writer import RecordingWriter
 
@@ -31,11 +31,13 @@ def once_a_second(record: Record) -> Record:
         return record
     kept = [row for row, t_ns in enumerate(record.t_ns) if t_ns % SECOND == 0]
     return Columns(
-        "gpu_neuron", record.signals, [CORE] * len(record.signals),
+        "gpu_neuron",
+        record.signals,
+        [CORE] * len(record.signals),
         array("q", [record.t_ns[row] for row in kept]),
         [array("q", [values[row] for row in kept]) for values in record.values],
         [None] * len(record.signals),
-    )  # fmt: skip
+    )
 
 
 def as_power(record: Record) -> Record:

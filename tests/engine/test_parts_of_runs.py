@@ -13,15 +13,15 @@ from test_history import check_history
 from test_invariance import law, scripts
 from test_peers import job
 
-from clusterprof.attribution.window import Window
-from clusterprof.engine.limits import bound
-from clusterprof.engine.local import analyze
-from clusterprof.engine.node import analyse_node
-from clusterprof.engine.part import Instant, PartOfRun, windows_of
+from clusterprof.analysis.attribution.rank.chunk_boundary import Selection
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.node.analyze import analyze_node
+from clusterprof.analysis.node.selection import Instant, PartOfRun, build_windows
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import UsageError
-from clusterprof.findings import Report
-from clusterprof.renderers.plain import Plain
-from clusterprof.renderers.words import imbalances
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.text.wording import list_imbalances
+from clusterprof.report.model import Report
 
 SLOW = settings(
     max_examples=5,
@@ -42,10 +42,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def part(run: Path, **bounds: int | Instant) -> Report:
-    asked = PartOfRun(**bounds, said="--so and so")  # type: ignore[arg-type]
+    asked = PartOfRun(**bounds, description="--so and so")  # type: ignore[arg-type]
     report = analyze(run, history=True, part=asked)
     check_history(report)
-    assert imbalances(report) == []
+    assert list_imbalances(report) == []
     return report
 
 
@@ -58,7 +58,7 @@ def part(run: Path, **bounds: int | Instant) -> Report:
 )
 def test_ten_of_thirty_steps_by_hand(run: Path, bounds: dict) -> None:
     report = part(run, **bounds)
-    assert report.notes[0].startswith("only a part of the run was analysed, --so and so: ")
+    assert report.notes[0].startswith("only a part of the run was analyzed, --so and so: ")
     assert report.part == "--so and so"
     for rank in report.ranks:
         assert (rank.steps, rank.in_step_ns) == (10, 10 * SECOND)
@@ -83,7 +83,7 @@ def test_steps_before_and_from_a_number_on_are_all_steps(run: Path) -> None:
 
 def test_an_empty_part_is_an_error(run: Path) -> None:
     for bounds in ({"first_step": 30}, {"since": Instant(HOUR)}, {"until": Instant(SECOND // 2)}):
-        with pytest.raises(UsageError, match=r"nothing inside steps .* \(--so and so\)"):
+        with pytest.raises(UsageError, match=r"no time inside steps .* \(--so and so\)"):
             part(run, **bounds)  # type: ignore[arg-type]
 
 
@@ -101,13 +101,15 @@ def test_times_are_those_of_the_run_whatever_a_nodes_clock_shows(tmp_path: Path)
         write_on(machine, Script(end=2.0, main="I2.0"), tmp_path / machine.name)
     folders = sorted(tmp_path.iterdir())
     since = PartOfRun(since=Instant(10 * SECOND))
-    assert windows_of(folders, since) == [
-        Window(since_ns=5 * HOUR + 10 * SECOND), Window(since_ns=84 * SECOND),
-    ]  # fmt: skip
+    assert build_windows(folders, since) == [
+        Selection(since_ns=5 * HOUR + 10 * SECOND),
+        Selection(since_ns=84 * SECOND),
+    ]
     wall = PartOfRun(until=Instant(100 * HOUR + 4 * SECOND, is_wall=True))
-    assert windows_of(folders, wall) == [
-        Window(until_ns=5 * HOUR + 4 * SECOND), Window(until_ns=78 * SECOND),
-    ]  # fmt: skip
+    assert build_windows(folders, wall) == [
+        Selection(until_ns=5 * HOUR + 4 * SECOND),
+        Selection(until_ns=78 * SECOND),
+    ]
 
 
 @SLOW
@@ -122,9 +124,10 @@ def test_the_laws_hold_in_any_part_however_it_is_cut(
 ) -> None:
     folder = write(script, tmp_path_factory.mktemp("run") / "node-1")
     begin, end = round(since * SECOND), round((since + length) * SECOND)
-    for window in (Window(begin, end), Window(None, None, first, first + count)):
+    for window in (Selection(begin, end), Selection(None, None, first, first + count)):
         whole, cut = (
-            analyse_node(folder, bound({}), ns, window=window).books[0] for ns in (10**15, 10**9)
+            analyze_node(folder, build_limits({}), ns, window=window).ranks[0]
+            for ns in (10**15, 10**9)
         )
         law(whole)
         law(cut)

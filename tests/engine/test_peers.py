@@ -9,13 +9,13 @@ import pytest
 from recordings import MAIN, SECOND, WORKER, Script, write
 from test_analysis import check_books, metrics
 
-from clusterprof.engine.limits import bound
-from clusterprof.engine.local import analyze
-from clusterprof.engine.node import analyse_node
-from clusterprof.engine.peers import CATEGORIES
-from clusterprof.findings import Report
+from clusterprof.analysis.cross_rank.waits import CATEGORIES
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.node.analyze import analyze_node
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, read_block
 from clusterprof.probe import layout
-from clusterprof.timeline.operation_rows import HEAD_ROWS, read_block
+from clusterprof.report.model import Report
 
 GROUP = 7
 STEPS = 60
@@ -77,11 +77,15 @@ def test_the_wait_for_a_slow_loader_is_charged_to_what_it_waited_for(tmp_path: P
     report = recorded(job((0.0, 0.3), (0.2, 0.3)), tmp_path)
     assert [one.in_step_ns for one in report.ranks] == [36 * SECOND, 36 * SECOND]
     assert seconds_of(report, 0) == {
-        "net-transfer": 6.0, "storage-local": 6.0, "cpu-preprocess": 6.0,
-    }  # fmt: skip
+        "net-transfer": 6.0,
+        "storage-local": 6.0,
+        "cpu-preprocess": 6.0,
+    }
     assert seconds_of(report, 1) == {
-        "net-transfer": 6.0, "storage-local": 6.0, "cpu-preprocess": 6.0,
-    }  # fmt: skip
+        "net-transfer": 6.0,
+        "storage-local": 6.0,
+        "cpu-preprocess": 6.0,
+    }
     whose = {f.cause.id: [c.rank for c in f.culprits] for f in report.findings}
     assert whose["storage-local"] == whose["cpu-preprocess"] == [1]
     assert whose["net-transfer"] == []
@@ -108,8 +112,10 @@ def test_all_ranks_with_the_same_wait_blame_nobody_else(tmp_path: Path) -> None:
     report = recorded(job((0.2, 0.3), (0.2, 0.3)), tmp_path)
     for rank in (0, 1):
         assert seconds_of(report, rank) == {
-            "net-transfer": 6.0, "storage-local": 6.0, "cpu-preprocess": 6.0,
-        }  # fmt: skip
+            "net-transfer": 6.0,
+            "storage-local": 6.0,
+            "cpu-preprocess": 6.0,
+        }
     [storage] = [f for f in report.findings if f.cause.id == "storage-local"]
     assert sorted(culprit.rank for culprit in storage.culprits) == [0, 1]
 
@@ -136,12 +142,14 @@ def test_a_life_before_a_restart_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path) -> None:
     folder = write(job((0.0, 0.3), (0.2, 0.3))[1], tmp_path / "node-1")
-    whole, cut = (analyse_node(folder, bound({}), chunk_ns=ns) for ns in (10**12, 7 * SECOND))
+    whole, cut = (
+        analyze_node(folder, build_limits({}), chunk_ns=ns) for ns in (10**12, 7 * SECOND)
+    )
     tables = []
-    for [one] in (whole.books, cut.books):
+    for [one] in (whole.ranks, cut.ranks):
         [block] = one.operations.blocks
         table = np.zeros((HEAD_ROWS + 2 * len(CATEGORIES), STEPS), np.int64)
-        read_block(block.place, block, np.arange(len(CATEGORIES)), table)
+        read_block(block.location, block, np.arange(len(CATEGORIES)), table)
         tables.append(table)
     assert np.abs(tables[0] - tables[1]).max() <= 2
     assert np.array_equal(tables[0][[0, 1, 3, 4, 5, 6]], tables[1][[0, 1, 3, 4, 5, 6]])

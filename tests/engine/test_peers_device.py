@@ -51,8 +51,10 @@ def test_what_a_device_waits_for_is_charged_as_if_the_host_had_waited(tmp_path: 
     host = recorded(job((0.0, 0.3), (0.2, 0.3)), tmp_path / "host")
     device = recorded(issued(job((0.0, 0.3), (0.2, 0.3))), tmp_path / "device")
     assert seconds_of(device, 0) == {
-        "net-transfer": 6.0, "storage-local": 6.0, "cpu-preprocess": 6.0,
-    }  # fmt: skip
+        "net-transfer": 6.0,
+        "storage-local": 6.0,
+        "cpu-preprocess": 6.0,
+    }
     for rank in (0, 1):
         assert seconds_of(device, rank) == seconds_of(host, rank)
     assert metrics(device)["stall.network_ratio"] == pytest.approx(12 / 72)

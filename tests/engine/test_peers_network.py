@@ -13,10 +13,10 @@ from recordings import SECOND, Script
 from test_analysis import metrics
 from test_peers import STEPS, job, recorded, seconds_of
 
-from clusterprof.engine.local import analyze
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import UsageError
-from clusterprof.findings import Finding, Report
 from clusterprof.probe import layout
+from clusterprof.report.model import Finding, Report
 
 MB = 1_000_000
 LOSSY = {("tcp.retransmits_total", ""): 10, ("tcp.segments_sent_total", ""): 1000}
@@ -62,7 +62,7 @@ def test_at_the_rate_of_the_links_the_network_is_not_at_fault(tmp_path: Path) ->
     for rank in (0, 1):
         assert seconds_of(report, rank) == {"net-transfer": 6.0}
     found = finding(report, "net-transfer")
-    assert found.cause.title == "The data were on their way, at the rate of the links"
+    assert found.cause.title == "The data were in transfer at the rate of the links"
     assert found.cause.advice.startswith("No fault")
     assert found.culprits == ()
     said = {item.name: item.value for item in found.evidence}
@@ -82,9 +82,9 @@ def test_what_a_lossy_link_takes_beyond_its_rate_is_its_own(tmp_path: Path) -> N
     item, moved, rate = found.evidence
     assert moved.note == "sent by each rank in 60 operations of 19.1 MiB, over sockets of eth0"
     assert rate.value == pytest.approx(200 * MB)  # 20 MB in 0.1 s
-    assert rate.note == "while on their way: 40.0 % of the 4 Gb/s of eth0"
+    assert rate.note == "in transfer: 40.0 % of the 4 Gb/s of eth0"
     assert (item.name, item.value) == ("tcp.retransmit_ratio", 0.01)
-    assert item.note == "of the segments were sent again: eth0 of node-1"
+    assert item.note == "of the segments were retransmitted: eth0 of node-1"
     assert metrics(report)["stall.net-link_ratio"] == pytest.approx(0.15)
     assert metrics(report)["stall.net-transfer_ratio"] == pytest.approx(0.10)
     assert metrics(report)["stall.network_ratio"] == pytest.approx(0.25)
@@ -99,7 +99,7 @@ def test_a_bad_link_stands_beside_the_same_counter_of_the_other_node(tmp_path: P
     found = finding(report, "net-link").compared
     assert found is not None
     assert (found.name, found.value, found.others) == ("tcp.retransmit_ratio", 0.01, 0.001)
-    assert (found.many, found.of, found.note) == (1, "node", "of the segments were sent again")
+    assert (found.many, found.of, found.note) == (1, "node", "of the segments were retransmitted")
 
 
 def test_a_counter_that_nobody_read_is_no_health(tmp_path: Path) -> None:
@@ -117,20 +117,24 @@ def test_beyond_for_no_reason_stays_and_says_so(tmp_path: Path) -> None:
     report = over(tmp_path, nic(1000 * MB), nic(1000 * MB))
     assert seconds_of(report, 0) == {"net-transfer": 6.0}
     found = finding(report, "net-transfer")
-    assert found.cause.title == "The data were on their way for longer than they need"
+    assert found.cause.title == "The data were in transfer for longer than expected"
     said = {item.name: round(item.value, 6) for item in found.evidence}
     assert (said["network.expected_ratio"], said["network.beyond_ratio"]) == (0.05, 0.2)
     assert list(said) == [
-        "network.moved_bytes", "network.bytes_per_second", "network.operation_bytes",
-        "network.operations_per_step_count", "network.path_ratio", "network.expected_ratio",
+        "network.moved_bytes",
+        "network.bytes_per_second",
+        "network.operation_bytes",
+        "network.operations_per_step_count",
+        "network.path_ratio",
+        "network.expected_ratio",
         "network.beyond_ratio",
-    ]  # fmt: skip
+    ]
 
 
 def test_without_counters_the_pace_is_all_that_is_known(tmp_path: Path) -> None:
     report = over(tmp_path, {}, {})
     found = finding(report, "net-transfer")
-    assert found.cause.title == "The data were on their way, each time about as long"
+    assert found.cause.title == "The data were in transfer, each time for about as long"
     missing = {m.name: m.why_missing for m in report.metrics if m.value is None}
     assert missing["stall.net-link_ratio"] == "the recording has no tcp.retransmits_total"
     assert missing["stall.net-congestion_ratio"] == "the recording has no tcp.job_rtt_ns"
@@ -144,7 +148,7 @@ def test_a_long_round_trip_is_said_of_the_transfers(tmp_path: Path) -> None:
     # the middle is read to 9 %, and never more than the most that was read
     assert (trip.value, trip.note) == (
         12 * MB,
-        "the shortest round trip from node-1, 13.0 ms in the middle",
+        "the shortest round trip from node-1, median 13.0 ms",
     )
 
 
@@ -186,8 +190,11 @@ def test_no_rank_is_ever_blamed_for_transfers(tmp_path: Path) -> None:
         _resize(script, 20 * MB)
     report = recorded(scripts, tmp_path)
     assert seconds_of(report, 0) == {
-        "storage-local": 6.0, "cpu-preprocess": 6.0, "net-link": 3.6, "net-transfer": 2.4,
-    }  # fmt: skip
+        "storage-local": 6.0,
+        "cpu-preprocess": 6.0,
+        "net-link": 3.6,
+        "net-transfer": 2.4,
+    }
     assert all(c.rank is None for c in finding(report, "net-link").culprits)
     assert finding(report, "net-transfer").culprits == ()
     assert [c.rank for c in finding(report, "storage-local").culprits] == [1]

@@ -9,11 +9,11 @@ import pytest
 from recordings import SECOND, Script, write
 from test_peers import STEPS, job, recorded, seconds_of
 
-from clusterprof.attribution.spent import WORK
-from clusterprof.engine.limits import bound
-from clusterprof.engine.node import analyse_node
-from clusterprof.engine.peers import CATEGORIES
-from clusterprof.timeline.operation_rows import HEAD_ROWS, read_block
+from clusterprof.analysis.attribution.rank.time_spent import WORK
+from clusterprof.analysis.cross_rank.waits import CATEGORIES
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.node.analyze import analyze_node
+from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, read_block
 
 
 def starved(runnable: str) -> list[Script]:
@@ -49,14 +49,14 @@ def test_what_every_scheduler_costs_is_none(tmp_path: Path) -> None:
 
 def spent_on_coming(folder: Path, chunk_ns: int | None = None) -> np.ndarray:
     """What the rank had spent when it came to each operation: int64[categories, operations]."""
-    found = analyse_node(folder, bound({}), chunk_ns).books[0].operations
+    found = analyze_node(folder, build_limits({}), chunk_ns).ranks[0].operations
     assert found is not None
     middle = HEAD_ROWS + len(CATEGORIES)
     parts = []
     for block in found.blocks:
         table = np.empty((HEAD_ROWS + 2 * len(CATEGORIES), block.rows), np.int64)
-        assert isinstance(block.place, bytes)
-        read_block(block.place, block, np.arange(len(CATEGORIES)), table)
+        assert isinstance(block.location, bytes)
+        read_block(block.location, block, np.arange(len(CATEGORIES)), table)
         parts.append(table[HEAD_ROWS:middle])
     return np.concatenate(parts, axis=1)
 

@@ -11,21 +11,21 @@ from pathlib import Path
 from recordings import write
 from test_peers import job
 
-from clusterprof.engine.local import analyze
-from clusterprof.engine.progress import Progress
-from clusterprof.engine.spill import bytes_of
+from clusterprof.analysis.node.selection import Progress
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.analysis.spill import measure_size_bytes
 
 
 def two_nodes(folder: Path) -> list[int]:
     for number, script in enumerate(job((0.4, 0.5), (0.0, 0.5), steps=20)):
         write(script, folder / f"node-{number}")
-    return [bytes_of([folder / f"node-{number}"]) for number in (0, 1)]
+    return [measure_size_bytes([folder / f"node-{number}"]) for number in (0, 1)]
 
 
 def test_bytes_and_nodes_grow_to_all_there_are(tmp_path: Path) -> None:
     first, second = two_nodes(tmp_path)
     told: list[Progress] = []
-    with_it = analyze(tmp_path, tell=told.append)
+    with_it = analyze(tmp_path, on_progress=told.append)
     assert with_it == analyze(tmp_path)
     both = first + second
     assert next(one for one in told if one.nodes == 1) == Progress(first, both, 1, 2)
@@ -37,7 +37,7 @@ def test_bytes_and_nodes_grow_to_all_there_are(tmp_path: Path) -> None:
 
 def run(folder: Path, stderr: int) -> subprocess.CompletedProcess[bytes]:
     code = (
-        "import sys, clusterprof.cli.progress as p; p._PATIENCE_S = 0.0;"
+        "import sys, clusterprof.cli.runs as p; p._DELAY_S = 0.0;"
         "from clusterprof.cli.app import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "analyze", str(folder), "--format", "plain"]

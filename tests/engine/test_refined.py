@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from clusterprof.engine.imported import brought_in
-from clusterprof.importers.tables import NodeTables
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.inputs.foreign import import_inputs
+from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.probe import layout
-from clusterprof.timeline.load import NodeLoad
+from clusterprof.trace.encoder import write_node
 from clusterprof.trace.schema import Clock, Columns, Event, Header, Spans
-from clusterprof.trace.whole import write_node
 
 MS = 1_000_000
 BOOT_NS = 1_700_000_000_000 * MS  # wall clock when our node's own clock stood at 0
@@ -25,18 +25,39 @@ def recording(folder: Path, rank: int = 0) -> None:
     header = Header(node, started, {"mounts": []}, [{"id": "gpu0"}], {}, {}, {}, [])
     t = list(range(0, 1001, 100))
     busy = [min(at, 250) + max(0, at - 300) for at in t]
-    said = {"pid": 7, "started_ticks": 1, "role": "python", "device": "gpu0", "rank": rank,
-            "world_size": 1, "node_local_rank": 0, "job": None, "variables": {}}  # fmt: skip
+    said = {
+        "pid": 7,
+        "started_ticks": 1,
+        "role": "python",
+        "device": "gpu0",
+        "rank": rank,
+        "world_size": 1,
+        "node_local_rank": 0,
+        "job": None,
+        "variables": {},
+    }
     samples = Columns(
-        "gpu", ["gpu.busy_ns_total", "gpu.power_watts"], ["gpu0", "gpu0"],
+        "gpu",
+        ["gpu.busy_ns_total", "gpu.power_watts"],
+        ["gpu0", "gpu0"],
         array("q", [at * MS for at in t]),
-        [array("q", [at * MS for at in busy]), array("d", [300.0] * len(t))], [None, None],
-    )  # fmt: skip
-    step = Spans(7, 1, 1, 0, {}, {
-        name: array("q", [value]) for name, value in zip(
-            ("start_ns", "end_ns", "kind", "a", "b", "c", "d"),
-            (0, 1000 * MS, layout.STEP, 5, 2, -1, -1))
-    })  # fmt: skip
+        [array("q", [at * MS for at in busy]), array("d", [300.0] * len(t))],
+        [None, None],
+    )
+    step = Spans(
+        7,
+        1,
+        1,
+        0,
+        {},
+        {
+            name: array("q", [value])
+            for name, value in zip(
+                ("start_ns", "end_ns", "kind", "a", "b", "c", "d"),
+                (0, 1000 * MS, layout.STEP, 5, 2, -1, -1),
+            )
+        },
+    )
     opening = [Clock(0, 0, BOOT_NS), Event(0, "process-registered", said)]
     write_node(folder, header, [opening, [samples, step]])
 
@@ -47,22 +68,25 @@ def traced(rank: int = 0, from_ms: int = 200) -> NodeTables:
     node = NodeTables("", "kineto", wall_minus_own_ns=BOOT_NS - 50 * MS)
     node.rank(99, rank=rank, world_size=1, device="gpu0")
     node.busy(
-        "gpu0", np.array([own_ms, own_ms + 100]) * MS, np.array([own_ms + 50, own_ms + 200]) * MS,
-        own_ms * MS, (own_ms + 200) * MS,
-    )  # fmt: skip
+        "gpu0",
+        np.array([own_ms, own_ms + 100]) * MS,
+        np.array([own_ms + 50, own_ms + 200]) * MS,
+        own_ms * MS,
+        (own_ms + 200) * MS,
+    )
     return node
 
 
 def brought(tmp_path: Path, node: NodeTables) -> tuple[int, list[tuple[int, int]], tuple[str, ...]]:
     """How many nodes are analysed, the readings of gpu0 of the first in ms, and the notes."""
-    from clusterprof.engine.refined import refined
+    from clusterprof.analysis.inputs.profiler_traces import merge_device_traces
 
     recording(tmp_path / "own")
     write_node(tmp_path / "trace", node.header(), node.records())
-    (mine,), left, notes = refined(
+    (mine,), left, notes = merge_device_traces(
         [tmp_path / "own"], [tmp_path / "trace"], tmp_path / "place"
-    )  # fmt: skip
-    (chunk,) = NodeLoad(mine).chunks()
+    )
+    (chunk,) = NodeLoader(mine).chunks()
     series = chunk.series["gpu.busy_ns_total", "gpu0"]
     pairs = dict(zip((series.t_ns // MS).tolist(), (series.values // MS).astype(int).tolist()))
     assert chunk.series["gpu.power_watts", "gpu0"].values.tolist() == [300.0] * 11
@@ -74,9 +98,19 @@ def test_readings_within_the_trace_are_the_traces(tmp_path: Path) -> None:
     nodes, readings, notes = brought(tmp_path, traced())
     assert nodes == 1
     assert readings == [
-        (0, 0), (100, 100), (200, 200), (250, 250), (300, 250), (400, 350), (500, 450), (600, 550),
-        (700, 650), (800, 750), (900, 850), (1000, 950),
-    ]  # fmt: skip
+        (0, 0),
+        (100, 100),
+        (200, 200),
+        (250, 250),
+        (300, 250),
+        (400, 350),
+        (500, 450),
+        (600, 550),
+        (700, 650),
+        (800, 750),
+        (900, 850),
+        (1000, 950),
+    ]
     assert notes == (
         "rank 0: from 200.0 ms to 400.0 ms of the recording, device times are those of its imported"
         " trace",
@@ -100,19 +134,42 @@ def test_own_recording_and_a_trace_on_one_command_line(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     wall_us = BOOT_NS // 1000
     events = [
-        {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#5", "pid": 9, "tid": 9,
-         "ts": wall_us + 200_000, "dur": 200_000},
-        *({"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": wall_us + at,
-           "dur": dur, "args": {"device": 0, "stream": 7, "correlation": at}}
-          for at, dur in ((200_000, 50_000), (300_000, 100_000))),
-    ]  # fmt: skip
+        {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": "ProfilerStep#5",
+            "pid": 9,
+            "tid": 9,
+            "ts": wall_us + 200_000,
+            "dur": 200_000,
+        },
+        *(
+            {
+                "ph": "X",
+                "cat": "kernel",
+                "name": "gemm",
+                "pid": 0,
+                "tid": 7,
+                "ts": wall_us + at,
+                "dur": dur,
+                "args": {"device": 0, "stream": 7, "correlation": at},
+            }
+            for at, dur in ((200_000, 50_000), (300_000, 100_000))
+        ),
+    ]
     import json
 
-    path.write_text(json.dumps({
-        "schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events,
-    }))  # fmt: skip
-    with brought_in([tmp_path / "own", path]) as found:
+    path.write_text(
+        json.dumps(
+            {
+                "schemaVersion": 1,
+                "distributedInfo": {"rank": 0, "world_size": 1},
+                "traceEvents": events,
+            }
+        )
+    )
+    with import_inputs([tmp_path / "own", path]) as found:
         (folder,) = found.paths
-        (chunk,) = NodeLoad(folder).chunks()
+        (chunk,) = NodeLoader(folder).chunks()
         assert 250 * MS in chunk.series["gpu.busy_ns_total", "gpu0"].t_ns.tolist()
         assert any("device times are those" in note for note in found.notes)

@@ -12,9 +12,9 @@ import pytest
 from lean import POWER, SM, Step, cluster, recorded, without
 from recordings import Script
 
-from clusterprof.attribution.families import CAUSES
-from clusterprof.findings import Report
+from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.probe import layout
+from clusterprof.report.model import Report
 
 N = 20
 PLAIN, MIXED, SLOW = Step(), Step(read=0.1, decode=0.1), Step(compute=0.4)
@@ -56,9 +56,12 @@ def without_signal(scripts: list[Script], word: str) -> list[Script]:
 
 
 KINDS = {
-    "collectives": layout.COLLECTIVE, "fetches": layout.FETCH, "waits": layout.DATA_WAIT,
-    "steps": layout.STEP, "saves": layout.CHECKPOINT,
-}  # fmt: skip
+    "collectives": layout.COLLECTIVE,
+    "fetches": layout.FETCH,
+    "waits": layout.DATA_WAIT,
+    "steps": layout.STEP,
+    "saves": layout.CHECKPOINT,
+}
 SIGNALS = ("disk.", "pressure.", "cgroup.", "network.")
 GROUPS = ("threads", "spans", SM, POWER)
 

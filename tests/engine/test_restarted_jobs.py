@@ -9,8 +9,8 @@ from faulty import Machine, write_on
 from recordings import MAIN, SECOND, Script, training
 from test_analysis import check_books
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Report
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import Report
 from clusterprof.trace.schema import Event
 
 STEPS = [(0.2, 0.3)] * 20  # begun at 1 s, 10 s long; the recording ends 1 s later, at 12 s

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from builders import activity, chunk, counter, gauge, header, process, spans, thread
 
-from clusterprof.engine.setups import NodeSetup, RankSetup, Setups, launcher_of
+from clusterprof.analysis.advice.context import Disk, LoaderSettings, Machine, Mount
+from clusterprof.analysis.node.setup import NodeSetup, ProcessSetup, SetupCollector, detect_launcher
+from clusterprof.analysis.timeline.model import Chunk, Placement, Process
 from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START, STEP, WORKER_START
-from clusterprof.remedies.scene import Disk, Loader, Machine, Mount
-from clusterprof.timeline.model import Chunk, Placement, Process
 
 GIB = 1 << 30
 CPUS = {"online": "0-7", "cores": ["0,4", "1,5", "2,6", "3,7"], "nodes": {"0": "0-3", "1": "4-7"}}
@@ -30,9 +30,9 @@ NODE = header(**HOST)
 
 
 def gathered(*chunks: Chunk) -> NodeSetup:
-    setups = Setups()
+    setups = SetupCollector()
     assert list(setups.watch(chunks)) == list(chunks)
-    return setups.done("node")
+    return setups.result("node")
 
 
 def placed(one: Process, *cpus: int) -> Process:
@@ -44,31 +44,34 @@ def test_the_loader_that_was_waited_for_longest_is_the_ranks() -> None:
     begun = spans((0, 1, 4, 1, 2, 0), (5, 6, 2, 0, 8, 1))
     waits = spans((1, 4, 0, 201, 4), (6, 7, 0, 202, 2))
     found = gathered(chunk(10, [process(100, spans={LOADER_START: begun, DATA_WAIT: waits})]))
-    assert found.ranks[100, 1].loader == Loader(4, prefetch=2, pinned=True, persistent=False)
+    assert found.ranks[100, 1].loader == LoaderSettings(
+        4, prefetch=2, pinned=True, persistent=False
+    )
 
 
 def test_it_is_remembered_from_the_chunk_in_which_it_began() -> None:
     begun = {LOADER_START: spans((0, 1, 3, 0, 0, 0)), STEP: spans((1, 2))}
     later = {DATA_WAIT: spans((11, 15, 0, 201, 3))}
     found = gathered(
-        chunk(10, [process(100, spans=begun)]),
-        chunk(20, [process(100, spans=later)], start=10),
+        chunk(10, [process(100, spans=begun)]), chunk(20, [process(100, spans=later)], start=10)
     )
-    assert found.ranks[100, 1].loader == Loader(3, prefetch=None, pinned=False, persistent=False)
+    assert found.ranks[100, 1].loader == LoaderSettings(
+        3, prefetch=None, pinned=False, persistent=False
+    )
 
 
 def test_a_loader_that_did_not_say_how_it_is_set_up_is_none() -> None:
     """-1: not PyTorch's."""
     waits = {DATA_WAIT: spans((1, 4, -1, -1, -1, -1))}
     found = gathered(chunk(10, [process(100, spans=waits)]))
-    assert found.ranks == {(100, 1): RankSetup()}
+    assert found.ranks == {(100, 1): ProcessSetup()}
 
 
 def test_cpus_are_those_of_the_rank_and_its_workers_and_workers_are_no_ranks() -> None:
     main = placed(process(100, spans={STEP: spans((0, 1))}), 0, 1)
     work = {WORKER_START: spans((0, 1)), FETCH: spans((0, 4))}
     found = gathered(chunk(10, [main, placed(process(200, 100, work), 1, 5)], node=NODE))
-    assert found.ranks == {(100, 1): RankSetup(None, frozenset({0, 1, 5}), 2, 1)}
+    assert found.ranks == {(100, 1): ProcessSetup(None, frozenset({0, 1, 5}), 2, 1)}
 
 
 def test_the_machine_as_header_and_counters_tell_it() -> None:
@@ -83,12 +86,20 @@ def test_the_machine_as_header_and_counters_tell_it() -> None:
     }
     found = gathered(chunk(10, [], series, node=NODE))
     assert found.machine == Machine(
-        "node", cpus=8, numa_nodes=2, memory_bytes=64 * GIB, available_least_bytes=5 * GIB,
-        quota_cpus=6.0, throttled_ratio=0.25, limit_bytes=32 * GIB, reclaims=7,
+        "node",
+        cpus=8,
+        numa_nodes=2,
+        memory_bytes=64 * GIB,
+        min_available_bytes=5 * GIB,
+        quota_cpus=6.0,
+        throttled_ratio=0.25,
+        memory_limit_bytes=32 * GIB,
+        reclaims=7,
         mounts=(Mount("/data", "nfs4", "filer:/x", 2),),
-        disks=(Disk("sda", True), Disk("dm-0", None, ("sda",))), hcas=("mlx5_0",),
-    )  # fmt: skip
-    assert found.machine.memory_short  # 5 of 64 GiB
+        disks=(Disk("sda", True), Disk("dm-0", None, ("sda",))),
+        hcas=("mlx5_0",),
+    )
+    assert found.machine.is_memory_short  # 5 of 64 GiB
 
 
 def test_who_used_the_cpus() -> None:
@@ -108,6 +119,6 @@ def test_an_empty_node_knows_nothing() -> None:
 
 
 def test_who_began_the_job() -> None:
-    assert launcher_of({"SLURM_JOB_ID": "7", "RANK": "0"}) == "slurm"
-    assert launcher_of({"JOB_COMPLETION_INDEX": "0"}) == "kubernetes"
-    assert launcher_of({"RANK": "0"}) == ""
+    assert detect_launcher({"SLURM_JOB_ID": "7", "RANK": "0"}) == "slurm"
+    assert detect_launcher({"JOB_COMPLETION_INDEX": "0"}) == "kubernetes"
+    assert detect_launcher({"RANK": "0"}) == ""

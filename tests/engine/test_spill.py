@@ -14,23 +14,29 @@ import pytest
 from recordings import write
 from test_peers import job, seconds_of
 
-from clusterprof.engine import spill
-from clusterprof.engine.limits import bound
-from clusterprof.engine.local import analyze
-from clusterprof.engine.node import analyse_node
-from clusterprof.engine.peers import across_ranks
-from clusterprof.engine.report import build_report
-from clusterprof.engine.spill import IN_MEMORY, Place, Reader, Shelf, spilled
-from clusterprof.findings import Report
+from clusterprof.analysis import spill
+from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.findings.report import build_report
+from clusterprof.analysis.node.analyze import analyze_node
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.analysis.spill import (
+    IN_MEMORY,
+    SpillLocation,
+    SpillReader,
+    SpillWriter,
+    open_spill,
+)
+from clusterprof.report.model import Report
 
 ANALYSE = """
 import resource
 import sys
 from pathlib import Path
-from clusterprof.engine import spill
+from clusterprof.analysis import spill
 spill.SMALL_BYTES = 0
-spill.MOST_IN_MEMORY_BYTES = int(sys.argv[3])
-from clusterprof.engine.local import analyze
+spill.MAX_IN_MEMORY_BYTES = int(sys.argv[3])
+from clusterprof.analysis.pipeline import analyze
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
     report = analyze(Path(sys.argv[1]))
@@ -68,8 +74,10 @@ def test_a_file_gives_the_report_that_memory_gives(
     expected = analyze(folder)
     monkeypatch.setattr(spill, "SMALL_BYTES", 0)
     places = []
-    between = spill._file
-    monkeypatch.setattr(spill, "_file", lambda stack: places.append(between(stack)) or places[0])
+    between = spill._create_file
+    monkeypatch.setattr(
+        spill, "_create_file", lambda stack: places.append(between(stack)) or places[0]
+    )
     assert analyze(folder, jobs=jobs) == expected
     assert places[0].address
     assert sums(expected)[0]["storage-local"] == 6.0  # see `test_peers`
@@ -77,15 +85,15 @@ def test_a_file_gives_the_report_that_memory_gives(
 
 
 def test_small_recordings_touch_no_disk(folder: Path) -> None:
-    with spilled([folder / "node-0", folder / "node-1"]) as place:
+    with open_spill([folder / "node-0", folder / "node-1"]) as place:
         assert place == IN_MEMORY
 
 
 def test_nothing_is_left_behind_by_a_process_that_is_killed(temporary: Path) -> None:
     script = (
-        "import time\nfrom clusterprof.engine import spill\n"
+        "import time\nfrom clusterprof.analysis import spill\n"
         "spill.SMALL_BYTES = -1\n"
-        "with spill.spilled([]) as place, spill.Shelf(place) as shelf:\n"
+        "with spill.open_spill([]) as place, spill.SpillWriter(place) as shelf:\n"
         "    assert shelf.put(b'x' * 100_000) == 0\n"
         "    print(place.address, flush=True)\n"
         "    time.sleep(60)\n"
@@ -103,15 +111,15 @@ def test_nor_by_an_analysis_that_fails(
     folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spill, "SMALL_BYTES", 0)
-    monkeypatch.setattr("clusterprof.engine.local.across_ranks", lambda *_: 1 // 0)
+    monkeypatch.setattr("clusterprof.analysis.pipeline.analyze_across_ranks", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         analyze(folder)
 
 
 def test_shelves_of_several_processes_share_a_file(temporary: Path) -> None:
     with tempfile.TemporaryFile() as file:
-        place = Place(f"/proc/{os.getpid()}/fd/{file.fileno()}")
-        with Shelf(place) as one, Shelf(place) as other, Reader(place) as reader:
+        place = SpillLocation(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+        with SpillWriter(place) as one, SpillWriter(place) as other, SpillReader(place) as reader:
             put = [(shelf.put(data), data) for data in (b"a" * 9, b"bb") for shelf in (one, other)]
             assert [at for at, _ in put] == [0, 9, 18, 20]
             for at, data in put:
@@ -138,8 +146,10 @@ def test_a_full_disk_is_said(folder: Path, temporary: Path, in_memory_bytes: int
     # A limit on the size of files stands for a disk that takes no more.
     done = subprocess.run(
         [sys.executable, "-c", ANALYSE, str(folder), "10", str(in_memory_bytes)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     blinds, reasons = done.stdout.splitlines()
     if in_memory_bytes > 100:
         assert blinds == "[]"
@@ -150,7 +160,8 @@ def test_a_full_disk_is_said(folder: Path, temporary: Path, in_memory_bytes: int
             (
                 "waits between ranks",
                 "failed",
-                f"operations could not be laid side by side: {temporary}: the disk is full",
+                "operations of different ranks could not be matched:"
+                f" {temporary}: the disk is full",
             )
         ]
     )
@@ -159,12 +170,13 @@ def test_a_full_disk_is_said(folder: Path, temporary: Path, in_memory_bytes: int
 
 def test_what_cannot_be_read_back_stays_between_ranks(folder: Path, temporary: Path) -> None:
     with tempfile.TemporaryFile() as file:
-        place = Place(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+        place = SpillLocation(f"/proc/{os.getpid()}/fd/{file.fileno()}")
         nodes = [
-            analyse_node(folder / f"node-{number}", bound({}), place=place) for number in (0, 1)
+            analyze_node(folder / f"node-{number}", build_limits({}), place=place)
+            for number in (0, 1)
         ]
         file.truncate(100)
-        report = build_report("run", across_ranks(nodes, place))
+        report = build_report("run", analyze_across_ranks(nodes, place))
     assert dict(report.unattributed_reasons) == {"peers": 24_000_000_000}
     [blind] = [one for one in report.blinds if one.what == "waits between ranks"]
     assert "bytes could be read back" in blind.message

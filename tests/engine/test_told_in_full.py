@@ -10,10 +10,15 @@ import pytest
 from lean import BEGIN_S, TRANSFER_S, Step, cluster, without
 from recordings import SECOND, Script, write
 
-from clusterprof.detectors.network import AT_PACE, AT_RATE, AT_SLOW_PACE, BEYOND
-from clusterprof.engine.local import analyze
-from clusterprof.engine.network import _worded
-from clusterprof.findings import Evidence, Finding, Report
+from clusterprof.analysis.cross_rank.network import _choose_transfer_wording
+from clusterprof.analysis.detectors.cross_rank import (
+    TRANSFER_AT_LINK_RATE,
+    TRANSFER_EXCESS,
+    TRANSFER_STEADY,
+    TRANSFER_STEADY_SLOW,
+)
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import Evidence, Finding, Report
 
 MIB = 1 << 20
 FAST, SLOW = Step(decode=0.02), Step(decode=0.5)
@@ -62,9 +67,10 @@ def reading(size: int) -> list[Script]:
     """For 0.3 s of every step a worker reads, 100 times a second."""
     scripts = cluster([Step(read=0.3, decode=0.01)] * 40)
     scripts[0].network = {
-        ("disk.reads_total", "vda"): 100, ("disk.read_bytes_total", "vda"): 100 * size,
+        ("disk.reads_total", "vda"): 100,
+        ("disk.read_bytes_total", "vda"): 100 * size,
         ("disk.read_ns_total", "vda"): SECOND,
-    }  # fmt: skip
+    }
     return scripts
 
 
@@ -73,7 +79,7 @@ def test_small_reads_are_counted_and_packed(tmp_path: Path) -> None:
     (size,) = (one for one in found.evidence if one.name == "disk.read_size_bytes")
     assert size.value == pytest.approx(16 << 10)
     # counters are read ten times a second, and the wait is 0.31 s of 0.71: about 31
-    assert size.note.startswith("a read asked for on average; 100 a second, 3")
+    assert size.note.startswith("a read requested on average; 100 a second, 3")
     assert size.note.endswith(" in the waits of a step")
     packed = next(one for one in found.advice if one.id == "pack-records")
     assert packed.what.endswith("read these in order; now a read asks for 16.0 KiB")
@@ -87,14 +93,16 @@ def test_large_reads_are_left_as_they_are_and_that_is_said(tmp_path: Path) -> No
 
 
 def split(**more: Any) -> Any:
-    return SimpleNamespace(**{"expected_ns": 90, "beyond_ns": 10, "by_rate": False, **more})
+    return SimpleNamespace(**{"expected_ns": 90, "excess_ns": 10, "by_rate": False, **more})
 
 
 def test_what_is_slow_all_the_time_is_not_called_usual() -> None:
     slow = (Evidence("network.path_ratio", 0.249, "ratio"),)
     fair = (Evidence("network.path_ratio", 0.25, "ratio"),)
-    assert list(_worded(split(), slow).values()) == [AT_SLOW_PACE]
-    assert list(_worded(split(), fair).values()) == [AT_PACE]
-    assert list(_worded(split(), ()).values()) == [AT_PACE]  # not known
-    assert list(_worded(split(by_rate=True), slow).values()) == [AT_RATE]
-    assert list(_worded(split(beyond_ns=91), slow).values()) == [BEYOND]
+    assert list(_choose_transfer_wording(split(), slow).values()) == [TRANSFER_STEADY_SLOW]
+    assert list(_choose_transfer_wording(split(), fair).values()) == [TRANSFER_STEADY]
+    assert list(_choose_transfer_wording(split(), ()).values()) == [TRANSFER_STEADY]  # not known
+    assert list(_choose_transfer_wording(split(by_rate=True), slow).values()) == [
+        TRANSFER_AT_LINK_RATE
+    ]
+    assert list(_choose_transfer_wording(split(excess_ns=91), slow).values()) == [TRANSFER_EXCESS]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Cause, Culprit, Finding, Report
-from clusterprof.importers.tables import NodeTables
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.output.renderers.text.culprits import format_culprits
+from clusterprof.output.renderers.text.wording import describe_no_loss
 from clusterprof.probe import layout
-from clusterprof.renderers.whose import culprits
-from clusterprof.renderers.words import nothing_lost
-from clusterprof.trace.whole import write_node
+from clusterprof.report.model import Cause, Culprit, Finding, Report
+from clusterprof.trace.encoder import write_node
 
 S = 1_000_000_000
 
@@ -55,9 +55,14 @@ def test_a_wait_for_data_is_what_the_loading_thread_was_seen_to_do(tmp_path: Pat
     node = job(tmp_path, (1, 5))
     node.spans(7, layout.DATA_WAIT, [1 * S], [5 * S], a=0, b=0, c=0)
     node.spans(
-        7, layout.LOADING, [1 * S, 2 * S, 3 * S], [2 * S, 3 * S, 4 * S],
-        a=[S, S, 0], b=[0, 0, S], d=[0, 2, 0],
-    )  # fmt: skip
+        7,
+        layout.LOADING,
+        [1 * S, 2 * S, 3 * S],
+        [2 * S, 3 * S, 4 * S],
+        a=[S, S, 0],
+        b=[0, 0, S],
+        d=[0, 2, 0],
+    )
     found = books(tmp_path, node)
     told = ("storage", "storage-remote", "cpu-preprocess", "input-wait")
     assert {cause: round(found[cause] / S, 3) for cause in told} == dict.fromkeys(told, 1.0)
@@ -69,8 +74,8 @@ def test_without_a_device_nobody_is_said_to_have_been_busy(tmp_path: Path) -> No
     node.rank(7, rank=0, world_size=1)
     node.spans(7, layout.STEP, [0], [5 * S], a=[1], b=2)
     write_node(tmp_path / "run" / "n", node.header(), node.records())
-    said = nothing_lost(analyze(tmp_path / "run"))
-    assert said.startswith("No device was measured, and no wait of the host was seen")
+    said = describe_no_loss(analyze(tmp_path / "run"))
+    assert said.startswith("No device was measured and no host wait was recorded")
 
 
 def test_of_many_culprits_the_one_that_others_waited_for_is_singled_out() -> None:
@@ -81,6 +86,6 @@ def test_of_many_culprits_the_one_that_others_waited_for_is_singled_out() -> Non
         Culprit("n", rank, "", own_ns=10 * S, others_ns=ns) for rank, ns in enumerate(waits)
     )
     one = Finding(cause, 48 * S, 0.5, None, 0.9, "A", False, False, culprits=some)
-    assert culprits(one, 2) == "n ranks 0-3; others waited for rank 2 most, 6.00 s"
+    assert format_culprits(one, 2) == "n ranks 0-3; others waited for rank 2 most, 6.00 s"
     few = replace(one, culprits=tuple(replace(each, others_ns=2 * S) for each in some))
-    assert culprits(few, 2) == "n ranks 0-3"
+    assert format_culprits(few, 2) == "n ranks 0-3"

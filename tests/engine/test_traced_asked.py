@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 from reports import clean
 
-from clusterprof.attribution.traced_asked import not_told
-from clusterprof.findings import Evidence
+from clusterprof.analysis.attribution.rank.claims import find_unmeasured_causes
+from clusterprof.output.renderers.text.wording import (
+    describe_total_loss,
+    format_evidence_value,
+    format_rank_share,
+    is_measured,
+)
 from clusterprof.probe import layout
-from clusterprof.renderers.numbers import number
-from clusterprof.renderers.words import measured, rank_share, total
+from clusterprof.report.model import Evidence
 
 CAUSES = ("storage-local", "storage-contention", "cpu-gc", "launch-bound", "input-wait")
 
@@ -29,7 +33,7 @@ def rank(*kinds: int, importer: str = "kineto", threads: int = 0) -> Any:
 
 def told(one: Any, *claimed: str) -> set[str]:
     said = {cause: cause in claimed for cause in CAUSES}
-    return set(CAUSES) - set(not_told(one, MappingProxyType(said)))
+    return set(CAUSES) - set(find_unmeasured_causes(one, MappingProxyType(said)))
 
 
 def test_a_trace_speaks_of_what_it_has_marks_of() -> None:
@@ -57,15 +61,15 @@ def test_our_own_recordings_and_sampled_threads_speak_of_all() -> None:
 def test_little_is_not_nothing_and_nothing_measured_says_so(
     value: float, unit: str, text: str
 ) -> None:
-    assert number(Evidence("x", value, unit)) == text
+    assert format_evidence_value(Evidence("x", value, unit)) == text
 
 
 def test_nothing_lost_of_what_nobody_measured_is_no_zero() -> None:
     report = clean()
-    assert total(report).startswith("0.")
+    assert describe_total_loss(report).startswith("0.")
     blind = replace(report.ranks[0], device="", lost_ns=0)
-    assert not measured(blind) and rank_share(blind) == "-"
+    assert not is_measured(blind) and format_rank_share(blind) == "-"
     nobody = replace(report, ranks=(blind,), lost_ns=0)
-    assert total(nobody) == "Not measured: no accelerator was, nor any wait of the host."
+    assert describe_total_loss(nobody) == "Not measured: neither an accelerator nor a host wait."
     waited = replace(blind, lost_ns=5)  # the host waited: a bound is known
-    assert measured(waited) and rank_share(waited).endswith(" %")
+    assert is_measured(waited) and format_rank_share(waited).endswith(" %")

@@ -8,16 +8,16 @@ import pytest
 from lean import Step, cluster, recorded, without
 from recordings import SECOND, Script, training, write
 
-from clusterprof.engine.limits import bound
-from clusterprof.engine.local import analyze
-from clusterprof.engine.node import analyse_node
-from clusterprof.findings import Report
-from clusterprof.gate import Policy, judge, parse_rule
-from clusterprof.renderers.base import Renderer
-from clusterprof.renderers.markdown import Markdown
-from clusterprof.renderers.plain import Plain
-from clusterprof.renderers.terminal import Terminal
-from clusterprof.renderers.words import imbalances
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.node.analyze import analyze_node
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.gate import Policy, judge_runs, parse_rule
+from clusterprof.output.renderers.base import Renderer
+from clusterprof.output.renderers.markdown import Markdown
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import Terminal
+from clusterprof.output.renderers.text.wording import list_imbalances
+from clusterprof.report.model import Report
 
 GIB = float(1 << 30)
 SM, POWER, LIMIT = "gpu.sm_active_ratio", "gpu.power_watts", "gpu.power_limit_watts"
@@ -66,7 +66,7 @@ def test_a_small_batch_is_told_beside_the_waits_and_never_among_them(
     report, full = reports
     assert report.ranks == full.ranks  # not a nanosecond moved
     found = report.underfill
-    assert found is not None and imbalances(report) == []
+    assert found is not None and list_imbalances(report) == []
     # 40 * 0.3 s of kernels, of which 0.3 filled the device
     assert (found.busy_ns, found.lost_ns, found.unmeasured_ns) == (12 * SECOND, 0, 0)
     assert (found.filled_ns, found.underfilled_ns) == (3_600_000_000, 8_400_000_000)
@@ -86,7 +86,7 @@ def test_a_small_batch_is_told_beside_the_waits_and_never_among_them(
     assert got["underfill.ratio"] == pytest.approx(0.7)
     assert got["gpu.sm_active_ratio"] == pytest.approx(0.3 * 0.6)  # of all time in steps
     rules = [parse_rule(text) for text in ("underfill <= 80%", "gpu.sm_active >= 50%")]
-    assert [one.outcome for one in judge(report, rules, Policy()).results] == ["pass", "fail"]
+    assert [one.outcome for one in judge_runs(report, rules, Policy()).results] == ["pass", "fail"]
 
 
 @pytest.mark.parametrize("renderer", [Terminal(), Plain(), Markdown()], ids=lambda r: r.name)
@@ -94,15 +94,21 @@ def test_every_output_for_people_says_it_apart(
     reports: tuple[Report, Report], renderer: Renderer
 ) -> None:
     text, quiet = (" ".join(renderer.render(report).split()) for report in reports)
-    assert "12.00 s: 3.60 s filled and 8.40 s under-filled (70.0 %). None of it is idle." in text
+    assert (
+        "12.00 s: 3.60 s well used and 8.40 s under-used (70.0 %). None of this is idle"
+        " time." in text
+    )
     assert "10.0 GiB of 80.0 GiB memory used): Raise the batch size" in text
-    assert "nder-filled" not in quiet and "UNDER-FILLED" not in quiet
+    assert "nder-used" not in quiet and "UNDER-USED" not in quiet
 
 
 def test_one_chunk_or_many_fill_alike(tmp_path: Path) -> None:
     node = write(small(power=[(1.0, 9.0, 200.0)], limit=[(0.0, 30.0, 700.0)]), tmp_path / "node-1")
     whole, cut = (
-        [one.partial.fill for one in analyse_node(node, bound({}), chunk_ns).books]
+        [
+            one.accumulator.utilization
+            for one in analyze_node(node, build_limits({}), chunk_ns).ranks
+        ]
         for chunk_ns in (10**15, 900_000_000)
     )
     assert whole == cut and len(whole) == 1 and whole[0]["busy", 0] == 12 * SECOND
@@ -125,7 +131,7 @@ def test_without_sm_activity_power_and_memory_only_suggest_it(tmp_path: Path) ->
     assert found.ranks[0].levels.power_ratio == pytest.approx(90 / 590)
     assert values(report)["underfill.ratio"] is None
     text = " ".join(Plain().render(report).split())
-    assert "rank 0 may be under-filled (power between idle and limit 15.3 %" in text
+    assert "rank 0 may be under-used (power between idle and limit 15.3 %" in text
     assert "underfill.ratio: not known: no SM activity was recorded" in text
 
 
@@ -135,7 +141,7 @@ def test_what_ranks_spin_for_each_other_is_no_small_batch(tmp_path: Path) -> Non
     steps = [Step()] * 20, [Step(compute=0.7)] * 20
     report = recorded(without(cluster(*steps, on_device=True), "collectives"), tmp_path)
     found = report.underfill
-    assert found is not None and found.advice == () and imbalances(report) == []
+    assert found is not None and found.advice == () and list_imbalances(report) == []
     assert found.ranks[0].lost_ns > 0.8 * 20 * 0.4 * SECOND
     for one in found.ranks:
         assert one.levels.sm_active_ratio == pytest.approx(0.9, abs=0.05)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof.attribution.filling import Sums
-from clusterprof.attribution.ledger import RankBooks, RankName, keep_books
-from clusterprof.attribution.partial import Partial
-from clusterprof.attribution.regions import RankState
-from clusterprof.engine.underfill import TEXTS, underfill_of
+from clusterprof.analysis.attribution.accumulator import Accumulator
+from clusterprof.analysis.attribution.ledger import RankIdentity, RankResult, build_rank_result
+from clusterprof.analysis.attribution.rank.chunk_boundary import RankState
+from clusterprof.analysis.attribution.rank.utilization import UtilizationSums
+from clusterprof.analysis.findings.utilization import ADVICE_TEXTS, build_device_utilization
 
 SECOND = 1_000_000_000
 ROOM, FULL = 0.25, 0.9  # of the memory in use
@@ -23,10 +23,10 @@ def books(
     power: float | None = None,
     number: int = 0,
     **shares: float,
-) -> RankBooks:
+) -> RankResult:
     """A rank whose device was at work for 100 s, at `sm` where it is known."""
     work = round(known * 100 * SECOND) if sm is not None else 0
-    found: Sums = {("busy", 0): 100 * SECOND, ("work", 0): work, ("sm_known", 0): work}
+    found: UtilizationSums = {("busy", 0): 100 * SECOND, ("work", 0): work, ("sm_known", 0): work}
     found["active", 0] = round((sm or 0.0) * work)
     found["no-reading", 0] = 100 * SECOND - work
     found["level", round(100 * p90)] = work
@@ -39,9 +39,9 @@ def books(
         found["power_busy", 0] = SECOND
     for name, share in shares.items():
         found[name, 0], found[f"{name}_known", 0] = round(share * 100 * SECOND), 100 * SECOND
-    state = RankState(settled_ns=1, begun_ns=0, ended_ns=1, first_ns=0, last_ns=1)
-    name = RankName("node", number, 100 + number, "GPU-0", True, False, peers)
-    return keep_books(name, state, Partial({"in_step": 1, "lost": 0}, fill=found))
+    state = RankState(settled_ns=1, step_begin_ns=0, step_end_ns=1, first_ns=0, last_ns=1)
+    name = RankIdentity("node", number, 100 + number, "GPU-0", True, False, peers)
+    return build_rank_result(name, state, Accumulator({"in_step": 1, "lost": 0}, utilization=found))
 
 
 CASES = {
@@ -71,19 +71,19 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_advised(name: str) -> None:
     one, codes = CASES[name]
-    found = underfill_of([one])
+    found = build_device_utilization([one])
     assert found.ranks[0].advice == codes
     assert [advice.code for advice in found.advice] == list(codes)
     assert {advice.measured for advice in found.advice} <= {not name.startswith("unknown")}
 
 
 def test_every_code_is_advised_for_some_reason() -> None:
-    assert {code for _, codes in CASES.values() for code in codes} == set(TEXTS)
+    assert {code for _, codes in CASES.values() for code in codes} == set(ADVICE_TEXTS)
 
 
 def test_how_sure_it_is() -> None:
-    def said(one: RankBooks) -> tuple[str, float]:
-        [advice] = underfill_of([one]).advice
+    def said(one: RankResult) -> tuple[str, float]:
+        [advice] = build_device_utilization([one]).advice
         return advice.grade, round(advice.confidence_ratio, 6)
 
     # priors of 0.85 (B) and 0.60 (C); of half of the time nothing is known: less by a tenth
@@ -97,7 +97,7 @@ def test_how_sure_it_is() -> None:
 def test_ranks_are_counted_and_measured_ones_kept_from_guessed_ones() -> None:
     measured, guessed = books(memory=ROOM), books(sm=None, memory=ROOM, power=0.1, number=1)
     full = books(sm=0.9, number=2)
-    found = underfill_of([measured, guessed, full, books(memory=ROOM, number=3)])
+    found = build_device_utilization([measured, guessed, full, books(memory=ROOM, number=3)])
     assert [(one.code, one.measured, one.ranks) for one in found.advice] == [
         ("larger-batch", True, 2),
         ("larger-batch", False, 1),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from synthetic.jobs import CATEGORIES, MS, WORK, Fault, World
 
-from clusterprof.attribution.blame import settle_waits
-from clusterprof.attribution.hidden import EVERY, HIDDEN
-from clusterprof.attribution.replay import ALL
-from clusterprof.engine.whatif import Whatif
+from clusterprof.analysis.attribution.rank.hidden_cost import ALL_CAUSES, HIDDEN_COLUMNS
+from clusterprof.analysis.attribution.wait_for.blame import blame_waits
+from clusterprof.analysis.attribution.what_if import ALL
+from clusterprof.analysis.cross_rank.observers import WhatIfObserver
 
 LOADING, DECODING = 0, 1
 
@@ -27,16 +27,18 @@ def test_without_any_cause_a_gap_closes_once_however_many_close_it_alone() -> No
     world.meet(both, team, 0)
     job = world.job()
     columns = [LOADING, DECODING, WORK]
-    whatif = Whatif([0, 0], CATEGORIES)
-    hidden = [len(CATEGORIES) + HIDDEN.index(name) for name in (CATEGORIES[LOADING], EVERY)]
+    whatif = WhatIfObserver([0, 0], CATEGORIES)
+    hidden = [
+        len(CATEGORIES) + HIDDEN_COLUMNS.index(name) for name in (CATEGORIES[LOADING], ALL_CAUSES)
+    ]
     assert whatif.begin(columns, [*columns, *sorted(hidden)]) == sorted(hidden)
     spent = job.spent[:, columns]
     table = np.zeros((spent.shape[0], 5), np.int64)
     table[:, :3] = spent
     table[2:, 3:] = np.array([12, 2]) * MS  # of the second operation
-    blamed, _ = settle_waits(job.ops, spent, spent, 2)
+    blamed, _ = blame_waits(job.ops, spent, spent, 2)
     whatif.add(job.ops, blamed, table, table)
-    won = whatif.won()[0].sooner_ns.sum(axis=0) / MS
-    assert whatif.before_ns(0) == 5 * MS
+    won = whatif.savings()[0].savings_ns.sum(axis=0) / MS
+    assert whatif.unreplayed_ns(0) == 5 * MS
     assert whatif.causes == (CATEGORIES[LOADING], CATEGORIES[DECODING])
     assert (won[0], won[1], won[ALL]) == (32, 10, 32)

@@ -9,8 +9,8 @@ from recordings import SECOND, Script, write
 from test_analysis import check_books, metrics
 from test_peers import STEPS, job, recorded
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Culprit, Finding, Report
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import Culprit, Finding, Report
 
 MS = SECOND // 1000
 
@@ -139,7 +139,9 @@ def test_spans_that_match_no_operation_are_not_seen(tmp_path: Path) -> None:
     report = recorded(scripts, tmp_path)
     [blind] = [one for one in report.blinds if one.what == "operations between ranks"]
     assert blind.kind == "failed"
-    assert blind.message.startswith("5 of their spans are of another kind than what the others did")
+    assert blind.message.startswith(
+        "5 of their spans differ in kind from the operation of other ranks"
+    )
 
 
 def test_where_ranks_were_not_compared_only_the_own_loss_is_known(tmp_path: Path) -> None:

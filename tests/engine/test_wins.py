@@ -13,18 +13,18 @@ from recordings import SECOND
 from test_peers import recorded
 from test_whose import measured
 
-from clusterprof.attribution.families import CAUSES
-from clusterprof.engine.gained import NOT_LAID, STRUCTURE
-from clusterprof.engine.wins import with_wins
-from clusterprof.findings import Culprit, Finding, Report
-from clusterprof.renderers.html.page import Html
-from clusterprof.renderers.json_ import Json
-from clusterprof.renderers.markdown import Markdown
-from clusterprof.renderers.openmetrics import OpenMetrics
-from clusterprof.renderers.plain import Plain
-from clusterprof.renderers.terminal import Terminal
-from clusterprof.units import human
-from clusterprof.worth import CauseWorth, Worth
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.findings.impact import NOT_MATCHED, PIPELINE_ORDER
+from clusterprof.analysis.findings.report import with_savings
+from clusterprof.output.renderers.html.page import Html
+from clusterprof.output.renderers.json import Json
+from clusterprof.output.renderers.markdown import Markdown
+from clusterprof.output.renderers.openmetrics import OpenMetrics
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import Terminal
+from clusterprof.report.impact import CauseImpact, Impact
+from clusterprof.report.model import Culprit, Finding, Report
+from clusterprof.units import format_quantity
 
 GPUS = 4
 AMOUNT = r"([\d.,]+ (?:ms|s|min|h))"
@@ -36,8 +36,8 @@ def finding(gain: int | None, *culprits: int, lost: int = 100) -> Finding:
 
 
 def wins(one: Finding, saved_ns: int | None, why: str = "") -> tuple[int | None, list[int | None]]:
-    line = CauseWorth("storage-local", None, saved_ns, None, None, why)
-    [found] = with_wins([one], Worth(None, "", None, 100, (line,), gpus=GPUS))
+    line = CauseImpact("storage-local", None, saved_ns, None, None, why)
+    [found] = with_savings([one], Impact(None, "", None, 100, (line,), gpus=GPUS))
     return found.recoverable_ns, [culprit.recoverable_ns for culprit in found.culprits]
 
 
@@ -51,24 +51,25 @@ def test_the_replay_is_the_answer_and_no_culprit_wins_more_than_its_cause() -> N
 
 
 def test_without_a_replay_it_is_what_attribution_adds_up_to_if_that_can_be_said_at_all() -> None:
-    assert wins(finding(10, 7), None, NOT_LAID) == (10, [7])
-    assert wins(finding(10, 7), None, STRUCTURE) == (None, [7])
+    assert wins(finding(10, 7), None, NOT_MATCHED) == (10, [7])
+    assert wins(finding(10, 7), None, PIPELINE_ORDER) == (None, [7])
 
 
 def why(cause: str, saved_ns: int, *caused_ns: int, gpus: int = GPUS) -> str:
     """Of 10 ns lost; culprits of ranks 2, 3, … with what others waited for them."""
-    whose = tuple(Culprit("n", 2 + at, "", own_ns=0, others_ns=ns)
-                  for at, ns in enumerate(caused_ns))  # fmt: skip
+    whose = tuple(
+        Culprit("n", 2 + at, "", own_ns=0, others_ns=ns) for at, ns in enumerate(caused_ns)
+    )
     one = Finding(CAUSES[cause], 10, 0.1, None, 0.9, "B", False, False, whose)
-    line = CauseWorth(cause, None, saved_ns, None, None, "")
-    return with_wins([one], Worth(None, "", None, 100, (line,), gpus=gpus))[0].more_why
+    line = CauseImpact(cause, None, saved_ns, None, None, "")
+    return with_savings([one], Impact(None, "", None, 100, (line,), gpus=gpus))[0].more_why
 
 
 def test_why_more_is_won_than_was_lost() -> None:
     slow = "sync-slow-compute"
-    assert why(slow, 4, 9, 0) == "rank 2 itself is done sooner, too"  # 16 of 10; the other: 0 of 9
-    assert why(slow, 4, 9, 1) == "the late ranks themselves are done sooner, too"
-    assert why("storage-local", 3, 9) == "all 4 devices are done sooner, whatever they lost"
+    assert why(slow, 4, 9, 0) == "rank 2 itself finishes sooner, too"  # 16 of 10; the other: 0 of 9
+    assert why(slow, 4, 9, 1) == "the late ranks themselves finish sooner, too"
+    assert why("storage-local", 3, 9) == "all 4 devices finish sooner, whatever they lost"
     assert why("storage-local", 11, 9, gpus=1) == ""
     assert why(slow, 2, 9) == ""  # 8 of 10
     assert why(slow, 10, 9, gpus=1) == ""  # as much
@@ -117,15 +118,21 @@ def test_what_people_read_says_the_same(report: Report, renderer: type) -> None:
     first = report.findings[0]
     [(device_ns, job_ns)] = [one[1:] for one in document(report) if one[0] == first.cause.id]
     device = re.findall(
-        rf"(?:[Ff]ixing only this wins:?|(?:WINS|wins:) (?:[Aa]bout|[Aa]t most)) {AMOUNT}", text
+        rf"(?:[Ff]ixing only this saves:?|(?:WINS|saves:) (?:[Aa]bout|[Aa]t most)) {AMOUNT}", text
     )
     job = re.findall(rf"job (?:ends|would end) {AMOUNT} sooner", text)
     assert (device and job) or renderer is Markdown
-    assert device[:1] in ([], [human(device_ns, "ns")]) and job[:1] in ([], [human(job_ns, "ns")])
-    assert human(device_ns, "ns") in text
+    assert device[:1] in ([], [format_quantity(device_ns, "ns")]) and job[:1] in (
+        [],
+        [format_quantity(job_ns, "ns")],
+    )
+    assert format_quantity(device_ns, "ns") in text
     culprits = re.findall(rf"fixing it alone wins (?:about )?{AMOUNT}", text)
-    assert set(culprits) <= {human(one.recoverable_ns, "ns") for one in report.findings
-                             if one.recoverable_ns is not None}  # fmt: skip
+    assert set(culprits) <= {
+        format_quantity(one.recoverable_ns, "ns")
+        for one in report.findings
+        if one.recoverable_ns is not None
+    }
 
 
 def test_a_finding_that_disagrees_would_be_seen(report: Report) -> None:

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 from reports import clean
 
-from clusterprof.attribution.families import CAUSES
-from clusterprof.attribution.partial import Partial
-from clusterprof.engine.worked import with_work
-from clusterprof.findings import Culprit, Evidence, Finding, RankLedger
+from clusterprof.analysis.attribution.accumulator import Accumulator
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.findings.comparisons import with_work_evidence
+from clusterprof.report.model import Culprit, Evidence, Finding, RankLedger
 
 MS = 1_000_000
 
@@ -21,16 +21,21 @@ def ledger(
     """Ten steps, each of so much work; `waited_ms` of all were lost to the cause."""
     plain = clean().ranks[0]
     return replace(
-        plain, node="a", rank=rank, steps=10, productive_ns=10 * step_ms * MS,
-        lost_ns=waited_ms * MS, buckets=((cause, waited_ms * MS),) if waited_ms else (),
-    )  # fmt: skip
+        plain,
+        node="a",
+        rank=rank,
+        steps=10,
+        productive_ns=10 * step_ms * MS,
+        lost_ns=waited_ms * MS,
+        buckets=((cause, waited_ms * MS),) if waited_ms else (),
+    )
 
 
 def finding(cause: str, *ranks: int | None) -> Finding:
     culprits = tuple(Culprit("a", rank, "", "") for rank in ranks)
     return Finding(
         CAUSES[cause], 300 * MS, 0.1, None, 0.9, "B", False, False, culprits, evidence=()
-    )  # fmt: skip
+    )
 
 
 def test_its_step_stands_beside_that_of_the_middle_one_of_those_that_wait() -> None:
@@ -42,9 +47,9 @@ def test_its_step_stands_beside_that_of_the_middle_one_of_those_that_wait() -> N
         ledger(3, 70, 200),
         ledger(4, 40),
     ]
-    (found,) = with_work([finding("sync-slow-compute", 2, 3)], ledgers)
+    (found,) = with_work_evidence([finding("sync-slow-compute", 2, 3)], ledgers)
     assert found.evidence == (
-        Evidence("step.worked_ns", 95.0 * MS, "ns", "a step of rank 2; of those waiting 62.0 ms"),
+        Evidence("step.worked_ns", 95.0 * MS, "ns", "a step of rank 2; waiting ranks: 62.0 ms"),
     )
 
 
@@ -53,21 +58,31 @@ def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
     ledgers = [ledger(0, 60, 300), ledger(1, 62, 290), ledger(2, 95), ledger(3, 61, 200)]
     held = [(320, 1000), (100, 1000), (320, 2000), (800, 8000)]
     books = [
-        SimpleNamespace(partial=Partial(totals={
-            "samples": samples, "samples_steps": 8 if at == 3 else 10,
-            "samples_unknown_steps": 2 if at == 3 else 0,
-            "tokens": tokens, "tokens_steps": 8 if at == 3 else 10,
-            "tokens_unknown_steps": 2 if at == 3 else 0,
-        }))
+        SimpleNamespace(
+            accumulator=Accumulator(
+                totals={
+                    "samples": samples,
+                    "samples_steps": 8 if at == 3 else 10,
+                    "samples_unknown_steps": 2 if at == 3 else 0,
+                    "tokens": tokens,
+                    "tokens_steps": 8 if at == 3 else 10,
+                    "tokens_unknown_steps": 2 if at == 3 else 0,
+                }
+            )
+        )
         for at, (samples, tokens) in enumerate(held)
-    ]  # fmt: skip
-    (found,) = with_work([finding("sync-imbalance", 2)], [
-        replace(one, buckets=(("sync-imbalance", one.lost_ns),) if one.lost_ns else ())
-        for one in ledgers
-    ], books)  # fmt: skip
+    ]
+    (found,) = with_work_evidence(
+        [finding("sync-imbalance", 2)],
+        [
+            replace(one, buckets=(("sync-imbalance", one.lost_ns),) if one.lost_ns else ())
+            for one in ledgers
+        ],
+        books,
+    )
     assert [(one.name, one.value, one.note) for one in found.evidence[1:]] == [
-        ("step.samples_count", 32, "samples in a step of rank 2; of those waiting 10"),
-        ("step.tokens_count", 200, "tokens in a step of rank 2; of those waiting 100"),
+        ("step.samples_count", 32, "samples in a step of rank 2; waiting ranks: 10"),
+        ("step.tokens_count", 200, "tokens in a step of rank 2; waiting ranks: 100"),
     ]
 
 
@@ -80,4 +95,4 @@ def test_nothing_is_said_where_it_does_not_work_for_longer_or_is_not_known() -> 
         finding("net-transfer", 1),
         finding("sync-imbalance", 0),  # nobody waited for it
     ):
-        assert with_work([one], ledgers) == (one,)
+        assert with_work_evidence([one], ledgers) == (one,)

@@ -18,21 +18,12 @@ from typing import Any
 
 from reports import S, clean
 
-from clusterprof.exporters.base import Run, RunNode, RunRank
-from clusterprof.findings import RankLedger, Report
-from clusterprof.history import History, RankHistory, Wait
+from clusterprof.analysis.timeline.model import Int
+from clusterprof.output.exporters.base import Run, RunNode, RunRank
 from clusterprof.probe import layout
-from clusterprof.timeline.model import Int
-from clusterprof.trace.schema import (
-    SPAN_FIELDS,
-    Clock,
-    Columns,
-    Event,
-    Gap,
-    Header,
-    Record,
-    Spans,
-)
+from clusterprof.report.history import History, RankHistory, Wait
+from clusterprof.report.model import RankLedger, Report
+from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Gap, Header, Record, Spans
 from clusterprof.trace.writer import RecordingWriter
 
 EPOCH = 1_700_000_000 * S
@@ -52,14 +43,20 @@ def _header(node: str, display: str) -> Header:
     return Header(
         {"key": key, "hostname": display, "display": display, "boot_id": node, "kernel": "6"},
         {"monotonic_ns": own, "boottime_ns": own, "realtime_ns": EPOCH + S},
-        {"mounts": [], "nics": [], "disks": []}, [{"id": f"GPU-{node}", "pid": PID}],
-        {"variables": {}}, {}, {}, [],
-    )  # fmt: skip
+        {"mounts": [], "nics": [], "disks": []},
+        [{"id": f"GPU-{node}", "pid": PID}],
+        {"variables": {}},
+        {},
+        {},
+        [],
+    )
 
 
 def _spans(pid: int, ahead: int, rows: list[tuple[Any, ...]], names: dict[int, str]) -> Spans:
-    table = [(round(s * S) + ahead, round(e * S) + ahead, k, *(*v, 0, 0, 0, 0)[:4])
-             for k, s, e, *v in rows]  # fmt: skip
+    table = [
+        (round(s * S) + ahead, round(e * S) + ahead, k, *(*v, 0, 0, 0, 0)[:4])
+        for k, s, e, *v in rows
+    ]
     columns = {name: array("q", [row[i] for row in table]) for i, name in enumerate(SPAN_FIELDS)}
     return Spans(pid, TICKS, 1, 0, names, columns)
 
@@ -73,21 +70,25 @@ def _registered(rank: int, ahead: int) -> Event:
 def _records(node: str, user_span: str) -> list[Record]:
     ahead = AHEAD[node]
     if node == "b":
-        rows = [
-            (layout.CHECKPOINT, 1.0, 2.0, 4096),
-            (layout.STEP, 1.0, 2.1, 0, 1, -1, -1),
-        ]
+        rows = [(layout.CHECKPOINT, 1.0, 2.0, 4096), (layout.STEP, 1.0, 2.1, 0, 1, -1, -1)]
         return [_registered(1, ahead), _spans(PID, ahead, rows, {})]
     times = [S, S + 100 * MS, S + 200 * MS, S + 300 * MS]
     gpu = Columns(
-        "gpu_nvidia", ("gpu.busy_ns_total", "gpu.power_watts"), ("GPU-a", "GPU-a"),
-        array("q", times), (array("q", [0, 50 * MS, 0, 150 * MS]), array("d", [300, 300, 400, 90])),
+        "gpu_nvidia",
+        ("gpu.busy_ns_total", "gpu.power_watts"),
+        ("GPU-a", "GPU-a"),
+        array("q", times),
+        (array("q", [0, 50 * MS, 0, 150 * MS]), array("d", [300, 300, 400, 90])),
         (b"\0\0\1\0", None),
-    )  # fmt: skip
+    )
     disk = Columns(
-        "disk", ("disk.read_bytes_total", "disk.read_bytes_total"), ("sda", "sdb"),
-        array("q", times[:2]), (array("q", [7, 7]), array("q", [0, 1000])), (None, None),
-    )  # fmt: skip
+        "disk",
+        ("disk.read_bytes_total", "disk.read_bytes_total"),
+        ("sda", "sdb"),
+        array("q", times[:2]),
+        (array("q", [7, 7]), array("q", [0, 1000])),
+        (None, None),
+    )
     rows = [
         (layout.DATA_WAIT, 1.0, 1.4, 3, WORKER, 1, -1),
         (layout.FORWARD, 1.4, 1.6),
@@ -99,11 +100,12 @@ def _records(node: str, user_span: str) -> list[Record]:
         _registered(0, ahead),
         Event(S + 50 * MS, "gpu-xid", {"xid": 79, "device": "GPU-a"}),
         Gap(S + 150 * MS, "gpu_nvidia", "gpu.busy_ns_total", "GPU-a", "failed", "timed out", ""),
-        gpu, disk,
+        gpu,
+        disk,
         _spans(WORKER, ahead, worker, {}),
         _spans(PID, ahead, rows, {layout.FIRST_USER_KIND: user_span}),
         Clock(2 * S, 2 * S, EPOCH + 2 * S),
-    ]  # fmt: skip
+    ]
 
 
 def write(folder: Path, names: dict[str, str] | None = None, user_span: str = "tokenise") -> Path:
@@ -112,9 +114,11 @@ def write(folder: Path, names: dict[str, str] | None = None, user_span: str = "t
         header = _header(node, (names or {}).get(node, f"node-{node}"))
         own = S + AHEAD[node]
         writer = RecordingWriter(
-            folder / header.node["key"], header, lambda own=own: Clock(own, own, EPOCH + S),
+            folder / header.node["key"],
+            header,
+            lambda own=own: Clock(own, own, EPOCH + S),
             keep_free_bytes=0,
-        )  # fmt: skip
+        )
         writer.append(*_records(node, user_span))
         writer.close()
     return folder
@@ -124,11 +128,22 @@ def _rank(place: int, node: str) -> RankLedger:
     plain = clean().ranks[0]
     lost = (("storage-local", 300 * MS), ("unattributed", 50 * MS))
     return replace(
-        plain, node=node, rank=place, pid=PID, device="GPU-a" if not place else "GPU-b",
-        window_ns=S, unmeasured_ns=0, outside_ns=0, in_step_ns=S, productive_ns=650 * MS,
-        lost_ns=350 * MS, buckets=lost, outside_buckets=(), steps=1,
+        plain,
+        node=node,
+        rank=place,
+        pid=PID,
+        device="GPU-a" if not place else "GPU-b",
+        window_ns=S,
+        unmeasured_ns=0,
+        outside_ns=0,
+        in_step_ns=S,
+        productive_ns=650 * MS,
+        lost_ns=350 * MS,
+        buckets=lost,
+        outside_buckets=(),
+        steps=1,
         caused=(("storage-local", 300 * MS * 2 * place), ("unattributed", 50 * MS)),
-    )  # fmt: skip
+    )
 
 
 def report(names: dict[str, str] | None = None, cause: str = "storage-local") -> Report:
@@ -139,10 +154,17 @@ def report(names: dict[str, str] | None = None, cause: str = "storage-local") ->
     waits = (Wait(200 * MS, 500 * MS, 0, 1, cause, 0), Wait(900 * MS, 50 * MS, 1, None, "", None))
     history = History(at(1), S // 2, 2, ranks, waits)
     return replace(
-        clean(), ranks=tuple(_rank(at_, name) for at_, name in enumerate(called)),
-        history=history, window_ns=2 * S, outside_ns=0, in_step_ns=2 * S,
-        productive_ns=1300 * MS, lost_ns=700 * MS, outside_buckets=(), unattributed_ns=100 * MS,
-    )  # fmt: skip
+        clean(),
+        ranks=tuple(_rank(at_, name) for at_, name in enumerate(called)),
+        history=history,
+        window_ns=2 * S,
+        outside_ns=0,
+        in_step_ns=2 * S,
+        productive_ns=1300 * MS,
+        lost_ns=700 * MS,
+        outside_buckets=(),
+        unattributed_ns=100 * MS,
+    )
 
 
 def run(folder: Path, found: Report, names: dict[str, str] | None = None) -> Run:

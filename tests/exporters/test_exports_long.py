@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from small_run import PID, TICKS, S, report, run, write
 
-from clusterprof.exporters import tables
-from clusterprof.exporters.base import Run
-from clusterprof.exporters.output import Output
-from clusterprof.exporters.perfetto import Perfetto, packets_of
-from clusterprof.exporters.tables import TABLE_NAMES, batches
+from clusterprof.output.exporters import tables
+from clusterprof.output.exporters.base import Output, Run
+from clusterprof.output.exporters.perfetto.trace import Perfetto, iterate_node_packets
+from clusterprof.output.exporters.tables import TABLE_NAMES, iterate_batches
 from clusterprof.probe import layout
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Header, Spans
 from clusterprof.trace.writer import RecordingWriter
@@ -52,10 +51,10 @@ def long_run(folder: Path, seconds: int) -> Run:
 def peak(found: Run, what: str) -> int:
     tracemalloc.start()
     if what == "trace":
-        for packets in packets_of(found, found.nodes[0]):
+        for packets in iterate_node_packets(found, found.nodes[0]):
             b"".join(packets)
     else:
-        for _ in batches(found, TABLE_NAMES, ()):
+        for _ in iterate_batches(found, TABLE_NAMES, ()):
             pass
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -10,12 +10,12 @@ from typing import Any
 
 from reports import ALL
 
-from clusterprof.findings import Metric
-from clusterprof.renderers import metric_names
-from clusterprof.renderers.metric_families import families
+from clusterprof.output.renderers import openmetrics
+from clusterprof.output.renderers.openmetrics import build_families
+from clusterprof.report.model import Metric
 
 DASHBOARD = Path(__file__).parents[2] / "docs/grafana/clusterprof.json"
-EXPORTED = {described.sample for described in metric_names.ALL}
+EXPORTED = {described.sample for described in openmetrics.ALL_FAMILIES}
 ADDED = {"job", "instance"}  # by whoever scrapes
 
 
@@ -36,11 +36,11 @@ def test_every_query_names_metrics_that_are_exported() -> None:
 
 def test_every_label_in_a_query_is_one_of_its_metric() -> None:
     labels: dict[str, set[str]] = {}
-    every = (*metric_names.OF_METRIC, "step.p50_ns")
+    every = (*openmetrics.FAMILY_BY_METRIC, "step.p50_ns")
     known = replace(ALL["clean"](), metrics=tuple(Metric(name, 0.5, "ratio") for name in every))
     for report in (known, *(make() for make in ALL.values())):
-        for family in families(report):
-            names = labels.setdefault(family.described.sample, set())
+        for family in build_families(report):
+            names = labels.setdefault(family.description.sample, set())
             names.update(key for point in family.points for key, _ in point.labels)
     for text in expressions():
         for metric, selector in re.findall(r"(\bclusterprof_\w+)\{([^}]*)\}", text):

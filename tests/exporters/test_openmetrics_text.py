@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from reports import ALL, S, storage_verdict, underfilled
 
-from clusterprof.findings import Metric, RankLedger, Report
-from clusterprof.renderers import metric_names
-from clusterprof.renderers.openmetrics import OpenMetrics
-from clusterprof.worth import CauseWorth, Worth
+from clusterprof.output.renderers import openmetrics
+from clusterprof.output.renderers.openmetrics import OpenMetrics
+from clusterprof.report.impact import CauseImpact, Impact
+from clusterprof.report.model import Metric, RankLedger, Report
 
 _SAMPLE = re.compile(
     r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?:[a-zA-Z_]+="(?:[^"\\\n]|\\["\\n])*",?)*\})? (\S+)'
@@ -21,10 +21,23 @@ _SAMPLE = re.compile(
 def tiny() -> Report:
     """One rank: of 10 s, 8 productive, 1 lost, 1 outside."""
     rank = RankLedger(
-        'no"de\\a', 3, 7, "GPU-1", "device-samples", 10 * S, 0, S, 9 * S, 8 * S, S,
-        (("storage-local", S - 1), ("unattributed", 1)), (("startup", S),), 5, 1.0,
+        'no"de\\a',
+        3,
+        7,
+        "GPU-1",
+        "device-samples",
+        10 * S,
+        0,
+        S,
+        9 * S,
+        8 * S,
+        S,
+        (("storage-local", S - 1), ("unattributed", 1)),
+        (("startup", S),),
+        5,
+        1.0,
         (("storage-local", 3 * S),),
-    )  # fmt: skip
+    )
     metrics = (
         Metric("gpu.busy_ratio", 0.5, "ratio"),
         Metric("gpu.sm_active_ratio", None, "ratio", "no GPM"),
@@ -34,63 +47,78 @@ def tiny() -> Report:
         Metric("new.thing_bytes", 4.0, "bytes"),
     )
     return Report(
-        "run", False, (), (rank,), 10 * S, 0, S, 9 * S, 8 * S, S, (), 1, (), (), metrics, (),
-        worth=Worth(2.0, "USD", 0.1, None, (CauseWorth("storage-local", 0.1, None, None, None),)),
-    )  # fmt: skip
+        "run",
+        False,
+        (),
+        (rank,),
+        10 * S,
+        0,
+        S,
+        9 * S,
+        8 * S,
+        S,
+        (),
+        1,
+        (),
+        (),
+        metrics,
+        (),
+        worth=Impact(2.0, "USD", 0.1, None, (CauseImpact("storage-local", 0.1, None, None, None),)),
+    )
 
 
 WHO = 'node="no\\"de\\\\a",rank="3",device="GPU-1"'
 WHOLE = f"""\
 # TYPE clusterprof_report info
-# HELP clusterprof_report {metric_names.REPORT.help}
+# HELP clusterprof_report {openmetrics.REPORT.help}
 clusterprof_report_info{{title="run",emulated="false"}} 1.0
 # TYPE clusterprof_observed_gpu_seconds counter
 # UNIT clusterprof_observed_gpu_seconds seconds
-# HELP clusterprof_observed_gpu_seconds {metric_names.OBSERVED.help}
+# HELP clusterprof_observed_gpu_seconds {openmetrics.OBSERVED.help}
 clusterprof_observed_gpu_seconds_total{{state="productive",{WHO}}} 8.0
 clusterprof_observed_gpu_seconds_total{{state="lost",{WHO}}} 1.0
 clusterprof_observed_gpu_seconds_total{{state="outside_steps",{WHO}}} 1.0
 clusterprof_observed_gpu_seconds_total{{state="unmeasured",{WHO}}} 0.0
 # TYPE clusterprof_lost_gpu_seconds counter
 # UNIT clusterprof_lost_gpu_seconds seconds
-# HELP clusterprof_lost_gpu_seconds {metric_names.LOST.help}
+# HELP clusterprof_lost_gpu_seconds {openmetrics.LOST.help}
 clusterprof_lost_gpu_seconds_total{{cause="storage-local",{WHO}}} 0.999999999
 clusterprof_lost_gpu_seconds_total{{cause="unattributed",{WHO}}} 1e-09
 # TYPE clusterprof_caused_gpu_seconds counter
 # UNIT clusterprof_caused_gpu_seconds seconds
-# HELP clusterprof_caused_gpu_seconds {metric_names.CAUSED.help}
+# HELP clusterprof_caused_gpu_seconds {openmetrics.CAUSED.help}
 clusterprof_caused_gpu_seconds_total{{cause="storage-local",{WHO}}} 3.0
 # TYPE clusterprof_outside_gpu_seconds counter
 # UNIT clusterprof_outside_gpu_seconds seconds
-# HELP clusterprof_outside_gpu_seconds {metric_names.OUTSIDE.help}
+# HELP clusterprof_outside_gpu_seconds {openmetrics.OUTSIDE.help}
 clusterprof_outside_gpu_seconds_total{{cause="startup",{WHO}}} 1.0
 # TYPE clusterprof_steps counter
-# HELP clusterprof_steps {metric_names.STEPS.help}
+# HELP clusterprof_steps {openmetrics.STEPS.help}
 clusterprof_steps_total{{{WHO}}} 5.0
 # TYPE clusterprof_rank_coverage_ratio gauge
 # UNIT clusterprof_rank_coverage_ratio ratio
-# HELP clusterprof_rank_coverage_ratio {metric_names.COVERAGE.help}
+# HELP clusterprof_rank_coverage_ratio {openmetrics.COVERAGE.help}
 clusterprof_rank_coverage_ratio{{{WHO}}} 1.0
 # TYPE clusterprof_lost_cost gauge
-# HELP clusterprof_lost_cost {metric_names.COST.help}
+# HELP clusterprof_lost_cost {openmetrics.COST.help}
 clusterprof_lost_cost{{cause="storage-local",currency="USD"}} 0.1
 # TYPE clusterprof_gpu_busy_ratio gauge
 # UNIT clusterprof_gpu_busy_ratio ratio
-# HELP clusterprof_gpu_busy_ratio {metric_names.OF_METRIC["gpu.busy_ratio"].help}
+# HELP clusterprof_gpu_busy_ratio {openmetrics.FAMILY_BY_METRIC["gpu.busy_ratio"].help}
 clusterprof_gpu_busy_ratio{{bound="exact"}} 0.5
 # TYPE clusterprof_stall_ratio gauge
 # UNIT clusterprof_stall_ratio ratio
-# HELP clusterprof_stall_ratio {metric_names.STALL.help}
+# HELP clusterprof_stall_ratio {openmetrics.STALL.help}
 clusterprof_stall_ratio{{stall="storage",bound="at most"}} 0.25
 # TYPE clusterprof_step_seconds gauge
 # UNIT clusterprof_step_seconds seconds
-# HELP clusterprof_step_seconds {metric_names.STEP.help}
+# HELP clusterprof_step_seconds {openmetrics.STEP.help}
 clusterprof_step_seconds{{percentile="95"}} 1.5
 # TYPE clusterprof_metric gauge
-# HELP clusterprof_metric {metric_names.OTHER.help}
+# HELP clusterprof_metric {openmetrics.OTHER.help}
 clusterprof_metric{{metric="new.thing_bytes",unit="bytes",bound="exact"}} 4.0
 # TYPE clusterprof_unknown gauge
-# HELP clusterprof_unknown {metric_names.UNKNOWN.help}
+# HELP clusterprof_unknown {openmetrics.UNKNOWN.help}
 clusterprof_unknown{{metric="gpu.sm_active_ratio",reason="no GPM"}} 1.0
 # EOF
 """
@@ -103,10 +131,10 @@ def test_the_whole_exposition() -> None:
 def test_a_textfile_collector_gets_the_older_format() -> None:
     lines = OpenMetrics(prometheus=True).render(tiny()).splitlines()
     assert lines[:6] == [
-        f"# HELP clusterprof_report_info {metric_names.REPORT.help}",
+        f"# HELP clusterprof_report_info {openmetrics.REPORT.help}",
         "# TYPE clusterprof_report_info gauge",
         'clusterprof_report_info{title="run",emulated="false"} 1.0',
-        f"# HELP clusterprof_observed_gpu_seconds_total {metric_names.OBSERVED.help}",
+        f"# HELP clusterprof_observed_gpu_seconds_total {openmetrics.OBSERVED.help}",
         "# TYPE clusterprof_observed_gpu_seconds_total counter",
         f'clusterprof_observed_gpu_seconds_total{{state="productive",{WHO}}} 8.0',
     ]
@@ -168,8 +196,8 @@ def test_dcgm_names_are_for_nvidia_devices_alone() -> None:
 
 
 def test_no_two_families_share_a_name_and_units_end_the_names() -> None:
-    names = [described.name for described in metric_names.ALL]
+    names = [described.name for described in openmetrics.ALL_FAMILIES]
     assert len(set(names)) == len(names)
-    for described in metric_names.ALL:
+    for described in openmetrics.ALL_FAMILIES:
         assert not described.unit or described.name.endswith("_" + described.unit)
         assert described.help.endswith(".") and "\n" not in described.help

@@ -15,8 +15,8 @@ import pytest
 from small_run import S, at, report, run
 
 from clusterprof.errors import ClusterprofError, UsageError
-from clusterprof.exporters.otlp import HEADERS_VARIABLE, Otlp, headers_of
-from clusterprof.exporters.output import Output
+from clusterprof.output.exporters.base import Output
+from clusterprof.output.exporters.metrics import HEADERS_VARIABLE, Otlp, parse_headers
 
 
 class Receiver:
@@ -138,6 +138,6 @@ def test_what_is_no_address_is_refused(endpoint: str) -> None:
 
 
 def test_headers_come_as_opentelemetry_writes_them() -> None:
-    assert headers_of("a=1,b = x%3Dy ,c") == {"a": "1", "b": "x=y"}
+    assert parse_headers("a=1,b = x%3Dy ,c") == {"a": "1", "b": "x=y"}
     with pytest.raises(UsageError, match="line break"):
-        headers_of("a=x%0d%0aHost: evil")
+        parse_headers("a=x%0d%0aHost: evil")

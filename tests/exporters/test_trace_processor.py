@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from small_run import MS, at, report, run, write
 
-from clusterprof.exporters.output import Output
-from clusterprof.exporters.perfetto import Perfetto
+from clusterprof.output.exporters.base import Output
+from clusterprof.output.exporters.perfetto.trace import Perfetto
 
 pytestmark = pytest.mark.long
 
@@ -88,7 +88,7 @@ def test_slices_are_on_their_tracks_at_their_times(trace: Path) -> None:
             (B, "lost time", "storage-local", 1, 1.2),
             (B, "lost time", "storage-local", 1.5, 1.6),
             (B, "lost time", "unattributed", 1.6, 1.65),
-            (B, "waits for ranks", "waits for a rank not known", 1.9, 1.95),
+            (B, "waits for ranks", "waits for an unknown rank", 1.9, 1.95),
             (B, "late for others", "late: storage-local", 1.2, 1.7),
         ]
     )
@@ -102,7 +102,7 @@ def test_the_arrow_goes_from_the_victim_to_the_culprit(trace: Path) -> None:
         join lines a on a.track = s.track_id join lines b on b.track = e.track_id
     """
     assert ask(trace, query) == [
-        (A, "waits for rank 1: storage-local", B, "comes last", str(at(1.7)))
+        (A, "waits for rank 1: storage-local", B, "arrives last", str(at(1.7)))
     ]
 
 

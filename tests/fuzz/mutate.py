@@ -11,15 +11,53 @@ from collections.abc import Callable, Sequence
 
 BYTES_AT_MOST = 1 << 18
 NUMBERS = (
-    b"0", b"-1", b"1e999", b"-1e308", b"NaN", b"Infinity", b"-Infinity", b"null", b"true", b'""',
-    b"[]", b"{}", b"2147483648", b"4294967296", b"9223372036854775807", b"-9223372036854775808",
-    b"18446744073709551616", b"1" + b"0" * 400, b"0.1e-400", b"1e18", b"1e15", b"-0", b'"1"',
-    b"9" * 5000, b"65536", b"1000000",
-)  # fmt: skip
+    b"0",
+    b"-1",
+    b"1e999",
+    b"-1e308",
+    b"NaN",
+    b"Infinity",
+    b"-Infinity",
+    b"null",
+    b"true",
+    b'""',
+    b"[]",
+    b"{}",
+    b"2147483648",
+    b"4294967296",
+    b"9223372036854775807",
+    b"-9223372036854775808",
+    b"18446744073709551616",
+    b"1" + b"0" * 400,
+    b"0.1e-400",
+    b"1e18",
+    b"1e15",
+    b"-0",
+    b'"1"',
+    b"9" * 5000,
+    b"65536",
+    b"1000000",
+)
 RUBBISH = (
-    b"\x00", b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80", b"\x1b[2J", b"\r", b"\x7f", b"\\ud800",
-    b"\xef\xbb\xbf", b"}", b"{", b"[", b"]", b'"', b",", b"\n", b"\t", b"\\",
-)  # fmt: skip
+    b"\x00",
+    b"\xff\xfe",
+    b"\xc3\x28",
+    b"\xed\xa0\x80",
+    b"\x1b[2J",
+    b"\r",
+    b"\x7f",
+    b"\\ud800",
+    b"\xef\xbb\xbf",
+    b"}",
+    b"{",
+    b"[",
+    b"]",
+    b'"',
+    b",",
+    b"\n",
+    b"\t",
+    b"\\",
+)
 _TOKEN = re.compile(
     rb'"(?:[^"\\\n]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|[\w.]+|\s+|.', re.DOTALL
 )
@@ -171,11 +209,36 @@ def _page(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
 
 Mutation = Callable[[bytes, Sequence[bytes], random.Random], bytes]
 MUTATIONS: tuple[Mutation, ...] = (
-    _flip, _set, _cut, _remove, _repeat, _pump, _splice, _rubbish, _numbers, _numbers, _swap,
-    _retype, _retype, _lines, _nest,
-)  # fmt: skip
+    _flip,
+    _set,
+    _cut,
+    _remove,
+    _repeat,
+    _pump,
+    _splice,
+    _rubbish,
+    _numbers,
+    _numbers,
+    _swap,
+    _retype,
+    _retype,
+    _lines,
+    _nest,
+)
 BYTEWISE: tuple[Mutation, ...] = (
-    _flip, _flip, _set, _set, _cut, _remove, _repeat, _splice, _rubbish, _whole, _whole, _whole,
-    _page, _page,
-)  # fmt: skip
+    _flip,
+    _flip,
+    _set,
+    _set,
+    _cut,
+    _remove,
+    _repeat,
+    _splice,
+    _rubbish,
+    _whole,
+    _whole,
+    _whole,
+    _page,
+    _page,
+)
 """For what is no text."""

@@ -44,7 +44,7 @@ from fuzz.trial import (
     try_whole,
 )
 
-from clusterprof.importers.registry import IMPORTERS
+from clusterprof.analysis.importers.registry import IMPORTERS
 
 SECONDS_AT_MOST = 2.0
 DEAF_SECONDS_AT_MOST = 30.0  # of CPU: for what holds the interpreter, and hears no alarm
@@ -139,8 +139,10 @@ class Campaign:
 
     def _save(self) -> None:
         known = {
-            "inputs": self.done, "outcomes": dict(self.outcomes), "findings": dict(self.findings)
-        }  # fmt: skip
+            "inputs": self.done,
+            "outcomes": dict(self.outcomes),
+            "findings": dict(self.findings),
+        }
         new = self.file.with_suffix(".new")
         new.write_text(json.dumps(known, indent=1))
         new.replace(self.file)

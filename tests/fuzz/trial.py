@@ -11,11 +11,11 @@ from pathlib import Path
 
 from fuzz.mutate import mutated
 
-from clusterprof.engine.local import analysed
+from clusterprof.analysis.importers.core.base import Account, Importer
+from clusterprof.analysis.importers.core.byte_sources import FileSource, open_sources
+from clusterprof.analysis.importers.registry import IMPORTERS
+from clusterprof.analysis.pipeline import analyze_with_details
 from clusterprof.errors import ClusterprofError
-from clusterprof.importers.base import Account, Importer
-from clusterprof.importers.registry import IMPORTERS
-from clusterprof.importers.sources import FileSource, sources_of
 
 SEEDS = Path(__file__).parents[1] / "importers" / "seeds"
 REGRESSIONS = Path(__file__).parents[1] / "importers" / "fuzzed"
@@ -89,7 +89,7 @@ def try_whole(case: Case, folder: Path) -> str:
     for name, data in case.files:
         (folder / name).write_bytes(data)
     try:
-        analysed(folder)
+        analyze_with_details([folder])
     except ClusterprofError:
         return REFUSED
     finally:
@@ -101,12 +101,14 @@ def try_whole(case: Case, folder: Path) -> str:
 def _tried(importer: Importer, files: Iterable[tuple[Path, bytes | None]]) -> str:
     try:
         sources = [
-            source for path, data in files for source in sources_of(path, data)
-            if importer.recognises(source.head, source.path)
-        ]  # fmt: skip
+            source
+            for path, data in files
+            for source in open_sources(path, data)
+            if importer.recognizes(source.head, source.path)
+        ]
         if not sources:
             return UNKNOWN
-        for some in [sources] if importer.together else [[source] for source in sources]:
+        for some in [sources] if importer.combines_files else [[source] for source in sources]:
             _read(importer, some)
     except ClusterprofError:
         return REFUSED
@@ -120,7 +122,7 @@ def _read(importer: Importer, some: Sequence[FileSource]) -> None:
         for _ in node.records():
             pass
     for account in accounts:
-        account.said()
+        account.format_line()
 
 
 def signature(error: BaseException) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clusterprof.findings import (
+from clusterprof.report.history import StepStats
+from clusterprof.report.model import (
     Cause,
     Culprit,
     Finding,
@@ -16,9 +17,8 @@ from clusterprof.findings import (
     NodeFacts,
     RankLedger,
     Report,
+    RunFingerprint,
 )
-from clusterprof.likeness import Likeness
-from clusterprof.stepstats import StepStats
 
 MS = 1_000_000
 RANKS = 2
@@ -49,22 +49,41 @@ def run(
     in_step, lost_ns = sum(lengths), sum(lost)
     ranks = tuple(
         RankLedger(
-            "node-a", number, 100 + number, f"GPU-{number}", "device-samples", in_step, 0, 0,
-            in_step, in_step - lost_ns, lost_ns,
-            (("storage-local", lost_ns), ("unattributed", 0)), (), len(lengths), 1.0,
+            "node-a",
+            number,
+            100 + number,
+            f"GPU-{number}",
+            "device-samples",
+            in_step,
+            0,
+            0,
+            in_step,
+            in_step - lost_ns,
+            lost_ns,
+            (("storage-local", lost_ns), ("unattributed", 0)),
+            (),
+            len(lengths),
+            1.0,
         )
         for number in range(RANKS)
-    )  # fmt: skip
+    )
     both = [RANKS * ns for ns in lengths]
     both_lost = [RANKS * ns for ns in lost]
     busy = [ns - gone for ns, gone in zip(both, both_lost)]
     stats = StepStats(
-        1, (RANKS,) * len(lengths), tuple(both), tuple(both), tuple(both), tuple(busy),
+        1,
+        (RANKS,) * len(lengths),
+        tuple(both),
+        tuple(both),
+        tuple(both),
+        tuple(busy),
         tuple(both_lost),
-        (("storage-local", "storage", tuple(both_lost)),
-         ("unattributed", "unattributed", (0,) * len(lengths))),
+        (
+            ("storage-local", "storage", tuple(both_lost)),
+            ("unattributed", "unattributed", (0,) * len(lengths)),
+        ),
         tuple(((bin_of(ns), RANKS),) for ns in lengths),
-    )  # fmt: skip
+    )
     share = lost_ns / in_step if in_step else None
     culprits = (Culprit("node-a", 1, "GPU-1", "vda"),)
     found = (
@@ -93,13 +112,19 @@ def run(
     )
 
 
-def _alike(title: str, started: int) -> Likeness:
-    return Likeness(
-        started_at_ns=started * 10**9, recordings=(f"{title}-{started}",),
-        gpu_models=(("H100", RANKS),), nodes=1, world_size=RANKS, batch_size=32.0,
-        measured_by=("device-samples",), frameworks=(("torch", "2.13.0"),), drivers=("580.1",),
+def _alike(title: str, started: int) -> RunFingerprint:
+    return RunFingerprint(
+        started_at_ns=started * 10**9,
+        recordings=(f"{title}-{started}",),
+        gpu_models=(("H100", RANKS),),
+        nodes=1,
+        world_size=RANKS,
+        batch_size=32.0,
+        measured_by=("device-samples",),
+        frameworks=(("torch", "2.13.0"),),
+        drivers=("580.1",),
         recorder=("0.1.0",),
-    )  # fmt: skip
+    )
 
 
 def _metrics(share: float | None, lengths: Sequence[int]) -> tuple[Metric, ...]:

@@ -11,15 +11,20 @@ import pytest
 from gate_runs import MS, run, steady
 
 from clusterprof.errors import UsageError
-from clusterprof.findings import Report
-from clusterprof.gate import Policy, RuleResult, Verdict, judge, parse_any
-from clusterprof.gate.noise import Sample, compared, draws, student
+from clusterprof.gate import Policy, RuleResult, Verdict, judge_runs, parse_any_rule
+from clusterprof.gate.regression import (
+    Sample,
+    compute_t_quantile,
+    estimate_difference,
+    sample_metric,
+)
+from clusterprof.report.model import Report
 
 QUIET = Policy(between_runs_ratio=0.0)
 
 
 def verdict(now: Report, *before: Report, rule: str, policy: Policy = QUIET) -> Verdict:
-    return judge(now, [parse_any(rule)], policy, (), before)
+    return judge_runs(now, [parse_any_rule(rule)], policy, (), before)
 
 
 def result(now: Report, *before: Report, rule: str, policy: Policy = QUIET) -> RuleResult:
@@ -73,7 +78,7 @@ def test_shares_of_causes(storage: float, rule: str, outcome: str) -> None:
 
 def test_whole_output_of_a_regression() -> None:
     found = verdict(times(110.0, 1), times(100.0, 2, started=1), rule="step.p50_ns: +5%")
-    moved = found.results[0].moved
+    moved = found.results[0].change
     assert moved is not None
     # medians of 100 draws of N(1, 1 %) around 110 and 100 ms: 1.25 % / sqrt(100) of chance each
     assert moved.estimate == pytest.approx(0.10, abs=0.005)
@@ -84,7 +89,7 @@ def test_whole_output_of_a_regression() -> None:
     assert found.lines[0] == "gate FAILED: 1 of 1 rule"
     assert found.lines[1].startswith("  FAIL  step.p50_ns: +5 %  ")
     assert ", was 99." in found.lines[1] or ", was 100." in found.lines[1]
-    assert found.lines[1].endswith(" on found in 95 % of runs")
+    assert found.lines[1].endswith(" on are detected in 95 % of runs")
 
 
 def test_what_cannot_be_told_says_how_many_steps_would_do() -> None:
@@ -92,7 +97,7 @@ def test_what_cannot_be_told_says_how_many_steps_would_do() -> None:
     before = run("before", steady(30, 100.0, 0.05, 2))
     found = result(now, before, rule="step.mean_ns: +5%")
     assert found.outcome == "cannot tell"
-    moved = found.moved
+    moved = found.change
     assert moved is not None and moved.steps_needed is not None
     assert moved.steps == 30
     assert f"{moved.steps_needed:,} steps needed, 30 seen" in found.why
@@ -109,18 +114,18 @@ def test_more_baselines_are_asked_for_when_steps_do_not_help() -> None:
         times(103.0, 1), times(100.0, 2, started=1), rule="step.p50_ns: +5%", policy=rough
     )
     assert found.outcome == "cannot tell"
-    assert found.moved is not None and found.moved.steps_needed is None
+    assert found.change is not None and found.change.steps_needed is None
     assert re.search(r"; \d+ more --baseline( and \d+ more --repeat)? needed$", found.why)
     at_the_limit = times(105.0, 2)  # the same steps, 5 % longer to the nanosecond
     found = result(at_the_limit, times(100.0, 2, started=1), rule="step.p50_ns: +5%", policy=rough)
-    assert found.why.endswith("neither more steps nor more runs are likely to tell it")
+    assert found.why.endswith("neither more steps nor more runs are likely to decide it")
 
 
 def test_baselines_that_differ_widen_the_interval() -> None:
     alike = [times(100 + 0.1 * i, i, f"b{i}", 1) for i in range(4)]
     apart = [times(100 + 5.0 * i, i, f"b{i}", 1) for i in range(4)]
     now = times(107.5, 9)
-    narrow, wide = (result(now, *some, rule="step.p50_ns: +2%").moved for some in (alike, apart))
+    narrow, wide = (result(now, *some, rule="step.p50_ns: +2%").change for some in (alike, apart))
     assert narrow is not None and wide is not None
     assert wide.high - wide.low > 5 * (narrow.high - narrow.low)
     assert result(now, *alike, rule="step.p50_ns: +2%").outcome == "fail"
@@ -131,28 +136,33 @@ def test_the_arithmetic_of_a_difference() -> None:
     # differences 3 - mean(1, 2) = 1.5; prior 0.5 with the weight of 6 runs, one more from two
     # baselines whose squares about their mean are 0.5: (6 * 0.25 + 0.5) / 7 = 2 / 7 between runs
     ours, theirs = [Sample(3.0, 0.04, 50)], [Sample(1.0, 0.0, 60), Sample(2.0, 0.0, 70)]
-    found = compared(ours, theirs, 0.5, logarithms=False)
+    found = estimate_difference(ours, theirs, 0.5, logarithms=False)
     assert found.estimate == 1.5
-    assert found.between**2 == pytest.approx(2 / 7)
-    assert found.within == pytest.approx(0.04)
+    assert found.between_runs**2 == pytest.approx(2 / 7)
+    assert found.within_variance == pytest.approx(0.04)
     assert found.error**2 == pytest.approx(0.04 + 2 / 7 * (1 + 1 / 2))
-    assert found.quantile == student(7)
+    assert found.quantile == compute_t_quantile(7)
     assert (found.steps, found.runs) == (50, (1, 2))
-    assert found.found_from(1.0) == pytest.approx(1 + (student(7) + 1.6448536) * found.error)
+    assert found.smallest_detectable(1.0) == pytest.approx(
+        1 + (compute_t_quantile(7) + 1.6448536) * found.error
+    )
 
 
 def test_students_quantiles_are_those_of_the_tables() -> None:
     table = {1: 12.706, 2: 4.303, 3: 3.182, 6: 2.447, 7: 2.365, 10: 2.228, 30: 2.042}
-    assert {n: round(student(n), 3) for n in table} == table
+    assert {n: round(compute_t_quantile(n), 3) for n in table} == table
 
 
 def test_a_value_drawn_anew_varies_as_theory_says() -> None:
     # the mean of 100 independent steps with 5 % of chance is known to 5 % / 10 = 0.5 %
-    found = [draws("step.mean_ns", run(steps=steady(100, 100.0, 0.05, i)).steps) for i in range(9)]
+    found = [
+        sample_metric("step.mean_ns", run(steps=steady(100, 100.0, 0.05, i)).steps)
+        for i in range(9)
+    ]
     spread = [float(one.std() / one.mean()) for one in found if one is not None]
     assert sum(spread) / 9 == pytest.approx(0.005, rel=0.1)
-    assert draws("step.mean_ns", run(steps=steady(9)).steps) is None
-    assert draws("recorder.cpu_ratio", run().steps) is None
+    assert sample_metric("step.mean_ns", run(steps=steady(9)).steps) is None
+    assert sample_metric("recorder.cpu_ratio", run().steps) is None
 
 
 def test_neighbours_that_resemble_each_other_say_less() -> None:
@@ -162,7 +172,7 @@ def test_neighbours_that_resemble_each_other_say_less() -> None:
         x = 0.8 * x + 0.6 * step
         slow.append(round(100 * MS * (1 + 0.05 * x)))
     mixed = [slow[at] for at in random.permutation(400)]
-    drawn = [draws("step.mean_ns", run(steps=some).steps) for some in (slow, mixed)]
+    drawn = [sample_metric("step.mean_ns", run(steps=some).steps) for some in (slow, mixed)]
     assert drawn[0] is not None and drawn[1] is not None
     assert drawn[0].std() > 1.5 * drawn[1].std()
 
@@ -173,8 +183,8 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
         found = result(
             times(103.0, 2 * seed), times(100.0, 2 * seed + 1, started=1), rule="step.mean_ns: +1%"
         )
-        assert found.moved is not None
-        held += found.moved.low <= 0.03 <= found.moved.high
+        assert found.change is not None
+        held += found.change.low <= 0.03 <= found.change.high
     assert held >= 26  # 95 % of 30 are 28.5
 
 
@@ -200,7 +210,7 @@ def test_unlike_runs_are_refused_and_the_field_is_named(field: str) -> None:
     now, before = times(100.0, 1), times(100.0, 2, started=1, **UNLIKE[field])
     found = verdict(now, before, rule="step.p50_ns: +5%")
     assert (found.exit_code, found.outcome) == (4, "cannot tell")
-    assert f"(--allow-unlike {field})" in found.doubts[0]
+    assert f"(--allow-unlike {field})" in found.unmet_preconditions[0]
     allowed = dataclasses.replace(QUIET, allow_unlike=(field,))
     assert verdict(now, before, rule="step.p50_ns: +5%", policy=allowed).exit_code == 0
 
@@ -208,7 +218,7 @@ def test_unlike_runs_are_refused_and_the_field_is_named(field: str) -> None:
 def test_what_differs_is_said() -> None:
     now, before = times(100.0, 1), times(100.0, 2, started=1, batch_size=64.0, drivers=("570",))
     found = verdict(now, before, rule="step.p50_ns: +5%")
-    assert found.doubts == (
+    assert found.unmet_preconditions == (
         "baseline run: unlike: batch-size: 64 in the baseline, 32 now (--allow-unlike batch-size)",
     )
     assert found.notes == ("baseline run: note: driver: 570 in the baseline, 580.1 now",)
@@ -230,12 +240,15 @@ def test_runs_that_are_one_or_too_different_are_refused() -> None:
     ):
         found = verdict(now, *baselines, rule="step.p50_ns: +5%")
         assert found.exit_code == 4, said
-        assert any(said in text for text in found.doubts), (said, found.doubts)
+        assert any(said in text for text in found.unmet_preconditions), (
+            said,
+            found.unmet_preconditions,
+        )
 
 
 def test_a_rule_on_a_number_is_judged_though_the_runs_are_unlike() -> None:
-    rules = [parse_any("gpu.busy_ratio >= 101%"), parse_any("step.p50_ns: +5%")]
-    found = judge(times(100.0, 1), rules, QUIET, (), [times(100.0, 2, started=1, nodes=9)])
+    rules = [parse_any_rule("gpu.busy_ratio >= 101%"), parse_any_rule("step.p50_ns: +5%")]
+    found = judge_runs(times(100.0, 1), rules, QUIET, (), [times(100.0, 2, started=1, nodes=9)])
     assert [one.outcome for one in found.results] == ["fail", "cannot tell"]
     assert found.exit_code == 3
 
@@ -245,7 +258,7 @@ def test_missing_numbers_cannot_be_told() -> None:
     found = result(now, before, rule="gpu.sm_active: -1pt")
     assert (found.outcome, found.why) == ("cannot tell", "no SM activity was recorded")
     found = result(now, before, rule="stall.storage_ratio: +50%")
-    assert found.outcome == "cannot tell" and "give it in pt" in found.why
+    assert found.outcome == "cannot tell" and "give the limit in pt" in found.why
     # chance within a run is not known of it: three baselines show how runs differ
     found = result(now, before, rule="data_wait.ratio: +2pt")
     assert found.outcome == "cannot tell" and "give 3 baselines" in found.why
@@ -270,7 +283,7 @@ def test_missing_numbers_cannot_be_told() -> None:
         ("step.p50_ns: +-+5%", "must be above 0"),
         ("step.p50_ns: +5%pt", "not a unit"),
         ("step.p50_ns: 5%", "is not METRIC OPERATOR LIMIT"),
-        ("step.q50: +5%", "there is no metric"),
+        ("step.q50: +5%", "unknown metric"),
     ],
 )
 def test_changes_that_cannot_be_meant_are_refused(rule: str, message: str) -> None:

@@ -12,8 +12,20 @@ from gate_runs import MS, run, steady
 
 from clusterprof.errors import UsageError
 from clusterprof.gate import Policy, parse_change
-from clusterprof.gate.compare import PRODUCTIVE, Comparison, Row, Said, compare
-from clusterprof.verdicts.comparison import comparison_json, headline, legend, markdown, terminal
+from clusterprof.gate.compare import (
+    PRODUCTIVE,
+    Comparison,
+    ComparisonRow,
+    Significance,
+    compare_runs,
+)
+from clusterprof.output.renderers.verdicts.documents import (
+    render_comparison_json,
+    render_comparison_markdown,
+    render_comparison_text,
+    write_headline,
+    write_legend,
+)
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "renderers"))
 from hostile import HOSTILE
@@ -23,19 +35,23 @@ def slower() -> Comparison:
     """B takes 10 % longer, all of it because it loses more to storage."""
     before = run("before", steady(100, 100.0, 0.01, 1), storage=0.05, started=1)
     after = run("after", steady(100, 110.0, 0.01, 2), storage=15 / 110, started=2)
-    return compare(before, after, [parse_change("step.p50_ns: +5%")], Policy())
+    return compare_runs(before, after, [parse_change("step.p50_ns: +5%")], Policy())
 
 
 def test_the_cause_that_changed_comes_first_and_parts_add_up() -> None:
     found = slower()
-    assert found.step.said == "more"
+    assert found.step.significance == "more"
     assert found.step.difference_ns == pytest.approx(10 * MS, rel=0.05)
     first, *rest = found.rows
-    assert (first.name, first.said, first.whose) == ("storage-local", "more", "node-a rank 1 vda")
+    assert (first.name, first.significance, first.culprit) == (
+        "storage-local",
+        "more",
+        "node-a rank 1 vda",
+    )
     # 5 of 100 ms before, 15 of 110 ms after
     assert first.a_ns == pytest.approx(5 * MS, rel=0.01)
     assert first.b_ns == pytest.approx(15 * MS, rel=0.01)
-    assert {row.said for row in rest} <= {"the same", "within chance"}
+    assert {row.significance for row in rest} <= {"the same", "within chance"}
     assert sum(row.difference_ns for row in found.rows) == pytest.approx(found.step.difference_ns)
     assert sum(row.b_ns for row in found.rows) == pytest.approx(found.step.b_ns)
     assert found.verdict is not None and found.verdict.exit_code == 3
@@ -46,45 +62,45 @@ def test_runs_that_are_alike_are_the_same() -> None:
         run(name, steady(200, seed=seed), storage=0.05, started=seed)
         for seed, name in ((1, "before"), (2, "after"))
     )
-    found = compare(before, after, [], Policy())
-    assert {row.said for row in (found.step, *found.rows)} <= {"the same", "within chance"}
-    assert list(headline(found))[-1] == "No cause changed by more than chance explains."
+    found = compare_runs(before, after, [], Policy())
+    assert {row.significance for row in (found.step, *found.rows)} <= {"the same", "within chance"}
+    assert list(write_headline(found))[-1] == "No cause changed by more than chance explains."
     assert found.verdict is None
 
 
 def test_a_faster_kernel_is_no_cause_of_waiting() -> None:
     before = run("before", steady(100, 100.0, 0.01, 1), storage=0.1, started=1)
     after = run("after", steady(100, 90.0, 0.01, 2), storage=1 / 9, started=2)
-    found = compare(before, after, [], Policy())
-    assert (found.rows[0].name, found.rows[0].said) == (PRODUCTIVE, "less")
+    found = compare_runs(before, after, [], Policy())
+    assert (found.rows[0].name, found.rows[0].significance) == (PRODUCTIVE, "less")
     (storage,) = (row for row in found.rows if row.name == "storage-local")
-    assert storage.said == "within chance"  # 10 ms in both, though its share rose
+    assert storage.significance == "within chance"  # 10 ms in both, though its share rose
 
 
 def test_unlike_runs_are_shown_and_said_to_be() -> None:
     before, after = run("before", started=1, batch_size=64.0), run("after", started=2)
-    found = compare(before, after, [parse_change("step.p50_ns: +5%")], Policy())
-    said = "Take care: the runs are unlike (batch-size), see below."
-    assert list(headline(found))[-1] == said
+    found = compare_runs(before, after, [parse_change("step.p50_ns: +5%")], Policy())
+    said = "Caution: the runs differ in batch-size, see below."
+    assert list(write_headline(found))[-1] == said
     assert found.verdict is not None and found.verdict.exit_code == 4
 
 
 def test_runs_without_steps_cannot_be_compared() -> None:
     with pytest.raises(UsageError, match="no steps were marked"):
-        compare(run(), dataclasses.replace(run(), steps=None), [], Policy())
+        compare_runs(run(), dataclasses.replace(run(), steps=None), [], Policy())
     short = run("short", steady(9))
-    rows = compare(short, run("short2", steady(9, seed=3), started=2), [], Policy()).rows
-    assert {row.said for row in rows if row.high_ns is None} <= {"cannot tell", "the same"}
+    rows = compare_runs(short, run("short2", steady(9, seed=3), started=2), [], Policy()).rows
+    assert {row.significance for row in rows if row.high_ns is None} <= {"cannot tell", "the same"}
 
 
 def test_text_fits_80_columns_and_leads_with_what_changed() -> None:
-    text = terminal(slower(), 80)
+    text = render_comparison_text(slower(), 80)
     table = text.split("\ngate ")[0].splitlines()
     assert all(len(line) <= 80 for line in table)
     assert table[0].startswith("A step is ") and " longer in B (+1" in table[0]
     assert table[1].startswith("What changed: storage-local +")
     assert "\x1b" not in text
-    assert "\x1b[31mmore\x1b[0m" in terminal(slower(), 80, color=True)
+    assert "\x1b[31mmore\x1b[0m" in render_comparison_text(slower(), 80, color=True)
     assert text.splitlines()[-2].startswith("gate FAILED: 1 of 1 rule")
 
 
@@ -92,16 +108,16 @@ WHOLE = """\
 A step is 10.0 ms longer in B (+10.0 %).
 What changed: storage-local +10.5 ms.
 
-  A, the baseline:    before
-  B, held against it: after
+  A, the baseline:  before
+  B, the candidate: after
 
-ms per step                 A       B   B - A  95 % sure within
+ms per step                 A       B   B - A     95 % interval
 a step                 100.00  110.00  +10.00   +8.00 to +12.00  more
 storage-local            5.00   15.50  +10.50   +8.50 to +12.50  more
 cpu-preprocess           1.00    1.10   +0.10    -0.20 to +0.40  the same
 productive              94.00   93.40   -0.60    -2.60 to +1.40  within chance
-more, less: beyond what chance explains. within chance: perhaps no difference at
-all. the same: for certain less than 1 % of a step apart.
+more, less: beyond what chance explains. within chance: possibly no difference
+at all. the same: apart by less than 1 % of a step.
 
 storage-local: The data path waits for a local disk (node-a rank 1 vda)
 """
@@ -110,9 +126,11 @@ storage-local: The data path waits for a local disk (node-a rank 1 vda)
 def by_hand() -> Comparison:
     """10 ms longer, by rows that add up."""
 
-    def row(name: str, title: str, *ms: float, said: Said, whose: str = "") -> Row:
+    def row(
+        name: str, title: str, *ms: float, said: Significance, whose: str = ""
+    ) -> ComparisonRow:
         a, b, low, high = (one * MS for one in ms)
-        return Row(name, title, a, b, b - a, low, high, said, whose)
+        return ComparisonRow(name, title, a, b, b - a, low, high, said, whose)
 
     local = "The data path waits for a local disk"
     rows = (
@@ -125,26 +143,26 @@ def by_hand() -> Comparison:
 
 
 def test_the_whole_of_what_a_terminal_shows() -> None:
-    assert terminal(by_hand(), 80) == WHOLE
+    assert render_comparison_text(by_hand(), 80) == WHOLE
 
 
 def test_only_words_that_are_there_are_explained() -> None:
     found = by_hand()
-    assert legend(dataclasses.replace(found, rows=())) == (
+    assert write_legend(dataclasses.replace(found, rows=())) == (
         "more, less: beyond what chance explains."
     )
-    step = dataclasses.replace(found.step, said="cannot tell")
-    assert legend(dataclasses.replace(found, step=step, rows=())) == (
-        "cannot tell: too few steps to know what chance does."
+    step = dataclasses.replace(found.step, significance="cannot tell")
+    assert write_legend(dataclasses.replace(found, step=step, rows=())) == (
+        "cannot tell: too few steps to estimate chance."
     )
 
 
 def test_markdown_and_json_say_the_same() -> None:
     found = slower()
-    lines = markdown(found).splitlines()
+    lines = render_comparison_markdown(found).splitlines()
     assert lines[:2] == ["<!-- clusterprof:compare -->", "### clusterprof: what changed"]
     assert any(line.startswith("| **storage-local** | 5.0 ms | 15.0 ms |") for line in lines)
-    document = json.loads(comparison_json(found))
+    document = json.loads(render_comparison_json(found))
     assert (document["format"], document["exit_code"]) == ("clusterprof-compare", 3)
     assert document["parts"][0]["name"] == "storage-local"
     assert document["parts"][0]["says"] == "more"
@@ -155,11 +173,15 @@ def test_markdown_and_json_say_the_same() -> None:
 def test_hostile_names_stay_text() -> None:
     found = slower()
     for text in HOSTILE[::3]:
-        row = dataclasses.replace(found.rows[0], name=text, title=text, whose=text)
+        row = dataclasses.replace(found.rows[0], name=text, title=text, culprit=text)
         a = dataclasses.replace(found.a, title=text)
-        bad = dataclasses.replace(found, a=a, rows=(row,), doubts=(text,))
-        for out in (terminal(bad), markdown(bad), comparison_json(bad)):
+        bad = dataclasses.replace(found, a=a, rows=(row,), unmet_preconditions=(text,))
+        for out in (
+            render_comparison_text(bad),
+            render_comparison_markdown(bad),
+            render_comparison_json(bad),
+        ):
             assert "\x1b" not in out and "\x9b" not in out and "\u202e" not in out
             out.encode("utf-8")
             assert not any(line.lstrip().startswith("::") for line in out.splitlines()), repr(text)
-        assert "<script" not in markdown(bad)
+        assert "<script" not in render_comparison_markdown(bad)

@@ -9,15 +9,15 @@ import pytest
 from reports import ALL, S, clean, damaged, nothing, storage_verdict, upper_bound
 
 from clusterprof.errors import UsageError
-from clusterprof.findings import Metric, Report
-from clusterprof.gate import Outcome, Policy, Verdict, judge, parse_rule
+from clusterprof.gate import Outcome, Policy, Verdict, judge_runs, parse_rule
+from clusterprof.report.model import Metric, Report
 
 # every rule that a perfect report would pass
 EASY = ("gpu.busy_ratio >= 0%", "stall.storage <= 100%")
 
 
 def verdict(report: Report, *rules: str, policy: Policy | None = None) -> Verdict:
-    return judge(report, [parse_rule(rule) for rule in rules], policy or Policy())
+    return judge_runs(report, [parse_rule(rule) for rule in rules], policy or Policy())
 
 
 def with_metric(metric: Metric) -> Report:
@@ -96,7 +96,7 @@ def test_whole_output_of_a_gate_that_cannot_tell() -> None:
         "gate CANNOT TELL: 1 of 1 rule · EMULATED accelerators",
         "  ????  gpu.busy_ratio >= 50.0 %                cannot tell: is 60.0 %,"
         " but the recording is too poor for a verdict",
-        "  coverage: samples for 83.0 % of the time of the rank with the least, 90.0 % needed"
+        "  coverage: samples cover 83.0 % of the time on the worst rank, 90.0 % needed"
         " (see --min-coverage)",
         "  damage: 120.6 KiB of the recording could not be read, 64.0 KiB allowed",
     )
@@ -156,7 +156,7 @@ def poor_reports() -> dict[str, Report]:
         "too few steps of one rank": rank_with(steps=19),
         "no steps": rank_with(steps=0),
         "coverage of one rank": rank_with(coverage_ratio=0.89),
-        "coverage is no number": rank_with(coverage_ratio=math.nan),
+        "coverage is not a number": rank_with(coverage_ratio=math.nan),
         "damage": node_with(damaged_bytes=(64 << 10) + 1),
         "dropped spans": node_with(dropped_spans=101),
         "no ranks": dataclasses.replace(good, ranks=()),
@@ -224,7 +224,7 @@ def test_the_policy_decides_what_is_enough() -> None:
         ("stall.storage <= 5", "stall.storage_ratio is a ratio from 0 to 1"),
         ("gpu.bussy_ratio >= 70%", "did you mean gpu.busy_ratio"),
         ("stall.storge <= 5%", "did you mean stall.storage"),
-        ("zzz >= 1", "there is no metric 'zzz'"),
+        ("zzz >= 1", "unknown metric 'zzz'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(rule: str, message: str) -> None:

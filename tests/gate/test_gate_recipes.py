@@ -15,7 +15,7 @@ import yaml
 from gate_runs import run, steady
 
 from clusterprof.cli.app import main
-from clusterprof.renderers.json_ import Json
+from clusterprof.output.renderers.json import Json
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 RECIPES = DOCS / "recipes"
@@ -60,9 +60,12 @@ def test_every_command_of_the_page_and_its_recipes_runs(folder: Path) -> None:
         assert code in (0, 3, 4), (where, line, code)
         tried[where] = tried.get(where, 0) + 1
     assert tried == {
-        "gate.md": 10, "github-actions.yml": 2, "gitlab-ci.yml": 1, "Jenkinsfile": 1,
+        "gate.md": 10,
+        "github-actions.yml": 2,
+        "gitlab-ci.yml": 1,
+        "Jenkinsfile": 1,
         "slurm-epilog.sh": 1,
-    }  # fmt: skip
+    }
 
 
 def test_recipes_are_what_they_should_be() -> None:
@@ -94,9 +97,13 @@ def test_the_epilog_of_slurm_writes_one_line_and_never_fails(folder: Path) -> No
     for job, told in (("4711", True), ("4712", False)):
         (folder / "told").unlink(missing_ok=True)
         done = subprocess.run(
-            [str(RECIPES / "slurm-epilog.sh")], env={**os.environ, **changed, "SLURM_JOB_ID": job},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            [str(RECIPES / "slurm-epilog.sh")],
+            env={**os.environ, **changed, "SLURM_JOB_ID": job},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert (folder / "told").exists() == told
         if told:

@@ -8,24 +8,24 @@ import pytest
 from gate_runs import run
 
 from clusterprof.errors import UsageError
-from clusterprof.findings import JobFacts, Report
 from clusterprof.gate import (
-    Change,
+    ChangeRule,
     Policy,
     Rule,
     Verdict,
-    at_levels,
-    insist_on_rules,
-    judge,
-    max_stall,
-    min_util,
-    parse_any,
+    judge_runs,
+    parse_any_rule,
+    parse_max_stall,
+    parse_min_utilization,
+    require_rules,
+    with_levels,
 )
+from clusterprof.report.model import JobFacts, Report
 
 
 def verdict(*runs: Report, rules: tuple[str, ...], aggregate: str = "median") -> Verdict:
     policy = Policy(aggregate=aggregate)  # type: ignore[arg-type]
-    return judge(runs[0], [parse_any(rule) for rule in rules], policy, runs[1:])
+    return judge_runs(runs[0], [parse_any_rule(rule) for rule in rules], policy, runs[1:])
 
 
 @pytest.mark.parametrize(
@@ -34,23 +34,29 @@ def verdict(*runs: Report, rules: tuple[str, ...], aggregate: str = "median") ->
         ("lost.ratio <= 5%", Rule("lost.ratio", "<=", 0.05, "ratio", "lost.ratio <= 5%")),
         ("warn: a >= 1", Rule("a", ">=", 1.0, "", "warn: a >= 1", "warn")),
         ("off:a>=1", Rule("a", ">=", 1.0, "", "off:a>=1", "off")),
-        ("step.p50_ns: +5%", Change("step.p50_ns", "+", 0.05, "%", "step.p50_ns: +5%")),
-        ("a: -2pt", Change("a", "-", 0.02, "pt", "a: -2pt")),
-        ("a: ±250 ms", Change("a", "±", 250e6, "ns", "a: ±250 ms")),
-        ("warn: a:+1.5 points", Change("a", "+", 0.015, "pt", "warn: a:+1.5 points", "warn")),
+        ("step.p50_ns: +5%", ChangeRule("step.p50_ns", "+", 0.05, "%", "step.p50_ns: +5%")),
+        ("a: -2pt", ChangeRule("a", "-", 0.02, "pt", "a: -2pt")),
+        ("a: ±250 ms", ChangeRule("a", "±", 250e6, "ns", "a: ±250 ms")),
+        ("warn: a:+1.5 points", ChangeRule("a", "+", 0.015, "pt", "warn: a:+1.5 points", "warn")),
     ],
 )
-def test_rules_are_read(text: str, rule: Rule | Change) -> None:
-    assert parse_any(text) == rule
+def test_rules_are_read(text: str, rule: Rule | ChangeRule) -> None:
+    assert parse_any_rule(text) == rule
 
 
 def test_shorthands_are_rules() -> None:
-    assert max_stall("storage=5%").metric == "stall.storage"
-    assert (max_stall("cpu-gc = 0.01").operator, max_stall("cpu-gc=0.01").limit) == ("<=", 0.01)
-    assert (min_util("70%").metric, min_util("70%").limit) == ("gpu.busy_ratio", 0.7)
+    assert parse_max_stall("storage=5%").metric == "stall.storage"
+    assert (parse_max_stall("cpu-gc = 0.01").operator, parse_max_stall("cpu-gc=0.01").limit) == (
+        "<=",
+        0.01,
+    )
+    assert (parse_min_utilization("70%").metric, parse_min_utilization("70%").limit) == (
+        "gpu.busy_ratio",
+        0.7,
+    )
     for wrong in ("storage", "storage<5%", "=5%", "Storage=5%"):
         with pytest.raises(UsageError, match="is not CAUSE=LIMIT"):
-            max_stall(wrong)
+            parse_max_stall(wrong)
 
 
 def test_levels_decide_what_a_failure_means() -> None:
@@ -68,14 +74,14 @@ def test_levels_decide_what_a_failure_means() -> None:
 
 
 def test_levels_of_a_profile_can_be_changed() -> None:
-    rules = [parse_any("stall.cpu <= 1%"), parse_any("lost.ratio <= 1%")]
-    assert [one.level for one in at_levels(rules, ["stall.cpu=warn"])] == ["warn", "error"]
+    rules = [parse_any_rule("stall.cpu <= 1%"), parse_any_rule("lost.ratio <= 1%")]
+    assert [one.level for one in with_levels(rules, ["stall.cpu=warn"])] == ["warn", "error"]
     with pytest.raises(UsageError, match=r"no rule is on 'stall\.gpu'"):
-        at_levels(rules, ["stall.gpu=off"])
+        with_levels(rules, ["stall.gpu=off"])
     with pytest.raises(UsageError, match="is not METRIC=off"):
-        at_levels(rules, ["stall.cpu=maybe"])
+        with_levels(rules, ["stall.cpu=maybe"])
     with pytest.raises(UsageError, match="no rules"):
-        insist_on_rules(at_levels(rules, ["stall.cpu=off", "lost.ratio=off"]))
+        require_rules(with_levels(rules, ["stall.cpu=off", "lost.ratio=off"]))
 
 
 def of(*shares: float) -> list[Report]:
@@ -97,9 +103,10 @@ def test_several_runs_are_one(rule: str, aggregate: str, outcome: str) -> None:
     found = verdict(*of(0.01, 0.04, 0.09), rules=(rule,), aggregate=aggregate)
     assert found.results[0].outcome == outcome
     assert found.results[0].why.endswith(
-        f"({aggregate} of 1.0 %, 4.0 %, 9.0 %)" if "lost" in rule
+        f"({aggregate} of 1.0 %, 4.0 %, 9.0 %)"
+        if "lost" in rule
         else f"({aggregate} of 91.0 %, 96.0 %, 99.0 %)"
-    )  # fmt: skip
+    )
 
 
 def test_of_an_even_number_the_worse_one_in_the_middle_counts() -> None:
@@ -114,13 +121,17 @@ def test_one_poor_run_of_several_is_a_doubt_of_all() -> None:
     for aggregate in ("median", "optimistic"):
         found = verdict(good, poor, rules=("lost.ratio <= 5%",), aggregate=aggregate)
         assert (found.exit_code, found.results[0].outcome) == (4, "cannot tell")
-        assert found.doubts[0].startswith("run1: coverage: samples for 50.0 %")
+        assert found.unmet_preconditions[0].startswith("run1: coverage: samples cover 50.0 %")
 
 
 def test_ranks_that_were_not_recorded_are_a_doubt() -> None:
     report = dataclasses.replace(run(), job=JobFacts(8, 2, 1.0))
     found = verdict(report, rules=("gpu.busy_ratio >= 1%",))
     assert found.exit_code == 4
-    assert found.doubts[0].startswith("ranks: 2 of the job's 8 were recorded, 100.0 % needed")
-    lenient = judge(report, [parse_any("gpu.busy_ratio >= 1%")], Policy(min_ranks_ratio=0.25))
+    assert found.unmet_preconditions[0].startswith(
+        "ranks: 2 of the job's 8 were recorded, 100.0 % needed"
+    )
+    lenient = judge_runs(
+        report, [parse_any_rule("gpu.busy_ratio >= 1%")], Policy(min_ranks_ratio=0.25)
+    )
     assert lenient.exit_code == 0

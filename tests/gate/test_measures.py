@@ -8,18 +8,18 @@ import pytest
 from gate_runs import MS, run
 
 from clusterprof.errors import UsageError
-from clusterprof.findings import Metric, Report
-from clusterprof.gate import Policy, RuleResult, judge, parse_rule
-from clusterprof.gate.measures import find
-from clusterprof.worth import Worth
+from clusterprof.gate import Policy, RuleResult, judge_runs, parse_rule
+from clusterprof.gate.rules import find_metric
+from clusterprof.report.impact import Impact
+from clusterprof.report.model import Metric, Report
 
 
 def value(name: str, report: Report) -> float | None:
-    return find(name, report, name).value
+    return find_metric(name, report, name).value
 
 
 def result(report: Report, rule: str) -> RuleResult:
-    return judge(report, [parse_rule(rule)], Policy()).results[0]
+    return judge_runs(report, [parse_rule(rule)], Policy()).results[0]
 
 
 def test_percentiles_of_steps_lie_within_their_bin() -> None:
@@ -56,27 +56,29 @@ def test_the_worst_and_the_best_rank() -> None:
     first = report.ranks[0]
     more = first.lost_ns * 3
     worse = dataclasses.replace(
-        first, lost_ns=more, productive_ns=first.in_step_ns - more,
+        first,
+        lost_ns=more,
+        productive_ns=first.in_step_ns - more,
         buckets=(("storage-local", more), ("unattributed", 0)),
-    )  # fmt: skip
+    )
     report = dataclasses.replace(report, ranks=(worse, report.ranks[1]))
     assert value("lost.ratio.rank_max", report) == pytest.approx(0.3, rel=1e-6)
     assert value("lost.ratio.rank_min", report) == pytest.approx(0.1, rel=1e-6)
     assert value("stall.storage.rank_max", report) == pytest.approx(0.3, rel=1e-6)
-    with pytest.raises(UsageError, match="not known of single ranks"):
+    with pytest.raises(UsageError, match="not known per rank"):
         value("gpu.busy_ratio.rank_max", report)
 
 
 def test_parts_that_are_not_known_say_why() -> None:
     short = run(steps=[100 * MS] * 10)
     assert (
-        find("lost.ratio.max", short, "").why_missing
-        == "fewer than 20 stretches of steps were seen"
+        find_metric("lost.ratio.max", short, "").why_missing
+        == "fewer than 20 time bins of the run have steps"
     )
     old = dataclasses.replace(run(), steps=None)
-    assert "no blocks of steps" in find("step.p90_ns", old, "").why_missing
-    assert find("gpu.sm_active.p10", run(), "").why_missing == "no SM activity was recorded"
-    with pytest.raises(UsageError, match="not known of parts of a run"):
+    assert "no blocks of steps" in find_metric("step.p90_ns", old, "").why_missing
+    assert find_metric("gpu.sm_active.p10", run(), "").why_missing == "no SM activity was recorded"
+    with pytest.raises(UsageError, match="not known for parts of a run"):
         value("data_wait.ratio.max", run())
 
 
@@ -99,11 +101,16 @@ def test_what_is_unattributed_may_be_what_a_part_forbids() -> None:
 def test_worth_is_tested_by_name_and_says_when_it_is_missing() -> None:
     report = run()
     found = result(report, "cost.lost <= 5")
-    assert (found.outcome, found.why[:28]) == ("cannot tell", "it was not worked out: set f")
-    worth = Worth(
-        2.0, "USD", 4.5, 10**9, (), tokens_per_second=1000.0,
+    assert (found.outcome, found.why[:26]) == ("cannot tell", "it was not computed: set f")
+    worth = Impact(
+        2.0,
+        "USD",
+        4.5,
+        10**9,
+        (),
+        tokens_per_second=1000.0,
         yardsticks=(("straggler.slowdown_ratio", 1.08, "S"), ("pop.balance_ratio", None, "alone")),
-    )  # fmt: skip
+    )
     report = dataclasses.replace(report, worth=worth)
     for rule, outcome in (
         ("cost.lost <= 5", "pass"),

@@ -13,13 +13,13 @@ from typing import Any
 from gate_runs import run, steady
 
 from clusterprof.errors import ClusterprofError
-from clusterprof.findings import Report
-from clusterprof.gate import Policy, judge, parse_any
-from clusterprof.gate.stored import load
-from clusterprof.renderers.json_ import Json
+from clusterprof.gate import Policy, judge_runs, parse_any_rule
+from clusterprof.gate.stored_report import load_report
+from clusterprof.output.renderers.json import Json
+from clusterprof.report.model import Report
 
 RULES = [
-    parse_any(text)
+    parse_any_rule(text)
     for text in ("gpu.busy_ratio >= 50%", "stall.storage <= 20%", "step.p50_ns: +50%")
 ]
 
@@ -39,7 +39,10 @@ def document() -> Any:
 def passes(path: Path, *before: Report) -> bool:
     """What the command line does with a stored report."""
     try:
-        return judge(load(path), RULES, Policy(), (), before or (baseline(),)).exit_code == 0
+        return (
+            judge_runs(load_report(path), RULES, Policy(), (), before or (baseline(),)).exit_code
+            == 0
+        )
     except ClusterprofError as error:
         assert error.exit_code in (2, 5)
         return False
@@ -83,36 +86,83 @@ def change(path: str, value: Any) -> Callable[[Any], None]:
 
 
 CHANGED: dict[str, Any] = {
-    "format": "clusterprof-compare", "schema_version": 2, "emulated": True, "ranks": [],
-    "metrics": [], "steps": None, "likeness": None,
-    "ledger.lost_ns": 0, "ledger.in_step_ns": lambda ns: ns // 2, "ledger.buckets": [],
-    "ledger.unattributed_ns": 1, "ledger.productive_ns": lambda ns: ns + 1,
-    "ledger.window_ns": -1, "ledger.outside_ns": 1 << 70,
-    "ranks.0.steps": 19, "ranks.1.steps": 0, "ranks.0.coverage_ratio": 0.89,
-    "ranks.1.coverage_ratio": None, "ranks.0.lost_ns": 0, "ranks.0.buckets": [],
-    "ranks.1.in_step_ns": 0, "ranks.0.coverage_ratio.": 2,
-    "nodes.0.damaged_bytes": (64 << 10) + 1, "nodes.0.dropped_spans": 101,
-    "nodes.0.damaged_bytes.": -1, "job.world_size": 4,
-    "metrics.0.value": None, "metrics.0.value.": 1.7, "metrics.0.value..": -0.5,
-    "metrics.0.unit": "ns", "metrics.0.name": "gpu.busy", "metrics.0.bound": "at most",
-    "metrics.2.value": 0.0, "metrics.3.value": 1.0, "metrics.4.value": None,
-    "metrics.7.value": None, "metrics.8.value": 9.0, "metrics.4.bound": "at least",
-    "steps.lost_ns": lambda ns: [0] * len(ns), "steps.steps": lambda n: n[:-1],
-    "steps.lengths": lambda text: text[1:], "steps.width": 0,
+    "format": "clusterprof-compare",
+    "schema_version": 2,
+    "emulated": True,
+    "ranks": [],
+    "metrics": [],
+    "steps": None,
+    "likeness": None,
+    "ledger.lost_ns": 0,
+    "ledger.in_step_ns": lambda ns: ns // 2,
+    "ledger.buckets": [],
+    "ledger.unattributed_ns": 1,
+    "ledger.productive_ns": lambda ns: ns + 1,
+    "ledger.window_ns": -1,
+    "ledger.outside_ns": 1 << 70,
+    "ranks.0.steps": 19,
+    "ranks.1.steps": 0,
+    "ranks.0.coverage_ratio": 0.89,
+    "ranks.1.coverage_ratio": None,
+    "ranks.0.lost_ns": 0,
+    "ranks.0.buckets": [],
+    "ranks.1.in_step_ns": 0,
+    "ranks.0.coverage_ratio.": 2,
+    "nodes.0.damaged_bytes": (64 << 10) + 1,
+    "nodes.0.dropped_spans": 101,
+    "nodes.0.damaged_bytes.": -1,
+    "job.world_size": 4,
+    "metrics.0.value": None,
+    "metrics.0.value.": 1.7,
+    "metrics.0.value..": -0.5,
+    "metrics.0.unit": "ns",
+    "metrics.0.name": "gpu.busy",
+    "metrics.0.bound": "at most",
+    "metrics.2.value": 0.0,
+    "metrics.3.value": 1.0,
+    "metrics.4.value": None,
+    "metrics.7.value": None,
+    "metrics.8.value": 9.0,
+    "metrics.4.bound": "at least",
+    "steps.lost_ns": lambda ns: [0] * len(ns),
+    "steps.steps": lambda n: n[:-1],
+    "steps.lengths": lambda text: text[1:],
+    "steps.width": 0,
     "steps.lengths.": lambda text: ["1:1"] * len(text),
     "steps.busy_ns": lambda ns: [2 * x for x in ns],
     "steps.lost.0.ns": lambda ns: [2 * x for x in ns],
     "steps.in_step_ns": lambda ns: [*ns[::-1], 1],
-    "likeness.gpu_models": [], "likeness.world_size": 3, "likeness.batch_size": None,
-    "likeness.nodes": 2, "likeness.measured_by": ["host-spans"], "likeness.started_at_ns": 1,
-    "likeness.recordings": ["before-1"], "likeness.tokens": 1.0,
-    "findings.0.lost_ns": 1, "findings.0.grade": "Z",
-}  # fmt: skip
+    "likeness.gpu_models": [],
+    "likeness.world_size": 3,
+    "likeness.batch_size": None,
+    "likeness.nodes": 2,
+    "likeness.measured_by": ["host-spans"],
+    "likeness.started_at_ns": 1,
+    "likeness.recordings": ["before-1"],
+    "likeness.tokens": 1.0,
+    "findings.0.lost_ns": 1,
+    "findings.0.grade": "Z",
+}
 GONE = (
-    "format", "schema_version", "emulated", "ledger", "ranks", "metrics", "nodes", "steps",
-    "likeness", "findings", "ledger.lost_ns", "ranks.0.steps", "ranks.0.coverage_ratio",
-    "nodes.0.damaged_bytes", "metrics.0.value", "metrics.0.bound", "steps.lost", "job",
-)  # fmt: skip
+    "format",
+    "schema_version",
+    "emulated",
+    "ledger",
+    "ranks",
+    "metrics",
+    "nodes",
+    "steps",
+    "likeness",
+    "findings",
+    "ledger.lost_ns",
+    "ranks.0.steps",
+    "ranks.0.coverage_ratio",
+    "nodes.0.damaged_bytes",
+    "metrics.0.value",
+    "metrics.0.bound",
+    "steps.lost",
+    "job",
+)
 
 
 def broken() -> Iterator[tuple[str, bytes]]:
@@ -169,8 +219,8 @@ def test_nothing_swapped_passes() -> None:
         "an emulated baseline": (now, dataclasses.replace(before, emulated=True)),
     }
     for name, (ours, theirs) in swapped.items():
-        assert judge(ours, RULES, Policy(), (), [theirs]).exit_code == 4, name
+        assert judge_runs(ours, RULES, Policy(), (), [theirs]).exit_code == 4, name
     for field, value in (("coverage_ratio", math.nan), ("coverage_ratio", 0.1), ("steps", 3)):
         rank = dataclasses.replace(before.ranks[0], **{field: value})  # type: ignore[arg-type]
         poor = dataclasses.replace(before, ranks=(rank, before.ranks[1]))
-        assert judge(now, RULES, Policy(), (), [poor]).exit_code == 4, field
+        assert judge_runs(now, RULES, Policy(), (), [poor]).exit_code == 4, field

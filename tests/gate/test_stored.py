@@ -11,11 +11,11 @@ from gate_runs import run
 from reports import ALL
 
 from clusterprof.errors import NoRecording
-from clusterprof.gate import Policy, judge, parse_any
-from clusterprof.gate.stored import is_report, load
-from clusterprof.renderers.json_ import Json
+from clusterprof.gate import Policy, judge_runs, parse_any_rule
+from clusterprof.gate.stored_report import is_report, load_report
+from clusterprof.output.renderers.json import Json
 
-RULES = [parse_any("gpu.busy_ratio >= 70%"), parse_any("step.p90_ns <= 1 s")]
+RULES = [parse_any_rule("gpu.busy_ratio >= 70%"), parse_any_rule("step.p90_ns <= 1 s")]
 
 
 def stored(path: Path, report: object) -> Path:
@@ -25,39 +25,39 @@ def stored(path: Path, report: object) -> Path:
 
 def test_a_stored_report_gives_the_same_verdict(tmp_path: Path) -> None:
     report = run(storage=0.1)
-    back = load(stored(tmp_path / "report.json", report))
+    back = load_report(stored(tmp_path / "report.json", report))
     assert is_report(tmp_path / "report.json")
     for name in ("ranks", "metrics", "steps", "likeness", "nodes", "job", "in_step_ns", "emulated"):
         assert getattr(back, name) == getattr(report, name), name
     assert [one.cause for one in back.findings] == [one.cause for one in report.findings]
     named = dataclasses.replace(report, title=back.title)
-    assert judge(back, RULES, Policy()) == judge(named, RULES, Policy())
+    assert judge_runs(back, RULES, Policy()) == judge_runs(named, RULES, Policy())
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_report_that_keeps_its_sums_is_read(name: str, tmp_path: Path) -> None:
     report = ALL[name]()
-    back = load(stored(tmp_path / "report.json", report))
+    back = load_report(stored(tmp_path / "report.json", report))
     assert back.metrics == report.metrics
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no report of this version"),
-        ("{", "no report of this version"),
+        ("", "not a report of this version"),
+        ("{", "not a report of this version"),
         ("{}", "missing required field"),
         ("[1]", "Expected `object`"),
         ('{"format": "clusterprof-gate"}', "format"),
-        ("nonsense", "no report of this version"),
-        ("{" * 100_000, "no report of this version"),
+        ("nonsense", "not a report of this version"),
+        ("{" * 100_000, "not a report of this version"),
     ],
 )
 def test_what_is_no_report_is_refused(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(text)
     with pytest.raises(NoRecording) as caught:
-        load(path)
+        load_report(path)
     assert said in caught.value.message
     assert caught.value.exit_code == 5
 
@@ -66,7 +66,7 @@ def test_folders_and_missing_files_are_no_stored_reports(tmp_path: Path) -> None
     assert not is_report(tmp_path)
     assert not is_report(tmp_path / "nothing.json")
     with pytest.raises(NoRecording, match="no such file"):
-        load(tmp_path / "nothing.json")
+        load_report(tmp_path / "nothing.json")
 
 
 def test_keys_of_later_versions_are_passed_over(tmp_path: Path) -> None:
@@ -75,4 +75,4 @@ def test_keys_of_later_versions_are_passed_over(tmp_path: Path) -> None:
     document["history"] = {"stretches": 3}
     document["ranks"][0]["surprise"] = 1
     path.write_text(json.dumps(document))
-    assert load(path).ranks == run().ranks
+    assert load_report(path).ranks == run().ranks

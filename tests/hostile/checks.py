@@ -157,8 +157,14 @@ def openmetrics(text: str) -> None:
 
 
 BY_NAME: dict[str, Any] = {
-    "json": json_, "gate-json": json_, "gitlab-json": json_, "markdown": markdown, "csv": csv_,
-    "junit": xml, "openmetrics": openmetrics, "prometheus": openmetrics,
+    "json": json_,
+    "gate-json": json_,
+    "gitlab-json": json_,
+    "markdown": markdown,
+    "csv": csv_,
+    "junit": xml,
+    "openmetrics": openmetrics,
+    "prometheus": openmetrics,
     "gitlab-metrics": openmetrics,
-}  # fmt: skip
+}
 """By the word after `--format`; of any other format what holds for all is asked."""

@@ -120,7 +120,14 @@ SIZES = [
 ]
 
 GROUPS: dict[str, list[str]] = {
-    "control": CONTROL, "eyes": EYES, "terminal": TERMINAL, "markup": MARKUP, "tables": TABLES,
-    "sheets": SHEETS, "runners": RUNNERS, "parsers": PARSERS, "sizes": SIZES,
-}  # fmt: skip
+    "control": CONTROL,
+    "eyes": EYES,
+    "terminal": TERMINAL,
+    "markup": MARKUP,
+    "tables": TABLES,
+    "sheets": SHEETS,
+    "runners": RUNNERS,
+    "parsers": PARSERS,
+    "sizes": SIZES,
+}
 HOSTILE: tuple[str, ...] = tuple(dict.fromkeys(one for some in GROUPS.values() for one in some))

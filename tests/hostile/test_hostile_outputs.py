@@ -12,17 +12,16 @@ import pytest
 from strings import HOSTILE
 from wide import AT_ONCE, batches, clean_like, reports, wide
 
+from clusterprof.agent.doctor.sources import CoverageGap, SourceCheck
 from clusterprof.cli import common
-from clusterprof.cli.looks import looks_document, looks_text
-from clusterprof.findings import Metric, Report
-from clusterprof.gate import Policy, Verdict, judge, parse_rule
-from clusterprof.live import Live, NodeLive, RankLive
-from clusterprof.recorder.inspect import Hole, Look
-from clusterprof.renderers.live import View, screen
-from clusterprof.renderers.live_plain import sentences
-from clusterprof.renderers.registry import RENDERERS
-from clusterprof.renderers.terminal import Terminal
-from clusterprof.renderers.text_safety import columns, safe_text
+from clusterprof.cli.doctor import convert_source_checks, format_source_checks
+from clusterprof.gate import Policy, Verdict, judge_runs, parse_rule
+from clusterprof.output.renderers.base import RENDERERS
+from clusterprof.output.renderers.live import View, describe_screen, draw_screen
+from clusterprof.output.renderers.terminal import Terminal
+from clusterprof.output.renderers.text.safety import count_columns, escape_text
+from clusterprof.report.live import LiveView, NodeStatus, RankStatus
+from clusterprof.report.model import Metric, Report
 
 S = 1_000_000_000
 
@@ -56,7 +55,7 @@ def test_every_renderer(kind: type, hostile: list[Report]) -> None:
             check(text)
         if kind is Terminal:
             bare = checks._OWN_SGR.sub("", text)
-            assert max(map(columns, bare.splitlines())) <= 72
+            assert max(map(count_columns, bare.splitlines())) <= 72
 
 
 def verdicts() -> Iterator[tuple[Verdict, Report]]:
@@ -65,26 +64,27 @@ def verdicts() -> Iterator[tuple[Verdict, Report]]:
         report = wide(some)
         names = [f"metric{at}_ratio" for at in range(AT_ONCE)]
         metrics = tuple(Metric(n, None, "ratio", why) for n, why in zip(names, some))
-        report = Report(**{
-            field: getattr(report, field) for field in report.__dataclass_fields__
-        } | {"metrics": metrics})  # fmt: skip
-        yield judge(report, [parse_rule(f"{name} >= 1%") for name in names], Policy()), report
+        report = Report(
+            **{field: getattr(report, field) for field in report.__dataclass_fields__}
+            | {"metrics": metrics}
+        )
+        yield judge_runs(report, [parse_rule(f"{name} >= 1%") for name in names], Policy()), report
 
 
 def forms(verdict: Verdict, report: Report) -> dict[str, str]:
     """Return a verdict in every form the gate has."""
     try:
-        from clusterprof.cli import gate_outputs
-        from clusterprof.verdicts.github import workflow_commands
+        from clusterprof.cli import gate
+        from clusterprof.output.renderers.verdicts.ci import format_workflow_commands
     except ImportError:
         from clusterprof.cli import gate
 
         return {"plain": gate._plain(verdict), "json": gate._json(verdict)}
     made = {
-        form: gate_outputs.written(form, verdict, report)
+        form: gate.render_verdict(form, verdict, report)
         for form in ("plain", "json", "junit", "markdown", "gitlab-metrics", "one-line")
     }
-    return made | {"github": workflow_commands(verdict)}
+    return made | {"github": format_workflow_commands(verdict)}
 
 
 def test_every_form_of_a_verdict() -> None:
@@ -104,39 +104,45 @@ def test_every_form_of_a_verdict() -> None:
 def test_doctor() -> None:
     for some in batches():
         looks = [
-            Look(
-                f"collector{at}", ("available", "denied", "failed")[at % 3], one, one, one, "you",
-                (one,), (Hole((one, one), (one,), "denied", one, one, "you"),),
+            SourceCheck(
+                f"collector{at}",
+                ("available", "denied", "failed")[at % 3],
+                one,
+                one,
+                one,
+                "you",
+                (one,),
+                (CoverageGap((one, one), (one,), "denied", one, one, "you"),),
             )
             for at, one in enumerate(some)
-        ]  # fmt: skip
-        text = looks_text(looks, 80)
+        ]
+        text = format_source_checks(looks, 80)
         checks.nothing_that_controls(text)
-        text = common.json_text({"collectors": looks_document(looks)})
+        text = common.format_json({"collectors": convert_source_checks(looks)})
         checks.nothing_that_controls(text)
         checks.json_(text)
 
 
-def lives() -> Iterator[Live]:
+def lives() -> Iterator[LiveView]:
     for at, some in enumerate(batches()):
         states = ("recording", "silent", "ended", "gone")
         nodes = tuple(
-            NodeLive(one, f"{one}{n}", states[(n + at) % 4], n * S, one, n)  # type: ignore[arg-type]
+            NodeStatus(one, f"{one}{n}", states[(n + at) % 4], n * S, one, n)  # type: ignore[arg-type]
             for n, one in enumerate(some)
         )
         ranks = {
-            (one, 100 + n): RankLive(f"{one}{n}", 0.5, None, S, S) for n, one in enumerate(some)
+            (one, 100 + n): RankStatus(f"{one}{n}", 0.5, None, S, S) for n, one in enumerate(some)
         }
-        yield Live(some[at % AT_ONCE], 60 * S, S, nodes, wide(some), ranks, some[-1])
+        yield LiveView(some[at % AT_ONCE], 60 * S, S, nodes, wide(some), ranks, some[-1])
 
 
 def test_top() -> None:
     for live in lives():
         for view in (View(80, 60, "lost", "rank"), View(50, 24, "name", "node")):
-            lines = screen(live, view, True, "foot")
+            lines = draw_screen(live, view, True, "foot")
             checks.nothing_that_controls("\n".join(lines))
-            assert max(columns(checks._OWN_SGR.sub("", line)) for line in lines) <= view.width
-        checks.nothing_that_controls(sentences(live))
+            assert max(count_columns(checks._OWN_SGR.sub("", line)) for line in lines) <= view.width
+        checks.nothing_that_controls(describe_screen(live))
 
 
 def test_error_messages() -> None:
@@ -150,7 +156,7 @@ def test_error_messages() -> None:
 def test_every_string_by_itself_is_harmless_at_every_length() -> None:
     for one in HOSTILE:
         for limit in (1, 2, 20, 200, 4096):
-            text = safe_text(one, limit)
+            text = escape_text(one, limit)
             assert len(text) <= limit
             checks.nothing_that_controls(text)
-            assert safe_text(text, limit) == text, "what is safe stays as it is"
+            assert escape_text(text, limit) == text, "what is safe stays as it is"

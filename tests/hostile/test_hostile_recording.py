@@ -13,17 +13,16 @@ import checks
 import pytest
 from strings import HOSTILE
 
-from clusterprof.engine.limits import bound
-from clusterprof.engine.live import LiveJob
-from clusterprof.engine.local import analyze
-from clusterprof.renderers.live import View, screen
-from clusterprof.renderers.live_plain import sentences
-from clusterprof.renderers.registry import RENDERERS
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.live import LiveJob
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.output.renderers.base import RENDERERS
+from clusterprof.output.renderers.live import View, describe_screen, draw_screen
 from clusterprof.trace import frame
-from clusterprof.trace.decode import Decoder
-from clusterprof.trace.dump import dump
-from clusterprof.trace.encode import Encoder
-from clusterprof.trace.scan import Count, Scanner
+from clusterprof.trace.decoder import Decoder
+from clusterprof.trace.dump import export_records
+from clusterprof.trace.encoder import Encoder
+from clusterprof.trace.reader import DamageCounter, Scanner
 from clusterprof.trace.schema import Event, Header
 
 SOURCE = Path(__file__).parent.parent / "recordings" / "dlrm-8rank"
@@ -56,9 +55,13 @@ def hostile_header(header: Header, strings: Iterator[str]) -> Header:
     devices = [{"id": next(strings), "name": next(strings), "vendor": next(strings)}]
     launcher = {"job": next(strings), "variables": {"MASTER_ADDR": next(strings), "JOB": said}}
     return replace(
-        header, node={**header.node, "hostname": said, "display": said}, host=host,
-        devices=devices, launcher=launcher, versions={"driver": next(strings)},
-    )  # fmt: skip
+        header,
+        node={**header.node, "hostname": said, "display": said},
+        host=host,
+        devices=devices,
+        launcher=launcher,
+        versions={"driver": next(strings)},
+    )
 
 
 def write(target: Path, strings: Iterator[str]) -> Path:
@@ -68,7 +71,7 @@ def write(target: Path, strings: Iterator[str]) -> Path:
         for segment in sorted(node.glob("*.cpf")):
             decoder, encoder, out = Decoder(), Encoder(), []
             with segment.open("rb") as file:
-                for found in Scanner(file, Count()).frames():
+                for found in Scanner(file, DamageCounter()).frames():
                     if found.kind == frame.KIND_HEADER:
                         (header,) = decoder.records(found)
                         assert isinstance(header, Header)
@@ -79,7 +82,9 @@ def write(target: Path, strings: Iterator[str]) -> Path:
                         attributes = poisoned(event.attributes, strings)
                         out += encoder.frames([replace(event, attributes=attributes)])
                     else:
-                        out.append(frame.pack(found.kind, found.header, (found.body,), found.codec))
+                        out.append(
+                            frame.pack_frame(found.kind, found.header, (found.body,), found.codec)
+                        )
             (target / node.name / segment.name).write_bytes(b"".join(out))
     return target
 
@@ -103,7 +108,7 @@ def test_a_recording_of_hostile_names_is_analysed_and_printed(recordings: list[P
 
 def test_its_dump_is_plain_json(recordings: list[Path]) -> None:
     for recording in recordings:
-        lines = list(dump(recording))
+        lines = list(export_records(recording))
         assert all(line.isascii() and line.isprintable() for line in lines)
         assert len(lines) > 20
         for line in lines:
@@ -112,10 +117,10 @@ def test_its_dump_is_plain_json(recordings: list[Path]) -> None:
 
 def test_top_shows_it(recordings: list[Path]) -> None:
     for recording in recordings:
-        live = LiveJob([recording], bound({})).look(time.time_ns())
+        live = LiveJob([recording], build_limits({})).update(time.time_ns())
         assert live.trouble == "" and len(live.report.ranks) == 8
-        checks.nothing_that_controls("\n".join(screen(live, View(100, 40), False)))
-        checks.nothing_that_controls(sentences(live))
+        checks.nothing_that_controls("\n".join(draw_screen(live, View(100, 40), False)))
+        checks.nothing_that_controls(describe_screen(live))
 
 
 def test_paths_and_words_of_hostile_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -124,12 +129,18 @@ def test_paths_and_words_of_hostile_names(tmp_path: Path, capsys: pytest.Capture
     word = "\x1b[2Ja\n::error::x\udcff[/]\u202ex"
     missing = tmp_path / word
     for arguments in (
-        ["analyze", str(missing)], ["dump", str(missing)], ["top", str(missing), "--once"],
+        ["analyze", str(missing)],
+        ["dump", str(missing)],
+        ["top", str(missing), "--once"],
         ["gate", str(missing), "--assert", f"{word} >= 1%"],
-        ["analyze", str(missing), "--json"], ["explain", word], [word],
-        ["analyze", str(SOURCE), "-o", f"{missing}/x"], ["analyze", "x", "--format", word],
-        ["analyze", "x", "--profile", word], ["top", "--sort", word, "x"],
-    ):  # fmt: skip
+        ["analyze", str(missing), "--json"],
+        ["explain", word],
+        [word],
+        ["analyze", str(SOURCE), "-o", f"{missing}/x"],
+        ["analyze", "x", "--format", word],
+        ["analyze", "x", "--profile", word],
+        ["top", "--sort", word, "x"],
+    ):
         assert main(arguments) in (2, 5), arguments
         said = capsys.readouterr()
         checks.nothing_that_controls(said.err)

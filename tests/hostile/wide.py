@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from reports import ALL, S, node, storage_verdict
 from strings import HOSTILE
 
-from clusterprof.findings import (
-    Blind,
+from clusterprof.report.model import (
     Cause,
+    CoverageGap,
     Culprit,
     Evidence,
     Finding,
@@ -37,36 +37,64 @@ def wide(strings: Sequence[str]) -> Report:
     """Every string as host, device, process, mount, file, metric, variable and cause at once."""
     ranks = tuple(
         RankLedger(
-            one, at, 100 + at, one, "device-samples", 101 * S, 0, S, 100 * S, 90 * S, 10 * S,
-            ((one, 8 * S), ("unattributed", 2 * S)), ((one, S),), 40, 1.0,
+            one,
+            at,
+            100 + at,
+            one,
+            "device-samples",
+            101 * S,
+            0,
+            S,
+            100 * S,
+            90 * S,
+            10 * S,
+            ((one, 8 * S), ("unattributed", 2 * S)),
+            ((one, S),),
+            40,
+            1.0,
             ((one, 8 * S), ("unattributed", 2 * S)),
         )
         for at, one in enumerate(strings)
-    )  # fmt: skip
+    )
     n = len(strings)
     findings = tuple(
         Finding(
-            Cause(one, one, one, one), 8 * S, 0.08 / n, 4 * S, 0.9, "A", False, False,
+            Cause(one, one, one, one),
+            8 * S,
+            0.08 / n,
+            4 * S,
+            0.9,
+            "A",
+            False,
+            False,
             tuple(Culprit(who, at, who, who, S, S, 3, S) for who in strings[at : at + 4]),
             tuple(Evidence(name, 0.5, "ratio", name) for name in strings[at : at + 4]),
         )
         for at, one in enumerate(strings)
         if at % 4 == 0
-    )  # fmt: skip
+    )
     return dataclasses.replace(
-        storage_verdict(), title=strings[0], ranks=ranks, findings=findings,
+        storage_verdict(),
+        title=strings[0],
+        ranks=ranks,
+        findings=findings,
         nodes=tuple(dataclasses.replace(node(one), key=one) for one in strings),
-        window_ns=101 * S * n, outside_ns=S * n, in_step_ns=100 * S * n, unmeasured_ns=0,
-        productive_ns=90 * S * n, lost_ns=10 * S * n, unattributed_ns=2 * S * n,
+        window_ns=101 * S * n,
+        outside_ns=S * n,
+        in_step_ns=100 * S * n,
+        unmeasured_ns=0,
+        productive_ns=90 * S * n,
+        lost_ns=10 * S * n,
+        unattributed_ns=2 * S * n,
         unattributed_reasons=tuple((one, 2 * S) for one in strings),
         outside_buckets=tuple((one, S) for one in strings),
         metrics=tuple(
             Metric(one, 0.5 if at % 2 else None, "ratio", "" if at % 2 else one)
             for at, one in enumerate(strings)
         ),
-        blinds=tuple(Blind(one, "denied", f"{one}: {one}", one) for one in strings),
+        blinds=tuple(CoverageGap(one, "denied", f"{one}: {one}", one) for one in strings),
         notes=tuple(f"LAUNCHER={one}" for one in strings) + tuple(strings),
-    )  # fmt: skip
+    )
 
 
 def reports() -> Iterator[Report]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.importers.base import Account
-from clusterprof.importers.kineto import Kineto
-from clusterprof.importers.sources import sources_of
-from clusterprof.importers.tables import NodeTables
+from clusterprof.analysis.importers.core.base import Account
+from clusterprof.analysis.importers.core.byte_sources import open_sources
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.kineto.importer import Kineto
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Event, Spans
 
 HOST = {"pid": 100, "tid": 100}
@@ -22,14 +22,27 @@ START_US = 1_000_000
 def event(cat: str, name: str, at: float, dur: float, **more: Any) -> dict[str, Any]:
     """A complete event, `at` µs after the first instant of the trace."""
     args = more.pop("args", {})
-    return {"ph": "X", "cat": cat, "name": name, **HOST, "ts": START_US + at, "dur": dur,
-            "args": args, **more}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        **HOST,
+        "ts": START_US + at,
+        "dur": dur,
+        "args": args,
+        **more,
+    }
 
 
 def on_device(
-    name: str, at: float, dur: float, correlation: int, cat: str = "kernel", device: int = 0,
+    name: str,
+    at: float,
+    dur: float,
+    correlation: int,
+    cat: str = "kernel",
+    device: int = 0,
     **args: Any,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """A kernel or a copy."""
     args = {"device": device, "stream": 7, "correlation": correlation, **args}
     return event(cat, name, at, dur, pid=device, tid=7, args=args)
@@ -52,10 +65,10 @@ def document(events: Iterable[dict[str, Any]], **beside: Any) -> str:
 
 def read(path: Path) -> tuple[list[NodeTables], Account]:
     """What the importer makes of a file, and what it says of it."""
-    (source,) = sources_of(path)
+    (source,) = open_sources(path)
     account = Account(path, Kineto.title)
     importer = Kineto()
-    assert importer.recognises(source.head, path)
+    assert importer.recognizes(source.head, path)
     return list(importer.nodes([source], [account])), account
 
 

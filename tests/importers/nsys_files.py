@@ -7,22 +7,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-KERNELS = ("CUPTI_ACTIVITY_KIND_KERNEL", "start end deviceId streamId correlationId globalPid"
-           " shortName")  # fmt: skip
-COPIES = ("CUPTI_ACTIVITY_KIND_MEMCPY", "start end deviceId streamId correlationId globalPid bytes"
-          " copyKind")  # fmt: skip
-FILLS = ("CUPTI_ACTIVITY_KIND_MEMSET", "start end deviceId streamId correlationId globalPid value"
-         " bytes")  # fmt: skip
+KERNELS = (
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "start end deviceId streamId correlationId globalPid shortName",
+)
+COPIES = (
+    "CUPTI_ACTIVITY_KIND_MEMCPY",
+    "start end deviceId streamId correlationId globalPid bytes copyKind",
+)
+FILLS = (
+    "CUPTI_ACTIVITY_KIND_MEMSET",
+    "start end deviceId streamId correlationId globalPid value bytes",
+)
 CALLS = ("CUPTI_ACTIVITY_KIND_RUNTIME", "start end globalTid correlationId nameId")
 NVTX = ("NVTX_EVENTS", "start end eventType globalTid text textId domainId")
 SYSTEM = ("OSRT_API", "start end globalTid nameId")
 STRINGS = ("StringIds", "id value")
 
 NAMES = [
-    (1, "gemm"), (2, "ncclDevKernel_AllReduce_Sum_f32"), (3, "cudaLaunchKernel_v7000"),
-    (4, "cudaStreamSynchronize_v3020"), (5, "cudaMalloc_v3020"), (6, "cudaMemcpyAsync_v3020"),
-    (7, "read"), (8, "poll"),
-]  # fmt: skip
+    (1, "gemm"),
+    (2, "ncclDevKernel_AllReduce_Sum_f32"),
+    (3, "cudaLaunchKernel_v7000"),
+    (4, "cudaStreamSynchronize_v3020"),
+    (5, "cudaMalloc_v3020"),
+    (6, "cudaMemcpyAsync_v3020"),
+    (7, "read"),
+    (8, "poll"),
+]
 GEMM, ALL_REDUCE, LAUNCH, SYNC, MALLOC, COPY, READ, POLL = range(1, 9)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from clusterprof.importers.base import Account, CannotImportError, Importer
-from clusterprof.importers.sources import sources_of
-from clusterprof.importers.tables import NodeTables
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Importer
+from clusterprof.analysis.importers.core.byte_sources import open_sources
+from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Columns, Event, Spans
 
@@ -33,9 +33,9 @@ def known(name: str) -> Any:
 
 def read(one: Importer, *paths: Path) -> tuple[list[NodeTables], list[Account], str]:
     """Return nodes, accounts, and why nothing could be imported ("" when something could)."""
-    sources = [source for path in paths for source in sources_of(path)]
+    sources = [source for path in paths for source in open_sources(path)]
     for source in sources:
-        assert one.recognises(source.head, source.path), source.path
+        assert one.recognizes(source.head, source.path), source.path
     accounts = [Account(source.path, one.title) for source in sources]
     try:
         return list(one.nodes(sources, accounts)), accounts, ""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterprof.importers.base import Account, Importer
-from clusterprof.importers.sources import sources_of
+from clusterprof.analysis.importers.core.base import Account, Importer
+from clusterprof.analysis.importers.core.byte_sources import open_sources
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Columns, Event, Spans
 
@@ -33,8 +33,8 @@ def read(importer: Importer, folder: Path, **files: bytes) -> tuple[list[Given],
     for name, data in files.items():
         path = folder / name.replace("__", ".")
         path.write_bytes(data)
-        sources += list(sources_of(path))
-    assert all(importer.recognises(one.head, one.path) for one in sources)
+        sources += list(open_sources(path))
+    assert all(importer.recognizes(one.head, one.path) for one in sources)
     accounts = [Account(one.path, importer.title) for one in sources]
     return [given(node) for node in importer.nodes(sources, accounts)], accounts
 

@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 from fuzz.trial import READ, REFUSED, UNKNOWN, Case, importer_named, try_one
 
-from clusterprof.engine.imported import brought_in
+from clusterprof.analysis.importers.core import text
+from clusterprof.analysis.importers.core.base import Account, CannotImportError
+from clusterprof.analysis.importers.core.byte_sources import open_sources
+from clusterprof.analysis.importers.core.text import read_json_bytes
+from clusterprof.analysis.importers.kineto import event_stream
+from clusterprof.analysis.importers.metrics import readings
+from clusterprof.analysis.importers.metrics.readings import MetricMapping, MetricReadings
+from clusterprof.analysis.importers.nsys.database import DamagedError, Database
+from clusterprof.analysis.inputs.foreign import import_inputs
 from clusterprof.errors import ClusterprofError, UsageError
-from clusterprof.importers import text_lines
-from clusterprof.importers.base import Account, CannotImportError
-from clusterprof.importers.kineto import blocks
-from clusterprof.importers.nsys.database import DamagedError, Database
-from clusterprof.importers.sources import sources_of
-from clusterprof.importers.telemetry import gathered
-from clusterprof.importers.telemetry.gathered import Gathered, Meaning
-from clusterprof.importers.text_lines import whole_bytes
 
 EVENT = b'{"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":1,"dur":5}'
 
@@ -43,9 +43,13 @@ def zipped(data: bytes, count: int, name: bytes = b"%d", method: int = 8, flags:
     body = b"PK\x03\x04" + struct.pack("<HHHHH", 20, flags, method, 0, 0) + sizes + b"\1\0\0\0x"
     names = [name % n for n in range(count)]
     listed = b"".join(
-        b"PK\x01\x02" + struct.pack("<HHHHHH", 20, 20, flags, method, 0, 0) + sizes
-        + struct.pack("<HHHHHII", len(one), 0, 0, 0, 0, 0, 0) + one for one in names
-    )  # fmt: skip
+        b"PK\x01\x02"
+        + struct.pack("<HHHHHH", 20, 20, flags, method, 0, 0)
+        + sizes
+        + struct.pack("<HHHHHII", len(one), 0, 0, 0, 0, 0, 0)
+        + one
+        for one in names
+    )
     end = struct.pack("<HHHHIIH", 0, 0, count, count, len(listed), len(body + data), 0)
     return body + data + listed + b"PK\x05\x06" + end
 
@@ -53,7 +57,7 @@ def zipped(data: bytes, count: int, name: bytes = b"%d", method: int = 8, flags:
 def test_a_member_that_unfolds_without_end_is_refused_as_a_gzip_is(tmp_path: Path) -> None:
     path = tmp_path / "traces.zip"
     path.write_bytes(zipped(deflated(bytes(1 << 20), 500), 1))
-    (source,) = sources_of(path)
+    (source,) = open_sources(path)
     out = 0
     with pytest.raises(UsageError, match="unpacks to more than 250 times its size"):
         for block in source.blocks():
@@ -64,18 +68,18 @@ def test_a_member_that_unfolds_without_end_is_refused_as_a_gzip_is(tmp_path: Pat
 def test_the_heads_of_all_members_are_64_mib_at_most(tmp_path: Path) -> None:
     path = tmp_path / "traces.zip"
     path.write_bytes(zipped(deflated(b" " * (1 << 16), 1), 4096))
-    heads = [len(source.head) for source in sources_of(path)]
+    heads = [len(source.head) for source in open_sources(path)]
     assert heads == [16 << 10] * 4096  # 64 MiB / 4096
     path.write_bytes(zipped(deflated(b" " * (1 << 16), 1), 100))
-    assert {len(source.head) for source in sources_of(path)} == {64 << 10}
+    assert {len(source.head) for source in open_sources(path)} == {64 << 10}
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (zipped(b"", 4097), "4,097 members are more than 4,096"),
+        (zipped(b"", 4097), "4,097 members exceed 4,096"),
         (zipped(b"", 70, b"%d" + b"x" * 65_000), "its list of members is 4,5"),
-        (zipped(b"", 1, method=12), "packed by method 12"),  # bzip2: unfolds without a bound
+        (zipped(b"", 1, method=12), "compression method 12"),  # bzip2: unfolds without a bound
         (zipped(b"", 1, flags=1), "is encrypted"),
     ],
 )
@@ -84,7 +88,7 @@ def test_archives_that_are_not_read_say_why_on_the_command_line(
 ) -> None:
     path = tmp_path / "traces.zip"
     path.write_bytes(data)
-    with pytest.raises(ClusterprofError, match=why), brought_in([path]):
+    with pytest.raises(ClusterprofError, match=why), import_inputs([path]):
         pass
 
 
@@ -93,9 +97,9 @@ def test_a_member_whose_checksum_is_another_is_damaged(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.json", b"[" + EVENT * 9)
     path.write_bytes(path.read_bytes().replace(b"gemm", b"gexx", 1))
-    (source,) = sources_of(path)
+    (source,) = open_sources(path)
     assert b"".join(source.blocks()).count(b"gemm") == 8
-    assert source.damage.endswith("(its checksum is another)")
+    assert source.damage.endswith("(its checksum does not match)")
 
 
 def test_zstd_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
@@ -103,7 +107,7 @@ def test_zstd_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.zst"  # blocks of four bytes that stand for 128 KiB each
     space = struct.pack("<I", (1 << 17) << 3 | 1 << 1)[:3] + b" "
     path.write_bytes(b"\x28\xb5\x2f\xfd\x00\x38" + space * 10_000)
-    (source,) = sources_of(path)
+    (source,) = open_sources(path)
     with pytest.raises(UsageError, match="unpacks to more than 250 times its size"):
         list(source.blocks())
 
@@ -111,12 +115,12 @@ def test_zstd_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
 def test_values_that_fill_the_memory_are_refused_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(text_lines, "HELD_BYTES_AT_MOST", 10_000)
-    (source,) = sources_of(Path("a.json"), b"[" + b"[]," * 50 + b"0]")
-    assert len(whole_bytes(source)) == 153  # 2 x 153 + 51 x 80 + 50 x 60 = 7,386
-    (source,) = sources_of(Path("a.json"), b"[" + b"[]," * 70 + b"0]")
-    with pytest.raises(CannotImportError, match="one JSON value whose parts take more than"):
-        whole_bytes(source)  # 2 x 213 + 71 x 80 + 70 x 60 = 10,306
+    monkeypatch.setattr(text, "MAX_DECODED_BYTES", 10_000)
+    (source,) = open_sources(Path("a.json"), b"[" + b"[]," * 50 + b"0]")
+    assert len(read_json_bytes(source)) == 153  # 2 x 153 + 51 x 80 + 50 x 60 = 7,386
+    (source,) = open_sources(Path("a.json"), b"[" + b"[]," * 70 + b"0]")
+    with pytest.raises(CannotImportError, match="decoding its JSON would take more than"):
+        read_json_bytes(source)  # 2 x 213 + 71 x 80 + 70 x 60 = 10,306
 
 
 LONG = 400_000
@@ -133,12 +137,24 @@ SLOW = [
     ("step_times", b"rank,step,duration," + b"_" * 65_000, b"", b"x_\n0,1,2,3\n", READ),
     ("dftracer", b'{"ph": 1,', b'"args":{', b"\n", UNKNOWN),
     ("kineto", b'{"a":[', b'{"traceEvents":[[],', b"]}", REFUSED),
-    ("kineto", b'{"traceEvents":[' + EVENT + b',{"ph":"X","cat":"kernel","pid":0,"tid":7,"ts":9,'
-     b'"dur":5,"name":"ncclA","args":{"Collective name":"allreduce","Process Group Name":"0",'
-     b'"Process Group Ranks":"1', b" ", b'x"}}]}', READ),
-    ("kineto", b'{"traceEvents":[' + EVENT + b',{"ph":"X","cat":"cpu_op","pid":0,"tid":7,"ts":9,'
-     b'"dur":5,"name":"', b"torch/_dynamo/convert_frame.py", b'"}]}', READ),
-]  # fmt: skip
+    (
+        "kineto",
+        b'{"traceEvents":[' + EVENT + b',{"ph":"X","cat":"kernel","pid":0,"tid":7,"ts":9,'
+        b'"dur":5,"name":"ncclA","args":{"Collective name":"allreduce","Process Group Name":"0",'
+        b'"Process Group Ranks":"1',
+        b" ",
+        b'x"}}]}',
+        READ,
+    ),
+    (
+        "kineto",
+        b'{"traceEvents":[' + EVENT + b',{"ph":"X","cat":"cpu_op","pid":0,"tid":7,"ts":9,'
+        b'"dur":5,"name":"',
+        b"torch/_dynamo/convert_frame.py",
+        b'"}]}',
+        READ,
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "head", "part", "tail", "outcome"), SLOW)
@@ -152,8 +168,8 @@ def test_what_makes_a_search_look_back_is_read_all_the_same(
 
 def test_what_opens_the_events_is_tried_some_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
-    monkeypatch.setattr(blocks, "document", lambda text: tried.append(len(text)))
-    (source,) = sources_of(Path("a.json"), b'{"a":"' + b'"traceEvents":[' * 10_000)
+    monkeypatch.setattr(event_stream, "parse_document", lambda text: tried.append(len(text)))
+    (source,) = open_sources(Path("a.json"), b'{"a":"' + b'"traceEvents":[' * 10_000)
     with pytest.raises(CannotImportError):
         list(importer_named("kineto").nodes([source], [Account(source.path)]))
     assert len(tried) == 64 + 1  # and once for what follows the first of them
@@ -162,10 +178,10 @@ def test_what_opens_the_events_is_tried_some_times_only(monkeypatch: pytest.Monk
 def test_more_series_than_are_read_are_left_out_and_then_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gathered, "OF_A_HOST_AT_MOST", 2)
-    monkeypatch.setattr(gathered, "HOSTS_AT_MOST", 2)
-    monkeypatch.setattr(gathered, "REFUSED_AT_MOST", 2)
-    some, busy = Gathered(), Meaning("gpu.busy_ratio")
+    monkeypatch.setattr(readings, "MAX_COLUMNS_PER_HOST", 2)
+    monkeypatch.setattr(readings, "MAX_HOSTS", 2)
+    monkeypatch.setattr(readings, "MAX_REFUSED_COLUMNS", 2)
+    some, busy = MetricReadings(), MetricMapping("gpu.busy_ratio")
     found = [some.column(host, busy, gpu) for host in "abc" for gpu in "01"]
     assert [column is not None for column in found] == [True] * 4 + [False] * 2
     assert some.column("a", busy, "1") is found[1]
@@ -185,19 +201,22 @@ def test_a_million_steps_of_many_ranks_are_shown_by_fewer() -> None:
     rows = {str(n): {**row, "identity": {"global_rank": n}} for n in range(1024)}
     section = {"groups": {"rows": rows}, "global": {"window": {"steps_analyzed": 10**6}}}
     data = json.dumps({"schema_version": "1.3", "step_time": section}).encode()
-    (source,) = sources_of(Path("final_summary.json"), data)
+    (source,) = open_sources(Path("final_summary.json"), data)
     account = Account(source.path)
     (node,) = importer_named("traceml").nodes([source], [account])
     assert node._spans[1].rows == 2 * 257  # 2**18 / 1024, and one
-    assert "257 of 1,000,000 steps are shown: all are alike here" in account.notes
+    assert "257 of 1,000,000 steps are shown: all have the same times" in account.notes
 
 
 def test_numbers_of_ranks_that_no_job_has_are_not_known() -> None:
     for rank, world, known in (
-        (0, 10**18, (0, None)), (1 << 17, 1 << 20, (None, None)), (3, 8, (3, 8)), (0, 0, (0, None)),
-    ):  # fmt: skip
+        (0, 10**18, (0, None)),
+        (1 << 17, 1 << 20, (None, None)),
+        (3, 8, (3, 8)),
+        (0, 0, (0, None)),
+    ):
         said = b'{"distributedInfo":{"rank":%d,"world_size":%d},' % (rank, world)
-        (source,) = sources_of(Path("a.json"), said + b'"traceEvents":[' + EVENT + b"]}")
+        (source,) = open_sources(Path("a.json"), said + b'"traceEvents":[' + EVENT + b"]}")
         (node,) = importer_named("kineto").nodes([source], [Account(source.path)])
         ((_, told),) = node._ranks.items()
         assert (told["rank"], told["world_size"]) == known
@@ -227,11 +246,11 @@ def test_pages_of_a_database_that_refer_to_each_other_again_and_again(tmp_path: 
             data[at + cell : at + cell + 4] = number
         data[at + 8 : at + 12] = number
     path.write_bytes(data)
-    (source,) = sources_of(path)
+    (source,) = open_sources(path)
     with Database(source) as db:
         most = len(data) // 6 + 1  # six bytes a row; a plain count would never end
         assert db.count("CUPTI_ACTIVITY_KIND_KERNEL") == most
-        with pytest.raises(DamagedError, match="its pages are in circles"):
+        with pytest.raises(DamagedError, match="its pages form a circle"):
             for _ in db.integers("CUPTI_ACTIVITY_KIND_KERNEL", ("start", "end")):
                 pass
 

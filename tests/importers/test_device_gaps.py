@@ -8,16 +8,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterprof.importers.device_gaps import (
+from clusterprof.analysis.importers.core.device_timeline import (
     NEVER,
     Intervals,
-    both,
-    exposed,
-    gaps,
-    inside,
-    late,
-    union,
-    without,
+    compute_exposed_ns,
+    compute_intersection,
+    find_gaps,
+    find_late_launches,
+    measure_overlap,
+    merge_intervals,
+    subtract_intervals,
 )
 
 SOME = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
@@ -38,18 +38,18 @@ def instants(pairs: list[tuple[int, int]]) -> set[int]:
 
 
 def test_a_union_is_sorted_and_apart_and_gaps_are_the_rest() -> None:
-    busy = union(*some((50, 60), (10, 20), (15, 30), (30, 35), (12, 13), (7, 7)))
+    busy = merge_intervals(*some((50, 60), (10, 20), (15, 30), (30, 35), (12, 13), (7, 7)))
     assert said(busy) == [(10, 35), (50, 60)]
-    assert said(gaps(busy, 0, 70)) == [(0, 10), (35, 50), (60, 70)]
-    assert said(gaps(busy, 20, 55)) == [(35, 50)]
-    assert said(gaps(union(*some()), 3, 9)) == [(3, 9)]
+    assert said(find_gaps(busy, 0, 70)) == [(0, 10), (35, 50), (60, 70)]
+    assert said(find_gaps(busy, 20, 55)) == [(35, 50)]
+    assert said(find_gaps(merge_intervals(*some()), 3, 9)) == [(3, 9)]
 
 
 def test_what_an_operation_shares_with_other_work_is_not_exposed() -> None:
-    other = union(*some((10, 20), (40, 45)))
+    other = merge_intervals(*some((10, 20), (40, 45)))
     start, end = some((0, 15), (20, 40), (12, 18), (30, 60))
-    assert inside(start, end, other).tolist() == [5, 0, 6, 5]
-    assert exposed(start, end, other).tolist() == [10, 20, 0, 25]
+    assert measure_overlap(start, end, other).tolist() == [5, 0, 6, 5]
+    assert compute_exposed_ns(start, end, other).tolist() == [10, 20, 0, 25]
 
 
 def test_the_host_is_late_until_the_call_is_over_that_launches_what_ends_the_gap() -> None:
@@ -69,7 +69,9 @@ def test_the_host_is_late_until_the_call_is_over_that_launches_what_ends_the_gap
     ]
     start, end = some(*(case[0] for case in cases))
     begun, left = some(*(case[1] for case in cases))
-    which, until = late(start, end, begun, left, np.array([case[2] for case in cases]))
+    which, until = find_late_launches(
+        start, end, begun, left, np.array([case[2] for case in cases])
+    )
     ours = [t if yes else None for yes, t in zip(which.tolist(), until.tolist())]
     assert ours == [case[3] for case in cases]
 
@@ -78,16 +80,16 @@ def test_the_host_is_late_until_the_call_is_over_that_launches_what_ends_the_gap
 def test_they_are_sets_of_nanoseconds(
     one: list[tuple[int, int]], two: list[tuple[int, int]]
 ) -> None:
-    a, b = union(*some(*one)), union(*some(*two))
+    a, b = merge_intervals(*some(*one)), merge_intervals(*some(*two))
     first, second = instants(one), instants(two)
     assert instants(said(a)) == first
-    assert instants(said(without(a, b))) == first - second
-    assert instants(said(both(a, b))) == first & second
-    assert instants(said(gaps(a, 5, 30))) == set(range(5, 30)) - first
+    assert instants(said(subtract_intervals(a, b))) == first - second
+    assert instants(said(compute_intersection(a, b))) == first & second
+    assert instants(said(find_gaps(a, 5, 30))) == set(range(5, 30)) - first
     pairs = [(start, end) for start, end in one if start <= end]
     if pairs:
         expected = [len(set(range(start, end)) & second) for start, end in pairs]
-        assert inside(*some(*pairs), b).tolist() == expected
-    for found in (said(a), said(without(a, b)), said(both(a, b))):
+        assert measure_overlap(*some(*pairs), b).tolist() == expected
+    for found in (said(a), said(subtract_intervals(a, b)), said(compute_intersection(a, b))):
         assert all(start < end for start, end in found)
         assert all(end < start for (_, end), (start, _) in pairwise(found))

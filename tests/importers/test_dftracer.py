@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from tracer_samples import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
-from clusterprof.importers.base import CannotImportError
-from clusterprof.importers.dftracer.events import kind_of_file_system, rank_of
-from clusterprof.importers.dftracer.job import steps_of
-from clusterprof.timeline.intervals import Intervals
+from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.importers.workloads.dftracer import (
+    find_steps,
+    guess_file_system,
+    parse_rank,
+)
+from clusterprof.analysis.timeline.intervals import Intervals
 
 TRACE = SEEDS / "dftracer" / "trace-0-of-2.pfw"
 ORIGIN = 1_700_000_000_000 * MS
@@ -27,20 +30,22 @@ def test_a_rank_that_loads_by_itself() -> None:
         "step": [(80, 410, 1, 2, -1, -1), (410, 670, 2, 2, -1, -1)],
         "data_wait": [(90, 200, -1, 0, 0, -1), (420, 470, -1, 0, 0, -1)],
         # 75 of 100 ms in open and pread, 30 of 50 in pread; Lustre is a network file system.
-        "loading": [
-            (100, 200, 75 * MS, 25 * MS, 4096, 2), (420, 470, 30 * MS, 20 * MS, 1000, 2),
-        ],
-    }  # fmt: skip
+        "loading": [(100, 200, 75 * MS, 25 * MS, 4096, 2), (420, 470, 30 * MS, 20 * MS, 1000, 2)],
+    }
     assert readings_of(node, "gpu.busy_ns_total", "emulated-0", ORIGIN) == {
-        80: 0, 210: 0, 410: 200 * MS, 470: 200 * MS, 670: 400 * MS,
-    }  # fmt: skip
-    assert account.said() == (
-        "trace-0-of-2.pfw: DFTracer trace: 3 reads, opens and looks at files, 2 items loaded,"
-        " 1 waits for a batch, 2 computing, 1 epochs, 2 steps; left out: 1 writes and other"
+        80: 0,
+        210: 0,
+        410: 200 * MS,
+        470: 200 * MS,
+        670: 400 * MS,
+    }
+    assert account.format_line() == (
+        "trace-0-of-2.pfw: DFTracer trace: 3 reads, opens and status calls, 2 items loaded,"
+        " 1 waits for a batch, 2 computations, 1 epochs, 2 steps; left out: 1 writes and other"
         " system calls"
     )
     assert account.notes == [
-        "DLIO's computing is a sleep: its accelerators are emulated, busy while it sleeps"
+        "DLIO sleeps instead of computing: its emulated accelerators are busy meanwhile"
     ]
 
 
@@ -65,9 +70,11 @@ def test_a_file_cut_off_is_read_up_to_there_and_rubbish_is_counted(tmp_path: Pat
         b'{"name":"pread","cat":"POSIX","pid":70,"ts":1e300,"dur":1,"ph":"X","args":{"hhash":7}}',
         b'{"name":"pread","cat":"POSIX","pid":70,"ts":-5,"dur":1,"ph":"X","args":{"hhash":7}}',
         b'{"name":"pread","cat":"POSIX","pid":70,"ts":5,"dur":"x","ph":"X","args":{"hhash":7}}',
-        b'{"name":"x","ts":NaN}', b"\xff\xfe\x00", b'{"name":["x"],"ph":1}',
+        b'{"name":"x","ts":NaN}',
+        b"\xff\xfe\x00",
+        b'{"name":["x"],"ph":1}',
         b'{"name":"C","cat":"x","pid":70,"ts":1,"ph":"C"}',
-    ]  # fmt: skip
+    ]
     path = tmp_path / "trace-0-of-2.pfw.gz"
     path.write_bytes(gzip.compress(b"\n".join([*lines[:-3], *bad, lines[-3][:60]])))
     (node,), (account,) = imported([path])
@@ -75,8 +82,8 @@ def test_a_file_cut_off_is_read_up_to_there_and_rubbish_is_counted(tmp_path: Pat
     assert account.skipped == {
         "writes and other system calls": 1,
         "events without a time, a duration or a process": 2,
-        "events with a negative time or a senseless process": 1,
-        "lines that are no event": 4,
+        "events with a negative time or an invalid process": 1,
+        "lines that are not events": 4,
         "events of other kinds": 1,
     }
 
@@ -84,7 +91,7 @@ def test_a_file_cut_off_is_read_up_to_there_and_rubbish_is_counted(tmp_path: Pat
 def test_a_trace_of_reads_alone_says_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "io.pfw"
     path.write_bytes(b"\n".join(TRACE.read_bytes().splitlines()[:6]))
-    with pytest.raises(CannotImportError, match="only its reads are there"):
+    with pytest.raises(CannotImportError, match="the traces hold only reads"):
         imported([path])
 
 
@@ -94,7 +101,7 @@ def test_steps_end_with_the_last_computing_before_the_next_wait() -> None:
         return Intervals(table[:, 0], table[:, 1])
 
     def steps(epochs: Intervals, waiting: Intervals, computing: Intervals) -> list[list[int]]:
-        return np.transpose(steps_of(epochs, waiting, computing)).tolist()
+        return np.transpose(find_steps(epochs, waiting, computing)).tolist()
 
     waits, work = at((10, 20), (50, 60), (90, 99)), at((20, 30), (35, 45), (60, 85))
     assert steps(at(), waits, work) == [[10, 45], [45, 85]]
@@ -114,6 +121,6 @@ def test_what_a_path_and_a_name_say() -> None:
         "/mnt/nvme0/x",
         "/data/x",
     )
-    assert [kind_of_file_system(path) for path in paths] == [2, 2, 2, 3, 1, 1, 0]
-    assert rank_of("trace-12-of-64.pfw.gz") == (12, 64)
-    assert rank_of("job-abc-4711-app.pfw") == (None, None)
+    assert [guess_file_system(path) for path in paths] == [2, 2, 2, 3, 1, 1, 0]
+    assert parse_rank("trace-12-of-64.pfw.gz") == (12, 64)
+    assert parse_rank("job-abc-4711-app.pfw") == (None, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tracer_samples import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
-from clusterprof.importers.base import CannotImportError
+from clusterprof.analysis.importers.core.base import CannotImportError
 
 RUN = sorted((SEEDS / "dlio" / "run").iterdir())
 ORIGIN = 1_704_067_200_000 * MS  # 2024-01-01 00:00:00 UTC
@@ -17,33 +17,49 @@ ORIGIN = 1_704_067_200_000 * MS  # 2024-01-01 00:00:00 UTC
 def test_a_folder_is_one_job_of_two_hosts() -> None:
     nodes, accounts = imported(RUN)
     assert [(node.name, ranks_of(node)) for node in nodes] == [
-        ("node-a", [(1, 0, 2, "emulated-0")]), ("node-b", [(2, 1, 2, "emulated-1")]),
-    ]  # fmt: skip
+        ("node-a", [(1, 0, 2, "emulated-0")]),
+        ("node-b", [(2, 1, 2, "emulated-1")]),
+    ]
     assert spans_of(nodes[0], 1, ORIGIN) == {
         "step": [
-            (1000, 3000, 1, 2, -1, -1), (3000, 4500, 2, 2, -1, -1), (4500, 6000, 3, 2, -1, -1),
-            (10500, 13500, 4, 2, -1, -1), (13500, 14750, 5, 2, -1, -1),
+            (1000, 3000, 1, 2, -1, -1),
+            (3000, 4500, 2, 2, -1, -1),
+            (4500, 6000, 3, 2, -1, -1),
+            (10500, 13500, 4, 2, -1, -1),
+            (13500, 14750, 5, 2, -1, -1),
         ],
         "data_wait": [
-            (1000, 2000, 1, -1, -1, 1), (3000, 3500, 2, -1, -1, 0), (4500, 4750, 3, -1, -1, 0),
-            (10500, 12500, 4, -1, -1, 1), (13500, 13750, 5, -1, -1, 0),
+            (1000, 2000, 1, -1, -1, 1),
+            (3000, 3500, 2, -1, -1, 0),
+            (4500, 4750, 3, -1, -1, 0),
+            (10500, 12500, 4, -1, -1, 1),
+            (13500, 13750, 5, -1, -1, 0),
         ],
         "epoch": [(1000, 6000, 0, 0, 0, 0), (10500, 14750, 0, 0, 0, 0)],
-    }  # fmt: skip
+    }
     busy = readings_of(nodes[0], "gpu.busy_ns_total", "emulated-0", ORIGIN)
     assert busy == {
-        1000: 0, 2000: 0, 3000: 1000 * MS, 3500: 1000 * MS, 4500: 2000 * MS, 4750: 2000 * MS,
-        5750: 3000 * MS, 12500: 3000 * MS, 13500: 4000 * MS, 13750: 4000 * MS, 14750: 5000 * MS,
-    }  # fmt: skip
+        1000: 0,
+        2000: 0,
+        3000: 1000 * MS,
+        3500: 1000 * MS,
+        4500: 2000 * MS,
+        4750: 2000 * MS,
+        5750: 3000 * MS,
+        12500: 3000 * MS,
+        13500: 4000 * MS,
+        13750: 4000 * MS,
+        14750: 5000 * MS,
+    }
     said = dict(zip((path.name for path in RUN), accounts))
     assert said["0_output.json"].notes == [
-        "DLIO's computing is a sleep: its accelerators are emulated, busy while it sleeps",
+        "DLIO sleeps instead of computing: its emulated accelerators are busy meanwhile",
         # 4 + 2.75 s of 9.25 + 7.75; the first batches 3 + 1.5 of them
         "waiting for data took 39.71 % of the listed steps; 66.7 % of that for the first batch of"
         " an epoch",
-        "published accelerator utilisation (AU): 55.00 % of whole epochs; of the listed steps"
-        " 58.8 % are computing",
-        "2.5 s of the epochs are in none of the listed steps: they follow the last step of each",
+        "published accelerator utilization (AU): 55.00 % of whole epochs; of the listed steps"
+        " 58.8 % are computation",
+        "2.5 s of the epochs lie outside the listed steps: they follow the last step of each",
     ]
     assert said["1_output.json"].skipped == {"evaluations": 1}
 
@@ -66,9 +82,13 @@ def test_without_times_of_day_blocks_follow_each_other() -> None:
     (node,), (account,) = imported([RUN[0]])
     assert node.wall_minus_own_ns is None
     assert [span[:2] for span in spans_of(node, 1)["step"]] == [
-        (0, 2000), (2000, 3500), (3500, 5000), (5000, 8000), (8000, 9250),
-    ]  # fmt: skip
-    assert account.notes[-1] == "no times of day: blocks are laid one after the other"
+        (0, 2000),
+        (2000, 3500),
+        (3500, 5000),
+        (5000, 8000),
+        (8000, 9250),
+    ]
+    assert account.notes[-1] == "no times of day: blocks are placed one after the other"
 
 
 def test_senseless_steps_are_counted(tmp_path: Path) -> None:
@@ -80,11 +100,11 @@ def test_senseless_steps_are_counted(tmp_path: Path) -> None:
     assert ranks_of(node) == [(4, 3, 1, "emulated-3")]
     assert spans_of(node, 4)["step"] == [(0, 2000, 1, 2, -1, -1)]
     assert account.skipped == {
-        "steps without a time, or with a senseless one": 5,
-        "times of steps without their fellow": 1,
-        "epochs without times of loading": 1,
+        "steps without a valid time": 5,
+        "load or step times without a counterpart": 1,
+        "epochs without load times": 1,
     }
-    assert "without times of computing all of a step that is no load counts as computing" in (
+    assert "without compute times, all of a step except loading counts as computation" in (
         account.notes
     )
 

@@ -9,11 +9,16 @@ import pytest
 from test_nccl_inspector_log import line, write
 from test_nccl_text import SOCKETS, TABLE
 
-from clusterprof.attribution.blame_transfer import ALL_GATHER, ALL_REDUCE, Cell, classes
-from clusterprof.attribution.net_split import benchmark_ns
-from clusterprof.engine.local import analyze
+from clusterprof.analysis.attribution.network.split import estimate_benchmark_ns
+from clusterprof.analysis.attribution.network.transfer_time import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    TransferCell,
+    compute_duration_classes,
+)
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import NoRecording
-from clusterprof.findings import Report
+from clusterprof.report.model import Report
 
 
 @pytest.fixture
@@ -23,14 +28,23 @@ def traces(tmp_path: Path) -> list[Path]:
         write(
             tmp_path / f"rank{rank}.jsonl",
             *(
-                line(rank, n, 980.0, 100_000 + 1000 * n, coll_perf={
-                    "coll": "AllReduce", "coll_sn": n, "coll_msg_size_bytes": 1 << 20,
-                    "coll_exec_time_us": 980.0})
+                line(
+                    rank,
+                    n,
+                    980.0,
+                    100_000 + 1000 * n,
+                    coll_perf={
+                        "coll": "AllReduce",
+                        "coll_sn": n,
+                        "coll_msg_size_bytes": 1 << 20,
+                        "coll_exec_time_us": 980.0,
+                    },
+                )
                 for n in range(60)
             ),
         )
         for rank in (0, 1)
-    ]  # fmt: skip
+    ]
 
 
 def lost(report: Report) -> dict[str, int]:
@@ -40,11 +54,11 @@ def lost(report: Report) -> dict[str, int]:
 def test_a_table_and_a_log_make_slow_transfers_a_slow_path(
     traces: list[Path], tmp_path: Path
 ) -> None:
-    assert "net-path" not in lost(analyze(*traces))
+    assert "net-path" not in lost(analyze(traces))
     log, table = tmp_path / "nccl.log", tmp_path / "all_reduce_perf.txt"
     log.write_text(SOCKETS)
     table.write_text(TABLE)
-    report = analyze(*traces, log, table)
+    report = analyze([*traces, log, table])
     # Of 60 * 980 us on two ranks all but 60 * 98 us each: 105.84 ms of 117.6.
     found = lost(report)
     assert found["net-path"] == pytest.approx(106, abs=6)  # durations are counted in classes
@@ -63,17 +77,21 @@ def test_a_log_alone_has_nothing_to_analyse_and_says_what_it_holds(tmp_path: Pat
         analyze(log)
 
 
-def cell(operation: int, members: int, size: int, overlapped: bool = False) -> Cell:
-    class_ = int(classes(np.array([size]))[0])
-    return Cell(frozenset((0, 1)), operation, members, class_, overlapped, 3, 3 * size)
+def cell(operation: int, members: int, size: int, overlapped: bool = False) -> TransferCell:
+    class_ = int(compute_duration_classes(np.array([size]))[0])
+    return TransferCell(frozenset((0, 1)), operation, members, class_, overlapped, 3, 3 * size)
 
 
 def test_times_between_the_sizes_of_a_table() -> None:
     table = [(ALL_REDUCE, 1000, 50), (ALL_REDUCE, 2000, 90), (ALL_GATHER, 4000, 70)]
-    assert benchmark_ns(cell(ALL_REDUCE, 2, 1500), table) == 70
-    assert benchmark_ns(cell(ALL_REDUCE, 2, 8000), table) == 360  # at the rate of the largest
-    assert benchmark_ns(cell(ALL_REDUCE, 2, 10), table) == 50  # no less than the smallest
-    assert benchmark_ns(cell(ALL_GATHER, 4, 1000), table) == 70  # its tables count what comes out
-    assert benchmark_ns(cell(ALL_REDUCE, 2, 1500, overlapped=True), table) is None
-    assert benchmark_ns(cell(8, 2, 1500), table) is None
-    assert benchmark_ns(cell(ALL_REDUCE, 2, 1500), ()) is None
+    assert estimate_benchmark_ns(cell(ALL_REDUCE, 2, 1500), table) == 70
+    assert (
+        estimate_benchmark_ns(cell(ALL_REDUCE, 2, 8000), table) == 360
+    )  # at the rate of the largest
+    assert estimate_benchmark_ns(cell(ALL_REDUCE, 2, 10), table) == 50  # no less than the smallest
+    assert (
+        estimate_benchmark_ns(cell(ALL_GATHER, 4, 1000), table) == 70
+    )  # its tables count what comes out
+    assert estimate_benchmark_ns(cell(ALL_REDUCE, 2, 1500, overlapped=True), table) is None
+    assert estimate_benchmark_ns(cell(8, 2, 1500), table) is None
+    assert estimate_benchmark_ns(cell(ALL_REDUCE, 2, 1500), ()) is None

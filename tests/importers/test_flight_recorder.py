@@ -11,12 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.attribution.blame_hangs import Hang, Stuck, hangs
-from clusterprof.attribution.stuck_dumps import members_of, stuck_of, team_of
-from clusterprof.engine.dumps import dumps_of, notes_of
+from clusterprof.analysis.attribution.wait_for.hangs import (
+    Hang,
+    StuckRank,
+    compute_group_number,
+    find_hangs,
+    find_stuck_ranks,
+    list_group_members,
+)
+from clusterprof.analysis.importers.nccl.flight_recorder import Dump, Entry, parse_dump, read_dump
+from clusterprof.analysis.importers.nccl.inspector import Operation, read_operations
+from clusterprof.analysis.inputs.profiler_traces import describe_dumps, read_dumps
 from clusterprof.errors import Unavailable
-from clusterprof.importers.flight_recorder import Dump, Entry, parse_dump, read_dump
-from clusterprof.importers.nccl_inspector import Operation, operations
 
 SECOND = 1_000_000_000
 
@@ -25,13 +31,24 @@ def entry(number: int, state: str, created_s: int, **more: object) -> dict:
     """One entry with the fields of version 2.10."""
     completed = (created_s + 1) * SECOND if state == "completed" else None
     return {
-        "frames": [], "record_id": number, "pg_id": 0, "process_group": ("0", "default_pg"),
-        "collective_seq_id": number, "p2p_seq_id": 0, "op_id": number,
-        "profiling_name": "nccl:all_reduce", "time_created_ns": created_s * SECOND,
+        "frames": [],
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "op_id": number,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": created_s * SECOND,
         "time_discovered_started_ns": None if state == "scheduled" else created_s * SECOND + 5,
-        "time_discovered_completed_ns": completed, "input_sizes": [[10]], "state": state,
-        "retired": state == "completed", "timeout_ms": 600_000, "is_p2p": False, **more,
-    }  # fmt: skip
+        "time_discovered_completed_ns": completed,
+        "input_sizes": [[10]],
+        "state": state,
+        "retired": state == "completed",
+        "timeout_ms": 600_000,
+        "is_p2p": False,
+        **more,
+    }
 
 
 def content(*entries: dict, ranks: object = "[0, 1, 2]") -> dict:
@@ -87,13 +104,23 @@ def test_nothing_that_a_pickle_names_is_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"\x80\x02", b"{", b"[]", b"\x80\x04]\x94.", pickle.dumps({"entries": 3}),
-        b"\xff" * 99, b"}r\xff\xff\xff\x7f.", pickle.dumps({"entries": [5]}),
+        b"",
+        b"\x80\x02",
+        b"{",
+        b"[]",
+        b"\x80\x04]\x94.",
+        pickle.dumps({"entries": 3}),
+        b"\xff" * 99,
+        b"}r\xff\xff\xff\x7f.",
+        pickle.dumps({"entries": [5]}),
         pickle.dumps(content(ranks="no list")),
-        pickle.dumps(content(entry(7, "completed", 3)))[:-40], b"(" * 9, b"0.", b"\x80\x04h\x05.",
+        pickle.dumps(content(entry(7, "completed", 3)))[:-40],
+        b"(" * 9,
+        b"0.",
+        b"\x80\x04h\x05.",
         b"\x8e" + b"\xff" * 7 + b"\x7f" + b".",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_dump_is_refused_with_its_name(tmp_path: Path, data: bytes) -> None:
     dump = tmp_path / "trace_0"
     dump.write_bytes(data)
@@ -111,10 +138,10 @@ def test_the_oldest_operation_that_did_not_end_is_where_a_rank_stands() -> None:
         for rank, one in enumerate((waiting, waiting, late))
     ]
     team = 0x4E62965EF8BA1C61  # printf 0,1,2 | b2sum; its first 8 bytes, little-endian
-    assert team_of((2, 0, 1)) == team
-    stuck = stuck_of(dumps)
-    assert stuck == [Stuck(0, team, 8, 4 * SECOND), Stuck(1, team, 8, 4 * SECOND)]
-    assert hangs(stuck, members_of(dumps), frozenset(WORLD)) == (
+    assert compute_group_number((2, 0, 1)) == team
+    stuck = find_stuck_ranks(dumps)
+    assert stuck == [StuckRank(0, team, 8, 4 * SECOND), StuckRank(1, team, 8, 4 * SECOND)]
+    assert find_hangs(stuck, list_group_members(dumps), frozenset(WORLD)) == (
         Hang((2,), False, (0, 1), 8 * SECOND, True),
     )
 
@@ -122,7 +149,7 @@ def test_the_oldest_operation_that_did_not_end_is_where_a_rank_stands() -> None:
 def test_messages_and_groups_without_members_are_left_out() -> None:
     send = entry(0, "started", 5, is_p2p=True, profiling_name="nccl:send 0->1")
     other = entry(3, "started", 5, process_group=("7", "lost"))
-    assert stuck_of([parse_dump(pickle.dumps(content(send, other)), 0, 9 * SECOND)]) == []
+    assert find_stuck_ranks([parse_dump(pickle.dumps(content(send, other)), 0, 9 * SECOND)]) == []
 
 
 def test_the_report_says_what_was_found(tmp_path: Path) -> None:
@@ -131,16 +158,16 @@ def test_the_report_says_what_was_found(tmp_path: Path) -> None:
     for rank, state in enumerate(("started", "started", "completed")):
         (folder / f"trace_{rank}").write_bytes(pickle.dumps(content(entry(8, state, 5))))
     (folder / "trace_5").write_bytes(b"nothing")
-    dumps, unread = dumps_of([tmp_path / "node-0", tmp_path / "node-1"])
-    first, second = notes_of(dumps, unread)
+    dumps, unread = read_dumps([tmp_path / "node-0", tmp_path / "node-1"])
+    first, second = describe_dumps(dumps, unread)
     assert first == (
-        "NCCL flight recorder of ranks 0-2: ranks 0-1 stood in an operation when it was written"
+        "NCCL flight recorder of ranks 0-2: ranks 0-1 waited in an operation when it was written"
     )
     assert second.startswith("a flight recorder dump could not be read: trace_5: ")
-    assert notes_of(dumps[2:], []) == (
+    assert describe_dumps(dumps[2:], []) == (
         "NCCL flight recorder of rank 2: none was stuck when it was written",
     )
-    assert notes_of([], []) == ()
+    assert describe_dumps([], []) == ()
 
 
 REAL = """
@@ -170,7 +197,7 @@ def test_dumps_of_the_real_recorder_are_read(tmp_path: Path) -> None:
         found = [(e.number, e.name, e.message, e.done) for e in dump.entries]
         assert found == [(1, "gloo:all_reduce", False, True), (2, "gloo:barrier", False, True)]
         assert dump.completed == {"0": 2}
-        assert stuck_of([dump]) == []
+        assert find_stuck_ranks([dump]) == []
 
 
 def test_inspector_logs_give_durations_and_skip_what_else_they_hold() -> None:
@@ -178,12 +205,15 @@ def test_inspector_logs_give_durations_and_skip_what_else_they_hold() -> None:
         "header": {"id": "0xe6", "rank": 4, "n_ranks": 8, "nnodes": 1},
         "metadata": {"inspector_output_format_version": "v4.0", "pid": 438776},
         "coll_perf": {
-            "coll": "ReduceScatter", "coll_sn": 1231, "coll_msg_size_bytes": 2147483648,
-            "coll_exec_time_us": 41057, "coll_timing_source": "collective_cpu",
+            "coll": "ReduceScatter",
+            "coll_sn": 1231,
+            "coll_msg_size_bytes": 2147483648,
+            "coll_exec_time_us": 41057,
+            "coll_timing_source": "collective_cpu",
         },
-    }  # fmt: skip
+    }
     whole = json.dumps(line).encode()
     others = [b"", b"7", b"{}", whole[:-9], json.dumps({**line, "coll_perf": {}}).encode()]
-    assert list(operations([*others, whole])) == [
+    assert list(read_operations([*others, whole])) == [
         Operation("0xe6", 4, 8, 438776, 1231, "ReduceScatter", 2147483648, 41_057_000, False)
     ]

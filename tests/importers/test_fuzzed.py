@@ -19,14 +19,15 @@ from fuzz.trial import (
     try_one,
 )
 
-from clusterprof.importers.registry import IMPORTERS
+from clusterprof.analysis.importers.registry import IMPORTERS
 
 FEW = 25
 FORMATS = [one.name for one in IMPORTERS if cases_in(SEEDS / one.name)]
 FOUND = [
     pytest.param(one.name, case, id=f"{one.name}-{case.name}")
-    for one in IMPORTERS for case in cases_in(REGRESSIONS / one.name)
-]  # fmt: skip
+    for one in IMPORTERS
+    for case in cases_in(REGRESSIONS / one.name)
+]
 
 
 @pytest.mark.parametrize("name", FORMATS)

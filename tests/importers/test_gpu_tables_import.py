@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from telemetry_reading import read
 
-from clusterprof.importers.base import CannotImportError
-from clusterprof.importers.dynolog import Dynolog
-from clusterprof.importers.gpu_tables import GpuTables
-from clusterprof.importers.registry import importer_of
+from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.importers.metrics.dynolog import Dynolog
+from clusterprof.analysis.importers.metrics.gpu_tables import GpuTables
+from clusterprof.analysis.importers.registry import find_importer
 
 S = 1_000_000_000
 T = 1_711_034_567
@@ -27,17 +27,21 @@ later,n1,0,1,1,H100
 """
     nodes, (account,) = read(GpuTables(), tmp_path, dcgm__csv=text)
     assert {one.name: (one.wall, one.series) for one in nodes} == {
-        "n1": (True, {
-            "gpu.busy_ratio gpu0": [(T * S, 0.97)],
-            "gpu.power_watts gpu0": [(T * S, 612.5), ((T + 15) * S, None)],
-        }),
-        "n2": (True, {
-            "gpu.busy_ratio gpu0": [(T * S, 0.05)], "gpu.power_watts gpu0": [(T * S, 70.0)],
-        }),
-    }  # fmt: skip
+        "n1": (
+            True,
+            {
+                "gpu.busy_ratio gpu0": [(T * S, 0.97)],
+                "gpu.power_watts gpu0": [(T * S, 612.5), ((T + 15) * S, None)],
+            },
+        ),
+        "n2": (
+            True,
+            {"gpu.busy_ratio gpu0": [(T * S, 0.05)], "gpu.power_watts gpu0": [(T * S, 70.0)]},
+        ),
+    }
     assert account.skipped == {
         "rows with an impossible time": 1,
-        "lines that are no rows of the table": 1,
+        "lines that are not rows of the table": 1,
         "values out of range or not available": 1,
     }
 
@@ -50,8 +54,9 @@ def test_legends_with_labels_as_heads(tmp_path: Path) -> None:
     )
     (node,), _ = read(GpuTables(), tmp_path, export__csv=text)
     assert node.series == {
-        "gpu.busy_ratio gpu0": [(T * S, 0.1)], "gpu.busy_ratio gpu1": [(T * S, 0.2)],
-    }  # fmt: skip
+        "gpu.busy_ratio gpu0": [(T * S, 0.1)],
+        "gpu.busy_ratio gpu1": [(T * S, 0.2)],
+    }
 
 
 def test_amd_smi(tmp_path: Path) -> None:
@@ -101,7 +106,7 @@ def test_weights_and_biases(tmp_path: Path) -> None:
         "gpu.busy_ratio gpu0": [(T * S, 0.88)],
         "gpu.power_watts gpu1": [(T * S, 300.5), ((T + 15) * S, 301.0)],
     }
-    assert account.skipped == {"lines without readings": 2, "lines that are no JSON": 1}
+    assert account.skipped == {"lines without readings": 2, "lines that are not JSON": 1}
 
 
 DYNOLOG = b"""I20240321 15:22:47.100000 12 Logger.cpp:52] Logging : 9 values
@@ -130,7 +135,7 @@ def test_dynolog_adds_up_its_differences(tmp_path: Path) -> None:
     assert account.read == {"samples": 3}
     assert account.skipped == {
         "lines without a sample": 2,
-        "values without the others that make cpu.system_ns_total": 1,
+        "values without the other parts of cpu.system_ns_total": 1,
     }
 
 
@@ -140,26 +145,34 @@ def test_dynolog_as_lines_of_json(tmp_path: Path) -> None:
     )
     (node,), (account,) = read(Dynolog(), tmp_path, d__jsonl=lines)
     assert (node.wall, node.series) == (True, {"gpu.busy_ratio GPU-a": [((T + 1) * S, 0.5)]})
-    assert account.skipped == {"values that are no numbers": 1}
+    assert account.skipped == {"values that are not numbers": 1}
 
 
 @pytest.mark.parametrize(
     "head",
     [
-        b"", b"{", b"\xff\xfe\x00", b"timestamp,a,b\n1,2,3\n", b"Relative time,Step,Value\n1,2,3\n",
-        b"metric,x\n", b'{"timestamp": 5}\n', b"[[1, 2, 3]]", b'"' * 1000, b"time = x data = {}\n",
+        b"",
+        b"{",
+        b"\xff\xfe\x00",
+        b"timestamp,a,b\n1,2,3\n",
+        b"Relative time,Step,Value\n1,2,3\n",
+        b"metric,x\n",
+        b'{"timestamp": 5}\n',
+        b"[[1, 2, 3]]",
+        b'"' * 1000,
+        b"time = x data = {}\n",
     ],
-)  # fmt: skip
+)
 def test_other_files_are_recognised_by_nobody(head: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(head)
-    assert importer_of(head, path) is None
+    assert find_importer(head, path) is None
 
 
 def test_tables_without_a_reading_are_said_so(tmp_path: Path) -> None:
-    with pytest.raises(CannotImportError, match="no reading of a GPU"):
+    with pytest.raises(CannotImportError, match="no GPU readings"):
         read(GpuTables(), tmp_path, empty__csv=b"timestamp,DCGM_FI_DEV_GPU_UTIL\n")
     short = b"metric,rocm_utilization_percentage\ncard,0\ntimestamp\n1711034567\n"
-    assert not GpuTables().recognises(short, Path("x"))
-    with pytest.raises(CannotImportError, match="no sample"):
+    assert not GpuTables().recognizes(short, Path("x"))
+    with pytest.raises(CannotImportError, match="no known sample"):
         read(Dynolog(), tmp_path, empty=b'{"time": 5, "device": 0, "gpu_power_draw": "x"}\n')

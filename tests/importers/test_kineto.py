@@ -23,8 +23,8 @@ from kineto_traces import (
     written,
 )
 
-from clusterprof.importers.kineto import Kineto
-from clusterprof.importers.tables import group_number
+from clusterprof.analysis.importers.core.node_tables import compute_group_number
+from clusterprof.analysis.importers.kineto.importer import Kineto
 from clusterprof.probe import layout
 
 US = 1_000
@@ -44,9 +44,15 @@ LATE = [
 def test_a_device_is_busy_while_any_stream_is_and_late_gaps_are_the_hosts(tmp_path: Path) -> None:
     (node,), account = read(written(tmp_path, document(LATE, distributedInfo={"rank": 3})))
     assert busy_ns(node) == [
-        (0, 0), (12 * US, 0), (30 * US, 18 * US), (53 * US, 18 * US), (60 * US, 25 * US),
-        (66 * US, 25 * US), (80 * US, 39 * US), (100 * US, 39 * US),
-    ]  # fmt: skip
+        (0, 0),
+        (12 * US, 0),
+        (30 * US, 18 * US),
+        (53 * US, 18 * US),
+        (60 * US, 25 * US),
+        (66 * US, 25 * US),
+        (80 * US, 39 * US),
+        (100 * US, 39 * US),
+    ]
     assert spans(node, layout.STEP) == [(0, 100 * US, 4, 2, -1, -1)]
     assert spans(node, layout.STARVED) == [
         (0, 10 * US, 5 * US, 0, 0, 0),
@@ -54,16 +60,19 @@ def test_a_device_is_busy_while_any_stream_is_and_late_gaps_are_the_hosts(tmp_pa
         (80 * US, 100 * US, 0, 0, 0, 0),  # nothing more was launched
     ]
     assert [(r["rank"], r["pid"], r["device"]) for r in ranks(node)] == [(3, 100, "gpu0")]
-    assert account.said() == (
+    assert account.format_line() == (
         "rank0.json: PyTorch profiler (Kineto) trace: 3 kernels, 1 copies, 1 operators,"
-        " 3 runtime calls, 1 steps, 3 gaps in which the host was late"
+        " 3 runtime calls, 1 steps, 3 gaps with a late host"
     )
 
 
 OLD = {
-    "user_annotation": "Operator", "cpu_op": "Operator", "cuda_runtime": "Runtime",
-    "kernel": "Kernel", "gpu_memset": "Memset",
-}  # fmt: skip
+    "user_annotation": "Operator",
+    "cpu_op": "Operator",
+    "cuda_runtime": "Runtime",
+    "kernel": "Kernel",
+    "gpu_memset": "Memset",
+}
 
 
 def test_old_names_and_the_bare_list_say_the_same(tmp_path: Path) -> None:
@@ -100,10 +109,11 @@ def test_waits_for_data_and_what_was_computed_in_them(tmp_path: Path) -> None:
     ]
     (node,), account = read(written(tmp_path, document(trace)))
     assert spans(node, layout.DATA_WAIT) == [
-        (10 * US, 210 * US, -1, 0, 0, -1), (500 * US, 600 * US, -1, -1, -1, -1)
-    ]  # fmt: skip
+        (10 * US, 210 * US, -1, 0, 0, -1),
+        (500 * US, 600 * US, -1, -1, -1, -1),
+    ]
     assert spans(node, layout.LOADING) == [(10 * US, 210 * US, 0, 60 * US, 0, 0)]
-    assert account.skipped["waits for data of other threads than the steps'"] == 1
+    assert account.skipped["waits for data outside the training thread"] == 1
 
 
 def test_waits_for_the_device_copies_and_memory(tmp_path: Path) -> None:
@@ -117,16 +127,19 @@ def test_waits_for_the_device_copies_and_memory(tmp_path: Path) -> None:
         call("cudaMemcpyAsync", 1100, 80, 3),
         on_device("Memcpy DtoH (Device -> Pageable)", 1150, 5, 3, "gpu_memcpy", bytes=8),
         call("hipStreamSynchronize", 8000, 30),
-        call("cudaMalloc", 9000, 100), call("cudaFree", 9200, 20), call("cudaMalloc", 9300, 100),
+        call("cudaMalloc", 9000, 100),
+        call("cudaFree", 9200, 20),
+        call("cudaMalloc", 9300, 100),
         event("user_annotation", "Optimizer.step#SGD.step", 10_000, 500),
         event("cpu_op", "inner (dynamo_timed)", 11_000, 300),
         event("cpu_op", "inner (dynamo_timed)", 11_050, 100),
-    ]  # fmt: skip
+    ]
     (node,), _ = read(written(tmp_path, document(trace)))
     assert spans(node, layout.H2D) == [(100 * US, 500 * US, 4096, 0, 0, 0)]
     assert spans(node, layout.SYNC) == [
-        (1000 * US, 1180 * US, 130 * US, 2, 0, 0), (8000 * US, 8030 * US, 30 * US, 1, 0, 0)
-    ]  # fmt: skip
+        (1000 * US, 1180 * US, 130 * US, 2, 0, 0),
+        (8000 * US, 8030 * US, 30 * US, 1, 0, 0),
+    ]
     assert spans(node, layout.ALLOCATOR) == [(0, 1_000_000 * US, -1, 2, 1, 0)]
     assert spans(node, layout.OPTIMIZER) == [(10_000 * US, 10_500 * US, 0, 0, 0, 0)]
     assert spans(node, layout.COMPILE) == [(11_000 * US, 11_300 * US, -1, 0, 0, 0)]
@@ -134,8 +147,13 @@ def test_waits_for_the_device_copies_and_memory(tmp_path: Path) -> None:
     assert last == (1155 * US, 20_000 * US, 0, 55 * US, 220 * US, 0)
 
 
-SAYS = {"Collective name": "allreduce", "Process Group Name": "0", "dtype": "Float",
-        "Process Group Ranks": "[0, 1]", "In msg nelems": 10}  # fmt: skip
+SAYS = {
+    "Collective name": "allreduce",
+    "Process Group Name": "0",
+    "dtype": "Float",
+    "Process Group Ranks": "[0, 1]",
+    "In msg nelems": 10,
+}
 
 
 def test_operations_between_ranks_and_what_nothing_hid(tmp_path: Path) -> None:
@@ -146,12 +164,17 @@ def test_operations_between_ranks_and_what_nothing_hid(tmp_path: Path) -> None:
         on_device("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", 45, 15, 3, **SAYS),
         on_device("Memcpy DtoD (Device -> Device)", 55, 20, 4, "gpu_memcpy"),
         on_device("gemm", 80, 20, 5),
-        on_device("ncclDevKernel_AllGather_RING_LL(ncclDevComm*)", 85, 10, 6,
-                  **{**SAYS, "Collective name": "_allgather_base"}),
-    ]  # fmt: skip
+        on_device(
+            "ncclDevKernel_AllGather_RING_LL(ncclDevComm*)",
+            85,
+            10,
+            6,
+            **{**SAYS, "Collective name": "_allgather_base"},
+        ),
+    ]
     beside = {"distributedInfo": {"rank": 1, "world_size": 2}}
     (node,), account = read(written(tmp_path, document(trace, **beside)))
-    group = group_number([0, 1])
+    group = compute_group_number([0, 1])
     assert spans(node, layout.COLLECTIVE) == [
         (20 * US, 50 * US, group, 0, 40, layout.ALL_REDUCE),
         (45 * US, 60 * US, group, 1, 40, layout.ALL_REDUCE),
@@ -159,9 +182,11 @@ def test_operations_between_ranks_and_what_nothing_hid(tmp_path: Path) -> None:
     ]
     exposed = [(row[0], row[1], row[3]) for row in spans(node, layout.EXPOSED_COLLECTIVE)]
     assert exposed == [
-        (30 * US, 50 * US, 20 * US), (50 * US, 60 * US, 10 * US), (95 * US, 95 * US, 0)
-    ]  # fmt: skip
-    assert account.read["operations between ranks"] == 3 and account.notes == []
+        (30 * US, 50 * US, 20 * US),
+        (50 * US, 60 * US, 10 * US),
+        (95 * US, 95 * US, 0),
+    ]
+    assert account.read["communication operations"] == 3 and account.notes == []
     assert idle_ns(node, 0, 100 * US) == 5 * US
 
 
@@ -178,10 +203,12 @@ def test_operations_that_do_not_say_which_are_matched_by_kind(tmp_path: Path) ->
     first, second, third = spans(node, layout.COLLECTIVE)
     assert [row[3] for row in (first, second, third)] == [0, 0, 1]
     assert [row[5] for row in (first, second, third)] == [
-        layout.ALL_TO_ALL, layout.ALL_REDUCE, layout.ALL_TO_ALL
-    ]  # fmt: skip
+        layout.ALL_TO_ALL,
+        layout.ALL_REDUCE,
+        layout.ALL_TO_ALL,
+    ]
     assert first[2] == third[2] != second[2] == spans(other, layout.COLLECTIVE)[0][2]
-    assert "in the order in which they came" in account.notes[0]
+    assert "across ranks by their order" in account.notes[0]
 
 
 def test_sequence_numbers_are_kept_where_every_operation_has_one(tmp_path: Path) -> None:
@@ -207,8 +234,8 @@ def test_the_rank_is_told_by_the_trace_else_by_its_name(
 ) -> None:
     (node,), account = read(written(tmp_path, document(LATE, **beside), name))
     assert [one["rank"] for one in ranks(node)] == [rank]
-    said = any("its name" in note or "file's name" in note for note in account.notes)
-    assert said == ("distributedInfo" not in beside)
+    is_noted = any("file name" in note for note in account.notes)
+    assert is_noted == ("distributedInfo" not in beside)
 
 
 def test_hosts_are_told_by_names_of_tensorboard_files_with_the_traces_own_pid(
@@ -243,26 +270,32 @@ def test_steps_are_inferred_from_optimizers_else_all_is_one(tmp_path: Path) -> N
     (three,), also = read(written(tmp_path, document(work + ends)))
     assert spans(one, layout.STEP, 1) == [(0, 350 * US, 1, 2, -1, -1)]
     assert [row[:3] for row in spans(three, layout.STEP)] == [
-        (0, 90 * US, 1), (90 * US, 190 * US, 2), (190 * US, 350 * US, 3)
-    ]  # fmt: skip
-    assert "one step" in said.notes[0] and "where the optimizer's does" in also.notes[0]
+        (0, 90 * US, 1),
+        (90 * US, 190 * US, 2),
+        (190 * US, 350 * US, 3),
+    ]
+    assert "one step" in said.notes[0] and "end with the optim" in also.notes[0]
 
 
 def test_every_device_of_a_file_is_a_process_of_its_own(tmp_path: Path) -> None:
     trace = [
         step(1, 0, 100),
-        call("cudaLaunchKernel", 5, 2, 1), on_device("gemm", 10, 10, 1),
-        call("cudaLaunchKernel", 8, 2, 2), on_device("gemm", 20, 30, 2, device=1),
-        call("cudaLaunchKernel", 55, 2, 3), on_device("gemm", 60, 10, 3),
-    ]  # fmt: skip
+        call("cudaLaunchKernel", 5, 2, 1),
+        on_device("gemm", 10, 10, 1),
+        call("cudaLaunchKernel", 8, 2, 2),
+        on_device("gemm", 20, 30, 2, device=1),
+        call("cudaLaunchKernel", 55, 2, 3),
+        on_device("gemm", 60, 10, 3),
+    ]
     properties = [{"id": 0, "name": "NVIDIA H100"}, {"id": 1, "name": "AMD Instinct MI300X"}]
     (node,), account = read(written(tmp_path, document(trace, deviceProperties=properties)))
     assert [(r["rank"], r["device"]) for r in ranks(node)] == [(0, "gpu0"), (None, "gpu1")]
     assert [(d["vendor"], d["name"]) for d in node.header().devices] == [
-        ("nvidia", "NVIDIA H100"), ("amd", "AMD Instinct MI300X")
-    ]  # fmt: skip
+        ("nvidia", "NVIDIA H100"),
+        ("amd", "AMD Instinct MI300X"),
+    ]
     assert busy_ns(node, "gpu1")[-1] == (100 * US, 30 * US)
-    assert account.notes[0].startswith("2 devices in it")
+    assert account.notes[0].startswith("2 devices in the trace")
 
 
 def test_a_trace_without_a_device_has_its_steps_and_waits(tmp_path: Path) -> None:
@@ -276,7 +309,7 @@ def test_a_trace_without_a_device_has_its_steps_and_waits(tmp_path: Path) -> Non
     assert [(r["rank"], r["device"]) for r in ranks(node)] == [(34, "")]
     assert spans(node, layout.STEP) == [(0, 100 * US, 551, 2, -1, -1)]
     assert spans(node, layout.DATA_WAIT) == [(10 * US, 30 * US, -1, -1, -1, -1)]
-    assert account.skipped["operations between ranks of threads beside the steps'"] == 1
+    assert account.skipped["communication operations outside the training thread"] == 1
 
 
 @pytest.mark.parametrize(
@@ -291,4 +324,4 @@ def test_a_trace_without_a_device_has_its_steps_and_waits(tmp_path: Path) -> Non
     ],
 )
 def test_traces_are_recognised_by_what_stands_in_them(head: bytes, is_one: bool) -> None:
-    assert Kineto().recognises(head, Path("x")) is is_one
+    assert Kineto().recognizes(head, Path("x")) is is_one

@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 from kineto_traces import busy_ns, call, document, event, on_device, read, spans, step, written
 
-from clusterprof.importers.base import Account, CannotImportError
-from clusterprof.importers.kineto import Kineto, blocks, words
-from clusterprof.importers.kineto.blocks import Trace, elements
+from clusterprof.analysis.importers.core.base import Account, CannotImportError
+from clusterprof.analysis.importers.kineto import classify, event_stream
+from clusterprof.analysis.importers.kineto.event_stream import EventStream, find_list_objects
+from clusterprof.analysis.importers.kineto.importer import Kineto
 from clusterprof.probe import layout
 
 GOOD = [
-    step(1, 0, 100), call("cudaLaunchKernel", 5, 2, 1), on_device("gemm", 10, 10, 1),
-    call("cudaLaunchKernel", 30, 2, 2), on_device("gemm", 40, 30, 2),
-]  # fmt: skip
+    step(1, 0, 100),
+    call("cudaLaunchKernel", 5, 2, 1),
+    on_device("gemm", 10, 10, 1),
+    call("cudaLaunchKernel", 30, 2, 2),
+    on_device("gemm", 40, 30, 2),
+]
 BUSY = [
     (0, 0),
     (10_000, 0),
@@ -38,24 +42,28 @@ def text_with(*more: str, where: int = 2) -> str:
 
 K = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "args": {"device": 0}'
 BAD = [
-    (K + ', "ts": NaN, "dur": 5}', "without a time that can be"),
-    (K + ', "ts": 1e999, "dur": 5}', "without a time that can be"),
-    (K + ', "ts": "soon", "dur": 5}', "without a time that can be"),
-    (K + ', "ts": [1], "dur": 5}', "without a time that can be"),
-    (K + ', "dur": 5}', "without a time that can be"),
+    (K + ', "ts": NaN, "dur": 5}', "without a usable time"),
+    (K + ', "ts": 1e999, "dur": 5}', "without a usable time"),
+    (K + ', "ts": "soon", "dur": 5}', "without a usable time"),
+    (K + ', "ts": [1], "dur": 5}', "without a usable time"),
+    (K + ', "dur": 5}', "without a usable time"),
     (K + ', "ts": 1000001}', "without a duration"),
     (K + ', "ts": 1000001, "dur": null}', "without a duration"),
     (K + ', "ts": 1000001, "dur": -1}', "with a negative duration"),
-    (K + ', "ts": 1000001, "dur": Infinity}', "with a duration that cannot be"),
+    (K + ', "ts": 1000001, "dur": Infinity}', "with an impossible duration"),
     ("17", "not an event"),
-    ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deep"),
+    ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
     ('{"ph": "X" "cat"}', "not JSON"),
-    ('{"ph": "E", "pid": 1, "tid": 1, "ts": 1000005}', "ended without a beginning (E)"),
-    ('{"ph": "B", "cat": "cpu_op", "name": "x", "pid": 1, "tid": 1, "ts": 1000005}',
-     "begun and never ended (B)"),
-    ('{"ph": "X", "cat": "mine", "name": "x", "pid": 1, "tid": 1, "ts": 1000005, "dur": 1}',
-     "of category 'mine'"),
-]  # fmt: skip
+    ('{"ph": "E", "pid": 1, "tid": 1, "ts": 1000005}', "end without a begin event (E)"),
+    (
+        '{"ph": "B", "cat": "cpu_op", "name": "x", "pid": 1, "tid": 1, "ts": 1000005}',
+        "begin without an end event (B)",
+    ),
+    (
+        '{"ph": "X", "cat": "mine", "name": "x", "pid": 1, "tid": 1, "ts": 1000005, "dur": 1}',
+        "of category 'mine'",
+    ),
+]
 
 
 @pytest.mark.parametrize(("element", "reason"), BAD)
@@ -119,7 +127,7 @@ def test_blocks_may_be_cut_anywhere(block: int, indent: int | None) -> None:
     events = [*GOOD, odd] * 3
     text = json.dumps({"a": {"traceEvents": []}, "traceEvents": events, "z": [1]}, indent=indent)
     account = Account(Path("x"))
-    trace = Trace(Cut(text.encode(), block), account)
+    trace = EventStream(Cut(text.encode(), block), account)
     found = [one for some in trace.events() for one in some]
     assert [(e.name, e.ts, e.dur) for e in found] == [
         (e["name"], e["ts"], e["dur"]) for e in events
@@ -132,7 +140,7 @@ def test_a_file_that_was_cut_off_is_read_to_the_last_whole_event(tmp_path: Path)
     middle = text.index('"gemm"', text.index('"gemm"') + 1)
     (node,), account = read(written(tmp_path, text[:middle]))
     assert busy_ns(node) == [(0, 0), (10_000, 0), (20_000, 10_000), (100_000, 10_000)]
-    assert account.cut == "cut off in the middle of an event; those before it were read"
+    assert account.cut == "cut off in the middle of an event; all events before it were read"
     packed = gzip.compress(text.encode())[:-12]
     (again,), account = read(written(tmp_path, packed, "rank0.json.gz"))
     assert spans(again, layout.STEP) == spans(node, layout.STEP) and account.cut
@@ -159,15 +167,15 @@ def test_times_before_the_first_event_are_no_trouble(tmp_path: Path) -> None:
 
 
 def test_a_name_for_every_event_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(words, "NAMES_AT_MOST", 10)
-    names = [event("cpu_op", f"step {n}", n, 1) for n in range(10 * (words._REFILLS + 2))]
-    with pytest.raises(CannotImportError, match="different names of events"):
+    monkeypatch.setattr(classify, "MAX_NAMES", 10)
+    names = [event("cpu_op", f"step {n}", n, 1) for n in range(10 * (classify._MAX_REFILLS + 2))]
+    with pytest.raises(CannotImportError, match="different event names"):
         read(written(tmp_path, document([*GOOD, *names])))
 
 
 def test_an_event_without_end_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(blocks, "EVENT_BYTES_AT_MOST", 1000)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 1000)
+    monkeypatch.setattr(event_stream, "BLOCK_BYTES", 500)
     with pytest.raises(CannotImportError, match="an event of more than"):
         read(written(tmp_path, text_with()[:-2] + ',{"name": "' + "x" * 5000))
 
@@ -176,28 +184,30 @@ def test_what_stands_beside_the_events_may_be_damaged(tmp_path: Path) -> None:
     text = text_with()[1:]
     (node,), account = read(written(tmp_path, '{"schemaVersion": nonsense, ' + text))
     assert busy_ns(node) == BUSY
-    assert dict(account.skipped) == {"what stands before the events: not JSON": 1}
+    assert dict(account.skipped) == {"metadata before the events that is not JSON": 1}
     (node,), account = read(written(tmp_path, "{" + text[:-1] + ', "distributedInfo": {"rank'))
     assert busy_ns(node) == BUSY
-    assert dict(account.skipped) == {"what follows the events: not JSON": 1}
+    assert dict(account.skipped) == {"metadata after the events that is not JSON": 1}
 
 
 def test_elements_are_found_with_respect_to_strings() -> None:
     text = rb' {"a": "}\"{", "b": [{}]}, {"c": "\\"} , 5, {"d": 1} ] , "e": []}'
-    found, end, ended = elements(text)
+    found, end, ended = find_list_objects(text)
     assert [text[a:b] for a, b in found] == [
-        rb'{"a": "}\"{", "b": [{}]}', rb'{"c": "\\"}', b'{"d": 1}'
-    ]  # fmt: skip
+        rb'{"a": "}\"{", "b": [{}]}',
+        rb'{"c": "\\"}',
+        b'{"d": 1}',
+    ]
     assert ended and text[end:] == b' , "e": []}'
-    assert elements(b'{"a": 1}, {"b": ')[1:] == (10, False)
+    assert find_list_objects(b'{"a": 1}, {"b": ')[1:] == (10, False)
 
 
 def test_rubbish_is_not_recognised(tmp_path: Path) -> None:
     for head in (b"", b"\x00" * 100, b"\x80\x04\x95", b"<xml/>", b"[]", b"{}", b"[[[[["):
-        assert not Kineto().recognises(head, tmp_path)
+        assert not Kineto().recognizes(head, tmp_path)
 
 
 @pytest.mark.parametrize("text", ['{"traceEvents": []}', '{"traceEvents": [{"ph": "M"}]}'])
 def test_a_trace_that_says_nothing_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(CannotImportError, match="no event in it that a profiler"):
+    with pytest.raises(CannotImportError, match="no event of the PyTorch profiler"):
         read(written(tmp_path, text))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from kineto_traces import busy_ns, idle_ns, ranks, read, spans
 
-from clusterprof.importers.tables import NodeTables
+from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.probe import layout
 
 FOLDERS = ("kineto-dlrm-8rank", "kineto-dataloader", "kineto-hta", "kineto-tracelens")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from kineto_traces import busy_ns, call, event, on_device, read, spans, step, written
 
-from clusterprof.importers.kineto import columns, comms, words
-from clusterprof.importers.kineto.columns import Column, Stretches, covered
-from clusterprof.importers.kineto.usual import Usual
+from clusterprof.analysis.importers.kineto import classify, device, gather
+from clusterprof.analysis.importers.kineto.event_stream import CommonEventDecoder
+from clusterprof.analysis.importers.kineto.gather import Column, IntervalUnion, join_sorted_chunks
 from clusterprof.probe import layout
 
 FLOW = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1, "pid": 0, "tid": 7, "ts": 5}
@@ -24,15 +24,17 @@ def block(*events: dict[str, Any]) -> bytes:
 
 
 def test_usual_events_say_their_kind_and_what_is_asked_of_them() -> None:
-    found = Usual(words.Kinds()).events(
+    found = CommonEventDecoder(classify.Kinds()).events(
         block(
-            event("cpu_op", "aten::add", 1, 2, args={"External id": "no number"}), FLOW,
-            call("cudaDeviceSynchronize", 3, 4, 9), on_device("ncclKernel_AllReduce", 5, 6, 9),
+            event("cpu_op", "aten::add", 1, 2, args={"External id": "no number"}),
+            FLOW,
+            call("cudaDeviceSynchronize", 3, 4, 9),
+            on_device("ncclKernel_AllReduce", 5, 6, 9),
             event("python_function", "torch/_dynamo/convert_frame.py(1): _compile", 7, 8),
         )
-    )  # fmt: skip
+    )
     assert found is not None
-    kinds = [words.OPERATOR, words.IGNORED, words.SYNC, words.COMM, words.COMPILE]
+    kinds = [classify.OPERATOR, classify.IGNORED, classify.SYNC, classify.COMM, classify.COMPILE]
     names: list[Any] = [one.name for one in found]
     assert [name.kind for name in names] == kinds
     assert names[3].value == "ncclKernel_AllReduce"
@@ -53,17 +55,19 @@ def test_usual_events_say_their_kind_and_what_is_asked_of_them() -> None:
     ],
 )
 def test_a_block_with_anything_unusual_is_left_to_others(odd: dict[str, Any]) -> None:
-    assert Usual(words.Kinds()).events(block(on_device("gemm", 1, 1, 1), odd)) is None
+    assert (
+        CommonEventDecoder(classify.Kinds()).events(block(on_device("gemm", 1, 1, 1), odd)) is None
+    )
 
 
 def test_names_that_come_often_are_learned() -> None:
-    reader = Usual(words.Kinds())
+    reader = CommonEventDecoder(classify.Kinds())
     few = block(on_device("gemm", 1, 1, 1), on_device("ncclKernel", 2, 1, 2))
     many = block(*[on_device("gemm", n, 1, n) for n in range(600)])
     seen: list[Any] = [reader.events(text) for text in (few, many, few, few)]
     kinds = [[one.name.kind for one in some] for some in seen]
-    assert kinds[0] == kinds[2] == kinds[3] == [words.KERNEL, words.COMM]
-    assert set(kinds[1]) == {words.KERNEL}
+    assert kinds[0] == kinds[2] == kinds[3] == [classify.KERNEL, classify.COMM]
+    assert set(kinds[1]) == {classify.KERNEL}
     assert seen[2][0].name is seen[3][0].name  # a member now
     assert seen[0][0].name is not seen[2][0].name
 
@@ -92,17 +96,17 @@ def test_what_is_usual_and_what_is_not_gives_the_same(tmp_path: Path) -> None:
     plain = written(tmp_path, json.dumps({"traceEvents": trace()}), "rank0.json")
     odd = {"ph": "i", "name": "no category", "ts": 1, "pid": 1, "tid": 1}
     other = written(tmp_path, json.dumps({"traceEvents": [*trace(), odd]}), "rank00.json")
-    assert Usual(words.Kinds()).events(block(*trace())) is not None
-    assert Usual(words.Kinds()).events(block(*trace(), odd)) is None
+    assert CommonEventDecoder(classify.Kinds()).events(block(*trace())) is not None
+    assert CommonEventDecoder(classify.Kinds()).events(block(*trace(), odd)) is None
     assert all_of(plain) == all_of(other)
 
 
 def test_tables_in_pieces_give_what_they_give_at_once(tmp_path: Path, monkeypatch: Any) -> None:
     path = written(tmp_path, json.dumps({"traceEvents": trace()}))
     at_once = all_of(path)
-    monkeypatch.setattr(columns, "AT_ONCE", 4)
-    monkeypatch.setattr(columns, "_PACK_AFTER", 1)
-    monkeypatch.setattr(columns, "_JOIN_AFTER", 2)
+    monkeypatch.setattr(gather, "ROWS_PER_SLICE", 4)
+    monkeypatch.setattr(gather, "_PACK_AFTER_ROWS", 1)
+    monkeypatch.setattr(gather, "_MERGE_AFTER_ROWS", 2)
     assert all_of(path) == at_once
     (node,), _ = read(path)
     # The trace begins with the first step; 10 µs later the first kernel does.
@@ -115,14 +119,14 @@ def test_a_column_holds_what_any_piece_holds() -> None:
     column = Column()
     for some in values:
         column.add(some)
-    assert column.lowest() == -3
-    assert column.done().tolist() == [5, 5, 1 << 40, -3, 7]
+    assert column.minimum() == -3
+    assert column.result().tolist() == [5, 5, 1 << 40, -3, 7]
     small = Column()
     small.add(np.array([100, 101]))
     small.add(np.array([-27]))
-    made = small.done()
+    made = small.result()
     assert made.tolist() == [100, 101, -27] and made.dtype == np.int8
-    assert Column().lowest() is None and not Column().done().size
+    assert Column().minimum() is None and not Column().result().size
 
 
 def test_what_is_covered_does_not_depend_on_where_it_is_cut() -> None:
@@ -130,13 +134,13 @@ def test_what_is_covered_does_not_depend_on_where_it_is_cut() -> None:
     end = np.array([3, 9, 5, 10, 12, 20, 21])
     for size in range(1, 8):
         pieces = [(start[i : i + size], end[i : i + size]) for i in range(0, 7, size)]
-        made = covered(pieces)
+        made = join_sorted_chunks(pieces)
         assert [one.tolist() for one in made] == [[0, 10, 15], [9, 12, 21]]
-        stretches = Stretches()
+        stretches = IntervalUnion()
         for piece in reversed(pieces):
             stretches.add(*piece)
-        assert [one.tolist() for one in stretches.done()] == [[0, 10, 15], [9, 12, 21]]
-    assert [one.size for one in covered([])] == [0, 0]
+        assert [one.tolist() for one in stretches.result()] == [[0, 10, 15], [9, 12, 21]]
+    assert [one.size for one in join_sorted_chunks([])] == [0, 0]
 
 
 def test_messages_are_numbered_by_sort_and_partner_beside_the_operations_of_all() -> None:
@@ -144,5 +148,5 @@ def test_messages_are_numbered_by_sort_and_partner_beside_the_operations_of_all(
     operation = np.array([send, send, recv, send, all_, all_, send])
     peer = np.array([1, 2, 1, 1, -1, -1, -1])
     group, said = np.full(7, 5), np.full(7, -1)
-    made = comms._numbers(group, said, operation, peer, operation != all_)
+    made = device._compute_numbers(group, said, operation, peer, operation != all_)
     assert made.tolist() == [0, 0, 0, 1, 0, 1, -1]

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clusterprof.engine.local import analysed
+from clusterprof.analysis.importers.core.base import Account
+from clusterprof.analysis.importers.core.byte_sources import open_sources
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.metrics.gpu_tables import GpuTables
+from clusterprof.analysis.pipeline import analyze_with_details
 from clusterprof.errors import NoRecording
-from clusterprof.importers.base import Account
-from clusterprof.importers.gpu_tables import GpuTables
-from clusterprof.importers.sources import sources_of
-from clusterprof.importers.tables import NodeTables
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Columns, Spans
 
@@ -54,7 +54,7 @@ def test_a_wait_of_many_hours_is_shared_out_to_the_nanosecond(tmp_path: Path) ->
     path = tmp_path / "data_readiness.json"
     times = [1_700_000_000, 1_700_000_000 + 6 * HOUR_S]
     path.write_text(json.dumps({"event_time": times, "0": [0.5, 0.25], "1": [1, 1]}))
-    report = analysed(tmp_path).report
+    report = analyze_with_details([tmp_path]).report
     assert report.lost_ns == (3 * HOUR_S + 4.5 * HOUR_S) * S
     assert sum(ns for rank in report.ranks for _, ns in rank.buckets) == report.lost_ns
     assert report.in_step_ns == 2 * 12 * HOUR_S * S
@@ -64,8 +64,8 @@ def test_what_lies_a_hundred_days_apart_is_of_no_one_process(tmp_path: Path) -> 
     path = tmp_path / "data_readiness.json"
     times = [1_000, 1_700_000_000]
     path.write_text(json.dumps({"event_time": times, "0": [0.5, 0.25], "1": [1, 1]}))
-    with pytest.raises(NoRecording, match="lies 39,351 days apart"):  # two windows of 19,675 days
-        analysed(tmp_path)
+    with pytest.raises(NoRecording, match="are 39,351 days apart"):  # two windows of 19,675 days
+        analyze_with_details([tmp_path])
 
 
 def test_a_job_that_does_nothing_but_one_operation_is_analysed(tmp_path: Path) -> None:
@@ -73,14 +73,18 @@ def test_a_job_that_does_nothing_but_one_operation_is_analysed(tmp_path: Path) -
         {
             "header": {"id": "0xabc", "rank": rank, "n_ranks": 2},
             "metadata": {"dump_timestamp_us": 10_000, "hostname": f"n{rank}", "pid": 40 + rank},
-            "coll_perf": {"coll": "AllReduce", "coll_sn": number, "coll_msg_size_bytes": 8,
-                          "coll_exec_time_us": took},
+            "coll_perf": {
+                "coll": "AllReduce",
+                "coll_sn": number,
+                "coll_msg_size_bytes": 8,
+                "coll_exec_time_us": took,
+            },
         }
         for rank, number, took in ((0, 1, 300), (1, 2, 100))
-    ]  # fmt: skip
+    ]
     path = tmp_path / "inspector.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    report = analysed(path).report
+    report = analyze_with_details([path]).report
     assert report.lost_ns == 400_000  # all of both ranks' time
 
 
@@ -89,7 +93,7 @@ def test_tables_in_one_file_are_each_read_by_their_own_heads(tmp_path: Path) -> 
     first = "timestamp,gpu,DCGM_FI_DEV_GPU_TEMP,DCGM_FI_DEV_POWER_USAGE\n1700000000,0,50,300\n"
     again = "timestamp,gpu,DCGM_FI_DEV_POWER_USAGE,DCGM_FI_DEV_GPU_TEMP\n1700000060,0,310,51\n"
     path.write_text((first + again) * 2)
-    (source,) = sources_of(path)
+    (source,) = open_sources(path)
     (node,) = GpuTables().nodes([source], [Account(path)])
     readings = {one.signal: one.values.tolist() for one in node._columns}
     assert readings == {"gpu.temperature_celsius": [50, 51], "gpu.power_watts": [300, 310]}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reading import operation, ranks, read, series, spans
 
-from clusterprof.importers.megatron_pipeline import MegatronPipeline
+from clusterprof.analysis.importers.workloads.megatron import MegatronPipeline
 from clusterprof.probe import layout
 
 US = 1000
@@ -21,22 +21,33 @@ def work(stage: int, name: str, start: int, end: int, microbatch: int) -> list[d
     both = {"name": name, "pid": stage, "tid": 0}
     return [
         {**both, "ph": "B", "ts": start, "args": {"iteration": 3}},
-        {**both, "ph": "E", "ts": end,
-         "args": {"iteration": 3, "microbatch": microbatch, "model_chunk": 0, "pp_rank": stage}},
-    ]  # fmt: skip
+        {
+            **both,
+            "ph": "E",
+            "ts": end,
+            "args": {"iteration": 3, "microbatch": microbatch, "model_chunk": 0, "pp_rank": stage},
+        },
+    ]
 
 
 # stage 0   F0 0-10   F1 10-20              B0 60-70            B1 90-100
 # stage 1   F0 12-22    B0 22-52    F1 52-62    B1 62-85
 EVENTS = [
-    mark(0, "iteration begin", 0), mark(1, "iteration begin", 0),
-    *work(0, "forward", 0, 10, 0), *work(0, "forward", 10, 20, 1), *work(1, "forward", 12, 22, 0),
-    *work(1, "backward", 22, 52, 0), *work(1, "forward", 52, 62, 1),
-    *work(0, "backward", 60, 70, 0), *work(1, "backward", 62, 85, 1),
+    mark(0, "iteration begin", 0),
+    mark(1, "iteration begin", 0),
+    *work(0, "forward", 0, 10, 0),
+    *work(0, "forward", 10, 20, 1),
+    *work(1, "forward", 12, 22, 0),
+    *work(1, "backward", 22, 52, 0),
+    *work(1, "forward", 52, 62, 1),
+    *work(0, "backward", 60, 70, 0),
+    *work(1, "backward", 62, 85, 1),
     *work(0, "backward", 90, 100, 1),
-    mark(1, "reduce", 85), mark(0, "reduce", 100),
-    mark(0, "iteration end", 110), mark(1, "iteration end", 110),
-]  # fmt: skip
+    mark(1, "reduce", 85),
+    mark(0, "reduce", 100),
+    mark(0, "iteration end", 110),
+    mark(1, "iteration end", 110),
+]
 
 
 def write(path: Path, events: object) -> Path:
@@ -53,28 +64,33 @@ def test_two_stages_whole(tmp_path: Path) -> None:
     # Busy 0-20, 60-70, 90-100 of 110; and 12-85.
     assert series(node)["gpu.busy_ns_total stage0"][-1] == (110 * US, 40 * US)
     assert series(node)["gpu.busy_ns_total stage1"] == [
-        (0, 0), (12 * US, 0), (85 * US, 73 * US), (110 * US, 73 * US),
-    ]  # fmt: skip
+        (0, 0),
+        (12 * US, 0),
+        (85 * US, 73 * US),
+        (110 * US, 73 * US),
+    ]
     rows = [
         (a // US, b // US, number, *operation(d)) for a, b, _, number, _, d in found["1 collective"]
     ]
     # Stage 0 waited for the backward of microbatch 0, done at 52, and of 1, done at 85; then both
     # came to the reduce, the last at 100.
     assert rows == [
-        (20, 52, 0, layout.RECV, 1), (70, 85, 1, layout.RECV, 1),
+        (20, 52, 0, layout.RECV, 1),
+        (70, 85, 1, layout.RECV, 1),
         (100, 100, 0, layout.OTHER_OPERATION, -1),
-    ]  # fmt: skip
+    ]
     rows = [
         (a // US, b // US, number, *operation(d)) for a, b, _, number, _, d in found["2 collective"]
     ]
     assert rows == [
-        (52, 52, 0, layout.SEND, 0), (85, 85, 1, layout.SEND, 0),
+        (52, 52, 0, layout.SEND, 0),
+        (85, 85, 1, layout.SEND, 0),
         (85, 100, 0, layout.OTHER_OPERATION, -1),
-    ]  # fmt: skip
+    ]
     assert account.notes == [
         "stage 0: 63.6% bubble (neither forward nor backward), 0.0 ms of work an iteration",
         "stage 1: 33.6% bubble (neither forward nor backward), 0.1 ms of work an iteration",
-        "stage 1 does 1.8 times the work of the middle stage: give it fewer layers (the last one"
+        "stage 1 does 1.8 times the work of the median stage: give it fewer layers (the last one"
         " also has the output layer and the loss)",
     ]
 
@@ -83,18 +99,23 @@ def test_bad_events_are_counted_and_what_never_ends_too(tmp_path: Path) -> None:
     more = [
         {"name": "forward", "ph": "B", "ts": 120, "pid": 0},
         {"name": "forward", "ph": "E", "pid": 0},
-        {"name": "backward", "ph": "E", "ts": 130, "pid": 5}, 7, None, {"ph": "X"},
+        {"name": "backward", "ph": "E", "ts": 130, "pid": 5},
+        7,
+        None,
+        {"ph": "X"},
         {"name": "forward", "ph": "B", "ts": -4, "pid": 0},
         {"name": "forward", "ph": "B", "ts": 1e300, "pid": 0},
         {"name": "other", "ph": "B", "ts": 1, "pid": 0},
         {"name": "forward", "ph": "B", "ts": 1, "pid": 0, "args": {"iteration": 1 << 70}},
-    ]  # fmt: skip
+    ]
     path = write(tmp_path / "a.json", {"traceEvents": EVENTS + more})
     (node,), (account,), _ = read(MegatronPipeline(), path)
     assert dict(account.skipped) == {
-        "events of another kind": 5, "ends without a begin": 1, "that never end": 1,
-        "events with times or numbers that cannot be": 3,
-    }  # fmt: skip
+        "events of another kind": 5,
+        "ends without a begin": 1,
+        "passes without an end": 1,
+        "events with impossible times or numbers": 3,
+    }
     assert account.read["forward and backward passes"] == 8
     assert len(spans(node)["1 step"]) == 1
 
@@ -104,4 +125,4 @@ def test_what_holds_nothing_is_told(tmp_path: Path) -> None:
     assert "forward or backward" in read(MegatronPipeline(), path)[2]
     cut = tmp_path / "cut.json"
     cut.write_text(json.dumps(EVENTS)[:-30])
-    assert read(MegatronPipeline(), cut)[2].startswith("no JSON that can be read")
+    assert read(MegatronPipeline(), cut)[2].startswith("not readable JSON")

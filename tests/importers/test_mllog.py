@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 from tracer_samples import MS, SEEDS, imported, ranks_of, spans_of
 
-from clusterprof.engine.local import analyze
-from clusterprof.importers.base import CannotImportError
-from clusterprof.renderers.words import verdict
+from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.output.renderers.text.wording import describe_verdict
 
 THREE = sorted((SEEDS / "mllog" / "three").iterdir())
 SECOND = 1_000_000_000
 ORIGIN = 1_700_000_000_000 * MS
 COLD = (
-    "the first epoch took 50.0 s, the middle one 20.0 s: it began with cold caches, or with"
-    " compiling"
+    "the first epoch took 50.0 s, the median 20.0 s: it began with cold caches, or with compilation"
 )
 STAGED = "staging took 20.0 s before training, 15.4 % of the run"  # of 130 s
 
@@ -28,18 +27,24 @@ def test_a_run_has_its_epochs_for_steps() -> None:
         "init": [(0, 5_000, 0, 0, 0, 0)],
         "staging": [(5_000, 25_000, 0, 0, 0, 0)],
         "epoch": [
-            (25_000, 75_000, 0, 0, 0, 0), (75_000, 95_000, 0, 0, 0, 0),
-            (95_000, 115_000, 0, 0, 0, 0), (115_000, 135_000, 0, 0, 0, 0),
+            (25_000, 75_000, 0, 0, 0, 0),
+            (75_000, 95_000, 0, 0, 0, 0),
+            (95_000, 115_000, 0, 0, 0, 0),
+            (115_000, 135_000, 0, 0, 0, 0),
         ],
         "step": [
-            (25_000, 75_000, 1, 2, -1, -1), (75_000, 95_000, 2, 2, -1, -1),
-            (95_000, 115_000, 3, 2, -1, -1), (115_000, 135_000, 4, 2, -1, -1),
+            (25_000, 75_000, 1, 2, -1, -1),
+            (75_000, 95_000, 2, 2, -1, -1),
+            (95_000, 115_000, 3, 2, -1, -1),
+            (115_000, 135_000, 4, 2, -1, -1),
         ],
         "eval": [
-            (73_000, 75_000, 0, 0, 0, 0), (93_000, 95_000, 0, 0, 0, 0),
-            (113_000, 115_000, 0, 0, 0, 0), (133_000, 135_000, 0, 0, 0, 0),
+            (73_000, 75_000, 0, 0, 0, 0),
+            (93_000, 95_000, 0, 0, 0, 0),
+            (113_000, 115_000, 0, 0, 0, 0),
+            (133_000, 135_000, 0, 0, 0, 0),
         ],
-    }  # fmt: skip
+    }
     assert account.notes == [STAGED, COLD]
 
 
@@ -49,10 +54,9 @@ def test_of_three_instances_the_slow_one_is_named() -> None:
     assert accounts[0].notes == [STAGED, COLD]
     assert accounts[2].notes == [
         "staging took 20.0 s before training, 14.7 % of the run",
-        "the first epoch took 50.0 s, the middle one 22.0 s: it began with cold caches, or with"
-        " compiling",
-        "the slowest of 3 instances of made-up: its fastest epoch took 22.0 s, the middle one's"
-        " 20.0 s",
+        "the first epoch took 50.0 s, the median 22.0 s: it began with cold caches, or with"
+        " compilation",
+        "the slowest of 3 instances of made-up: its fastest epoch took 22.0 s, the median 20.0 s",
     ]
 
 
@@ -62,7 +66,7 @@ def test_instances_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
         path.write_bytes(THREE[0].read_bytes())
     _, accounts = imported(paths)
     assert accounts[0].notes[-1] == (
-        "3 instances of made-up side by side: none is slow (fastest epochs within 3 % of 20.0 s)"
+        "3 instances of made-up: none is slow (fastest epochs within 3 % of 20.0 s)"
     )
 
 
@@ -70,23 +74,29 @@ def test_broken_lines_and_open_intervals_are_counted(tmp_path: Path) -> None:
     lines = THREE[0].read_bytes().splitlines()
     path = tmp_path / "log.txt"
     bad = [
-        b":::MLLOG {", b':::MLLOG {"time_ms": NaN, "key": "x"}', b':::MLLOG {"time_ms": 1e40}',
-        b":::MLLOG []", b'x:::MLLOG {"time_ms": 5, "key": "run_stop"}', b"\xff" * 2_000_000,
-    ]  # fmt: skip
+        b":::MLLOG {",
+        b':::MLLOG {"time_ms": NaN, "key": "x"}',
+        b':::MLLOG {"time_ms": 1e40}',
+        b":::MLLOG []",
+        b'x:::MLLOG {"time_ms": 5, "key": "run_stop"}',
+        b"\xff" * 2_000_000,
+    ]
     path.write_bytes(b"\n".join([*lines[:12], *bad, lines[12]]))
     (node,), (account,) = imported([path])
     assert [span[:3] for span in spans_of(node, 1, ORIGIN)["step"]] == [(25_000, 75_000, 1)]
     assert account.skipped == {
-        "lines without a time or a key": 4, "run that ends before it begins": 1,
-        "lines of more than 1 MiB": 1, "epoch without an end": 1,
-        "lines of quite another time": 1,
-    }  # fmt: skip
+        "lines without a time or a key": 4,
+        "run that stops before it starts": 1,
+        "lines of more than 1 MiB": 1,
+        "epoch without a stop": 1,
+        "lines with a far-off time": 1,
+    }
 
 
 def test_a_log_without_epochs_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_bytes(b"\n".join(THREE[0].read_bytes().splitlines()[:7]))
-    with pytest.raises(CannotImportError, match="no epoch or block"):
+    with pytest.raises(CannotImportError, match="has an epoch or block"):
         imported([path])
 
 
@@ -108,7 +118,6 @@ def test_start_up_ends_where_a_first_epoch_begins_that_lasts_for_long(tmp_path: 
     assert lost == {}
     [startup] = report.findings
     assert (startup.cause.id, startup.lost_ns) == ("startup", 101 * SECOND)
-    assert verdict(report) == (
-        "Nobody measured a device inside the steps: what the job did with its GPU time cannot be"
-        " judged."
+    assert describe_verdict(report) == (
+        "No device was measured inside the steps: how the job used its GPU time cannot be judged."
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 from reading import groups, operation, ranks, read, spans
 
-from clusterprof.importers.nccl_inspector_log import NcclInspector
-from clusterprof.importers.tables import group_number
+from clusterprof.analysis.importers.core.node_tables import compute_group_number
+from clusterprof.analysis.importers.nccl.inspector import NcclInspector
 from clusterprof.probe import layout
 
 US = 1000
@@ -18,11 +18,20 @@ US = 1000
 def line(rank: int, number: int, took_us: float, written_us: int = 10_000, **more: Any) -> str:
     found: dict[str, Any] = {
         "header": {"id": "0xabc", "rank": rank, "n_ranks": 2, "nnodes": 2},
-        "metadata": {"inspector_output_format_version": "v5.0", "dump_timestamp_us": written_us,
-                     "hostname": f"node{rank}", "pid": 40 + rank},
-        "coll_perf": {"coll": "AllReduce", "coll_sn": number, "coll_msg_size_bytes": 4096,
-                      "coll_exec_time_us": took_us, "coll_timing_source": "kernel_gpu"},
-    }  # fmt: skip
+        "metadata": {
+            "inspector_output_format_version": "v5.0",
+            "dump_timestamp_us": written_us,
+            "hostname": f"node{rank}",
+            "pid": 40 + rank,
+        },
+        "coll_perf": {
+            "coll": "AllReduce",
+            "coll_sn": number,
+            "coll_msg_size_bytes": 4096,
+            "coll_exec_time_us": took_us,
+            "coll_timing_source": "kernel_gpu",
+        },
+    }
     found.update(more)
     return json.dumps({key: value for key, value in found.items() if value is not None}) + "\n"
 
@@ -41,17 +50,16 @@ def test_all_leave_together_and_came_when_they_had_been_in_it(tmp_path: Path) ->
     ]
     nodes, accounts, why = read(NcclInspector(), *paths)
     assert why == ""
-    group = group_number([0, 1])
+    group = compute_group_number([0, 1])
     assert [node.name for node in nodes] == ["node0", "node1"]
     assert [ranks(node) for node in nodes] == [{40: (0, 2, "")}, {41: (1, 2, "")}]
     assert groups(nodes[0]) == {group: [0, 1]}
     one, other = (spans(node)[f"{pid} collective"] for node, pid in zip(nodes, (40, 41)))
     assert [row[:5] for row in one] == [
-        (9_700 * US, 10_000 * US, group, 1, 4096), (10_900 * US, 11_000 * US, group, 2, 4096),
-    ]  # fmt: skip
-    assert [row[:2] for row in other] == [
-        (9_900 * US, 10_000 * US), (10_950 * US, 11_000 * US),
-    ]  # fmt: skip
+        (9_700 * US, 10_000 * US, group, 1, 4096),
+        (10_900 * US, 11_000 * US, group, 2, 4096),
+    ]
+    assert [row[:2] for row in other] == [(9_900 * US, 10_000 * US), (10_950 * US, 11_000 * US)]
     assert operation(one[0][5]) == (layout.ALL_REDUCE, -1)
     assert spans(nodes[0])["40 step"] == [(9_700 * US, 11_000 * US, 1, 2, -1, -1)]
     assert accounts[0].read["operations"] == 2
@@ -60,9 +68,11 @@ def test_all_leave_together_and_came_when_they_had_been_in_it(tmp_path: Path) ->
 
 def test_newer_files_name_the_rank_once(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "a.jsonl", line(0, 1, 300, coll_perf=None, dump_stats={"records": 2}),
-        line(0, 1, 300, header=None, metadata=None), line(0, 2, 200, header=None, metadata=None),
-    )  # fmt: skip
+        tmp_path / "a.jsonl",
+        line(0, 1, 300, coll_perf=None, dump_stats={"records": 2}),
+        line(0, 1, 300, header=None, metadata=None),
+        line(0, 2, 200, header=None, metadata=None),
+    )
     (node,), (account,), _ = read(NcclInspector(), path)
     assert len(spans(node)["40 collective"]) == 2
     assert dict(account.skipped) == {"lines of another kind": 1}
@@ -70,10 +80,19 @@ def test_newer_files_name_the_rank_once(tmp_path: Path) -> None:
 
 def test_bad_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "a.jsonl", line(0, 1, 300), "{cut", "\n[1]\n", "\x00\n",
-        line(0, 2, float("nan")), line(0, 3, -5), line(0, 1 << 80, 5), line(7, 4, 5),
-        line(0, 5, 5, metadata={"pid": "x"}), line(0, 6, 1e300), "[" * 4000 + "\n",
-    )  # fmt: skip
+        tmp_path / "a.jsonl",
+        line(0, 1, 300),
+        "{cut",
+        "\n[1]\n",
+        "\x00\n",
+        line(0, 2, float("nan")),
+        line(0, 3, -5),
+        line(0, 1 << 80, 5),
+        line(7, 4, 5),
+        line(0, 5, 5, metadata={"pid": "x"}),
+        line(0, 6, 1e300),
+        "[" * 4000 + "\n",
+    )
     (node,), (account,), _ = read(NcclInspector(), path)
     assert len(spans(node)["40 collective"]) == 1
     assert sum(account.skipped.values()) == 10

@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 from reading import read
 
-from clusterprof.importers.nccl_said import NcclText, TableRow, facts_of, notes_of, slow_paths
-from clusterprof.importers.nccl_text import NcclOutput, read_text
+from clusterprof.analysis.importers.nccl.text_logs import (
+    NcclOutput,
+    NcclText,
+    TableRow,
+    build_facts,
+    build_notes,
+    find_slow_paths,
+    read_text,
+)
 from clusterprof.probe import layout
 
 SOCKETS = """\
@@ -30,15 +37,12 @@ def text(log: str) -> NcclText:
 
 def test_sockets_although_rdma_was_seen() -> None:
     found = text(SOCKETS)
-    assert (dict(found.channels), found.rdma) == (
-        {"NET/Socket": 2, "P2P": 1},
-        {"mlx5_0", "mlx5_1"},
-    )
+    assert (dict(found.channels), found.rdma) == ({"NET/Socket": 2, "P2P": 1}, {"mlx5_0", "mlx5_1"})
     said = "go through TCP sockets although NCCL saw mlx5_0, mlx5_1 (on n1, n2)"
-    assert facts_of(found) == {"slow_paths": [["nccl.socket_channels_count", 2, said]]}
-    assert notes_of(found) == [
+    assert build_facts(found) == {"slow_paths": [["nccl.socket_channels_count", 2, said]]}
+    assert build_notes(found) == [
         "NCCL 2.21.5+cuda12.4, 16 ranks on 2 nodes; channels: 2 NET/Socket, 1 P2P",
-        f"net-path: 2 channels {said}. To do: see why NCCL passed it over: NCCL_NET, NCCL_IB_HCA,"
+        f"net-path: 2 channels {said}. To do: find out why NCCL ignores it: NCCL_NET, NCCL_IB_HCA,"
         " link state (ibv_devinfo)",
         "NCCL warned 1 times: Connect to 10.0.0.5<9> failed : no route",
     ]
@@ -47,9 +51,9 @@ def test_sockets_although_rdma_was_seen() -> None:
 def test_rdma_that_was_switched_off() -> None:
     before = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.5<0>"
     log = SOCKETS.replace(before, "NCCL_IB_DISABLE set by environment to 1.")
-    ((name, count, said, cure),) = slow_paths(text(log))
+    ((name, count, said, cure),) = find_slow_paths(text(log))
     assert (name, count) == ("nccl.socket_channels_count", 2)
-    assert said == "go through TCP sockets, for NCCL_IB_DISABLE=1 is set (on n1, n2)"
+    assert said == "go through TCP sockets because NCCL_IB_DISABLE=1 is set (on n1, n2)"
     assert cure == "remove NCCL_IB_DISABLE from the job's environment"
 
 
@@ -58,19 +62,23 @@ def test_no_device_found_is_told_with_what_to_look_at() -> None:
         line if "NET/IB" not in line else "n1:10:10 [0] NCCL INFO NET/IB : No device found."
         for line in SOCKETS.splitlines()
     )
-    ((_, _, said, cure),) = slow_paths(text(log))
-    assert said == "go through TCP sockets, for NCCL found no RDMA device (on n1, n2)"
+    ((_, _, said, cure),) = find_slow_paths(text(log))
+    assert said == "go through TCP sockets because NCCL found no RDMA device (on n1, n2)"
     assert "/dev/infiniband" in cure
 
 
 @pytest.mark.parametrize(
     ("how", "wrong"),
-    [("NET/IB/0/GDRDMA", []), ("NET/IB/0", ["nccl.staged_channels_count"]),
-     ("NET/AWS Libfabric/0/GDRDMA", []), ("P2P/CUMEM", [])],
-)  # fmt: skip
+    [
+        ("NET/IB/0/GDRDMA", []),
+        ("NET/IB/0", ["nccl.staged_channels_count"]),
+        ("NET/AWS Libfabric/0/GDRDMA", []),
+        ("P2P/CUMEM", []),
+    ],
+)
 def test_rdma_with_and_without_gpudirect(how: str, wrong: list[str]) -> None:
     log = f"n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via {how}\n"
-    assert [one[0] for one in slow_paths(text(log))] == wrong
+    assert [one[0] for one in find_slow_paths(text(log))] == wrong
 
 
 def test_host_memory_because_somebody_said_so() -> None:
@@ -78,8 +86,10 @@ def test_host_memory_because_somebody_said_so() -> None:
         "n1:1:1 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n"
         "n1:1:1 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\n"
     )
-    assert [one[:2] for one in slow_paths(text(log))] == [("nccl.host_memory_channels_count", 1)]
-    assert slow_paths(text(log.splitlines()[1])) == []
+    assert [one[:2] for one in find_slow_paths(text(log))] == [
+        ("nccl.host_memory_channels_count", 1)
+    ]
+    assert find_slow_paths(text(log.splitlines()[1])) == []
 
 
 TABLE = """\
@@ -99,7 +109,7 @@ def test_a_table_with_and_without_its_program() -> None:
     bare = text(TABLE)
     # Bus over algorithm bandwidth is 1.5, so it is an all_reduce of 2 / (2 - 1.5) = 4 ranks.
     assert (bare.rows, bare.test_ranks, bare.average_gbps) == (rows, 4, 18.4)
-    assert facts_of(bare) == {
+    assert build_facts(bare) == {
         "transfer_expected": [
             [layout.ALL_REDUCE, 1048576, 98_000],
             [layout.ALL_REDUCE, 2097152, 150_000],
@@ -113,15 +123,15 @@ def test_a_table_with_and_without_its_program() -> None:
 
 def test_files_are_told_apart_by_their_content(tmp_path: Path) -> None:
     one = NcclOutput()
-    assert one.recognises(SOCKETS.encode(), tmp_path / "x")
-    assert one.recognises(TABLE.encode(), tmp_path / "x")
+    assert one.recognizes(SOCKETS.encode(), tmp_path / "x")
+    assert one.recognizes(TABLE.encode(), tmp_path / "x")
     for other in (b"", b"{}", b"loss 3.1\n" * 99, b'{"a": "NCCL INFO "}', b"\x00NCCL INFO "):
-        assert not one.recognises(other, tmp_path / "x")
+        assert not one.recognizes(other, tmp_path / "x")
     log = tmp_path / "job.log"
     log.write_bytes(b"\xff\xfe epoch 1\n" + SOCKETS.encode() + b"\x1b[0m NCCL INFO \x00\n")
     nodes, (account,), why = read(one, log)
     assert (nodes, why) == ([], "")
-    assert account.notes == notes_of(text(SOCKETS))
+    assert account.notes == build_notes(text(SOCKETS))
     silent = tmp_path / "silent.log"
     silent.write_text("n1:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n")
-    assert read(one, silent)[2] == "no transport is named in it, and there is no table"
+    assert read(one, silent)[2] == "the file names no transport and has no table"

@@ -31,8 +31,8 @@ from nsys_files import (
 )
 from reading import groups, operation, ranks, read, series, spans
 
-from clusterprof.importers.nsys import Nsys
-from clusterprof.importers.tables import group_number
+from clusterprof.analysis.importers.core.node_tables import compute_group_number
+from clusterprof.analysis.importers.nsys.importer import Nsys
 from clusterprof.probe import layout
 
 P, T = process(11), thread(11, 11)
@@ -44,17 +44,29 @@ ONE = (
     (KERNELS, [(350, 600, 0, 7, 3, P, GEMM), (700, 900, 0, 7, 5, P, GEMM)]),
     (COPIES, [(320, 340, 0, 7, 2, P, 4096, 1)]),
     (FILLS, [(900, 950, 0, 7, 6, P, 0, 64)]),
-    (CALLS, [
-        (305, 330, T, 2, COPY), (330, 345, T, 3, LAUNCH), (345, 610, T, 4, SYNC),
-        (620, 660, T, 9, MALLOC), (690, 698, T, 5, LAUNCH), (710, 720, T, 6, LAUNCH),
-    ]),
-    (NVTX, [
-        (0, 1000, 59, T, "ProfilerStep#7", None, 0), (0, 300, 59, T, "DataLoader.next", None, 0),
-        (615, 680, 59, T, "aten::mm, op_id = 3", None, 0), (5, None, 34, T, "mark", None, 0),
-        (1000, 1400, 59, T, "ProfilerStep#8", None, 0),
-    ]),
+    (
+        CALLS,
+        [
+            (305, 330, T, 2, COPY),
+            (330, 345, T, 3, LAUNCH),
+            (345, 610, T, 4, SYNC),
+            (620, 660, T, 9, MALLOC),
+            (690, 698, T, 5, LAUNCH),
+            (710, 720, T, 6, LAUNCH),
+        ],
+    ),
+    (
+        NVTX,
+        [
+            (0, 1000, 59, T, "ProfilerStep#7", None, 0),
+            (0, 300, 59, T, "DataLoader.next", None, 0),
+            (615, 680, 59, T, "aten::mm, op_id = 3", None, 0),
+            (5, None, 34, T, "mark", None, 0),
+            (1000, 1400, 59, T, "ProfilerStep#8", None, 0),
+        ],
+    ),
     (SYSTEM, [(10, 210, T, READ), (220, 240, T, POLL), (400, 500, T, READ)]),
-)  # fmt: skip
+)
 
 
 def in_us(table: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
@@ -75,25 +87,41 @@ def test_one_process_whole(tmp_path: Path) -> None:
         "11 loading": in_us([(0, 300, 200 * US, 80 * US, -1, 0)]),
         "11 h2d": in_us([(305, 330, 4096, -1, 0, 0)]),
         "11 sync": in_us([(345, 610, layout.WHOLE_NS, 1, 0, 0)]),
-        "11 starved": in_us([
-            # 340..350: the launch returned at 345; the rest of the gap is the device's start
-            (340, 345, 5 * US, 0, 0, 0),
-            # 600..700, until the launch returned: sync until 610, malloc 620..660, operator
-            # 615..620 and 660..680, launch 8
-            (600, 698, (5 + 20 + 8) * US, 10 * US, 40 * US, 0),
-        ]),
-    }  # fmt: skip
+        "11 starved": in_us(
+            [
+                # 340..350: the launch returned at 345; the rest of the gap is the device's start
+                (340, 345, 5 * US, 0, 0, 0),
+                # 600..700, until the launch returned: sync until 610, malloc 620..660, operator
+                # 615..620 and 660..680, launch 8
+                (600, 698, (5 + 20 + 8) * US, 10 * US, 40 * US, 0),
+            ]
+        ),
+    }
     # Copies and fills are work: 20, 270, 470, 520
     assert series(node) == {
-        "gpu.busy_ns_total gpu0": [(t * US, busy * US) for t, busy in (
-            (0, 0), (320, 0), (340, 20), (350, 20), (600, 270), (700, 270), (950, 520), (1400, 520),
-        )]
-    }  # fmt: skip
+        "gpu.busy_ns_total gpu0": [
+            (t * US, busy * US)
+            for t, busy in (
+                (0, 0),
+                (320, 0),
+                (340, 20),
+                (350, 20),
+                (600, 270),
+                (700, 270),
+                (950, 520),
+                (1400, 520),
+            )
+        ]
+    }
     assert dict(account.read) == {
-        "CUDA calls": 6, "kernels": 2, "copies": 1, "fills": 1, "NVTX ranges": 4,
-        "calls of the system": 3,
-    }  # fmt: skip
-    assert account.notes == ["process 11 on device 0: 2 steps, told by numbered step ranges"]
+        "CUDA calls": 6,
+        "kernels": 2,
+        "copies": 1,
+        "fills": 1,
+        "NVTX ranges": 4,
+        "system calls": 3,
+    }
+    assert account.notes == ["process 11 on device 0: 2 steps, from numbered step ranges"]
     assert account.cut == ""
 
 
@@ -103,16 +131,18 @@ def rank_rows(pid: int, device: int, *kernels: tuple[int, int, int]) -> list[tup
 
 def two_ranks(path: Path) -> Path:
     # Rank 0 comes to each all_reduce at once and waits; rank 1 brings 100 ns more of work.
-    first = rank_rows(21, 0, (0, 50, GEMM), (50, 170, ALL_REDUCE), (170, 220, GEMM),
-                      (220, 340, ALL_REDUCE))  # fmt: skip
-    second = rank_rows(22, 1, (0, 150, GEMM), (150, 170, ALL_REDUCE), (170, 320, GEMM),
-                       (320, 340, ALL_REDUCE))  # fmt: skip
+    first = rank_rows(
+        21, 0, (0, 50, GEMM), (50, 170, ALL_REDUCE), (170, 220, GEMM), (220, 340, ALL_REDUCE)
+    )
+    second = rank_rows(
+        22, 1, (0, 150, GEMM), (150, 170, ALL_REDUCE), (170, 320, GEMM), (320, 340, ALL_REDUCE)
+    )
     return database(path, (KERNELS, first + second))
 
 
 def test_operations_of_two_ranks_of_one_file_are_the_same(tmp_path: Path) -> None:
     (node,), (account,), _ = read(Nsys(), two_ranks(tmp_path / "a.sqlite"))
-    group = group_number([0, 1])
+    group = compute_group_number([0, 1])
     assert ranks(node) == {21: (0, None, "gpu0"), 22: (1, None, "gpu1")}
     assert groups(node) == {group: [0, 1]}
     found = spans(node)
@@ -120,8 +150,9 @@ def test_operations_of_two_ranks_of_one_file_are_the_same(tmp_path: Path) -> Non
     assert rows == [(50, 170, group, 0, -1), (220, 340, group, 1, -1)]
     assert {operation(row[5]) for row in found["22 collective"]} == {(layout.ALL_REDUCE, -1)}
     assert [row[:5] for row in found["22 collective"]] == [
-        (150, 170, group, 0, -1), (320, 340, group, 1, -1),
-    ]  # fmt: skip
+        (150, 170, group, 0, -1),
+        (320, 340, group, 1, -1),
+    ]
     assert [row[3] for row in found["21 exposed_collective"]] == [120, 120]
     assert [row[3] for row in found["22 exposed_collective"]] == [20, 20]
     assert "numbered in the order of files and devices" in account.notes[-1]
@@ -131,29 +162,36 @@ def test_operations_of_two_ranks_of_one_file_are_the_same(tmp_path: Path) -> Non
 def test_two_files_of_one_job_have_ranks_of_their_launcher(tmp_path: Path) -> None:
     paths = []
     for rank, work in ((1, 150), (0, 50)):
-        variables = [("PROCESS_0:ENVIRONMENT_VARIABLE", f'RANK="{rank}"'),
-                     ("PROCESS_0:ENVIRONMENT_VARIABLE", 'WORLD_SIZE="2"')]  # fmt: skip
+        variables = [
+            ("PROCESS_0:ENVIRONMENT_VARIABLE", f'RANK="{rank}"'),
+            ("PROCESS_0:ENVIRONMENT_VARIABLE", 'WORLD_SIZE="2"'),
+        ]
         rows = rank_rows(30, 0, (0, work, GEMM), (work, 170, ALL_REDUCE))
         start = [(1_700_000_000_000_000_000, "host")]
-        paths.append(database(
-            tmp_path / f"of{rank}.sqlite", (KERNELS, rows),
-            (("META_DATA_CAPTURE", "name value"), variables),
-            (("TARGET_INFO_SESSION_START_TIME", "utcEpochNs utcTime"), start),
-            (("TARGET_INFO_SYSTEM_ENV", "name value"), [("Hostname", f"node{rank}")]),
-        ))  # fmt: skip
+        paths.append(
+            database(
+                tmp_path / f"of{rank}.sqlite",
+                (KERNELS, rows),
+                (("META_DATA_CAPTURE", "name value"), variables),
+                (("TARGET_INFO_SESSION_START_TIME", "utcEpochNs utcTime"), start),
+                (("TARGET_INFO_SYSTEM_ENV", "name value"), [("Hostname", f"node{rank}")]),
+            )
+        )
     nodes, _, _ = read(Nsys(), *paths)
     assert [(node.name, node.wall_minus_own_ns) for node in nodes] == [
-        ("node1", 1_700_000_000_000_000_000), ("node0", 1_700_000_000_000_000_000),
-    ]  # fmt: skip
+        ("node1", 1_700_000_000_000_000_000),
+        ("node0", 1_700_000_000_000_000_000),
+    ]
     assert [ranks(node)[30][:2] for node in nodes] == [(1, 2), (0, 2)]
-    assert [groups(node) for node in nodes] == [{group_number([0, 1]): [0, 1]}] * 2
+    assert [groups(node) for node in nodes] == [{compute_group_number([0, 1]): [0, 1]}] * 2
 
 
 def test_steps_by_the_ends_of_optimizer_steps_and_by_what_repeats(tmp_path: Path) -> None:
     kernels = (KERNELS, rank_rows(11, 0, (0, 900, GEMM)))
     calls = (CALLS, [(0, 5, T, 1, LAUNCH)])
-    optimizer = [(n * 100 + 90, n * 100 + 100, 59, T, "Optimizer.step#SGD.step", None, 0)
-                 for n in range(4)]  # fmt: skip
+    optimizer = [
+        (n * 100 + 90, n * 100 + 100, 59, T, "Optimizer.step#SGD.step", None, 0) for n in range(4)
+    ]
     repeated = [(n * 100, n * 100 + 80, 59, T, f"epoch 0 chunk {n}", None, 0) for n in range(5)]
     expected = {
         "optimizer": [(100, 200, 1, 2, -1, -1), (200, 300, 2, 2, -1, -1), (300, 400, 3, 2, -1, -1)],
@@ -183,18 +221,27 @@ def test_an_old_file_lacks_tables_and_columns(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_are_left_out_and_counted(tmp_path: Path) -> None:
     rows = [
-        (100, 200, 0, 7, 1, P, GEMM), (-5, 10, 0, 7, 2, P, GEMM), (300, 250, 0, 7, 3, P, GEMM),
-        ("x", 10, 0, 7, 4, P, GEMM), (None, 10, 0, 7, 5, P, GEMM), (1.5, 10, 0, 7, 6, P, GEMM),
-        (400, 2**63 - 1, 0, 7, 7, P, GEMM), (400, 500, 0, None, "y", P, b"\xff"),
-    ]  # fmt: skip
-    ranges = [(0, 9, 59, T, "bad \udcff".encode("utf-8", "surrogateescape"), None, 0),
-              ("a", 3, 59, T, "step 1", None, 0), (9, 3, 59, T, "step 2", None, 0)]  # fmt: skip
+        (100, 200, 0, 7, 1, P, GEMM),
+        (-5, 10, 0, 7, 2, P, GEMM),
+        (300, 250, 0, 7, 3, P, GEMM),
+        ("x", 10, 0, 7, 4, P, GEMM),
+        (None, 10, 0, 7, 5, P, GEMM),
+        (1.5, 10, 0, 7, 6, P, GEMM),
+        (400, 2**63 - 1, 0, 7, 7, P, GEMM),
+        (400, 500, 0, None, "y", P, b"\xff"),
+    ]
+    ranges = [
+        (0, 9, 59, T, "bad \udcff".encode("utf-8", "surrogateescape"), None, 0),
+        ("a", 3, 59, T, "step 1", None, 0),
+        (9, 3, 59, T, "step 2", None, 0),
+    ]
     (node,), (account,), _ = read(Nsys(), database(tmp_path / "a", (KERNELS, rows), (NVTX, ranges)))
     assert spans(node) == {"11 step": [(100, 500, 1, 2, -1, -1)]}
     assert dict(account.skipped) == {
-        "that end before they begin": 1, "kernels without two times": 5,
-        "NVTX ranges without two times": 2,
-    }  # fmt: skip
+        "activities that end before they begin": 1,
+        "kernels without start and end": 5,
+        "NVTX ranges without start and end": 2,
+    }
     assert account.read["kernels"] == 2
 
 
@@ -266,28 +313,35 @@ def test_a_packed_file_is_read_in_memory(tmp_path: Path) -> None:
 
 def test_a_file_without_devices_says_so_and_others_are_no_profiles(tmp_path: Path) -> None:
     nodes, _, why = read(Nsys(), database(tmp_path / "a.sqlite", (NVTX, [])))
-    assert (nodes, why) == ([], "no device did anything in it")
+    assert (nodes, why) == ([], "the profile has no device activity")
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE runs (id)")
     other.commit()
     other.close()
     head = (tmp_path / "other.db").read_bytes()
-    assert not Nsys().recognises(head, tmp_path / "other.db")
+    assert not Nsys().recognizes(head, tmp_path / "other.db")
 
 
 def test_bytes_of_network_adapters_by_the_unit_that_the_file_names(tmp_path: Path) -> None:
     metric = ("NET_NIC_METRIC", "start end globalId metricsListId metricsIdx value")
-    rows = [(0, 1_000_000, 5, 0, 1, 100.0), (1_000_000, 3_000_000, 5, 0, 1, 50.0),
-            (0, 1_000_000, 5, 0, 2, 7.0)]  # fmt: skip
+    rows = [
+        (0, 1_000_000, 5, 0, 1, 100.0),
+        (1_000_000, 3_000_000, 5, 0, 1, 50.0),
+        (0, 1_000_000, 5, 0, 2, 7.0),
+    ]
     names = ("TARGET_INFO_NETWORK_METRICS", "metricsListId metricsIdx name unit")
     path = database(
-        tmp_path / "a.sqlite", (KERNELS, rank_rows(11, 0, (0, 9, GEMM))), (metric, rows),
+        tmp_path / "a.sqlite",
+        (KERNELS, rank_rows(11, 0, (0, 9, GEMM))),
+        (metric, rows),
         (names, [(0, 1, "IB: Bytes sent", "bytes/ms"), (0, 2, "IB: Bytes received", "furlongs")]),
         (("TARGET_INFO_NIC_INFO", "nicId name"), [(1, "mlx5_0")]),
         (("NIC_ID_MAP", "nicId globalId"), [(1, 5)]),
-    )  # fmt: skip
+    )
     (node,), (account,), _ = read(Nsys(), path)
     assert series(node)["rdma.transmit_bytes_total mlx5_0"] == [
-        (0, 0), (1_000_000, 100), (3_000_000, 200),
-    ]  # fmt: skip
+        (0, 0),
+        (1_000_000, 100),
+        (3_000_000, 200),
+    ]
     assert dict(account.skipped) == {'network metrics in the unit "furlongs"': 1}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from telemetry_reading import SHARED, given, read
 
-from clusterprof.engine.local import analyze
-from clusterprof.importers.base import Account, CannotImportError
-from clusterprof.importers.nvidia_smi import NvidiaSmi
-from clusterprof.importers.sources import sources_of
+from clusterprof.analysis.importers.core.base import Account, CannotImportError
+from clusterprof.analysis.importers.core.byte_sources import open_sources
+from clusterprof.analysis.importers.metrics.nvidia_smi import NvidiaSmi
+from clusterprof.analysis.pipeline import analyze
 
 S = 1_000_000_000
 T = 1_767_712_383 * S  # 2026-01-06 15:13:03, were it UTC
@@ -60,8 +60,9 @@ def test_query_csv_without_units_and_without_who(tmp_path: Path) -> None:
     (node,), _ = read(NvidiaSmi(), tmp_path, log=text)
     assert node.series["gpu.busy_ratio gpu0"] == [(T, 0.1), (T + S, 0.3)]
     assert node.series["gpu.temperature_celsius gpu1"] == [
-        (T + 4_000_000, 41.0), (T + S + 4_000_000, 43.0),
-    ]  # fmt: skip
+        (T + 4_000_000, 41.0),
+        (T + S + 4_000_000, 43.0),
+    ]
 
 
 DMON = b"""#Date       Time        gpu    pwr  gtemp     sm    mem  rxpci
@@ -93,10 +94,13 @@ def test_dmon_without_times_and_by_the_clock_alone(tmp_path: Path) -> None:
     plain = b"# gpu   sm\n# Idx    %\n    0   10\n    1   20\n    0   30\n    1   40\n    x\n"
     (node,), (account,) = read(NvidiaSmi(), tmp_path, plain=plain)
     assert node.series == {
-        "gpu.busy_ratio gpu0": [(0, 0.1), (S, 0.3)], "gpu.busy_ratio gpu1": [(0, 0.2), (S, 0.4)],
-    }  # fmt: skip
-    assert account.notes[0].startswith("the file shows no times: its 2 sweeps are taken to be")
-    assert account.skipped == {"lines that are no rows of a table": 1}
+        "gpu.busy_ratio gpu0": [(0, 0.1), (S, 0.3)],
+        "gpu.busy_ratio gpu1": [(0, 0.2), (S, 0.4)],
+    }
+    assert account.notes[0].startswith(
+        "the file shows no times: its 2 sweeps are assumed a second apart"
+    )
+    assert account.skipped == {"lines that are not rows of a table": 1}
     late = b"#Time        gpu    sm\n#HH:MM:SS    Idx     %\n 23:59:59 0 10\n 00:00:00 0 20\n"
     (node,), _ = read(NvidiaSmi(), tmp_path, clock=late)
     day = 86_400 * S
@@ -163,10 +167,13 @@ def test_a_log_of_xml_documents(tmp_path: Path) -> None:
     (node,), (account,) = read(NvidiaSmi(), tmp_path, smi__xml=data)
     assert node.devices == [
         {
-            "id": "GPU-x", "vendor": "nvidia", "name": "NVIDIA H100", "uuid": "GPU-x",
+            "id": "GPU-x",
+            "vendor": "nvidia",
+            "name": "NVIDIA H100",
+            "uuid": "GPU-x",
             "pci_address": "00000000:01:00.0",
         }
-    ]  # fmt: skip
+    ]
     assert node.series == {
         "gpu.busy_ratio GPU-x": [(T, 0.97), (T + 5 * S, None)],
         "gpu.throttle_bits GPU-x": [(T, 12.0)],
@@ -183,9 +190,9 @@ def test_entities_are_refused_and_depth_is_bounded(tmp_path: Path) -> None:
 <nvidia_smi_log><gpu id="0"><uuid>&b;</uuid></gpu></nvidia_smi_log>"""
     with pytest.raises(CannotImportError, match="declares an entity"):
         read(NvidiaSmi(), tmp_path, bomb__xml=laughs)
-    with pytest.raises(CannotImportError, match="no reading of a GPU"):
+    with pytest.raises(CannotImportError, match="no GPU readings"):
         read(NvidiaSmi(), tmp_path, o__xml=b"<?xml version='1.0' encoding='x'?><nvidia_smi_log/>")
-    with pytest.raises(CannotImportError, match="no reading of a GPU"):
+    with pytest.raises(CannotImportError, match="no GPU readings"):
         read(NvidiaSmi(), tmp_path, deep__xml=b"<nvidia_smi_log>" + b"<a>" * 100_000)
 
 
@@ -193,7 +200,7 @@ def test_entities_are_refused_and_depth_is_bounded(tmp_path: Path) -> None:
     "head", [b"", b"\x00" * 64, b"# gpu\n", b"# a comment\n", b"timestamp, name\n", b"<html>"]
 )
 def test_other_files_are_not_recognised(head: bytes) -> None:
-    assert not NvidiaSmi().recognises(head, Path("x"))
+    assert not NvidiaSmi().recognizes(head, Path("x"))
 
 
 REAL = SHARED / "nvidia-smi-xml"
@@ -203,14 +210,17 @@ REAL = SHARED / "nvidia-smi-xml"
 def test_real_documents_have_their_known_fields_and_no_finding() -> None:
     known = json.loads((REAL / "known.json").read_text())["files"]
     fields = {
-        "util": ("gpu.busy_ratio", 0.01), "mem_util": ("gpu.memory_busy_ratio", 0.01),
-        "fb_used": ("gpu.memory_used_bytes", MIB), "fb_total": ("gpu.memory_total_bytes", MIB),
+        "util": ("gpu.busy_ratio", 0.01),
+        "mem_util": ("gpu.memory_busy_ratio", 0.01),
+        "fb_used": ("gpu.memory_used_bytes", MIB),
+        "fb_total": ("gpu.memory_total_bytes", MIB),
         "tx": ("gpu.pcie_transmit_bytes_per_second", 1e3),
         "rx": ("gpu.pcie_receive_bytes_per_second", 1e3),
-        "sm": ("gpu.sm_clock_hertz", 1e6), "power": ("gpu.power_watts", 1),
-    }  # fmt: skip
+        "sm": ("gpu.sm_clock_hertz", 1e6),
+        "power": ("gpu.power_watts", 1),
+    }
     for name, content in known.items():
-        (source,) = sources_of(REAL / name)
+        (source,) = open_sources(REAL / name)
         (node,) = map(given, NvidiaSmi().nodes([source], [Account(source.path)]))
         ((gpu, device),) = zip(content["gpus"], node.devices, strict=True)
         assert device["name"] == gpu["name"]

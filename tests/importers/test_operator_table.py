@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from tracer_samples import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
-from clusterprof.importers.base import CannotImportError
-from clusterprof.importers.operator_table import OperatorTable
-from clusterprof.importers.tables import group_number
+from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.importers.core.node_tables import compute_group_number
+from clusterprof.analysis.importers.workloads.operator_table import OperatorTable
 from clusterprof.probe import layout
 
 TIMELINE = SEEDS / "operator-table" / "timeline.json"
-FORWARD, BACKWARD = group_number("0:0,1"), group_number("1:0,1")
-CLIP = group_number("optimizer-clip-main-grad:0,1")
+FORWARD, BACKWARD = compute_group_number("0:0,1"), compute_group_number("1:0,1")
+CLIP = compute_group_number("optimizer-clip-main-grad:0,1")
 TO_0, TO_1 = (peer + 1 << layout.PEER_SHIFT for peer in (0, 1))
 ISSUED, WAITED = (form << layout.FORM_SHIFT for form in (layout.ISSUE, layout.WAIT))
 
@@ -41,13 +41,15 @@ def test_both_stages_of_a_pipeline() -> None:
         (500, 710, CLIP, 0, -1, layout.ALL_REDUCE),
     ]
     assert [span[:4] for span in first["collective"][3:]] == [
-        (850, 851, FORWARD, 1), (851, 1250, BACKWARD, 1), (1450, 1460, CLIP, 1),
-    ]  # fmt: skip
+        (850, 851, FORWARD, 1),
+        (851, 1250, BACKWARD, 1),
+        (1450, 1460, CLIP, 1),
+    ]
     busy = readings_of(node, "gpu.busy_ns_total", "gpu0")
     assert (busy[710], busy[850]) == (300 * MS, 440 * MS)
     assert account.read == {"operations": 26, "ranks": 2, "steps": 2}
     assert account.notes == [
-        "steps are timed from their own beginnings: they are laid one after the other"
+        "each step is timed from its own beginning: steps are placed one after the other"
     ]
 
 
@@ -79,10 +81,10 @@ def test_broken_timelines_are_read_to_the_last_whole_event(tmp_path: Path) -> No
     path.write_text(json.dumps(events)[:-1] + ', 7, {"ph": "X"}]')
     _, (account,) = imported([path])
     assert account.skipped == {
-        "operations with a negative or senseless time": 1,
+        "operations with an invalid time": 1,
         "operations without a time, a step or a rank": 2,
-        "operations of a thread whose stage is not told": 1,
-        "entries that are no object": 1,
+        "operations of a thread without a stage": 1,
+        "entries that are not JSON objects": 1,
         "events without a process": 1,
     }
 
@@ -92,7 +94,7 @@ def test_of_two_tables_of_one_job_what_is_ideal_is_left_out(tmp_path: Path) -> N
         (tmp_path / name).write_bytes(TIMELINE.read_bytes())
     (_,), (ideal, measured) = imported(sorted(tmp_path.iterdir()))
     assert (ideal.read["operations"], measured.read["operations"]) == (0, 26)
-    assert "left out: another table of the same job was read" in ideal.notes
+    assert "not used: another table of the same job was read" in ideal.notes
 
 
 def test_parquet_is_told_by_its_columns_and_needs_pyarrow(
@@ -100,9 +102,9 @@ def test_parquet_is_told_by_its_columns_and_needs_pyarrow(
 ) -> None:
     path = tmp_path / "trace.parquet"
     path.write_bytes(b"PAR1 dp_rank stage step optype start_ts duration seq_id PAR1")
-    assert OperatorTable().recognises(path.read_bytes(), path)
+    assert OperatorTable().recognizes(path.read_bytes(), path)
     path.write_bytes(b"PAR1 rank step start end PAR1")
-    assert not OperatorTable().recognises(path.read_bytes(), path)
+    assert not OperatorTable().recognizes(path.read_bytes(), path)
     path.write_bytes(b"PAR1 dp_rank stage step optype start_ts duration seq_id PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(CannotImportError, match="needs the package pyarrow") as caught:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from telemetry_reading import SHARED, Given, read
 
-from clusterprof.engine.local import analyze
-from clusterprof.importers.base import CannotImportError
-from clusterprof.importers.prometheus import Prometheus
+from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.importers.metrics.prometheus import Prometheus
+from clusterprof.analysis.pipeline import analyze
 
 S = 1_000_000_000
 T = 1_711_034_567
@@ -53,12 +53,12 @@ up{job="dcgm"} 1 1711034567000
         "gpu.power_violation_ns_total GPU-a": [(T * S, 77.0)],
     }
     assert account.skipped == {
-        "names we have no signal for": 1,
+        "metric names without a signal": 1,
         "values out of range or not available": 1,
     }
     assert account.notes == [
         "n1: GPU 0: the driver's last error is Xid 79",
-        "2 devices had work for 42% of the time by their readings (from 10% to 74%)",
+        "2 devices were busy 42% of the time by their readings (from 10% to 74%)",
     ]
 
 
@@ -130,8 +130,8 @@ def test_host_metrics_join_the_host_whose_address_is_named(tmp_path: Path) -> No
         },
     }
     assert account.skipped == {
-        "series of a device or kind left out": 2,
-        "values without the others that make cpu.system_ns_total": 1,
+        "series of an ignored device or kind": 2,
+        "values without the other parts of cpu.system_ns_total": 1,
     }
 
 
@@ -194,14 +194,17 @@ DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="n1"}
     second = T * S
     assert node.series == {
         "gpu.busy_ratio gpu0": [
-            (second, 0.3), (second + 2 * S, None), (second + 3 * S, None), (second + 4 * S, None),
+            (second, 0.3),
+            (second + 2 * S, None),
+            (second + 3 * S, None),
+            (second + 4 * S, None),
             (second + 15 * S, 0.4),
         ]
-    }  # fmt: skip
+    }
     assert account.skipped == {
         "samples with an impossible time": 2,
-        "samples whose value or time is no number": 2,
-        "lines that are no samples": 1,
+        "samples whose value or time is not a number": 2,
+        "lines that are not samples": 1,
         "values out of range or not available": 3,
         "readings at the same time as a later one": 1,
     }
@@ -210,19 +213,27 @@ DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="n1"}
 @pytest.mark.parametrize(
     "head",
     [
-        b"", b"{}", b"[]", b"\x00" * 100, b"\xff\xfe{", b"hello world 5\n", b"42\n",
-        b'{"traceEvents": []}', b'{"resultType": "vector"}', b"rank,step\n0,1\n",
+        b"",
+        b"{}",
+        b"[]",
+        b"\x00" * 100,
+        b"\xff\xfe{",
+        b"hello world 5\n",
+        b"42\n",
+        b'{"traceEvents": []}',
+        b'{"resultType": "vector"}',
+        b"rank,step\n0,1\n",
     ],
-)  # fmt: skip
+)
 def test_other_files_are_not_recognised(head: bytes) -> None:
-    assert not Prometheus().recognises(head, Path("x"))
+    assert not Prometheus().recognizes(head, Path("x"))
 
 
 def test_nothing_known_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(CannotImportError, match="no metric that is known"):
+    with pytest.raises(CannotImportError, match="no known metric"):
         read(Prometheus(), tmp_path, other=b"# TYPE up gauge\nup 1\n")
     deep = b'{"data":{"resultType":"matrix","result":[' + b'{"metric":' * 50_000
-    with pytest.raises(CannotImportError, match="no metric that is known"):
+    with pytest.raises(CannotImportError, match="no known metric"):
         read(Prometheus(), tmp_path, deep=deep)
 
 
@@ -235,23 +246,26 @@ def test_real_idle_nodes_give_their_values_and_no_finding() -> None:
     queries = {name: (IDLE / name).read_bytes() for name in known if name.startswith("query")}
     from telemetry_reading import given
 
-    from clusterprof.importers.base import Account
-    from clusterprof.importers.sources import sources_of
+    from clusterprof.analysis.importers.core.base import Account
+    from clusterprof.analysis.importers.core.byte_sources import open_sources
 
-    sources = [source for name in sorted(queries) for source in sources_of(IDLE / name)]
+    sources = [source for name in sorted(queries) for source in open_sources(IDLE / name)]
     nodes = Prometheus().nodes(sources, [Account(one.path) for one in sources])
     by_name = {one.name: one for one in map(given, nodes)}
     scale = {
-        "gpu.busy_ratio": 0.01, "gpu.memory_used_bytes": 1 << 20,
-        "gpu.temperature_celsius": 1, "gpu.power_watts": 1,
-    }  # fmt: skip
+        "gpu.busy_ratio": 0.01,
+        "gpu.memory_used_bytes": 1 << 20,
+        "gpu.temperature_celsius": 1,
+        "gpu.power_watts": 1,
+    }
     for (name, content), signal in zip(sorted(known.items())[1:], scale):
         numbers = {}
         for series in json.loads(queries[name])["data"]["result"]:
             labels = series["metric"]
             numbers[f"{labels['Hostname']}/gpu{labels['gpu']}"] = (
-                labels["Hostname"], labels["UUID"],
-            )  # fmt: skip
+                labels["Hostname"],
+                labels["UUID"],
+            )
         for who, value in content["values"].items():
             host, uuid = numbers[who]
             ((_, ours),) = by_name[host].series[f"{signal} {uuid}"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from telemetry_reading import SHARED, read
 
-from clusterprof.engine.local import analyze
-from clusterprof.importers.base import CannotImportError
-from clusterprof.importers.rank_series import RankSeries
+from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.importers.metrics.rank_series import RankSeries
+from clusterprof.analysis.pipeline import analyze
 
 S = 1_000_000_000
 T = 1_745_861_820
@@ -36,12 +36,13 @@ def wait(minute: int, seconds: int) -> tuple[int, int]:
 def test_an_empty_queue_is_a_wait_for_the_stage_that_is_empty_too(tmp_path: Path) -> None:
     times = [T, T + 60, str(T + 120)]
     nodes, accounts = read(
-        RankSeries(), tmp_path,
+        RankSeries(),
+        tmp_path,
         job_data_readiness__json=series(times, r0=[1.0, "0.95", 1], r19=[0.25, None, 0.5]),
         job_decompress__json=series(times, r0=[1, 1, 1], r19=[0.99, 0.99, 0.99]),
         job_compose__json=series(times, r0=[1, 0.95, 1], r19=[0.1, 0.1, 0.99]),
         job_compose_ave_time__json=series(times, r0=[0.3, 0.3, 0.3], r19=[0.4, 0.4, 0.4]),
-    )  # fmt: skip
+    )
     (node,) = nodes
     assert node.spans == {
         (0, "step"): [step(0), step(1), step(2)],
@@ -52,17 +53,18 @@ def test_an_empty_queue_is_a_wait_for_the_stage_that_is_empty_too(tmp_path: Path
         (19, "loading"): [(*wait(0, 45), 0, 45 * S, 0, 0)],
     }
     assert accounts[0].notes[1] == (
-        "rank 19: data were ready 38% of the time, 68% on the middle rank; compose 40% (69%);"
+        "rank 19: data was ready 38% of the time, 68% on the median rank; compose 40% (69%);"
         " compose_ave_time 0.400 s (0.350 s); decompress 99% (99%)"
     )
 
 
 def test_a_stage_that_reads_is_one(tmp_path: Path) -> None:
     nodes, _ = read(
-        RankSeries(), tmp_path,
+        RankSeries(),
+        tmp_path,
         data_readiness__csv=b"event_time,rank_0,rank_1\n%d,0.5,1.0\n" % T,
         data_download__csv=b"event_time,rank_0,rank_1\n%d,0.1,1.0\n" % T,
-    )  # fmt: skip
+    )
     assert nodes[0].spans[0, "loading"] == [(*wait(0, 30), 30 * S, 0, 0, 0)]
 
 
@@ -70,7 +72,7 @@ def test_readiness_alone_says_that_data_were_waited_for_and_no_more(tmp_path: Pa
     data = series([T, T + 60], r0=[1, 1], r1=[0.5, 0.5], r2=[1, 1])
     (node,), _ = read(RankSeries(), tmp_path, data_readiness__json=data)
     assert set(node.spans) == {(0, "step"), (1, "step"), (1, "data_wait"), (2, "step")}
-    with pytest.raises(CannotImportError, match="how often data were ready"):
+    with pytest.raises(CannotImportError, match="no series contains the data readiness"):
         read(RankSeries(), tmp_path, compose__json=data)
 
 
@@ -84,9 +86,9 @@ def test_bad_values_are_counted(tmp_path: Path) -> None:
         (0, "data_wait"): [(*wait(1, 30), -1, -1, -1, -1)],
     }
     assert account.skipped == {
-        "columns of no rank, or shorter than the times": 2,
+        "columns without a rank, or of another length": 2,
         "windows with an impossible time": 2,
-        "values that are no shares": 1,
+        "values outside 0 to 1": 1,
     }
     with pytest.raises(CannotImportError):
         read(RankSeries(), tmp_path, readiness__json=data[:-20])
@@ -107,6 +109,6 @@ def test_rank_19_of_a_real_job_waits_for_computed_data() -> None:
     first, second = sorted(report.ranks, key=lambda one: -one.lost_ns)[:2]
     assert (first.rank, second.rank) == (19, 0)
     assert any(
-        "rank 19: data were ready 21% of the time, 99% on the middle rank; compose 9%" in note
+        "rank 19: data was ready 21% of the time, 99% on the median rank; compose 9%" in note
         for note in report.notes
     )

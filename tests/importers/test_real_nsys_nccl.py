@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from reading import known, ranks, read, real, series, spans
 
-from clusterprof.engine.local import analyze
-from clusterprof.importers.megatron_pipeline import MegatronPipeline
-from clusterprof.importers.nccl_text import read_text
-from clusterprof.importers.nsys import Nsys
+from clusterprof.analysis.importers.nccl.text_logs import read_text
+from clusterprof.analysis.importers.nsys.importer import Nsys
+from clusterprof.analysis.importers.workloads.megatron import MegatronPipeline
+from clusterprof.analysis.pipeline import analyze
 
 MS = 1_000_000
 
@@ -70,9 +70,11 @@ def test_tables_of_nccl_tests(name: str) -> None:
     assert len(found.rows) == told["rows"]
     assert found.average_gbps == told["avg_bus_bandwidth_GBps"]
     assert told["largest"] == {
-        "bytes": last.bytes, "time_us": last.time_us, "algbw": last.algorithm_gbps,
+        "bytes": last.bytes,
+        "time_us": last.time_us,
+        "algbw": last.algorithm_gbps,
         "busbw": last.bus_gbps,
-    }  # fmt: skip
+    }
 
 
 def test_bubbles_of_four_stages_and_the_one_with_most_work() -> None:
@@ -86,7 +88,7 @@ def test_bubbles_of_four_stages_and_the_one_with_most_work() -> None:
         assert worked == expected["busy_us"] * 1000
         bubble = 100 * (1 - worked / (told["iteration_us"] * 1000))
         assert bubble == pytest.approx(expected["bubble_pct"], abs=0.006)
-    assert account.notes[-1].startswith("stage 3 does 1.6 times the work of the middle stage")
+    assert account.notes[-1].startswith("stage 3 does 1.6 times the work of the median stage")
     report = analyze(path)
     first = report.findings[0]
     assert first.cause.id == "sync-imbalance"

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from telemetry_reading import read
 
-from clusterprof.engine.local import analyze
-from clusterprof.importers.base import Account, CannotImportError
-from clusterprof.importers.registry import importer_of
-from clusterprof.importers.rocm_smi import RocmSmi
-from clusterprof.importers.sources import sources_of
+from clusterprof.analysis.importers.core.base import Account, CannotImportError
+from clusterprof.analysis.importers.core.byte_sources import open_sources
+from clusterprof.analysis.importers.metrics.rocm_smi import RocmSmi
+from clusterprof.analysis.importers.registry import find_importer
+from clusterprof.analysis.pipeline import analyze
 
 SEEDS = Path(__file__).parent / "seeds" / "rocm_smi"
 S = 1_000_000_000
 T = 1_767_712_383 * S  # 2026-01-06 15:13:03 UTC
-USED = "{} work for {}% of the time by their readings"
+USED = "{} busy {}% of the time by {} readings"
 SKIPPED = "values out of range or not available"
 
 
@@ -33,9 +33,8 @@ def test_a_table_in_a_loop_has_a_sweep_for_every_head(tmp_path: Path) -> None:
     }
     assert account.skipped == {SKIPPED: 3}  # the use of one, and twice the power of a second die
     assert account.notes == [
-        "the file shows no times: its 2 sweeps are taken to be a second apart, as the tool does"
-        " them unless told otherwise",
-        USED.format("2 devices had", 27) + " (from 0% to 54%)",
+        "the file shows no times: its 2 sweeps are assumed a second apart, the default of the tool",
+        USED.format("2 devices were", 27, "their") + " (from 0% to 54%)",
     ]
 
 
@@ -50,7 +49,7 @@ def test_documents_in_one_line_and_in_many_with_their_times(tmp_path: Path) -> N
         "gpu.memory_total_bytes gpu0": [(T + S, 205_822_885_888.0)],
         "gpu.memory_used_bytes gpu0": [(T + S, 1_048_576.0)],
     }
-    assert (account.skipped, account.notes) == ({}, [USED.format("1 device had", 58)])
+    assert (account.skipped, account.notes) == ({}, [USED.format("1 device was", 58, "its")])
 
 
 def test_what_is_broken_is_counted_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -67,9 +66,11 @@ cardX,1,2,3
         "gpu.temperature_celsius gpu0": [(0, 40.0)],
     }
     assert account.skipped == {
-        "lines that are no rows of a table": 1, "rows with more or fewer columns than the head": 1,
-        "documents that are no JSON": 1, SKIPPED: 1,
-    }  # fmt: skip
+        "lines that are not rows of a table": 1,
+        "rows with more or fewer columns than the head": 1,
+        "documents that are not JSON": 1,
+        SKIPPED: 1,
+    }
 
 
 def test_readings_alone_claim_no_loss(tmp_path: Path) -> None:
@@ -80,12 +81,12 @@ def test_readings_alone_claim_no_loss(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("head", [b"device,price\ncard0,3\n", b'{"card0": {"suit": "hearts"}}'])
 def test_other_cards_are_none_of_ours(head: bytes) -> None:
-    assert importer_of(head, Path("x.csv")) is None
+    assert find_importer(head, Path("x.csv")) is None
 
 
 def test_a_table_without_a_row_says_so(tmp_path: Path) -> None:
     path = tmp_path / "gpus.csv"
     path.write_bytes(b"device,GPU use (%)\n")
-    (source,) = sources_of(path)
-    with pytest.raises(CannotImportError, match="no reading of a GPU"):
+    (source,) = open_sources(path)
+    with pytest.raises(CannotImportError, match="no GPU readings"):
         list(RocmSmi().nodes([source], [Account(path)]))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tracer_samples import SHARED, imported, ranks_of
 
-from clusterprof.importers.tables import NodeTables
+from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.probe import layout
 
 S = 1e9
@@ -25,7 +25,7 @@ def files(folder: str, pattern: str) -> list[Path]:
 
 def table(node: NodeTables, pid: int) -> np.ndarray:
     """All spans of a process."""
-    return node._spans[pid].whole()
+    return node._spans[pid].to_array()
 
 
 def seconds(spans: np.ndarray, kind: int) -> float:

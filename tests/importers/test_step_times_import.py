@@ -8,34 +8,37 @@ from pathlib import Path
 import pytest
 from telemetry_reading import SHARED, read
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Report
-from clusterprof.importers.base import CannotImportError
-from clusterprof.importers.step_times import StepTimes
-from clusterprof.importers.step_times.names import Columns, columns_of
-from clusterprof.importers.tables import group_number
+from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.importers.core.node_tables import compute_group_number
+from clusterprof.analysis.importers.workloads.step_times import (
+    StepColumns,
+    StepTimes,
+    match_columns,
+)
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import Report
 
 MS = 1_000_000
 BARRIER = 9
-GROUP = group_number([0, 1])
+GROUP = compute_group_number([0, 1])
 
 
 @pytest.mark.parametrize(
     ("heads", "found"),
     [
-        ("rank,step,duration_ms", Columns(0, 1, duration=2, duration_unit=1e6)),
-        ("Iteration,Worker,Step Time (s)", Columns(1, 0, duration=2, duration_unit=1e9)),
-        (",worker,gpu,time,batch_time_norm", Columns(1, 3, duration=4)),
-        ("rank,step,start_us,end_us", Columns(0, 1, 2, 3, start_unit=1e3, end_unit=1e3)),
-        ("host,job,rank,step,elapsed", Columns(2, 3, duration=4, host=0, job=1)),
+        ("rank,step,duration_ms", StepColumns(0, 1, duration=2, duration_unit=1e6)),
+        ("Iteration,Worker,Step Time (s)", StepColumns(1, 0, duration=2, duration_unit=1e9)),
+        (",worker,gpu,time,batch_time_norm", StepColumns(1, 3, duration=4)),
+        ("rank,step,start_us,end_us", StepColumns(0, 1, 2, 3, start_unit=1e3, end_unit=1e3)),
+        ("host,job,rank,step,elapsed", StepColumns(2, 3, duration=4, host=0, job=1)),
         ("rank,step,loss", None),
         ("rank,step,start", None),
         ("step,duration", None),
         ("rank,step,optype,duration", None),  # several rows for one step
     ],
 )
-def test_columns_are_told_by_their_names(heads: str, found: Columns | None) -> None:
-    assert columns_of(heads.split(",")) == found
+def test_columns_are_told_by_their_names(heads: str, found: StepColumns | None) -> None:
+    assert match_columns(heads.split(",")) == found
 
 
 def step(start: int, end: int, number: int) -> tuple[int, ...]:
@@ -68,7 +71,7 @@ def test_durations_become_own_time_and_the_wait_for_the_slowest(tmp_path: Path) 
         (1, "collective"): [barrier(30, 30, 0), barrier(50, 50, 1), barrier(60, 63, 2)],
     }
     assert account.read == {"rows": 7, "ranks": 2, "steps": 4}
-    assert account.notes[-1].startswith("1 of 4 steps are not there of all ranks")
+    assert account.notes[-1].startswith("1 of 4 steps lack some rank")
 
 
 def test_starts_and_ends_stay_where_they_were(tmp_path: Path) -> None:
@@ -110,10 +113,10 @@ def test_ranks_that_do_not_wait_for_each_other_are_not_said_to(tmp_path: Path) -
 def test_units_that_nobody_states_are_guessed_and_said(tmp_path: Path) -> None:
     (node,), (account,) = read(StepTimes(), tmp_path, t=b"rank,step,step_time\n0,1,0.5\n1,1,0.25\n")
     assert node.spans[1, "collective"] == [barrier(250, 500, 0)]
-    assert account.notes[0].startswith("no unit is stated: durations are taken for s;")
+    assert account.notes[0].startswith("no unit is stated: durations are read as s;")
     (node,), (account,) = read(StepTimes(), tmp_path, t=b"rank,step,step_time\n0,1,500\n1,1,250\n")
     assert node.spans[1, "collective"] == [barrier(250, 500, 0)]
-    assert account.notes[0].startswith("no unit is stated: durations are taken for ms;")
+    assert account.notes[0].startswith("no unit is stated: durations are read as ms;")
 
 
 def test_bad_rows_are_counted(tmp_path: Path) -> None:
@@ -144,11 +147,11 @@ x,3,5
 def test_other_files_are_not_recognised(head: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(head)
-    assert not StepTimes().recognises(head, path)
+    assert not StepTimes().recognizes(head, path)
 
 
 def test_a_table_without_a_row_and_parquet_without_its_reader(tmp_path: Path) -> None:
-    with pytest.raises(CannotImportError, match="no row that can be used"):
+    with pytest.raises(CannotImportError, match="no usable row"):
         read(StepTimes(), tmp_path, empty__csv=b"rank,step,duration\n")
     try:
         import pyarrow  # noqa: F401

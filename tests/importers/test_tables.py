@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from clusterprof.importers.tables import NodeTables, group_number
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.core.node_tables import compute_group_number as group_number
+from clusterprof.analysis.timeline.load.chunks import NodeLoader
+from clusterprof.analysis.timeline.load.ranks import find_ranks
 from clusterprof.probe import layout
-from clusterprof.probe.hooks.groups import number_of
-from clusterprof.timeline.load import NodeLoad
-from clusterprof.timeline.ranks import ranks_of
+from clusterprof.probe.hooks.process_groups import compute_group_number as number_of
+from clusterprof.trace.encoder import write_node
 from clusterprof.trace.schema import Clock, Columns, Event, Spans
-from clusterprof.trace.whole import write_node
 
 S = 1_000_000_000
 
@@ -25,9 +26,15 @@ def made() -> NodeTables:
     node.group(4711, group_number([3, 1]), [3, 1])
     node.spans(4711, layout.STEP, [2 * S, 5 * S], [5 * S, 6 * S], a=[7, 8], b=2)
     node.collectives(
-        4711, [3 * S], [4 * S], group_number([1, 3]), [0], bytes_=64,
-        operation=layout.ALL_REDUCE, exposed_ns=[S // 2],
-    )  # fmt: skip
+        4711,
+        [3 * S],
+        [4 * S],
+        group_number([1, 3]),
+        [0],
+        bytes_=64,
+        operation=layout.ALL_REDUCE,
+        exposed_ns=[S // 2],
+    )
     node.busy("gpu0", np.array([2 * S, 4 * S]), np.array([3 * S, 5 * S]), 2 * S, 6 * S)
     node.series("gpu.power_watts", "gpu0", [2 * S, 4 * S], [300.5, np.nan])
     return node
@@ -42,9 +49,7 @@ def test_header_and_opening_say_who_and_what() -> None:
     node = made()
     header = node.header()
     assert header.node["hostname"] == header.node["display"] == "dgx-07"
-    assert header.started == {
-        "monotonic_ns": 2 * S, "boottime_ns": 2 * S, "realtime_ns": 7 * S,
-    }  # fmt: skip
+    assert header.started == {"monotonic_ns": 2 * S, "boottime_ns": 2 * S, "realtime_ns": 7 * S}
     assert header.devices == [{"id": "gpu0", "vendor": "nvidia", "name": "H100"}]
     assert header.versions["importer"] == "kineto"
     clock, registered, announced = next(node.records())
@@ -71,8 +76,8 @@ def test_records_come_by_the_second_in_order() -> None:
 def test_written_and_read_back_it_is_a_rank_with_a_device(tmp_path: Path) -> None:
     node = made()
     write_node(tmp_path / "n", node.header(), node.records())
-    (chunk,) = NodeLoad(tmp_path / "n").chunks()
-    (rank,) = ranks_of(chunk)
+    (chunk,) = NodeLoader(tmp_path / "n").chunks()
+    (rank,) = find_ranks(chunk)
     assert (rank.rank, rank.device, rank.marked) == (3, "gpu0", True)
     busy = chunk.series["gpu.busy_ns_total", "gpu0"]
     assert busy.t_ns.tolist() == [2 * S, 3 * S, 4 * S, 5 * S, 6 * S]
@@ -93,4 +98,4 @@ def test_an_hour_of_silence_is_passed_over() -> None:
 def test_nothing_at_all_is_a_recording_of_nothing(tmp_path: Path) -> None:
     node = NodeTables("a", "x")
     write_node(tmp_path / "n", node.header(), node.records())
-    assert NodeLoad(tmp_path / "n").facts().first_ns == 0
+    assert NodeLoader(tmp_path / "n").facts().first_ns == 0

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.engine.local import analyze
-from clusterprof.importers.base import Account, CannotImportError
-from clusterprof.importers.registry import importer_of
-from clusterprof.importers.sources import sources_of
-from clusterprof.importers.tables import NodeTables
-from clusterprof.importers.tensorboard import TensorBoard
+from clusterprof.analysis.importers.core.base import Account, CannotImportError
+from clusterprof.analysis.importers.core.byte_sources import open_sources
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.metrics.tensorboard import TensorBoard
+from clusterprof.analysis.importers.registry import find_importer
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 
 SEEDS = Path(__file__).parent / "seeds" / "tensorboard"
@@ -21,14 +21,14 @@ T = 1_767_712_383 * S
 
 
 def imported(*paths: Path) -> tuple[list[NodeTables], list[Account]]:
-    sources = [source for path in paths for source in sources_of(path)]
-    assert all(TensorBoard().recognises(one.head, one.path) for one in sources)
+    sources = [source for path in paths for source in open_sources(path)]
+    assert all(TensorBoard().recognizes(one.head, one.path) for one in sources)
     accounts = [Account(one.path, TensorBoard.title) for one in sources]
     return list(TensorBoard().nodes(sources, accounts)), accounts
 
 
 def steps(node: NodeTables) -> list[tuple[int, ...]]:
-    table = node._spans[1].whole()
+    table = node._spans[1].to_array()
     assert set(table[2].tolist()) == {layout.STEP}
     return [tuple(row) for row in table[[0, 1, 3]].T.tolist()]
 
@@ -42,11 +42,13 @@ def series(node: NodeTables) -> dict[str, list[tuple[int, float]]]:
 
 def test_steps_lie_between_points_and_readings_beside_them() -> None:
     (node,), accounts = imported(*sorted((SEEDS / "run").iterdir()))
-    assert (node.shown, node.wall_minus_own_ns) == ("version_0", 0)
+    assert (node.display_name, node.wall_minus_own_ns) == ("version_0", 0)
     assert steps(node) == [
-        (T, T + S, 1), (T + S, T + 5 * S // 2, 2),
-        (T + 5 * S // 2, T + 9 * S // 2, 3), (T + 9 * S // 2, T + 13 * S // 2, 4),
-    ]  # fmt: skip
+        (T, T + S, 1),
+        (T + S, T + 5 * S // 2, 2),
+        (T + 5 * S // 2, T + 9 * S // 2, 3),
+        (T + 9 * S // 2, T + 13 * S // 2, 4),
+    ]
     found = series(node)
     assert str(found.pop("gpu.busy_ratio unseen")) == str(
         [(T, float("nan")), (T + 13 * S // 2, float("nan"))]
@@ -55,10 +57,11 @@ def test_steps_lie_between_points_and_readings_beside_them() -> None:
     assert (name, first, last) == ("gpu.busy_ratio gpu0", (T, 0.97), (T + 5 * S // 2, 0.4))
     assert missing[0] == T + S and missing[1] != missing[1]
     assert [dict(account.read) for account in accounts] == [
-        {"points": 3}, {"points": 4, "steps": 4},
-    ]  # fmt: skip
+        {"points": 3},
+        {"points": 4, "steps": 4},
+    ]
     assert accounts[1].notes == [
-        "points are up to 2 steps apart: each step between two is given their mean"
+        "points are up to 2 steps apart: each step between two points gets their mean"
     ]
 
 
@@ -68,8 +71,10 @@ def test_a_mean_is_whole_and_nothing_is_lost(tmp_path: Path) -> None:
     (node,), _ = imported(path)
     third = 333_333_333
     assert steps(node) == [
-        (T, T + third, 11), (T + third, T + 2 * third, 12), (T + 2 * third, T + S, 13),
-    ]  # fmt: skip
+        (T, T + third, 11),
+        (T + third, T + 2 * third, 12),
+        (T + 2 * third, T + S, 13),
+    ]
 
 
 def test_a_run_that_was_begun_anew_leaves_the_time_between_out(tmp_path: Path) -> None:
@@ -80,14 +85,14 @@ def test_a_run_that_was_begun_anew_leaves_the_time_between_out(tmp_path: Path) -
     (node,), (account,) = imported(path)
     assert steps(node) == [(T, T + S, 6), (T + 100 * S, T + 101 * S, 6)]
     assert account.skipped == {
-        "pairs of points whose step or time does not go on": 3,
+        "pairs of points without a later step or time": 3,
         "points without a time or a step": 3,
     }
 
 
 def test_runs_are_told_apart_by_their_files_names() -> None:
     nodes, _ = imported(*sorted((SEEDS / "run").iterdir()), LOSS)
-    assert sorted(node.shown for node in nodes) == ["loss", "version_0"]
+    assert sorted(node.display_name for node in nodes) == ["loss", "version_0"]
 
 
 def test_readings_alone_are_devices_without_a_process() -> None:
@@ -107,13 +112,13 @@ def test_the_analysis_knows_the_pace_and_claims_nothing() -> None:
     "head", [b"Wall time;Step\n", b"[[1, 2, 3], [4, 5, 6]]", b"[[1767712383.5, 1.5, 3]]", b"[]"]
 )
 def test_other_lists_are_none(head: bytes) -> None:
-    assert importer_of(head, Path("x.json")) is None
+    assert find_importer(head, Path("x.json")) is None
 
 
 def test_a_single_point_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("Wall time,Step,Value\n1767712383.0,0,2.5\n")
-    with pytest.raises(CannotImportError, match="no two points"):
+    with pytest.raises(CannotImportError, match="no two consecutive points"):
         imported(path)
 
 
@@ -122,7 +127,9 @@ def test_event_files_are_refused_with_what_to_do(tmp_path: Path) -> None:
     path.write_bytes(
         b"\x18" + bytes(11) + b"\x09" + bytes(8) + b"\x1a\x0dbrain.Event:2" + bytes(90)
     )
-    with pytest.raises(CannotImportError, match="event files are not read: have TensorBoard give"):
+    with pytest.raises(
+        CannotImportError, match="event files are not read: export the scalars from TensorBoard"
+    ):
         imported(path)
     nodes, (account, _) = imported(path, LOSS)
     assert (len(nodes), account.refused) == (1, True)
@@ -145,5 +152,5 @@ def test_of_a_long_run_the_last_steps_are_laid(tmp_path: Path) -> None:
     assert len(steps(node)) == 100_000
     assert (steps(node)[0][0], steps(node)[-1][1]) == (4 * S, 5 * S)
     room = "all runs together have room for 131,072"
-    assert f"only the last 100,000 steps were laid: {room}" in accounts[0].notes
-    assert accounts[1].notes == [f"only the last 0 steps were laid: {room}"]
+    assert f"only the last 100,000 steps are shown: {room}" in accounts[0].notes
+    assert accounts[1].notes == [f"only the last 0 steps are shown: {room}"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from reading import ranks, read, spans
 
-from clusterprof.importers.traceml import TraceML
+from clusterprof.analysis.importers.workloads.traceml import TraceML
 
 MS = 1_000_000
 
@@ -30,9 +30,15 @@ def summary(path: Path, rows: Any, steps: Any = 2) -> Path:
 def test_averages_become_steps(tmp_path: Path) -> None:
     row = {
         "identity": {"global_rank": 3, "world_size": 8, "hostname": "n1"},
-        "metrics": {"input_wait_ms": 10.0, "step_time_ms": 20.0, "h2d_ms": 1.0, "forward_ms": None,
-                    "backward_ms": 12.0, "optimizer_ms": 30.0},
-    }  # fmt: skip
+        "metrics": {
+            "input_wait_ms": 10.0,
+            "step_time_ms": 20.0,
+            "h2d_ms": 1.0,
+            "forward_ms": None,
+            "backward_ms": 12.0,
+            "optimizer_ms": 30.0,
+        },
+    }
     (node,), (account,), _ = read(TraceML(), summary(tmp_path / "final_summary.json", {"3": row}))
     assert node.name == "n1"
     assert ranks(node) == {4: (3, 8, "")}
@@ -47,17 +53,23 @@ def test_averages_become_steps(tmp_path: Path) -> None:
     }
     assert account.notes == [
         "TraceML's own diagnosis: INPUT-BOUND: input wait is 1/3",
-        "averages over all steps: how steps differed is not known",
+        "averages over all steps: differences between steps are unknown",
     ]
 
 
 @pytest.mark.parametrize(
     ("rows", "steps"),
-    [({}, 2), ([], 2), ({"0": {"metrics": {"step_time_ms": "NaN"}}}, 2),
-     ({"0": {"metrics": {"step_time_ms": 5}}}, None), ({"x": {"metrics": {"step_time_ms": 5}}}, 2),
-     ({"0": {"metrics": {"step_time_ms": 1e308}}}, 2), ({"0": 3}, 2),
-     ({"0": {"metrics": {"step_time_ms": float("inf")}}}, 2)],
-)  # fmt: skip
+    [
+        ({}, 2),
+        ([], 2),
+        ({"0": {"metrics": {"step_time_ms": "NaN"}}}, 2),
+        ({"0": {"metrics": {"step_time_ms": 5}}}, None),
+        ({"x": {"metrics": {"step_time_ms": 5}}}, 2),
+        ({"0": {"metrics": {"step_time_ms": 1e308}}}, 2),
+        ({"0": 3}, 2),
+        ({"0": {"metrics": {"step_time_ms": float("inf")}}}, 2),
+    ],
+)
 def test_a_summary_without_step_times_is_told(tmp_path: Path, rows: Any, steps: Any) -> None:
     path = summary(tmp_path / "final_summary.json", rows, steps)
-    assert read(TraceML(), path)[2] == "no rank has a step time in it"
+    assert read(TraceML(), path)[2] == "no rank has a step time"

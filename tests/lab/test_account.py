@@ -42,9 +42,13 @@ def test_a_late_loader_is_felt_by_itself_and_by_who_waits_for_it() -> None:
     """
     item = Item(10 * MS, 40 * MS, 60 * MS, 0, 5 * MS, 15 * MS)
     late = life(
-        1, 180, phases=[Phase(10 * MS, 70 * MS, "data_wait", 0)], batches=[[item]],
-        busy=[busy(0, 10), busy(70, 170)], operations=[together(0, 170, 178)],
-    )  # fmt: skip
+        1,
+        180,
+        phases=[Phase(10 * MS, 70 * MS, "data_wait", 0)],
+        batches=[[item]],
+        busy=[busy(0, 10), busy(70, 170)],
+        operations=[together(0, 170, 178)],
+    )
     other = life(0, 180, busy=[busy(0, 110)], operations=[together(0, 110, 178)])
     zero, one = felt({0: other, 1: late})
     own = {"storage": 30, "decode": 15, "hand-over": 10, "contention": 5}
@@ -56,12 +60,17 @@ def test_a_late_loader_is_felt_by_itself_and_by_who_waits_for_it() -> None:
     # Lost and computed are all there is, to the nanosecond.
     assert sum(zero.values()) + 110 * MS == sum(one.values()) + 110 * MS == 180 * MS
     assert lost_rows([other, late], STORAGE) == (
-        Lost("cpu-contention", 1, 0, 5 * MS), Lost("cpu-contention", 1, 1, 5 * MS),
-        Lost("cpu-preprocess", 1, 0, 15 * MS), Lost("cpu-preprocess", 1, 1, 15 * MS),
-        Lost("net-transfer", None, 0, 8 * MS), Lost("net-transfer", None, 1, 8 * MS),
-        Lost("other", None, 0, 12 * MS), Lost("other", None, 1, 12 * MS),
-        Lost("storage-remote", 1, 0, 30 * MS), Lost("storage-remote", 1, 1, 30 * MS),
-    )  # fmt: skip
+        Lost("cpu-contention", 1, 0, 5 * MS),
+        Lost("cpu-contention", 1, 1, 5 * MS),
+        Lost("cpu-preprocess", 1, 0, 15 * MS),
+        Lost("cpu-preprocess", 1, 1, 15 * MS),
+        Lost("net-transfer", None, 0, 8 * MS),
+        Lost("net-transfer", None, 1, 8 * MS),
+        Lost("other", None, 0, 12 * MS),
+        Lost("other", None, 1, 12 * MS),
+        Lost("storage-remote", 1, 0, 30 * MS),
+        Lost("storage-remote", 1, 1, 30 * MS),
+    )
 
 
 def test_what_a_reader_computes_is_no_storage() -> None:
@@ -120,17 +129,22 @@ def test_work_that_varies_in_a_job_with_nothing_wrong_has_no_cause() -> None:
 def test_a_throttled_device_loses_its_excess_and_keeps_others_waiting_for_it() -> None:
     """Rank 0 needs 150 ms for what takes 100 at full clock; a pause of its host costs 20 more."""
     slow = life(
-        0, 170, busy=[busy(0, 150, slowed=50)], operations=[together(0, 170, 170)],
+        0,
+        170,
+        busy=[busy(0, 150, slowed=50)],
+        operations=[together(0, 170, 170)],
         phases=[Phase(140 * MS, 170 * MS, "cpu-gc", 0)],
-    )  # fmt: skip
+    )
     fast = life(1, 170, busy=[busy(0, 100)], operations=[together(0, 100, 170)])
     zero, one = felt({0: slow, 1: fast})
     assert {key: ns for key, ns in zero.items() if ns} == {
-        ("device-throttled", OWN): 50 * MS, ("cpu-gc", OWN): 20 * MS,
-    }  # fmt: skip
+        ("device-throttled", OWN): 50 * MS,
+        ("cpu-gc", OWN): 20 * MS,
+    }
     assert {key: ns for key, ns in one.items() if ns} == {
-        ("device-throttled", 0): 50 * MS, ("cpu-gc", 0): 20 * MS,
-    }  # fmt: skip
+        ("device-throttled", 0): 50 * MS,
+        ("cpu-gc", 0): 20 * MS,
+    }
 
 
 def test_a_chain_is_charged_to_where_it_began_and_a_sender_need_not_wait() -> None:
@@ -155,13 +169,22 @@ def test_a_chain_is_charged_to_where_it_began_and_a_sender_need_not_wait() -> No
 
 def test_idle_time_without_a_pause_is_the_loops_and_injected_time_goes_first() -> None:
     one = life(
-        0, 100, busy=[busy(0, 20), busy(30, 45, "copy")], injected=[(25 * MS, 35 * MS, "cpu-gil")],
+        0,
+        100,
+        busy=[busy(0, 20), busy(30, 45, "copy")],
+        injected=[(25 * MS, 35 * MS, "cpu-gil")],
         phases=[Phase(60 * MS, 90 * MS, "checkpoint", 0)],
-    )  # fmt: skip
+    )
     assert [(p.start_ns // MS, p.end_ns // MS, p.weights[0][0]) for p in pieces(one)] == [
-        (0, 20, "work"), (20, 25, "loop"), (25, 30, "cpu-gil"), (30, 35, "cpu-gil"),
-        (35, 45, "h2d-copy"), (45, 60, "loop"), (60, 90, "checkpoint"), (90, 100, "loop"),
-    ]  # fmt: skip
+        (0, 20, "work"),
+        (20, 25, "loop"),
+        (25, 30, "cpu-gil"),
+        (30, 35, "cpu-gil"),
+        (35, 45, "h2d-copy"),
+        (45, 60, "loop"),
+        (60, 90, "checkpoint"),
+        (90, 100, "loop"),
+    ]
 
 
 def test_a_part_is_the_leaf_that_the_scenario_names() -> None:
@@ -181,21 +204,32 @@ def test_lives_of_a_restarted_rank_are_told_apart(tmp_path: Path) -> None:
     for number, (started, began, ended) in enumerate([(10, 100, 200), (500, 900, 1000)]):
         first = {"life": number, "started_ns": started, "rank": 3, "world": 4, "host": "a"}
         step = {
-            "step": 0, "began_ns": began, "ended_ns": ended, "delay_ns": 0, "items": [[1] * 6],
-            "phases": [], "injected": [], "operations": [["send", 4, -1, began, began + 1]] * 2,
+            "step": 0,
+            "began_ns": began,
+            "ended_ns": ended,
+            "delay_ns": 0,
+            "items": [[1] * 6],
+            "phases": [],
+            "injected": [],
+            "operations": [["send", 4, -1, began, began + 1]] * 2,
             "log": [[began, began + 9, "compute", 0, -1], [began, ended, "collective", 0, 7]],
-        }  # fmt: skip
+        }
         torn = '{"step": 1, "began'  # killed while it wrote
         text = "\n".join([json.dumps(first), json.dumps(step), torn])
         (tmp_path / f"rank-3.life-{number}.jsonl").write_text(text)
     lives = told(tmp_path)
     assert [(one.number, one.began_ns, one.ended_ns, one.steps) for one in lives] == [
-        (0, 100, 200, 1), (1, 900, 1000, 1),
-    ]  # fmt: skip
+        (0, 100, 200, 1),
+        (1, 900, 1000, 1),
+    ]
     assert [one.key for one in lives[0].operations] == [
-        ("message", 3, 4, 0), ("message", 3, 4, 1), ("device", -1, -1, 7),
-    ]  # fmt: skip
+        ("message", 3, 4, 0),
+        ("message", 3, 4, 1),
+        ("device", -1, -1, 7),
+    ]
     assert outside_rows(lives, [2], 0) == (
-        Lost("startup", 3, 3, 90), Lost("fail-restart", 2, 3, 300), Lost("startup", 3, 3, 400),
-    )  # fmt: skip
+        Lost("startup", 3, 3, 90),
+        Lost("fail-restart", 2, 3, 300),
+        Lost("startup", 3, 3, 400),
+    )
     assert outside_rows(lives[1:], [2], 5000)[-1] == Lost("fail-hang", 2, 3, 4000)

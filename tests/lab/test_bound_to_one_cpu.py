@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.cpulists import parse_cpulist
-from clusterprof.engine.local import analyze
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.util.ranges import parse_cpulist
 
 pytestmark = [
     pytest.mark.torch,
@@ -46,8 +46,11 @@ def test_affinity_is_blamed_and_not_the_disk(tmp_path: Path) -> None:
     record = [sys.executable, "-m", "clusterprof", "record", "-o", str(run), "--"]
     done = subprocess.run(
         [sys.executable, "-c", BIND, str(cpu), *record, *job],
-        capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
     said = json.loads(done.stdout)
     # The truth: reads took long, and for most of it their reader was ready to run.
     assert said["read_delay_ns"] > 0.5 * said["read_ns"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event, Header
 from clusterprof_lab.real.accept.truth import truth
 from clusterprof_lab.real.cable import Cable, Link, build
@@ -190,8 +190,11 @@ def test_a_node_and_its_cable_do_not_outlive_the_process_that_made_them(program:
     lab = str(Path(__file__).resolve().parents[2] / "lab")
     done = subprocess.run(
         [sys.executable, "-c", code, str(program)],
-        capture_output=True, text=True, timeout=30, env={**os.environ, "PYTHONPATH": lab},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": lab},
+    )
     *pids, group = done.stdout.split()
     assert len(pids) == 2, done.stderr
     end = time.monotonic() + 10
@@ -222,7 +225,7 @@ def run(
 def test_every_node_has_a_folder_and_every_rank_is_in_one(run: tuple[Path, list[Said]]) -> None:
     out, said = run
     found = {}
-    for folder in node_folders(out):
+    for folder in list_node_folders(out):
         records = list(NodeReader(folder))
         header = next(one for one in records if isinstance(one, Header))
         node = header.node
@@ -249,7 +252,7 @@ def test_every_node_has_a_folder_and_every_rank_is_in_one(run: tuple[Path, list[
 @pytest.mark.torch
 def test_what_the_job_sent_over_its_link_is_in_the_recording(run: tuple[Path, list[Said]]) -> None:
     out, _ = run
-    for folder in node_folders(out):
+    for folder in list_node_folders(out):
         last: dict[tuple[str, str], float] = {}
         for one in NodeReader(folder):
             if isinstance(one, Columns) and one.collector == "sockets":
@@ -267,8 +270,12 @@ def test_the_scripts_output_is_what_it_is_without_us(run: tuple[Path, list[Said]
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}
     plain = subprocess.run(
         [sys.executable, str(SCRIPT), *STEPS],
-        env={**environment(), **alone}, capture_output=True, text=True, check=True, timeout=300,
-    )  # fmt: skip
+        env={**environment(), **alone},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
     expected = json.loads(plain.stdout)
     for one in said:
         assert len(one.stdout.splitlines()) == 2

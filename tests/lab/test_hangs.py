@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from recorder.recording_runs import RECORD, environment, own_job, wait_for_end, wait_until
 
-from clusterprof.engine.hanging import HANG_NS
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Report
+from clusterprof.analysis.cross_rank.hangs import HANG_NS
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import Report
 
 pytestmark = pytest.mark.torch
 

@@ -32,10 +32,15 @@ def said(
     stamps |= dict(zip(DELAYS, ([MS * t for t in column] for column in zip(*delays_ms))))
     columns = [[MS * t for t in column] for column in zip(*items_ms)] or [[]] * 5
     return {
-        "rank": rank, "host": f"node{rank // 2}", "steps": len(times_ms), "chain": chain,
-        "began_ns": 0, "total_ns": MS * times_ms[-1][-1], "stamps": stamps,
+        "rank": rank,
+        "host": f"node{rank // 2}",
+        "steps": len(times_ms),
+        "chain": chain,
+        "began_ns": 0,
+        "total_ns": MS * times_ms[-1][-1],
+        "stamps": stamps,
         "items": dict(zip(("begun", "read", "made", "read_delay", "decode_delay"), columns)),
-    }  # fmt: skip
+    }
 
 
 def test_a_late_loader_is_charged_with_what_its_worker_did_meanwhile() -> None:
@@ -58,8 +63,12 @@ def test_a_late_loader_is_charged_with_what_its_worker_did_meanwhile() -> None:
         [(-5, 40, 70, 0, 10)],
     )
     found = truth([zero, one])
-    own = {("storage-local", 1): 40, ("cpu-preprocess", 1): 20, ("cpu-contention", 1): 14,
-           ("hand-over", 1): 6}  # fmt: skip
+    own = {
+        ("storage-local", 1): 40,
+        ("cpu-preprocess", 1): 20,
+        ("cpu-contention", 1): 14,
+        ("hand-over", 1): 6,
+    }
     expected = {(*key, rank): ns for key, ns in own.items() for rank in (0, 1)}
     # 20 and 15 of the first exchange; in the second 10 each, and 5 that rank 1 waited.
     expected |= {("net-transfer", NOBODY, 0): 30, ("net-transfer", NOBODY, 1): 15 + 15}
@@ -139,10 +148,15 @@ def test_two_faults_must_both_be_found() -> None:
 
 
 def test_both_names_of_slower_work_are_one_amount() -> None:
-    slow = Scenario("slow", "", (Expected(frozenset({"sync-imbalance", "sync-slow-compute"}),
-                                          ranks=frozenset({3})),))  # fmt: skip
-    found = [finding("sync-imbalance", 0.15, ("node1", 3)),
-             finding("sync-slow-compute", 0.1, ("node1", 3))]  # fmt: skip
+    slow = Scenario(
+        "slow",
+        "",
+        (Expected(frozenset({"sync-imbalance", "sync-slow-compute"}), ranks=frozenset({3})),),
+    )
+    found = [
+        finding("sync-imbalance", 0.15, ("node1", 3)),
+        finding("sync-slow-compute", 0.1, ("node1", 3)),
+    ]
     run = judged(slow, found, stopwatches(("work", 3, 0.24)))
     assert run.right and (run.lines[0].share_ratio, run.lines[0].truth_ratio) == (0.25, 0.24)
 
@@ -167,8 +181,9 @@ def test_the_summary_counts_who_was_blamed_by_whom() -> None:
     right = judged(DISK, [finding("storage-local", 0.2, ("node1", 2))], TRUE_DISK)
     wrong = judged(DISK, [finding("storage-local", 0.2, ("node0", 0))], TRUE_DISK)
     clean = judged(Scenario("clean", ""), [], stopwatches())
-    runs = [replace(run, rules={"a rule": rank})
-            for run, rank in ((right, 2), (wrong, 3), (clean, 1))]  # fmt: skip
+    runs = [
+        replace(run, rules={"a rule": rank}) for run, rank in ((right, 2), (wrong, 3), (clean, 1))
+    ]
     assert summary(runs) == [
         "2 of 3 runs right, 1 with a victim blamed",
         "who is to blame                  right    blamed though nobody was",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from recorder.recording_runs import RECORD, environment, records_of, wait_for_end
 
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Header, Record
 from clusterprof_lab.real.cable import Cable, build
 from clusterprof_lab.real.job import wait_for_recorder
@@ -23,12 +23,14 @@ from clusterprof_lab.real.slurm import program, slurm, why_not_slurm
 # name -> its commands, what they say of themselves, options for two ranks, Debian's package
 LAUNCHERS = {
     "Open MPI": (
-        ("mpirun.openmpi", "mpirun"), ("OpenRTE", "Open MPI"),
-        ("--allow-run-as-root", "--oversubscribe", "-n", "2"), "openmpi-bin",
+        ("mpirun.openmpi", "mpirun"),
+        ("OpenRTE", "Open MPI"),
+        ("--allow-run-as-root", "--oversubscribe", "-n", "2"),
+        "openmpi-bin",
     ),
     "MPICH": (("mpiexec.hydra", "mpiexec"), ("HYDRA",), ("-n", "2"), "mpich"),
     "Flux": (("flux",), ("flux-core",), ("run", "-n", "2"), "(has none: build flux-core)"),
-}  # fmt: skip
+}
 SCRIPT = """
 import time
 import clusterprof
@@ -71,8 +73,11 @@ def test_one_recorder_sees_every_rank_once(name: str, tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])  # the script finds the package as an installed one
     done = subprocess.run(
         [*launcher, *RECORD, "-o", str(out), "--", sys.executable, str(script)],
-        capture_output=True, text=True, timeout=120, env=environment(PYTHONPATH=root),
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(PYTHONPATH=root),
+    )
     assert (done.returncode, done.stdout) == (0, "done\ndone\n"), done.stderr
     wait_for_end(out)
     records = records_of(out)  # of the one folder there is
@@ -110,21 +115,27 @@ def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path, tasks:
         if tasks == 2:
             command = ["sh", "-c", PER_NODE, *command]
         done = first.start(
-            str(program("srun")), "-N2", f"-n{tasks}", *RECORD, "-o", str(out), "--", *command,
-            folder=tmp_path, env=environment(PYTHONPATH=root, **own),
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            str(program("srun")),
+            "-N2",
+            f"-n{tasks}",
+            *RECORD,
+            "-o",
+            str(out),
+            "--",
+            *command,
+            folder=tmp_path,
+            env=environment(PYTHONPATH=root, **own),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert done.communicate(timeout=60)[0].count("done") == 4  # lines may mix
         for node in (first, second):
             wait_for_recorder(node)
     found = {}
-    for folder in node_folders(out):
+    for folder in list_node_folders(out):
         records = list(NodeReader(folder))
         header = next(one for one in records if isinstance(one, Header))
         assert header.launcher["job"] == "1.0"
         assert header.launcher["variables"]["SLURM_CLUSTER_NAME"] == "lab"
         found[header.node["display"]] = places(records)
-    assert found == {
-        "gpu-1": [(0, 4, 0, 0), (1, 4, 1, 0)],
-        "gpu-2": [(2, 4, 0, 1), (3, 4, 1, 1)],
-    }
+    assert found == {"gpu-1": [(0, 4, 0, 0), (1, 4, 1, 0)], "gpu-2": [(2, 4, 0, 1), (3, 4, 1, 1)]}

@@ -53,10 +53,10 @@ for line in sys.stdin:
 # The collector, as the recorder has it, on one process; a sample for every line it is given.
 WATCH = """
 import json, sys
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.sockets import SocketsCollector
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.sockets import SocketsCollector
 from clusterprof.errors import DevicesChanged, Unavailable
-from clusterprof.linux.roots import Roots
+from clusterprof.agent.linux.files import Roots
 now = [0]
 collector = SocketsCollector(Context(Roots(), None, lambda: [int(sys.argv[1])]), lambda: now[0])
 columns = collector.open()

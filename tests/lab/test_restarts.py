@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from recorder.recording_runs import environment, events_of, record
 
-from clusterprof.engine.local import analyze
+from clusterprof.analysis.pipeline import analyze
 
 pytestmark = pytest.mark.torch
 
@@ -29,9 +29,13 @@ def test_the_tries_of_a_restarted_rank_are_told_apart(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--max-restarts=1")
     root = str(Path(__file__).parents[2])  # the script finds the package as an installed one
     done = record(
-        tmp_path / "run", sys.executable, *torchrun, "--nproc-per-node=1", str(script),
+        tmp_path / "run",
+        sys.executable,
+        *torchrun,
+        "--nproc-per-node=1",
+        str(script),
         env=environment(PYTHONPATH=root),
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     tries = {
         one.attributes["pid"]: (one.attributes["rank"], one.attributes["restart"])
@@ -41,6 +45,6 @@ def test_the_tries_of_a_restarted_rank_are_told_apart(tmp_path: Path) -> None:
     assert sorted(tries.values()) == [(0, 0), (0, 1)]
     report = analyze(tmp_path / "run")
     assert [one.rank for one in report.ranks] == [0, 0]  # each life has a line of its own
-    [note] = [one for one in report.notes if "anew" in one]
+    [note] = [note for note in report.notes if "restarted" in note]
     assert note.startswith("the ranks of job ")
-    assert note.endswith(" began anew once; each life has lines of its own")
+    assert note.endswith(" were restarted once; each incarnation has lines of its own")

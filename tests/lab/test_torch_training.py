@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Report
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import Report
 
 pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
 pytestmark = pytest.mark.torch

@@ -35,8 +35,12 @@ def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
     wait_until(lambda: stopped(out) == 2)
     done = subprocess.run(
         [PYTHON, "-m", "clusterprof", "analyze", str(out), "--json"],
-        capture_output=True, text=True, timeout=60, check=True, env=environment(PYTHONPATH=ROOT),
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environment(PYTHONPATH=ROOT),
+    )
     report = json.loads(done.stdout)
     assert [(one["rank"], one["steps"]) for one in report["ranks"]] == [(0, 10), (0, 10)]
     missing = [one["message"] for one in report["not_seen"] if one["what"] == "ranks"]
@@ -45,6 +49,6 @@ def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
         for name in names
     ]
     assert (
-        f"recordings of 2 jobs lie here: {names[0]} (ranks 0); {names[1]} (ranks 0); ranks of"
-        " different jobs are never laid side by side"
+        f"recordings of 2 jobs were given: {names[0]} (ranks 0); {names[1]} (ranks 0); ranks of"
+        " different jobs are never compared"
     ) in report["notes"]

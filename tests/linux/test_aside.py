@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from clusterprof.agent.linux.background import SILENT, BackgroundReader
 from clusterprof.errors import DevicesChanged, Unavailable
-from clusterprof.linux.aside import SILENT, Aside
 
 PATIENCE = 20.0
 
@@ -22,7 +22,7 @@ class Driver:
         self.free = threading.Event()
         self.free.set()
         self.times = 0
-        self.aside = Aside(self.read, lambda: self.now_ns, first_wait_seconds)
+        self.aside = BackgroundReader(self.read, lambda: self.now_ns, first_wait_seconds)
 
     def read(self) -> int:
         assert self.free.wait(PATIENCE)
@@ -120,7 +120,7 @@ def test_what_is_read_is_let_go_when_the_reading_that_is_under_way_has_come() ->
         assert go_on.wait(20)
         return 1
 
-    aside = Aside(read, first_wait_seconds=0)
+    aside = BackgroundReader(read, first_wait_seconds=0)
     aside.start()
     assert under_way.wait(20)
     aside.close(gone.set)
@@ -131,7 +131,7 @@ def test_what_is_read_is_let_go_when_the_reading_that_is_under_way_has_come() ->
 
 
 def test_what_nobody_reads_is_let_go_at_once() -> None:
-    aside, gone = Aside(lambda: 1), threading.Event()
+    aside, gone = BackgroundReader(lambda: 1), threading.Event()
     aside.first()
     aside.close(gone.set)
     assert gone.is_set()

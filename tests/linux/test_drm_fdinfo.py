@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.gpu.process_usage import (
+    Client,
+    DrmDescriptors,
+    JobUsage,
+    find_main_device,
+    parse_client,
+)
 from clusterprof.errors import Unavailable
-from clusterprof.linux.drm_fdinfo import Client, Descriptors, main_device, parse_client
-from clusterprof.linux.drm_usage import JobUsage
-from clusterprof.linux.roots import Roots
 
 S = 1_000_000_000
 XE, I915 = "0000:29:00.0", "0000:9a:00.0"
@@ -57,8 +62,8 @@ def test_text_where_a_number_should_be_is_left_out() -> None:
 
 
 def test_a_descriptor_that_was_duplicated_is_one_client(host: Any) -> None:
-    found = Descriptors(host("intel-max-node"), ("xe", "i915"))
-    found.look([4711, 4712, 4799])
+    found = DrmDescriptors(host("intel-max-node"), ("xe", "i915"))
+    found.search([4711, 4712, 4799])
     assert [(one.pid, one.pci, one.client_id) for one in found.clients()] == [
         (4711, XE, 17),
         (4712, I915, 3),
@@ -112,10 +117,10 @@ def test_a_process_that_may_not_be_seen_is_said(host_copy: Any, as_nobody: Any) 
 
 
 def test_the_device_a_process_works_on_holds_twice_as_much_as_any_other() -> None:
-    assert main_device({"a": 10, "b": 5}) == "a"
-    assert main_device({"a": 10, "b": 6}) == ""
-    assert main_device({"a": 0}) == ""
-    assert main_device({}) == ""
+    assert find_main_device({"a": 10, "b": 5}) == "a"
+    assert find_main_device({"a": 10, "b": 6}) == ""
+    assert find_main_device({"a": 0}) == ""
+    assert find_main_device({}) == ""
 
 
 def test_amd_memory_is_what_its_compute_part_says_where_pids_are_the_same(host_copy: Any) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from clusterprof.agent.linux.gpu.amdgpu import parse_metrics
 from clusterprof.errors import Unavailable
-from clusterprof.linux.gpu_metrics import parse_metrics
 
 U16, U32, U64 = ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
 HEADER = [("structure_size", U16), ("format_revision", ctypes.c_uint8), ("content", ctypes.c_uint8)]
@@ -43,18 +43,54 @@ XGMI = words(U64, "read*8 write*8")
 CLOCKS = [*words(U64, "firmware"), *words(U16, "gfxclk*8 socclk*4 vclk*4 dclk*4 uclk")]
 ACC = words(U32, "gfx_acc mem_acc")
 ENERGY = words(U64, "energy system_clock")
-V1_4 = [*START, *words(U16, "vcn*4"), *ENERGY, *words(U32, "throttle lock"), *LINKS, *ACC, *PCIE,
-        *XGMI, *CLOCKS, *words(U16, "padding")]  # fmt: skip
-V1_5 = [*START, *words(U16, "vcn*4 jpeg*32"), *ENERGY, *words(U32, "throttle lock"), *LINKS, *ACC,
-        *PCIE, *NAKS, *XGMI, *CLOCKS, *words(U16, "padding")]  # fmt: skip
-V1_6_OLD = [*START, *words(U16, "vcn*4 jpeg*32"), *ENERGY, *RESIDENCIES,
-            *words(U32, "throttle lock"), *LINKS, *ACC, *PCIE, *NAKS, *XGMI, *CLOCKS,
-            *words(U16, "padding")]  # fmt: skip
+V1_4 = [
+    *START,
+    *words(U16, "vcn*4"),
+    *ENERGY,
+    *words(U32, "throttle lock"),
+    *LINKS,
+    *ACC,
+    *PCIE,
+    *XGMI,
+    *CLOCKS,
+    *words(U16, "padding"),
+]
+V1_5 = [
+    *START,
+    *words(U16, "vcn*4 jpeg*32"),
+    *ENERGY,
+    *words(U32, "throttle lock"),
+    *LINKS,
+    *ACC,
+    *PCIE,
+    *NAKS,
+    *XGMI,
+    *CLOCKS,
+    *words(U16, "padding"),
+]
+V1_6_OLD = [
+    *START,
+    *words(U16, "vcn*4 jpeg*32"),
+    *ENERGY,
+    *RESIDENCIES,
+    *words(U32, "throttle lock"),
+    *LINKS,
+    *ACC,
+    *PCIE,
+    *NAKS,
+    *XGMI,
+    *CLOCKS,
+    *words(U16, "padding"),
+]
 
 
 def partition(jpeg: int, more: str) -> Any:
-    fields = [*words(U32, "inst*8"), *words(U16, f"jpeg*{jpeg} vcn*4"), *words(U64, "acc*8"),
-              *words(U64, more)]  # fmt: skip
+    fields = [
+        *words(U32, "inst*8"),
+        *words(U16, f"jpeg*{jpeg} vcn*4"),
+        *words(U64, "acc*8"),
+        *words(U64, more),
+    ]
     return type("Partition", (ctypes.Structure,), {"_fields_": fields})
 
 
@@ -62,18 +98,48 @@ def of_partitions(kind: Any) -> list[tuple[str, Any]]:
     return [*words(U16, "partitions"), ("xcp", kind * 8), *words(U32, "other_end")]
 
 
-V1_6 = [*START, *ENERGY, *RESIDENCIES, *words(U32, "lock"), *LINKS, *ACC, *PCIE, *NAKS, *XGMI,
-        *CLOCKS, *of_partitions(partition(32, ""))]  # fmt: skip
-SEVEN = [*START, *words(U64, "bandwidth"), *ENERGY, *RESIDENCIES, *words(U32, "lock"), *LINKS, *ACC,
-         *PCIE, *NAKS, *XGMI, *words(U16, "states*8 padding"), *CLOCKS]  # fmt: skip
+V1_6 = [
+    *START,
+    *ENERGY,
+    *RESIDENCIES,
+    *words(U32, "lock"),
+    *LINKS,
+    *ACC,
+    *PCIE,
+    *NAKS,
+    *XGMI,
+    *CLOCKS,
+    *of_partitions(partition(32, "")),
+]
+SEVEN = [
+    *START,
+    *words(U64, "bandwidth"),
+    *ENERGY,
+    *RESIDENCIES,
+    *words(U32, "lock"),
+    *LINKS,
+    *ACC,
+    *PCIE,
+    *NAKS,
+    *XGMI,
+    *words(U16, "states*8 padding"),
+    *CLOCKS,
+]
 V1_7 = [*SEVEN, *of_partitions(partition(32, "below*8"))]
 V1_8_SHORT = [*SEVEN, *of_partitions(partition(40, "ppt*8 thm*8 low*8"))]
 V1_8 = [*SEVEN, *of_partitions(partition(40, "ppt*8 thm*8 low*8 total*8"))]
 VERSIONS = {
-    (1, 1, 96): V1_1, (1, 2, 104): V1_2, (1, 3, 120): V1_3, (1, 4, 288): V1_4, (1, 5, 360): V1_5,
-    (1, 6, 384): V1_6_OLD, (1, 6, 1664): V1_6, (1, 7, 2208): V1_7, (1, 8, 3360): V1_8_SHORT,
+    (1, 1, 96): V1_1,
+    (1, 2, 104): V1_2,
+    (1, 3, 120): V1_3,
+    (1, 4, 288): V1_4,
+    (1, 5, 360): V1_5,
+    (1, 6, 384): V1_6_OLD,
+    (1, 6, 1664): V1_6,
+    (1, 7, 2208): V1_7,
+    (1, 8, 3360): V1_8_SHORT,
     (1, 8, 3872): V1_8,
-}  # fmt: skip
+}
 
 
 def table(form: int, content: int, size: int, **values: Any) -> Any:
@@ -97,23 +163,48 @@ def table(form: int, content: int, size: int, **values: Any) -> Any:
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 def test_every_version_is_read_where_its_fields_are(version: tuple[int, int, int]) -> None:
     names = {name for name, _ in VERSIONS[version]}
-    told = {"hotspot": 61, "watts": 612, "gfx": 87, "umc": 33, "energy": 65536, "gfx_acc": 5,
-            "cycles": 1000, "prochot": 1, "ppt": 2, "socket": 3, "vr": 4, "hbm_thermal": 6,
-            "replays": 7, "uclk": 1300, "indep": 1 << 32}  # fmt: skip
+    told = {
+        "hotspot": 61,
+        "watts": 612,
+        "gfx": 87,
+        "umc": 33,
+        "energy": 65536,
+        "gfx_acc": 5,
+        "cycles": 1000,
+        "prochot": 1,
+        "ppt": 2,
+        "socket": 3,
+        "vr": 4,
+        "hbm_thermal": 6,
+        "replays": 7,
+        "uclk": 1300,
+        "indep": 1 << 32,
+    }
     told = {name: value for name, value in told.items() if name in names}
     several = version[1] >= 4
     lists = {"read": (1, 2, 3), "write": (10, 20), "gfxclk": (2100, 1900)} if several else {}
     made = table(*version, **told, **(lists or {"gfxclk": 1410}))
     found = parse_metrics(bytes(made))
-    expected = {"temperature": 61, "gfx_percent": 87, "memory_percent": 33, "watts": 612,
-                "memory_mhz": 1300}  # fmt: skip
+    expected = {
+        "temperature": 61,
+        "gfx_percent": 87,
+        "memory_percent": 33,
+        "watts": 612,
+        "memory_mhz": 1300,
+    }
     if version[1] == 3:
         expected["throttle"] = 1 << 32
     if several:
         expected |= {"energy": 65536, "gfx_acc": 5, "replays": 7}
     if "cycles" in names:
-        expected |= {"cycles": 1000, "prochot": 1, "power": 2, "socket_thermal": 3,
-                     "vr_thermal": 4, "memory_thermal": 6}  # fmt: skip
+        expected |= {
+            "cycles": 1000,
+            "prochot": 1,
+            "power": 2,
+            "socket_thermal": 3,
+            "vr_thermal": 4,
+            "memory_thermal": 6,
+        }
     assert (found.version, found.values) == (f"1.{version[1]}", expected)
     assert found.clocks_mhz == ((2100, 1900) if several else (1410,))
     assert (found.xgmi_read, found.xgmi_write) == ((6, 30) if several else (None, None))
@@ -140,12 +231,12 @@ def test_what_is_not_told_is_no_number() -> None:
 @pytest.mark.parametrize(
     ("data", "kind", "message"),
     [
-        (b"", "failed", "gpu_metrics: 0 bytes are no table"),
-        (b"\x10\0\2\4" + b"\0" * 12, "absent", "gpu_metrics v2.4 of 16 bytes is not known here"),
-        (b"\x08\0\1\x09\0\0\0\0", "absent", "gpu_metrics v1.9 of 8 bytes is not known here"),
+        (b"", "failed", "gpu_metrics: 0 bytes are too few for a table"),
+        (b"\x10\0\2\4" + b"\0" * 12, "absent", "gpu_metrics v2.4 of 16 bytes is not supported"),
+        (b"\x08\0\1\x09\0\0\0\0", "absent", "gpu_metrics v1.9 of 8 bytes is not supported"),
         (bytes(table(1, 7, 2208))[:100], "failed", "gpu_metrics: 100 bytes of 2208"),
     ],
-)  # fmt: skip
+)
 def test_no_table_or_one_that_is_not_known(data: bytes, kind: str, message: str) -> None:
     with pytest.raises(Unavailable) as raised:
         parse_metrics(data)

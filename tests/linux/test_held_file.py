@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 from collecting import pread_as_cgroupfs_does
 
-from clusterprof.errors import Unavailable
-from clusterprof.linux.held import (
+from clusterprof.agent.linux.files import (
     LONG_RECORDS,
-    HeldFile,
-    HeldFolder,
     MissingFile,
-    Parsed,
-    hold,
-    read_once,
+    OpenFile,
+    OpenFolder,
+    ParsedFile,
+    open_file,
+    read_file_once,
 )
+from clusterprof.errors import Unavailable
 
 
 def test_every_read_gives_the_content_of_now(tmp_path) -> None:
     path = tmp_path / "stat"
     path.write_bytes(b"one\n")
-    held = HeldFile(path)
+    held = OpenFile(path)
     assert held.read() == b"one\n"
     path.write_bytes(b"two\n")
     assert held.read() == b"two\n"
@@ -39,7 +39,7 @@ def test_files_of_any_size_are_read_whole_again_and_again(
     path = tmp_path / "file"
     content = bytes(n % 251 for n in range(size))
     path.write_bytes(content)
-    held = HeldFile(path, longest_record=longest_record)
+    held = OpenFile(path, longest_record=longest_record)
     assert [held.read() == content for _ in range(3)] == [True] * 3
     path.write_bytes(content + b"more")
     assert held.read() == content + b"more"
@@ -71,7 +71,7 @@ def test_a_file_the_kernel_hands_out_record_by_record_is_read_to_its_end(
     records = [bytes([65 + n % 26]) * length for n, length in enumerate(lengths)]
     (tmp_path / "mountstats").touch()
     monkeypatch.setattr(os, "pread", pread_by_records(records, 4096, []))
-    held = HeldFile(tmp_path / "mountstats", longest_record=LONG_RECORDS)
+    held = OpenFile(tmp_path / "mountstats", longest_record=LONG_RECORDS)
     assert [held.read() == b"".join(records) for _ in range(3)] == [True] * 3
 
 
@@ -89,19 +89,19 @@ def test_short_records_cost_a_second_call_only_near_a_page(
     (tmp_path / "diskstats").touch()
     calls: list[int] = []
     monkeypatch.setattr(os, "pread", pread_by_records([b"x" * n for n in lengths], 4096, calls))
-    assert len(HeldFile(tmp_path / "diskstats", longest_record=512).read()) == sum(lengths)
+    assert len(OpenFile(tmp_path / "diskstats", longest_record=512).read()) == sum(lengths)
     assert calls == offsets
 
 
 def test_a_real_kernel_file_of_many_records_is_read_whole() -> None:
     expected = Path("/proc/self/mountinfo").read_bytes()
-    assert HeldFile("/proc/self/mountinfo", longest_record=LONG_RECORDS).read() == expected
+    assert OpenFile("/proc/self/mountinfo", longest_record=LONG_RECORDS).read() == expected
 
 
 def test_a_file_that_went_and_came_back_is_opened_anew(tmp_path, monkeypatch) -> None:
     path = tmp_path / "cpu.stat"
     path.write_bytes(b"usage_usec 1\n")
-    held = HeldFile(path)
+    held = OpenFile(path)
     monkeypatch.setattr(os, "pread", pread_as_cgroupfs_does)
     path.unlink()
     with pytest.raises(Unavailable) as caught:
@@ -125,7 +125,7 @@ def test_what_the_kernel_answers_is_said_in_our_words(
 ) -> None:
     path = tmp_path / "io"
     path.touch()
-    held = HeldFile(path, "boot with psi=1")
+    held = OpenFile(path, "boot with psi=1")
 
     def refuse(fd: int, size: int, offset: int) -> bytes:
         raise OSError(code, os.strerror(code))
@@ -138,7 +138,7 @@ def test_what_the_kernel_answers_is_said_in_our_words(
 
 
 def test_a_missing_file_keeps_its_reason_and_does_not_grow(tmp_path) -> None:
-    missing = hold(tmp_path / "no", "mount it")
+    missing = open_file(tmp_path / "no", "mount it")
     assert isinstance(missing, MissingFile)
     depths = []
     for _ in range(3):
@@ -158,12 +158,12 @@ def test_descriptors_are_not_inherited_and_not_leaked(
     path = tmp_path / "stat"
     path.write_bytes(b"x")
     before = open_files()
-    held = HeldFile(path)
+    held = OpenFile(path)
     assert os.get_inheritable(held._fd) is False
-    read_once(path)
+    read_file_once(path)
     del held
     with pytest.raises(Unavailable):
-        HeldFile(tmp_path / "no")
+        OpenFile(tmp_path / "no")
     assert open_files() == before
 
 
@@ -176,7 +176,7 @@ def test_what_reads_as_it_did_is_not_parsed_again(tmp_path: Path) -> None:
         seen.append(data)
         return int(data)
 
-    parsed = Parsed(HeldFile(path), parse)
+    parsed = ParsedFile(OpenFile(path), parse)
     assert [parsed.read(), parsed.read()] == [1, 1]
     path.write_text("two")
     for _ in range(2):  # what has no meaning has none the second time either
@@ -190,16 +190,16 @@ def test_what_reads_as_it_did_is_not_parsed_again(tmp_path: Path) -> None:
 
 def test_a_folder_says_when_something_came_or_went_and_may_be_replaced(tmp_path: Path) -> None:
     path = tmp_path / "folder"
-    folder = HeldFolder(path)
-    assert folder.changed_ns() is None  # there is none yet
+    folder = OpenFolder(path)
+    assert folder.read_mtime_ns() is None  # there is none yet
     path.mkdir()
     os.utime(path, ns=(5, 5))
-    assert folder.changed_ns() == 5
+    assert folder.read_mtime_ns() == 5
     os.utime(path, ns=(5, 7))
-    assert folder.changed_ns() == 7
+    assert folder.read_mtime_ns() == 7
     path.rmdir()
-    assert folder.changed_ns() is None
+    assert folder.read_mtime_ns() is None
     path.mkdir()
     os.utime(path, ns=(5, 9))
-    assert folder.changed_ns() == 9
+    assert folder.read_mtime_ns() == 9
     folder.close()

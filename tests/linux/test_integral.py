@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterprof.linux.integral import CycleShare, ShareIntegral
+from clusterprof.agent.linux.counters import CycleShare, ShareIntegral
 
 S = 1_000_000_000
 
@@ -37,9 +37,9 @@ def test_a_clock_that_goes_back_is_a_gap() -> None:
 
 def test_what_was_lost_is_not_made_up_for_by_the_next_share() -> None:
     integral = ShareIntegral()
-    integral.lose()  # before anything was known nothing is lost
+    integral.invalidate()  # before anything was known nothing is lost
     start = integral.add(1.0, 1 * S)
-    integral.lose()
+    integral.invalidate()
     assert integral.add(1.0, 2 * S) < start
     assert integral.add(1.0, 3 * S) == start - 1 + S
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from clusterprof.agent.linux.kernel_log import DriverError, KernelLog, parse_driver_error
 from clusterprof.errors import Unavailable
-from clusterprof.linux.kmsg import DriverError, KernelLog, driver_error
 
-XID = (b"3,1234,98765432,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU "
-       b"has fallen off the bus.\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n")  # fmt: skip
+XID = (
+    b"3,1234,98765432,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU "
+    b"has fallen off the bus.\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n"
+)
 
 
 class Log:
@@ -80,7 +82,9 @@ def test_without_permission_or_without_a_log_there_is_a_reason(
     with pytest.raises(Unavailable) as raised:
         KernelLog(str(tmp_path / "kmsg"))
     absent = f"{tmp_path}/kmsg: no such file or directory"
-    assert raised.value == Unavailable("absent", absent, "give the container /dev/kmsg")
+    assert raised.value == Unavailable(
+        "absent", absent, "make /dev/kmsg available in the container"
+    )
     (tmp_path / "kmsg").touch(mode=0)
     with as_nobody(), pytest.raises(Unavailable) as raised:
         KernelLog(str(tmp_path / "kmsg"))
@@ -89,12 +93,14 @@ def test_without_permission_or_without_a_log_there_is_a_reason(
 
 
 def error(line: bytes) -> DriverError | None:
-    return driver_error(b"3,7,5000001,-;" + line + b"\n")
+    return parse_driver_error(b"3,7,5000001,-;" + line + b"\n")
 
 
 def test_errors_of_the_driver_in_all_their_forms() -> None:
     fell_off = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-    assert driver_error(XID) == DriverError(98765432000, "0000:3b:00", 79, fell_off, None, False)
+    assert parse_driver_error(XID) == DriverError(
+        98765432000, "0000:3b:00", 79, fell_off, None, False
+    )
     found = [
         error(b"NVRM: Xid (PCI:0000:B1:00 GPU-I:05): 119, pid=4711, Timeout waiting for RPC"),
         error(b"NVRM: Xid (0000:01:00): 13, 0005 00000000"),  # an older driver
@@ -112,9 +118,9 @@ def test_errors_of_the_driver_in_all_their_forms() -> None:
 
 
 def test_other_lines_and_damaged_ones_are_no_errors() -> None:
-    assert driver_error(b"6,1,10,-;usb 1-1: new device\n") is None
+    assert parse_driver_error(b"6,1,10,-;usb 1-1: new device\n") is None
     assert error(b"NVRM: Xid (PCI:0000:3b:00): what, ever") is None
     assert error(b"NVRM: Xid (") is None
-    assert driver_error(b"NVRM: Xid (PCI:0000:3b:00): 79, without a head") is None
-    assert driver_error(b"3,7,soon,-;NVRM: Xid (PCI:0000:3b:00): 79, text") is None
-    assert driver_error(b"\xff\xfe;Xid (\x00") is None
+    assert parse_driver_error(b"NVRM: Xid (PCI:0000:3b:00): 79, without a head") is None
+    assert parse_driver_error(b"3,7,soon,-;NVRM: Xid (PCI:0000:3b:00): 79, text") is None
+    assert parse_driver_error(b"\xff\xfe;Xid (\x00") is None

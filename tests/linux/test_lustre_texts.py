@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof.errors import Unavailable
-from clusterprof.linux import cifs
-from clusterprof.linux.lustre import (
-    Counted,
-    Histogram,
-    asked,
-    at_limit,
+from clusterprof.agent.linux.storage import network_mounts
+from clusterprof.agent.linux.storage.lustre import (
+    LustreCounter,
+    ReadRpcStats,
+    count_rpcs_at_limit,
+    get_time_ns,
     parse_import,
     parse_rpc_stats,
     parse_stats,
-    time_ns,
+    sum_waited_rpcs,
 )
+from clusterprof.errors import Unavailable
 
 
 def test_lines_of_a_stats_file() -> None:
@@ -29,30 +29,34 @@ def test_lines_of_a_stats_file() -> None:
         b"cut                       9 sam\n"
     )
     assert parse_stats(data) == {
-        "read_bytes": Counted(2, "bytes", 12288),
-        "ost_read": Counted(3, "usec", 21),
-        "open": Counted(4, "regs", None),
-        "close": Counted(5, "usecs", 7),
+        "read_bytes": LustreCounter(2, "bytes", 12288),
+        "ost_read": LustreCounter(3, "usec", 21),
+        "open": LustreCounter(4, "regs", None),
+        "close": LustreCounter(5, "usecs", 7),
     }
-    assert time_ns(Counted(3, "usec", 21)) == time_ns(Counted(3, "usecs", 21)) == 21_000
-    assert time_ns(Counted(4, "regs", None)) is None
-    assert time_ns(None) == 0  # a line is only there once it counted something
+    assert (
+        get_time_ns(LustreCounter(3, "usec", 21))
+        == get_time_ns(LustreCounter(3, "usecs", 21))
+        == 21_000
+    )
+    assert get_time_ns(LustreCounter(4, "regs", None)) is None
+    assert get_time_ns(None) == 0  # a line is only there once it counted something
 
 
 def test_what_somebody_waited_for_is_all_but_pings() -> None:
     stats = {
-        "req_waittime": Counted(100, "usec", 5000),
-        "obd_ping": Counted(10, "usec", 400),
-        "ldlm_cancel": Counted(5, "usec", 100),
-        "ost_read": Counted(20, "usec", 3000),
+        "req_waittime": LustreCounter(100, "usec", 5000),
+        "obd_ping": LustreCounter(10, "usec", 400),
+        "ldlm_cancel": LustreCounter(5, "usec", 100),
+        "ost_read": LustreCounter(20, "usec", 3000),
     }
-    assert asked(stats) == (100 - 15, (5000 - 500) * 1000)
-    assert asked(stats, "ost_read") == (65, 1_500_000)
-    assert asked({}) == (0, 0)
-    assert asked({"req_waittime": Counted(7, "reqs", None)}) is None
+    assert sum_waited_rpcs(stats) == (100 - 15, (5000 - 500) * 1000)
+    assert sum_waited_rpcs(stats, "ost_read") == (65, 1_500_000)
+    assert sum_waited_rpcs({}) == (0, 0)
+    assert sum_waited_rpcs({"req_waittime": LustreCounter(7, "reqs", None)}) is None
     # The file is not written at one instant: what ends in between must not go below zero.
-    late = {"req_waittime": Counted(1, "usec", 5), "obd_ping": Counted(2, "usec", 9)}
-    assert asked(late) == (0, 0)
+    late = {"req_waittime": LustreCounter(1, "usec", 5), "obd_ping": LustreCounter(2, "usec", 9)}
+    assert sum_waited_rpcs(late) == (0, 0)
 
 
 def test_queues_and_the_histogram_of_reads_in_flight() -> None:
@@ -67,19 +71,19 @@ def test_queues_and_the_histogram_of_reads_in_flight() -> None:
         b"\n\t\t\tread\t\t\twrite\noffset                rpcs   % cum % |       rpcs   % cum %\n"
         b"8:\t\t       99 100 100   |          0   0   0\n"
     )
-    assert parse_rpc_stats(data) == Histogram(3, 256, {1: 40, 8: 60})
+    assert parse_rpc_stats(data) == ReadRpcStats(3, 256, {1: 40, 8: 60})
     with pytest.raises(ValueError, match="queues"):
         parse_rpc_stats(b"read RPCs in flight:  3\n")
 
 
 @pytest.mark.parametrize(("most", "count"), [(1, 100), (8, 60), (9, 0), (31, 0)])
 def test_rpcs_that_took_the_last_place(most: int, count: int) -> None:
-    assert at_limit({1: 40, 8: 60}, most) == count
+    assert count_rpcs_at_limit({1: 40, 8: 60}, most) == count
 
 
 def test_a_limit_beyond_the_histogram_is_unknown() -> None:
-    message = "64 RPCs may be in flight; more than 30 are not told apart"
-    assert at_limit({31: 5}, 64) == Unavailable("absent", message, "")
+    message = "64 RPCs may be in flight; the histogram cannot distinguish more than 30"
+    assert count_rpcs_at_limit({31: 5}, 64) == Unavailable("absent", message, "")
 
 
 @pytest.mark.parametrize(
@@ -106,21 +110,23 @@ Opens: 5 Closes: 4 Deletes: 0
 
 
 def test_shares_of_smb1_and_of_a_kernel_that_keeps_no_time() -> None:
-    (server,) = cifs.parse_stats(OLD)
+    (server,) = network_mounts.parse_stats(OLD)
     assert (server.time_ns, server.keeps_time) == ({}, False)
     assert server.shares == [
-        cifs.Share("//old/home", 49152, 600, {"READ": 12, "WRITE": 3, "FLUSH": 1, "CREATE": 5})
+        network_mounts.CifsShare(
+            "//old/home", 49152, 600, {"READ": 12, "WRITE": 3, "FLUSH": 1, "CREATE": 5}
+        )
     ]
 
 
 def test_a_count_below_zero_is_one_of_32_bits() -> None:
-    (server,) = cifs.parse_stats(
+    (server,) = network_mounts.parse_stats(
         b"Max requests in flight: 1\n1) \\\\s\\x\nReads: -2 total 0 failed\n"
     )
     assert server.shares[0].operations == {"READ": (1 << 32) - 2}
 
 
 def test_nothing_mounted_and_nothing_understood() -> None:
-    assert cifs.parse_stats(b"Resources in use\nCIFS Session: 0\n") == []
-    assert cifs.parse_stats(b"\xff\x00 Reads: 3\n") == []
-    assert cifs.parse_debug(b"Servers: <NONE>\n") == []
+    assert network_mounts.parse_stats(b"Resources in use\nCIFS Session: 0\n") == []
+    assert network_mounts.parse_stats(b"\xff\x00 Reads: 3\n") == []
+    assert network_mounts.parse_debug(b"Servers: <NONE>\n") == []

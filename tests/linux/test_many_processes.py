@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.placement import PlacementCollector
-from clusterprof.collectors.processes import ProcessesCollector
-from clusterprof.collectors.threads import ThreadsCollector
-from clusterprof.linux import processes
-from clusterprof.linux.processes import ProcessTree
-from clusterprof.linux.roots import Roots
-from clusterprof.linux.task import Descriptors
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.processes import PlacementCollector, ProcessesCollector
+from clusterprof.agent.collectors.threads import ThreadsCollector
+from clusterprof.agent.linux import processes
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.processes import ProcessTree
+from clusterprof.agent.linux.threads import DescriptorBudget
 
 S = 1_000_000_000
 STAT = "{pid} (a) S {parent} 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {pid} 0 0" + " 0" * 30
@@ -87,12 +86,12 @@ def test_processes_of_others_cost_nothing(tmp_path: Path, asked: list[str]) -> N
 def test_without_children_files_each_is_asked_once_and_few_at_a_time(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_MOST_SCANNED", 50)
+    monkeypatch.setattr(processes, "_MAX_SCANNED", 50)
     for pid in range(1, 126):
         write(tmp_path, pid, 1, None)
     write(tmp_path, 900, 1, None)
     write(tmp_path, 901, 900, None)
-    tree = ProcessTree(Roots(tmp_path), Descriptors())
+    tree = ProcessTree(Roots(tmp_path), DescriptorBudget())
     counts = []
     for _ in range(4):
         asked.clear()
@@ -114,7 +113,7 @@ def test_a_search_of_all_the_node_rests(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(processes.time, "monotonic_ns", takes_ten_ms)
     write(tmp_path, 10, 1, None)
-    tree = ProcessTree(Roots(tmp_path), Descriptors())
+    tree = ProcessTree(Roots(tmp_path), DescriptorBudget())
     assert tree.refresh([10]) == [10]
     write(tmp_path, 11, 10, None)
     assert tree.refresh([10]) == [10]  # it took 5 ms: it rests for 250

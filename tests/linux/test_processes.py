@@ -9,10 +9,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.processes import (
+    ProcessTree,
+    explain_invisible_processes,
+    read_identity,
+)
+from clusterprof.agent.linux.threads import DescriptorBudget
 from clusterprof.errors import Unavailable
-from clusterprof.linux.processes import ProcessTree, read_identity, why_invisible
-from clusterprof.linux.roots import Roots
-from clusterprof.linux.task import Descriptors
 
 STAT = "{pid} (python) S {parent} 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {started} 0 0" + " 0" * 30
 
@@ -26,7 +30,7 @@ def write_process(proc: Path, pid: int, parent: int, children: str | None) -> No
 
 
 def tree_of(proc: Path, most: int = 1024) -> ProcessTree:
-    return ProcessTree(Roots(proc), Descriptors(), most)
+    return ProcessTree(Roots(proc), DescriptorBudget(), most)
 
 
 def test_descendants_are_found_by_children_files(tmp_path: Path) -> None:
@@ -67,17 +71,17 @@ def test_the_tree_is_bounded_and_says_so(tmp_path: Path) -> None:
         write_process(tmp_path, pid, 10, "")
     tree = tree_of(tmp_path, most=3)
     assert len(tree.refresh([10])) == 3
-    assert tree.left_out == 1
+    assert tree.omitted_count == 1
 
 
 def test_births_are_noticed_by_the_newest_process_number(tmp_path: Path) -> None:
     (tmp_path / "loadavg").write_text("0.20 0.18 0.12 1/80 11206\n")
     tree = tree_of(tmp_path)
-    assert [tree.born(), tree.born()] == [True, False]
+    assert [tree.has_new_tasks(), tree.has_new_tasks()] == [True, False]
     (tmp_path / "loadavg").write_text("0.21 0.18 0.12 9/88 11206\n")
-    assert not tree.born()
+    assert not tree.has_new_tasks()
     (tmp_path / "loadavg").write_text("0.21 0.18 0.12 9/88 11207\n")
-    assert tree.born()
+    assert tree.has_new_tasks()
     tree.close()
 
 
@@ -119,7 +123,7 @@ def test_identity_is_number_and_start(tmp_path: Path) -> None:
 def test_hidden_processes_are_denied_not_gone(tmp_path: Path) -> None:
     roots = Roots(tmp_path)
     write_process(tmp_path, 10, 1, "")
-    assert why_invisible(roots, [10, 11]) is None  # 11 has ended
+    assert explain_invisible_processes(roots, [10, 11]) is None  # 11 has ended
     mounts = tmp_path / "self" / "mounts"
     mounts.parent.mkdir()
     remedy = "run as the job's user or as root, or mount /proc without hidepid"
@@ -131,7 +135,7 @@ def test_hidden_processes_are_denied_not_gone(tmp_path: Path) -> None:
         ("rw,gid=5,hidepid=invisible", hidden),
     ):
         mounts.write_text(f"/dev/root / ext4 rw 0 0\nproc /proc proc {options} 0 0\n")
-        assert why_invisible(roots, [11]) == expected
+        assert explain_invisible_processes(roots, [11]) == expected
 
 
 def test_a_forbidden_process_is_denied(
@@ -143,7 +147,7 @@ def test_a_forbidden_process_is_denied(
     with as_nobody():
         if os.access(roots.proc / "10" / "stat", os.R_OK, effective_ids=True):
             os.chmod(roots.proc / "10", 0)  # the tests do not run as root
-        reason = why_invisible(roots, [10])
+        reason = explain_invisible_processes(roots, [10])
     assert reason is not None and reason.kind == "denied"
     assert reason.message == f"{roots.proc}/10: permission denied"
     os.chmod(roots.proc / "10", 0o700)

@@ -11,17 +11,26 @@ from collections.abc import Iterator
 
 import pytest
 
+from clusterprof.agent.linux.network.netlink import (
+    ESTABLISHED,
+    SOCK_DIAG,
+    UNKNOWN,
+    Connections,
+    ListedConnection,
+    Netlink,
+    map_addresses_to_interfaces,
+    normalize_address,
+    pack_attribute,
+    parse_address,
+    parse_connection,
+)
 from clusterprof.errors import Unavailable
-from clusterprof.linux.addresses import local_addresses, parse_address, plain
-from clusterprof.linux.netlink import SOCK_DIAG, Netlink, attribute
-from clusterprof.linux.sock_diag import ESTABLISHED, Connections, Listed, parse_told
-from clusterprof.linux.tcp_info import UNKNOWN
 
 
 def why_not() -> str:
     try:
         Netlink(SOCK_DIAG, "").close()
-        local_addresses()
+        map_addresses_to_interfaces()
     except Unavailable as why:
         return why.message
     return ""
@@ -31,7 +40,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no netlink here: {why_
 
 
 def own_address() -> str:
-    for address, nic in local_addresses().items():
+    for address, nic in map_addresses_to_interfaces().items():
         if nic != "lo" and len(address) == 4:
             return socket.inet_ntoa(address)
     pytest.skip("this machine has no IPv4 address besides loopback")
@@ -44,12 +53,12 @@ def kernel() -> Iterator[Connections]:
     connections.close()
 
 
-def listed(kernel: Connections) -> dict[int, Listed]:
+def listed(kernel: Connections) -> dict[int, ListedConnection]:
     kernel.start()
-    found: dict[int, Listed] = {}
+    found: dict[int, ListedConnection] = {}
     last = False
     while not last:
-        piece, last = kernel.more(frozenset(), set())
+        piece, last = kernel.receive_listed(frozenset(), set())
         found.update({entry.inode: entry for entry in piece})
     return found
 
@@ -84,8 +93,8 @@ def test_connections_of_both_families_are_listed_and_loopback_is_not(kernel: Con
     found = listed(kernel)
     for endpoint in (*out4, *out6):
         entry = found[inode(endpoint)]
-        assert socket.inet_ntoa(plain(entry.local)) == address
-        assert socket.inet_ntoa(plain(entry.remote)) == address
+        assert socket.inet_ntoa(normalize_address(entry.local)) == address
+        assert socket.inet_ntoa(normalize_address(entry.remote)) == address
         assert entry.family == endpoint.family
     assert not {inode(endpoint) for endpoint in inside} & set(found)
     for endpoint in (*out4, *out6, *inside):
@@ -98,7 +107,7 @@ def test_one_connection_says_what_its_own_socket_says(kernel: Connections) -> No
     got = accepted.recv(20_000, socket.MSG_WAITALL)
     entries = listed(kernel)
     sent_again = [again(client)]
-    sender, receiver = kernel.ask([entries[inode(client)], entries[inode(accepted)]])
+    sender, receiver = kernel.query([entries[inode(client)], entries[inode(accepted)]])
     sent_again.append(again(client))
     assert sender is not None and receiver is not None
     assert sender.state == receiver.state == ESTABLISHED
@@ -122,7 +131,7 @@ def test_a_closed_connection_is_told_apart_from_one_that_lives(kernel: Connectio
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
         accepted.close()
-    told = list(kernel.ask(known))
+    told = list(kernel.query(known))
     assert [answer is None for answer in told] == [True, False] * 20
     for client, accepted in pairs[1::2]:
         client.close()
@@ -147,7 +156,7 @@ def test_a_long_list_comes_in_pieces(kernel: Connections, many_files: None) -> N
     sizes = []
     last = False
     while not last:
-        piece, last = kernel.more(frozenset(), set())
+        piece, last = kernel.receive_listed(frozenset(), set())
         sizes.append(len(piece))
     assert sum(sizes) >= 800
     assert max(sizes) < 400
@@ -156,7 +165,7 @@ def test_a_long_list_comes_in_pieces(kernel: Connections, many_files: None) -> N
     strangers, seen, left = frozenset(own[:500]), set[int](), 0
     last = False
     while not last:
-        piece, last = kernel.more(strangers, seen)
+        piece, last = kernel.receive_listed(strangers, seen)
         left += len(piece)
     assert seen == strangers
     assert left >= 300
@@ -173,11 +182,11 @@ def test_without_a_file_to_spare_addresses_are_unknown_and_not_none(
 
     monkeypatch.setattr(socket, "if_indextoname", full)
     with pytest.raises(Unavailable, match="too many open files"):
-        local_addresses()
+        map_addresses_to_interfaces()
 
 
 def test_loopback_is_an_interface_of_its_own() -> None:
-    addresses = local_addresses()
+    addresses = map_addresses_to_interfaces()
     assert addresses[b"\x7f\0\0\1"] == "lo"
     assert set(addresses.values()) <= {name for _, name in socket.if_nameindex()}
 
@@ -192,16 +201,18 @@ def answer(*attributes: bytes, state: int = 1) -> bytes:
 def test_an_answer_by_hand() -> None:
     info = bytearray(104)
     struct.pack_into("=I", info, 100, 12)
-    told = parse_told(answer(attribute(8, b"\1"), attribute(2, bytes(info)), attribute(99, b"?")))
+    told = parse_connection(
+        answer(pack_attribute(8, b"\1"), pack_attribute(2, bytes(info)), pack_attribute(99, b"?"))
+    )
     assert (told.state, told.unread_bytes, told.unsent_bytes) == (1, 600, 700)
     assert (told.info.retransmits, told.info.acked_bytes) == (12, None)
-    without = parse_told(answer(state=6))
+    without = parse_connection(answer(state=6))
     assert (without.state, without.info) == (6, UNKNOWN)
 
 
 def test_attributes_that_are_cut_off_end_the_message() -> None:
-    whole = answer(attribute(2, bytes(104)))
-    assert parse_told(whole[:-40]).info == UNKNOWN
+    whole = answer(pack_attribute(2, bytes(104)))
+    assert parse_connection(whole[:-40]).info == UNKNOWN
 
 
 def test_addresses_by_hand() -> None:
@@ -211,8 +222,8 @@ def test_addresses_by_hand() -> None:
 
     local, peer = b"\x0a\0\0\1", b"\x0a\0\0\2"
     # Of a point-to-point link IFA_ADDRESS is the peer's.
-    assert parse_address(message(attribute(1, peer), attribute(2, local))) == (local, 7)
-    assert parse_address(message(attribute(1, bytes(16)))) == (bytes(16), 7)
+    assert parse_address(message(pack_attribute(1, peer), pack_attribute(2, local))) == (local, 7)
+    assert parse_address(message(pack_attribute(1, bytes(16)))) == (bytes(16), 7)
     assert parse_address(message(kind=16)) == (b"", 0)
-    assert plain(bytes(10) + b"\xff\xff" + local) == local
-    assert plain(bytes(16)) == bytes(16)
+    assert normalize_address(bytes(10) + b"\xff\xff" + local) == local
+    assert normalize_address(bytes(16)) == bytes(16)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.linux.task import (
+from clusterprof.agent.linux.threads import (
     NS_PER_TICK,
     PAGE_BYTES,
-    Descriptors,
+    DescriptorBudget,
     Stat,
     TaskFile,
     TaskIo,
-    block_io_accounted,
-    hold,
+    is_block_io_accounted,
+    open_task_file,
     parse_io,
     parse_process_stat,
     parse_stat,
@@ -86,20 +86,20 @@ def test_wchan(text: bytes, place: str) -> None:
 def test_block_io_delays_are_known_only_when_accounted(
     text: bytes | None, known: bool | None
 ) -> None:
-    assert block_io_accounted(text) is known
+    assert is_block_io_accounted(text) is known
 
 
 def test_beyond_the_bound_files_are_opened_for_every_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one")
-    descriptors = Descriptors(limit=1)
+    descriptors = DescriptorBudget(limit=1)
     held, not_held = (TaskFile(str(path), descriptors) for _ in range(2))
-    assert (held.fd >= 0, not_held.fd, descriptors.held) == (True, -1, 1)
+    assert (held.fd >= 0, not_held.fd, descriptors.open_count) == (True, -1, 1)
     assert (held.read(), not_held.read()) == (b"one", b"one")
     path.write_bytes(b"two")
     assert (held.read(), not_held.read()) == (b"two", b"two")
     for _ in range(2):
         held.close()
         not_held.close()
-    assert descriptors.held == 0
-    assert hold(str(tmp_path / "missing"), descriptors) is None
+    assert descriptors.open_count == 0
+    assert open_task_file(str(tmp_path / "missing"), descriptors) is None

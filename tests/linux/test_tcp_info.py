@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from clusterprof.linux.tcp_info import UNKNOWN, TcpInfo, parse_tcp_info
+from clusterprof.agent.linux.network.netlink import UNKNOWN, TcpInfo, parse_tcp_info
 
 # include/uapi/linux/tcp.h: where each field lies.
 FIELDS = {
@@ -24,12 +24,31 @@ FIELDS = {
     "delivered_ce": (196, "I", 8),
 }
 WHOLE = TcpInfo(
-    3, 250_000, 17, 5_000_000_000, 6_000_000_000, 90_000, 1_250_000_000,
-    9_000_000_000, 40_000, 50_000, 8,
-)  # fmt: skip
+    3,
+    250_000,
+    17,
+    5_000_000_000,
+    6_000_000_000,
+    90_000,
+    1_250_000_000,
+    9_000_000_000,
+    40_000,
+    50_000,
+    8,
+)
 # Sizes of the structure, by the version of Linux that made it so long, and the fields it has.
-LENGTHS = {104: "2.6", 120: "3.15", 136: "4.1", 144: "4.2", 160: "4.6", 168: "4.9", 192: "4.10",
-           200: "4.18", 232: "5.4", 248: "6.7"}  # fmt: skip
+LENGTHS = {
+    104: "2.6",
+    120: "3.15",
+    136: "4.1",
+    144: "4.2",
+    160: "4.6",
+    168: "4.9",
+    192: "4.10",
+    200: "4.18",
+    232: "5.4",
+    248: "6.7",
+}
 KNOWN = {104: 3, 120: 3, 136: 5, 144: 5, 160: 6, 168: 7, 192: 10, 200: 11, 232: 11, 248: 11}
 
 

@@ -4,25 +4,52 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof.linux.cgroup import CpuStat, CpuStatParser, MemoryEventsParser, parse_memberships
-from clusterprof.linux.diskstats import DiskStats, disk_names, is_partition, parse_disk
-from clusterprof.linux.fields import Columns, Numbers, integers
-from clusterprof.linux.meminfo import MeminfoParser, Memory
-from clusterprof.linux.mountinfo import Mount, mount_of, parse_mountinfo
-from clusterprof.linux.mountstats import NfsMount, NfsOperation, NfsTransport, parse_mountstats
-from clusterprof.linux.netdev import NetDev, parse_interface
-from clusterprof.linux.numastat import NumastatParser
-from clusterprof.linux.pressure import Pressure, parse_pressure
-from clusterprof.linux.snmp import NetstatParser, SnmpParser, TcpSegments
-from clusterprof.linux.stat import (
+from clusterprof.agent.linux.cgroup import (
+    CpuStat,
+    CpuStatParser,
+    MemoryEventsParser,
+    Pressure,
+    parse_memberships,
+    parse_pressure,
+)
+from clusterprof.agent.linux.cpu import (
     CpuTimes,
     Tasks,
-    never_back,
     parse_cores,
     parse_tasks,
     parse_total,
+    remove_backward_steps,
 )
-from clusterprof.linux.vmstat import Vmstat, VmstatParser
+from clusterprof.agent.linux.files import ColumnFinder, NumberFinder, parse_integers
+from clusterprof.agent.linux.memory import (
+    MeminfoParser,
+    Memory,
+    NumaMissParser,
+    Vmstat,
+    VmstatParser,
+)
+from clusterprof.agent.linux.network.netdev import (
+    NetDev,
+    NetstatParser,
+    SnmpParser,
+    TcpSegments,
+    parse_interface,
+)
+from clusterprof.agent.linux.storage.disks import (
+    DiskStats,
+    Mount,
+    find_mount,
+    is_partition,
+    list_disk_names,
+    parse_disk,
+    parse_mountinfo,
+)
+from clusterprof.agent.linux.storage.network_mounts import (
+    NfsMount,
+    NfsOperation,
+    NfsTransport,
+    parse_mountstats,
+)
 
 TICK_NS = 10_000_000
 
@@ -39,12 +66,12 @@ TICK_NS = 10_000_000
     ],
 )
 def test_numbers(data: bytes, expected: list[int | None]) -> None:
-    find = Numbers(b"a ", b"b ")
+    find = NumberFinder(b"a ", b"b ")
     assert [find(data), find(data)] == [expected, expected]
 
 
 def test_numbers_are_found_again_after_the_text_has_shifted_or_lost_a_line() -> None:
-    find = Numbers(b"a ", b"b ")
+    find = NumberFinder(b"a ", b"b ")
     texts = [
         b"x 9\na 1\nb 2\n",
         b"x 10\na 1\nb 3\n",
@@ -56,13 +83,13 @@ def test_numbers_are_found_again_after_the_text_has_shifted_or_lost_a_line() -> 
 
 
 def test_a_word_in_the_middle_of_a_line_is_not_taken_where_the_word_stood_before() -> None:
-    find = Numbers(b"a ")
+    find = NumberFinder(b"a ")
     assert find(b"x 9\na 1\n") == [1]
     assert find(b"xyzza 7\na 5\n") == [5]  # the remembered place, and no beginning of a line
 
 
 def test_columns_are_found_again_when_the_table_changes() -> None:
-    find = Columns(b"T: ", b"B", b"C")
+    find = ColumnFinder(b"T: ", b"B", b"C")
     texts = [
         b"T: A B C\nT: 1 2 3\n",
         b"T: A B C\nT: 4 5 6\n",
@@ -102,14 +129,19 @@ def test_stat() -> None:
 
 @pytest.mark.parametrize(
     ("now_ns", "expected_ns"),
-    [(7_000, 7_000), (10_000_000_000, 10_000_000_000), (9_999_999_999, 10_000_000_000),
-     (7_000_000_000, 10_000_000_000), (6_999_999_999, 6_999_999_999)],
-)  # fmt: skip
+    [
+        (7_000, 7_000),
+        (10_000_000_000, 10_000_000_000),
+        (9_999_999_999, 10_000_000_000),
+        (7_000_000_000, 10_000_000_000),
+        (6_999_999_999, 6_999_999_999),
+    ],
+)
 def test_a_step_back_of_up_to_3_seconds_is_held(now_ns: int, expected_ns: int) -> None:
     before = CpuTimes(1, 2, 10_000_000_000, 10_000_000_000, 5)
     now = CpuTimes(2, 3, now_ns, now_ns, 6)
-    assert never_back(now, before) == CpuTimes(2, 3, expected_ns, expected_ns, 6)
-    assert never_back(now, None) == now
+    assert remove_backward_steps(now, before) == CpuTimes(2, 3, expected_ns, expected_ns, 6)
+    assert remove_backward_steps(now, None) == now
 
 
 @pytest.mark.parametrize(
@@ -139,15 +171,27 @@ def test_meminfo_and_vmstat_and_numastat() -> None:
     assert MeminfoParser()(meminfo) == Memory(None, 2048, None, None, None)
     vmstat = b"pswpin 1\npswpout 2\nworkingset_refault_anon 3\nworkingset_refault_file 4\n"
     assert VmstatParser()(vmstat) == Vmstat(None, 1, 2, None, 4, None)
-    assert NumastatParser()(b"numa_hit 5\nnuma_miss 6\nnuma_foreign 7\n") == 6
+    assert NumaMissParser()(b"numa_hit 5\nnuma_miss 6\nnuma_foreign 7\n") == 6
 
 
 @pytest.mark.parametrize(
     ("name", "partition"),
-    [("sda", False), ("sda1", True), ("nvme0n1", False), ("nvme0n1p1", True), ("dm-1", False),
-     ("dm-10", False), ("mmcblk0p2", True), ("sdb1", False), ("md127", False), ("md127p1", True),
-     ("loop0p1", False), ("p1", False), ("sdap1", False)],
-)  # fmt: skip
+    [
+        ("sda", False),
+        ("sda1", True),
+        ("nvme0n1", False),
+        ("nvme0n1p1", True),
+        ("dm-1", False),
+        ("dm-10", False),
+        ("mmcblk0p2", True),
+        ("sdb1", False),
+        ("md127", False),
+        ("md127p1", True),
+        ("loop0p1", False),
+        ("p1", False),
+        ("sdap1", False),
+    ],
+)
 def test_partitions_by_the_kernels_rule(name: str, partition: bool) -> None:
     names = {"sda", "sda1", "nvme0n1", "nvme0n1p1", "dm-1", "dm-10", "mmcblk0", "md127"}
     assert is_partition(name, names) is partition
@@ -156,7 +200,7 @@ def test_partitions_by_the_kernels_rule(name: str, partition: bool) -> None:
 def test_diskstats() -> None:
     line = b" 254       0 vda 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17"
     assert parse_disk(line) == DiskStats(1, 3 * 512, 4, 5, 7 * 512, 8, 10, 11)
-    assert disk_names([line, b""]) == ["vda", ""]
+    assert list_disk_names([line, b""]) == ["vda", ""]
 
 
 @pytest.mark.parametrize("colon", [b":", b":  "])
@@ -184,10 +228,10 @@ def test_mountinfo() -> None:
     tmp = Mount("0:43", "/", "/data a", "tmpfs", "tmpfs", ("rw",))
     mounts = parse_mountinfo(data)
     assert mounts == [root, nfs, tmp]
-    assert mount_of(mounts, "/data a/train/0.tar") == tmp  # mounted last, hides the other
-    assert mount_of(mounts[:2], "/data a") == nfs
-    assert mount_of(mounts, "/data also") == root
-    assert mount_of([], "/data") is None
+    assert find_mount(mounts, "/data a/train/0.tar") == tmp  # mounted last, hides the other
+    assert find_mount(mounts[:2], "/data a") == nfs
+    assert find_mount(mounts, "/data also") == root
+    assert find_mount([], "/data") is None
 
 
 @pytest.mark.parametrize(
@@ -276,10 +320,10 @@ def test_cgroup_counts_of_both_versions() -> None:
 
 def test_integers_apart_by_one_space_or_line() -> None:
     text = b"4731093441 92034419 812\n0 -5 18446744073709551615\n"
-    assert integers(text) == [4731093441, 92034419, 812, 0, -5, 18446744073709551615]
+    assert parse_integers(text) == [4731093441, 92034419, 812, 0, -5, 18446744073709551615]
 
 
 @pytest.mark.parametrize("text", [b"1  2\n", b"1 a\n", b"01 2\n", b"1.5 2\n", b" 1\n"])
 def test_other_texts_are_not_taken_for_integers(text: bytes) -> None:
-    with pytest.raises(ValueError, match="no integers"):
-        integers(text)
+    with pytest.raises(ValueError, match="expected integers"):
+        parse_integers(text)

@@ -15,22 +15,26 @@ import pytest
 from collecting import Opened
 from test_third_party_storage import PAGE, SHARED, of, theirs  # noqa: F401 - a fixture
 
-from clusterprof.collectors.base import Context, Value
-from clusterprof.collectors.cores import CoresCollector
-from clusterprof.collectors.cpu import CpuCollector
-from clusterprof.collectors.cpu_clock import CpuClockCollector
-from clusterprof.collectors.gpu_amd import GpuAmdCollector
-from clusterprof.collectors.memory import MemoryCollector
-from clusterprof.collectors.network import NetworkCollector
-from clusterprof.collectors.pressure import PressureCollector
-from clusterprof.collectors.rdma import RdmaCollector
-from clusterprof.collectors.reclaim import ReclaimCollector
-from clusterprof.collectors.runqueue import RunqueueCollector
-from clusterprof.linux.netdev import link_bytes_per_second
-from clusterprof.linux.roots import Roots
-from clusterprof.linux.snmp import NetstatParser, SnmpParser
-from clusterprof.linux.status import parse_allowed
-from clusterprof.linux.task import (
+from clusterprof.agent.collectors.base import Context, Value
+from clusterprof.agent.collectors.cgroup import PressureCollector
+from clusterprof.agent.collectors.cpu import (
+    CoresCollector,
+    CpuClockCollector,
+    CpuCollector,
+    RunqueueCollector,
+)
+from clusterprof.agent.collectors.gpu.amd import GpuAmdCollector
+from clusterprof.agent.collectors.memory import MemoryCollector, ReclaimCollector
+from clusterprof.agent.collectors.network import NetworkCollector
+from clusterprof.agent.collectors.rdma import RdmaCollector
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.network.netdev import (
+    NetstatParser,
+    SnmpParser,
+    read_link_bytes_per_second,
+)
+from clusterprof.agent.linux.processes import parse_allowed
+from clusterprof.agent.linux.threads import (
     parse_io,
     parse_process_stat,
     parse_processor,
@@ -44,9 +48,13 @@ pytestmark = pytest.mark.skipif(
 )
 CPUS = ("devices/system/", "class/hwmon", "class/thermal", "platform/coretemp", "virtual/thermal")
 SECTIONS = {
-    "cores": ("cpu", ""), "runqueue": ("cpu", ""), "cpu_clock": ("package", "package"),
-    "numa": ("node", "node"), "network": ("device", ""), "rdma": ("device/port", ""),
-}  # fmt: skip
+    "cores": ("cpu", ""),
+    "runqueue": ("cpu", ""),
+    "cpu_clock": ("package", "package"),
+    "numa": ("node", "node"),
+    "network": ("device", ""),
+    "rdma": ("device/port", ""),
+}
 """By section: their label that is our device, and what our name has before it."""
 
 
@@ -185,7 +193,7 @@ def test_tcp_and_links(exporter: Roots, theirs: dict) -> None:  # noqa: F811
     mine = {(name, ""): value for name, value in zip(names, (sent, again, timeouts), strict=True)}
     assert agree("tcp", mine, theirs) == 3
     for device in ("eth0", "bond0"):
-        mine["network.link_bytes_per_second", device] = link_bytes_per_second(exporter, device)
+        mine["network.link_bytes_per_second", device] = read_link_bytes_per_second(exporter, device)
         changes = (exporter.sys / "class/net" / device / "carrier_changes").read_text()
         mine["network.carrier_changes_total", device] = int(changes)
     assert agree("network", mine, theirs) == 3  # the bond says no speed

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from collecting import Opened
 
-from clusterprof.collectors.base import Value
-from clusterprof.collectors.rdma import RdmaCollector
+from clusterprof.agent.collectors.base import Value
+from clusterprof.agent.collectors.rdma import RdmaCollector
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from clusterprof.linux.roots import Roots
 
 SHARED = Path(__file__).parents[2].parent / "shared/data"
 pytestmark = pytest.mark.skipif(

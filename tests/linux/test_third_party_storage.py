@@ -15,11 +15,11 @@ from typing import NamedTuple
 import pytest
 from collecting import Opened
 
-from clusterprof.collectors.disk import DiskCollector
-from clusterprof.collectors.memory import MemoryCollector
-from clusterprof.collectors.mounts import MountsCollector
+from clusterprof.agent.collectors.disk import DiskCollector
+from clusterprof.agent.collectors.memory import MemoryCollector
+from clusterprof.agent.collectors.network_filesystems import MountsCollector
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from clusterprof.linux.roots import Roots
 
 PAGE = Path(__file__).parents[2] / "docs/agreement.md"
 SHARED = Path(__file__).parents[2].parent / "shared/data/node-exporter-fixtures"

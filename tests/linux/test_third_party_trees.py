@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from collecting import Opened
 
-from clusterprof.collectors.cores import CoresCollector
-from clusterprof.collectors.disk import DiskCollector
-from clusterprof.collectors.memory import MemoryCollector
-from clusterprof.collectors.network import NetworkCollector
-from clusterprof.collectors.pressure import PressureCollector
+from clusterprof.agent.collectors.cgroup import PressureCollector
+from clusterprof.agent.collectors.cpu import CoresCollector
+from clusterprof.agent.collectors.disk import DiskCollector
+from clusterprof.agent.collectors.memory import MemoryCollector
+from clusterprof.agent.collectors.network import NetworkCollector
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.storage.network_mounts import parse_mountstats
 from clusterprof.errors import Unavailable
-from clusterprof.linux.mountstats import parse_mountstats
-from clusterprof.linux.roots import Roots
 
 SHARED = Path(__file__).parents[2].parent / "shared/data"
 pytestmark = pytest.mark.skipif(
@@ -87,8 +87,21 @@ def test_disks_as_node_exporter_prints_them(node_exporter: Roots) -> None:
     }
     devices = {device for _, device in compared}
     # fd0 and sr0 are ours by the same rule as theirs; partitions are not ours, idle sr0 neither.
-    assert devices == {"dm-0", "dm-1", "dm-2", "dm-3", "dm-4", "dm-5", "fd0", "mmcblk0",
-                       "nvme0n1", "sda", "sdb", "sdc", "vda"}  # fmt: skip
+    assert devices == {
+        "dm-0",
+        "dm-1",
+        "dm-2",
+        "dm-3",
+        "dm-4",
+        "dm-5",
+        "fd0",
+        "mmcblk0",
+        "nvme0n1",
+        "sda",
+        "sdb",
+        "sdc",
+        "vda",
+    }
     assert {k: v for k, v in compared.items() if k[1] != "fd0"} == {
         (name, device): pytest.approx(theirs[metric, device], rel=1e-12)
         for name, (metric, _) in names.items()

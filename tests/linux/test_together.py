@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
+from clusterprof.agent.linux.background import DEADLINE_NS, SILENT, ParallelReaders
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.linux.aside import DEADLINE_NS, SILENT
-from clusterprof.linux.together import Together
 
 PATIENCE = 20.0
 
@@ -43,14 +42,16 @@ class Rig:
     def __init__(self, first_wait_seconds: float = PATIENCE, rest_ns: int = 0) -> None:
         self.now_ns = 1_000
         self.a, self.b = Device("a"), Device("b")
-        self.together: Together[str] = Together(lambda: self.now_ns, first_wait_seconds, rest_ns)
+        self.together: ParallelReaders[str] = ParallelReaders(
+            lambda: self.now_ns, first_wait_seconds, rest_ns
+        )
 
     def open(self) -> None:
         self.together.open({"a": self.a.read, "b": self.b.read})
 
     def idle(self, name: str) -> None:
         """Wait until the device's reading is no longer under way."""
-        self.together._asides[name].wait(PATIENCE)
+        self.together._readers[name].wait(PATIENCE)
 
     def until(self, wanted: Callable[[Any], bool] = lambda found: True) -> Any:
         """Take until there is a sample as wanted."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from accel.simulated import alive, tool, until
 
+from clusterprof.agent.linux import tool as tools
 from clusterprof.errors import Unavailable
-from clusterprof.linux import tool as tools
 
 
 def made(folder: Path, script: str) -> list[str]:
@@ -20,12 +20,12 @@ def made(folder: Path, script: str) -> list[str]:
 
 def reason(argv: list[str], seconds: float = 20.0) -> tuple[str, str]:
     with pytest.raises(Unavailable) as raised:
-        tools.run(argv, seconds)
+        tools.run_tool(argv, seconds)
     return raised.value.kind, raised.value.message
 
 
 def test_what_a_tool_prints_is_returned(tmp_path: Path) -> None:
-    assert tools.run(made(tmp_path, 'echo one; echo "$#" >&2; echo two'), 20.0) == "one\ntwo\n"
+    assert tools.run_tool(made(tmp_path, 'echo one; echo "$#" >&2; echo two'), 20.0) == "one\ntwo\n"
 
 
 def test_why_there_is_no_answer(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_why_there_is_no_answer(tmp_path: Path) -> None:
 def test_a_tool_that_may_not_be_run_is_denied(tmp_path: Path) -> None:
     argv = made(tmp_path, "echo")
     os.chmod(argv[0], 0o644)
-    assert reason(argv) == ("denied", "the-tool may not be run")
+    assert reason(argv) == ("denied", "the-tool is not executable")
 
 
 def test_a_tool_that_hangs_is_ended_with_all_it_has_started(tmp_path: Path) -> None:
@@ -61,24 +61,29 @@ def test_a_flood_is_cut_off(tmp_path: Path) -> None:
     flood = made(tmp_path, "exec yes")
     assert reason(flood) == ("failed", "the-tool printed more than 4 MiB")
     with pytest.raises(Unavailable) as raised:
-        tools.follow(made(tmp_path, "yes | tr -d '\\n'"), lambda line: None, lambda: True)
+        tools.run_streaming_tool(
+            made(tmp_path, "yes | tr -d '\\n'"), lambda line: None, lambda: True
+        )
     assert raised.value.message == "the-tool printed 4 MiB without the end of a line"
 
 
 def test_lines_are_followed_until_the_end_or_until_unwanted(tmp_path: Path) -> None:
     lines: list[bytes] = []
     with pytest.raises(Unavailable) as raised:
-        tools.follow(made(tmp_path, "printf 'a\\nb'; printf 'c\\n\\377\\n'; exit 5"), lines.append,
-                     lambda: True)  # fmt: skip
+        tools.run_streaming_tool(
+            made(tmp_path, "printf 'a\\nb'; printf 'c\\n\\377\\n'; exit 5"),
+            lines.append,
+            lambda: True,
+        )
     assert lines == [b"a", b"bc", b"\xff"]
     assert raised.value.message == "the-tool has ended (exit code 5)"
     endless = made(tmp_path, "echo $$; exec sleep 600")
     lines.clear()
-    tools.follow(endless, lines.append, lambda: not lines, look_seconds=0.02)
+    tools.run_streaming_tool(endless, lines.append, lambda: not lines, look_seconds=0.02)
     until(lambda: not alive(int(lines[0])))
     lines.clear()
     with pytest.raises(Unavailable) as raised:
-        tools.follow(endless, lines.append, lambda: True, (), 0.02, silent_seconds=0.3)
+        tools.run_streaming_tool(endless, lines.append, lambda: True, (), 0.02, silent_seconds=0.3)
     assert raised.value.message == "the-tool hangs: 0.3 s of silence"
     until(lambda: not any(alive(int(pid)) for pid in lines))
 
@@ -86,15 +91,16 @@ def test_lines_are_followed_until_the_end_or_until_unwanted(tmp_path: Path) -> N
 def test_a_tool_does_not_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
     argv = made(tmp_path, "trap '' TERM HUP INT; echo $$; while :; do sleep 1; done")
     program = (
-        "import os, sys; from clusterprof.linux.tool import follow\n"
-        "follow(sys.argv[1:], lambda line: os.write(1, line), lambda: True)"
+        "import os, sys; from clusterprof.agent.linux.tool import run_streaming_tool\n"
+        "run_streaming_tool(sys.argv[1:], lambda line: os.write(1, line), lambda: True)"
     )
     reader, writer = os.pipe()
     pid = os.posix_spawn(
-        sys.executable, [sys.executable, "-c", program, *argv],
+        sys.executable,
+        [sys.executable, "-c", program, *argv],
         {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         file_actions=[(os.POSIX_SPAWN_DUP2, writer, 1)],
-    )  # fmt: skip
+    )
     os.close(writer)
     below = int(os.read(reader, 100))
     assert alive(below)

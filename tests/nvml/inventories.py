@@ -15,9 +15,17 @@ from nvml.healthy import HEALTHY, NO_GPM
 from clusterprof.errors import Unavailable
 
 NOT_SUPPORTED = Unavailable("absent", "not supported by this GPU or driver")
-REASONS = {"gpu_idle": 1, "applications_clocks_setting": 2, "sw_power_cap": 4, "hw_slowdown": 8,
-           "sync_boost": 0x10, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40,
-           "hw_power_brake_slowdown": 0x80, "display_clocks_setting": 0x100}  # fmt: skip
+REASONS = {
+    "gpu_idle": 1,
+    "applications_clocks_setting": 2,
+    "sw_power_cap": 4,
+    "hw_slowdown": 8,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
+    "display_clocks_setting": 0x100,
+}
 """nvmlClocksEventReason… of nvml.h."""
 
 
@@ -60,9 +68,11 @@ def profile(text: str) -> Told:
 
     said = yaml.safe_load(text)
     system = said["system"]
-    numa = {address: complex_["numa_node"]
-            for complex_ in said.get("pcie_topology", {}).get("root_complexes", ())
-            for address in complex_["devices"]}  # fmt: skip
+    numa = {
+        address: complex_["numa_node"]
+        for complex_ in said.get("pcie_topology", {}).get("root_complexes", ())
+        for address in complex_["devices"]
+    }
     nvlink = said.get("nvlink", {})
     major, minor = system["cuda_version_major"], system["cuda_version_minor"]
     lines = [
@@ -75,10 +85,14 @@ def profile(text: str) -> Told:
     for index, own in enumerate(said["devices"]):
         merged = {**said["device_defaults"], **own}
         entry = {
-            "id": own["uuid"], "vendor": "nvidia", "index": index, "emulated": False,
-            "driver": system["driver_version"], "nvml": system["nvml_version"],
+            "id": own["uuid"],
+            "vendor": "nvidia",
+            "index": index,
+            "emulated": False,
+            "driver": system["driver_version"],
+            "nvml": system["nvml_version"],
             "cuda": system["cuda_version"],
-        }  # fmt: skip
+        }
         gpu = Gpu(str(index), entry)
         gpu.tell("GetUUID", own["uuid"])
         _identity(gpu, merged, own["pci"]["bus_id"], numa.get(own["pci"]["bus_id"]), nvlink)
@@ -96,16 +110,25 @@ def _identity(
     speed = nvlink.get("bandwidth_per_link_mbps")
     gpu.tell("GetName", said["name"], name=said["name"])
     gpu.tell("GetPciInfo", address, pci_bus_id=address)
-    gpu.tell("GetCudaComputeCapability", f"{capability['major']} {capability['minor']}",
-             compute_capability=f"{capability['major']}.{capability['minor']}")  # fmt: skip
-    gpu.tell("GetMaxPcieLinkGeneration", pcie["max_link_gen"],
-             pcie_generation_max=pcie["max_link_gen"])  # fmt: skip
+    gpu.tell(
+        "GetCudaComputeCapability",
+        f"{capability['major']} {capability['minor']}",
+        compute_capability=f"{capability['major']}.{capability['minor']}",
+    )
+    gpu.tell(
+        "GetMaxPcieLinkGeneration", pcie["max_link_gen"], pcie_generation_max=pcie["max_link_gen"]
+    )
     gpu.tell("GetMaxPcieLinkWidth", pcie["max_link_width"], pcie_width_max=pcie["max_link_width"])
-    gpu.tell("GetPowerManagementDefaultLimit", power["default_limit_mw"],
-             power_limit_default_watts=power["default_limit_mw"] / 1000)  # fmt: skip
-    gpu.tell("GetPowerManagementLimitConstraints",
-             f"{power['min_limit_mw']} {power['max_limit_mw']}",
-             power_limit_max_watts=power["max_limit_mw"] / 1000)  # fmt: skip
+    gpu.tell(
+        "GetPowerManagementDefaultLimit",
+        power["default_limit_mw"],
+        power_limit_default_watts=power["default_limit_mw"] / 1000,
+    )
+    gpu.tell(
+        "GetPowerManagementLimitConstraints",
+        f"{power['min_limit_mw']} {power['max_limit_mw']}",
+        power_limit_max_watts=power["max_limit_mw"] / 1000,
+    )
     persistent = said["persistence_mode"] == "enabled"
     gpu.tell("GetPersistenceMode", int(persistent), persistence=persistent)
     ecc = said["ecc"]["mode_current"] == "enabled"
@@ -128,14 +151,26 @@ def _state(gpu: Gpu, said: dict[str, Any]) -> None:
     rows, busy = said["remapped_rows"], said["utilization"]
     bits = sum(bit for name, bit in REASONS.items() if said["clocks_throttle_reasons"].get(name))
     energy = power.get("total_energy_consumption_mj")
-    gpu.tell("GetMemoryInfo", f"{memory['used_bytes']} {memory['total_bytes']}",
-             memory_bytes=memory["total_bytes"], memory_used_bytes=memory["used_bytes"],
-             memory_total_bytes=memory["total_bytes"])  # fmt: skip
-    gpu.tell("GetUtilizationRates", f"{busy['gpu']} {busy['memory']}", busy_ns_total=0,
-             busy_ratio=busy["gpu"] / 100, memory_busy_ratio=busy["memory"] / 100)  # fmt: skip
+    gpu.tell(
+        "GetMemoryInfo",
+        f"{memory['used_bytes']} {memory['total_bytes']}",
+        memory_bytes=memory["total_bytes"],
+        memory_used_bytes=memory["used_bytes"],
+        memory_total_bytes=memory["total_bytes"],
+    )
+    gpu.tell(
+        "GetUtilizationRates",
+        f"{busy['gpu']} {busy['memory']}",
+        busy_ns_total=0,
+        busy_ratio=busy["gpu"] / 100,
+        memory_busy_ratio=busy["memory"] / 100,
+    )
     gpu.tell("GetPowerUsage", power["current_draw_mw"], power_watts=power["current_draw_mw"] / 1000)
-    gpu.tell("GetEnforcedPowerLimit", power["enforced_limit_mw"],
-             power_limit_watts=power["enforced_limit_mw"] / 1000)  # fmt: skip
+    gpu.tell(
+        "GetEnforcedPowerLimit",
+        power["enforced_limit_mw"],
+        power_limit_watts=power["enforced_limit_mw"] / 1000,
+    )
     gpu.tell("GetTotalEnergyConsumption", energy, energy_joules_total=(energy or 0) / 1000)
     degrees = said["thermal"]["temperature_gpu_c"]
     gpu.tell("GetTemperature", degrees, temperature_celsius=degrees)
@@ -154,21 +189,34 @@ def _state(gpu: Gpu, said: dict[str, Any]) -> None:
         gpu.tell(call, pcie[key], **{signal: pcie[key]})
     for way, key, signal in (("RX", "rx", "receive"), ("TX", "tx", "transmit")):
         rate = pcie[f"{key}_throughput_kbps"]
-        gpu.tell(f"GetPcieThroughput:{way}", rate,
-                 **{f"pcie_{signal}_bytes_per_second": rate * 1000})  # fmt: skip
+        gpu.tell(
+            f"GetPcieThroughput:{way}", rate, **{f"pcie_{signal}_bytes_per_second": rate * 1000}
+        )
     for kind, key in (("CORRECTED", "single_bit"), ("UNCORRECTED", "double_bit")):
         count = errors[key]["total"]
         gpu.tell(f"GetTotalEccErrors:{kind}", count, **{f"ecc_{kind.lower()}_total": count})
-    numbers = [rows["correctable"], rows["uncorrectable"], int(rows["pending"]),
-               int(rows["failure_occurred"])]  # fmt: skip
-    gpu.tell("GetRemappedRows", " ".join(map(str, numbers)),
-             remapped_rows_corrected_count=numbers[0], remapped_rows_uncorrected_count=numbers[1],
-             remap_pending_count=numbers[2], remap_failed_count=numbers[3])  # fmt: skip
+    numbers = [
+        rows["correctable"],
+        rows["uncorrectable"],
+        int(rows["pending"]),
+        int(rows["failure_occurred"]),
+    ]
+    gpu.tell(
+        "GetRemappedRows",
+        " ".join(map(str, numbers)),
+        remapped_rows_corrected_count=numbers[0],
+        remapped_rows_uncorrected_count=numbers[1],
+        remap_pending_count=numbers[2],
+        remap_failed_count=numbers[3],
+    )
     processes = [(one["pid"], one.get("used_memory_bytes", 0)) for one in said["processes"]]
     listed = " ".join(f"{pid}:{size}" for pid, size in processes)
     gpu.tell("GetComputeRunningProcesses", listed, processes_count=len(processes))
 
 
 def together(lines: list[str], gpus: list[Gpu]) -> Told:
-    return Told([*lines, *(line for gpu in gpus for line in gpu.lines)],
-                [gpu.entry for gpu in gpus], [gpu.values for gpu in gpus])  # fmt: skip
+    return Told(
+        [*lines, *(line for gpu in gpus for line in gpu.lines)],
+        [gpu.entry for gpu in gpus],
+        [gpu.values for gpu in gpus],
+    )

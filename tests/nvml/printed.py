@@ -7,11 +7,17 @@ from typing import Any
 
 from nvml.inventories import NOT_SUPPORTED, Gpu, Told, together
 
-from clusterprof.collectors.nvml.plans import OLD_DRIVER
+from clusterprof.agent.collectors.gpu.nvml_queries import GPM_DRIVER_TOO_OLD
 
 MIB = 1 << 20
-BY_GPM = ("gpu.busy_ratio", "gpu.busy_ns_total", "gpu.sm_active_ratio", "gpu.sm_occupancy_ratio",
-          "gpu.tensor_active_ratio", "gpu.memory_bandwidth_ratio")  # fmt: skip
+BY_GPM = (
+    "gpu.busy_ratio",
+    "gpu.busy_ns_total",
+    "gpu.sm_active_ratio",
+    "gpu.sm_occupancy_ratio",
+    "gpu.tensor_active_ratio",
+    "gpu.memory_bandwidth_ratio",
+)
 """What only GPM tells of an instance, here too old."""
 
 
@@ -33,8 +39,9 @@ def smi(text: str) -> Told:
         gpu = Gpu(str(index), entry)
         gpu.tell("GetUUID", uuid)
         _printed(gpu, said)
-        gpu.values |= dict.fromkeys(("gpu.retired_pages_count", "gpu.retirement_pending_count"),
-                                    NOT_SUPPORTED)  # fmt: skip
+        gpu.values |= dict.fromkeys(
+            ("gpu.retired_pages_count", "gpu.retirement_pending_count"), NOT_SUPPORTED
+        )
         gpu.without_links()
         gpus.append(gpu)
         if _word(said, "mig_mode/current_mig") == "Enabled":
@@ -74,25 +81,46 @@ def _printed(gpu: Gpu, said: Any) -> None:
     used = _number(said, "fb_memory_usage/used", " MiB")
     total = _number(said, "fb_memory_usage/total", " MiB")
     if used is not None and total is not None:
-        gpu.tell("GetMemoryInfo", f"{used * MIB} {total * MIB}", memory_bytes=total * MIB,
-                 memory_used_bytes=used * MIB, memory_total_bytes=total * MIB)  # fmt: skip
+        gpu.tell(
+            "GetMemoryInfo",
+            f"{used * MIB} {total * MIB}",
+            memory_bytes=total * MIB,
+            memory_used_bytes=used * MIB,
+            memory_total_bytes=total * MIB,
+        )
     busy = _number(said, "utilization/gpu_util", " %")
     memory = _number(said, "utilization/memory_util", " %")
     if busy is not None and memory is not None:
-        gpu.tell("GetUtilizationRates", f"{busy} {memory}", busy_ratio=busy / 100,
-                 memory_busy_ratio=memory / 100, busy_ns_total=0)  # fmt: skip
-    rows = [_word(said, f"remapped_rows/remapped_row_{name}")
-            for name in ("corr", "unc", "pending", "failure")]  # fmt: skip
+        gpu.tell(
+            "GetUtilizationRates",
+            f"{busy} {memory}",
+            busy_ratio=busy / 100,
+            memory_busy_ratio=memory / 100,
+            busy_ns_total=0,
+        )
+    rows = [
+        _word(said, f"remapped_rows/remapped_row_{name}")
+        for name in ("corr", "unc", "pending", "failure")
+    ]
     if None not in rows:
-        numbers = [{"No": 0, "Yes": 1}.get(word) if word in ("No", "Yes") else int(word)
-                   for word in rows if word is not None]  # fmt: skip
-        gpu.tell("GetRemappedRows", " ".join(map(str, numbers)),
-                 remapped_rows_corrected_count=numbers[0],
-                 remapped_rows_uncorrected_count=numbers[1],
-                 remap_pending_count=numbers[2], remap_failed_count=numbers[3])  # fmt: skip
-    for call, tag, key in (("GetPersistenceMode", "persistence_mode", "persistence"),
-                           ("GetEccMode", "ecc_mode/current_ecc", "ecc"),
-                           ("GetMigMode", "mig_mode/current_mig", "mig")):  # fmt: skip
+        numbers = [
+            {"No": 0, "Yes": 1}.get(word) if word in ("No", "Yes") else int(word)
+            for word in rows
+            if word is not None
+        ]
+        gpu.tell(
+            "GetRemappedRows",
+            " ".join(map(str, numbers)),
+            remapped_rows_corrected_count=numbers[0],
+            remapped_rows_uncorrected_count=numbers[1],
+            remap_pending_count=numbers[2],
+            remap_failed_count=numbers[3],
+        )
+    for call, tag, key in (
+        ("GetPersistenceMode", "persistence_mode", "persistence"),
+        ("GetEccMode", "ecc_mode/current_ecc", "ecc"),
+        ("GetMigMode", "mig_mode/current_mig", "mig"),
+    ):
         word = _word(said, tag)
         if word is not None:
             on = word == "Enabled"
@@ -103,13 +131,17 @@ def _watts(gpu: Gpu, said: Any) -> None:
     """Both names that versions of the format have for them."""
     for call, tags, key in (
         ("GetPowerUsage", ["power_draw"], "power_watts"),
-        ("GetEnforcedPowerLimit", ["enforced_power_limit", "current_power_limit"],
-         "power_limit_watts"),
+        (
+            "GetEnforcedPowerLimit",
+            ["enforced_power_limit", "current_power_limit"],
+            "power_limit_watts",
+        ),
         ("GetPowerManagementDefaultLimit", ["default_power_limit"], "power_limit_default_watts"),
         ("GetPowerManagementLimitConstraints", ["max_power_limit"], "power_limit_max_watts"),
-    ):  # fmt: skip
-        paths = [f"{group}/{tag}" for group in ("gpu_power_readings", "power_readings")
-                 for tag in tags]  # fmt: skip
+    ):
+        paths = [
+            f"{group}/{tag}" for group in ("gpu_power_readings", "power_readings") for tag in tags
+        ]
         word = next((word for path in paths if (word := _word(said, path))), None)
         if word is not None:
             watts = float(word.removesuffix(" W"))
@@ -128,15 +160,24 @@ def _slice(gpu: Gpu, said: Any, versions: dict[str, str]) -> Gpu:
     """One instance; nvidia-smi does not print its UUID here, which is made up."""
     position = _number(said, "index")
     uuid = f"MIG-{position}"
-    entry = {"id": uuid, "uuid": f"GPU-{position}", "vendor": "nvidia", "emulated": False,
-             "parent": gpu.entry["id"], "pci_bus_id": gpu.entry["pci_bus_id"],
-             "tells_busy": False, **versions}  # fmt: skip
+    entry = {
+        "id": uuid,
+        "uuid": f"GPU-{position}",
+        "vendor": "nvidia",
+        "emulated": False,
+        "parent": gpu.entry["id"],
+        "pci_bus_id": gpu.entry["pci_bus_id"],
+        "tells_busy": False,
+        **versions,
+    }
     one = Gpu(f"{gpu.name}/{position}", entry)
-    one.values = {"gpu.processes_count": NOT_SUPPORTED, **dict.fromkeys(BY_GPM, OLD_DRIVER)}
+    one.values = {"gpu.processes_count": NOT_SUPPORTED, **dict.fromkeys(BY_GPM, GPM_DRIVER_TOO_OLD)}
     one.tell("GetUUID", uuid)
-    for call, tag, key in (("GetGpuInstanceId", "gpu_instance_id", "gpu_instance"),
-                           ("GetComputeInstanceId", "compute_instance_id", "compute_instance"),
-                           ("GetAttributes", ".//multiprocessor_count", "sm_count")):  # fmt: skip
+    for call, tag, key in (
+        ("GetGpuInstanceId", "gpu_instance_id", "gpu_instance"),
+        ("GetComputeInstanceId", "compute_instance_id", "compute_instance"),
+        ("GetAttributes", ".//multiprocessor_count", "sm_count"),
+    ):
         number = _number(said, tag)
         one.tell(call, number, **{key: number})
     used = _number(said, "fb_memory_usage/used", " MiB")

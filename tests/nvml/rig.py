@@ -9,9 +9,9 @@ from typing import Any
 
 from nvml.simulated import Scenario, build, environment
 
-from clusterprof.collectors.base import Context
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.isolated import IsolatedCollector
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.isolation.collector import IsolatedCollector
+from clusterprof.agent.linux.files import Roots
 
 SECOND_NS = 1_000_000_000
 LIVENESS_SECONDS = 20.0

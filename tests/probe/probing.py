@@ -16,7 +16,7 @@ from typing import Any
 import job_python
 import pytest
 
-from clusterprof.recorder import inject
+from clusterprof.agent.launch import launcher
 
 LIVENESS_SECONDS = 120
 
@@ -55,7 +55,7 @@ class Ring:
 
 
 def parse(data: bytes, with_gc: bool = False) -> Ring:
-    """Read a ring by the offsets of docs/design.md, section 4.
+    """Read a ring by the offsets of docs/design/recording-format.md.
 
     Collections of the interpreter come when they like, the last as it ends: only on demand.
     """
@@ -126,7 +126,7 @@ class Watcher:
 def install(run_dir: Path, gpu_events: bool = True) -> Path:
     """Make a run directory with the probe in it."""
     run_dir.mkdir(mode=0o700)
-    inject.install_probe(run_dir, gpu_events=gpu_events, strict=False)
+    launcher.install_probe(run_dir, gpu_events=gpu_events, strict=False)
     return run_dir
 
 
@@ -147,7 +147,7 @@ def run(
     """Run a Python with these arguments, with the probe of `run_dir` or without."""
     env = clean_environment(**environ)
     if run_dir is not None:
-        env = inject.environment(run_dir, env)
+        env = launcher.with_probe_path(run_dir, env)
     python, pipe = [job_python.PYTHON, *command], subprocess.PIPE
     with subprocess.Popen(
         python, env=env, cwd=cwd, stdout=pipe, stderr=pipe, start_new_session=True

@@ -13,7 +13,7 @@ from pathlib import Path
 import job_python
 from probing import LIVENESS_SECONDS, UNTIL_HELD, Ring, Span, Watcher, clean_environment
 
-from clusterprof.recorder import inject
+from clusterprof.agent.launch import launcher
 
 COLLECTIVE = 11
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, GATHER = range(1, 7)
@@ -72,7 +72,7 @@ def operation(span: Span) -> Operation:
 
 
 def group_of(text: str) -> int:
-    """Name a group from its members ("0,1") by the words of docs/design.md, section 12."""
+    """Name a group from its members ("0,1") by the words of docs/design/waits-between-ranks.md."""
     whole = int.from_bytes(hashlib.blake2b(text.encode()).digest()[:8], "little")
     return whole % 2**63
 
@@ -129,7 +129,7 @@ def _run(
     for rank in range(size):
         env = clean_environment(RANK=str(rank), LOCAL_RANK=str(rank), **more)
         if run_dir is not None:
-            env = inject.environment(run_dir, env)
+            env = launcher.with_probe_path(run_dir, env)
         command, pipe = [job_python.PYTHON, str(script), str(store)], subprocess.PIPE
         jobs.append(
             subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, start_new_session=True)

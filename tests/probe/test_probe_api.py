@@ -169,7 +169,7 @@ def test_there_is_room_for_64_names(run_dir: Path) -> None:
 def test_marked_steps_join_end_to_end(run_dir: Path) -> None:
     code = (
         "probe.emit(1, 500, 600)\n"
-        "from _clusterprof_probe import steps; steps.saw(500)\n"
+        "from _clusterprof_probe import annotations; annotations.begin_first_step(500)\n"
         "for at in (2_000, 3_000, 4_000):\n"
         "    clock[0] = at; clusterprof.step()"
     )
@@ -188,11 +188,11 @@ def test_the_first_mark_ends_no_step_whose_beginning_nobody_saw(run_dir: Path) -
 
 def test_from_the_first_mark_on_optimizers_end_no_steps(run_dir: Path) -> None:
     code = (
-        "from _clusterprof_probe import steps\n"
-        "steps.saw(1_500)\n"
-        "steps.optimizer_stepped(2_000)\n"  # step 0, before anybody could know of the marks
+        "from _clusterprof_probe import annotations\n"
+        "annotations.begin_first_step(1_500)\n"
+        "annotations.finish_optimizer_step(2_000)\n"  # step 0, before the marks are known
         "clock[0] = 2_099; clusterprof.step()\n"  # the same step, said again: 2,100 begins step 1
-        "steps.optimizer_stepped(3_000)\n"
+        "annotations.finish_optimizer_step(3_000)\n"
         "clock[0] = 3_099; clusterprof.step()"
     )
     assert [(s.start_ns, s.end_ns, s.a, s.b) for s in marked(run_dir, code).of(STEP)] == [
@@ -203,9 +203,9 @@ def test_from_the_first_mark_on_optimizers_end_no_steps(run_dir: Path) -> None:
 
 def test_a_probe_that_fails_inside_them_is_not_seen(run_dir: Path) -> None:
     code = (
-        "from _clusterprof_probe import ring, spans, steps\n"
+        "from _clusterprof_probe import annotations\n"
         "def fail(*arguments): raise SystemExit(3)\n"
-        "spans.span = steps.mark = fail\n"
+        "annotations.make_span = annotations.mark_step = fail\n"
         "with clusterprof.span('x'): clusterprof.step()\n"
         "assert not probe.on"
     )
@@ -222,9 +222,9 @@ def test_what_a_signal_of_the_job_raises_inside_us_is_the_jobs(
         "import os, signal\n"
         "def handler(number, frame): raise TimeoutError\n"
         "signal.signal(signal.SIGALRM, handler)\n"
-        "from _clusterprof_probe import steps\n"
+        "from _clusterprof_probe import annotations\n"
         f"def mark(): os.kill(os.getpid(), signal.{number}); time.sleep(1)\n"
-        "steps.mark = mark\n"
+        "annotations.mark_step = mark\n"
         f"try: clusterprof.step()\nexcept {error}: caught = True\n"
         "assert caught and probe.on"
     )

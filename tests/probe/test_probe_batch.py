@@ -46,7 +46,7 @@ for batch in DataLoader(["a", "b"], batch_size=2):
 for batch in DataLoader(torch.ones(3, 5), batch_size=3):
     step()
 
-from _clusterprof_probe.hooks import batch as reader
+from _clusterprof_probe.hooks import batch as batches_hook
 
 asked = []
 
@@ -68,7 +68,7 @@ odd = [torch.tensor(1.0), numpy.zeros((2, 3)), {"x": [torch.ones(5, 2)]}, specia
 odd += [UserDict(input_ids=ids), [{"input_ids": ids}], [[[[torch.ones(6)]]]], 3, None, [], {}]
 odd += [[special, torch.ones(8)], {"input_ids": [1, 2, 3]}, {"tokens": numpy.zeros((4, 5), int)}]
 asked.clear()
-print(json.dumps([reader.sizes(one) for one in odd]))
+print(json.dumps([batches_hook.measure_batch(data) for data in odd]))
 print(asked)
 
 folder = sys.argv[1]
@@ -93,7 +93,7 @@ class Trainer:
 
 from _clusterprof_probe.hooks import marks
 for name in ("checkpoint", "save_model"):
-    marks.wrap(Trainer, name, 5, lambda *arguments: -1)
+    marks.wrap_outermost(Trainer, name, 5, lambda *arguments: -1)
 Trainer().checkpoint()
 print(os.path.getsize(folder + "/model") + os.path.getsize(folder + "/rest"))
 print(os.path.getsize(folder + "/file"), len(os.listdir(folder + "/later")))
@@ -109,14 +109,34 @@ def test_steps_know_their_batches_and_saves_are_counted_once(tmp_path: Path) -> 
     assert ring.switched_off == 0
     # (samples, tokens): 10 rows of 7 tokens in batches of 4; -1 is not known, 0 is none.
     assert [(one.c, one.d) for one in ring.of(STEP)] == [
-        (-1, -1), (4, 28), (4, 28), (2, 14), (0, 0), (8, 56), (-1, -1), (3, -1),
-    ]  # fmt: skip
+        (-1, -1),
+        (4, 28),
+        (4, 28),
+        (2, 14),
+        (0, 0),
+        (8, 56),
+        (-1, -1),
+        (3, -1),
+    ]
     sizes, asked, whole, files = job.stdout.decode().splitlines()
     assert json.loads(sizes) == [
-        [-1, -1], [2, -1], [5, -1], [-1, -1], [-1, -1], [-1, -1],
-        [2, 6], [2, 6], [-1, -1], [-1, -1], [-1, -1], [-1, -1], [-1, -1],
-        [8, -1], [-1, -1], [4, 20],
-    ]  # fmt: skip
+        [-1, -1],
+        [2, -1],
+        [5, -1],
+        [-1, -1],
+        [-1, -1],
+        [-1, -1],
+        [2, 6],
+        [2, 6],
+        [-1, -1],
+        [-1, -1],
+        [-1, -1],
+        [-1, -1],
+        [-1, -1],
+        [8, -1],
+        [-1, -1],
+        [4, 20],
+    ]
     assert asked == "[]"  # no code of the job was run to find that out
     # torch.save to a file, dcp.save, dcp.async_save: not the parts of the latter two, not the save
     # that failed, nor what other threads write beside the training.

@@ -31,16 +31,16 @@ sys.exit(7)
 STAND_IN = "def save(obj, f):\n    open(f, 'w').write(repr(obj))\n"
 ERRORS = ["RuntimeError('x')", "SystemExit(3)", "KeyboardInterrupt()", "ImportError('x')"]
 ERRORS += ["MemoryError()", "SyntaxError('x')", "AttributeError('x')", "BaseException('x')"]
-PLACES = {  # file of the probe -> a line after which it fails
-    "__init__.py": "    config = values\n",
-    "importer.py": "        for finder in list(sys.meta_path):\n",
-    "hooks/checkpoint.py": '    """Wrap what saves before others import it',
-    "hooks/marks.py": "        inside, thread, before = stretch\n",
-    "hooks/seam.py": "            if start and _probe.on:  # type: ignore[attr-defined]\n",
-    "ring.py": '    problem = ""\n',
-    "registration.py": 'def register(problem: str = "") -> None:\n',
-    "hooks/gc_pauses.py": '    """Watch from now on; collections before the first record',
-}
+PLACES = [  # file of the probe, and a line after which it fails
+    ("__init__.py", "    config = values\n"),
+    ("import_hooks.py", "        for finder in list(sys.meta_path):\n"),
+    ("hooks/checkpoint.py", '    """Wrap the save functions before other modules import them'),
+    ("hooks/marks.py", "        inside, thread, part_count = mark\n"),
+    ("hooks/wrap.py", "            if start and _probe.on:  # type: ignore[attr-defined]\n"),
+    ("ring.py", '    problem = ""\n'),
+    ("ring.py", 'def register_process(problem: str = "") -> None:\n'),
+    ("hooks/gc_pauses.py", '    """Record pauses from now on; those before the first record'),
+]
 
 
 @pytest.fixture
@@ -82,18 +82,20 @@ def test_a_probe_that_is_whole_records_and_is_not_seen(job: Path, run_dir: Path)
 
 
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("file", PLACES)
-def test_an_error_of_ours_is_not_seen(job: Path, run_dir: Path, file: str, error: str) -> None:
+@pytest.mark.parametrize(("file", "line"), PLACES)
+def test_an_error_of_ours_is_not_seen(
+    job: Path, run_dir: Path, file: str, line: str, error: str
+) -> None:
     source = (package(run_dir) / file).read_text()
-    before, line, after = source.partition(PLACES[file])
+    before, line, after = source.partition(line)
     assert line, f"{file} has changed: choose another line"
     if not line.endswith("\n"):
         rest, newline, after = after.partition("\n")
         line += rest + newline
-    depth = " " * {"importer.py": 12, "hooks/seam.py": 16, "hooks/marks.py": 8}.get(file, 4)
+    depth = " " * {"import_hooks.py": 12, "hooks/wrap.py": 16, "hooks/marks.py": 8}.get(file, 4)
     (package(run_dir) / file).write_text(f"{before}{line}{depth}raise {error}\n{after}")
     same_as_without_us(job, run_dir)
-    if file not in ("importer.py", "hooks/gc_pauses.py"):
+    if file not in ("import_hooks.py", "hooks/gc_pauses.py"):
         assert checkpoints(run_dir) == 0
 
 
@@ -107,8 +109,8 @@ def make_unreadable(path: Path) -> None:
     path.mkdir()
 
 
-FILES = ["", "__init__.py", "importer.py", "ring.py", "registration.py", "layout.py"]
-FILES += ["hooks", "hooks/__init__.py", "hooks/checkpoint.py", "hooks/seam.py", "../config.json"]
+FILES = ["", "__init__.py", "import_hooks.py", "ring.py", "layout.py"]
+FILES += ["hooks", "hooks/__init__.py", "hooks/checkpoint.py", "hooks/wrap.py", "../config.json"]
 
 
 @pytest.mark.parametrize("harm", [remove, make_unreadable])
@@ -122,7 +124,7 @@ def test_a_missing_or_unreadable_file_is_not_seen(
     assert checkpoints(run_dir) == 0
 
 
-@pytest.mark.parametrize("file", ["__init__.py", "importer.py", "ring.py", "hooks/seam.py"])
+@pytest.mark.parametrize("file", ["__init__.py", "import_hooks.py", "ring.py", "hooks/wrap.py"])
 def test_a_syntax_error_in_a_file_is_not_seen(job: Path, run_dir: Path, file: str) -> None:
     (package(run_dir) / file).write_text("def broken(:\n")
     same_as_without_us(job, run_dir)
@@ -203,7 +205,7 @@ def test_an_error_of_the_job_shows_no_line_of_ours(job: Path, run_dir: Path) -> 
 def test_an_error_before_what_we_wrapped_is_not_seen(job: Path, run_dir: Path, error: str) -> None:
     hook = package(run_dir) / "hooks/marks.py"
     source = hook.read_text()
-    changed = source.replace("ended, begins,", "ended, _fail,")
+    changed = source.replace("record_mark, open_mark,", "record_mark, _fail,")
     assert changed != source, "hooks/marks.py has changed: choose another place"
     hook.write_text(f"{changed}\n\ndef _fail(*arguments, **keywords):\n    raise {error}\n")
     same_as_without_us(job, run_dir)
@@ -238,7 +240,7 @@ def test_the_start_imports_nothing_of_anybody_and_starts_nothing(run_dir: Path) 
     with_probe = run("-c", code, folder, run_dir=run_dir)
     without = run("-c", code, folder, run_dir=None)
     assert with_probe.stdout == without.stdout
-    assert with_probe.stderr == b"set()\n3\n"  # the package, its importer, its table of hooks
+    assert with_probe.stderr == b"set()\n3\n"  # the package, its import hook, its table of hooks
 
 
 def test_the_bootstrap_lets_an_old_python_pass() -> None:

@@ -121,7 +121,7 @@ wait(10_000)                       # 15,000 … 25,000: hidden -> 0
 clock[0] = 50_000                  # the device has been idle since 45,000
 wait(20_000)                       # 50,000 … 70,000: idle all along -> 20,000
 clock[0] = 80_000
-events.look()
+events.collect_finished_waits()
 assert Event.made == 2  # each pair was read before the next wait began, and served again
 """
     ring = exposed(tmp_path, code)
@@ -143,7 +143,7 @@ def test_an_event_that_is_not_reached_yet_is_left_for_later(tmp_path: Path) -> N
 clock[0] = 1_000
 cuda.current_stream().work(1_000_000)
 wait(10)
-events.look(); wait(10); events.look()
+events.collect_finished_waits(); wait(10); events.collect_finished_waits()
 """
     assert exposed(tmp_path, code).of(EXPOSED) == []
 
@@ -155,7 +155,10 @@ events.look(); wait(10); events.look()
 def test_nothing_is_touched_while_a_graph_is_captured_or_before_cuda(
     tmp_path: Path, setting: str
 ) -> None:
-    ring = exposed(tmp_path, f"clock[0] = 1_000\n{setting}\nwait(10); wait(10); events.look()")
+    ring = exposed(
+        tmp_path,
+        f"clock[0] = 1_000\n{setting}\nwait(10); wait(10); events.collect_finished_waits()",
+    )
     assert len(ring.of(DATA_WAIT)) == 2
     assert ring.of(EXPOSED) == []
 
@@ -165,14 +168,14 @@ def test_a_capture_that_begins_inside_a_wait_is_left_alone(tmp_path: Path) -> No
 clock[0] = 1_000
 cuda.current_stream().work(20)
 wait(10)                           # 1,000 … 1,010: hidden, and not yet read
-mark = events.before_wait()
+mark = events.begin_wait()
 cuda.capturing = True
-events.after_wait(mark, 1, 1_000, 2_000)
+events.finish_wait(mark, 1, 1_000, 2_000)
 clock[0] = 5_000
-events.look()                      # could read the first wait now, but for the capture
+events.collect_finished_waits()  # could read the first wait, but for the capture
 assert probe.on
 cuda.capturing = False
-wait(10_000); clock[0] += 1; events.look()
+wait(10_000); clock[0] += 1; events.collect_finished_waits()
 assert len(events._pool[0]) == 2   # both pairs were given back
 """
     assert [e.b for e in exposed(tmp_path, code).of(EXPOSED)] == [0, 10_000]
@@ -185,7 +188,7 @@ for turn in range(4):
     cuda.device = turn % 2
     wait(1_000)
     clock[0] += 500
-events.look()
+events.collect_finished_waits()
 """
     assert [e.b for e in exposed(tmp_path, code).of(EXPOSED)] == 4 * [1_000]
 
@@ -196,8 +199,8 @@ clock[0] = 1_000
 cuda.current_stream().work(10_000_000)
 for _ in range(100): wait(1_000)
 clock[0] = 20_000_000
-events.look()
-assert Event.made == 2 * events.PENDING, Event.made
+events.collect_finished_waits()
+assert Event.made == 2 * events.MAX_PENDING, Event.made
 """
     assert len(exposed(tmp_path, code).of(EXPOSED)) == 64
 
@@ -205,21 +208,21 @@ assert Event.made == 2 * events.PENDING, Event.made
 def test_a_collective_is_measured_on_the_default_stream_and_leaves_room(tmp_path: Path) -> None:
     code = """
 def collective(ns, number):
-    mark = events.before_wait(events.COLLECTIVES, default_stream=True)
+    mark = events.begin_wait(events.MAX_PENDING_COLLECTIVES, default_stream=True)
     start = clock[0]
     cuda.current_stream().work(ns)  # the stream waits for the others, the host does not
     clock[0] += 5
-    events.after_wait(mark, number, start, clock[0], probe.load().layout.EXPOSED_COLLECTIVE)
+    events.finish_wait(mark, number, start, clock[0], probe.load().layout.EXPOSED_COLLECTIVE)
 clock[0] = 1_000
 collective(7_000, 1)                      # the device stood still from 1,000 to 8,000
 cuda.current_stream().cuda_stream = 99    # a stream of a framework's own
 collective(7_000, 2)
 cuda.current_stream().cuda_stream = 0
 for number in range(3, 100): collective(100, number)
-assert len(events._pending) == events.COLLECTIVES, len(events._pending)
+assert len(events._pending) == events.MAX_PENDING_COLLECTIVES, len(events._pending)
 wait(10)                                  # a data wait still finds room
 clock[0] = 1_000_000
-events.look()
+events.collect_finished_waits()
 """
     ring = exposed(tmp_path, code)
     measured = ring.of(EXPOSED_COLLECTIVE)
@@ -230,7 +233,10 @@ events.look()
 
 
 def test_gpu_events_can_be_switched_off(tmp_path: Path) -> None:
-    code = "clock[0] = 1_000\nwait(10); clock[0] += 1; events.look(); assert Event.made == 0"
+    code = (
+        "clock[0] = 1_000\nwait(10); clock[0] += 1\n"
+        "events.collect_finished_waits(); assert Event.made == 0"
+    )
     ring = exposed(tmp_path, code, gpu_events=False)
     assert (len(ring.of(DATA_WAIT)), ring.of(EXPOSED)) == (1, [])
 
@@ -243,7 +249,7 @@ wait(10)
 pid = os.fork()
 if not pid:
     cuda.initialized = False  # as torch says in a forked child
-    wait(10); events.look()
+    wait(10); events.collect_finished_waits()
     assert not events._pending and not events._pool and probe.on
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0

@@ -46,8 +46,7 @@ def gradients(ring: Ring) -> list[Operation]:
 
 
 @pytest.mark.parametrize(
-    "options",
-    ["static_graph=True", *longer("", "find_unused_parameters=True")],
+    "options", ["static_graph=True", *longer("", "find_unused_parameters=True")]
 )
 def test_the_wait_for_a_slow_rank_is_seen_by_the_others(tmp_path: Path, options: str) -> None:
     code = f"""

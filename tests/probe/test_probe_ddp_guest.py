@@ -47,13 +47,17 @@ def test_compiled_models_are_traced_as_they_are_without_us(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "where", ["ddp._graph", *longer("groups.find", "ddp._Model", "ddp._queue")]
+    "where",
+    [
+        "ddp._get_graph_id",
+        *longer("process_groups.find_group", "ddp._DdpModel", "ddp._append_callback"),
+    ],
 )
 def test_an_error_in_the_hook_switches_the_probe_off_and_is_not_seen(
     tmp_path: Path, where: str
 ) -> None:
     code = f"""
-from _clusterprof_probe.hooks import ddp as ddp, groups
+from _clusterprof_probe.hooks import ddp as ddp, process_groups
 def broken(*arguments): raise SystemExit("ours")
 {where} = broken
 net = model()

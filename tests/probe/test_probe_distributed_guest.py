@@ -53,7 +53,7 @@ dist.all_reduce(torch.ones(1))
 
 
 BROKEN = """
-from _clusterprof_probe.hooks import calls, groups, seam, works
+from _clusterprof_probe.hooks import calls, process_groups, works, wrap
 works.ring.enter(0, 0, 0, 0)  # opens the ring, which sets `emit`
 def broken(*arguments, **keywords):
     raise SystemExit("ours")
@@ -65,7 +65,7 @@ work.wait()
 dist.all_reduce(t)
 print(t.tolist())
 import _clusterprof_probe
-print(_clusterprof_probe.on, calls.inside)
+print(_clusterprof_probe.on, calls.active_threads)
 """
 
 
@@ -73,7 +73,11 @@ print(_clusterprof_probe.on, calls.inside)
     "where",
     [
         "works.ring.emit",
-        *longer("groups.number_of", "groups.Group.__init__", "works.remember"),
+        *longer(
+            "process_groups.compute_group_number",
+            "process_groups.Group.__init__",
+            "works.register_work",
+        ),
     ],
 )
 def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(

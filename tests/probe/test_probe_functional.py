@@ -179,15 +179,17 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path, backend: st
 @pytest.mark.parametrize(
     "where",
     [
-        "functional._waited",
-        *longer("groups.find", "functional._place", "functional.ring.emit"),
+        "functional._record_wait",
+        *longer(
+            "process_groups.find_group", "functional._get_data_address", "functional.ring.emit"
+        ),
     ],
 )
 def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(
     tmp_path: Path, where: str
 ) -> None:
     code = f"""
-from _clusterprof_probe.hooks import functional, groups
+from _clusterprof_probe.hooks import functional, process_groups
 functional.ring.enter(0, 0, 0, 0)  # opens the ring, which sets `emit`
 def broken(*arguments, **keywords): raise SystemExit("ours")
 {where} = broken

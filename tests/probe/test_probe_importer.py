@@ -11,14 +11,14 @@ from probing import install, run
 
 HEAD = """
 import sys
-import _clusterprof_probe as probe, _clusterprof_probe.importer as importer
+import _clusterprof_probe as probe, _clusterprof_probe.import_hooks as import_hooks
 import _clusterprof_probe.hooks as hooks, types
 installed = []
 hook = types.ModuleType("_clusterprof_probe.hooks.spy")
 hook.install = lambda module: installed.append((module.__name__, module.value)) or True
 sys.modules[hook.__name__] = hook
 """
-WATCH = "importer.watch([('wanted', 'spy'), ('box.inner', 'spy')])\n"
+WATCH = "import_hooks.watch_imports([('wanted', 'spy'), ('box.inner', 'spy')])\n"
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_loader_shared_by_modules_hooks_each(tmp_path: Path, folder: Path) -> 
 
 def test_a_module_that_fails_fails_as_it_does_without_us(tmp_path: Path, folder: Path) -> None:
     code = (
-        "importer.watch([('broken', 'spy'), ('absent', 'spy')])\n"
+        "import_hooks.watch_imports([('broken', 'spy'), ('absent', 'spy')])\n"
         "import traceback\n"
         "for name in ('broken', 'absent'):\n"
         "    try: __import__(name)\n"
@@ -114,7 +114,7 @@ def test_a_hook_that_cannot_is_noted(tmp_path: Path, folder: Path, error: str, o
         f"def fail(module): raise {error}('x')\n"
         "hook.install = fail\n"
         + WATCH
-        + "import wanted; print(wanted.value, importer.notes[-1], probe.on)"
+        + "import wanted; print(wanted.value, import_hooks.notes[-1], probe.on)"
     )
     assert out(tmp_path, code, folder) == f"1 (0, 0) {on}"
 
@@ -137,7 +137,7 @@ def test_two_finders_that_ask_everybody_do_not_ask_each_other_for_ever(
     tmp_path: Path, folder: Path
 ) -> None:
     code = WATCH + (
-        "sys.meta_path.insert(0, importer.Finder())\n"
+        "sys.meta_path.insert(0, import_hooks.HookFinder())\n"
         "import wanted; print(set(installed), len(installed) <= 2, probe.on)"
     )
     assert out(tmp_path, code, folder) == "{('wanted', 1)} True True"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from probing import install
 
+from clusterprof.agent.launch import launcher
 from clusterprof.errors import CannotStart
-from clusterprof.recorder import inject
 
 
 def test_the_probe_lies_in_the_run_directory(tmp_path: Path) -> None:
@@ -27,21 +27,21 @@ def test_the_probe_lies_in_the_run_directory(tmp_path: Path) -> None:
 def test_a_probe_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     run_dir = install(tmp_path / "run", gpu_events=False)
     (run_dir / "probe/mark").write_text("")
-    inject.install_probe(run_dir, gpu_events=True, strict=True)
+    launcher.install_probe(run_dir, gpu_events=True, strict=True)
     assert (run_dir / "probe/mark").exists()
     assert '"gpu_events": false' in (run_dir / "probe/config.json").read_text()
 
 
 def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
     (tmp_path / "run/probe").mkdir(parents=True)
-    inject.install_probe(tmp_path / "run", gpu_events=True, strict=False)
+    launcher.install_probe(tmp_path / "run", gpu_events=True, strict=False)
     assert (tmp_path / "run/probe/sitecustomize.py").is_file()
 
 
 def test_a_run_directory_that_takes_no_files_cannot_start(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(CannotStart, match="the probe cannot be put into"):
-        inject.install_probe(tmp_path / "run", gpu_events=True, strict=False)
+        launcher.install_probe(tmp_path / "run", gpu_events=True, strict=False)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_run_directory_that_takes_no_files_cannot_start(tmp_path: Path) -> Non
     ],
 )
 def test_pythonpath_keeps_what_it_had(before: dict[str, str], after: str) -> None:
-    result = inject.environment(Path("/run"), {**before, "HOME": "/home"})
+    result = launcher.with_probe_path(Path("/run"), {**before, "HOME": "/home"})
     assert result == {"HOME": "/home", "PYTHONPATH": after, "CLUSTERPROF_RUN_DIR": "/run"}
 
 
@@ -79,7 +79,7 @@ def test_pythonpath_keeps_what_it_had(before: dict[str, str], after: str) -> Non
     ],
 )
 def test_options_that_shut_the_probe_out_are_named(command: str, letter: str) -> None:
-    reason = inject.why_not_injectable(command.split())
+    reason = launcher.find_injection_obstacle(command.split())
     assert (reason or "").startswith(f"python -{letter}" if letter else "")
     assert (reason is None) == (not letter)
 
@@ -89,5 +89,5 @@ def test_the_first_line_of_a_script_counts(tmp_path: Path, line: str, reason: st
     script = tmp_path / "train"
     script.write_text(f"#!/usr/bin/{line}\n")
     os.chmod(script, 0o755)
-    found = inject.why_not_injectable([str(script), "-E"])
+    found = launcher.find_injection_obstacle([str(script), "-E"])
     assert found is None if reason is None else found is not None and found.startswith(reason)

@@ -22,7 +22,7 @@ from probing import (
     run,
 )
 
-from clusterprof.recorder import inject
+from clusterprof.agent.launch import launcher
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -140,7 +140,7 @@ def test_a_killed_process_leaves_its_ring_to_who_holds_it(run_dir: Path) -> None
         "print('ready', flush=True); sys.stdin.readline()\n"
         "probe.emit(65, 10, 11); os.kill(os.getpid(), 9)"
     )
-    environ = inject.environment(run_dir, clean_environment())
+    environ = launcher.with_probe_path(run_dir, clean_environment())
     watcher = Watcher(run_dir)
     pipe = subprocess.PIPE
     with subprocess.Popen(

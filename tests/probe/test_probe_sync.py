@@ -95,13 +95,13 @@ def test_the_allocator_is_read_once_a_second_and_its_rises_recorded(tmp_path: Pa
 told = {"num_alloc_retries": 2, "num_device_alloc": 70, "num_ooms": 0}
 cuda.memory_stats_as_nested_dict = lambda: told
 clock[0] = 5_000_000_000
-events.look()                       # the first reading: nothing to compare it with
+events.collect_finished_waits()  # the first reading: nothing to compare it with
 clock[0] = 5_900_000_000
 told["num_alloc_retries"] = 3
-events.look()                       # too early
+events.collect_finished_waits()  # too early
 clock[0] = 6_000_000_000
 told["num_device_alloc"] = 75
-events.look()
+events.collect_finished_waits()
 """
     records = ran(tmp_path, code).of(19)
     # how often memory was given back is not known to this version
@@ -120,7 +120,7 @@ def refuses():
     raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
 cuda.memory_stats_as_nested_dict = refuses
 for clock[0] in (5_000_000_000, 6_000_000_000, 7_000_000_000):
-    events.look()
+    events.collect_finished_waits()
 assert asked == [1]
 probe.step()
 """

@@ -51,8 +51,10 @@ def test_workers(tmp_path: Path, context: str) -> None:
     workers = {ring.of(WORKER_START)[0].a: ring for ring in rings if ring is not main}
     assert sorted(workers) == [0, 1]
     assert [(w.a, w.b, w.c) for w in main.of(DATA_WAIT)] == [
-        (0, workers[0].pid, 2), (1, workers[1].pid, 2), (2, workers[0].pid, 2),
-    ]  # fmt: skip
+        (0, workers[0].pid, 2),
+        (1, workers[1].pid, 2),
+        (2, workers[0].pid, 2),
+    ]
     assert [(s.a, s.c) for s in main.of(LOADER_START)] == [(2, 2)]
     for ring in workers.values():
         assert [(s.b, s.c) for s in ring.of(WORKER_START)] == [(2, main.pid)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from clusterprof.config import build_limits, check_collectors, list_shipped_profiles, load_profile
+from clusterprof.config.yaml_file import KEYS
 from clusterprof.errors import UsageError
-from clusterprof.profiles import bind_limits, check_collectors, load, shipped_names
-from clusterprof.profiles.keys import KEYS
 
 SHIPPED = Path(__file__).parent.parent.parent / "profiles"
 
@@ -28,27 +28,27 @@ KNOWN = {"storage-local": Limits, "cpu-gc": Limits}
 def refused(tmp_path: Path, text: str | bytes) -> str:
     (tmp_path / "p.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError) as caught:
-        load("p.yaml", {}, tmp_path)
+        load_profile("p.yaml", {}, tmp_path)
     assert caught.value.exit_code == 2
     return caught.value.message
 
 
 def loaded(tmp_path: Path, text: str):  # type: ignore[no-untyped-def]
     (tmp_path / "p.yaml").write_text(text, encoding="utf-8")
-    return load("p.yaml", {}, tmp_path)
+    return load_profile("p.yaml", {}, tmp_path)
 
 
 def test_every_shipped_profile_loads_and_binds(tmp_path: Path) -> None:
-    assert set(shipped_names()) == {path.stem for path in SHIPPED.glob("*.yaml")}
-    assert {"default", "ci"} <= set(shipped_names())
-    for name in shipped_names():
-        profile = load(name, {}, tmp_path)
+    assert set(list_shipped_profiles()) == {path.stem for path in SHIPPED.glob("*.yaml")}
+    assert {"default", "ci"} <= set(list_shipped_profiles())
+    for name in list_shipped_profiles():
+        profile = load_profile(name, {}, tmp_path)
         assert not any(key.startswith("limits.") for key in profile.values)
-        assert bind_limits(profile, KNOWN) == {"storage-local": Limits(), "cpu-gc": Limits()}
+        assert build_limits(profile, KNOWN) == {"storage-local": Limits(), "cpu-gc": Limits()}
 
 
 def test_the_default_profile_documents_every_key_and_its_default(tmp_path: Path) -> None:
-    written, silent = load("default", {}, tmp_path), load(None, {}, tmp_path)
+    written, silent = load_profile("default", {}, tmp_path), load_profile(None, {}, tmp_path)
     assert written.values == silent.values
     assert set(silent.origins.values()) == {"default"}
     fixed = {key for key in KEYS if "*" not in key and key != "extends"}
@@ -89,7 +89,7 @@ def test_a_profile_lies_over_the_one_it_extends(tmp_path: Path) -> None:
 
 def test_precedence(tmp_path: Path) -> None:
     def hz(given: str | None, environ: dict[str, str]) -> float:
-        return float(load(given, environ, tmp_path).values["sampling.hz"])
+        return float(load_profile(given, environ, tmp_path).values["sampling.hz"])
 
     for name, rate in (("a", 1), ("b", 2), ("clusterprof", 3)):
         (tmp_path / f"{name}.yaml").write_text(f"sampling: {{hz: {rate}}}", encoding="utf-8")
@@ -105,8 +105,10 @@ def test_precedence(tmp_path: Path) -> None:
     [
         ("sampling:\n  hzz: 1\n", "p.yaml:2: unknown key 'sampling.hzz'; did you mean 'hz'?"),
         ("\n\nsampels: {}\n", "p.yaml:3: unknown key 'sampels'; did you mean 'sampling'?"),
-        ("sampling:\n  collectors:\n    cpu:\n      hertz: 1\n",
-         "p.yaml:4: unknown key 'sampling.collectors.cpu.hertz'; did you mean 'hz'?"),
+        (
+            "sampling:\n  collectors:\n    cpu:\n      hertz: 1\n",
+            "p.yaml:4: unknown key 'sampling.collectors.cpu.hertz'; did you mean 'hz'?",
+        ),
         ("gate: {min_step: 1}", "p.yaml:1: unknown key 'gate.min_step'; did you mean 'min_steps'?"),
         ("sampling:\n  hz: fast", "p.yaml:2: sampling.hz must be a number"),
         ("sampling:\n  hz: yes", "p.yaml:2: sampling.hz must be a number"),
@@ -117,16 +119,20 @@ def test_precedence(tmp_path: Path) -> None:
         ("gate: {min_steps: 1.5}", "p.yaml:1: gate.min_steps must be a whole number, 0 or more"),
         ("gate:\n  min_steps: 1\n  min_steps: 2", "p.yaml:3: gate.min_steps is set twice"),
         ("gate: {min_coverage_ratio: 90}", "p.yaml:1: gate.min_coverage_ratio must be from 0 to 1"),
-        ("gate: {assertions: gpu}",
-         "p.yaml:1: gate.assertions must be a list of texts, each in quotes"),
-        ("gate: {on_inconclusive: wran}", "p.yaml:1: gate.on_inconclusive must be one of"
-         " fail, warn, pass; did you mean 'warn'?"),
+        (
+            "gate: {assertions: gpu}",
+            "p.yaml:1: gate.assertions must be a list of texts, each in quotes",
+        ),
+        (
+            "gate: {on_inconclusive: wran}",
+            "p.yaml:1: gate.on_inconclusive must be one of fail, warn, pass; did you mean 'warn'?",
+        ),
         ("recording:\n  max_bytes: 2 parsecs", "p.yaml:2: recording.max_bytes 'parsecs' is not"),
         ("recording: {max_bytes: 5 ms}", "p.yaml:1: recording.max_bytes must be a size"),
         ("facts: {currency: 3}", "p.yaml:1: facts.currency must be text"),
         ("extends: cii", "p.yaml:1: unknown profile 'cii'; did you mean 'ci'?"),
         ("extends: other.yaml", "p.yaml:1: cannot read the profile other.yaml: no such file"),
-        ("extends: p.yaml", "p.yaml:1: profiles extend each other in a circle"),
+        ("extends: p.yaml", "p.yaml:1: profiles extend each other in a cycle"),
         ("extends: [a, b]", "p.yaml:1: extends must be text"),
         ("a.b: 1", "p.yaml:1: unknown key 'a.b'"),
         ("? [a]\n: 1", "p.yaml:1: unknown key 'None'"),
@@ -141,7 +147,7 @@ def test_precedence(tmp_path: Path) -> None:
         ("x: \x07", "p.yaml: special characters are not allowed"),
         ("# " + "x" * (64 << 10), "p.yaml: a profile may have at most 64 KiB"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named_with_its_line(
     tmp_path: Path, text: str | bytes, message: str
 ) -> None:
@@ -152,7 +158,7 @@ def test_aliases_are_refused_before_they_grow(tmp_path: Path) -> None:
     """Ten lines that YAML would turn into 10^9 strings."""
     lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    assert refused(tmp_path, "\n".join(lines)) == "p.yaml:2: aliases are refused in a profile"
+    assert refused(tmp_path, "\n".join(lines)) == "p.yaml:2: aliases are not allowed in a profile"
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
@@ -162,19 +168,19 @@ def test_deep_nesting_is_refused(tmp_path: Path, opening: str) -> None:
 
 def test_names_and_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"unknown profile 'defualt'; did you mean 'default'\?"):
-        load("defualt", {}, tmp_path)
+        load_profile("defualt", {}, tmp_path)
     with pytest.raises(UsageError, match=r"cannot read the profile x/y\.yaml: no such file"):
-        load("x/y.yaml", {}, tmp_path)
+        load_profile("x/y.yaml", {}, tmp_path)
     with pytest.raises(UsageError, match="cannot read the profile"):
-        load(f"{tmp_path}/", {}, tmp_path)
+        load_profile(f"{tmp_path}/", {}, tmp_path)
     os.mkfifo(tmp_path / "pipe.yaml")
     with pytest.raises(UsageError, match="is not a regular file"):
-        load("pipe.yaml", {}, tmp_path)
+        load_profile("pipe.yaml", {}, tmp_path)
 
 
 def test_an_empty_profile_changes_nothing(tmp_path: Path) -> None:
     for text in ("", "# nothing\n", "gate:\n  # min_steps: 1\n"):
-        assert loaded(tmp_path, text).values == load(None, {}, tmp_path).values
+        assert loaded(tmp_path, text).values == load_profile(None, {}, tmp_path).values
 
 
 def test_limits_are_bound_to_their_causes(tmp_path: Path) -> None:
@@ -186,32 +192,36 @@ def test_limits_are_bound_to_their_causes(tmp_path: Path) -> None:
         "    longer_than_ns: 250 ms\n"
         "  cpu-gc: {waited_at_least_ratio: 1, strict: true}\n",
     )
-    assert bind_limits(profile, KNOWN) == {
+    assert build_limits(profile, KNOWN) == {
         "storage-local": Limits(0.2, 250_000_000),
         "cpu-gc": Limits(1.0, strict=True),
     }
-    assert type(bind_limits(profile, KNOWN)["cpu-gc"].waited_at_least_ratio) is float
+    assert type(build_limits(profile, KNOWN)["cpu-gc"].waited_at_least_ratio) is float
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("limits:\n  storge-local: {strict: true}",
-         "p.yaml:2: unknown cause 'storge-local'; did you mean 'storage-local'?"),
-        ("limits:\n  cpu-gc:\n    waited_at_lest_ratio: 1",
-         "p.yaml:3: the cause cpu-gc has no limit 'waited_at_lest_ratio';"
-         " did you mean 'waited_at_least_ratio'?"),
-        ("limits: {cpu-gc: {longer_than_ns: 5%}}", "p.yaml:1: the limit longer_than_ns is written"),
-        ("limits: {cpu-gc: {longer_than_ns: 1.5}}", "must be of the kind of its default, 5000000"),
-        ("limits: {cpu-gc: {longer_than_ns: true}}", "must be of the kind of its default"),
-        ("limits: {cpu-gc: {strict: 1}}", "must be of the kind of its default, False"),
+        (
+            "limits:\n  storge-local: {strict: true}",
+            "p.yaml:2: unknown cause 'storge-local'; did you mean 'storage-local'?",
+        ),
+        (
+            "limits:\n  cpu-gc:\n    waited_at_lest_ratio: 1",
+            "p.yaml:3: the cause cpu-gc has no limit 'waited_at_lest_ratio';"
+            " did you mean 'waited_at_least_ratio'?",
+        ),
+        ("limits: {cpu-gc: {longer_than_ns: 5%}}", "p.yaml:1: the limit longer_than_ns is given"),
+        ("limits: {cpu-gc: {longer_than_ns: 1.5}}", "must have the type of its default, 5000000"),
+        ("limits: {cpu-gc: {longer_than_ns: true}}", "must have the type of its default"),
+        ("limits: {cpu-gc: {strict: 1}}", "must have the type of its default, False"),
         ("limits: {cpu-gc: {waited_at_least_ratio: -1}}", "must be 0 or more"),
         ("limits: {cpu-gc: {waited_at_least_ratio: often}}", "'often' is not a number"),
     ],
-)  # fmt: skip
+)
 def test_a_limit_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        bind_limits(loaded(tmp_path, text), KNOWN)
+        build_limits(loaded(tmp_path, text), KNOWN)
     assert message in caught.value.message
 
 

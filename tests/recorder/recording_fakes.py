@@ -18,7 +18,7 @@ class FakeClock:
 
     def __init__(self, start_ns: int = SECOND_NS, late_ns: int = 0) -> None:
         self.t_ns = start_ns
-        self.attentive = False
+        self.wakes_on_files = False
         self.told_at: set[int] = set()
         """Waits for these times end in being told that there is something to look at."""
         self.late_ns = late_ns

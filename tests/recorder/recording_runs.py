@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from clusterprof.agent.launch.election import build_run_dir_path, choose_base
+from clusterprof.agent.launch.identity import LAUNCHER_VARIABLES, read_short_boot_id
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import NoRecording
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.identity import LAUNCHER_VARIABLES, boot8
-from clusterprof.recorder.rundir import choose_base, run_dir_path
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Record
 
 PYTHON = sys.executable
@@ -27,13 +27,14 @@ PATIENCE_S = 20.0
 LAUNCHER = """
 import os, signal, sys
 from pathlib import Path
-from clusterprof.recorder.launch import Launch, launch
-from clusterprof.recorder.plan import Plan
+from clusterprof.agent.launch.launcher import LaunchRequest, record_command
+from clusterprof.agent.options import Plan
 
 def start(*command):
     child = os.fork()
     if child == 0:
-        launch(Launch(command, Path(sys.argv[1]), Plan, "off"), os.environ, lambda line: None)
+        request = LaunchRequest(command, Path(sys.argv[1]), Plan, "off")
+        record_command(request, os.environ, lambda line: None)
     return child
 
 def status_of(*command):
@@ -61,7 +62,7 @@ def own_job(name: str) -> str:
 
 def run_dir_of(job: str) -> Path:
     """Return where the run directory of a job is while it is being recorded."""
-    return run_dir_path(choose_base(os.environ), boot8(Roots()), job)
+    return build_run_dir_path(choose_base(os.environ), read_short_boot_id(Roots()), job)
 
 
 def record(
@@ -70,8 +71,12 @@ def record(
     """Run `clusterprof record -o OUT OPTIONS -- COMMAND` to its end and wait for the recorder."""
     done = subprocess.run(
         [*RECORD, "-o", str(out), *options, "--", *command],
-        capture_output=True, text=True, timeout=60, check=False, env=env,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=env,
+    )
     if out.exists():
         wait_for_end(out)
     return done
@@ -91,7 +96,7 @@ def wait_until(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
 
 def records_of(out: Path) -> list[Record]:
     """Return all records of the only node of a recording."""
-    (folder,) = node_folders(out)
+    (folder,) = list_node_folders(out)
     return list(NodeReader(folder))
 
 
@@ -136,6 +141,10 @@ def run_launcher(out: Path, job: str, body: str, hold: bool = True) -> str:
     body = textwrap.dedent(body)
     code = LAUNCHER + (HOLD + body + LET_GO if hold else body)
     return subprocess.run(
-        [PYTHON, "-c", code, str(out)], env=environment(job), stdout=subprocess.PIPE, text=True,
-        timeout=120, check=True,
-    ).stdout  # fmt: skip
+        [PYTHON, "-c", code, str(out)],
+        env=environment(job),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout

@@ -8,14 +8,14 @@ import mmap
 import os
 from pathlib import Path
 
+from clusterprof.agent.launch.identity import read_start_ticks
+from clusterprof.agent.processes.span_rings import Ring, open_ring
 from clusterprof.probe import layout
-from clusterprof.recorder.identity import started_ticks
-from clusterprof.recorder.ring import Ring, open_ring
 from clusterprof.trace.schema import Spans
 
 NOW_NS = 10_000_000_000
 PID = os.getpid()
-TICKS = started_ticks("/proc", PID) or 0
+TICKS = read_start_ticks("/proc", PID) or 0
 
 
 class Writer:

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from accel.simulated import HOSTS, path_with, until
 
-from clusterprof.cli.doctor import _print_looks
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.cpu import CpuCollector
-from clusterprof.collectors.gpu_gaudi import GpuGaudiCollector
-from clusterprof.collectors.gpu_neuron import GpuNeuronCollector
-from clusterprof.collectors.gpu_tpu import GpuTpuCollector
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.inspect import look_at
-from clusterprof.recorder.isolated import IsolatedCollector
-from clusterprof.recorder.service import isolate
-from clusterprof.recorder.slot import Slot
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.cpu import CpuCollector
+from clusterprof.agent.collectors.gpu.gaudi import GpuGaudiCollector
+from clusterprof.agent.collectors.gpu.neuron import GpuNeuronCollector
+from clusterprof.agent.collectors.gpu.tpu import GpuTpuCollector
+from clusterprof.agent.doctor.sources import check_sources
+from clusterprof.agent.isolation.collector import IsolatedCollector
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.sampling.collector_runner import CollectorRunner
+from clusterprof.agent.sampling.service import make_isolated_collector
+from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.trace.schema import Columns, Event, Gap
 
 COLLECTORS = (CpuCollector, GpuGaudiCollector, GpuNeuronCollector, GpuTpuCollector)
@@ -55,7 +55,9 @@ def test_doctor(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PATH", path_with(HOSTS / node / "tools"))
-    _print_looks(look_at(COLLECTORS, host(node), isolate), as_json=False)
+    _print_source_checks(
+        check_sources(COLLECTORS, host(node), make_isolated_collector), as_json=False
+    )
     agrees(HOSTS / node / "doctor.txt", capsys.readouterr().out)
 
 
@@ -67,14 +69,14 @@ def test_recording(
     context = Context(host(node), None, lambda: [])
     collector = IsolatedCollector(NODES[node], context, first_wait_seconds=20.0)
     faults: list[BaseException] = []
-    slot = Slot(collector, 1_000_000_000, lambda name, error: faults.append(error))
+    slot = CollectorRunner(collector, 1_000_000_000, lambda name, error: faults.append(error))
     slot.open(time.monotonic_ns())
     devices = slot.devices_for_header()
     records: list[Any] = []
     for report in (1, 2, 3)[: 3 if node == "trn1-node" else 1]:
         gate.write_text(str(report))
         until(lambda: took_a_row(slot, records))
-    child = collector._child
+    child = collector._helper
     slot.close()
     assert child is not None
     until(child.reap)
@@ -86,7 +88,7 @@ def test_recording(
     agrees(HOSTS / node / "recording.jsonl", "\n".join(lines) + "\n")
 
 
-def took_a_row(slot: Slot, records: list[Any]) -> bool:
+def took_a_row(slot: CollectorRunner, records: list[Any]) -> bool:
     """One turn of the recorder's loop; True when a row was recorded in it."""
     slot.tick(time.monotonic_ns())
     taken = slot.take(time.monotonic_ns())

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from clusterprof.agent.sampling.collector_runner import RowBatch, SampleBatch
 from clusterprof.errors import Unavailable
-from clusterprof.recorder.batch import Table, Ticks
 
 WHY = Unavailable("absent", "not here")
 
 
 def test_numbers_of_one_type_come_back_as_arrays() -> None:
-    ticks = Ticks("qq")
+    ticks = SampleBatch("qq")
     same = [1, 2]
     ticks.add(10, same)
     same[:] = [3, 4]  # a collector may hand out the same list each time
@@ -24,7 +24,7 @@ def test_numbers_of_one_type_come_back_as_arrays() -> None:
 
 
 def test_a_reason_keeps_what_came_before_it_and_itself() -> None:
-    ticks = Ticks("qqq")
+    ticks = SampleBatch("qqq")
     ticks.add(10, [1, 2, 3])
     ticks.add(20, [4, WHY, 6])
     ticks.add(30, [7, 8, 2**63])
@@ -33,7 +33,7 @@ def test_a_reason_keeps_what_came_before_it_and_itself() -> None:
 
 
 def test_each_column_has_its_type_and_every_bit_of_a_float() -> None:
-    ticks = Ticks("qd")
+    ticks = SampleBatch("qd")
     ticks.add(10, [-1, -0.0])
     ticks.add(20, [2, 3])
     assert ticks.numbers() == [array("q", [-1, 2]), array("d", [-0.0, 3.0])]
@@ -42,7 +42,7 @@ def test_each_column_has_its_type_and_every_bit_of_a_float() -> None:
 
 
 def test_columns_of_both_types_keep_what_came_before_a_reason() -> None:
-    ticks = Ticks("qd")
+    ticks = SampleBatch("qd")
     ticks.add(10, [1, 0.5])
     ticks.add(20, [2, WHY])
     ticks.add(30, [1.5, 0.25])  # no integer: whoever knows the columns decides
@@ -57,7 +57,7 @@ class Explosive:
 
 @pytest.mark.parametrize("sample", [[1], [1, 2, 3], [1, Explosive()]])
 def test_a_tick_that_cannot_be_taken_leaves_nothing_behind(sample: Any) -> None:
-    ticks = Ticks("qq")
+    ticks = SampleBatch("qq")
     ticks.add(10, [1, 2])
     with pytest.raises((ValueError, RuntimeError)):
         ticks.add(20, sample)
@@ -69,7 +69,7 @@ def test_a_tick_that_cannot_be_taken_leaves_nothing_behind(sample: Any) -> None:
 
 @pytest.mark.parametrize("rows", [[(1, 2), (3,)], [(1, 2), (3, "x")], [(1, 2), (3, 2**63)]])
 def test_rows_of_a_tick_are_taken_together_or_not_at_all(rows: Any) -> None:
-    table = Table(2)
+    table = RowBatch(2)
     assert table.numbers() is None
     table.add(10, [(1, 2), (3, 4)])
     with pytest.raises((ValueError, TypeError, OverflowError)):

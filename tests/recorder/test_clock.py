@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
+from clusterprof.agent.launch.election import write_private_file
+from clusterprof.agent.linux.files import FolderWatch
+from clusterprof.agent.processes import registry
+from clusterprof.agent.sampling.scheduler import SystemClock
 from clusterprof.errors import Unavailable
-from clusterprof.linux.inotify import News
-from clusterprof.recorder import announcements
-from clusterprof.recorder.clock import SystemClock
-from clusterprof.recorder.rundir import write_private
 
 LONG_NS = 30_000_000_000  # nothing here waits so long unless something is broken
 SHORT_NS = 50_000_000
 
 
 @pytest.fixture
-def news(tmp_path: Path) -> Iterator[News]:
-    found = News([str(tmp_path)])
+def news(tmp_path: Path) -> Iterator[FolderWatch]:
+    found = FolderWatch([str(tmp_path)])
     yield found
     found.close()
 
@@ -37,19 +37,19 @@ def in_short() -> int:
     return time.monotonic_ns() + SHORT_NS
 
 
-def test_a_wait_ends_at_its_time_and_nobody_was_told(news: News) -> None:
+def test_a_wait_ends_at_its_time_and_nobody_was_told(news: FolderWatch) -> None:
     clock = SystemClock([], news)
     until_ns = in_short()
     assert clock.wait_until(until_ns) is False
     assert time.monotonic_ns() >= until_ns
-    assert clock.attentive
-    assert not SystemClock([]).attentive
+    assert clock.wakes_on_files
+    assert not SystemClock([]).wakes_on_files
 
 
-def test_a_file_that_comes_ends_the_wait(news: News, tmp_path: Path) -> None:
+def test_a_file_that_comes_ends_the_wait(news: FolderWatch, tmp_path: Path) -> None:
     clock = SystemClock([], news)
     until_ns = in_long()
-    late = threading.Timer(0.05, write_private, (tmp_path / "1.json", b"{}"))
+    late = threading.Timer(0.05, write_private_file, (tmp_path / "1.json", b"{}"))
     late.start()
     assert clock.wait_until(until_ns) is True
     assert time.monotonic_ns() < until_ns
@@ -57,25 +57,25 @@ def test_a_file_that_comes_ends_the_wait(news: News, tmp_path: Path) -> None:
 
 
 def test_files_that_keep_coming_end_one_wait_in_a_tick_and_none_is_missed(
-    news: News, tmp_path: Path
+    news: FolderWatch, tmp_path: Path
 ) -> None:
     clock = SystemClock([], news)
-    write_private(tmp_path / "1.json", b"{}")
+    write_private_file(tmp_path / "1.json", b"{}")
     assert clock.wait_until(in_long()) is True
-    write_private(tmp_path / "2.json", b"{}")
+    write_private_file(tmp_path / "2.json", b"{}")
     until_ns = in_short()
     assert clock.wait_until(until_ns) is True  # it is told now, and not before its time
     assert time.monotonic_ns() >= until_ns
     assert clock.wait_until(in_short()) is False  # told once
-    write_private(tmp_path / "3.json", b"{}")
+    write_private_file(tmp_path / "3.json", b"{}")
     assert clock.wait_until(in_long()) is True  # it listens again
 
 
-def test_other_descriptors_always_end_a_wait(news: News, tmp_path: Path) -> None:
+def test_other_descriptors_always_end_a_wait(news: FolderWatch, tmp_path: Path) -> None:
     read, write = os.pipe()
     try:
         for clock in (SystemClock([read], news), SystemClock([read])):
-            write_private(tmp_path / "1.json", b"{}")
+            write_private_file(tmp_path / "1.json", b"{}")
             os.write(write, b"x")
             assert clock.wait_until(in_long()) is True
             assert clock.wait_until(in_long()) is True
@@ -85,11 +85,11 @@ def test_other_descriptors_always_end_a_wait(news: News, tmp_path: Path) -> None
         os.close(write)
 
 
-def test_who_comes_late_to_a_wait_has_not_listened(news: News) -> None:
+def test_who_comes_late_to_a_wait_has_not_listened(news: FolderWatch) -> None:
     assert SystemClock([], news).wait_until(time.monotonic_ns() - 1) is True
 
 
-def test_what_is_half_written_is_no_news(news: News, tmp_path: Path) -> None:
+def test_what_is_half_written_is_no_news(news: FolderWatch, tmp_path: Path) -> None:
     clock = SystemClock([], news)
     (tmp_path / ".1.json.7.tmp").write_bytes(b"{")
     assert clock.wait_until(in_short()) is False
@@ -97,7 +97,7 @@ def test_what_is_half_written_is_no_news(news: News, tmp_path: Path) -> None:
 
 def test_no_inotify_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unavailable, match="No such file"):
-        News([str(tmp_path), str(tmp_path / "missing")])
+        FolderWatch([str(tmp_path), str(tmp_path / "missing")])
     before = len(os.listdir("/proc/self/fd"))
 
     class Full:
@@ -110,10 +110,10 @@ def test_no_inotify_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Full())
     with pytest.raises(Unavailable, match="Too many open files"):
-        News([str(tmp_path)])
+        FolderWatch([str(tmp_path)])
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
     with pytest.raises(Unavailable, match="has no inotify"):
-        News([str(tmp_path)])
+        FolderWatch([str(tmp_path)])
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -121,14 +121,14 @@ def test_files_of_one_timer_tick_are_all_found_however_soon_one_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came_ns = time.time_ns()
-    monkeypatch.setattr(announcements.time, "time_ns", lambda: came_ns + 1_000_000)
-    folder = announcements.Announcements(str(tmp_path), 100)
+    monkeypatch.setattr(registry.time, "time_ns", lambda: came_ns + 1_000_000)
+    folder = registry.AnnouncementFolder(str(tmp_path), 100)
     found: list[str] = []
     for number in range(4):
-        write_private(tmp_path / f"{number}.json", b"{}")
+        write_private_file(tmp_path / f"{number}.json", b"{}")
         os.utime(tmp_path, ns=(came_ns, came_ns))  # the folder's time has the grain of the tick
         found += folder.fresh() or ()
     assert found == [f"{number}.json" for number in range(4)]
-    monkeypatch.setattr(announcements.time, "time_ns", lambda: came_ns + 60_000_000)
+    monkeypatch.setattr(registry.time, "time_ns", lambda: came_ns + 60_000_000)
     assert folder.fresh() == []  # once more, and no more from then on
     assert folder.fresh() is None

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterprof.collectors.base import Context
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.device_pids import DevicePids
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.isolation.drivers import DeviceProcessMapper
+from clusterprof.agent.linux.files import Roots
 
 FIRST_NAMESPACE = "pid:[4026531836]"
 GIB = 1 << 30
@@ -23,7 +23,7 @@ class Node:
         (folder / "self/ns").mkdir(parents=True)
         (folder / "self/ns/pid").symlink_to(namespace)
         self.job: list[int] = []
-        self.pids = DevicePids(Context(Roots(folder, folder), None, lambda: self.job))
+        self.pids = DeviceProcessMapper(Context(Roots(folder, folder), None, lambda: self.job))
 
     def process(self, pid: int, *files: str) -> None:
         fd = self.proc / str(pid) / "fd"
@@ -35,7 +35,7 @@ class Node:
         self.job.append(pid)
 
     def told(self, **held: list[tuple[int, int]]) -> list[tuple[str, dict[str, Any]]]:
-        return self.pids.told(
+        return self.pids.map_events(
             [("device-processes", {"device": one, "held": of}) for one, of in held.items()]
         )
 
@@ -53,11 +53,11 @@ def test_a_process_works_where_most_of_its_memory_is(node: Node) -> None:
     node.process(11)
     node.process(12)
     lost = ("device-lost", {"device": "A"})
-    assert node.pids.told([lost]) == [lost]
+    assert node.pids.map_events([lost]) == [lost]
     # 11 has a context on B besides; 12 holds as much of both; 99 is another's.
     held = {"A": [(11, 60 * GIB), (12, GIB)], "B": [(11, GIB), (12, GIB), (99, 70 * GIB)]}
     assert node.told(**held) == [used(11, "A")]
-    assert node.pids.told([]) == []
+    assert node.pids.map_events([]) == []
     assert node.told(B=[(11, 200 * GIB), (12, 3 * GIB)]) == [used(11, "B"), used(12, "B")]
     assert node.told(A=[]) == []  # what a process ended with stays
 
@@ -70,8 +70,8 @@ def test_of_one_device_the_memory_need_not_be_told(node: Node) -> None:
 def test_a_process_that_joins_the_job_later_is_told_then(node: Node) -> None:
     assert node.told(A=[(11, GIB)]) == []
     node.process(11)
-    assert node.pids.told([]) == [used(11, "A")]
-    assert node.pids.told([]) == []
+    assert node.pids.map_events([]) == [used(11, "A")]
+    assert node.pids.map_events([]) == []
 
 
 def test_in_another_pid_namespace_only_who_has_the_device_open_is_meant(tmp_path: Path) -> None:

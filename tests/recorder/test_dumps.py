@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.recorder.dumps import BYTES_AT_MOST, Dumps, dump_path
+from clusterprof.agent.processes.registry import (
+    MAX_DUMP_BYTES,
+    FlightRecorderDumps,
+    build_dump_path,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,10 +27,10 @@ from clusterprof.recorder.dumps import BYTES_AT_MOST, Dumps, dump_path
     ],
 )
 def test_a_dump_lies_where_the_environment_says(environ: bytes, path: str) -> None:
-    assert dump_path(environ) == path
+    assert build_dump_path(environ) == path
 
 
-def job(tmp_path: Path, *pids: int) -> Dumps:
+def job(tmp_path: Path, *pids: int) -> FlightRecorderDumps:
     """Processes whose number is their rank, announced long ago, that dump to `out/trace_<rank>`."""
     for name in ("run/register", "proc", "recording", "out"):
         (tmp_path / name).mkdir(parents=True)
@@ -37,7 +41,7 @@ def job(tmp_path: Path, *pids: int) -> Dumps:
         announced = tmp_path / f"run/register/{pid}.json"
         announced.write_text("{}")
         os.utime(announced, (1000, 1000))
-    return Dumps(tmp_path / "run", tmp_path / "recording", str(tmp_path / "proc"))
+    return FlightRecorderDumps(tmp_path / "run", tmp_path / "recording", str(tmp_path / "proc"))
 
 
 def test_dumps_of_ranks_that_were_seen_are_copied_when_the_job_is_over(tmp_path: Path) -> None:
@@ -59,7 +63,7 @@ def test_what_is_old_large_or_no_file_stays_where_it_is(tmp_path: Path) -> None:
     (out / "trace_0").write_bytes(b"of the job before")
     os.utime(out / "trace_0", (999, 999))
     with open(out / "trace_1", "wb") as large:
-        large.truncate(BYTES_AT_MOST + 1)
+        large.truncate(MAX_DUMP_BYTES + 1)
     (out / "elsewhere").write_bytes(b"a secret")
     (out / "trace_2").symlink_to(out / "elsewhere")
     os.mkfifo(out / "trace_3")

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.errors import CannotStart
-from clusterprof.recorder import election
-from clusterprof.recorder.election import join, leave, sweep, try_lead
-from clusterprof.recorder.rundir import (
+from clusterprof.agent.launch import election
+from clusterprof.agent.launch.election import (
+    build_run_dir_path,
     choose_base,
     ensure_run_dir,
+    join_recorder,
     read_small_json,
-    run_dir_path,
-    write_private,
+    remove_stale_run_dirs,
+    remove_unused_run_dir,
+    take_recorder_lock,
+    write_private_file,
 )
+from clusterprof.errors import CannotStart
 
 
 def nothing() -> None:
@@ -29,33 +32,35 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def test_the_first_to_join_leads_and_the_lock_follows_the_descriptor(run_dir: Path) -> None:
-    lock = join(run_dir, nothing)
+    lock = join_recorder(run_dir, nothing)
     assert lock is not None
-    assert join(run_dir, nothing) is None
+    assert join_recorder(run_dir, nothing) is None
     kept = os.dup(lock)  # what the recorder inherits
     os.close(lock)
-    assert try_lead(run_dir) is None
+    assert take_recorder_lock(run_dir) is None
     os.close(kept)
-    again = try_lead(run_dir)
+    again = take_recorder_lock(run_dir)
     assert again is not None
     os.close(again)
 
 
 def test_everybody_registers_whoever_leads(run_dir: Path) -> None:
     came: list[int] = []
-    first = join(run_dir, lambda: came.append(1))
-    join(run_dir, lambda: came.append(2))
+    first = join_recorder(run_dir, lambda: came.append(1))
+    join_recorder(run_dir, lambda: came.append(2))
     assert came == [1, 2]
     assert first is not None
     os.close(first)
 
 
 def test_the_last_takes_the_run_directory_away(run_dir: Path) -> None:
-    lock = join(run_dir, nothing)
+    lock = join_recorder(run_dir, nothing)
     assert lock is not None
-    assert not leave(run_dir, lambda: True)  # somebody registered in the last moment
+    assert not remove_unused_run_dir(
+        run_dir, lambda: True
+    )  # somebody registered in the last moment
     assert run_dir.exists()
-    assert leave(run_dir, lambda: False)
+    assert remove_unused_run_dir(run_dir, lambda: False)
     assert list(run_dir.parent.iterdir()) == []
     os.close(lock)
 
@@ -63,7 +68,7 @@ def test_the_last_takes_the_run_directory_away(run_dir: Path) -> None:
 def test_nobody_can_join_while_the_last_one_looks_around(run_dir: Path) -> None:
     import fcntl
 
-    lock = join(run_dir, nothing)
+    lock = join_recorder(run_dir, nothing)
     assert lock is not None
     gate = os.open(run_dir / "gate", os.O_RDWR)
 
@@ -72,15 +77,15 @@ def test_nobody_can_join_while_the_last_one_looks_around(run_dir: Path) -> None:
             fcntl.flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
 
-    assert leave(run_dir, look_around)
+    assert remove_unused_run_dir(run_dir, look_around)
     os.close(gate)
     os.close(lock)
 
 
 def test_who_joins_after_the_last_has_left_leads_a_new_one(run_dir: Path) -> None:
-    first = join(run_dir, nothing)
-    assert leave(run_dir, lambda: False)
-    second = join(run_dir, nothing)
+    first = join_recorder(run_dir, nothing)
+    assert remove_unused_run_dir(run_dir, lambda: False)
+    second = join_recorder(run_dir, nothing)
     assert first is not None
     assert second is not None
     os.close(first)
@@ -91,17 +96,19 @@ def test_who_has_opened_a_gate_that_goes_away_starts_over(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came: list[bool] = []
-    first = join(run_dir, nothing)
-    real, left = election._try, []
+    first = join_recorder(run_dir, nothing)
+    real, left = election._take_file_lock, []
 
     def leave_before_the_first_try(descriptor: int, kind: int) -> bool:
         if not left:
             left.append(True)
-            assert leave(run_dir, lambda: False)  # between the joiner's open and its lock
+            assert remove_unused_run_dir(
+                run_dir, lambda: False
+            )  # between the joiner's open and its lock
         return bool(real(descriptor, kind))
 
-    monkeypatch.setattr(election, "_try", leave_before_the_first_try)
-    second = join(run_dir, lambda: came.append(run_dir.exists()))
+    monkeypatch.setattr(election, "_take_file_lock", leave_before_the_first_try)
+    second = join_recorder(run_dir, lambda: came.append(run_dir.exists()))
     assert came == [True]  # not into the folder that went away
     assert first is not None
     assert second is not None
@@ -116,20 +123,20 @@ def test_a_recorder_that_leaves_for_ever_does_not_hold_up_the_job(run_dir: Path)
     gate = os.open(run_dir / "gate", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(gate, fcntl.LOCK_EX)  # stopped in the middle of leaving
     with pytest.raises(CannotStart):
-        join(run_dir, nothing)
+        join_recorder(run_dir, nothing)
     os.close(gate)
 
 
 def test_what_a_killed_recorder_left_is_swept_up(tmp_path: Path) -> None:
     dead, led, lived_in = (tmp_path / f"clusterprof-1-b-{name}" for name in ("dead", "led", "in"))
     for run_dir in (dead, led, lived_in):
-        lock = join(run_dir, nothing)
+        lock = join_recorder(run_dir, nothing)
         assert lock is not None
         if run_dir is not led:
             os.close(lock)
     (tmp_path / "clusterprof-1-b-other").mkdir()  # no run directory: not ours to remove
     (tmp_path / "clusterprof-1-b-link").symlink_to(dead)
-    sweep(tmp_path, "clusterprof-1-", lambda run_dir: run_dir == lived_in)
+    remove_stale_run_dirs(tmp_path, "clusterprof-1-", lambda run_dir: run_dir == lived_in)
     left = {path.name.rpartition("-")[2] for path in tmp_path.iterdir()}
     assert left == {"led", "in", "other", "link"}
 
@@ -153,7 +160,7 @@ def test_what_somebody_planted_is_refused(run_dir: Path, tmp_path: Path, plant: 
     victim.mkdir(mode=0o700)
     plant(run_dir, victim)  # type: ignore[operator]
     with pytest.raises(CannotStart):
-        join(run_dir, nothing)
+        join_recorder(run_dir, nothing)
     assert list(victim.iterdir()) == []
 
 
@@ -162,7 +169,7 @@ def test_a_planted_lock_is_refused(run_dir: Path, tmp_path: Path, name: str) -> 
     ensure_run_dir(run_dir)
     (run_dir / name).symlink_to(tmp_path / "victim")
     with pytest.raises(CannotStart):
-        join(run_dir, nothing)
+        join_recorder(run_dir, nothing)
     assert not (tmp_path / "victim").exists()
 
 
@@ -182,13 +189,13 @@ def test_the_base_is_local_memory_before_anything_else(tmp_path: Path) -> None:
     memory.mkdir()
     assert choose_base(environ, str(memory)) == memory
     assert choose_base({}, str(tmp_path / "none")).is_dir()
-    path = run_dir_path(memory, "471a98e8", "7.1")
+    path = build_run_dir_path(memory, "471a98e8", "7.1")
     assert path == memory / f"clusterprof-{os.geteuid()}-471a98e8-7.1"
 
 
 def test_small_files_are_read_only_when_they_are_ours_and_small(tmp_path: Path) -> None:
     path = tmp_path / "5.json"
-    write_private(path, b'{"pid": 5}')
+    write_private_file(path, b'{"pid": 5}')
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_small_json(str(path)) == {"pid": 5}
     assert [entry.name for entry in tmp_path.iterdir()] == ["5.json"]  # no temporary is left

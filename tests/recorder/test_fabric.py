@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder import fabric
-from clusterprof.recorder.look_fabric import look_at_fabric
+from clusterprof.agent.doctor.sources import check_fabric
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.sampling import inventory
 
 GPU = {"class": "0x030200", "vendor": "0x10de", "device": "0x2330"}
 NIC = {"class": "0x020000", "vendor": "0x15b3", "device": "0x1021"}
@@ -44,7 +44,7 @@ class Machine:
             path.write_text(text)
 
     def told(self) -> dict[str, Any]:
-        return fabric.told(self.roots, [], self.hcas)
+        return inventory.describe_fabric(self.roots, [], self.hcas)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_rails_are_alike_and_beside_gpus_or_not(machine: Machine) -> None:
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.90.07\n"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03\n"
 NO_WAY = (
-    "GPUDirect: neither by a module nor by dma-buf, data go by the host; load nvidia-peermem"
+    "GPUDirect: no module and no dma-buf, data pass through the host; load nvidia-peermem"
     " (modprobe nvidia-peermem)"
 )
 
@@ -127,21 +127,50 @@ NO_WAY = (
 @pytest.mark.parametrize(
     ("files", "entry", "missing"),
     [
-        ({"modules": "nvidia 1 0\nnvidia_peermem 16384 0 - Live 0x0\n"},
-         {"module": "nvidia_peermem"}, ()),
-        ({"modules": "nv_peer_mem 1 0\n", "driver__nvidia__version": CLOSED,
-          "sys__kernel__osrelease": "6.8.0-1\n"},
-         {"module": "nv_peer_mem", "dma_buf": False}, ()),
-        ({"modules": "nvidia 1 0\n", "driver__nvidia__version": OPEN,
-          "sys__kernel__osrelease": "5.12.0\n"}, {"module": "", "dma_buf": True}, ()),
-        ({"modules": "nvidia 1 0\n", "driver__nvidia__version": OPEN,
-          "sys__kernel__osrelease": "5.4.0\n"}, {"module": "", "dma_buf": False}, (NO_WAY,)),
-        ({"modules": "nvidia 1 0\n"}, {"module": ""},
-         ("nvidia-peermem: whether the driver offers dma-buf instead is not known",)),
-        ({"driver__nvidia__version": OPEN, "sys__kernel__osrelease": "6.1.0\n"}, {"dma_buf": True},
-         ("GPUDirect: /proc/modules cannot be read, so whether it is there is not known",)),
+        (
+            {"modules": "nvidia 1 0\nnvidia_peermem 16384 0 - Live 0x0\n"},
+            {"module": "nvidia_peermem"},
+            (),
+        ),
+        (
+            {
+                "modules": "nv_peer_mem 1 0\n",
+                "driver__nvidia__version": CLOSED,
+                "sys__kernel__osrelease": "6.8.0-1\n",
+            },
+            {"module": "nv_peer_mem", "dma_buf": False},
+            (),
+        ),
+        (
+            {
+                "modules": "nvidia 1 0\n",
+                "driver__nvidia__version": OPEN,
+                "sys__kernel__osrelease": "5.12.0\n",
+            },
+            {"module": "", "dma_buf": True},
+            (),
+        ),
+        (
+            {
+                "modules": "nvidia 1 0\n",
+                "driver__nvidia__version": OPEN,
+                "sys__kernel__osrelease": "5.4.0\n",
+            },
+            {"module": "", "dma_buf": False},
+            (NO_WAY,),
+        ),
+        (
+            {"modules": "nvidia 1 0\n"},
+            {"module": ""},
+            ("nvidia-peermem: unknown whether the driver offers dma-buf instead",),
+        ),
+        (
+            {"driver__nvidia__version": OPEN, "sys__kernel__osrelease": "6.1.0\n"},
+            {"dma_buf": True},
+            ("GPUDirect: /proc/modules cannot be read, so its state is unknown",),
+        ),
     ],
-)  # fmt: skip
+)
 def test_gpudirect(
     machine: Machine, files: dict[str, str], entry: dict[str, Any], missing: tuple[str, ...]
 ) -> None:
@@ -152,7 +181,7 @@ def test_gpudirect(
     port = machine.roots.sys / "class/infiniband/mlx5_0"
     port.mkdir(parents=True)
     (port / "device").symlink_to(machine.roots.sys / "bus/pci/devices/0000:12:00.0")
-    assert look_at_fabric(machine.roots).missing == missing
+    assert check_fabric(machine.roots).missing == missing
 
 
 def test_without_nvidia_or_without_rdma_nobody_asks_for_gpudirect(machine: Machine) -> None:
@@ -166,7 +195,7 @@ def test_without_nvidia_or_without_rdma_nobody_asks_for_gpudirect(machine: Machi
 
 
 def test_a_plain_machine_has_no_fabric(tmp_path: Path) -> None:
-    look = look_at_fabric(Roots(tmp_path / "proc", tmp_path / "sys"))
+    look = check_fabric(Roots(tmp_path / "proc", tmp_path / "sys"))
     assert (look.name, look.status, look.found) == ("fabric", "absent", "")
 
 
@@ -177,6 +206,6 @@ def test_a_gpu_on_another_socket_than_every_card_is_told(machine: Machine) -> No
     port.mkdir(parents=True)
     (port / "device").symlink_to(machine.roots.sys / "bus/pci/devices/0000:81:00.0")
     machine.proc(modules="nvidia_peermem 1 0\n")
-    assert look_at_fabric(machine.roots).missing == (
+    assert check_fabric(machine.roots).missing == (
         "a card near GPU 0000:13:00.0: the nearest, mlx5_0, is of another NUMA node",
     )

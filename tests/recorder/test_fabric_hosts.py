@@ -13,17 +13,15 @@ from typing import Any
 import pytest
 from test_golden_hosts import PATIENCE, S, accepted, lines_of
 
-from clusterprof.cli.doctor import _print_looks
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.ethtool import EthtoolCollector
-from clusterprof.collectors.network import NetworkCollector
-from clusterprof.collectors.rdma import RdmaCollector
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.network import EthtoolCollector, NetworkCollector
+from clusterprof.agent.collectors.rdma import RdmaCollector
+from clusterprof.agent.doctor.sources import check_fabric, check_sources
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.sampling.collector_runner import CollectorRunner
+from clusterprof.agent.sampling.inventory import build_host_inventory
+from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.errors import Unavailable
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.inspect import look_at
-from clusterprof.recorder.inventory import host_inventory
-from clusterprof.recorder.look_fabric import look_at_fabric
-from clusterprof.recorder.slot import Slot
 
 HOSTS = Path(__file__).parents[1] / "hosts"
 
@@ -73,7 +71,7 @@ def kinds(name: str) -> list[Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_doctor_says(name: str, host: Any, capsys: pytest.CaptureFixture[str]) -> None:
     roots = host(name)
-    _print_looks([*look_at(kinds(name), roots), look_at_fabric(roots)], as_json=False)
+    _print_source_checks([*check_sources(kinds(name), roots), check_fabric(roots)], as_json=False)
     accepted(name, "doctor.txt", capsys.readouterr().out)
 
 
@@ -84,13 +82,13 @@ def test_what_is_recorded(name: str, host: Any) -> None:
 
 def recorded(name: str, roots: Roots) -> Iterator[str]:
     """The inventory of the header and one sample of each collector, as lines."""
-    inventory = host_inventory(roots)
+    inventory = build_host_inventory(roots)
     for part in ("nics", "hcas", "rails", "gpu_nics"):
         for entry in inventory[part]:
             yield f"{part} {json.dumps(entry)}"
     yield f"gpudirect {json.dumps(inventory['gpudirect'])}"
     for kind in kinds(name):
-        slot = Slot(kind(Context(roots, None, list)), S, pytest.fail)
+        slot = CollectorRunner(kind(Context(roots, None, list)), S, pytest.fail)
         slot.open(S)
         slot.tick(S)
         for record in slot.take(S):

@@ -15,28 +15,26 @@ from typing import Any
 import pytest
 from test_golden_hosts import HOSTS, PATIENCE, S, accepted, lines_of
 
-from clusterprof.cli.doctor import _print_looks
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.cgroup import CgroupCollector
-from clusterprof.collectors.cores import CoresCollector
-from clusterprof.collectors.cpu import CpuCollector
-from clusterprof.collectors.cpu_clock import CpuClockCollector
-from clusterprof.collectors.disk import DiskCollector
-from clusterprof.collectors.kernel_threads import KernelThreadsCollector
-from clusterprof.collectors.memory import MemoryCollector
-from clusterprof.collectors.mounts import MountsCollector
-from clusterprof.collectors.network import NetworkCollector
-from clusterprof.collectors.placement import PlacementCollector
-from clusterprof.collectors.pressure import PressureCollector
-from clusterprof.collectors.processes import ProcessesCollector
-from clusterprof.collectors.reclaim import ReclaimCollector
-from clusterprof.collectors.runqueue import RunqueueCollector
-from clusterprof.collectors.shm import ShmCollector
-from clusterprof.collectors.threads import ThreadsCollector
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.inspect import look_at
-from clusterprof.recorder.inventory import host_inventory
-from clusterprof.recorder.slot import Slot
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.cgroup import CgroupCollector, PressureCollector
+from clusterprof.agent.collectors.cpu import (
+    CoresCollector,
+    CpuClockCollector,
+    CpuCollector,
+    RunqueueCollector,
+)
+from clusterprof.agent.collectors.disk import DiskCollector
+from clusterprof.agent.collectors.kernel import KernelThreadsCollector
+from clusterprof.agent.collectors.memory import MemoryCollector, ReclaimCollector, ShmCollector
+from clusterprof.agent.collectors.network import NetworkCollector
+from clusterprof.agent.collectors.network_filesystems import MountsCollector
+from clusterprof.agent.collectors.processes import PlacementCollector, ProcessesCollector
+from clusterprof.agent.collectors.threads import ThreadsCollector
+from clusterprof.agent.doctor.sources import check_sources
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.sampling.collector_runner import CollectorRunner
+from clusterprof.agent.sampling.inventory import build_host_inventory
+from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.trace.schema import Record, Rows
 
 NAMES = ("cgroup-v1", "container-no-sys", "hidepid-node", "no-psi", "vm-two-cores")
@@ -64,11 +62,23 @@ def kinds(clock: Clock) -> list[Any]:
     given[CpuClockCollector] = {"clock": clock, "first_wait_seconds": PATIENCE}
     given[ShmCollector] = {"statvfs": shared_memory}
     plain = (
-        CpuCollector, CoresCollector, RunqueueCollector, CpuClockCollector, KernelThreadsCollector,
-        PressureCollector, MemoryCollector, ReclaimCollector, ShmCollector, CgroupCollector,
-        ThreadsCollector, ProcessesCollector, PlacementCollector, DiskCollector, MountsCollector,
+        CpuCollector,
+        CoresCollector,
+        RunqueueCollector,
+        CpuClockCollector,
+        KernelThreadsCollector,
+        PressureCollector,
+        MemoryCollector,
+        ReclaimCollector,
+        ShmCollector,
+        CgroupCollector,
+        ThreadsCollector,
+        ProcessesCollector,
+        PlacementCollector,
+        DiskCollector,
+        MountsCollector,
         NetworkCollector,
-    )  # fmt: skip
+    )
     return [with_options(kind, given.get(kind, {})) for kind in plain]
 
 
@@ -94,13 +104,15 @@ def test_doctor_is_as_accepted(
 ) -> None:
     name, roots = machine
     monkeypatch.setattr(os, "getpid", lambda: JOB)  # doctor looks at its own process
-    _print_looks(look_at(kinds(Clock()), roots), as_json=False)
+    _print_source_checks(check_sources(kinds(Clock()), roots), as_json=False)
     accepted(name, "doctor.txt", capsys.readouterr().out.replace(f"{roots.proc.parent}/", "/"))
 
 
 def test_a_recording_is_as_accepted(machine: tuple[str, Roots]) -> None:
     name, roots = machine
-    lines = [f"cpus {host_inventory(roots)['cpus']}".replace(f"'count': {os.cpu_count()}", "…")]
+    lines = [
+        f"cpus {build_host_inventory(roots)['cpus']}".replace(f"'count': {os.cpu_count()}", "…")
+    ]
     lines += recorded(roots, JOB)
     if name == "hidepid-node":
         lines += ["the job of somebody else, process 5000:", *recorded(roots, HIDDEN)]
@@ -113,7 +125,7 @@ def recorded(roots: Roots, pid: int) -> Iterator[str]:
     context = Context(roots, None, lambda: [pid])
     of_the_job = ("threads", "processes", "placement", "shm")
     slots = [
-        Slot(kind(context), S // 10, pytest.fail)
+        CollectorRunner(kind(context), S // 10, pytest.fail)
         for kind in kinds(clock)
         if pid == JOB or kind.name in of_the_job
     ]

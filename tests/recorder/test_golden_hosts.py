@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from clusterprof.cli.doctor import _print_looks
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.gpu_amd import GpuAmdCollector
-from clusterprof.collectors.gpu_intel import GpuIntelCollector
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.inspect import look_at
-from clusterprof.recorder.slot import Slot
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.gpu.amd import GpuAmdCollector
+from clusterprof.agent.collectors.gpu.intel import GpuIntelCollector
+from clusterprof.agent.doctor.sources import check_sources
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.sampling.collector_runner import CollectorRunner
+from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.trace.schema import Columns, Event, Gap, Record
 
 HOSTS = Path(__file__).parents[1] / "hosts"
@@ -48,7 +48,7 @@ def accepted(name: str, file: str, text: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_doctor_is_as_accepted(name: str, host: Any, capsys: pytest.CaptureFixture[str]) -> None:
     kinds = [patient(GpuAmdCollector), patient(GpuIntelCollector)]
-    _print_looks(look_at(kinds, host(name)), as_json=False)
+    _print_source_checks(check_sources(kinds, host(name)), as_json=False)
     accepted(name, "doctor.txt", capsys.readouterr().out)
 
 
@@ -64,7 +64,7 @@ def recorded(kind: Any, roots: Roots) -> Iterator[str]:
     context = Context(roots, None, lambda: (4711, 4712))
     waits = {"first_wait_seconds": PATIENCE, "rest_ns": S // 2}
     faults: list[BaseException] = []
-    slot = Slot(
+    slot = CollectorRunner(
         kind(context, lambda: now_ns, **waits), S // 10, lambda _, error: faults.append(error)
     )
     slot.open(now_ns)

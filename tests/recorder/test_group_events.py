@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterprof.recorder.groups import Groups, checked
-from clusterprof.recorder.rundir import ensure_run_dir
+from clusterprof.agent.launch.election import ensure_run_dir
+from clusterprof.agent.processes.registry import ProcessGroups, parse_group
 from clusterprof.trace.schema import Event
 
 NOW_NS = 5_000_000_000
@@ -30,7 +30,7 @@ def announce(run_dir: Path, name: str, content: Any) -> None:
 
 
 def test_an_announcement_becomes_one_event(run_dir: Path) -> None:
-    groups = Groups(run_dir)
+    groups = ProcessGroups(run_dir)
     assert groups.take(NOW_NS) == []
     first = {"pid": 7, "group": 2**63 - 1, "ranks": [0, 3]}
     announce(run_dir, f"7.{2**63 - 1}.json", first)
@@ -57,16 +57,16 @@ def test_an_announcement_becomes_one_event(run_dir: Path) -> None:
     ],
 )
 def test_what_announces_no_group_is_left_out(run_dir: Path, content: dict[str, Any]) -> None:
-    assert checked(content) is None
+    assert parse_group(content) is None
     announce(run_dir, "7.5.json", content)
-    assert Groups(run_dir).finish(NOW_NS) == []
+    assert ProcessGroups(run_dir).finish(NOW_NS) == []
 
 
 def test_an_announcement_under_another_name_is_left_out(run_dir: Path) -> None:
     announce(run_dir, "8.5.json", {"pid": 7, "group": 5, "ranks": [0]})
     announce(run_dir, "7.6.json", {"pid": 7, "group": 5, "ranks": [0]})
-    assert Groups(run_dir).finish(NOW_NS) == []
+    assert ProcessGroups(run_dir).finish(NOW_NS) == []
 
 
 def test_a_run_directory_without_the_folder_has_no_groups(tmp_path: Path) -> None:
-    assert Groups(tmp_path).finish(NOW_NS) == []
+    assert ProcessGroups(tmp_path).finish(NOW_NS) == []

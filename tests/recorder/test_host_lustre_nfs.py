@@ -12,17 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.cifs import CifsCollector
-from clusterprof.collectors.disk import DiskCollector
-from clusterprof.collectors.lustre import LustreCollector
-from clusterprof.collectors.memory import MemoryCollector
-from clusterprof.collectors.mounts import MountsCollector
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.inspect import look_at
-from clusterprof.recorder.inventory import host_inventory
-from clusterprof.recorder.slot import Slot
-from clusterprof.trace.dump import dump
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.disk import DiskCollector
+from clusterprof.agent.collectors.memory import MemoryCollector
+from clusterprof.agent.collectors.network_filesystems import (
+    CifsCollector,
+    LustreCollector,
+    MountsCollector,
+)
+from clusterprof.agent.doctor.sources import check_sources
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.sampling.collector_runner import CollectorRunner
+from clusterprof.agent.sampling.inventory import build_host_inventory
+from clusterprof.trace.dump import export_records
 from clusterprof.trace.schema import Clock, Header
 from clusterprof.trace.writer import RecordingWriter
 
@@ -42,7 +44,7 @@ def check(name: str, text: str, roots: Roots) -> None:
 
 def test_what_doctor_says(host) -> None:
     roots = host("lustre-nfs")
-    looks = [asdict(look) for look in look_at(KINDS, roots)]
+    looks = [asdict(look) for look in check_sources(KINDS, roots)]
     assert [look["status"] for look in looks] == ["available"] * len(KINDS)
     check("doctor.json", json.dumps(looks, indent=1) + "\n", roots)
 
@@ -50,12 +52,12 @@ def test_what_doctor_says(host) -> None:
 def test_what_is_recorded(host, tmp_path: Path) -> None:
     roots = host("lustre-nfs")
     context = Context(roots, None, lambda: [4711])
-    slots = [Slot(kind(context), kind.interval_ns, pytest.fail) for kind in KINDS]
+    slots = [CollectorRunner(kind(context), kind.interval_ns, pytest.fail) for kind in KINDS]
     for slot in slots:
         slot.open(NOW_NS)
         assert slot.status == "available"
         slot.tick(NOW_NS)
-    host_facts = host_inventory(roots)
+    host_facts = build_host_inventory(roots)
     header = Header(
         node={"key": "node", "hostname": "node", "boot_id": "b", "kernel": "6.8"},
         started={"monotonic_ns": NOW_NS, "boottime_ns": NOW_NS, "realtime_ns": NOW_NS},
@@ -72,4 +74,4 @@ def test_what_is_recorded(host, tmp_path: Path) -> None:
         writer.append(*slot.take(NOW_NS))
         slot.close()
     writer.close()
-    check("recording.jsonl", "\n".join(dump(tmp_path)) + "\n", roots)
+    check("recording.jsonl", "\n".join(export_records(tmp_path)) + "\n", roots)

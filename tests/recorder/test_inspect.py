@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from clusterprof.agent.doctor.sources import SourceCheck, check_sources, check_spans, find_owner
 from clusterprof.errors import Unavailable
-from clusterprof.recorder.inspect import Look, look_at, look_at_spans, owner_of
 from clusterprof.signals import DISK_READS, DISK_WRITES
 
 WHY = Unavailable("denied", "/proc/x: permission denied", "run as root")
@@ -36,15 +36,17 @@ class Disks:
         type(self).closed += 1
 
 
-def look(answer: Any) -> Look:
+def look(answer: Any) -> SourceCheck:
     kind = type("Disks", (Disks,), {"answer": answer})
-    (found,) = look_at([kind])
+    (found,) = check_sources([kind])
     assert kind.closed == (0 if isinstance(answer, BaseException) else 1)
     return found
 
 
 def test_all_is_seen() -> None:
-    assert look([1, 2, 3, 4]) == Look("disks", "available", "2 signals of vda, vdb", "", "", "")
+    assert look([1, 2, 3, 4]) == SourceCheck(
+        "disks", "available", "2 signals of vda, vdb", "", "", ""
+    )
 
 
 def test_some_values_are_missing() -> None:
@@ -54,7 +56,7 @@ def test_some_values_are_missing() -> None:
 
 
 def test_no_value_is_there() -> None:
-    expected = Look("disks", "denied", "", WHY.message, "run as root", "cluster admin")
+    expected = SourceCheck("disks", "denied", "", WHY.message, "run as root", "cluster admin")
     assert look([WHY] * 4) == expected
     assert look(WHY) == expected
 
@@ -77,9 +79,9 @@ def test_a_collector_that_falls_over_is_a_bug_of_ours(error: BaseException) -> N
     ],
 )
 def test_who_can_change_it(why: Unavailable, owner: str) -> None:
-    assert owner_of(why) == owner
+    assert find_owner(why) == owner
 
 
 def test_spans_need_a_folder_of_this_machine() -> None:
-    found = look_at_spans({})
+    found = check_spans({})
     assert (found.name, found.status) == ("spans", "available")

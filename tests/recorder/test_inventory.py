@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.inventory import host_inventory
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.sampling.inventory import build_host_inventory
 
 
 def nic(sys: Path, name: str, bus: str = "", driver: str = "", over: str = "") -> None:
@@ -32,8 +32,13 @@ def test_only_interfaces_with_hardware_below_are_physical(tmp_path: Path) -> Non
     nic(tmp_path, "veth1")
     nic(tmp_path, "vlan9", over="ens1")
     nic(tmp_path, "docker0", over="veth1")
-    nics = host_inventory(Roots(sys=tmp_path))["nics"]
+    nics = build_host_inventory(Roots(sys=tmp_path))["nics"]
     assert {one["name"]: one["physical"] for one in nics} == {
-        "docker0": False, "ens1": True, "ens2": False, "eth0": False, "veth1": False, "vlan9": True,
-    }  # fmt: skip
+        "docker0": False,
+        "ens1": True,
+        "ens2": False,
+        "eth0": False,
+        "veth1": False,
+        "vlan9": True,
+    }
     assert {one["link_bytes_per_second"] for one in nics} == {1_250_000_000}

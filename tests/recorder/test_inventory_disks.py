@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.inventory import host_inventory
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.sampling.inventory import build_host_inventory
 
 
 def standing(roots: Roots) -> dict[str, list[str] | None]:
-    return {one["name"]: one.get("on") for one in host_inventory(roots)["disks"]}
+    return {one["name"]: one.get("on") for one in build_host_inventory(roots)["disks"]}
 
 
 def test_volumes_stand_on_their_disks(host) -> None:
     assert standing(host("lustre-nfs")) == {
-        "dm-0": ["md0"], "md0": ["nvme0n1", "nvme1n1"], "nvme0n1": None, "nvme1n1": None,
+        "dm-0": ["md0"],
+        "md0": ["nvme0n1", "nvme1n1"],
+        "nvme0n1": None,
+        "nvme1n1": None,
         "nvme2n1": None,
-    }  # fmt: skip
+    }
 
 
 def block(sys: Path, name: str, device: str, backing: str = "") -> None:
@@ -38,5 +41,7 @@ def test_a_file_as_a_disk_stands_on_the_disk_that_has_the_file(tmp_path: Path) -
         "1 0 8:0 / /data rw - ext4 /dev/sda rw\n2 0 0:30 / /tmp rw - tmpfs tmpfs rw\n"
     )
     assert standing(Roots(tmp_path / "proc", tmp_path / "sys")) == {
-        "loop0": ["sda"], "loop1": None, "sda": None,
-    }  # fmt: skip
+        "loop0": ["sda"],
+        "loop1": None,
+        "sda": None,
+    }

@@ -14,13 +14,13 @@ from nvml.healthy import NAMES_WITH_GPM
 from nvml.rig import LIVENESS_SECONDS, SECOND_NS, Rig, wait_gone
 from nvml.simulated import uuid
 
-from clusterprof.collectors.base import Context
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.isolation.collector import IsolatedCollector
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import DevicesChanged, Unavailable
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.isolated import IsolatedCollector
 
 WIDTH = len(NAMES_WITH_GPM)
-PARKED = "left alone after it crashed the driver's library"
+PARKED = "paused after it crashed the driver's library"
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_closing_waits_for_nobody_and_kills_nobody(rig: Rig) -> None:
     # The simulated hang sleeps where signals reach it, so after its grace (0 here) the helper
     # goes by itself; in the D state it would stay until the driver lets go.
     wait_gone({pid})
-    child = rig.collector._left[0]
+    child = rig.collector._abandoned[0]
     while not child.reap():  # the main thread may be dead a moment before the others are
         time.sleep(0.01)
     assert (child.pid, child.exit_signal) == (pid, 0)
@@ -144,7 +144,7 @@ def test_a_helper_does_not_leave_out_of_a_call(tmp_path: Path) -> None:
     rig.scenario.write("* * hang")
     rig.until(lambda _: rig.kinds().count("collector-hung") == 2)
     rig.collector.close()
-    child = rig.collector._left[0]
+    child = rig.collector._abandoned[0]
     time.sleep(0.5)
     assert not child.reap()  # still inside: its pipe is closed, and nobody killed it
     rig.scenario.write()
@@ -216,7 +216,7 @@ def test_a_library_that_crashes_at_start_is_left_alone(rig: Rig) -> None:
         rig.collector.open()
     with pytest.raises(Unavailable) as raised:
         rig.collector.open()
-    assert raised.value.message == "NVML crashed its process; it is left alone for a while"
+    assert raised.value.message == "NVML crashed its process; it is retried after a pause"
     assert [kind for kind, _ in rig.collector.events()] == ["helper-died"]
     rig.scenario.write()
     rig.clock.shift_ns += SECOND_NS
@@ -258,7 +258,7 @@ def test_a_python_that_cannot_be_started_is_a_reason(tmp_path: Path) -> None:
         "gpu_nvidia",
         Context(Roots(), None, lambda: []),
         python=str(tmp_path / "python"),
-        absent=lambda environ: None,
+        explain_absence=lambda environ: None,
     )
     with pytest.raises(Unavailable) as raised:
         collector.open()

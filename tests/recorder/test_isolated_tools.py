@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from accel.simulated import HOSTS, SITE, Gaudis, alive, path_with, tool, until, write_tpu
 
-from clusterprof.collectors.base import Context
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.isolation import drivers
+from clusterprof.agent.isolation.collector import IsolatedCollector
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import NothingNew, Unavailable
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder import drivers
-from clusterprof.recorder.isolated import IsolatedCollector
 from clusterprof.signals import BY_NAME
 
 TOOLS = HOSTS / "trn1-node" / "tools"
@@ -28,9 +28,12 @@ class Rig:
 
     def __init__(self, name: str, **environment: str) -> None:
         self.collector = IsolatedCollector(
-            name, Context(Roots(), None, lambda: []), environment={**os.environ, **environment},
-            absent=lambda environ: None, first_wait_seconds=20.0,
-        )  # fmt: skip
+            name,
+            Context(Roots(), None, lambda: []),
+            environment={**os.environ, **environment},
+            explain_absence=lambda environ: None,
+            first_wait_seconds=20.0,
+        )
         self.seen: list[tuple[str, dict[str, Any]]] = []
         self.columns: list[tuple[str, str]] = []
 
@@ -56,7 +59,7 @@ def rigs() -> Iterator[list[Rig]]:
     made: list[Rig] = []
     yield made
     for rig in made:
-        child = rig.collector._child
+        child = rig.collector._helper
         rig.collector.close()
         if child is not None:
             until(lambda one=child: one.reap())
@@ -107,9 +110,16 @@ def test_each_report_is_handed_out_once(rigs: list[Rig], gate: Path) -> None:
     assert sorted(owners) == [(CORES[0], 4711), (CORES[2], 4712)]
     entry = {**rig.collector.inventory()[2]}
     assert entry == {
-        "id": CORES[2], "vendor": "aws", "index": 2, "emulated": False, "name": "trainium1",
-        "chip": 1, "chip_memory_bytes": 32 << 30, "pci_bus_id": "0000:00:1f.0", "numa_node": 1,
-    }  # fmt: skip
+        "id": CORES[2],
+        "vendor": "aws",
+        "index": 2,
+        "emulated": False,
+        "name": "trainium1",
+        "chip": 1,
+        "chip_memory_bytes": 32 << 30,
+        "pci_bus_id": "0000:00:1f.0",
+        "numa_node": 1,
+    }
 
 
 def test_a_tool_that_dies_is_a_reason_and_is_started_again(rigs: list[Rig], gate: Path) -> None:
@@ -134,7 +144,7 @@ def test_no_tool_outlives_its_helper(rigs: list[Rig], gate: Path, ending: str) -
     tools = below(helper)
     assert len(tools) == 1
     if ending == "close":  # as when the recorder itself is gone: its end of the pipe closes
-        child = rig.collector._child
+        child = rig.collector._helper
         rig.collector.close()
         assert child is not None
         until(child.reap)
@@ -200,23 +210,30 @@ def test_a_tpu_that_does_not_answer_is_a_reason(
 
 
 def test_the_libraries_name_only_signals_of_the_catalogue() -> None:
-    from clusterprof.collectors.hlml import binding, smi
-    from clusterprof.collectors.neuron import monitor
-    from clusterprof.collectors.tpu import info, sdk
+    from clusterprof.agent.collectors.gpu import gaudi_hlml, neuron, tpu
 
-    for library in (binding.Library, smi.Library, monitor.Library, info.Library, sdk.Library):
+    for library in (
+        gaudi_hlml.HlmlLibrary,
+        gaudi_hlml.HlSmiLibrary,
+        neuron.NeuronLibrary,
+        tpu.TpuInfoLibrary,
+        tpu.LibtpuLibrary,
+    ):
         assert [name for name in library.signals if name not in BY_NAME] == []
     with pytest.raises(ValueError, match="no such isolated collector: cpu"):
-        drivers.library("cpu")
+        drivers.get_library_opener("cpu")
 
 
 def test_nodes_without_such_a_device_are_spared_the_helper(tmp_path: Path) -> None:
     nowhere = {"PATH": str(tmp_path)}
-    for name in sorted(drivers.ELSEWHERE):
-        reason = drivers.why_absent(name, nowhere)
+    for name in sorted(drivers.OPTIONAL_COLLECTORS):
+        reason = drivers.explain_absence(name, nowhere)
         assert reason is not None
         assert reason.kind == "absent"
-    for name, called in (("gpu_gaudi", "hl-smi"), ("gpu_neuron", "neuron-monitor"),
-                         ("gpu_tpu", "tpu-info")):  # fmt: skip
+    for name, called in (
+        ("gpu_gaudi", "hl-smi"),
+        ("gpu_neuron", "neuron-monitor"),
+        ("gpu_tpu", "tpu-info"),
+    ):
         folder = tool(tmp_path / name, called, "exit 1")
-        assert drivers.why_absent(name, {"PATH": str(folder)}) is None
+        assert drivers.explain_absence(name, {"PATH": str(folder)}) is None

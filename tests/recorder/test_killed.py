@@ -27,10 +27,10 @@ from recording_runs import (
     wait_until,
 )
 
+from clusterprof.agent.launch import election
+from clusterprof.agent.processes.registry import has_live_process
 from clusterprof.probe import layout
-from clusterprof.recorder import election, rundir
-from clusterprof.recorder.registry import registered_alive
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Header, Record, Spans
 
 AT_ONCE = 4
@@ -42,8 +42,8 @@ AFTER_KILL_S = 0.2
 NURSERY = """
 import json, os, select, sys
 from pathlib import Path
-from clusterprof.recorder.launch import Launch, launch
-from clusterprof.recorder.plan import Plan
+from clusterprof.agent.launch.launcher import LaunchRequest, record_command
+from clusterprof.agent.options import Plan
 
 jobs, rest, more = {}, b"", True
 while more or jobs:
@@ -56,7 +56,8 @@ while more or jobs:
             child = os.fork()
             if child == 0:
                 os.environ["SLURM_JOB_ID"] = job
-                launch(Launch(command, Path(out), Plan), os.environ, lambda line: None)
+                request = LaunchRequest(command, Path(out), Plan)
+                record_command(request, os.environ, lambda line: None)
             jobs[child] = job
     child, status = os.waitpid(-1, os.WNOHANG if more else 0) if jobs else (0, 0)
     if child:
@@ -85,9 +86,12 @@ class Nursery:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [PYTHON, "-c", NURSERY], env=environment(), text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [PYTHON, "-c", NURSERY],
+            env=environment(),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         self.statuses: dict[str, int] = {}
         self._reader = ThreadPoolExecutor(1)
         self._reader.submit(self._read)
@@ -119,8 +123,8 @@ def nursery() -> Iterator[Nursery]:
     made = Nursery()
     yield made
     made.close()
-    prefix = f"{rundir.RUN_DIR_PREFIX}{os.geteuid()}-"
-    election.sweep(rundir.choose_base(os.environ), prefix, registered_alive)
+    prefix = f"{election.RUN_DIR_PREFIX}{os.geteuid()}-"
+    election.remove_stale_run_dirs(election.choose_base(os.environ), prefix, has_live_process)
 
 
 def span_ends(records: list[Record]) -> list[int]:
@@ -138,8 +142,12 @@ def span_ends(records: list[Record]) -> list[int]:
 
 def lost_ns(records: list[Record], killed_ns: int) -> int:
     """Return how much of the time before the kill is missing, of samples or spans."""
-    samples = [int(t) for one in records if isinstance(one, Columns) and one.collector == "cpu"
-               for t in one.t_ns]  # fmt: skip
+    samples = [
+        int(t)
+        for one in records
+        if isinstance(one, Columns) and one.collector == "cpu"
+        for t in one.t_ns
+    ]
     began_ns = next(one for one in records if isinstance(one, Header)).started["monotonic_ns"]
     ends = span_ends(records)
     return killed_ns - min(max(samples, default=began_ns), max(ends, default=killed_ns))
@@ -161,7 +169,7 @@ def kill_once(nursery: Nursery, folder: Path, number: int) -> int:
     stop.touch()
     assert os.waitstatus_to_exitcode(nursery.status(job)) == 7
     assert said.read_text().endswith(" steps")
-    reader = NodeReader(node_folders(out)[0])
+    reader = NodeReader(list_node_folders(out)[0])
     records = list(reader)  # opens, every time
     assert reader.damage.damaged_places == 0
     return lost_ns(records, killed_ns) - delayed_ns
@@ -237,9 +245,12 @@ def test_a_job_whose_recorder_died_is_recorded_anew(tmp_path: Path) -> None:
     first.kill()
     first.wait()
     wait_until(lambda: not run_dir_of(job).exists())
-    folders = node_folders(out)
+    folders = list_node_folders(out)
     assert len(folders) == 2  # one for each recorder
-    exits = [one.attributes for one in NodeReader(folders[1])
-             if getattr(one, "kind", "") == "process-exited"]  # fmt: skip
+    exits = [
+        one.attributes
+        for one in NodeReader(folders[1])
+        if getattr(one, "kind", "") == "process-exited"
+    ]
     assert {one["pid"] for one in exits} >= {first.pid}
     assert agent

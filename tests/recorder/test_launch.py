@@ -38,10 +38,14 @@ def job() -> Iterator[str]:
 
 
 def test_every_exit_code_passes_through(tmp_path: Path, job: str) -> None:
-    said = run_launcher(tmp_path / "out", job, """
+    said = run_launcher(
+        tmp_path / "out",
+        job,
+        """
         statuses = [status_of("/bin/sh", "-c", f"exit {code}") for code in range(256)]
         print(statuses)
-        """)  # fmt: skip
+        """,
+    )
     assert said.strip() == str([code << 8 for code in range(256)])
 
 
@@ -49,11 +53,15 @@ def test_every_fatal_signal_passes_through(tmp_path: Path, job: str) -> None:
     harmless = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
     stopping = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     fatal = sorted(set(range(1, 32)) - {int(n) for n in harmless | stopping})
-    said = run_launcher(tmp_path / "out", job, f"""
+    said = run_launcher(
+        tmp_path / "out",
+        job,
+        f"""
         import resource
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         print([status_of("/bin/sh", "-c", f"kill -{{n}} $$; sleep 9") & 0x7F for n in {fatal}])
-        """)  # fmt: skip
+        """,
+    )
     assert said.strip() == str(fatal)
 
 
@@ -80,8 +88,10 @@ def test_the_pid_stays_and_the_recorder_is_nobodys_child(tmp_path: Path, job: st
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(30)"
     process = subprocess.Popen(
         [*RECORD, "-o", str(out), "--", PYTHON, "-c", program],
-        env=environment(job), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=environment(job),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert int(process.stdout.readline()) == process.pid
     agent = recorder_pid(job)
@@ -121,8 +131,12 @@ def test_signal_dispositions_and_mask_are_untouched(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [*RECORD, "-o", str(tmp_path / "out"), "--", *program],
-        capture_output=True, text=True, check=True, preexec_fn=ignore_hangup, env=environment(),
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=ignore_hangup,
+        env=environment(),
+    )
     ignored = next(line for line in plain.stdout.splitlines() if line.startswith("SigIgn"))
     assert int(ignored.split()[1], 16) & 1  # SIGHUP is signal 1; others may come from our parent
     assert done.stdout == plain.stdout
@@ -144,8 +158,11 @@ def test_a_signal_is_delivered_once(tmp_path: Path, job: str, number: signal.Sig
         """)
     process = subprocess.Popen(
         [*RECORD, "-o", str(tmp_path / "out"), "--", PYTHON, "-c", program],
-        env=environment(job), stdout=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        env=environment(job),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, number)  # as a terminal or a resource manager does: to the whole group
@@ -163,11 +180,19 @@ def test_a_recording_has_header_clock_samples_and_an_end(tmp_path: Path) -> None
     assert isinstance(records[1], Clock)
     names = {one.collector for one in records if isinstance(one, Columns)}
     assert {"cpu", "memory", "disk", "self"} <= names
-    cpu = [t for one in records if isinstance(one, Columns) and one.collector == "cpu"
-           for t in one.t_ns]  # fmt: skip
-    missed = [values[-1] for one in records if isinstance(one, Columns)
-              for signal, values in zip(one.signals, one.values)
-              if signal == "self.ticks_missed_total"]  # fmt: skip
+    cpu = [
+        t
+        for one in records
+        if isinstance(one, Columns) and one.collector == "cpu"
+        for t in one.t_ns
+    ]
+    missed = [
+        values[-1]
+        for one in records
+        if isinstance(one, Columns)
+        for signal, values in zip(one.signals, one.values)
+        if signal == "self.ticks_missed_total"
+    ]
     # 1.2 s at 10 Hz, with the launch before and the end after; a busy machine's misses are counted.
     assert len(cpu) + max(missed) >= 10
     threads = [one for one in records if isinstance(one, Rows) and one.table == "threads"]
@@ -197,8 +222,11 @@ def test_what_cannot_be_executed_is_told_as_a_shell_would(
 ) -> None:
     done = subprocess.run(
         [*RECORD, "-o", str(tmp_path / "out"), "--", *command],
-        capture_output=True, text=True, env=environment(), check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (code, f"clusterprof: {words}\n")
     assert not (tmp_path / "out").exists()
 
@@ -223,8 +251,11 @@ def test_a_recording_that_cannot_start_never_stops_the_command(tmp_path: Path) -
     assert len(done.stderr.splitlines()) == 1
     strict = subprocess.run(
         [*RECORD, "-o", str(file), "--inject", "strict", *command],
-        capture_output=True, text=True, env=env, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
     assert (strict.returncode, strict.stdout) == (125, "")
 
 

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from recording_fakes import BOOT_AHEAD_NS, EPOCH_NS, SECOND_NS, Counting, FakeClock, Scripted, Table
 
+from clusterprof.agent.sampling.collector_runner import CollectorRunner
+from clusterprof.agent.sampling.scheduler import Budget, Schedule, record_batches
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.recorder.budget import Budget
-from clusterprof.recorder.loop import record
-from clusterprof.recorder.slot import Slot
-from clusterprof.recorder.tier import Pace
 from clusterprof.signals import CPU_USER
 from clusterprof.trace.schema import Clock, Columns, Event, Gap, Record, Rows
 
@@ -43,18 +41,23 @@ def run(
     clock: FakeClock | None = None,
     seconds: float = 0.25,
     interval_ns: int = TICK_NS,
-    pace: Pace | None = None,
+    pace: Schedule | None = None,
     note: Callable[[str, BaseException], None] = lambda name, error: None,
 ) -> list[Record]:
     clock = clock or FakeClock()
     end_ns = T0 + round(seconds * SECOND_NS)
-    slots = [Slot(collector, interval_ns, note) for collector in collectors]
+    slots = [CollectorRunner(collector, interval_ns, note) for collector in collectors]
     for slot in slots:
         slot.open(clock.now_ns())
-    batches = record(
-        slots, [Silent()], clock, pace or Pace(), Budget(10, T0, 0), TICK_NS,
+    batches = record_batches(
+        slots,
+        [Silent()],
+        clock,
+        pace or Schedule(),
+        Budget(10, T0, 0),
+        TICK_NS,
         lambda now_ns: "the test is over" if now_ns >= end_ns else "",
-    )  # fmt: skip
+    )
     return [one for batch in batches for one in batch]
 
 
@@ -90,8 +93,13 @@ def test_flushes_come_often_enough_to_lose_less_than_a_second() -> None:
     records = run(Counting(), seconds=3)
     last_of_each = [one.t_ns[-1] for one in records if isinstance(one, Columns)]
     # 1.0, then every 0.8 s: 1.8, 2.6, 3.4, and what is left at the end (3.9)
-    assert last_of_each == [T0, T0 + 8 * TICK_NS, T0 + 16 * TICK_NS, T0 + 24 * TICK_NS,
-                            T0 + 29 * TICK_NS]  # fmt: skip
+    assert last_of_each == [
+        T0,
+        T0 + 8 * TICK_NS,
+        T0 + 16 * TICK_NS,
+        T0 + 24 * TICK_NS,
+        T0 + 29 * TICK_NS,
+    ]
 
 
 def test_a_flush_shares_the_wake_up_of_a_tick() -> None:
@@ -104,28 +112,35 @@ def test_a_flush_shares_the_wake_up_of_a_tick() -> None:
 def test_two_tiers_of_rates_share_one_loop() -> None:
     fast, slow = Counting(), Scripted([[1, 1], [2, 2], [3, 3]])
     clock, note = FakeClock(), lambda name, error: None
-    slots = [Slot(fast, TICK_NS, note), Slot(slow, 10 * TICK_NS, note)]
+    slots = [CollectorRunner(fast, TICK_NS, note), CollectorRunner(slow, 10 * TICK_NS, note)]
     for slot in slots:
         slot.open(T0)
     end_ns = T0 + 2 * SECOND_NS
-    for _ in record(slots, [], clock, Pace(), Budget(10, T0, 0), TICK_NS,
-                    lambda now_ns: "over" if now_ns > end_ns else ""):  # fmt: skip
+    for _ in record_batches(
+        slots,
+        [],
+        clock,
+        Schedule(),
+        Budget(10, T0, 0),
+        TICK_NS,
+        lambda now_ns: "over" if now_ns > end_ns else "",
+    ):
         pass
     assert fast.count == 21  # 1.0, 1.1 … 3.0 s
     assert slow.calls == ["open", "sample", "sample", "sample", "close"]  # 1.0, 2.0, 3.0 s
 
 
 def test_late_ticks_are_recorded_late_and_counted() -> None:
-    pace = Pace()
+    pace = Schedule()
     records = run(Scripted([[1, 1], [2, 2], [3, 3]]), clock=FakeClock(late_ns=7_000_000), pace=pace)
     taken = [t for one in records if isinstance(one, Columns) for t in one.t_ns]
     # 1.0 on time; 1.1 and 1.2 planned, each taken 7 ms late, and the grid does not drift
     assert taken == [T0, T0 + 107_000_000, T0 + 207_000_000]
-    assert pace == Pace(late_ns=2 * 7_000_000, missed=0)
+    assert pace == Schedule(late_ns=2 * 7_000_000, missed=0)
 
 
 def test_ticks_that_could_not_be_taken_are_counted_never_invented() -> None:
-    clock, pace = FakeClock(), Pace()
+    clock, pace = FakeClock(), Schedule()
 
     class Slow(Counting):
         def sample(self) -> list[int]:
@@ -138,7 +153,7 @@ def test_ticks_that_could_not_be_taken_are_counted_never_invented() -> None:
     # Begun at 1.0, it ends at 1.35: the tick of 1.1 is taken then, 0.25 s late; those of 1.2 and
     # 1.3 were missed; 1.4 is on time.
     assert taken == [T0, T0 + 350_000_000, T0 + 4 * TICK_NS]
-    assert pace == Pace(late_ns=250_000_000, missed=2)
+    assert pace == Schedule(late_ns=250_000_000, missed=2)
 
 
 def test_clock_frames_come_every_ten_seconds() -> None:
@@ -205,7 +220,7 @@ def test_devices_that_come_later_are_announced() -> None:
             return [{"id": f"emulated-{n}", "emulated": True} for n in range(count)]
 
     collector = Growing([[1, 1], DevicesChanged(), [2, 2]])
-    slot = Slot(collector, TICK_NS, lambda name, error: None)
+    slot = CollectorRunner(collector, TICK_NS, lambda name, error: None)
     slot.open(T0)
     assert slot.devices_for_header() == [{"id": "emulated-0", "emulated": True}]
     slot.tick(T0)
@@ -228,9 +243,23 @@ def test_tables_keep_their_rows_and_strings() -> None:
     ]
 
 
-ANYTHING = [ValueError("x"), SystemExit(3), KeyboardInterrupt(), MemoryError(), GeneratorExit(),
-            RecursionError(), OSError(5, "Input/output error"), StopIteration(),
-            [1], [1, 2, 3], None, ["a", "b"], [None, 1], [1 << 70, 1], object()]  # fmt: skip
+ANYTHING = [
+    ValueError("x"),
+    SystemExit(3),
+    KeyboardInterrupt(),
+    MemoryError(),
+    GeneratorExit(),
+    RecursionError(),
+    OSError(5, "Input/output error"),
+    StopIteration(),
+    [1],
+    [1, 2, 3],
+    None,
+    ["a", "b"],
+    [None, 1],
+    [1 << 70, 1],
+    object(),
+]
 
 
 @pytest.mark.parametrize("wrong", ANYTHING, ids=lambda wrong: repr(wrong).split(" at ")[0][:24])
@@ -239,8 +268,12 @@ def test_a_collector_that_does_anything_does_not_affect_another(wrong: Any) -> N
     records = run(
         Scripted([wrong] * 40), Counting(), seconds=3, note=lambda name, error: notes.append(name)
     )
-    good = [value for one in records if isinstance(one, Columns) and one.collector == "counting"
-            for value in one.values[0]]  # fmt: skip
+    good = [
+        value
+        for one in records
+        if isinstance(one, Columns) and one.collector == "counting"
+        for value in one.values[0]
+    ]
     assert good == list(range(1, 31))  # every one of the 30 ticks
     gaps = [one for one in records if isinstance(one, Gap)]
     assert {gap.collector for gap in gaps} == {"scripted"}
@@ -269,7 +302,7 @@ def test_a_collector_that_cannot_be_opened_is_tried_again() -> None:
 
 
 def test_over_its_budget_the_recorder_halves_its_rate_and_says_so() -> None:
-    clock, collector, pace = FakeClock(), Counting(), Pace()
+    clock, collector, pace = FakeClock(), Counting(), Schedule()
     clock.used_ns = 0
 
     class Hungry(Counting):
@@ -290,6 +323,8 @@ def test_over_its_budget_the_recorder_halves_its_rate_and_says_so() -> None:
 def test_registrations_are_looked_at_before_the_first_sample_and_before_the_end() -> None:
     source, clock = Silent(), FakeClock()
     stops = iter(["", "", "over"])
-    batches = record([], [source], clock, Pace(), Budget(10, T0, 0), TICK_NS, lambda _: next(stops))
+    batches = record_batches(
+        [], [source], clock, Schedule(), Budget(10, T0, 0), TICK_NS, lambda _: next(stops)
+    )
     assert len(list(batches)) == 2
     assert source.looks == [T0, T0 + TICK_NS, T0 + 2 * TICK_NS]

@@ -7,11 +7,9 @@ from typing import Any
 from recording_fakes import SECOND_NS, Counting, FakeClock, Scripted
 from test_loop import T0, TICK_NS, Silent, run
 
+from clusterprof.agent.sampling.collector_runner import CollectorRunner
+from clusterprof.agent.sampling.scheduler import Budget, Schedule, record_batches
 from clusterprof.errors import NothingNew
-from clusterprof.recorder.budget import Budget
-from clusterprof.recorder.loop import record
-from clusterprof.recorder.slot import Slot
-from clusterprof.recorder.tier import Pace
 
 
 class Busy(Silent):
@@ -29,26 +27,32 @@ class Busy(Silent):
 def looks(clock: FakeClock, source: Silent, seconds: float, end_ns: int | None = None) -> list[int]:
     """Return the ticks (10 a second) at which a source was looked at and the recording ended."""
     end_ns = T0 + round(seconds * SECOND_NS) if end_ns is None else end_ns
-    slots = [Slot(Counting(), TICK_NS, lambda name, error: None)]
+    slots = [CollectorRunner(Counting(), TICK_NS, lambda name, error: None)]
     slots[0].open(T0)
-    for _ in record(
-        slots, [source], clock, Pace(), Budget(10, T0, 0), TICK_NS,
-        lambda now_ns: "over" if now_ns >= end_ns else "", end_ns,
-    ):  # fmt: skip
+    for _ in record_batches(
+        slots,
+        [source],
+        clock,
+        Schedule(),
+        Budget(10, T0, 0),
+        TICK_NS,
+        lambda now_ns: "over" if now_ns >= end_ns else "",
+        end_ns,
+    ):
         pass
     return [(at - T0) * 10 // SECOND_NS for at in source.looks]
 
 
 def test_a_clock_that_is_told_leaves_the_looks_to_the_last_two_ticks_before_a_flush() -> None:
     clock = FakeClock()
-    clock.attentive = True
+    clock.wakes_on_files = True
     # flushes at 1.0, 1.8, 2.6 s; at 3.2 s the time is over
     assert looks(clock, Silent(), 2.2) == [0, 7, 8, 15, 16, 22]
 
 
 def test_what_the_clock_is_told_is_looked_at_once_and_anew_while_something_is_left() -> None:
     clock = FakeClock()
-    clock.attentive = True
+    clock.wakes_on_files = True
     clock.told_at = {T0 + 3 * TICK_NS}
     left = Busy(T0 + 3 * TICK_NS, T0 + 4 * TICK_NS)
     assert looks(clock, left, 1.0) == [0, 3, 4, 5, 7, 8, 10]
@@ -56,7 +60,7 @@ def test_what_the_clock_is_told_is_looked_at_once_and_anew_while_something_is_le
 
 def test_the_end_is_in_time_wherever_it_lies_between_two_ticks() -> None:
     clock, source = FakeClock(), Silent()
-    clock.attentive = True
+    clock.wakes_on_files = True
     looks(clock, source, 0, T0 + 333_000_000)
     assert source.looks == [T0, T0 + 333_000_000]
 

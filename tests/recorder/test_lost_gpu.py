@@ -102,8 +102,11 @@ def test_trouble_with_one_gpu_is_its_own(line: str, event: str, tmp_path: Path) 
         assert enough(healthy, began_ns, ended_ns)
     if event:
         assert events_of(out, event)
-    gaps = {gap.device for gap in records if isinstance(gap, Gap) and gap.t_ns >= began_ns
-            and gap.collector == "gpu_nvidia"}  # fmt: skip
+    gaps = {
+        gap.device
+        for gap in records
+        if isinstance(gap, Gap) and gap.t_ns >= began_ns and gap.collector == "gpu_nvidia"
+    }
     assert uuid(0) in gaps
     if event != "helper-died":
         assert gaps == {uuid(0)}

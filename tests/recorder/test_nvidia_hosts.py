@@ -18,15 +18,15 @@ import pytest
 from nvml.rig import wait_gone
 from nvml.simulated import Scenario, build, environment, load
 
-from clusterprof.cli.doctor import _print_looks
-from clusterprof.collectors.base import Context
-from clusterprof.collectors.gpu_nvidia import GpuNvidiaCollector
-from clusterprof.collectors.kernel_log import KernelLogCollector
-from clusterprof.linux.kmsg import KernelLog
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.inspect import look_at
-from clusterprof.recorder.isolated import IsolatedCollector
-from clusterprof.recorder.slot import Slot
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.collectors.gpu.nvidia import GpuNvidiaCollector
+from clusterprof.agent.collectors.kernel import KernelLogCollector
+from clusterprof.agent.doctor.sources import check_sources
+from clusterprof.agent.isolation.collector import IsolatedCollector
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.kernel_log import KernelLog
+from clusterprof.agent.sampling.collector_runner import CollectorRunner
+from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.trace.schema import Columns, Event, Gap
 
 HOSTS = Path(__file__).parents[1] / "hosts"
@@ -63,7 +63,9 @@ def test_doctor_is_as_accepted(
 ) -> None:
     load()
     monkeypatch.setenv("FAKENVML_CTL", str(HOSTS / name / "nvml.txt"))
-    _print_looks(look_at([GpuNvidiaCollector, reading(LOGS[name])], host(name)), as_json=False)
+    _print_source_checks(
+        check_sources([GpuNvidiaCollector, reading(LOGS[name])], host(name)), as_json=False
+    )
     accepted(name, DOCTORS[name], capsys.readouterr().out)
 
 
@@ -80,7 +82,7 @@ def test_a_recording_is_as_accepted(
         first_wait_seconds=PATIENCE,
     )
     faults: list[BaseException] = []
-    slot = Slot(collector, 100_000_000, lambda _, error: faults.append(error))
+    slot = CollectorRunner(collector, 100_000_000, lambda _, error: faults.append(error))
     slot.open(time.monotonic_ns())
     lines = [json.dumps(device) for device in slot.devices_for_header()]
     assert collector.pid is not None

@@ -38,8 +38,8 @@ def test_sixteen_ranks_elect_one_recorder(tmp_path: Path, job: str) -> None:
                 os.dup2(reads, 0)
                 os.close(writes)
                 command = ["/bin/cat"]  # until the last of them has begun, and a while longer
-                wish = Launch(command, Path(sys.argv[1]), Plan, "auto")
-                launch(wish, os.environ, lambda line: print("said", flush=True))
+                request = LaunchRequest(command, Path(sys.argv[1]), Plan, "auto")
+                record_command(request, os.environ, lambda line: print("line", flush=True))
             children.append(child)
         for child in children:
             while open(f"/proc/{child}/comm").read() != "cat\\n":
@@ -48,8 +48,8 @@ def test_sixteen_ranks_elect_one_recorder(tmp_path: Path, job: str) -> None:
         os.close(writes)
         print(sorted(os.waitpid(child, 0)[1] for child in children))
         """
-    said = run_launcher(out, job, body, hold=False)
-    assert said.splitlines() == ["said", str([0] * 16)]  # one line, from the one that started it
+    output = run_launcher(out, job, body, hold=False)
+    assert output.splitlines() == ["line", str([0] * 16)]  # one line, from the one that started it
     wait_for_end(out)
     assert len(list(out.iterdir())) == 1
     ranks = [one.attributes["rank"] for one in events_of(out, "process-registered")]

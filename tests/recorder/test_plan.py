@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from clusterprof.agent.options import Plan, build_plan, decode_plan, encode_plan, parse_duration
 from clusterprof.errors import UsageError
-from clusterprof.recorder.order import parse_duration
-from clusterprof.recorder.plan import Plan, plan_from_json, plan_of_profile, plan_to_json
 
 FAST_NS, SLOW_NS = 100_000_000, 1_000_000_000
 PROFILE = {
@@ -33,7 +32,7 @@ def test_the_rate_moves_the_fast_tier(hz: float, fast_ns: int, slow_ns: int) -> 
 
 
 def test_a_profile_and_the_command_line_make_a_plan() -> None:
-    plan = plan_of_profile(PROFILE, hz=None, keep_free_bytes=99)
+    plan = build_plan(PROFILE, hz=None, keep_free_bytes=99)
     assert plan == Plan(
         5.0,
         {"mounts": {"enabled": True, "interval_ns": 2_000_000_000}, "network": {"enabled": False}},
@@ -43,40 +42,56 @@ def test_a_profile_and_the_command_line_make_a_plan() -> None:
     assert not plan.enabled("network")
     assert plan.enabled("cpu")
     assert plan.interval_ns("mounts", SLOW_NS) == 2_000_000_000
-    assert plan_of_profile(PROFILE, hz=20).hz == 20  # the command line comes first
+    assert build_plan(PROFILE, hz=20).hz == 20  # the command line comes first
 
 
 def test_the_helper_of_nvml_leaves_counters_alone_unless_a_profile_asks() -> None:
-    left_alone = plan_of_profile(PROFILE)
+    left_alone = build_plan(PROFILE)
     assert left_alone.helper_options("gpu_nvidia") == ("--gpm", "off")
     assert left_alone.helper_options("gpu_gaudi") == ()
     sampling = {**PROFILE["sampling"], "gpm": True}
-    plan = plan_from_json(plan_to_json(plan_of_profile({**PROFILE, "sampling": sampling})))
+    plan = decode_plan(encode_plan(build_plan({**PROFILE, "sampling": sampling})))
     assert plan.helper_options("gpu_nvidia") == ()
     assert Plan(profile={"sampling": "odd"}).helper_options("gpu_nvidia") == ("--gpm", "off")
 
 
 def test_a_plan_survives_its_file() -> None:
-    plan = plan_of_profile(PROFILE)
-    assert plan_from_json(plan_to_json(plan)) == plan
+    plan = build_plan(PROFILE)
+    assert decode_plan(encode_plan(plan)) == plan
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"{", b'{"hz": "x"}', b'{"hz": 0}', b'{"hz": 1e9}', b'{"collectors": [1]}',
-     b'{"recording": {"max_bytes": "much"}}', b'{"hz": NaN}'],
-)  # fmt: skip
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"hz": "x"}',
+        b'{"hz": 0}',
+        b'{"hz": 1e9}',
+        b'{"collectors": [1]}',
+        b'{"recording": {"max_bytes": "much"}}',
+        b'{"hz": NaN}',
+    ],
+)
 def test_what_is_no_plan_is_a_usage_error(content: bytes) -> None:
     with pytest.raises(UsageError):
-        plan_from_json(content)
+        decode_plan(content)
 
 
 @pytest.mark.parametrize(
     ("text", "ns"),
-    [("90s", 90_000_000_000), ("10m", 600_000_000_000), ("2h", 7_200_000_000_000),
-     ("45", 45_000_000_000), ("1.5 h", 5_400_000_000_000), ("250ms", 250_000_000),
-     ("1min", 60_000_000_000), ("1d", 86_400_000_000_000)],
-)  # fmt: skip
+    [
+        ("90s", 90_000_000_000),
+        ("10m", 600_000_000_000),
+        ("2h", 7_200_000_000_000),
+        ("45", 45_000_000_000),
+        ("1.5 h", 5_400_000_000_000),
+        ("250ms", 250_000_000),
+        ("1min", 60_000_000_000),
+        ("1d", 86_400_000_000_000),
+    ],
+)
 def test_durations(text: str, ns: int) -> None:
     assert parse_duration(text) == ns
 

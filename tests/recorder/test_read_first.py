@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from clusterprof.collectors.base import ReadFirst
+from clusterprof.agent.collectors.base import DeferredCollector
+from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.recorder.slot import Slot
 from clusterprof.signals import CPU_RUNNABLE, Signal
 from clusterprof.trace.schema import Columns, Gap, Record
 
@@ -16,7 +16,7 @@ SECOND_NS = 1_000_000_000
 HIDDEN = Unavailable("denied", "hidden", "ask")
 
 
-class Later(ReadFirst):
+class Later(DeferredCollector):
     """One column per device; what is read is the devices of that moment, each with its value.
 
     An exception among the readings is raised by `read()`, one in a tuple by `parse()`.
@@ -57,7 +57,7 @@ class Later(ReadFirst):
 def taken(collector: Later, ticks: int, notes: list[Any] | None = None) -> list[Record]:
     """Tick at 1, 2, 3 … s, and flush once after them."""
     told: list[Any] = [] if notes is None else notes
-    slot = Slot(collector, SECOND_NS, lambda name, error: told.append(error))
+    slot = CollectorRunner(collector, SECOND_NS, lambda name, error: told.append(error))
     slot.open(0)
     for second in range(1, ticks + 1):
         slot.tick(second * SECOND_NS)
@@ -73,7 +73,7 @@ def series(devices: Sequence[str], seconds: Sequence[int], *values: Sequence[int
 
 def test_readings_keep_their_times_and_are_understood_at_the_flush() -> None:
     collector = Later([{"a": 3}, {"a": 5}], [["a"]])
-    slot = Slot(collector, SECOND_NS, lambda name, error: None)
+    slot = CollectorRunner(collector, SECOND_NS, lambda name, error: None)
     slot.open(0)
     slot.tick(SECOND_NS)
     slot.tick(2 * SECOND_NS)
@@ -84,10 +84,7 @@ def test_readings_keep_their_times_and_are_understood_at_the_flush() -> None:
 
 def test_devices_that_changed_between_two_flushes_part_the_series() -> None:
     collector = Later([{"a": 1}, {"a": 2, "b": 7}, {"a": 3, "b": 8}], [["a"], ["a", "b"]])
-    assert taken(collector, 3) == [
-        series("a", [1], [1]),
-        series("ab", [2, 3], [2, 3], [7, 8]),
-    ]
+    assert taken(collector, 3) == [series("a", [1], [1]), series("ab", [2, 3], [2, 3], [7, 8])]
     assert collector.opens == 2
 
 
@@ -102,7 +99,7 @@ def test_what_was_read_of_devices_that_came_and_went_is_left_out() -> None:
 def test_devices_that_never_fit_are_a_fault_and_the_collector_rests() -> None:
     collector = Later([{"b": n} for n in range(9)], [["a"]])
     notes: list[Any] = []
-    slot = Slot(collector, SECOND_NS, lambda name, error: notes.append(error))
+    slot = CollectorRunner(collector, SECOND_NS, lambda name, error: notes.append(error))
     slot.open(0)
     gaps: list[Record] = []
     for flush in range(3):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 
+from clusterprof.agent.sampling.collector_runner import MissingValueReasons
 from clusterprof.errors import Unavailable
-from clusterprof.recorder.reasons import Reasons
 from clusterprof.trace.schema import Gap, Record
 
 NAMES = [("cpu.quota", ""), ("cpu.used", "a")]
@@ -15,7 +15,7 @@ DENIED = Unavailable("denied", "not yours", "ask")
 
 def test_a_column_that_is_never_known_is_told_once_and_masked_throughout() -> None:
     told: list[Record] = []
-    reasons = Reasons("c", told.append)
+    reasons = MissingValueReasons("c", told.append)
     for t_ns in (10, 30):
         # the second time it is an equal reason of its own, as one that was raised anew is
         why = NO_QUOTA if t_ns == 10 else Unavailable("absent", "no quota", "")
@@ -28,24 +28,26 @@ def test_a_column_that_is_never_known_is_told_once_and_masked_throughout() -> No
 
 def test_another_reason_and_one_after_a_number_are_news() -> None:
     told: list[Record] = []
-    reasons = Reasons("c", told.append)
+    reasons = MissingValueReasons("c", told.append)
     reasons.pack(NAMES, "dq", [1, 2], [(NO_QUOTA, NO_QUOTA), (1, 2)])
     reasons.pack(NAMES, "dq", [3, 4], [(DENIED, DENIED), (1, 2)])
     reasons.pack(NAMES, "dq", [5], [(0.5,), (3,)])
     values, masks = reasons.pack(NAMES, "dq", [6, 7], [(DENIED, 0.25), (1, 2)])
     assert (values[0], masks[0]) == (array("d", [0.0, 0.25]), b"\1\0")
     assert [(gap.t_ns, gap.kind) for gap in told] == [  # type: ignore[union-attr]
-        (1, "absent"), (3, "denied"), (6, "denied"),
-    ]  # fmt: skip
+        (1, "absent"),
+        (3, "denied"),
+        (6, "denied"),
+    ]
 
 
 def test_of_the_whole_collector_a_reason_holds_until_something_is_seen() -> None:
     told: list[Record] = []
-    reasons = Reasons("c", told.append)
-    assert reasons.of_all(1, DENIED) and not reasons.of_all(2, DENIED)
-    reasons.seen_in_every_column()  # says nothing of the whole
+    reasons = MissingValueReasons("c", told.append)
+    assert reasons.set_for_collector(1, DENIED) and not reasons.set_for_collector(2, DENIED)
+    reasons.clear_columns()  # says nothing of the whole
     assert reasons.whole == DENIED
-    reasons.seen()
+    reasons.clear_collector()
     assert reasons.whole is None
-    assert reasons.of_all(3, DENIED)
+    assert reasons.set_for_collector(3, DENIED)
     assert told == [Gap(t_ns, "c", "", "", "denied", "not yours", "ask") for t_ns in (1, 3)]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from clusterprof.recorder import registry as registry_module
-from clusterprof.recorder.identity import started_ticks
-from clusterprof.recorder.registry import Registry, checked, registered_alive
+from clusterprof.agent.launch.identity import read_start_ticks
+from clusterprof.agent.processes import registry as registry_module
+from clusterprof.agent.processes.registry import Registry, has_live_process, parse_registration
 from clusterprof.trace.schema import Event
 
 NOW_NS = 5_000_000_000
@@ -33,8 +33,15 @@ def start(program: str) -> subprocess.Popen[bytes]:
 
 
 def announce(run_dir: Path, pid: int, **more: Any) -> dict[str, Any]:
-    content = {"pid": pid, "started_ticks": started_ticks("/proc", pid), "role": "command",
-               "variables": {}, "device": "", "node_local_rank": None, **more}  # fmt: skip
+    content = {
+        "pid": pid,
+        "started_ticks": read_start_ticks("/proc", pid),
+        "role": "command",
+        "variables": {},
+        "device": "",
+        "node_local_rank": None,
+        **more,
+    }
     temporary = run_dir / "register" / ".new"
     temporary.write_text(json.dumps(content))
     temporary.chmod(0o600)
@@ -49,7 +56,7 @@ def settle(registry: Registry) -> list[Event]:
     for _ in range(200):
         registry.look(now_ns)
         events += [one for one in registry.take(now_ns) if isinstance(one, Event)]
-        if not registry.anybody():
+        if not registry.has_processes():
             return events
         time.sleep(0.005)
         now_ns += 10_000_000
@@ -82,14 +89,25 @@ def test_how_a_process_ended_is_told(
     process.wait()
     assert [one.kind for one in events] == ["process-registered", "process-exited"]
     assert events[0].attributes == {
-        "pid": process.pid, "started_ticks": content["started_ticks"], "role": "command",
-        "variables": {}, "device": "", "node_local_rank": None, "rank": None,
-        "world_size": None, "node_number": None, "restart": None, "job": None,
-    }  # fmt: skip
+        "pid": process.pid,
+        "started_ticks": content["started_ticks"],
+        "role": "command",
+        "variables": {},
+        "device": "",
+        "node_local_rank": None,
+        "rank": None,
+        "world_size": None,
+        "node_number": None,
+        "restart": None,
+        "job": None,
+    }
     assert events[1].attributes == {
-        "pid": process.pid, "started_ticks": content["started_ticks"],
-        "wait_status": wait_status, "exit_code": exit_code, "signal": number,
-    }  # fmt: skip
+        "pid": process.pid,
+        "started_ticks": content["started_ticks"],
+        "wait_status": wait_status,
+        "exit_code": exit_code,
+        "signal": number,
+    }
     assert registry.job_pids() == []
     assert not (run_dir / "register" / f"{process.pid}.json").exists()
     registry.close()
@@ -101,7 +119,7 @@ def test_a_status_that_comes_late_is_waited_for_a_while(
 ) -> None:
     # as on kernels without PIDFD_GET_INFO, or while the parent has not yet reaped
     answers = iter([None] * late + [7 << 8])
-    monkeypatch.setattr(registry_module, "wait_status", lambda *_: next(answers))
+    monkeypatch.setattr(registry_module, "read_wait_status", lambda *_: next(answers))
     registry = Registry(run_dir)
     process = start("sys.exit(7)")
     announce(run_dir, process.pid)
@@ -139,8 +157,9 @@ def test_a_second_announcement_of_the_same_process_adds_to_the_first(run_dir: Pa
     registry.look(NOW_NS + 1)
     events = [one.attributes for one in registry.take(NOW_NS) if isinstance(one, Event)]
     assert [(one["role"], one["device"], one["rank"]) for one in events] == [
-        ("command", "", 3), ("python", "GPU-1", 3),
-    ]  # fmt: skip
+        ("command", "", 3),
+        ("python", "GPU-1", 3),
+    ]
     assert registry.job_pids() == [os.getpid()]
     registry.close()
 
@@ -161,7 +180,7 @@ def test_leftovers_of_an_earlier_recorder_are_cleared_away(run_dir: Path) -> Non
     process = start("pass")
     announce(run_dir, process.pid)
     process.communicate()
-    assert not registered_alive(run_dir)
+    assert not has_live_process(run_dir)
     registry = Registry(run_dir)
     registry.look(NOW_NS)
     assert registry.take(NOW_NS) == []
@@ -189,25 +208,47 @@ def test_attaching_to_a_running_process(run_dir: Path) -> None:
 
 
 def test_only_launcher_variables_and_short_scalars_are_kept() -> None:
-    kept = checked({
-        "pid": 5, "started_ticks": 6, "role": "python",
-        "variables": {"RANK": "2", "LOCAL_RANK": "1", "API_TOKEN": "secret", "WORLD_SIZE": 4},
-        "argv": ["--password", "secret"], "problem": "x" * 1000, "huge": 1 << 80, "deep": {"a": 1},
-    })  # fmt: skip
+    kept = parse_registration(
+        {
+            "pid": 5,
+            "started_ticks": 6,
+            "role": "python",
+            "variables": {"RANK": "2", "LOCAL_RANK": "1", "API_TOKEN": "secret", "WORLD_SIZE": 4},
+            "argv": ["--password", "secret"],
+            "problem": "x" * 1000,
+            "huge": 1 << 80,
+            "deep": {"a": 1},
+        }
+    )
     assert kept == {
-        "pid": 5, "started_ticks": 6, "role": "python", "device": "", "node_local_rank": 1,
-        "variables": {"RANK": "2", "LOCAL_RANK": "1"}, "rank": 2, "problem": "x" * 256,
-        "world_size": None, "node_number": None, "restart": None, "job": None,
-    }  # fmt: skip
+        "pid": 5,
+        "started_ticks": 6,
+        "role": "python",
+        "device": "",
+        "node_local_rank": 1,
+        "variables": {"RANK": "2", "LOCAL_RANK": "1"},
+        "rank": 2,
+        "problem": "x" * 256,
+        "world_size": None,
+        "node_number": None,
+        "restart": None,
+        "job": None,
+    }
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{}, {"pid": 1}, {"pid": "1", "started_ticks": 1}, {"pid": True, "started_ticks": 1},
-     {"pid": -1, "started_ticks": 1}, {"pid": 1, "started_ticks": 1 << 70}],
-)  # fmt: skip
+    [
+        {},
+        {"pid": 1},
+        {"pid": "1", "started_ticks": 1},
+        {"pid": True, "started_ticks": 1},
+        {"pid": -1, "started_ticks": 1},
+        {"pid": 1, "started_ticks": 1 << 70},
+    ],
+)
 def test_what_names_no_process_is_no_registration(wrong: dict[str, Any]) -> None:
-    assert checked(wrong) is None
+    assert parse_registration(wrong) is None
 
 
 def test_files_that_are_none_of_ours_are_not_read(run_dir: Path, tmp_path: Path) -> None:
@@ -220,5 +261,5 @@ def test_files_that_are_none_of_ours_are_not_read(run_dir: Path, tmp_path: Path)
     registry = Registry(run_dir)
     registry.look(NOW_NS)
     assert registry.take(NOW_NS) == []
-    assert not registry.somebody_came
+    assert not registry.has_registered
     registry.close()

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ring_writer import NOW_NS, PID, TICKS, Writer, drained, sequences
 
+from clusterprof.agent.processes.span_rings import LONG_OPERATION_NS
 from clusterprof.probe import layout
-from clusterprof.recorder.ring import UNDER_WAY_NS
 
 
 @pytest.fixture(params=[True, False], ids=["sealed", "unsealed"])
@@ -28,9 +28,14 @@ def test_a_span_arrives_as_it_was_written(writer: Writer) -> None:
     assert (spans.pid, spans.started_ticks, spans.first_sequence) == (PID, TICKS, 1)
     assert (spans.dropped, spans.names) == (0, {})
     assert {name: list(column) for name, column in spans.columns.items()} == {
-        "start_ns": [100], "end_ns": [250], "kind": [layout.FETCH],
-        "a": [32], "b": [0], "c": [0], "d": [0],
-    }  # fmt: skip
+        "start_ns": [100],
+        "end_ns": [250],
+        "kind": [layout.FETCH],
+        "a": [32],
+        "b": [0],
+        "c": [0],
+        "d": [0],
+    }
     ring.close()
 
 
@@ -120,7 +125,7 @@ def test_a_counter_out_of_range_ends_the_reading(writer: Writer, written: int) -
     ring = writer.open()
     writer.counter(written)
     assert drained(ring) == []
-    assert ring.refused
+    assert ring.refusal
     ring.close()
 
 
@@ -131,7 +136,7 @@ def test_a_counter_that_runs_backwards_ends_the_reading(writer: Writer) -> None:
     assert len(drained(ring)) == 1
     writer.counter(2)
     assert drained(ring) == []
-    assert ring.refused
+    assert ring.refusal
     ring.close()
 
 
@@ -188,13 +193,18 @@ def test_an_operation_that_does_not_end_is_told_once(writer: Writer) -> None:
     assert ring.under_way(NOW_NS, final=False) is None  # none was ever begun
     layout.UNDER_WAY.pack_into(writer.memory, layout.UNDER_WAY_OFFSET, 100, 7, 3, 40, 1)
     writer.put(layout.COLLECTIVE, 90, 100)  # the one before
-    assert ring.under_way(100 + UNDER_WAY_NS - 1, final=False) is None
-    assert ring.under_way(100 + UNDER_WAY_NS, final=False) == {
-        "pid": PID, "started_ticks": TICKS, "start_ns": 100, "group": 7, "number": 3, "bytes": 40,
+    assert ring.under_way(100 + LONG_OPERATION_NS - 1, final=False) is None
+    assert ring.under_way(100 + LONG_OPERATION_NS, final=False) == {
+        "pid": PID,
+        "started_ticks": TICKS,
+        "start_ns": 100,
+        "group": 7,
+        "number": 3,
+        "bytes": 40,
         "operation": 1,
-    }  # fmt: skip
-    assert ring.under_way(100 + UNDER_WAY_NS, final=False) is None
-    assert ring.under_way(100 + UNDER_WAY_NS, final=True) is None
+    }
+    assert ring.under_way(100 + LONG_OPERATION_NS, final=False) is None
+    assert ring.under_way(100 + LONG_OPERATION_NS, final=True) is None
     ring.close()
 
 
@@ -204,7 +214,7 @@ def test_an_operation_whose_span_is_there_has_ended(writer: Writer) -> None:
     for _ in range(writer.capacity - 1):
         writer.put()
     writer.put(layout.COLLECTIVE, 100, 200, a=7)
-    assert ring.under_way(100 + UNDER_WAY_NS, final=False) is None
+    assert ring.under_way(100 + LONG_OPERATION_NS, final=False) is None
     layout.UNDER_WAY.pack_into(writer.memory, layout.UNDER_WAY_OFFSET, 300, 7, 4, 40, 1)
     # In the end one that has just begun counts too.
     assert ring.under_way(301, final=False) is None

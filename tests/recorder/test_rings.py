@@ -9,19 +9,23 @@ from pathlib import Path
 import pytest
 from ring_writer import NOW_NS, PID, TICKS, Writer, announce, sequences
 
+from clusterprof.agent.processes.span_rings import SpanRings, open_ring
 from clusterprof.errors import Unavailable
 from clusterprof.probe import layout
-from clusterprof.recorder.ring import open_ring
-from clusterprof.recorder.rings import Rings
 from clusterprof.trace.schema import Event, Spans
 
 
 def headers() -> dict[str, bytes]:
     good = (layout.MAGIC, 64, 8, PID, 64, TICKS, 0, 0)
     other = {
-        "magic": (0, b"CPRING9\n"), "record size": (1, 65), "capacity": (2, 1 << 31),
-        "no capacity": (2, 0), "pid": (3, 1), "names": (4, 65), "start": (5, TICKS + 1),
-    }  # fmt: skip
+        "magic": (0, b"CPRING9\n"),
+        "record size": (1, 65),
+        "capacity": (2, 1 << 31),
+        "no capacity": (2, 0),
+        "pid": (3, 1),
+        "names": (4, 65),
+        "start": (5, TICKS + 1),
+    }
     made = {}
     for name, (index, value) in other.items():
         fields = list(good)
@@ -66,7 +70,7 @@ def test_announcements_are_followed_refused_and_never_trusted(tmp_path: Path) ->
     (folder / "4.json").write_text("[" * 3000)
     (folder / "5.json").write_text("{" + " " * 5000 + "}")
     (folder / "6.json").symlink_to("/etc/passwd")
-    rings = Rings(tmp_path)
+    rings = SpanRings(tmp_path)
     rings.look(NOW_NS)
     rings.look(NOW_NS)
     records = rings.take(NOW_NS)
@@ -84,7 +88,7 @@ def test_an_earlier_recorders_spans_are_not_taken_again(tmp_path: Path) -> None:
     writer = Writer()
     writer.put()
     announce(folder, f"{PID}.0.json", pid=PID, started_ticks=TICKS, fd=writer.fd, path=None)
-    rings = Rings(tmp_path, skip_old=True)
+    rings = SpanRings(tmp_path, skip_old=True)
     rings.look(NOW_NS)
     writer.put()
     rings.look(NOW_NS)
@@ -99,7 +103,7 @@ def test_a_process_that_executes_another_program_has_a_new_ring(tmp_path: Path) 
     folder.mkdir()
     first, second = Writer(), Writer()
     announce(folder, f"{PID}.0.json", pid=PID, started_ticks=TICKS, fd=first.fd, path=None)
-    rings = Rings(tmp_path)
+    rings = SpanRings(tmp_path)
     rings.look(NOW_NS)
     first.put(a=1)  # the last thing before it executes: no look has seen it yet
     second.put(a=2)
@@ -124,7 +128,7 @@ def test_a_ring_that_is_a_file_is_read_only_from_this_folder(tmp_path: Path) -> 
     for name in ("here", "elsewhere"):
         path = str(next(tmp_path.rglob(f"{name}.ring")))
         announce(folder, f"{name}.json", pid=PID, started_ticks=TICKS, fd=None, path=path)
-    rings = Rings(tmp_path)
+    rings = SpanRings(tmp_path)
     rings.look(NOW_NS)
     rings.look(NOW_NS)
     records = rings.take(NOW_NS)

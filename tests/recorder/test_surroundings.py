@@ -14,16 +14,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from clusterprof.cli.job import job_text
-from clusterprof.collectors.base import Context
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder import identity
-from clusterprof.recorder.surroundings import Surroundings, look_around
-from clusterprof.recorder.surroundings.affinity import changes, parse_cpus, ranges
-from clusterprof.recorder.surroundings.devices import visible
-from clusterprof.recorder.surroundings.fabric import is_chosen
-from clusterprof.recorder.surroundings.files import within
-from clusterprof.recorder.surroundings.place import find_place
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.doctor.affinity import find_affinity_changes, format_cpus, parse_cpus
+from clusterprof.agent.doctor.devices import list_visible_devices
+from clusterprof.agent.doctor.environment import find_job_context
+from clusterprof.agent.doctor.job import JobEnvironment, check_job_environment
+from clusterprof.agent.doctor.network import is_chosen, run_with_timeout
+from clusterprof.agent.launch import identity
+from clusterprof.agent.linux.files import Roots
+from clusterprof.cli.doctor import format_job
 from clusterprof.signals import BY_NAME
 
 HOSTS = Path(__file__).parents[1] / "hosts"
@@ -77,14 +76,16 @@ def environment(roots: Roots, pid: int) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if word) | {"XDG_RUNTIME_DIR": "/nowhere"}
 
 
-def around(roots: Roots, kind: type = TwoGpus, **more: str) -> Surroundings:
+def around(roots: Roots, kind: type = TwoGpus, **more: str) -> JobEnvironment:
     environ = {**environment(roots, DOCTOR), "TMPDIR": "/tmp", **more}
     data = ["/data/imagenet"]
-    return look_around([kind], environ, "/scratch/ada/run", data, (DOCTOR, SLURMSTEPD), roots)
+    return check_job_environment(
+        [kind], environ, "/scratch/ada/run", data, (DOCTOR, SLURMSTEPD), roots
+    )
 
 
 def test_all_of_it_is_as_accepted(host: Callable[[str], Roots]) -> None:
-    text = job_text(around(host("slurm-job"), NCCL_IB_HCA="mlx5_1"))
+    text = format_job(around(host("slurm-job"), NCCL_IB_HCA="mlx5_1"))
     assert max(map(len, text.splitlines())) <= 80
     path = HOSTS / "slurm-job/doctor-job.txt"
     if os.environ.get("CLUSTERPROF_ACCEPT_GOLDEN"):
@@ -98,13 +99,20 @@ def test_ranks_are_those_of_the_job_each_once_and_have_their_devices(
     found = around(host("slurm-job"))
     document = found.document()
     assert document["job"] == {
-        "launchers": ["Slurm"], "name": "812.1", "rank": None, "world_size": None,
-        "node_local_rank": None, "node_number": None, "node": "gpu017", "allocation_only": False,
-    }  # fmt: skip
+        "launchers": ["Slurm"],
+        "name": "812.1",
+        "rank": None,
+        "world_size": None,
+        "node_local_rank": None,
+        "node_number": None,
+        "node": "gpu017",
+        "allocation_only": False,
+    }
     # 4710 is the shell of 4711 and the parent of its worker; 4700 the batch script; 4800 another's
     assert [(one["pid"], one["rank"], one["here"]) for one in document["processes"]] == [
-        (4710, 0, False), (4712, 1, False),
-    ]  # fmt: skip
+        (4710, 0, False),
+        (4712, 1, False),
+    ]
     assert [(one["id"], one["visible"], one["users"]) for one in document["devices"]] == [
         ("GPU-aa00", True, [{"pid": 4710, "rank": 0, "how": "by its local rank", "here": False}]),
         ("GPU-bb11", True, [{"pid": 4712, "rank": 1, "how": "by its local rank", "here": False}]),
@@ -114,9 +122,7 @@ def test_ranks_are_those_of_the_job_each_once_and_have_their_devices(
 def test_what_a_process_of_a_rank_was_seen_to_use_comes_first(host: Callable[[str], Roots]) -> None:
     found = around(host("slurm-job"), SeenCrosswise)
     users = {one["id"]: [(u["rank"], u["how"]) for u in one["users"]] for one in found.devices}
-    assert users == {"GPU-aa00": [], "GPU-bb11": [
-        (0, "seen using it"), (1, "by its local rank"),
-    ]}  # fmt: skip
+    assert users == {"GPU-aa00": [], "GPU-bb11": [(0, "seen using it"), (1, "by its local rank")]}
     (shared,) = [one for one in found.changes if "share" in one.message]
     assert shared.message == "ranks 0, 1 share GPU-bb11: they wait for each other's kernels"
 
@@ -126,15 +132,24 @@ def test_cores_quota_and_workers_are_those_of_a_rank(host: Callable[[str], Roots
     # CPUs 0, 8 and 1, 9 are threads of two cores; 3 CPUs of quota are 1.5 for each of two ranks,
     # and its main thread needs one.
     assert affinity == {
-        "cpus_online": "0-15", "cpus_online_count": 16, "cpus_allowed": "0-1,8-9",
-        "cpus_allowed_count": 4, "cores_count": 2, "numa_nodes": [0], "numa_nodes_online": [0, 1],
-        "quota_cpus": 3.0, "ranks_sharing": 1, "ranks_count": 2, "workers_count": 0,
-        "worker_threads_count": 0, "bound": True,
+        "cpus_online": "0-15",
+        "cpus_online_count": 16,
+        "cpus_allowed": "0-1,8-9",
+        "cpus_allowed_count": 4,
+        "cores_count": 2,
+        "numa_nodes": [0],
+        "numa_nodes_online": [0, 1],
+        "quota_cpus": 3.0,
+        "ranks_sharing": 1,
+        "ranks_count": 2,
+        "workers_count": 0,
+        "worker_threads_count": 0,
+        "bound": True,
         "ranks": [
             {"pid": 4710, "rank": 0, "cpus_allowed": "0-1,8-9", "numa_nodes": [0]},
             {"pid": 4712, "rank": 1, "cpus_allowed": "4-5,12-13", "numa_nodes": [1]},
         ],
-    }  # fmt: skip
+    }
 
 
 def test_a_device_at_another_numa_node_than_its_rank_is_said(host: Callable[[str], Roots]) -> None:
@@ -151,10 +166,14 @@ def test_files_name_type_server_and_options_and_nothing_private(
     files = {one["what"]: one for one in around(host("slurm-job")).files}
     home = environment(host("slurm-job"), DOCTOR)["HOME"]
     assert files["HOME"] == {
-        "what": "HOME", "path": home, "point": home, "type": "nfs4", "server": "nas1",
+        "what": "HOME",
+        "path": home,
+        "point": home,
+        "type": "nfs4",
+        "server": "nas1",
         "source": f"nas1:{home}",
         "options": ["vers=4.2", "rsize=1048576", "wsize=1048576", "hard", "proto=tcp"],
-    }  # fmt: skip
+    }
     assert files["shared memory"]["size_bytes"] == 64 << 20
     assert files["working folder"]["server"] == "10.1.0.5@o2ib:10.1.0.6@o2ib"
     assert files["data"]["options"][-1] == "proto=rdma"
@@ -174,10 +193,10 @@ def test_every_change_has_an_owner_and_a_remedy(host: Callable[[str], Roots]) ->
 
 def test_the_batch_script_is_in_the_allocation_and_no_rank(host: Callable[[str], Roots]) -> None:
     roots = host("slurm-job")
-    place = find_place(roots, environment(roots, 4700), 4700, 1)
+    place = find_job_context(roots, environment(roots, 4700), 4700, 1)
     assert place.allocation_only and place.facts["rank"] is None
     assert [one.pid for one in place.processes] == [4710, 4712]
-    rank = find_place(roots, environment(roots, 4712), 4712, SLURMSTEPD)
+    rank = find_job_context(roots, environment(roots, 4712), 4712, SLURMSTEPD)
     assert (rank.facts["rank"], rank.allocation_only) == (1, False)
     assert [(one.pid, one.here) for one in rank.processes] == [(4710, False), (4712, True)]
 
@@ -186,8 +205,8 @@ def test_who_registered_with_a_recorder_is_of_the_job(
     host: Callable[[str], Roots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roots = host("slurm-job")
-    monkeypatch.setattr("clusterprof.recorder.surroundings.place.choose_base", lambda e: tmp_path)
-    run_dir = tmp_path / f"clusterprof-{os.geteuid()}-{identity.boot8(roots)}-812.0"
+    monkeypatch.setattr("clusterprof.agent.doctor.environment.choose_base", lambda e: tmp_path)
+    run_dir = tmp_path / f"clusterprof-{os.geteuid()}-{identity.read_short_boot_id(roots)}-812.0"
     (run_dir / "register").mkdir(parents=True)
     for pid, ticks, device in ((4711, 47110, "GPU-bb11"), (4712, 1, "GPU-aa00")):
         (run_dir / f"register/{pid}.json").write_text(
@@ -198,18 +217,19 @@ def test_who_registered_with_a_recorder_is_of_the_job(
     assert found.place.facts["rank"] is None  # doctor's step has one, and it is none of the job's
     assert [one.pid for one in found.place.processes] == [4711]  # 4712 is not that process any more
     assert [one["users"] for one in found.devices] == [
-        [], [{"pid": 4711, "rank": 0, "how": "said so", "here": False}],
-    ]  # fmt: skip
+        [],
+        [{"pid": 4711, "rank": 0, "how": "said so", "here": False}],
+    ]
 
 
 def test_a_bare_node_has_no_job_and_nothing_is_made_up(host: Callable[[str], Roots]) -> None:
-    found = look_around([], {}, "/", [], (1, 0), host("vm-two-cores"))
+    found = check_job_environment([], {}, "/", [], (1, 0), host("vm-two-cores"))
     assert (found.place.launchers, found.place.job, found.place.processes) == ((), "", ())
     assert "cpus_allowed_count" not in found.affinity  # the fixture has no status of a process
     unknown = {one["name"] for one in found.settings if one["enough"] is None}
     assert {"kernel.dmesg_restrict", "kernel.task_delayacct"} <= unknown
     assert not [one for one in found.changes if one.about in ("kernel", "affinity", "devices")]
-    assert "outside of a job" in job_text(found)
+    assert "outside a job" in format_job(found)
 
 
 IDS = ["GPU-8932f937-d72c", "GPU-8932ffff-0000", "GPU-11111111-2222"]
@@ -231,16 +251,28 @@ IDS = ["GPU-8932f937-d72c", "GPU-8932ffff-0000", "GPU-11111111-2222"]
 )
 def test_cuda_visible_devices(words: str | None, expected: list[str]) -> None:
     chosen = {} if words is None else {"CUDA_VISIBLE_DEVICES": words}
-    assert visible("gpu_nvidia", [{"id": id_} for id_ in IDS], chosen) == expected
+    assert list_visible_devices("gpu_nvidia", [{"id": id_} for id_ in IDS], chosen) == expected
 
 
 def test_visible_devices_of_other_makers() -> None:
     four = [{"id": f"d{index}"} for index in range(4)]
     of_rocr = {"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "1"}
-    assert visible("gpu_amd", four, of_rocr) == ["d1"]
-    assert visible("gpu_intel", four, {"ZE_AFFINITY_MASK": "2.0,2.1,0"}) == ["d2", "d0"]
-    assert visible("gpu_neuron", four, {"NEURON_RT_VISIBLE_CORES": "0-1,3"}) == ["d0", "d1", "d3"]
-    assert visible("gpu_gaudi", four, {"CUDA_VISIBLE_DEVICES": "0"}) == ["d0", "d1", "d2", "d3"]
+    assert list_visible_devices("gpu_amd", four, of_rocr) == ["d1"]
+    assert list_visible_devices("gpu_intel", four, {"ZE_AFFINITY_MASK": "2.0,2.1,0"}) == [
+        "d2",
+        "d0",
+    ]
+    assert list_visible_devices("gpu_neuron", four, {"NEURON_RT_VISIBLE_CORES": "0-1,3"}) == [
+        "d0",
+        "d1",
+        "d3",
+    ]
+    assert list_visible_devices("gpu_gaudi", four, {"CUDA_VISIBLE_DEVICES": "0"}) == [
+        "d0",
+        "d1",
+        "d2",
+        "d3",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +293,7 @@ def test_what_nccl_takes_of_a_list(name: str, words: str | None, chosen: bool | 
 
 def test_lists_of_cpus() -> None:
     assert parse_cpus("0-2,8,10-11\n") == {0, 1, 2, 8, 10, 11}
-    assert ranges({0, 1, 2, 8, 10, 11}) == "0-2,8,10-11"
+    assert format_cpus({0, 1, 2, 8, 10, 11}) == "0-2,8,10-11"
     for wrong in ("", "a-b", "3-", "0-99999999"):
         assert parse_cpus(wrong) == set()
 
@@ -271,11 +303,17 @@ def test_lists_of_cpus() -> None:
 )
 def test_workers_pinned_to_one_core_are_the_launchers(launcher: str, word: str) -> None:
     pinned = {
-        "cpus_allowed": "5", "cpus_allowed_count": 1, "cpus_online_count": 64, "cores_count": 1,
-        "ranks_sharing": 1, "ranks_count": 1, "workers_count": 0, "ranks": [],
+        "cpus_allowed": "5",
+        "cpus_allowed_count": 1,
+        "cpus_online_count": 64,
+        "cores_count": 1,
+        "ranks_sharing": 1,
+        "ranks_count": 1,
+        "workers_count": 0,
+        "ranks": [],
         "omp_num_threads": 4,
-    }  # fmt: skip
-    few, turns = changes(pinned, [], [launcher])
+    }
+    few, turns = find_affinity_changes(pinned, [], [launcher])
     assert few.message == "a rank has 1 CPU of the node's 64: no core for dataloader workers"
     assert word in few.remedy and few.owner == "job"
     assert turns.remedy == "set OMP_NUM_THREADS=1 or less" and turns.owner == "you"
@@ -284,6 +322,6 @@ def test_workers_pinned_to_one_core_are_the_launchers(launcher: str, word: str) 
 
 def test_a_path_of_a_dead_server_is_not_waited_for() -> None:
     never = threading.Event()
-    assert within(0.05, never.wait) is None
+    assert run_with_timeout(0.05, never.wait) is None
     never.set()
-    assert within(5.0, lambda: 7) == 7
+    assert run_with_timeout(5.0, lambda: 7) == 7

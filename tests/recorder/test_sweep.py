@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import pytest
 from recording_fakes import SECOND_NS, Counting, FakeClock
 
-from clusterprof.collectors.base import ReadsFiles
+from clusterprof.agent.collectors.base import FileCollector
+from clusterprof.agent.linux.files import OpenFile, open_file
+from clusterprof.agent.sampling import scheduler as module
+from clusterprof.agent.sampling.collector_runner import CollectorRunner
+from clusterprof.agent.sampling.scheduler import Schedule, split_rate_groups
 from clusterprof.errors import DevicesChanged, Unavailable
-from clusterprof.linux.held import HeldFile, hold
-from clusterprof.recorder import sweep as module
-from clusterprof.recorder.slot import Slot
-from clusterprof.recorder.tier import Pace, tiers
 from clusterprof.signals import CPU_RUNNABLE, Signal
 from clusterprof.trace.schema import Columns, Gap
 
@@ -23,7 +23,7 @@ TICK_NS = 100_000_000
 T0 = SECOND_NS
 
 
-class Numbers(ReadsFiles):
+class Numbers(FileCollector):
     """One column per file; a file that says "changed" is found to be one when it is parsed."""
 
     isolated: ClassVar[bool] = False
@@ -33,7 +33,7 @@ class Numbers(ReadsFiles):
         self.name, self.paths, self.reads = name, paths, 0  # type: ignore[misc]
 
     def open(self) -> Sequence[tuple[Signal, str]]:
-        self.held = [hold(path) for path in self.paths]
+        self.open_files = [open_file(path) for path in self.paths]
         return [(CPU_RUNNABLE, path.name) for path in self.paths]
 
     def read(self) -> Sequence[bytes | Unavailable]:
@@ -46,7 +46,7 @@ class Numbers(ReadsFiles):
         return [one if isinstance(one, Unavailable) else int(one[:8]) for one in contents]
 
     def close(self) -> None:
-        for one in self.held:
+        for one in self.open_files:
             one.close()
 
 
@@ -54,12 +54,12 @@ class Rig:
     """The fast tier of some collectors on a clock of its own."""
 
     def __init__(self, *collectors: Any) -> None:
-        self.clock, self.pace = FakeClock(T0), Pace()
-        self.slots = [Slot(one, TICK_NS, lambda name, error: None) for one in collectors]
+        self.clock, self.pace = FakeClock(T0), Schedule()
+        self.slots = [CollectorRunner(one, TICK_NS, lambda name, error: None) for one in collectors]
         for slot in self.slots:
             slot.open(T0)
             slot.due_ns = T0
-        self.fast, _ = tiers(self.slots)
+        self.fast, _ = split_rate_groups(self.slots)
 
     def tick(self) -> tuple[int, int]:
         answer = self.fast.sample(self.clock.now_ns(), self.clock, self.pace)
@@ -106,7 +106,7 @@ def test_lateness_and_missed_ticks_are_counted_for_each(files: list[Path]) -> No
     rig.tick()
     rig.clock.t_ns += 250_000_000  # due at 1.1 s, taken at 1.35 s: 1.2 and 1.3 s were missed
     assert rig.tick() == (T0 + 4 * TICK_NS, T0 + 4 * TICK_NS)
-    assert rig.pace == Pace(late_ns=2 * 250_000_000, missed=4)
+    assert rig.pace == Schedule(late_ns=2 * 250_000_000, missed=4)
 
 
 class Refusing:
@@ -130,9 +130,9 @@ def test_a_file_that_fails_in_the_loop_costs_nobody_a_tick(
     first, second = Numbers("first", files[0]), Numbers("second", files[1])
     rig = Rig(first, second)
     rig.tick()
-    held = second.held[0]
-    assert isinstance(held, HeldFile) and held.once is not None
-    refusing.refused[held.once[0]] = OSError(error, os.strerror(error))
+    held = second.open_files[0]
+    assert isinstance(held, OpenFile) and held.single_read is not None
+    refusing.refused[held.single_read[0]] = OSError(error, os.strerror(error))
     rig.tick()
     assert (first.reads, second.reads) == (1, 1)  # each for itself
     refusing.refused.clear()
@@ -150,8 +150,8 @@ def test_a_file_that_has_gone_for_good_is_a_gap_of_its_own_collector(
     first, second = Numbers("first", files[0]), Numbers("second", files[1])
     rig = Rig(first, second)
     rig.tick()
-    held = second.held[0]
-    assert isinstance(held, HeldFile)
+    held = second.open_files[0]
+    assert isinstance(held, OpenFile)
     held.close()  # as after a reopening that failed: the cgroup was removed
     files[1].unlink()
     rig.tick()
@@ -219,7 +219,7 @@ def test_one_that_rests_comes_back_at_its_own_time(files: list[Path]) -> None:
 
 def test_what_files_says_cannot_do_any_harm(files: list[Path]) -> None:
     class Raising(Numbers):
-        def files(self) -> Sequence[HeldFile]:
+        def files(self) -> Sequence[OpenFile]:
             raise RuntimeError("not today")
 
     rig = Rig(Raising("first", files[0]), Numbers("second", files[1]))

@@ -30,7 +30,7 @@ from recording_runs import (
     wait_until,
 )
 
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event, Gap
 
 TICK_NS = 100_000_000
@@ -45,8 +45,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(folder)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         pytest.skip(f"this container may not mount: {done.stderr.strip()}")
     yield folder
@@ -60,8 +62,12 @@ def fill(path: Path) -> None:
 
 
 def times_of(out: Path, collector: str) -> list[int]:
-    return [int(t) for one in records_of(out) if isinstance(one, Columns)
-            and one.collector == collector for t in one.t_ns]  # fmt: skip
+    return [
+        int(t)
+        for one in records_of(out)
+        if isinstance(one, Columns) and one.collector == collector
+        for t in one.t_ns
+    ]
 
 
 def test_a_full_disk_pauses_the_recording_and_not_the_job(small_disk: Path) -> None:
@@ -69,8 +75,10 @@ def test_a_full_disk_pauses_the_recording_and_not_the_job(small_disk: Path) -> N
     program = "import sys, time\nfor n in range(45): time.sleep(0.1)\nprint('trained')\nsys.exit(5)"
     process = subprocess.Popen(
         [*RECORD, "-o", str(out), "--keep-free", "0 B", "--", PYTHON, "-c", program],
-        env=environment(job), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=environment(job),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     wait_for_recording(out)
     fill(small_disk / "filler")
     full_ns = time.monotonic_ns()
@@ -118,8 +126,11 @@ def test_a_planted_run_directory_is_refused(tmp_path: Path) -> None:
     try:
         done = subprocess.run(
             [*RECORD, "-o", str(tmp_path / "out"), "--", "/bin/echo", "trained"],
-            env=environment(job), capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env=environment(job),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     finally:
         run_dir_of(job).unlink()
     assert (done.returncode, done.stdout) == (0, "trained\n")
@@ -133,8 +144,11 @@ def test_a_planted_output_folder_is_refused(tmp_path: Path) -> None:
     shared.chmod(0o777)  # everybody may replace what is in it
     done = subprocess.run(
         [*RECORD, "-o", str(shared), "--", "/bin/echo", "trained"],
-        env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert "not recording" in done.stderr
     assert list(shared.iterdir()) == []
@@ -144,9 +158,12 @@ def test_no_secret_of_the_job_enters_the_recording(tmp_path: Path) -> None:
     job, out = own_job("secrets"), tmp_path / "out"
     secrets = [f"s3cr3t-{n:02d}-{os.getpid()}" for n in range(6)]
     env = environment(
-        job, API_TOKEN=secrets[0], AWS_SECRET_ACCESS_KEY=secrets[1], RANKING=secrets[2],
+        job,
+        API_TOKEN=secrets[0],
+        AWS_SECRET_ACCESS_KEY=secrets[1],
+        RANKING=secrets[2],
         CLUSTERPROF_NOTE=secrets[3],
-    )  # fmt: skip
+    )
     program = "import subprocess, sys; subprocess.run(['sleep', '1.2'], env={'PASS': sys.argv[1]})"
     process = subprocess.Popen(
         [*RECORD, "-o", str(out), "--", PYTHON, "-c", program, secrets[4], f"--key={secrets[5]}"],
@@ -191,20 +208,25 @@ def test_a_driver_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
     # 10 Hz from the first sample to the last, less what a busy machine lost. A loop that waits for
     # the driver takes one in a second at most.
     assert len(times) >= (times[-1] - times[0]) / TICK_NS / 3
-    after = [one for one in records if isinstance(one, Columns) and one.collector == "gpu_nvidia"
-             and one.t_ns[-1] > hung.t_ns]  # fmt: skip
+    after = [
+        one
+        for one in records
+        if isinstance(one, Columns) and one.collector == "gpu_nvidia" and one.t_ns[-1] > hung.t_ns
+    ]
     device = hung.attributes["device"]
     for one in after:
         for column, mask in zip(one.devices, one.masks):
             assert (mask is None) == (column != device) or one is after[0]
-    assert {gap.device for gap in records if isinstance(gap, Gap)
-            and gap.collector == "gpu_nvidia"} == {device}  # fmt: skip
+    assert {
+        gap.device for gap in records if isinstance(gap, Gap) and gap.collector == "gpu_nvidia"
+    } == {device}
 
 
 def test_the_recorder_ends_at_once_when_it_is_told_to(tmp_path: Path) -> None:
     job, out = own_job("told"), tmp_path / "out"
-    process = subprocess.Popen([*RECORD, "-o", str(out), "--", "/bin/sleep", "60"],
-                               env=environment(job))  # fmt: skip
+    process = subprocess.Popen(
+        [*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=environment(job)
+    )
     wait_for_recording(out)
     agent = recorder_pid(job)
     os.kill(agent, signal.SIGTERM)
@@ -225,12 +247,16 @@ def test_recording_under_a_read_only_home_and_a_foreign_working_directory(tmp_pa
     command = [str(Path(sys.executable).parent / "clusterprof"), "record", "-o", str(out), "--"]
     env = {**environment(), "HOME": "/proc", "PYTHONPATH": ""}
     done = subprocess.run(
-        [*command, "/bin/echo", "trained"], cwd=hostile, env=env, capture_output=True, text=True,
+        [*command, "/bin/echo", "trained"],
+        cwd=hostile,
+        env=env,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stdout) == (0, "trained\n")
     wait_for_end(out)
-    assert NodeReader(node_folders(out)[0]).damage.damaged_places == 0
+    assert NodeReader(list_node_folders(out)[0]).damage.damaged_places == 0
 
 
 def network_sockets(pid: int) -> list[str]:
@@ -243,8 +269,9 @@ def network_sockets(pid: int) -> list[str]:
 
 def test_the_recorder_is_a_good_neighbour(tmp_path: Path) -> None:
     job, out = own_job("manners"), tmp_path / "out"
-    process = subprocess.Popen([*RECORD, "-o", str(out), "--", "/bin/sleep", "60"],
-                               env=environment(job))  # fmt: skip
+    process = subprocess.Popen(
+        [*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=environment(job)
+    )
     wait_for_recording(out)
     agent = recorder_pid(job)
     wait_until(lambda: len(times_of(out, "cpu")) > 3)

@@ -5,29 +5,42 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from clusterprof.attribution.families import CAUSES
-from clusterprof.findings import Culprit, Evidence, Finding
-from clusterprof.remedies.scene import Disk, Loader, Machine, Mount, Scene, Setup
-from clusterprof.units import unit_of
+from clusterprof.analysis.advice.context import (
+    AdviceContext,
+    Disk,
+    LoaderSettings,
+    Machine,
+    Mount,
+    RankSetup,
+)
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.report.model import Culprit, Evidence, Finding
+from clusterprof.units import infer_unit
 
 S = 1_000_000_000
 GIB = 1 << 30
 MACHINE = Machine(
-    "node-a", "", cpus=16, numa_nodes=2, memory_bytes=256 * GIB, available_least_bytes=200 * GIB,
-    others_cpu_ratio=0.3, disks=(Disk("nvme0n1", False), Disk("sda", True)),
-    mounts=(Mount("/data", "nfs4", "filer:/export/data", 1),), hcas=("mlx5_0", "mlx5_1"),
-)  # fmt: skip
-LOADER = Loader(4, prefetch=2, pinned=False, persistent=False)
-SETUP = Setup(LOADER, 8, 8, 1, 1, gpu_memory_free_ratio=0.5, step_ns=S // 2, steps=400,
-              own_ratio=0.4)  # fmt: skip
+    "node-a",
+    "",
+    cpus=16,
+    numa_nodes=2,
+    memory_bytes=256 * GIB,
+    min_available_bytes=200 * GIB,
+    others_cpu_ratio=0.3,
+    disks=(Disk("nvme0n1", False), Disk("sda", True)),
+    mounts=(Mount("/data", "nfs4", "filer:/export/data", 1),),
+    hcas=("mlx5_0", "mlx5_1"),
+)
+LOADER = LoaderSettings(4, prefetch=2, pinned=False, persistent=False)
+SETUP = RankSetup(
+    LOADER, 8, 8, 1, 1, gpu_memory_free_ratio=0.5, step_ns=S // 2, steps=400, own_loss_ratio=0.4
+)
 
 
 def finding(cause: str, **changes: Any) -> Finding:
     """40 s of 100 s in steps were lost by rank 3 of node-a, and fixing it wins all of it."""
     culprit = Culprit("node-a", 3, "GPU-3", "", own_ns=40 * S)
-    made = Finding(
-        CAUSES[cause], 40 * S, 0.4, 40 * S, 0.9, "A", False, False, culprits=(culprit,)
-    )  # fmt: skip
+    made = Finding(CAUSES[cause], 40 * S, 0.4, 40 * S, 0.9, "A", False, False, culprits=(culprit,))
     return replace(made, **changes)
 
 
@@ -35,19 +48,22 @@ def numbers(**values: float) -> tuple[Evidence, ...]:
     """Evidence by name, with a double underscore for the dot, and no note."""
     named = {name.replace("__", "."): value for name, value in values.items()}
     return tuple(
-        Evidence(name, value, unit_of(name.replace(".", "_"))) for name, value in named.items()
+        Evidence(name, value, infer_unit(name.replace(".", "_"))) for name, value in named.items()
     )
 
 
-def scene(cause: str, evidence: tuple[Evidence, ...] = (), **changes: Any) -> Scene:
+def scene(cause: str, evidence: tuple[Evidence, ...] = (), **changes: Any) -> AdviceContext:
     """A scene of a job of one rank; fields of finding, machine and setup by their own names."""
     about = {name: changes.pop(name) for name in list(changes) if name in Finding.__slots__}
     if "resource" in changes:
         culprit = Culprit("node-a", 3, "GPU-3", changes.pop("resource"), own_ns=40 * S)
         about["culprits"] = (culprit,)
-    setup = {name: changes.pop(name) for name in list(changes) if name in Setup.__slots__}
+    setup = {name: changes.pop(name) for name in list(changes) if name in RankSetup.__slots__}
     machine = {name: changes.pop(name) for name in list(changes) if name in Machine.__slots__}
-    return Scene(
-        finding(cause, **about), evidence, replace(SETUP, **setup), replace(MACHINE, **machine),
+    return AdviceContext(
+        finding(cause, **about),
+        evidence,
+        replace(SETUP, **setup),
+        replace(MACHINE, **machine),
         **changes,
-    )  # fmt: skip
+    )

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from scenes import GIB, LOADER, MACHINE, S, numbers, scene
 
-from clusterprof.advice import Advice
-from clusterprof.findings import Culprit, Evidence
-from clusterprof.remedies.registry import advise
-from clusterprof.remedies.scene import Loader, Mount, Scene
+from clusterprof.analysis.advice.context import AdviceContext, LoaderSettings, Mount
+from clusterprof.analysis.advice.registry import select_advice
+from clusterprof.report.model import Advice, Culprit, Evidence
 
 PREPARING = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=4)
 
 
-def ids(found: Scene) -> list[str]:
-    return [one.id for one in advise(found)]
+def ids(found: AdviceContext) -> list[str]:
+    return [one.id for one in select_advice(found)]
 
 
-def first(found: Scene) -> Advice:
-    return advise(found)[0]
+def first(found: AdviceContext) -> Advice:
+    return select_advice(found)[0]
 
 
-def named(found: Scene, id_: str) -> Advice:
-    return next(one for one in advise(found) if one.id == id_)
+def named(found: AdviceContext, id_: str) -> Advice:
+    return next(one for one in select_advice(found) if one.id == id_)
 
 
 def test_the_whole_of_one_piece() -> None:
@@ -31,8 +30,8 @@ def test_the_whole_of_one_piece() -> None:
         because="40.00 s of GPU time (40.0 % of the time in steps) was lost to it;"
         " worker.on_cpu_ratio 80.0 %; num_workers is 4; the rank may use 8 of 16 CPUs;"
         " with 40.0 % of its steps lost, 7 would keep up",
-        change="DataLoader(num_workers=7) in the place of num_workers=4",
-        gain="40.00 s of GPU time here if it mends all of it; published: up to 47x for pipelines"
+        change="DataLoader(num_workers=7) instead of num_workers=4",
+        gain="40.00 s of GPU time here if it fixes all of it; published: up to 47x for pipelines"
         " that were set up wrongly (Plumber, MLSys 2022)",
         verify="record again, then clusterprof gate RUN --assert 'stall.cpu-preprocess_ratio <="
         " 20.0%' (now 40.0 %); worker.on_cpu_ratio of the waits falls, loader.workers_count rises",
@@ -45,36 +44,38 @@ def test_the_whole_of_one_piece() -> None:
 
 def test_workers_are_bound_by_the_cpus_of_the_rank_and_a_part_stays() -> None:
     """12 CPUs for two ranks are 6 each, less the main thread 5; 7 would be needed."""
-    found = named(scene("cpu-preprocess", PREPARING, cpus_allowed=12, sharing=2), "more-workers")
+    found = named(
+        scene("cpu-preprocess", PREPARING, cpus_allowed=12, ranks_sharing_cpus=2), "more-workers"
+    )
     assert found.what == "Raise num_workers from 4 to 5"
-    assert found.change == "DataLoader(num_workers=5) in the place of num_workers=4"
+    assert found.change == "DataLoader(num_workers=5) instead of num_workers=4"
     assert "the rank may use 12 of 16 CPUs, 8 cores, shared by 2 ranks" in found.because
-    assert found.because.endswith("CPUs are there for 5 only, so a part of the loss will stay")
+    assert found.because.endswith("there are CPUs for 5 only, so part of the loss will remain")
 
 
 def test_a_quota_bounds_them_too() -> None:
     """A quota of 12 CPUs for 2 ranks of the node is 6 each."""
-    found = scene("cpu-preprocess", PREPARING, quota_cpus=12.0, on_node=2)
+    found = scene("cpu-preprocess", PREPARING, quota_cpus=12.0, ranks_on_node=2)
     assert named(found, "more-workers").what == "Raise num_workers from 4 to 5"
 
 
 def test_a_loader_without_workers_needs_as_many_as_compute_hides() -> None:
     """0.75 of the time loading, 0.25 computing: three workers keep up."""
-    found = scene("cpu-preprocess", PREPARING[:1], loader=Loader(0), own_ratio=0.75)
+    found = scene("cpu-preprocess", PREPARING[:1], loader=LoaderSettings(0), own_loss_ratio=0.75)
     assert first(found).what == "Raise num_workers from 0 to 3"
 
 
 def test_without_known_cpus_it_says_the_bound_in_words() -> None:
-    found = scene("cpu-preprocess", PREPARING, cpus_allowed=None, own_ratio=None)
+    found = scene("cpu-preprocess", PREPARING, cpus_allowed=None, own_loss_ratio=None)
     assert first(found).change == (
-        "DataLoader(num_workers=N) in the place of num_workers=4 (N: at most the CPUs of the rank"
+        "DataLoader(num_workers=N) instead of num_workers=4 (N: at most the CPUs of the rank"
         " less one)"
     )
 
 
 def test_nothing_is_said_of_what_is_hidden() -> None:
     for hidden in ({"lost_ns": 0}, {"recoverable_ns": 0}):
-        assert advise(scene("cpu-preprocess", PREPARING, **hidden)) == ()
+        assert select_advice(scene("cpu-preprocess", PREPARING, **hidden)) == ()
 
 
 def test_an_upper_bound_says_so() -> None:
@@ -85,7 +86,7 @@ def test_an_upper_bound_says_so() -> None:
 
 def test_what_cannot_be_said_is_not_promised() -> None:
     found = first(scene("cpu-preprocess", PREPARING, recoverable_ns=None))
-    assert found.gain.startswith("what it wins in this run cannot be said; published: ")
+    assert found.gain.startswith("what it saves in this run is not known; published: ")
 
 
 def test_it_is_addressed_to_the_culprit() -> None:
@@ -94,7 +95,7 @@ def test_it_is_addressed_to_the_culprit() -> None:
     said = {
         ((one,), 1, 8): "On rank 3: raise",
         ((one,), 2, 16): "On node-a, rank 3: raise",
-        ((one, two), 4, 32): "On 2 nodes, node-a first: raise",
+        ((one, two), 4, 32): "On 2 nodes, mainly node-a: raise",
         ((one, two), 2, 16): "Raise",  # one on each node: it is the job's
     }
     for (culprits, nodes, ranks), begin in said.items():
@@ -107,20 +108,24 @@ def test_what_is_for_a_node_names_no_rank() -> None:
     culprits = (Culprit("node-b", 5, "GPU-5", "", own_ns=40 * S),)
     found = scene("cpu-contention", late, culprits=culprits, nodes=2, ranks=16)
     assert named(found, "find-the-neighbour").what == (
-        "On node-b: find who else uses the CPUs, and move it"
+        "On node-b: find what else uses the CPUs, and move it"
     )
     alone = scene("cpu-contention", late, nodes=1, ranks=8)
-    assert named(alone, "find-the-neighbour").what == "Find who else uses the CPUs, and move it"
+    assert named(alone, "find-the-neighbour").what == "Find what else uses the CPUs, and move it"
 
 
 def test_a_family_is_looked_into_and_not_mended() -> None:
-    found = advise(scene("storage", is_family=True, marked=False))
+    found = select_advice(scene("storage", is_family=True, has_probe=False))
     assert [one.id for one in found] == ["record-with-probe", "verify-by-hand"]
     assert all(one.diagnose for one in found)
     assert found[0].change.startswith("clusterprof record --inject auto -- COMMAND")
-    assert "only the family of the cause could be told" in found[0].because
-    missing = scene("storage", is_family=True, missing=("nfs.rtt_ns_total",),
-                    holes=(("mounts", "run it as the job's user"),))  # fmt: skip
+    assert "only the family of the cause could be determined" in found[0].because
+    missing = scene(
+        "storage",
+        is_family=True,
+        missing_signals=("nfs.rtt_ns_total",),
+        coverage_gaps=(("mounts", "run it as the job's user"),),
+    )
     assert first(missing).id == "record-what-is-missing"
     assert first(missing).change == "mounts: run it as the job's user"
     assert "the recording has no nfs.rtt_ns_total" in first(missing).because
@@ -139,7 +144,7 @@ def test_a_cause_that_is_not_sure_is_not_mended() -> None:
 
 def test_a_mount_is_named_with_its_options() -> None:
     queued = numbers(nfs__queued_ratio=0.8, nfs__backlog_count=12)
-    found = advise(scene("storage-client-queue", queued, resource="/data"))
+    found = select_advice(scene("storage-client-queue", queued, resource="/data"))
     assert [one.id for one in found] == ["nconnect", "more-slots", "stage-local"]
     assert found[0].what == "Mount /data with nconnect=8"
     assert found[0].change == (
@@ -174,10 +179,12 @@ def test_more_cpus_are_asked_of_the_launcher_that_began_the_job() -> None:
 def test_a_quota_is_raised_for_all_threads_of_the_node() -> None:
     """Two ranks of 4 workers and a main thread each are 10."""
     held = numbers(thread__held_back_ratio=0.6, cgroup__throttled_periods_total=90)
-    found = scene("cpu-throttled", held, quota_cpus=4.0, on_node=2, launcher="kubernetes")
+    found = scene("cpu-throttled", held, quota_cpus=4.0, ranks_on_node=2, launcher="kubernetes")
     assert ids(found) == ["raise-quota", "fit-the-quota"]
     assert first(found).change == "resources.limits.cpu: 10 (or no limit)"
-    assert advise(found)[1].change.startswith("DataLoader(num_workers=1) and OMP_NUM_THREADS=1")
+    assert select_advice(found)[1].change.startswith(
+        "DataLoader(num_workers=1) and OMP_NUM_THREADS=1"
+    )
 
 
 def test_a_larger_batch_by_the_memory_that_is_free() -> None:
@@ -195,12 +202,12 @@ def test_the_interval_of_saves_that_costs_a_twentieth() -> None:
 
 def test_the_interface_is_the_one_that_the_evidence_names() -> None:
     """The note is worded by `attribution.net_split` and `attribution.net_signs`."""
-    note = "carried the traffic, eth1 was idle and is faster: eth0 of node-a"
+    note = "carried the traffic while eth1 was idle and is faster: eth0 of node-a"
     slow = (Evidence("network.link_bytes_per_second", 1.25e8, "bytes/s", note),)
     found = first(scene("net-path", slow))
     assert found.what == "Point the job at eth1"
     assert found.change.startswith("export NCCL_SOCKET_IFNAME=eth1 GLOO_SOCKET_IFNAME=eth1 ")
-    note = "RDMA port without traffic, while TCP carried the job's: mlx5_0:1 of node-a"
+    note = "RDMA port without traffic while the job used TCP: mlx5_0:1 of node-a"
     unused = (Evidence("rdma.link_bytes_per_second", 2.5e10, "bytes/s", note),)
     assert first(scene("net-path", unused)).change.startswith("export NCCL_IB_HCA=mlx5_0:1 ")
 
@@ -208,8 +215,10 @@ def test_the_interface_is_the_one_that_the_evidence_names() -> None:
 def test_a_transfer_at_its_rate_is_overlapped_and_one_beyond_it_looked_into() -> None:
     at_rate = numbers(network__expected_ratio=0.39, network__beyond_ratio=0.01)
     assert ids(scene("net-transfer", at_rate)) == [
-        "overlap-communication", "accumulate-gradients", "send-less",
-    ]  # fmt: skip
+        "overlap-communication",
+        "accumulate-gradients",
+        "send-less",
+    ]
     beyond = numbers(network__expected_ratio=0.1, network__beyond_ratio=0.3)
     assert ids(scene("net-transfer", beyond)) == ["record-counters"]
 
@@ -252,35 +261,45 @@ def test_one_request_at_a_time_keeps_a_disk_busy_and_does_not_fill_it() -> None:
 def test_what_asks_least_comes_first() -> None:
     """A disk with room: more workers are an option of the loader, packing is a new data set."""
     slow = numbers(disk__read_latency_ns=12e6, disk__busy_ratio=0.5, disk__read_size_bytes=16 << 10)
-    found = advise(scene("storage-local", slow, resource="nvme0n1"))
+    found = select_advice(scene("storage-local", slow, resource="nvme0n1"))
     assert [(one.id, one.effort) for one in found] == [
-        ("more-readers", "setting"), ("read-further-ahead", "setting"), ("pack-records", "data"),
-    ]  # fmt: skip
-    late = advise(scene("sync-imbalance", numbers(step__worked_ns=1e8)))
+        ("more-readers", "setting"),
+        ("read-further-ahead", "setting"),
+        ("pack-records", "data"),
+    ]
+    late = select_advice(scene("sync-imbalance", numbers(step__worked_ns=1e8)))
     assert [(one.id, one.effort) for one in late] == [
-        ("compare-devices", "look"), ("balance-work", "code"),
-    ]  # fmt: skip
+        ("compare-devices", "look"),
+        ("balance-work", "code"),
+    ]
 
 
 def test_of_equal_efforts_what_a_number_of_the_run_speaks_for_comes_first() -> None:
     """10 workers would be needed, 7 have CPUs: both more workers and more CPUs are advised."""
     allowed = numbers(job__cpus_allowed_count=8)
-    assert ids(scene("cpu-preprocess", allowed, own_ratio=0.6)) == [
-        "more-cpus-for-workers", "more-workers", "prepare-on-gpu", "prepare-ahead",
-    ]  # fmt: skip
+    assert ids(scene("cpu-preprocess", allowed, own_loss_ratio=0.6)) == [
+        "more-cpus-for-workers",
+        "more-workers",
+        "prepare-on-gpu",
+        "prepare-ahead",
+    ]
     both = (*allowed, *PREPARING)
-    assert ids(scene("cpu-preprocess", both, own_ratio=0.6))[:2] == [
-        "more-workers", "more-cpus-for-workers",
-    ]  # fmt: skip
+    assert ids(scene("cpu-preprocess", both, own_loss_ratio=0.6))[:2] == [
+        "more-workers",
+        "more-cpus-for-workers",
+    ]
 
 
 def test_what_wins_most_is_not_dropped_for_what_is_cheap() -> None:
     """Five fit, four are told: the first of the list, and then the cheapest first."""
     many = numbers(nfs__read_bytes_total=GIB, nfs__retransmits_total=5, nfs__read_latency_ns=1e7)
-    found = advise(scene("storage-remote", many, resource="/data", nodes=2))
+    found = select_advice(scene("storage-remote", many, resource="/data", nodes=2))
     assert [one.id for one in found] == [
-        "mend-the-path", "more-readers", "stage-local", "pack-records",
-    ]  # fmt: skip
+        "mend-the-path",
+        "more-readers",
+        "stage-local",
+        "pack-records",
+    ]
 
 
 def test_commands_are_word_for_word_in_the_change() -> None:

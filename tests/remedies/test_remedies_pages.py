@@ -9,54 +9,64 @@ import re
 import pytest
 from scenes import scene
 
-import clusterprof.remedies
-from clusterprof.attribution.families import CAUSES
-from clusterprof.cli.explain import _page
-from clusterprof.engine.metrics import metrics_of
-from clusterprof.engine.underfill import underfill_of
+import clusterprof.analysis.advice
+from clusterprof.analysis.advice.base import get_metric_name
+from clusterprof.analysis.advice.pages import (
+    CAUSES_WITH_PAGE,
+    METRIC_DESCRIPTIONS,
+    build_cause_page,
+    build_family_page,
+    build_metric_page,
+    format_cause_list,
+    list_metric_names,
+)
+from clusterprof.analysis.advice.registry import RECOMMENDATIONS, list_recommendations
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.findings.metrics import build_metrics
+from clusterprof.analysis.findings.utilization import build_device_utilization
+from clusterprof.cli.explain import _find_page
 from clusterprof.errors import UsageError
-from clusterprof.remedies.base import metric_of
-from clusterprof.remedies.by_hand import BY_HAND
-from clusterprof.remedies.metrics import METRICS, metric_names, metric_page
-from clusterprof.remedies.pages import LEAVES, family_page, listing, page
-from clusterprof.remedies.registry import REMEDIES, WITHOUT, remedies_of
 
-IDS = [cause.id for cause in LEAVES]
+IDS = [cause.id for cause in CAUSES_WITH_PAGE]
 
 
-def test_every_cause_has_a_remedy_or_a_reason_why_there_is_none() -> None:
+def test_every_cause_has_a_remedy_and_a_manual_check() -> None:
     """Causes of detectors, of ranks together, and hangs; and nothing else has."""
-    with_remedy = {cause for one in REMEDIES for cause in one.causes}
-    assert with_remedy | set(WITHOUT) == set(IDS)
-    assert not with_remedy & set(WITHOUT)
-    assert set(BY_HAND) == set(IDS)
-    names = [one.id for one in REMEDIES]
+    with_remedy = {cause for one in RECOMMENDATIONS for cause in one.causes}
+    assert with_remedy == set(IDS)
+    assert [cause.id for cause in CAUSES_WITH_PAGE if not cause.manual_check] == []
+    names = [one.id for one in RECOMMENDATIONS]
     assert len(names) == len(set(names))
 
 
 def test_every_file_of_remedies_is_in_the_registry() -> None:
-    found = []
-    for module in pkgutil.iter_modules(clusterprof.remedies.__path__):
-        file = importlib.import_module(f"clusterprof.remedies.{module.name}")
+    written = []
+    for module in pkgutil.iter_modules(clusterprof.analysis.advice.__path__):
+        file = importlib.import_module(f"clusterprof.analysis.advice.{module.name}")
         if module.name != "registry":
-            found += [*getattr(file, "REMEDIES", ()), *getattr(file, "LAST", ())]
-    assert {one.id for one in found} == {one.id for one in REMEDIES}
+            for name, items in vars(file).items():
+                written += items if name.endswith("_RECOMMENDATIONS") else ()
+    assert {item.id for item in written} == {item.id for item in RECOMMENDATIONS}
 
 
 @pytest.mark.parametrize("cause_id", IDS)
 def test_the_page_in_full(cause_id: str) -> None:
-    text = page(cause_id)
+    text = build_cause_page(cause_id)
     assert re.findall(r"^## .*$", text, re.MULTILINE) == [
-        "## What it sees", "## Why the GPU waits", "## How it decides", "## What to do",
-        "## Where it is blind", "## Remedies, the first to try first",
+        "## What it sees",
+        "## Why the GPU waits",
+        "## How it decides",
+        "## What to do",
+        "## Where it is blind",
+        "## Remedies, the first to try first",
         "## How to verify it by hand",
-    ]  # fmt: skip
+    ]
     flat = " ".join(text.split())
-    for one in remedies_of(cause_id):
+    for one in list_recommendations(cause_id):
         assert f"* **{one.id}**: {one.what}: " in flat
-        assert not one.what.endswith(".") and one.moves
+        assert not one.what.endswith(".") and one.expected_change
         for rule in one.unless:
-            assert f"left out when {rule.words}" in flat
+            assert f"left out when {rule.condition}" in flat
     assert text.index("## Remedies") < text.find("A profile changes limits") or (
         "A profile changes limits" not in text
     )
@@ -65,23 +75,23 @@ def test_the_page_in_full(cause_id: str) -> None:
 
 
 def test_causes_are_listed_by_family() -> None:
-    lines = listing().splitlines()
+    lines = format_cause_list().splitlines()
     assert lines[:2] == ["storage:", "  storage-local         The data path waits for a local disk"]
     assert [line.split()[0] for line in lines if line.startswith("  ")] == sorted(
-        IDS, key=lambda id_: [one.family for one in LEAVES].index(CAUSES[id_].family)
+        IDS, key=lambda id_: [one.family for one in CAUSES_WITH_PAGE].index(CAUSES[id_].family)
     )
 
 
 def test_a_family_says_what_to_record() -> None:
-    text = family_page("network")
+    text = build_family_page("network")
     assert "net-link" in text and "* **record-with-probe**: " in text
 
 
 def test_every_metric_of_a_report_is_explained() -> None:
-    metrics = metrics_of([], [], underfill_of([]))
-    assert {metric.name for metric in metrics} <= set(metric_names())
+    metrics = build_metrics([], [], build_device_utilization([]))
+    assert {metric.name for metric in metrics} <= set(list_metric_names())
     for metric in metrics:
-        text = metric_page(metric.name)
+        text = build_metric_page(metric.name)
         assert text is not None and f", in {metric.unit}\n" in text
         assert "## How to verify it by hand" in text
 
@@ -99,13 +109,13 @@ def test_every_metric_of_a_report_is_explained() -> None:
     ],
 )
 def test_explain_finds_causes_families_metrics_and_rules(asked: str, title: str) -> None:
-    assert _page(asked).startswith(title)
+    assert _find_page(asked).startswith(title)
 
 
 @pytest.mark.parametrize("cause_id", IDS)
 def test_what_a_gate_is_to_check_is_a_metric_of_the_report(cause_id: str) -> None:
-    known = {metric.name for metric in metrics_of([], [], underfill_of([]))}
-    metric = metric_of(scene(cause_id))
+    known = {metric.name for metric in build_metrics([], [], build_device_utilization([]))}
+    metric = get_metric_name(scene(cause_id))
     family = CAUSES[cause_id].family
     assert metric in known if family not in ("synchronization", "fail") else metric not in known
 
@@ -113,11 +123,11 @@ def test_what_a_gate_is_to_check_is_a_metric_of_the_report(cause_id: str) -> Non
 def test_explain_names_the_nearest() -> None:
     for wrong, near in (("storge-local", "storage-local"), ("gpu.bussy_ratio", "gpu.busy_ratio")):
         with pytest.raises(UsageError, match=re.escape(f"did you mean '{near}'?")):
-            _page(wrong)
+            _find_page(wrong)
 
 
 def test_without_a_name_all_are_listed() -> None:
-    assert _page(None) == listing() + (
+    assert _find_page(None) == format_cause_list() + (
         "unattributed:\n  Lost time without sufficient evidence for any cause\n"
     )
-    assert METRICS
+    assert METRIC_DESCRIPTIONS

@@ -9,28 +9,32 @@ import pytest
 from rules_of import RULES_OF
 from scenes import GIB, LOADER, MACHINE, S, numbers, scene
 
-from clusterprof.findings import Culprit, Evidence
-from clusterprof.remedies.base import Mend, Rule
-from clusterprof.remedies.diagnose import DIAGNOSES
-from clusterprof.remedies.registry import REMEDIES
-from clusterprof.remedies.scene import Disk, Loader, Mount, Scene
+from clusterprof.analysis.advice.base import ExclusionRule, Recommendation
+from clusterprof.analysis.advice.context import AdviceContext, Disk, LoaderSettings, Mount
+from clusterprof.analysis.advice.diagnose import DIAGNOSES
+from clusterprof.analysis.advice.registry import RECOMMENDATIONS
+from clusterprof.report.model import Culprit, Evidence
 
 Case = tuple[dict[str, float], dict[str, Any]]
 ONE = (Culprit("node-a", 3, "GPU-3", "", own_ns=40 * S),)
 BOTH = (*ONE, Culprit("node-a", 4, "GPU-4", "", own_ns=39 * S))
-SHORT = {"available_least_bytes": 20 * GIB}  # of 256: less than a tenth
+SHORT = {"min_available_bytes": 20 * GIB}  # of 256: less than a tenth
 LUSTRE, CIFS = (Mount("/data", kind, "server:/x") for kind in ("lustre", "cifs"))
 MANY_SMALL = {"network__operation_bytes": 1 << 20, "network__operations_per_step_count": 4}
 LARGE = {"network__operation_bytes": 24 << 20, "network__operations_per_step_count": 1}
 MANY = {"ranks": 16, "nodes": 2}
 FASTER = Evidence(
-    "network.link_bytes_per_second", 1e8, "bytes/s",
-    "carried the traffic, eth1 was idle and is faster: eth0 of node-a",
-)  # fmt: skip
+    "network.link_bytes_per_second",
+    1e8,
+    "bytes/s",
+    "carried the traffic while eth1 was idle and is faster: eth0 of node-a",
+)
 UNUSED = Evidence(
-    "rdma.link_bytes_per_second", 1e9, "bytes/s",
-    "RDMA port without traffic, while TCP carried the job's: mlx5_0 of node-a",
-)  # fmt: skip
+    "rdma.link_bytes_per_second",
+    1e9,
+    "bytes/s",
+    "RDMA port without traffic while the job used TCP: mlx5_0 of node-a",
+)
 NOTED = {"fast-interface": (FASTER,), "use-rdma": (UNUSED,)}
 
 # By remedy: a cause, numbers and settings with which it is advised.
@@ -48,18 +52,18 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "read-further-ahead": ("storage-local", {"disk__busy_ratio": 0.3}, {}),
     "faster-disk": ("storage-local", {}, {"resource": "sda"}),
     "fewer-bytes": ("storage-local", {"disk__busy_ratio": 0.97}, {}),
-    "raise-memory-limit": ("storage-cold-cache", {}, {"limit_bytes": 64 * GIB}),
+    "raise-memory-limit": ("storage-cold-cache", {}, {"memory_limit_bytes": 64 * GIB}),
     "shard-over-nodes": ("storage-cold-cache", {}, {"nodes": 4}),
     "raise-quota": ("cpu-preprocess", {}, {"throttled_ratio": 0.5}),
     "prefetch-more": ("cpu-loader-config", {"worker__not_ahead_ratio": 0.6}, {}),
     "more-workers": ("cpu-preprocess", {}, {}),
     "persistent-workers": ("cpu-loader-config", {}, {}),
     "prepare-on-gpu": ("cpu-preprocess", {}, {}),
-    "more-cpus-for-workers": ("cpu-preprocess", {}, {"own_ratio": 0.6}),
+    "more-cpus-for-workers": ("cpu-preprocess", {}, {"own_loss_ratio": 0.6}),
     "more-cpus": ("cpu-contention", {}, {"resource": "affinity: 4 workers on 1 of 16 CPUs"}),
     "fit-the-quota": ("cpu-throttled", {}, {"quota_cpus": 4.0}),
     "find-the-neighbour": ("cpu-contention", {}, {}),
-    "fewer-threads": ("cpu-contention", {}, {"loader": Loader(9)}),
+    "fewer-threads": ("cpu-contention", {}, {"loader": LoaderSettings(9)}),
     "pin-to-numa": ("cpu-contention", {}, {"ranks": 8}),
     "stolen-cpus": ("cpu-contention", {"cpu__steal_ratio": 0.2}, {}),
     "more-memory": ("cpu-memory", {}, {"reclaims": 9}),
@@ -69,8 +73,11 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "fetch-metrics-rarely": ("h2d-sync", {"sync__per_step_count": 3}, {}),
     "larger-batch": ("launch-bound", {}, {}),
     "no-empty-cache": ("launch-alloc", {"allocator__frees_total": 9}, {}),
-    "smaller-footprint": ("launch-alloc", {"allocator__retries_total": 9},
-                          {"gpu_memory_free_ratio": 0.05}),
+    "smaller-footprint": (
+        "launch-alloc",
+        {"allocator__retries_total": 9},
+        {"gpu_memory_free_ratio": 0.05},
+    ),
     "dynamic-shapes": ("launch-recompile", {"compile__again_ratio": 0.5}, {}),
     "compile-early": ("launch-recompile", {"compile__again_ratio": 0.5}, {}),
     "save-in-background": ("checkpoint", {"checkpoint__mean_bytes": GIB}, {}),
@@ -100,21 +107,25 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "record-counters": ("net-transfer", {"network__beyond_ratio": 0.2}, {}),
     "compare-devices": ("sync-slow-compute", {}, {}),
     "swap-nodes": ("sync-slow-compute", {}, MANY),
-    "lighter-last-stage": ("sync-imbalance", {}, {"beside": frozenset({"sync-bubble"})}),
+    "lighter-last-stage": ("sync-imbalance", {}, {"other_causes": frozenset({"sync-bubble"})}),
     "look-at-the-stack": ("fail-hang", {}, {}),
     "same-order": ("fail-hang", {}, {"culprits": ()}),
     "first-failure": ("fail-restart", {}, {}),
     "exclude-node": ("fail-restart", {}, {}),
-    "record-with-probe": ("storage", {}, {"marked": False}),
-    "record-what-is-missing": ("storage", {}, {"missing": ("nfs.rtt_ns_total",)}),
+    "record-with-probe": ("storage", {}, {"has_probe": False}),
+    "record-what-is-missing": ("storage", {}, {"missing_signals": ("nfs.rtt_ns_total",)}),
     "record-longer": ("storage", {}, {"lost_ns": S}),
-}  # fmt: skip
+}
 # By rule, or by remedy and rule: what makes it hold, and no other rule of the remedy.
 HOLDS: dict[str | tuple[str, str], Case] = {
-    "not-nfs": ({"nfs__queued_ratio": -1, "nfs__backlog_count": -1, "nfs__metadata_ratio": -1},
-                {"mounts": (LUSTRE,)}),
-    ("more-slots", "not-nfs"): ({"nfs__backlog_count": -1, "lustre__backlog_count": 9},
-                                {"mounts": (LUSTRE,)}),
+    "not-nfs": (
+        {"nfs__queued_ratio": -1, "nfs__backlog_count": -1, "nfs__metadata_ratio": -1},
+        {"mounts": (LUSTRE,)},
+    ),
+    ("more-slots", "not-nfs"): (
+        {"nfs__backlog_count": -1, "lustre__backlog_count": 9},
+        {"mounts": (LUSTRE,)},
+    ),
     "many-connections": ({}, {"mounts": (replace(MACHINE.mounts[0], connections=8),)}),
     "no-backlog_count": ({"nfs__backlog_count": 0}, {}),
     "not-lustre": ({}, {"mounts": (CIFS,)}),
@@ -125,16 +136,16 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "workers-unknown": ({}, {"loader": None}),
     "device-saturated": ({"disk__busy_ratio": 0.9}, {}),
     "workers-fill-cpus": ({}, {"cpus_allowed": 5}),  # 4 workers and the main thread
-    "quota-used-up": ({}, {"beside": frozenset({"cpu-throttled"})}),
+    "quota-used-up": ({}, {"other_causes": frozenset({"cpu-throttled"})}),
     ("more-workers", "quota-used-up"): ({}, {"throttled_ratio": 0.1}),
-    "cpus-contended": ({}, {"beside": frozenset({"cpu-contention"})}),
+    "cpus-contended": ({}, {"other_causes": frozenset({"cpu-contention"})}),
     "memory-short": ({}, SHORT),
-    ("more-readers", "memory-short"): ({}, {"beside": frozenset({"cpu-memory"})}),
-    "no-workers": ({}, {"loader": Loader(0)}),
+    ("more-readers", "memory-short"): ({}, {"other_causes": frozenset({"cpu-memory"})}),
+    "no-workers": ({}, {"loader": LoaderSettings(0)}),
     "much-prefetched": ({}, {"loader": replace(LOADER, prefetch=4)}),
     "no-faster-disk": ({}, {"disks": (Disk("sda", True), Disk("sdb", True))}),
     "not-saturated": ({"disk__busy_ratio": 0.89}, {}),
-    "no-memory-limit": ({}, {"limit_bytes": None}),
+    "no-memory-limit": ({}, {"memory_limit_bytes": None}),
     "no-ceiling": ({}, {"reclaims": 0}),
     "small-share": ({}, {"share_ratio": 0.049}),
     "no-others_ratio": ({"network__others_ratio": 0}, {}),
@@ -150,13 +161,13 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "persistent-already": ({}, {"loader": replace(LOADER, persistent=True)}),
     "gpu-memory-full": ({}, {"gpu_memory_free_ratio": 0.19}),
     "gpu-memory-free": ({}, {"gpu_memory_free_ratio": 0.2}),
-    "cpus-suffice": ({}, {"own_ratio": 0.2}),  # 5 workers and the main thread; it may use 8
+    "cpus-suffice": ({}, {"own_loss_ratio": 0.2}),  # 5 workers and the main thread; it may use 8
     "whole-node": ({}, {"cpus": 8}),
     "not-bound": ({}, {"resource": ""}),
     "threads-fit-quota": ({}, {"quota_cpus": 5.0}),
     "bound": ({}, {"resource": "affinity: 4 workers on 1 of 16 CPUs"}),
     "job-alone": ({}, {"others_cpu_ratio": 0.09}),
-    "workers-fit": ({}, {"loader": Loader(7)}),
+    "workers-fit": ({}, {"loader": LoaderSettings(7)}),
     "others-use-them": ({}, {"others_cpu_ratio": 0.51}),
     "one-numa-node": ({}, {"numa_nodes": 1}),
     "one-rank": ({}, {"ranks": 1}),
@@ -186,19 +197,19 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "mostly-beyond": ({"network__expected_ratio": 0.1, "network__beyond_ratio": 0.2}, {}),
     "no-receiver_limited_ratio": ({"tcp__receiver_limited_ratio": 0}, {}),
     "little-beyond": ({"network__beyond_ratio": 0.04}, {}),  # of 0.4
-    "device-throttled": ({}, {"beside": frozenset({"device-throttled"})}),
-    "no-pipeline": ({}, {"beside": frozenset()}),
+    "device-throttled": ({}, {"other_causes": frozenset({"device-throttled"})}),
+    "no-pipeline": ({}, {"other_causes": frozenset()}),
     "rank-named": ({}, {"culprits": ONE}),
-    "probe-there": ({}, {"marked": True}),
-    "nothing-missing": ({}, {"missing": ()}),
+    "probe-there": ({}, {"has_probe": True}),
+    "nothing-missing": ({}, {"missing_signals": ()}),
     "long-enough": ({}, {"lost_ns": 2 * S}),
     "has-workers": ({"loader__workers_count": 4}, {}),
-}  # fmt: skip
-ALL: tuple[Mend, ...] = (*REMEDIES, *DIAGNOSES)  # type: ignore[assignment]
+}
+ALL: tuple[Recommendation, ...] = (*RECOMMENDATIONS, *DIAGNOSES)  # type: ignore[assignment]
 PAIRS = [(one, rule) for one in ALL for rule in one.unless]
 
 
-def made(remedy: Mend, more: Case = ({}, {}), noted: bool = True) -> Scene:
+def made(remedy: Recommendation, more: Case = ({}, {}), noted: bool = True) -> AdviceContext:
     """The scene in which a remedy is advised, with something changed; a number of -1 is gone."""
     cause, values, settings = ADVISED[remedy.id]
     values = {name: value for name, value in {**values, **more[0]}.items() if value != -1}
@@ -208,14 +219,16 @@ def made(remedy: Mend, more: Case = ({}, {}), noted: bool = True) -> Scene:
 
 
 @pytest.mark.parametrize("remedy", [one for one in ALL if one.unless], ids=lambda one: one.id)
-def test_it_is_advised_where_no_rule_holds(remedy: Mend) -> None:
+def test_it_is_advised_where_no_rule_holds(remedy: Recommendation) -> None:
     assert remedy.advise(made(remedy)) is not None
 
 
 @pytest.mark.parametrize(
     ("remedy", "rule"), PAIRS, ids=[f"{one.id}: {rule.name}" for one, rule in PAIRS]
 )
-def test_a_rule_cancels_it_and_nothing_else_does(remedy: Mend, rule: Rule) -> None:
+def test_a_rule_cancels_it_and_nothing_else_does(
+    remedy: Recommendation, rule: ExclusionRule
+) -> None:
     case = HOLDS.get((remedy.id, rule.name)) or HOLDS[rule.name]
     broken = made(remedy, case, noted=rule.name not in ("no-faster", "rdma-used"))
     assert remedy.advise(broken) is None
@@ -234,6 +247,6 @@ def test_no_rule_is_missing_and_the_tables_name_nothing_that_is_not_there() -> N
 
 
 @pytest.mark.parametrize("remedy", [one for one in ALL if not one.unless], ids=lambda one: one.id)
-def test_what_has_no_rule_is_always_advised(remedy: Mend) -> None:
+def test_what_has_no_rule_is_always_advised(remedy: Recommendation) -> None:
     cause = remedy.causes[0] if remedy.causes else "storage"
     assert remedy.advise(scene(cause)) is not None

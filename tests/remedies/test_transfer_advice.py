@@ -6,26 +6,28 @@ from dataclasses import replace
 
 from scenes import numbers, scene
 
-from clusterprof.advice import Advice
-from clusterprof.findings import Culprit
-from clusterprof.remedies.registry import advise, withheld
-from clusterprof.remedies.scene import Loader, Scene
+from clusterprof.analysis.advice.context import AdviceContext, LoaderSettings
+from clusterprof.analysis.advice.registry import explain_withheld, select_advice
+from clusterprof.report.model import Advice, Culprit
 
 MIB = 1 << 20
 
 
-def moved(size: int, per_step: float, **more: float) -> Scene:
+def moved(size: int, per_step: float, **more: float) -> AdviceContext:
     """40 % of the time in steps: operations that send so many bytes, so many of them a step."""
     values = {
         "network__bytes_per_second": 44_040_192.0,  # 42 MiB/s
-        "network__operation_bytes": size, "network__operations_per_step_count": per_step,
-        "network__expected_ratio": 0.4, "network__beyond_ratio": 0.0, **more,
-    }  # fmt: skip
+        "network__operation_bytes": size,
+        "network__operations_per_step_count": per_step,
+        "network__expected_ratio": 0.4,
+        "network__beyond_ratio": 0.0,
+        **more,
+    }
     return scene("net-transfer", numbers(**values), culprits=(), ranks=4)
 
 
-def said(found: Scene) -> list[tuple[str, str]]:
-    return [(one.id, one.what) for one in advise(found)]
+def said(found: AdviceContext) -> list[tuple[str, str]]:
+    return [(one.id, one.what) for one in select_advice(found)]
 
 
 def test_one_operation_of_three_mebibytes_is_no_matter_of_buckets() -> None:
@@ -37,7 +39,7 @@ def test_one_operation_of_three_mebibytes_is_no_matter_of_buckets() -> None:
 
 
 def test_the_whole_of_looking_at_a_path_within_a_node() -> None:
-    first = advise(moved(3 * MIB, 1, network__path_ratio=0.041))[0]
+    first = select_advice(moved(3 * MIB, 1, network__path_ratio=0.041))[0]
     assert first == Advice(
         what="Find out why ranks get 42.0 MiB/s: measure their path alone",
         because="40.00 s of GPU time (40.0 % of the time in steps) was lost to it;"
@@ -45,9 +47,9 @@ def test_the_whole_of_looking_at_a_path_within_a_node() -> None:
         change="all_reduce_perf -b 3M -e 3M -g 4 of nccl-tests on this node; with NCCL_DEBUG=INFO"
         " the job must say P2P or SHM, not NET/Socket (gloo always takes sockets:"
         " GLOO_SOCKET_IFNAME=lo)",
-        gain="40.00 s of GPU time here if it mends all of it",
+        gain="40.00 s of GPU time here if it fixes all of it",
         verify="record again, then clusterprof gate RUN --assert 'stall.net-transfer_ratio <="
-        " 20.0%' (now 40.0 %); network.bytes_per_second rises to what the path gives by itself",
+        " 20.0%' (now 40.0 %); network.bytes_per_second rises to the rate of the path alone",
         worse="",
         id="check-path",
         effort="look",
@@ -56,20 +58,18 @@ def test_the_whole_of_looking_at_a_path_within_a_node() -> None:
 
 
 def test_between_nodes_the_interface_is_asked_and_the_link_is_tried() -> None:
-    first = advise(replace(moved(3 * MIB, 1), nodes=2))[0]
+    first = select_advice(replace(moved(3 * MIB, 1), nodes=2))[0]
     assert first.change == (
         "iperf3 -c OTHER_NODE -P 4 (or all_reduce_perf of nccl-tests) between the nodes;"
-        " NCCL_DEBUG=INFO says which interface the job took: NCCL_SOCKET_IFNAME and"
-        " GLOO_SOCKET_IFNAME name another"
+        " NCCL_DEBUG=INFO shows which interface the job used: NCCL_SOCKET_IFNAME and"
+        " GLOO_SOCKET_IFNAME select another"
     )
 
 
 def test_many_small_operations_are_put_together() -> None:
-    found = advise(moved(MIB // 2, 60))
+    found = select_advice(moved(MIB // 2, 60))
     assert [one.id for one in found] == ["larger-messages", "accumulate-gradients", "send-less"]
-    assert found[0].change == (
-        "DistributedDataParallel(model, bucket_cap_mb=100) in the place of 25"
-    )
+    assert found[0].change == ("DistributedDataParallel(model, bucket_cap_mb=100) instead of 25")
     assert "a step has 60 operations of 512.0 KiB" in found[0].because
 
 
@@ -77,18 +77,20 @@ def test_one_large_operation_is_cut() -> None:
     # as fast as the path gives: nothing is to be looked for there
     found = moved(50 * MIB, 1, network__path_ratio=0.9)
     assert said(found)[:1] == [
-        ("overlap-communication",
-         "Cut the gradients into smaller buckets, so that the first leave early")
-    ]  # fmt: skip
-    assert advise(found)[0].change == (
-        "DistributedDataParallel(model, bucket_cap_mb=5): 50.0 MiB wait for the whole backward"
-        " pass, parts of it do not"
+        (
+            "overlap-communication",
+            "Split the gradients into smaller buckets, so that the first are sent early",
+        )
+    ]
+    assert select_advice(found)[0].change == (
+        "DistributedDataParallel(model, bucket_cap_mb=5): 50.0 MiB wait for all of the backward"
+        " pass; parts would not"
     )
 
 
 def test_many_large_operations_are_made_to_overlap() -> None:
     assert said(moved(50 * MIB, 12, network__path_ratio=0.9))[:1] == [
-        ("overlap-communication", "Let data travel while ranks compute")
+        ("overlap-communication", "Overlap transfers with computation")
     ]
 
 
@@ -96,31 +98,35 @@ PREPARING = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=1)
 
 
 def test_it_says_why_more_workers_are_not_advised() -> None:
-    few = {"loader": Loader(1), "cpus": 2, "cpus_allowed": 2}
+    few = {"loader": LoaderSettings(1), "cpus": 2, "cpus_allowed": 2}
     for settings, why in (
-        ({**few, "sharing": 2}, "2 ranks share 2 CPUs, and 1 worker fills its part"),
+        ({**few, "ranks_sharing_cpus": 2}, "2 ranks share 2 CPUs, and 1 worker fills its share"),
         (few, "the 2 CPUs of the rank are full with its 1 worker and its main thread"),
-        ({"beside": frozenset({"cpu-contention"})}, "threads wait for the 16 CPUs as it is"),
+        ({"other_causes": frozenset({"cpu-contention"})}, "threads wait for the 16 CPUs already"),
         ({"throttled_ratio": 0.5}, "the CPU quota of the job runs out"),
-        ({"beside": frozenset({"cpu-memory"})}, "the node is short of memory"),
+        ({"other_causes": frozenset({"cpu-memory"})}, "the node is short of memory"),
     ):
         found = scene("cpu-preprocess", PREPARING, **settings)
-        assert withheld(found) == (f"More workers are not advised: {why}",)
+        assert explain_withheld(found) == (f"More workers are not advised: {why}",)
 
 
 def test_nothing_is_said_of_what_is_advised_or_needs_no_reason() -> None:
-    assert withheld(scene("cpu-preprocess", PREPARING)) == ()
-    assert withheld(scene("cpu-preprocess", PREPARING, loader=None)) == ()  # its count: 1
+    assert explain_withheld(scene("cpu-preprocess", PREPARING)) == ()
+    assert explain_withheld(scene("cpu-preprocess", PREPARING, loader=None)) == ()  # its count: 1
     unknown = scene("cpu-preprocess", PREPARING[:1], loader=None)
-    assert withheld(unknown) == ()  # that nothing is known of the loader is no news to a reader
-    assert withheld(scene("cpu-preprocess", PREPARING, lost_ns=0, throttled_ratio=0.5)) == ()
+    assert (
+        explain_withheld(unknown) == ()
+    )  # that nothing is known of the loader is no news to a reader
+    assert (
+        explain_withheld(scene("cpu-preprocess", PREPARING, lost_ns=0, throttled_ratio=0.5)) == ()
+    )
 
 
 def test_reads_that_are_large_already_are_not_packed() -> None:
     large = numbers(disk__read_size_bytes=1 << 20, disk__busy_ratio=0.95)
     found = scene("storage-local", large, culprits=(Culprit("node-a", 3, "GPU-3", "sda"),))
-    assert "pack-records" not in [one.id for one in advise(found)]
-    assert withheld(found) == (
+    assert "pack-records" not in [one.id for one in select_advice(found)]
+    assert explain_withheld(found) == (
         "Larger records are not advised: a read asks for 1.0 MiB already",
         "More workers are not advised: the disk was busy for 95.0 % of the waits",
     )
@@ -128,10 +134,12 @@ def test_reads_that_are_large_already_are_not_packed() -> None:
 
 def test_small_reads_are_packed_and_the_advice_says_how_small() -> None:
     small = numbers(disk__read_size_bytes=16 << 10)
-    told = next(one for one in advise(scene("storage-local", small)) if one.id == "pack-records")
+    told = next(
+        one for one in select_advice(scene("storage-local", small)) if one.id == "pack-records"
+    )
     assert told.what == (
         "Pack samples into large records and read these in order; now a read asks for 16.0 KiB"
     )
-    blind = next(one for one in advise(scene("storage-local")) if one.id == "pack-records")
+    blind = next(one for one in select_advice(scene("storage-local")) if one.id == "pack-records")
     assert blind.what == "Pack samples into large records and read these in order"
     assert blind.because.endswith("; how large reads are was not recorded")

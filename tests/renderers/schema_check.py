@@ -6,12 +6,30 @@ from collections.abc import Iterator
 from typing import Any
 
 _TYPES: dict[str, Any] = {
-    "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None),
-}  # fmt: skip
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "null": type(None),
+}
 _KNOWN = {
-    "$schema", "$id", "$ref", "$defs", "title", "description", "type", "enum", "const", "minimum",
-    "maximum", "properties", "required", "additionalProperties", "items", "maxItems",
-}  # fmt: skip
+    "$schema",
+    "$id",
+    "$ref",
+    "$defs",
+    "title",
+    "description",
+    "type",
+    "enum",
+    "const",
+    "minimum",
+    "maximum",
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "maxItems",
+}
 
 
 def errors(value: Any, schema: Any, root: Any | None = None, path: str = "$") -> Iterator[str]:

@@ -7,10 +7,10 @@ import re
 import pytest
 from reports import ALL
 
-from clusterprof.renderers.books import exact_seconds
-from clusterprof.renderers.markdown import Markdown
-from clusterprof.renderers.plain import Plain
-from clusterprof.renderers.terminal import Terminal
+from clusterprof.output.renderers.markdown import Markdown
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import Terminal
+from clusterprof.output.renderers.text.tables import format_exact_seconds
 
 Ledger = list[tuple[int, str, list[int]]]
 
@@ -60,8 +60,10 @@ def test_printed_digits_sum_up(name: str) -> None:
     sums = 4 if report.outside_buckets else 3  # observed, outside, in steps, lost
     # of more ranks than they can hold the outputs show few
     for renderer, parse, of_many in (
-        (Terminal(), from_terminal, 2), (Plain(), from_plain, 8), (Markdown(), from_markdown, 8),
-    ):  # fmt: skip
+        (Terminal(), from_terminal, 2),
+        (Plain(), from_plain, 8),
+        (Markdown(), from_markdown, 8),
+    ):
         shown = len(report.ranks) if len(report.ranks) <= 8 else of_many
         columns = 1 if shown == 1 else 1 + shown
         assert check(parse(renderer.render(report))) == columns * sums, renderer.name
@@ -78,7 +80,7 @@ def test_a_wrong_digit_would_be_found() -> None:
 
 
 def test_nanoseconds_are_never_rounded() -> None:
-    assert exact_seconds(0) == "0.000000000"
-    assert exact_seconds(1) == "0.000000001"
-    assert exact_seconds(1_234_000_000_005) == "1,234.000000005"
-    assert exact_seconds(-1) == "-0.000000001"
+    assert format_exact_seconds(0) == "0.000000000"
+    assert format_exact_seconds(1) == "0.000000001"
+    assert format_exact_seconds(1_234_000_000_005) == "1,234.000000005"
+    assert format_exact_seconds(-1) == "-0.000000001"

@@ -8,12 +8,12 @@ import pytest
 from cluster_report import S, cluster
 from reports import storage_verdict
 
-from clusterprof.findings import Culprit, Finding, JobFacts, Tail
-from clusterprof.persistence import Persistence
-from clusterprof.renderers import header, whose, words
-from clusterprof.renderers.matrix import Line, matrix_of
-from clusterprof.renderers.terminal import Terminal
-from clusterprof.renderers.text_safety import columns
+from clusterprof.output.renderers.terminal import Terminal
+from clusterprof.output.renderers.text import culprits as text_culprits
+from clusterprof.output.renderers.text import summary, wording
+from clusterprof.output.renderers.text.safety import count_columns
+from clusterprof.output.renderers.text.tables import MatrixRow, build_cause_matrix
+from clusterprof.report.model import Culprit, Finding, JobFacts, Persistence, Tail
 
 SIZES = [(1, 2), (2, 8), (16, 8), (128, 8)]
 
@@ -30,9 +30,9 @@ def one(node: str, rank: int | None, resource: str = "", own: int = 0, others: i
 @pytest.mark.parametrize("width", [72, 80, 120])
 def test_every_size_fits_its_screen(nodes: int, per_node: int, width: int) -> None:
     report = cluster(nodes, per_node)
-    assert words.imbalances(report) == []
+    assert wording.list_imbalances(report) == []
     text = Terminal(width).render(report)
-    assert [line for line in text.splitlines() if columns(line) > width] == []
+    assert [line for line in text.splitlines() if count_columns(line) > width] == []
     head = text.split("\n CAUSES IN FULL")[0].splitlines()
     assert len(head) <= 25 and any(line.startswith(" Not seen: 2 things") for line in head)
     # from 2 to 1,024 ranks the report grows by what a few more lines hold
@@ -41,40 +41,40 @@ def test_every_size_fits_its_screen(nodes: int, per_node: int, width: int) -> No
 
 def test_the_verdict_names_cause_amount_culprit_and_victims() -> None:
     # 31 s + 127 * 30 s = 64.0 of 640 GPU-minutes
-    assert words.verdict(cluster()) == (
-        "The data path waits for a network file system (storage-remote). That cost most: 1.07 of"
-        " 10.7 GPU-hours (10.0 %), caused by gpu-a04 rank 27 (/data), for which 127 other ranks"
-        " waited."
+    assert wording.describe_verdict(cluster()) == (
+        "The data path waits for a network file system (storage-remote). This cost the most:"
+        " 1.07 of 10.7 GPU-hours (10.0 %), caused by gpu-a04 rank 27 (/data), for which 127 other"
+        " ranks waited."
     )
     # 50 s of each rank, 51 of the culprit, 52 of the ranks of one node: 6,417 of 38,400 s
-    assert words.chief_cause(cluster()) == (
-        "In all 16.7 % of GPU time inside steps was lost: 1.8 of 10.7 GPU-hours."
+    assert wording.describe_main_cause(cluster()) == (
+        "In total 16.7 % of GPU time inside steps was lost: 1.8 of 10.7 GPU-hours."
     )
 
 
 def test_the_verdict_of_a_transfer_blames_nobody() -> None:
     report = cluster(2, 2)
     transfer = replace(report.findings[1], lost_ns=130 * S, share_ratio=130 / 1200)
-    said = words.verdict(replace(report, findings=(transfer,)))
+    said = wording.describe_verdict(replace(report, findings=(transfer,)))
     assert said == (
-        "All ranks had come, and the data were still on their way (net-transfer). That cost most:"
-        " 2.17 of 20.0 GPU-minutes (10.8 %), no rank's doing."
+        "All ranks had come, and the data were still on their way (net-transfer). This cost the"
+        " most: 2.17 of 20.0 GPU-minutes (10.8 %), not caused by a single rank."
     )
-    emulated = words.verdict(replace(report, findings=(transfer,), emulated=True))
+    emulated = wording.describe_verdict(replace(report, findings=(transfer,), emulated=True))
     assert "2.17 of 20.0 emulated GPU-minutes" in emulated
 
 
 def test_the_verdict_says_when_culprits_take_turns() -> None:
     report = cluster(2, 2)
     imbalance = replace(report.findings[2], lost_ns=130 * S, share_ratio=130 / 1200)
-    said = words.verdict(replace(report, findings=(imbalance,)))
+    said = wording.describe_verdict(replace(report, findings=(imbalance,)))
     assert said.endswith("(10.8 %), caused by gpu-a1 ranks 0-1, gpu-a2 ranks 2-3 in turn.")
 
 
 def test_a_small_part_keeps_its_own_unit() -> None:
-    assert words.gpu_time(20 * S, "GPU-hours") == "20.0 GPU-seconds"
-    assert words.gpu_time(90 * S, "GPU-hours") == "0.03 GPU-hours"
-    assert words.gpu_time(90 * S) == "1.5 GPU-minutes"
+    assert wording.format_gpu_time(20 * S, "GPU-hours") == "20.0 GPU-seconds"
+    assert wording.format_gpu_time(90 * S, "GPU-hours") == "0.03 GPU-hours"
+    assert wording.format_gpu_time(90 * S) == "1.5 GPU-minutes"
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,7 @@ def test_a_small_part_keeps_its_own_unit() -> None:
         ([one("a1", r, "vda", 5) for r in range(8)], "a1 ranks 0-7 (vda)"),
         # three groups by resource are too many for two, one by node is not
         ([one("a1", r, f"worker {r}", 5) for r in (0, 1, 5)], "a1 ranks 0-1,5"),
-        (
-            [one(f"a{r // 2 + 1}", r, "/data", 5) for r in range(6)],
-            "a[1-3] ranks 0-5 (/data)",
-        ),
+        ([one(f"a{r // 2 + 1}", r, "/data", 5) for r in range(6)], "a[1-3] ranks 0-5 (/data)"),
         ([one("a1", None, "", 5), one("a1", None, "", 5)], "a1 2 processes"),
         # less than a tenth of the first is jitter
         (
@@ -99,74 +96,84 @@ def test_a_small_part_keeps_its_own_unit() -> None:
     ],
 )
 def test_culprits_are_named_together(culprits: list[Culprit], text: str) -> None:
-    assert whose.culprits(chief(*culprits), 2) == text
+    assert text_culprits.format_culprits(chief(*culprits), 2) == text
 
 
 def test_what_each_caused() -> None:
     mixed = chief(replace(one("a1", 3, "vda", 20, 60), recoverable_ns=30 * S))
-    assert whose.caused(mixed, 3, 1000 * S) == [
+    assert text_culprits.describe_caused_loss(mixed, 3, 1000 * S) == [
         "a1 rank 3 (vda): 80.00 s, 20.00 s its own and 60.00 s of 3 others that waited;"
         " fixing it alone wins 30.00 s, 3.0 %"
     ]
-    assert whose.caused(chief(one("a1", 3, "", 20)), 3, S) == ["a1 rank 3: 20.00 s its own"]
+    assert text_culprits.describe_caused_loss(chief(one("a1", 3, "", 20)), 3, S) == [
+        "a1 rank 3: 20.00 s its own"
+    ]
     alone = chief(one("a1", 3, "", 0, 20), upper_bound=True)
-    assert whose.caused(alone, 3, S) == ["a1 rank 3: at most 20.00 s of 3 others that waited"]
+    assert text_culprits.describe_caused_loss(alone, 3, S) == [
+        "a1 rank 3: at most 20.00 s of 3 others that waited"
+    ]
     unknown = chief(Culprit("a1", 3, "", "", 20 * S))
-    assert whose.caused(unknown, 3, S) == []
+    assert text_culprits.describe_caused_loss(unknown, 3, S) == []
 
 
 def test_how_culprits_change() -> None:
     def said(kind: str) -> tuple[str, str]:
         found = chief(persistence=Persistence(kind, 12 * S, 47 * S, 30, 40, 5, 28))  # type: ignore[arg-type]
-        return whose.persistence(found), whose.persistence_in_short(found)
+        return text_culprits.describe_persistence(found), text_culprits.summarize_persistence(found)
 
     assert said("steady") == (
-        "each time the same: in 28 of 30 stretches of the run with waits", "each time the same",
-    )  # fmt: skip
+        "the same ranks each time: in 28 of 30 time bins of the run with waits",
+        "the same ranks each time",
+    )
     assert said("transient") == (
-        "only from 12.00 s to 47.00 s of the run", "only from 12.00 s to 47.00 s",
-    )  # fmt: skip
+        "only from 12.00 s to 47.00 s of the run",
+        "only from 12.00 s to 47.00 s",
+    )
     assert said("wandering") == (
-        "by turns: 5 ranks came first, in 30 stretches of the run with waits", "by turns",
-    )  # fmt: skip
-    assert whose.persistence(chief(persistence=None)) == ""
+        "different ranks in turn: 5 ranks were the main culprit, in 30 time bins of the run with"
+        " waits",
+        "different ranks in turn",
+    )
+    assert text_culprits.describe_persistence(chief(persistence=None)) == ""
 
 
 def test_who_sets_the_slow_steps() -> None:
     report = cluster(2, 2)
-    assert whose.tail(report) == [
+    assert text_culprits.describe_slow_steps(report) == [
         "steps of all ranks: half of them within 740.0 ms, 99 of 100 within 1.31 s",
-        "of the slowest 4 of 406 steps last came: gpu-a1 rank 0 (3), gpu-a2 rank 2 (1)",
+        "last to arrive in the slowest 4 of 406 steps: gpu-a1 rank 0 (3), gpu-a2 rank 2 (1)",
     ]
-    unknown = replace(report, tail=Tail(7, 0, None, None, (), "fewer than 20 steps were seen"))
-    why = "who set the slow steps is not known: fewer than 20 steps were seen"
-    assert whose.tail(unknown) == [why]
-    assert whose.tail(replace(report, tail=None)) == []
+    unknown = replace(report, tail=Tail(7, 0, None, None, (), "fewer than 20 steps were recorded"))
+    why = "which rank was last in the slow steps is not known: fewer than 20 steps were recorded"
+    assert text_culprits.describe_slow_steps(unknown) == [why]
+    assert text_culprits.describe_slow_steps(replace(report, tail=None)) == []
 
 
 def test_the_table_shows_who_stands_out_and_the_rest_in_one_line() -> None:
-    found = matrix_of(cluster(), 6, 2)
+    found = build_cause_matrix(cluster(), 6, 2)
     assert found is not None and found.causes == ("storage-remote", "net-transfer")
-    guilty = Line("27", "gpu-a04", (31 * S, 12 * S, 51 * S + 27), (3841 * S, 0, 3846 * S + 27))
+    guilty = MatrixRow("27", "gpu-a04", (31 * S, 12 * S, 51 * S + 27), (3841 * S, 0, 3846 * S + 27))
     assert found.lines[0] == guilty
     # the eight ranks of one node are alike; 0.1 µs apart in what they felt without a cause
     assert (found.lines[1].label, found.lines[1].node, found.lines[1].ranks) == (
-        "120-127", "gpu-a16", 8,
-    )  # fmt: skip
-    assert found.lines[1].felt[:2] == (30 * S, 12 * S)
-    assert found.lines[1].caused[:2] == (0, 0)
-    assert found.lines[1].caused[2] // S == 55
+        "120-127",
+        "gpu-a16",
+        8,
+    )
+    assert found.lines[1].victim_ns[:2] == (30 * S, 12 * S)
+    assert found.lines[1].culprit_ns[:2] == (0, 0)
+    assert found.lines[1].culprit_ns[2] // S == 55
     assert len(found.lines) == 3
     assert (found.lines[2].ranks, found.rest) == (119, "119 more ranks, all alike; each")
-    assert found.lines[2].felt[:2] == (30 * S, 12 * S)
+    assert found.lines[2].victim_ns[:2] == (30 * S, 12 * S)
 
 
 def test_of_few_ranks_every_one_has_a_line_and_of_one_there_is_no_table() -> None:
-    found = matrix_of(cluster(2, 4), 6, 3)
+    found = build_cause_matrix(cluster(2, 4), 6, 3)
     assert found is not None and found.rest == ""
     # by what they caused: the culprit, the other node, the rest; rank r has r ns more than rank 0
     assert [line.label for line in found.lines] == ["0", "7", "6", "5", "4", "3", "2", "1"]
-    assert matrix_of(storage_verdict(), 6, 3) is None  # ranks were not compared
+    assert build_cause_matrix(storage_verdict(), 6, 3) is None  # ranks were not compared
 
 
 def test_ranks_that_differ_say_so() -> None:
@@ -175,29 +182,29 @@ def test_ranks_that_differ_say_so() -> None:
         replace(r, buckets=(("net-transfer", (10 + at) * S), ("unattributed", 0)))
         for at, r in enumerate(report.ranks)
     ]
-    found = matrix_of(replace(report, ranks=tuple(ranks)), 2, 2)
+    found = build_cause_matrix(replace(report, ranks=tuple(ranks)), 2, 2)
     assert found is not None and [line.label for line in found.lines[:2]] == ["0", "15"]
     assert (
-        found.rest == "14 more ranks (felt 11.00 s to 24.00 s, caused 5.00 s to 5.00 s); on average"
+        found.rest == "14 more ranks (lost 11.00 s to 24.00 s, caused 5.00 s to 5.00 s); on average"
     )
 
 
 def test_the_header() -> None:
     report = cluster()
-    assert header.scope(report) == (
+    assert summary.describe_scope(report) == (
         "16 nodes, 128 of 136 ranks, 128 GPUs, 406 steps, 5.2 min (99.8 % covered)"
     )
-    assert header.place(report) == "gpu-a[01-16]; clocks aligned within 18.4 µs"
+    assert summary.describe_nodes(report) == "gpu-a[01-16]; clocks aligned within 18.4 µs"
     apart = replace(report, job=JobFacts(128, 0, None, None, "no operation joined them"))
-    assert header.scope(apart) == "16 nodes, 128 ranks, 406 steps, 5.2 min recorded"
-    assert header.clocks(apart) == "clocks not aligned: no operation joined them"
-    assert header.place(cluster(1, 8)) == ""
+    assert summary.describe_scope(apart) == "16 nodes, 128 ranks, 406 steps, 5.2 min recorded"
+    assert summary.describe_clock_alignment(apart) == "clocks not aligned: no operation joined them"
+    assert summary.describe_nodes(cluster(1, 8)) == ""
 
 
 def test_many_nodes_share_a_line_and_damaged_ones_do_not() -> None:
     nodes = list(cluster().nodes)
     nodes[4] = replace(nodes[4], damaged_bytes=4096)
-    lines = header.recordings(replace(cluster(), nodes=tuple(nodes)), 4)
+    lines = summary.describe_recordings(replace(cluster(), nodes=tuple(nodes)), 4)
     assert lines == [
         "gpu-a[01-04,06-16]: 5.2 min; recorder 0.40 to 0.55 % of one core; unreadable 0 B;"
         " dropped spans 0",

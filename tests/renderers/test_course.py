@@ -8,12 +8,18 @@ import random
 import pytest
 from reports import S, storage_verdict
 
-from clusterprof.findings import Report
-from clusterprof.history import History, RankHistory
-from clusterprof.renderers.course import course_of, in_short, told
-from clusterprof.renderers.plain import Plain
-from clusterprof.renderers.sparks import BARS, parts, sparklines
-from clusterprof.renderers.terminal import Terminal
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import Terminal
+from clusterprof.output.renderers.text.trend import (
+    BARS,
+    describe_trend,
+    detect_trend,
+    draw_sparklines,
+    split_run,
+    summarize_trend,
+)
+from clusterprof.report.history import History, RankHistory
+from clusterprof.report.model import Report
 
 
 def over(percents: list[int], in_step: list[int] | None = None, each_ns: int = S) -> Report:
@@ -30,33 +36,39 @@ SERIES: dict[str, tuple[list[int], str]] = {
     "even": ([20] * 24, "steady"),
     "one odd part": ([20] * 10 + [90] + [20] * 13, "steady"),
     "within a bar": ([30, 40] * 12, "steady"),
-    "up": (list(range(10, 58, 2)), "rising: 17.0 % lost at first, 49.0 % at last"),
-    "down": (list(range(56, 8, -2)), "falling: 49.0 % lost at first, 17.0 % at last"),
-    "from a third on": ([2] * 8 + [40] * 16, "from 8.0 s on: 40.0 % lost, else 2.0 %"),
-    "until a third": ([40] * 8 + [2] * 16, "until 8.0 s: 40.0 % lost, else 2.0 %"),
-    "in between": ([2] * 8 + [60] * 4 + [2] * 12, "from 8.0 s to 12.0 s: 60.0 % lost, else 2.0 %"),
-    "but for": ([50] * 8 + [5] * 6 + [50] * 10, "all but 8.0 s to 14.0 s: 5.0 % lost, else 50.0 %"),
-    "bursts": ([5, 5, 5, 60] * 6, "in bursts: up to 60.0 % lost, 5.0 % in the middle"),
+    "up": (list(range(10, 58, 2)), "rising: 17.0 % lost at the beginning, 49.0 % at the end"),
+    "down": (list(range(56, 8, -2)), "falling: 49.0 % lost at the beginning, 17.0 % at the end"),
+    "from a third on": ([2] * 8 + [40] * 16, "from 8.0 s on: 40.0 % lost, otherwise 2.0 %"),
+    "until a third": ([40] * 8 + [2] * 16, "until 8.0 s: 40.0 % lost, otherwise 2.0 %"),
+    "in between": (
+        [2] * 8 + [60] * 4 + [2] * 12,
+        "from 8.0 s to 12.0 s: 60.0 % lost, otherwise 2.0 %",
+    ),
+    "but for": (
+        [50] * 8 + [5] * 6 + [50] * 10,
+        "all but 8.0 s to 14.0 s: 5.0 % lost, otherwise 50.0 %",
+    ),
+    "bursts": ([5, 5, 5, 60] * 6, "in bursts: up to 60.0 % lost, 5.0 % in the median"),
 }
 
 
 @pytest.mark.parametrize("name", SERIES)
 def test_a_series_is_called_what_it_looks_like(name: str) -> None:
     percents, words = SERIES[name]
-    found = course_of(over(percents))
-    assert found is not None and told(found) == words
+    found = detect_trend(over(percents))
+    assert found is not None and describe_trend(found) == words
 
 
 @pytest.mark.parametrize("name", SERIES)
 def test_the_word_below_the_bars_is_that_of_the_bars(name: str) -> None:
     report = over(SERIES[name][0])
-    found = course_of(report)
+    found = detect_trend(report)
     assert found is not None
     screen = Terminal(80).render(report).splitlines()
     at = next(i for i, line in enumerate(screen) if line.startswith(" lost "))
-    assert in_short(found) in screen[at + 1]
-    assert f"Over time: {told(found)}" in Plain().render(report).splitlines()
-    heights = [BARS.find(bar) for bar in sparklines(parts(report, 24))[1]]
+    assert summarize_trend(found) in screen[at + 1]
+    assert f"Over time: {describe_trend(found)}" in Plain().render(report).splitlines()
+    heights = [BARS.find(bar) for bar in draw_sparklines(split_run(report, 24))[1]]
     inner = sorted(heights)[1:-1]
     if found.kind == "steady":
         assert max(inner) - min(inner) <= 1  # one bar, and that may be its edge
@@ -67,22 +79,22 @@ def test_the_word_below_the_bars_is_that_of_the_bars(name: str) -> None:
 def test_noise_does_not_make_a_course_of_what_is_even() -> None:
     dice = random.Random(7)
     for _ in range(50):
-        found = course_of(over([20 + dice.randint(-4, 4) for _ in range(24)]))
+        found = detect_trend(over([20 + dice.randint(-4, 4) for _ in range(24)]))
         assert found is not None and found.kind == "steady"
 
 
 def test_parts_outside_steps_and_short_runs_say_nothing() -> None:
     begun = over([0, 0] + [30] * 22, in_step=[0, 10] + [100] * 22)
-    found = course_of(begun)
+    found = detect_trend(begun)
     assert found is not None and (found.kind, found.start_ns) == ("steady", 2 * S)
-    assert course_of(over([5, 5, 5, 40, 40, 40, 40])) is None  # seven parts
-    assert course_of(storage_verdict()) is None
+    assert detect_trend(over([5, 5, 5, 40, 40, 40, 40])) is None  # seven parts
+    assert detect_trend(storage_verdict()) is None
 
 
 def test_a_run_of_milliseconds_has_bars_and_times_in_milliseconds() -> None:
     report = over([2] * 8 + [40] * 16, each_ns=400_000)  # 9.6 ms
-    found = course_of(report)
-    assert found is not None and in_short(found) == "from 3.2 ms on"
+    found = detect_trend(report)
+    assert found is not None and summarize_trend(found) == "from 3.2 ms on"
     screen = Terminal(80, by=("time",)).render(report)
     assert "0.0 ms" in screen and "9.6 ms" in screen
     longer = over([2] * 8 + [40] * 16, each_ns=40_000_000)  # 0.96 s

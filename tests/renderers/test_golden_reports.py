@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from reports import ALL
 
-from clusterprof.renderers.base import Renderer
-from clusterprof.renderers.json_ import Json
-from clusterprof.renderers.markdown import Markdown
-from clusterprof.renderers.plain import Plain
-from clusterprof.renderers.terminal import Terminal
+from clusterprof.output.renderers.base import Renderer
+from clusterprof.output.renderers.json import Json
+from clusterprof.output.renderers.markdown import Markdown
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import Terminal
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 OUTPUTS: dict[str, Renderer] = {

@@ -13,14 +13,14 @@ from cluster_report import cluster
 from hostile import HOSTILE
 from reports import storage_verdict, underfilled
 
-from clusterprof.findings import Report
-from clusterprof.renderers.base import Renderer
-from clusterprof.renderers.json_ import Json
-from clusterprof.renderers.markdown import Markdown
-from clusterprof.renderers.openmetrics import OpenMetrics
-from clusterprof.renderers.plain import Plain
-from clusterprof.renderers.terminal import Terminal
-from clusterprof.renderers.text_safety import columns
+from clusterprof.output.renderers.base import Renderer
+from clusterprof.output.renderers.json import Json
+from clusterprof.output.renderers.markdown import Markdown
+from clusterprof.output.renderers.openmetrics import OpenMetrics
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import Terminal
+from clusterprof.output.renderers.text.safety import count_columns
+from clusterprof.report.model import Report
 
 OUTPUTS: list[Renderer] = [
     Terminal(80, False, 2.5, "USD"),
@@ -87,7 +87,7 @@ def test_the_terminal_report_keeps_its_width() -> None:
     for width in (72, 80, 120):
         for poison in HOSTILE:
             text = Terminal(width).render(report_of(poison))
-            assert [line for line in text.splitlines() if columns(line) > width] == [], ascii(
+            assert [line for line in text.splitlines() if count_columns(line) > width] == [], ascii(
                 poison
             )
 

@@ -15,9 +15,9 @@ from reports import ALL, storage_verdict
 from test_hostile_reports import poisoned
 from test_html_page import everything
 
-from clusterprof.findings import Report
-from clusterprof.renderers.html.page import Html
-from clusterprof.units import human
+from clusterprof.output.renderers.html.page import Html
+from clusterprof.report.model import Report
+from clusterprof.units import format_quantity
 
 pytestmark = [
     pytest.mark.long,
@@ -74,7 +74,7 @@ def click(page: Browser, element: str) -> None:
 def test_every_report_opens_without_a_complaint(name: str, show: Any) -> None:
     page = show(ALL[name]())
     said = page.evaluate("document.getElementById('when-body').textContent")
-    assert said == "Not in this report: this analysis did not ask for what happened when."
+    assert said == "Not in this report: the history was not requested in this analysis."
 
 
 def test_what_is_drawn_is_not_empty_in_either_theme(show: Any) -> None:
@@ -151,8 +151,10 @@ def test_a_link_restores_what_was_shown(show: Any) -> None:
     page = show(hour(4, 4, 120, 400), "#node=gpu-a2&t=600-1200&finding=net-transfer")
     chips = "[...document.querySelectorAll('#filters button')].map(b => b.textContent)"
     assert page.evaluate(chips) == [
-        "node gpu-a2 \u00d7", "cause net-transfer \u00d7", "10:00 to 20:00 \u00d7",
-    ]  # fmt: skip
+        "node gpu-a2 \u00d7",
+        "cause net-transfer \u00d7",
+        "10:00 to 20:00 \u00d7",
+    ]
     page.evaluate("location.hash = '#t=0-60'")
     page.until(f"{RANGE} === '0:00 to 1:00 of 1:00:12'")
     for broken in ("#node=%E0%A4%A&t=9-1&finding=", "#t=1e9-x", "#t=0-0&t=5-5", "#node=no-such"):
@@ -181,7 +183,7 @@ def test_amounts_read_as_in_python(show: Any) -> None:
     cells = page.evaluate(
         "[...document.querySelectorAll('.heat tbody tr')].map(r => r.children[2].textContent)"
     )
-    assert cells == [human(136 * 10**9, "ns"), human(90 * 10**9 + 7, "ns")]
+    assert cells == [format_quantity(136 * 10**9, "ns"), format_quantity(90 * 10**9 + 7, "ns")]
 
 
 def test_hostile_names_leave_our_elements_alone(show: Any) -> None:

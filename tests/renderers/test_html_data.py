@@ -13,11 +13,11 @@ from cluster_report import cluster
 from histories import hour, with_history
 from reports import clean, nothing, storage_verdict
 
-from clusterprof.findings import Report
-from clusterprof.history import WAITING, History, RankHistory, SlowStep, Wait
-from clusterprof.renderers.html import data, planes
-from clusterprof.renderers.html.page import Html
-from clusterprof.renderers.html.rows import Rows, rows_of
+from clusterprof.output.renderers.html import data
+from clusterprof.output.renderers.html.data import ChartRows, build_chart_rows
+from clusterprof.output.renderers.html.page import Html
+from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep, Wait
+from clusterprof.report.model import Report
 
 S = 1_000_000_000
 
@@ -26,7 +26,7 @@ def document(report: Report) -> Any:
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
 
-    return json.loads(data.block(report), parse_constant=refuse)
+    return json.loads(data.build_script_json(report), parse_constant=refuse)
 
 
 def unpacked(text: str, kind: str) -> list[float]:
@@ -38,30 +38,41 @@ def by_hand() -> Report:
     report = storage_verdict()
     ranks = (
         RankHistory(
-            0, (65 * S, 75 * S, 75 * S, 75 * S),
-            (("storage-local", (60 * S, 20 * S + 3, 0, 0)), ("cpu-preprocess", (0, 0, 7 * S, 0)),
-             ("unattributed", (0, 0, 0, 3 * S + 4))),
+            0,
+            (65 * S, 75 * S, 75 * S, 75 * S),
+            (
+                ("storage-local", (60 * S, 20 * S + 3, 0, 0)),
+                ("cpu-preprocess", (0, 0, 7 * S, 0)),
+                ("unattributed", (0, 0, 0, 3 * S + 4)),
+            ),
             (75 * S, 150 * S, 300 * S),
         ),
         RankHistory(
-            1, (65 * S, 75 * S, 75 * S, 75 * S),
-            (("storage-local", (0, 45 * S, 75 * S, 0)), (WAITING, (0, 0, 0, 14 * S)),
-             ("unattributed", (0, 0, 0, 2 * S))),
+            1,
+            (65 * S, 75 * S, 75 * S, 75 * S),
+            (
+                ("storage-local", (0, 45 * S, 75 * S, 0)),
+                (WAITING_FOR_RANKS, (0, 0, 0, 14 * S)),
+                ("unattributed", (0, 0, 0, 2 * S)),
+            ),
             (),
         ),
-    )  # fmt: skip
+    )
     history = History(
-        1_790_000_000 * S, 75 * S, 4, ranks,
+        1_790_000_000 * S,
+        75 * S,
+        4,
+        ranks,
         (Wait(80 * S, 2 * S, 0, 1, "storage-local", 7), Wait(90 * S, S, 1, None, "", None)),
-        (SlowStep(9, 70 * S, 8 * S, 1, (("storage-local", 5 * S), (WAITING, S))),),
-    )  # fmt: skip
+        (SlowStep(9, 70 * S, 8 * S, 1, (("storage-local", 5 * S), (WAITING_FOR_RANKS, S))),),
+    )
     return dataclasses.replace(report, history=history)
 
 
 def test_planes_are_shares_of_the_stretch() -> None:
     made = document(by_hand())
     ids = [cause["id"] for cause in made["causes"]]
-    assert ids == ["storage-local", "cpu-preprocess", "startup", WAITING, "unattributed"]
+    assert ids == ["storage-local", "cpu-preprocess", "startup", WAITING_FOR_RANKS, "unattributed"]
     history = made["history"]
     assert (history["stretch_s"], history["stretches"], history["span_s"]) == (75.0, 4, 300.0)
     assert history["started_at_ms"] == 1_790_000_000_000
@@ -73,13 +84,16 @@ def test_planes_are_shares_of_the_stretch() -> None:
         # 60/75, 20/75, 45/75 and 75/75 of 255
         "storage-local": ([0, 1], [204, 68, 0, 0, 0, 153, 255, 0]),
         "cpu-preprocess": ([0], [0, 0, 24, 0]),
-        WAITING: ([1], [0, 0, 0, 48]),
+        WAITING_FOR_RANKS: ([1], [0, 0, 0, 48]),
         "unattributed": ([0, 1], [0, 0, 0, 10, 0, 0, 0, 7]),
     }
     total = history["total"]
     assert [ids[cause] for cause in total["causes"]] == [
-        "storage-local", "cpu-preprocess", WAITING, "unattributed",
-    ]  # fmt: skip
+        "storage-local",
+        "cpu-preprocess",
+        WAITING_FOR_RANKS,
+        "unattributed",
+    ]
     first = unpacked(total["bytes"], "<u2")[:4]  # 60, 65 and 3 ns, 75 and 0 of 150 s
     assert first == [26214, 28399, 32768, 0]
 
@@ -103,12 +117,17 @@ def test_ranks_by_cause() -> None:
     felt = made["felt"]
     assert felt["full_ns"] == 120 * S
     assert {one["cause"]: unpacked(one["bytes"], "<u2") for one in felt["causes"]} == {
-        0: [43690, 65535], 1: [3823, 7646], 4: [1638, 1092],
-    }  # fmt: skip
+        0: [43690, 65535],
+        1: [3823, 7646],
+        4: [1638, 1092],
+    }
     assert made["caused"] == {"full_ns": 0, "causes": []}
     assert made["findings"][0] == {
-        "cause": 0, "outside": False, "culprits": [1, 0], "culprit_count": 2,
-    }  # fmt: skip
+        "cause": 0,
+        "outside": False,
+        "culprits": [1, 0],
+        "culprit_count": 2,
+    }
 
 
 def test_what_few_ranks_caused_is_kept_sparsely() -> None:
@@ -120,7 +139,7 @@ def test_what_few_ranks_caused_is_kept_sparsely() -> None:
 @pytest.mark.parametrize(
     ("history", "why"),
     [
-        (None, "this analysis did not ask for what happened when"),
+        (None, "the history was not requested in this analysis"),
         (History(None, S, 4, (), why_missing="no clock"), "no clock"),
         (History(None, S, 0, (RankHistory(0, (), (), ()),)), "no rank had steps"),
     ],
@@ -135,9 +154,10 @@ def test_a_history_of_other_ranks_than_the_report_does_no_harm() -> None:
     history = report.history
     assert history is not None
     short = dataclasses.replace(
-        history, ranks=history.ranks[:1],
+        history,
+        ranks=history.ranks[:1],
         waits=(Wait(0, S, 5, 0, "", None), Wait(0, S, 0, 7, "never-heard", 1)),
-    )  # fmt: skip
+    )
     made = document(dataclasses.replace(report, history=short))["history"]
     assert unpacked(made["in_step"], "u1")[4:] == [0, 0, 0, 0]
     cause = [c["id"] for c in document(dataclasses.replace(report, history=short))["causes"]]
@@ -151,24 +171,24 @@ def test_reports_without_ranks_have_a_block_too() -> None:
 
 def test_many_ranks_share_the_rows_of_their_nodes() -> None:
     nodes = [at // 2 for at in range(1200)]
-    rows = rows_of(nodes, 600, [7, 1199])
+    rows = build_chart_rows(nodes, 600, [7, 1199])
     assert rows.by == "node" and len(rows.rank) == 602
     assert (rows.first[3], rows.last[3], rows.rank[3], rows.members[3]) == (3, 3, -1, [6, 7])
     assert (rows.first[601], rows.rank[601], rows.members[601]) == (599, 1199, [1199])
-    few = rows_of([0, 0, 1], 2, [])
+    few = build_chart_rows([0, 0, 1], 2, [])
     assert (few.by, few.rank, few.first) == ("rank", [0, 1, 2], [0, 0, 1])
 
 
 def test_more_nodes_than_rows_share_them_with_neighbours() -> None:
-    rows = rows_of(list(range(2500)), 2500, [])
-    assert len(rows.rank) == 834 <= Rows.MOST  # three to a row
+    rows = build_chart_rows(list(range(2500)), 2500, [])
+    assert len(rows.rank) == 834 <= ChartRows.MAX_ROWS  # three to a row
     assert (rows.first[833], rows.last[833], rows.members[833]) == (2499, 2499, [2499])
     assert sum(map(len, rows.members)) == 2500
 
 
 def test_what_is_too_fine_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planes, "_LEAST_BYTES", 1)
-    monkeypatch.setattr(planes, "MOST_BYTES", 2 * 9)  # seven planes of loss and two of steps
+    monkeypatch.setattr(data, "_MIN_BINS", 1)
+    monkeypatch.setattr(data, "MAX_PLANE_BYTES", 2 * 9)  # seven planes of loss and two of steps
     history = document(by_hand())["history"]
     assert (history["stretches"], history["stretch_s"]) == (2, 150.0)
     assert unpacked(history["lost"][0]["bytes"], "u1") == [136, 0, 76, 128]  # 80, 45, 75 of 150

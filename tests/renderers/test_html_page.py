@@ -14,17 +14,22 @@ from typing import Any
 import pytest
 from histories import hour
 from hostile import HOSTILE
-from reports import ALL, storage_verdict, underfilled
+from reports import ALL, clean, storage_verdict, underfilled
 from test_hostile_reports import poisoned
 
-from clusterprof.detectors.registry import DETECTORS
-from clusterprof.findings import UNATTRIBUTED, Report
-from clusterprof.history import WAITING
-from clusterprof.renderers.html import page as page_module
-from clusterprof.renderers.html import palette
-from clusterprof.renderers.html.page import Html
-from clusterprof.renderers.html.swatch import patterns
-from clusterprof.renderers.html.tags import raw, slug, tag
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.output.renderers.html import markup
+from clusterprof.output.renderers.html import page as page_module
+from clusterprof.output.renderers.html.markup import (
+    build_element,
+    make_slug,
+    mark_trusted,
+    render_patterns,
+)
+from clusterprof.output.renderers.html.page import Html
+from clusterprof.report.families import BUCKETS, FAMILIES
+from clusterprof.report.history import WAITING_FOR_RANKS
+from clusterprof.report.model import UNATTRIBUTED, Cause, Report
 
 VOID = {"meta", "br"}
 
@@ -77,9 +82,12 @@ def everything(ranks: int = 2) -> Report:
     """A report with all there can be, small."""
     some, one = hour(2, ranks, 20, 30), storage_verdict()
     return dataclasses.replace(
-        some, underfill=underfilled().underfill, metrics=one.metrics, notes=one.notes,
+        some,
+        underfill=underfilled().underfill,
+        metrics=one.metrics,
+        notes=one.notes,
         findings=(*some.findings, *one.findings),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -98,12 +106,12 @@ def test_nothing_is_fetched_and_nothing_runs_but_our_script() -> None:
     found = Page(html)
     assert html.isascii() and html.startswith("<!doctype html>\n")
     assert [kind for kind, _ in found.scripts] == ["application/json", ""]
-    assert found.scripts[1][1] == page_module.script()
-    assert "".join(found.styles) == page_module.style()
+    assert found.scripts[1][1] == page_module.load_script()
+    assert "".join(found.styles) == page_module.load_style()
     names = {name for _, said in found.elements for name in said}
     assert [name for name in names if name.startswith("on") or name in ("src", "style")] == []
     assert {element for element, _ in found.elements} & {"link", "img", "iframe", "base"} == set()
-    for text in (page_module.script(), page_module.style()):
+    for text in (page_module.load_script(), page_module.load_style()):
         assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
         assert "</" not in text and "<!--" not in text
 
@@ -128,13 +136,14 @@ def test_the_verdict_comes_first_and_answers_five_questions() -> None:
         text.index(words)
         for words in (
             "runs/cluster",
-            "The data path waits for a network file system (storage-remote). That cost most:"
+            "The data path waits for a network file system (storage-remote). This cost the most:"
             " 0.40 of 4.0 GPU-hours (10.1 %), caused by gpu-a1 rank 0",
             "17.1 % of device time in steps lost",
             "What The data path waits for a network file system storage-remote",
             "How much",
             "Why we think so worker.blocked_ratio 91.0 % (of the fetch). That is 95 % sure",
-            "Who gpu-a1 rank 0 (/data): 12.0 ms a read, the other node 400.0 µs; each time the",
+            "Who gpu-a1 rank 0 (/data): 12.0 ms a read, the other node 400.0 µs; the same"
+            " ranks each",
             "Next Raise the number of requests that may be outstanding on /data",
             "mount -o remount,nconnect=8 /data",
             "Causes, the largest first",
@@ -147,13 +156,13 @@ def test_money_and_time_are_told_when_they_are_known() -> None:
     report = hour(2, 2, 4, 4)  # 4 GPU-hours, of which 2,464 s were lost: 1.71 EUR at 2.50
     text = page(report).text
     assert "1.71 EUR lost at 2.50 EUR per GPU-hour" in text
-    assert "3.0 min sooner done with storage-remote fixed (2.4 min to 3.8 min)" in text
+    assert "3.0 min sooner finished with storage-remote fixed (2.4 min to 3.8 min)" in text
     assert "how much sooner the job would end is not known: the span graph has holes" in text
     assert "41,200 tokens per second; 46,900 if all were fixed" in text
     assert "MLPerf AU not known no accelerator time without input was measured" in text
     without = page(dataclasses.replace(report, worth=None)).text
     assert "That is about 1.71 EUR at 2.50 EUR per GPU-hour." in without
-    assert "sooner done" not in without
+    assert "sooner finished" not in without
     assert "EUR" not in Page(Html().render(dataclasses.replace(report, worth=None))).text
 
 
@@ -171,7 +180,7 @@ def test_unattributed_and_not_seen_are_always_there() -> None:
         text = page(make()).text
         assert "without sufficient evidence of a cause" in text and "Not seen" in text
     assert (
-        "no process loaded the probe. Remedy: record with --inject auto."
+        "no process loaded the probe. What to do: record with --inject auto."
         in page(ALL["nothing"]()).text
     )
     assert "Nothing is known to be missing." in page(ALL["clean"]()).text
@@ -184,7 +193,7 @@ def test_the_ledger_is_exact() -> None:
 
 def test_fill_stands_apart() -> None:
     text = page(underfilled()).text
-    assert "under-filled 66.8 % 2.2 min" in text and "Raise the batch size (84 % sure: one" in text
+    assert "under-used 66.8 % 2.2 min" in text and "Raise the batch size (84 % sure: one" in text
 
 
 class TestHostileNames:
@@ -215,47 +224,62 @@ class TestHostileNames:
         (_, data), (_, code) = page(poisoned(everything(1), poison)).scripts
         assert "<" not in data and ">" not in data and "&" not in data and data.isascii()
         assert json.loads(data)["nodes"][0].startswith("</script><script>alert(1)</script><!--")
-        assert code == page_module.script()
+        assert code == page_module.load_script()
 
 
 def test_tags_escape_what_is_no_markup() -> None:
-    made = tag("p", '<b>&"', raw("<i></i>"), None, class_='a"b', data_x=3, hidden=True, id=None)
+    made = build_element(
+        "p", '<b>&"', mark_trusted("<i></i>"), None, class_='a"b', data_x=3, hidden=True, id=None
+    )
     assert made == '<p class="a&quot;b" data-x="3" hidden>&lt;b&gt;&amp;&quot;<i></i></p>'
-    assert tag("meta", charset="utf-8") == '<meta charset="utf-8">'
+    assert build_element("meta", charset="utf-8") == '<meta charset="utf-8">'
     with pytest.raises(ValueError, match="is not the name of an attribute"):
-        tag("p", **{"on x=": "1"})
-    assert slug("</Script>::a b") == "script-a-b" and slug("漢字") == "x"
+        build_element("p", **{"on x=": "1"})
+    assert make_slug("</Script>::a b") == "script-a-b" and make_slug("漢字") == "x"
 
 
-def test_every_cause_has_a_colour_and_every_family_a_pattern() -> None:
-    from clusterprof.detectors.peers import PEER_CAUSES
+def test_every_cause_has_a_color_and_every_family_a_pattern() -> None:
+    known = dataclasses.replace(clean(), causes=CAUSES)
+    leaves = [cause for cause in CAUSES.values() if cause.manual_check]
+    colors = {cause.id: markup.get_color(cause.id, known) for cause in leaves}
+    assert colors == {cause.id: (cause.family, cause.tone) for cause in leaves}
+    # A family has four tones; of more causes than that, two or more share one.
+    families = {cause.family for cause in leaves}
+    for family in families:
+        tones = [cause.tone for cause in leaves if cause.family == family]
+        assert set(tones) == set(range(min(4, len(tones)))), family
+    assert markup.get_color(UNATTRIBUTED, known) == ("unattributed", 0)
+    assert markup.get_color(WAITING_FOR_RANKS, known) == ("waiting", 0)
+    assert markup.get_color("new-cause", known) == ("other", 0)
+    unknown = Cause("new-cause", "new", "", "")
+    assert (
+        markup.get_color("new-cause", dataclasses.replace(known, causes={"new-cause": unknown}))[0]
+        == "other"
+    )
+    plain = {"storage", "unattributed"}  # one solid color, and gray
+    painted = {family.name for family in (*FAMILIES, *BUCKETS)}
+    drawn = set(re.findall(r'id="p-([a-z0-9]+)"', render_patterns()))
+    assert drawn == painted - plain
+    assert {family.name for family in (*FAMILIES, *BUCKETS) if family.tile} == drawn
+    assert all(len(family.tile) in (0, 16) for family in (*FAMILIES, *BUCKETS))
 
-    causes = {one.cause.id: one.cause.family for one in DETECTORS}
-    causes |= {cause.id: cause.family for cause in PEER_CAUSES}
-    found = {cause: palette.colour(cause, family)[0] for cause, family in causes.items()}
-    assert found == causes
-    assert set(causes) | {UNATTRIBUTED, WAITING} == set(palette.KNOWN)
-    assert palette.colour("new-cause", "storage") == ("storage", 0)
-    assert palette.colour("new-cause", "new") == ("other", 0)
-    plain = {"storage", "unattributed"}  # one solid colour, and grey
-    drawn = set(re.findall(r'id="p-([a-z0-9]+)"', patterns()))
-    assert drawn == set(palette.FAMILIES) - plain
-    folder = resources.files("clusterprof.renderers.html") / "assets"
-    tiles = (folder / "paint.js").read_text(encoding="ascii").partition("const TILES = {")[2]
-    assert set(re.findall(r"^  ([a-z0-9]+): \(", tiles.partition("};")[0], re.MULTILINE)) == drawn
 
-
-def test_both_themes_have_every_colour() -> None:
-    folder = resources.files("clusterprof.renderers.html") / "assets"
-    css = (folder / "colors.css").read_text(encoding="ascii")
-    sets = [dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", part)) for part in css.split("{")]
-    light, by_system, by_choice = [one for one in sets if len(one) > 9]
+def test_both_themes_have_every_color() -> None:
+    light: dict[str, str] = {}
+    by_system: dict[str, str] = {}
+    by_choice: dict[str, str] = {}
+    for selector, body in re.findall(r"([^{}]*)\{([^{}]*)\}", page_module.load_style()):
+        theme = {":root": light, ':root[data-theme="dark"]': by_choice}.get(
+            selector.split("*/")[-1].strip(), by_system if ":root:not(" in selector else None
+        )
+        if theme is not None:
+            theme.update(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", body))
     assert by_system == by_choice and set(light) == set(by_choice)
-    assert {*palette.FAMILIES, "other"} - set(light) == set()
+    assert {*(family.name for family in (*FAMILIES, *BUCKETS)), "other"} - set(light) == set()
 
 
 def test_assets_are_kept_small() -> None:
-    folder = resources.files("clusterprof.renderers.html") / "assets"
+    folder = resources.files("clusterprof.output.renderers.html") / "assets"
     names = {file.name for file in folder.iterdir()}
     assert names == {*page_module.STYLES, *page_module.SCRIPTS}
     for name in page_module.SCRIPTS:

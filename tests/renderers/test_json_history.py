@@ -11,12 +11,14 @@ from histories import with_history
 from reports import clean
 from schema_check import errors
 
-from clusterprof.findings import Report
-from clusterprof.history import History, RankHistory, SlowStep, Wait
-from clusterprof.renderers.json_ import Json
+from clusterprof.output.renderers.json import Json
+from clusterprof.report.history import History, RankHistory, SlowStep, Wait
+from clusterprof.report.model import Report
 
 SCHEMA = json.loads(
-    resources.files("clusterprof.renderers").joinpath("schema/report.schema.json").read_text()
+    resources.files("clusterprof.output.renderers")
+    .joinpath("schema/report.schema.json")
+    .read_text()
 )
 
 
@@ -59,19 +61,26 @@ def test_a_small_one_by_hand() -> None:
         "lost": [{"cause": "cpu-gc", "ns": [1, 15]}, {"cause": "storage", "ns": [5, 0]}],
         "slow_steps": [
             {
-                "number": 4, "start_ns": 10, "duration_ns": 20, "last_to_come": None,
+                "number": 4,
+                "start_ns": 10,
+                "duration_ns": 20,
+                "last_to_come": None,
                 "lost": [{"cause": "cpu-gc", "ns": 6}],
             }
         ],
         "waits": [
             {
-                "start_ns": 3, "duration_ns": 7, "victim": None, "culprit": None, "cause": "",
+                "start_ns": 3,
+                "duration_ns": 7,
+                "victim": None,
+                "culprit": None,
+                "cause": "",
                 "step": None,
             }
         ],
         "course": None,
         "why_missing": "a part is missing",
-    }  # fmt: skip
+    }
     assert said(base)["history"] is None
 
 

@@ -8,20 +8,25 @@ from importlib import resources
 from reports import clean
 from schema_check import errors
 
-from clusterprof.likeness import Likeness
-from clusterprof.renderers.json_ import Json
-from clusterprof.renderers.json_steps import likeness, steps
-from clusterprof.stepstats import StepStats
+from clusterprof.output.renderers.json import Json, convert_fingerprint, convert_steps
+from clusterprof.report.history import StepStats
+from clusterprof.report.model import RunFingerprint
 
 STEPS = StepStats(
-    2, (4, 2), (400, 200), (410, 220), (410, 220), (300, 210), (110, 10),
+    2,
+    (4, 2),
+    (400, 200),
+    (410, 220),
+    (410, 220),
+    (300, 210),
+    (110, 10),
     (("storage-local", "storage", (100, 0)), ("unattributed", "unattributed", (10, 10))),
     (((850, 3), (853, 1)), ((851, 2),)),
-)  # fmt: skip
+)
 
 
 def test_columns_and_lengths() -> None:
-    assert steps(STEPS) == {
+    assert convert_steps(STEPS) == {
         "width": 2,
         "steps": [4, 2],
         "step_ns": [400, 200],
@@ -35,18 +40,28 @@ def test_columns_and_lengths() -> None:
         ],
         "lengths": ["850:3 853:1", "851:2"],
     }
-    assert steps(None) is None and likeness(None) is None
+    assert convert_steps(None) is None and convert_fingerprint(None) is None
 
 
 def test_the_schema_knows_both() -> None:
     import dataclasses
 
-    file = resources.files("clusterprof.renderers") / "schema" / "report.schema.json"
+    file = resources.files("clusterprof.output.renderers") / "schema" / "report.schema.json"
     schema = json.loads(file.read_text(encoding="utf-8"))
-    alike = Likeness(
-        5, ("n-1",), (("H100", 8),), 1, 8, 32.0, 4096.0, ("device-samples",),
-        (("torch", "2.13"),), ("580",), ("0.1",), 1,
-    )  # fmt: skip
+    alike = RunFingerprint(
+        5,
+        ("n-1",),
+        (("H100", 8),),
+        1,
+        8,
+        32.0,
+        4096.0,
+        ("device-samples",),
+        (("torch", "2.13"),),
+        ("580",),
+        ("0.1",),
+        1,
+    )
     report = dataclasses.replace(clean(), steps=STEPS, likeness=alike)
     document = json.loads(Json().render(report))
     assert list(errors(document, schema)) == []

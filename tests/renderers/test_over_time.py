@@ -7,18 +7,23 @@ import dataclasses
 import pytest
 from reports import ALL, S, clean, storage_verdict
 
-from clusterprof.advice import Advice
-from clusterprof.findings import Report
-from clusterprof.history import WAITING, History, RankHistory, SlowStep
-from clusterprof.renderers.by import BY, Table, tables
-from clusterprof.renderers.markdown import Markdown
-from clusterprof.renderers.paint import Paint
-from clusterprof.renderers.plain import Plain
-from clusterprof.renderers.sparks import BARS, clock, parts, sentences, sparklines, worst
-from clusterprof.renderers.terminal import Terminal
-from clusterprof.renderers.terminal_tables import table_lines
-from clusterprof.renderers.text_safety import ascii_only, columns
-from clusterprof.worth import CauseWorth, Worth
+from clusterprof.output.renderers.markdown import Markdown
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import Terminal
+from clusterprof.output.renderers.terminal_tables import Paint, render_table
+from clusterprof.output.renderers.text.safety import convert_to_ascii, count_columns
+from clusterprof.output.renderers.text.tables import TABLE_NAMES, Table, build_tables
+from clusterprof.output.renderers.text.trend import (
+    BARS,
+    describe_bins,
+    draw_sparklines,
+    find_worst_bin,
+    format_clock_time,
+    split_run,
+)
+from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep
+from clusterprof.report.impact import CauseImpact, Impact
+from clusterprof.report.model import Advice, Report
 
 
 def with_history() -> Report:
@@ -27,52 +32,57 @@ def with_history() -> Report:
     first = RankHistory(
         0,
         (0, 90 * S, 100 * S, 100 * S),
-        (("storage-local", (0, 9 * S, 50 * S, 10 * S)), (WAITING, (0, 0, 20 * S, 0))),
+        (("storage-local", (0, 9 * S, 50 * S, 10 * S)), (WAITING_FOR_RANKS, (0, 0, 20 * S, 0))),
         (),
     )
-    second = RankHistory(1, (0, 90 * S, 100 * S, 100 * S), ((WAITING, (0, 0, 10 * S, 0)),), ())
-    step = SlowStep(17, 205 * S, 3 * S, 0, (("storage-local", 2 * S), (WAITING, S)))
+    second = RankHistory(
+        1, (0, 90 * S, 100 * S, 100 * S), ((WAITING_FOR_RANKS, (0, 0, 10 * S, 0)),), ()
+    )
+    step = SlowStep(17, 205 * S, 3 * S, 0, (("storage-local", 2 * S), (WAITING_FOR_RANKS, S)))
     odd = SlowStep(3, 110 * S, S, None, ())
     history = History(0, 100 * S, 4, (first, second), slow_steps=(step, odd))
     return dataclasses.replace(report, history=history)
 
 
 def test_parts_of_the_run_add_up_over_ranks() -> None:
-    some = parts(with_history(), 4)
+    some = split_run(with_history(), 4)
     assert [(one.start_ns // S, one.end_ns // S) for one in some] == [
-        (0, 100), (100, 200), (200, 300), (300, 400),
-    ]  # fmt: skip
+        (0, 100),
+        (100, 200),
+        (200, 300),
+        (300, 400),
+    ]
     assert [one.in_step_ns // S for one in some] == [0, 180, 200, 200]
-    assert some[2].causes == (("storage-local", 50 * S), (WAITING, 30 * S))
+    assert some[2].causes == (("storage-local", 50 * S), (WAITING_FOR_RANKS, 30 * S))
     assert [one.lost_ratio for one in some] == [None, 0.05, 0.4, 0.05]
-    two = parts(with_history(), 3)  # two stretches each, so that all parts are alike
+    two = split_run(with_history(), 3)  # two stretches each, so that all parts are alike
     assert [(one.in_step_ns // S, one.lost_ns // S) for one in two] == [(180, 9), (400, 90)]
 
 
 def test_bars_say_how_much_of_each_part_was_busy_and_lost() -> None:
     # 0.95 and 0.6 of eight bars; 0.05 is the lowest, no time inside steps none.
-    assert sparklines(parts(with_history(), 4)) == ("·█▅█", "·▁▄▁")
+    assert draw_sparklines(split_run(with_history(), 4)) == ("·█▅█", "·▁▄▁")
 
 
 def test_the_worst_part_is_named_where_it_stands_out() -> None:
-    some = parts(with_history(), 4)  # 5, 40 and 5 % lost of 180, 200 and 200 s: 17 % of all
-    found = worst(some)
+    some = split_run(with_history(), 4)  # 5, 40 and 5 % lost of 180, 200 and 200 s: 17 % of all
+    found = find_worst_bin(some)
     assert found is not None and found.start_ns == 200 * S
-    assert worst(some[2:3]) is None  # 40 % of all: 40 % is no more
+    assert find_worst_bin(some[2:3]) is None  # 40 % of all: 40 % is no more
     short = dataclasses.replace(some[2], in_step_ns=99 * S)  # of the fullest less than half
-    assert worst([some[1], short, some[3]]) is None
+    assert find_worst_bin([some[1], short, some[3]]) is None
 
 
 def test_the_same_in_words() -> None:
-    assert sentences(with_history(), 4) == [
+    assert describe_bins(with_history(), 4) == [
         "0.0 s to 100.0 s: outside steps",
-        "100.0 s to 3:20: 5.0 % lost, chiefly storage-local",
-        "3:20 to 5:00: 40.0 % lost, chiefly storage-local",
-        "5:00 to 6:40: 5.0 % lost, chiefly storage-local",
+        "100.0 s to 3:20: 5.0 % lost, mainly storage-local",
+        "3:20 to 5:00: 40.0 % lost, mainly storage-local",
+        "5:00 to 6:40: 5.0 % lost, mainly storage-local",
     ]
     nothing = History(None, 0, 0, (), why_missing="no steps")
-    assert sentences(dataclasses.replace(clean(), history=nothing)) == ["not known: no steps"]
-    assert sentences(clean()) == []
+    assert describe_bins(dataclasses.replace(clean(), history=nothing)) == ["not known: no steps"]
+    assert describe_bins(clean()) == []
 
 
 @pytest.mark.parametrize(
@@ -80,7 +90,7 @@ def test_the_same_in_words() -> None:
     [(0, "0.0 s"), (119_900_000_000, "119.9 s"), (245 * S, "4:05"), (3729 * S, "1:02:09")],
 )
 def test_times_of_the_run_read_well(ns: int, text: str) -> None:
-    assert clock(ns) == text
+    assert format_clock_time(ns) == text
 
 
 def test_the_screen_shows_bars_when_there_is_a_history() -> None:
@@ -97,11 +107,11 @@ def test_plain_letters_are_ascii_and_as_wide() -> None:
     letters = Terminal(80, plain_letters=True).render(with_history())
     assert letters.isascii()
     marks = Terminal(80).render(with_history())
-    assert [columns(line) for line in letters.splitlines()] == [
-        columns(line) for line in marks.splitlines()
+    assert [count_columns(line) for line in letters.splitlines()] == [
+        count_columns(line) for line in marks.splitlines()
     ]
-    assert ascii_only(BARS + "░─≤µ") == "_.-:=+*#.-<u"
-    assert ascii_only("é") == "\\xe9"
+    assert convert_to_ascii(BARS + "░─≤µ") == "_.-:=+*#.-<u"
+    assert convert_to_ascii("é") == "\\xe9"
 
 
 def test_plain_has_no_bar_and_says_what_is_next_before_all_causes() -> None:
@@ -116,8 +126,8 @@ def test_advice_that_was_chosen_goes_before_that_of_the_cause() -> None:
     report = storage_verdict()
     told = Advice("Set prefetch to 4.", "3 of 4 waits", "prefetch_factor=4", "10 %", "again", "")
     first = dataclasses.replace(report.findings[0], advice=(told,))
-    worth = Worth(
-        36.0, "EUR", 2.26, 300 * S, (CauseWorth(first.cause.id, 2.0, 30 * S, 20 * S, 40 * S),)
+    worth = Impact(
+        36.0, "EUR", 2.26, 300 * S, (CauseImpact(first.cause.id, 2.0, 30 * S, 20 * S, 40 * S),)
     )
     report = dataclasses.replace(report, findings=(first, *report.findings[1:]), worth=worth)
     screen = " ".join(" ".join(Terminal(80).render(report).splitlines()[:24]).split())
@@ -129,12 +139,12 @@ def test_advice_that_was_chosen_goes_before_that_of_the_cause() -> None:
 
 def test_tables_by_hand() -> None:
     report = with_history()
-    by_rank, by_step, by_time = tables(report, ("rank", "step", "time"), 4)
+    by_rank, by_step, by_time = build_tables(report, ("rank", "step", "time"), 4)
     assert by_rank.heads[:5] == ("rank", "node", "in steps", "lost", "share")
     assert [row[0] for row in by_rank.rows] == ["1", "0"]  # by what they lost
     assert by_step == Table(
         "BY STEP, the slowest",
-        ("step", "began", "took", "lost", "last to come", "chiefly"),
+        ("step", "began", "took", "lost", "last to arrive", "mainly"),
         (
             ("17", "3:25", "3.00 s", "3.00 s", "rank 0 on node-a", "storage-local"),
             ("3", "110.0 s", "1.00 s", "0 ns", "-", "-"),
@@ -149,19 +159,19 @@ def test_tables_by_hand() -> None:
 
 
 def test_a_table_cut_short_says_so_and_one_without_rows_says_why() -> None:
-    (one,) = tables(storage_verdict(), ("rank",), 1)
+    (one,) = build_tables(storage_verdict(), ("rank",), 1)
     assert one.rest.startswith("and 1 ranks that ") and "--top 2 shows all" in one.rest
-    (none,) = tables(storage_verdict(), ("time",))
-    assert (none.rows, none.rest) == ((), "when time was lost was not worked out")
+    (none,) = build_tables(storage_verdict(), ("time",))
+    assert (none.rows, none.rest) == ((), "the history of lost time was not computed")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 @pytest.mark.parametrize("name", ALL)
 def test_tables_fit_the_width(name: str, width: int) -> None:
     report = ALL[name]() if name != "storage" else with_history()
-    for table in tables(report, BY):
-        lines = table_lines(table, width, Paint(False))
-        assert all(columns(line) <= width for line in lines)
+    for table in build_tables(report, TABLE_NAMES):
+        lines = render_table(table, width, Paint(False))
+        assert all(count_columns(line) <= width for line in lines)
         assert len(lines) >= 1 + len(table.rows)
 
 

@@ -12,12 +12,12 @@ import pytest
 from reports import ALL, storage_verdict
 from schema_check import errors
 
-from clusterprof.findings import Evidence, Metric, Report
-from clusterprof.renderers.json_ import Json
+from clusterprof.output.renderers.json import Json
+from clusterprof.report.model import Evidence, Metric, Report
 
 
 def schema() -> Any:
-    file = resources.files("clusterprof.renderers") / "schema" / "report.schema.json"
+    file = resources.files("clusterprof.output.renderers") / "schema" / "report.schema.json"
     return json.loads(file.read_text(encoding="utf-8"))
 
 

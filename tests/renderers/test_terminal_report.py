@@ -8,14 +8,14 @@ import re
 import pytest
 from reports import ALL, S, clean, damaged, storage_verdict, upper_bound
 
-from clusterprof.findings import Blind, Cause, Finding, NodeFacts, Report
-from clusterprof.renderers import advised, words
-from clusterprof.renderers.base import Renderer
-from clusterprof.renderers.card import card
-from clusterprof.renderers.markdown import Markdown
-from clusterprof.renderers.plain import Plain
-from clusterprof.renderers.terminal import Terminal
-from clusterprof.renderers.text_safety import columns
+from clusterprof.output.renderers.base import Renderer
+from clusterprof.output.renderers.markdown import Markdown
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import Terminal
+from clusterprof.output.renderers.text import advice, wording
+from clusterprof.output.renderers.text.safety import count_columns
+from clusterprof.output.renderers.text.summary import build_summary
+from clusterprof.report.model import Cause, CoverageGap, Finding, NodeFacts, Report
 
 FOR_PEOPLE: list[Renderer] = [Terminal(), Plain(), Markdown()]
 
@@ -26,21 +26,41 @@ def many_causes(number: int) -> Report:
     findings = tuple(
         Finding(
             Cause(f"cause-{i}", "cpu", f"The {i}th title " * 6, "Do this and that. " * 20),
-            10 * S, 0.01, None, 0.5, "C", True, False,
-            storage_verdict().findings[0].culprits, storage_verdict().findings[0].evidence,
+            10 * S,
+            0.01,
+            None,
+            0.5,
+            "C",
+            True,
+            False,
+            storage_verdict().findings[0].culprits,
+            storage_verdict().findings[0].evidence,
         )
         for i in range(number)
-    )  # fmt: skip
+    )
     lost = 10 * S * number
     rank = dataclasses.replace(
-        base.ranks[0], source="host-spans", in_step_ns=1000 * S, window_ns=1020 * S, lost_ns=lost,
-        productive_ns=1000 * S - lost, buckets=tuple((f.cause.id, f.lost_ns) for f in findings),
-    )  # fmt: skip
+        base.ranks[0],
+        source="host-spans",
+        in_step_ns=1000 * S,
+        window_ns=1020 * S,
+        lost_ns=lost,
+        productive_ns=1000 * S - lost,
+        buckets=tuple((f.cause.id, f.lost_ns) for f in findings),
+    )
     return dataclasses.replace(
-        base, title="a/very/long/path/" * 5, ranks=(rank,), findings=findings, lost_ns=lost,
-        in_step_ns=1000 * S, window_ns=1020 * S, productive_ns=1000 * S - lost, unattributed_ns=0,
-        unattributed_reasons=(), blinds=(Blind("x", "absent", "y", "z"),) * 30,
-    )  # fmt: skip
+        base,
+        title="a/very/long/path/" * 5,
+        ranks=(rank,),
+        findings=findings,
+        lost_ns=lost,
+        in_step_ns=1000 * S,
+        window_ns=1020 * S,
+        productive_ns=1000 * S - lost,
+        unattributed_ns=0,
+        unattributed_reasons=(),
+        blinds=(CoverageGap("x", "absent", "y", "z"),) * 30,
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -48,24 +68,26 @@ def test_the_first_screen_holds_verdict_causes_and_next_step(name: str) -> None:
     report = ALL[name]()
     screen = Terminal(80, False, 2.5).render(report).splitlines()[:24]  # and one for the prompt
     text = " ".join(" ".join(screen).split())
-    for label, told in card(report, 2.5, "USD") or [("", words.verdict(report))]:
+    for label, told in build_summary(report, 2.5, "USD") or [
+        ("", wording.describe_verdict(report))
+    ]:
         assert f"{label} {' '.join(told.split())}".strip() in text or label == "SEEN"
     assert "Not seen:" in text
-    for warning in words.warnings(report):
+    for warning in wording.list_warnings(report):
         assert warning in text.replace("! ", "")
-    if words.in_step(report):
-        assert f"NEXT {advised.first(report.findings[0])}" in text
-        for finding in words.in_step(report)[:2]:
+    if wording.select_in_step_findings(report):
+        assert f"NEXT {advice.describe_first_step(report.findings[0])}" in text
+        for finding in wording.select_in_step_findings(report)[:2]:
             assert finding.cause.id in text
         shown = sum(bool(re.match(r" \d  ", line)) for line in screen)
-        more = len(words.in_step(report)) - shown
+        more = len(wording.select_in_step_findings(report)) - shown
         assert more <= 0 or f"{more} more cause" in text
 
 
 @pytest.mark.parametrize("number", [4, 9, 40])
 def test_many_causes_under_every_warning_still_fit(number: int) -> None:
     report = many_causes(number)
-    assert words.imbalances(report) == []
+    assert wording.list_imbalances(report) == []
     screen = "\n".join(Terminal().render(report).splitlines()[:25])
     assert "At most" in screen and "1  cause-0" in screen and "NEXT" in screen
     assert f"{number - 2} more causes, below" in screen
@@ -76,14 +98,14 @@ def test_many_causes_under_every_warning_still_fit(number: int) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
     for line in Terminal(width).render(ALL[name]()).splitlines():
-        assert columns(line) <= min(max(width, 40), 200)
+        assert count_columns(line) <= min(max(width, 40), 200)
         assert line == line.rstrip()
 
 
 def test_a_large_process_id_keeps_the_width() -> None:
     rank = dataclasses.replace(clean().ranks[0], pid=4_194_303)  # the kernel's largest is 2^22 - 1
     for line in Terminal(80).render(dataclasses.replace(clean(), ranks=(rank,))).splitlines():
-        assert columns(line) <= 80
+        assert count_columns(line) <= 80
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -114,10 +136,14 @@ def test_emulated_and_bounded_reports_say_so(renderer: Renderer) -> None:
 
 def test_what_is_missing_for_one_reason_shares_a_line() -> None:
     why = ("failed", "its process stopped", "")
-    blinds = (Blind("a", *why), Blind("b", *why), Blind("c", "denied", "no", "ask"))
+    blinds = (
+        CoverageGap("a", *why),
+        CoverageGap("b", *why),
+        CoverageGap("c", "denied", "no", "ask"),
+    )
     text = Terminal().render(dataclasses.replace(clean(), blinds=blinds))
     assert "Not seen: 2 things" in text
-    assert " - a, b, failed: its process stopped.\n - c, denied: no. Remedy: ask.\n" in text
+    assert " - a, b, failed: its process stopped.\n - c, denied: no. What to do: ask.\n" in text
 
 
 def test_money_needs_a_price_and_real_gpus() -> None:

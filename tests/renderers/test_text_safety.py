@@ -7,12 +7,12 @@ import unicodedata
 import pytest
 from hostile import HOSTILE
 
-from clusterprof.renderers.text_safety import (
-    columns,
-    fit,
-    markdown_text,
-    safe_text,
-    wrap,
+from clusterprof.output.renderers.text.safety import (
+    count_columns,
+    escape_markdown,
+    escape_text,
+    fit_to_width,
+    wrap_text,
 )
 
 
@@ -37,7 +37,7 @@ from clusterprof.renderers.text_safety import (
     ],
 )
 def test_what_is_unsafe_is_spelled_out(text: str, safe: str) -> None:
-    assert safe_text(text) == safe
+    assert escape_text(text) == safe
 
 
 def test_the_corpus_is_as_large_as_promised() -> None:
@@ -46,7 +46,7 @@ def test_the_corpus_is_as_large_as_promised() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
 def test_no_character_of_the_corpus_controls_anything(text: str) -> None:
-    shown = safe_text(text)
+    shown = escape_text(text)
     unsafe = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     assert [c for c in shown if unicodedata.category(c) in unsafe] == []
     assert len(shown) <= 200
@@ -55,33 +55,35 @@ def test_no_character_of_the_corpus_controls_anything(text: str) -> None:
 
 
 def test_every_character_there_is_comes_out_harmless() -> None:
-    everything = safe_text("".join(map(chr, range(0x110000))), 10**8)
+    everything = escape_text("".join(map(chr, range(0x110000))), 10**8)
     unsafe = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     assert {c for c in set(everything) if unicodedata.category(c) in unsafe} == set()
 
 
 def test_a_long_text_ends_with_an_ellipsis() -> None:
-    assert safe_text("abcdef", 5) == "abcd…"
-    assert safe_text("abcde", 5) == "abcde"
+    assert escape_text("abcdef", 5) == "abcd…"
+    assert escape_text("abcde", 5) == "abcde"
 
 
 def test_a_wide_letter_takes_two_columns_and_a_mark_none() -> None:
-    assert [columns("ab"), columns("漢字"), columns("e\u0301")] == [2, 4, 1]
-    assert fit("漢字漢字", 6) == "漢字… "  # 2 + 2 + 1 and a blank: a third letter would make 7
-    assert fit("ab", 4) == "ab  "
+    assert [count_columns("ab"), count_columns("漢字"), count_columns("e\u0301")] == [2, 4, 1]
+    assert (
+        fit_to_width("漢字漢字", 6) == "漢字… "
+    )  # 2 + 2 + 1 and a blank: a third letter would make 7
+    assert fit_to_width("ab", 4) == "ab  "
 
 
 def test_wrapping_keeps_the_width_whatever_comes() -> None:
-    assert wrap("aaa bbb ccc", 7) == ["aaa bbb", "ccc"]
-    assert wrap("abcdefghij k", 4, "  ") == ["  abcd", "  efgh", "  ij k"]
+    assert wrap_text("aaa bbb ccc", 7) == ["aaa bbb", "ccc"]
+    assert wrap_text("abcdefghij k", 4, "  ") == ["  abcd", "  efgh", "  ij k"]
     for text in HOSTILE:
-        assert all(columns(line) <= 20 for line in wrap(safe_text(text, 6000), 20))
+        assert all(count_columns(line) <= 20 for line in wrap_text(escape_text(text, 6000), 20))
 
 
 def test_no_broken_line_becomes_a_command_of_a_runner() -> None:
-    assert wrap(safe_text("aaaa ::error::x"), 12) == ["aaaa :", ":error::x"]
-    assert wrap(safe_text("aaaa::b"), 4) == ["aaa", "a::b"]  # not aaaa and ::b
-    assert wrap(safe_text(":" * 9), 4) == [": :", ": :", ": :", ": :", ":"]
+    assert wrap_text(escape_text("aaaa ::error::x"), 12) == ["aaaa :", ":error::x"]
+    assert wrap_text(escape_text("aaaa::b"), 4) == ["aaa", "a::b"]  # not aaaa and ::b
+    assert wrap_text(escape_text(":" * 9), 4) == [": :", ": :", ": :", ": :", ":"]
 
 
 @pytest.mark.parametrize(
@@ -96,4 +98,4 @@ def test_no_broken_line_becomes_a_command_of_a_runner() -> None:
     ],
 )
 def test_markdown_shows_it_literally(text: str, shown: str) -> None:
-    assert markdown_text(text) == shown
+    assert escape_markdown(text) == shown

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.timeline.clocks import align
+from clusterprof.analysis.timeline.clock_sync import align_clocks
 
 SECOND_NS = 1_000_000_000
 OFFSET_NS = 50_000_000
@@ -49,12 +49,12 @@ def trial(seed: int) -> tuple[float, float]:
     hit = random.random(late.size) < 0.02
     late[hit] += random.integers(10_000_000, 100_000_000, int(hit.sum()))
     leave = clocks.shown(node, true_ns[operation] + late)
-    found = align(operation, node, leave, nodes)
+    found = align_clocks(operation, node, leave, nodes)
     at = np.linspace(0, length_ns, 13).astype(np.int64)
     common, bound = [], []
     for one in range(nodes):
         mine = clocks.shown(np.full(at.size, one), at)
-        common.append(found.common(one, mine))
+        common.append(found.to_common_ns(one, mine))
         bound.append(found.bound(one, mine))
     worst = 0.0
     for one in range(1, nodes):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clusterprof.timeline.operations import SEND, Operations
+from clusterprof.analysis.timeline.collectives.operations import SEND, Operations
 
 MS = 1_000_000
 CATEGORIES = ("storage-local", "cpu-preprocess", "cpu-gc", "h2d-copy", "work")
@@ -153,10 +153,17 @@ class World:
         order = np.lexsort((rank, number[op]))
         size = size[order_of_ops]
         ops = Operations(
-            np.concatenate([[0], np.cumsum(size)]), team[order_of_ops], kind[order_of_ops],
-            np.full(team.size, -1), np.ones(team.size, np.bool_), rank[order], arrive[order],
-            leave[order], leave[order] - arrive[order], np.arange(rank.size),
-        )  # fmt: skip
+            np.concatenate([[0], np.cumsum(size)]),
+            team[order_of_ops],
+            kind[order_of_ops],
+            np.full(team.size, -1),
+            np.ones(team.size, np.bool_),
+            rank[order],
+            arrive[order],
+            leave[order],
+            leave[order] - arrive[order],
+            np.arange(rank.size),
+        )
         return Job(ops, spent[order], self.truth, self.faults, self.ranks, true_leave[order])
 
 

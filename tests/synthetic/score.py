@@ -9,18 +9,18 @@ import numpy as np
 from synthetic.jobs import CATEGORIES, Job
 from synthetic.scenarios import any_fault
 
-from clusterprof.attribution.blame import settle_waits
-from clusterprof.attribution.blame_books import Books, roles
+from clusterprof.analysis.attribution.wait_for.blame import blame_waits
+from clusterprof.analysis.attribution.wait_for.totals import WaitTotals, find_peer_groups
 
 
-def booked(job: Job, cuts: tuple[int, ...] = ()) -> Books:
+def booked(job: Job, cuts: tuple[int, ...] = ()) -> WaitTotals:
     """Blame a job in blocks that begin at the given operations."""
-    books, carry = Books(job.ranks, CATEGORIES), None
-    edges = [0, *sorted(cuts), job.ops.team.size]
+    books, carry = WaitTotals(job.ranks, CATEGORIES), None
+    edges = [0, *sorted(cuts), job.ops.process_group.size]
     for begin, end in itertools.pairwise(edges):
-        ops = job.ops.cut(begin, end)
+        ops = job.ops.take_range(begin, end)
         spent = job.spent[job.ops.first[begin] : job.ops.first[end]]
-        blamed, carry = settle_waits(ops, spent, spent, job.ranks, carry)
+        blamed, carry = blame_waits(ops, spent, spent, job.ranks, carry)
         books.add(ops, blamed)
     return books
 
@@ -41,10 +41,12 @@ def judged(layout: str, ranks: int, seed: int, steps: int = 20) -> Verdict:
     """Judge one job with one fault, and a decoy in every other."""
     job = any_fault(layout, ranks, seed, steps, decoy=seed % 2 == 1)
     books = booked(job)
-    assert int(books.felt_ns.sum()) == int(books.caused_ns.sum()) == int(job.ops.blocked_ns.sum())
+    assert (
+        int(books.victim_ns.sum()) == int(books.culprit_ns.sum()) == int(job.ops.blocked_ns.sum())
+    )
     fault = job.faults[0]
-    found = books.culprits(roles(job.ops, job.ranks))
-    causes = books.caused_ns[fault.rank]
+    found = books.culprits(find_peer_groups(job.ops, job.ranks))
+    causes = books.culprit_ns[fault.rank]
     name = books.causes[int(np.argmax(causes))]
     wanted = CATEGORIES[fault.category]
     leaf = name == wanted or (wanted == "work" and name.startswith("sync-"))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 from synthetic.jobs import Job
 
-from clusterprof.timeline.collectives import Arrivals
-from clusterprof.timeline.operations import RECV, SEND
+from clusterprof.analysis.timeline.collectives.operations import RECV, SEND
+from clusterprof.analysis.timeline.collectives.reference import CollectiveSpans
 
 
-def arrivals(job: Job, arrive: np.ndarray, leave: np.ndarray, when: np.ndarray) -> Arrivals:
+def arrivals(job: Job, arrive: np.ndarray, leave: np.ndarray, when: np.ndarray) -> CollectiveSpans:
     """The spans of a job, in any order; `source` is the row of `job.ops`."""
     ops = job.ops
-    op = np.repeat(np.arange(ops.team.size), np.diff(ops.first))
+    op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
     number, seen = np.empty(op.size, np.int64), {}
-    for i, team in enumerate(ops.team.tolist()):
+    for i, team in enumerate(ops.process_group.tolist()):
         seen[team] = seen.get(team, -1) + 1
         number[op == i] = seen[team]
     # The lower rank of a pair sends, the other receives.
@@ -25,7 +25,18 @@ def arrivals(job: Job, arrive: np.ndarray, leave: np.ndarray, when: np.ndarray) 
     ]
     flat = np.zeros(op.size, np.int64)
     rows = np.random.default_rng(1).permutation(op.size)
-    return Arrivals(
-        ops.rank, ops.rank, flat, arrive, leave, leave - arrive, when, ops.team[op] + 1, number,
-        flat - 1, kind, np.where(pair, other, -1), np.arange(op.size),
-    ).take(rows)  # fmt: skip
+    return CollectiveSpans(
+        ops.rank,
+        ops.rank,
+        flat,
+        arrive,
+        leave,
+        leave - arrive,
+        when,
+        ops.process_group[op] + 1,
+        number,
+        flat - 1,
+        kind,
+        np.where(pair, other, -1),
+        np.arange(op.size),
+    ).take(rows)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from synthetic.clocks import SECOND_NS, trial
 
-from clusterprof.timeline.clocks import APART, align
+from clusterprof.analysis.timeline.clock_sync import UNALIGNED, align_clocks
 
 OPERATIONS = np.arange(40)
 TIMES = (OPERATIONS + 1) * SECOND_NS
@@ -32,45 +32,45 @@ def test_the_true_error_stays_within_the_bound() -> None:
 
 def test_two_nodes() -> None:
     # Node 1 is 5 s ahead: both are 2.5 s from the middle, in which the common clock lies.
-    found = align(*leaves([[0, 1]], [0, 5 * SECOND_NS]), 2)
+    found = align_clocks(*leaves([[0, 1]], [0, 5 * SECOND_NS]), 2)
     t = np.array([7 * SECOND_NS])
-    assert abs(int(found.common(0, t)[0] - found.common(1, t + 5 * SECOND_NS)[0])) <= 1
+    assert abs(int(found.to_common_ns(0, t)[0] - found.to_common_ns(1, t + 5 * SECOND_NS)[0])) <= 1
     assert int(found.bound(0, t)[0]) <= 10
-    assert found.before(0, 7_000_000_000, 1, 12_000_100_000) is True
-    assert found.before(1, 12_000_100_000, 0, 7_000_000_000) is False
-    assert found.before(0, 7_000_000_000, 1, 12_000_000_001) is None  # closer than the bound
+    assert found.is_before(0, 7_000_000_000, 1, 12_000_100_000) is True
+    assert found.is_before(1, 12_000_100_000, 0, 7_000_000_000) is False
+    assert found.is_before(0, 7_000_000_000, 1, 12_000_000_001) is None  # closer than the bound
 
 
 def test_nodes_are_aligned_through_others() -> None:
-    found = align(*leaves([[0, 1, 2], [2, 3], [3, 4]], [0, 10, -999_999, 5_000, 70]), 5)
+    found = align_clocks(*leaves([[0, 1, 2], [2, 3], [3, 4]], [0, 10, -999_999, 5_000, 70]), 5)
     assert (found.component == 0).all()
     t = np.array([20 * SECOND_NS])
-    far = int(found.common(4, t + 70)[0] - found.common(0, t)[0])
+    far = int(found.to_common_ns(4, t + 70)[0] - found.to_common_ns(0, t)[0])
     assert abs(far) <= int(found.bound(4, t)[0] + found.bound(0, t)[0])
     assert int(found.bound(4, t)[0]) >= int(found.bound(3, t)[0]) >= int(found.bound(2, t)[0])
 
 
 def test_nodes_that_share_no_operation_cannot_be_aligned() -> None:
-    found = align(*leaves([[0, 1], [2, 3]], [0, 1, 2, 3]), 5)
+    found = align_clocks(*leaves([[0, 1], [2, 3]], [0, 1, 2, 3]), 5)
     assert found.component[0] == found.component[1] != found.component[2] == found.component[3]
-    assert found.component[4] == APART
-    assert found.before(0, 0, 2, 10**15) is None
-    assert found.before(0, 0, 4, 10**15) is None
-    assert found.before(4, 0, 4, 1) is True
+    assert found.component[4] == UNALIGNED
+    assert found.is_before(0, 0, 2, 10**15) is None
+    assert found.is_before(0, 0, 4, 10**15) is None
+    assert found.is_before(4, 0, 4, 1) is True
     with pytest.raises(ValueError, match="shares no operation"):
-        found.common(4, np.array([0]))
+        found.to_common_ns(4, np.array([0]))
 
 
 def test_too_few_operations_say_nothing() -> None:
     operation, node, leave = leaves([[0, 1]], [0, 1])
     few = operation < 5
-    found = align(operation[few], node[few], leave[few], 2)
+    found = align_clocks(operation[few], node[few], leave[few], 2)
     assert found.lines == (None, None)
 
 
 def test_late_leavers_do_not_move_the_clock() -> None:
     operation, node, leave = leaves([[0, 1, 2]], [0, 0, 0])
     leave[(node == 1) & (operation % 5 == 0)] += SECOND_NS // 2
-    found = align(operation, node, leave, 3)
+    found = align_clocks(operation, node, leave, 3)
     t = np.array([20 * SECOND_NS])
-    assert abs(int(found.common(1, t)[0] - found.common(0, t)[0])) <= 2
+    assert abs(int(found.to_common_ns(1, t)[0] - found.to_common_ns(0, t)[0])) <= 2

@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clusterprof.timeline.collectives import Arrivals, Matched, match, together
-from clusterprof.timeline.operation_rows import halves
-from clusterprof.timeline.operations import RECV, SEND
+from clusterprof.analysis.timeline.collectives.operations import RECV, SEND
+from clusterprof.analysis.timeline.collectives.reference import (
+    CollectiveSpans,
+    MatchResult,
+    concat_spans,
+    match_spans,
+)
+from clusterprof.analysis.timeline.collectives.rows import match_halves
 
 ALL_REDUCE, BARRIER = 1, 9
 RANDOM = np.random.default_rng(7)
@@ -24,23 +29,35 @@ def spans_of(
     peer: int = -1,
     global_rank: int | None = None,
     ahead_ns: int = 0,
-) -> Arrivals:
+) -> CollectiveSpans:
     n = leave_ns.size
     sequence = np.arange(n) if sequence is None else sequence
     full = np.full
-    return Arrivals(
-        full(n, rank), full(n, rank if global_rank is None else global_rank), full(n, job),
-        leave_ns - 20 + ahead_ns, leave_ns + ahead_ns, full(n, 20), leave_ns, full(n, group),
-        sequence, full(n, 64), full(n, operation), full(n, peer), np.arange(n) + 1000 * rank,
-    )  # fmt: skip
+    return CollectiveSpans(
+        full(n, rank),
+        full(n, rank if global_rank is None else global_rank),
+        full(n, job),
+        leave_ns - 20 + ahead_ns,
+        leave_ns + ahead_ns,
+        full(n, 20),
+        leave_ns,
+        full(n, group),
+        sequence,
+        full(n, 64),
+        full(n, operation),
+        full(n, peer),
+        np.arange(n) + 1000 * rank,
+    )
 
 
-def sizes(found: Matched) -> list[int]:
+def sizes(found: MatchResult) -> list[int]:
     return np.diff(found.operations.first).tolist()
 
 
 def test_the_same_number_of_the_same_group_is_one_operation() -> None:
-    found = match(together(*(spans_of(rank, ahead_ns=rank * 10**9) for rank in (2, 0, 1))))
+    found = match_spans(
+        concat_spans(*(spans_of(rank, ahead_ns=rank * 10**9) for rank in (2, 0, 1)))
+    )
     assert sizes(found) == [3] * 40
     assert found.operations.rank.tolist() == [0, 1, 2] * 40
     assert found.operations.complete.all()
@@ -49,28 +66,30 @@ def test_the_same_number_of_the_same_group_is_one_operation() -> None:
 
 
 def test_equal_numbers_of_another_job_or_group_are_other_operations() -> None:
-    found = match(together(spans_of(0), spans_of(1, job=1), spans_of(2, group=78), spans_of(3)))
+    found = match_spans(
+        concat_spans(spans_of(0), spans_of(1, job=1), spans_of(2, group=78), spans_of(3))
+    )
     assert sorted(sizes(found)) == [1] * 80 + [2] * 40
-    assert np.unique(found.operations.team).size == 3
+    assert np.unique(found.operations.process_group).size == 3
 
 
 def test_a_member_that_was_announced_and_not_seen_leaves_operations_incomplete() -> None:
-    spans = together(spans_of(0), spans_of(1))
-    found = match(spans, {(0, 77): np.array([0, 1, 2])})
+    spans = concat_spans(spans_of(0), spans_of(1))
+    found = match_spans(spans, {(0, 77): np.array([0, 1, 2])})
     assert sizes(found) == [2] * 40
     assert not found.operations.complete.any()
 
 
 def test_a_truncated_recording_takes_part_in_what_it_saw() -> None:
     late = spans_of(1, LEAVES[10:], np.arange(10, 40))
-    found = match(together(spans_of(0), late))
+    found = match_spans(concat_spans(spans_of(0), late))
     assert sizes(found) == [1] * 10 + [2] * 30
     assert found.operations.complete.tolist() == [False] * 10 + [True] * 30
 
 
 def test_after_a_restart_numbers_begin_again() -> None:
     again = np.concatenate([np.arange(20), np.arange(20)])
-    found = match(together(*(spans_of(rank, sequence=again) for rank in range(3))))
+    found = match_spans(concat_spans(*(spans_of(rank, sequence=again) for rank in range(3))))
     assert sizes(found) == [3] * 40
     assert found.unmatched == {}
 
@@ -79,7 +98,7 @@ def test_a_rank_that_began_again_less_often_than_the_others_is_left_out() -> Non
     # Ranks 0 and 1 saw both lives, rank 2 only the second: its 0 … 19 are not their first 20.
     again = np.concatenate([np.arange(20), np.arange(20)])
     both = [spans_of(rank, sequence=again) for rank in range(2)]
-    found = match(together(*both, spans_of(2, LEAVES[20:], np.arange(20))))
+    found = match_spans(concat_spans(*both, spans_of(2, LEAVES[20:], np.arange(20))))
     assert found.unmatched == {"restart-unclear": 20}
     assert sizes(found) == [2] * 40
 
@@ -87,7 +106,7 @@ def test_a_rank_that_began_again_less_often_than_the_others_is_left_out() -> Non
 @pytest.mark.parametrize("lag", [-2, -1, 1])
 def test_a_rank_whose_numbers_are_off_is_left_out(lag: int) -> None:
     off = spans_of(2, LEAVES[5:30], np.arange(5, 30) + lag)
-    found = match(together(spans_of(0), spans_of(1), off))
+    found = match_spans(concat_spans(spans_of(0), spans_of(1), off))
     assert found.unmatched == {"sequence-skew": 25}
     assert sizes(found) == [2] * 40
 
@@ -95,20 +114,27 @@ def test_a_rank_whose_numbers_are_off_is_left_out(lag: int) -> None:
 def test_jitter_and_late_leavers_are_no_skew() -> None:
     late = LEAVES + RANDOM.integers(0, 20_000, LEAVES.size)
     late[7] += 25_000
-    found = match(together(spans_of(0), spans_of(1), spans_of(2, late)))
+    found = match_spans(concat_spans(spans_of(0), spans_of(1), spans_of(2, late)))
     assert found.unmatched == {}
 
 
 def test_spans_that_say_too_little_are_counted() -> None:
-    found = match(
-        together(
-            spans_of(0), spans_of(1), spans_of(2, group=0), spans_of(0, operation=SEND),
-            spans_of(1, LEAVES[:3]), spans_of(2, LEAVES[:5], operation=BARRIER),
+    found = match_spans(
+        concat_spans(
+            spans_of(0),
+            spans_of(1),
+            spans_of(2, group=0),
+            spans_of(0, operation=SEND),
+            spans_of(1, LEAVES[:3]),
+            spans_of(2, LEAVES[:5], operation=BARRIER),
         )
-    )  # fmt: skip
+    )
     assert found.unmatched == {
-        "group-unknown": 40, "peer-unknown": 40, "seen-twice": 3, "another-operation": 5,
-    }  # fmt: skip
+        "group-unknown": 40,
+        "peer-unknown": 40,
+        "seen-twice": 3,
+        "another-operation": 5,
+    }
 
 
 def test_sends_and_receives_are_matched_by_direction() -> None:
@@ -117,10 +143,10 @@ def test_sends_and_receives_are_matched_by_direction() -> None:
         spans_of(1, LEAVES + 7, operation=SEND, peer=0),
         spans_of(0, LEAVES + 7, operation=RECV, peer=1),
     )
-    found = match(together(*there, *back))
+    found = match_spans(concat_spans(*there, *back))
     assert sizes(found) == [2] * 80
     assert found.operations.complete.all()
-    assert np.unique(found.operations.team).size == 1  # one pair, both ways
+    assert np.unique(found.operations.process_group).size == 1  # one pair, both ways
 
 
 def test_an_asynchronous_operation_is_reached_at_its_issue_and_left_at_the_end_of_its_wait() -> (
@@ -131,12 +157,12 @@ def test_an_asynchronous_operation_is_reached_at_its_issue_and_left_at_the_end_o
     a, b = np.full(5, 77), np.array([0, 0, 1, 2, 3])
     form = np.array([1, 2, 0, 1, 2])
     spans = np.stack([start, end, a, b, np.full(5, 64), form << 8 | 1 | 4 << 16, end - start])
-    begin, leave = halves(spans)
+    begin, leave = match_halves(spans)
     assert (begin.tolist(), leave.tolist()) == ([0, 2], [1, 2])
 
 
 def test_a_span_that_ends_before_it_begins_is_left_out() -> None:
     wrong = spans_of(2)
     wrong.leave_ns[3] -= 50  # it came 20 before
-    found = match(together(spans_of(0), spans_of(1), wrong))
+    found = match_spans(concat_spans(spans_of(0), spans_of(1), wrong))
     assert found.unmatched == {"backwards": 1}

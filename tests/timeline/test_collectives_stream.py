@@ -14,14 +14,22 @@ from synthetic.scenarios import LAYOUTS
 from synthetic.score import booked
 from synthetic.spans import arrivals
 
-from clusterprof.attribution.blame import settle_waits
-from clusterprof.attribution.blame_books import Books
-from clusterprof.timeline import collectives_stream, collectives_window
-from clusterprof.timeline.collectives import Arrivals, match, together
-from clusterprof.timeline.collectives_directory import Ahead, Person
-from clusterprof.timeline.collectives_stream import Stream
-from clusterprof.timeline.operation_rows import RankOperations, RankRows
-from clusterprof.timeline.packing import packed, unpacked
+from clusterprof.analysis.attribution.wait_for.blame import blame_waits
+from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
+from clusterprof.analysis.timeline.collectives import stream
+from clusterprof.analysis.timeline.collectives.matching import ClockOffset, RankEntry
+from clusterprof.analysis.timeline.collectives.reference import (
+    CollectiveSpans,
+    concat_spans,
+    match_spans,
+)
+from clusterprof.analysis.timeline.collectives.rows import (
+    RankOperations,
+    RankRowBuilder,
+    pack_table,
+    unpack_table,
+)
+from clusterprof.analysis.timeline.collectives.stream import OperationStream
 
 HOUR = 3600 * 10**9
 
@@ -43,7 +51,7 @@ class Kept:
         return self.data[place]
 
 
-def streamed(job: Job, block_rows: int, most_rows: int, ahead_ns: Sequence[int] = ()) -> Books:
+def streamed(job: Job, block_rows: int, most_rows: int, ahead_ns: Sequence[int] = ()) -> WaitTotals:
     """Blame a job whose ranks' rows come in blocks of some rows; clocks may be anywhere."""
     ops, store = job.ops, Kept()
     spans = arrivals(job, ops.arrive_ns, ops.leave_ns, ops.leave_ns)
@@ -51,30 +59,35 @@ def streamed(job: Job, block_rows: int, most_rows: int, ahead_ns: Sequence[int] 
     for rank in range(job.ranks):
         mine = spans.take(np.flatnonzero(spans.rank == rank))
         mine = mine.take(np.argsort(mine.leave_ns, kind="stable"))
-        rows = RankRows(store, block_rows)
+        rows = RankRowBuilder(store, block_rows)
         how = mine.operation | (mine.peer + 1) << 16
         off = ahead_ns[rank] if ahead_ns else 0
         table = (
-            mine.arrive_ns + off, mine.leave_ns + off, mine.group, mine.sequence, mine.bytes, how,
+            mine.arrive_ns + off,
+            mine.leave_ns + off,
+            mine.group,
+            mine.sequence,
+            mine.bytes,
+            how,
             mine.blocked_ns,
-        )  # fmt: skip
+        )
         spent = job.spent[mine.source].T
         rows.add(np.stack(table), spent, spent)
         found = rows.finish()
         if found is not None:
-            people.append(Person(rank, rank, 0, Ahead(), found))
-    stream = Stream(people, {}, range(len(CATEGORIES)), store.get)
-    books, carry = Books(job.ranks, CATEGORIES), None
-    for part, come, go in stream.stretches(most_rows):
-        assert part.rank.size <= most_rows or part.team.size == 1
-        blamed, carry = settle_waits(part, come, go, job.ranks, carry)
+            people.append(RankEntry(rank, rank, 0, ClockOffset(), found))
+    stream = OperationStream(people, {}, range(len(CATEGORIES)), store.get)
+    books, carry = WaitTotals(job.ranks, CATEGORIES), None
+    for part, come, go in stream.read_batches(most_rows):
+        assert part.rank.size <= most_rows or part.process_group.size == 1
+        blamed, carry = blame_waits(part, come, go, job.ranks, carry)
         books.add(part, blamed)
     assert stream.unmatched == {}
     return books
 
 
-def check_same(found: Books, expected: Books) -> None:
-    for name in ("felt_ns", "caused_ns", "recoverable_ns", "last", "co_late"):
+def check_same(found: WaitTotals, expected: WaitTotals) -> None:
+    for name in ("victim_ns", "culprit_ns", "recoverable_ns", "last_arrivals", "late_peers"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
 
 
@@ -84,7 +97,7 @@ def check_same(found: Books, expected: Books) -> None:
 def test_the_cut_changes_no_nanosecond(
     layout: str, block_rows: int, hours: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collectives_stream, "FEW_ROWS", 2)
+    monkeypatch.setattr(stream, "MIN_READ_AHEAD_ROWS", 2)
     job = LAYOUTS[layout](8, (Fault(5, 1),), (9 * MS,), 12, MS, 4)
     clocks = (np.random.default_rng(2).integers(-HOUR, HOUR, 8) * hours).tolist()
     check_same(streamed(job, block_rows, 7, clocks), booked(job))
@@ -108,11 +121,11 @@ def jobs(draw: st.DrawFn) -> Job:
 
 @given(jobs(), st.integers(1, 9), st.lists(st.integers(-HOUR, HOUR), min_size=6, max_size=6))
 def test_any_job_in_any_blocks_on_any_clocks(job: Job, block_rows: int, clocks: list[int]) -> None:
-    kept, collectives_stream.FEW_ROWS = collectives_stream.FEW_ROWS, 1
+    kept, stream.MIN_READ_AHEAD_ROWS = stream.MIN_READ_AHEAD_ROWS, 1
     try:
         check_same(streamed(job, block_rows, 5, clocks), booked(job))
     finally:
-        collectives_stream.FEW_ROWS = kept
+        stream.MIN_READ_AHEAD_ROWS = kept
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -129,28 +142,28 @@ def test_few_rows_wait_when_one_rank_is_far_ahead_of_the_others(several: bool) -
             world.meet(np.array([[1, 2]]), np.array([3]), 1000)
     job = world.job()
     most = 0
-    settle = collectives_window.settle
+    settle = stream.settle_operations
 
     def watched(table: np.ndarray, *rest: object) -> object:
         nonlocal most
         most = max(most, table.shape[1])
         return settle(table, *rest)  # type: ignore[arg-type]
 
-    collectives_stream.settle, kept = watched, collectives_stream.settle  # type: ignore[assignment]
+    stream.settle_operations, kept = watched, stream.settle_operations  # type: ignore[assignment]
     try:
         check_same(streamed(job, 32, 500), booked(job))
     finally:
-        collectives_stream.settle = kept
-    assert most <= 3 * (collectives_stream.FEW_ROWS + 3 * 32)
+        stream.settle_operations = kept
+    assert most <= 3 * (stream.MIN_READ_AHEAD_ROWS + 3 * 32)
 
 
 def test_when_too_many_wait_they_are_settled_without_the_member(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The last rank's rows come behind 500 of its own; with 100 that may wait, it comes too late.
-    monkeypatch.setattr(collectives_stream, "FEW_ROWS", 10)
-    monkeypatch.setattr(collectives_stream, "WAITING_MOST_ROWS", 100)
-    monkeypatch.setattr(collectives_stream, "WAITING_MOST_BLOCKS", 0)
+    monkeypatch.setattr(stream, "MIN_READ_AHEAD_ROWS", 10)
+    monkeypatch.setattr(stream, "MAX_WAITING_ROWS", 100)
+    monkeypatch.setattr(stream, "MAX_WAITING_BLOCKS", 0)
     world = World(2)
     for _ in range(500):
         world.spend(MS, who=[1])
@@ -161,13 +174,13 @@ def test_when_too_many_wait_they_are_settled_without_the_member(
         world.meet(np.array([[0]]), np.array([3 + number % 2]), 1000)
     ops = world.job().ops
     spans = arrivals(world.job(), ops.arrive_ns, ops.leave_ns, ops.leave_ns)
-    found = match(spans, block_rows=150)
+    found = match_spans(spans, block_rows=150)
     late = found.unmatched["too-late"]
     assert 0 < late < 200
     assert found.operations.rank.size + late == ops.rank.size
     # Where it came too late the other is alone: not complete, and nobody is blamed.
     size = np.diff(found.operations.first)
-    together = found.operations.team == found.operations.team[np.argmax(size)]
+    together = found.operations.process_group == found.operations.process_group[np.argmax(size)]
     assert np.count_nonzero(together & (size == 1)) == late
     assert (found.operations.complete == (size == 2))[together].all()
 
@@ -175,7 +188,7 @@ def test_when_too_many_wait_they_are_settled_without_the_member(
 def whole(*spans: tuple[int, ...], block_rows: int = 3) -> tuple[RankOperations, Kept]:
     """Rows of spans (start, end, group, number, how)."""
     store = Kept()
-    rows = RankRows(store, block_rows)
+    rows = RankRowBuilder(store, block_rows)
     for start, end, group, number, how in spans:
         table = np.array([[start], [end], [group], [number], [8], [how], [end - start]])
         rows.add(table, np.array([[start]]), np.array([[end]]))
@@ -185,20 +198,29 @@ def whole(*spans: tuple[int, ...], block_rows: int = 3) -> tuple[RankOperations,
 
 
 def rows_of(found: RankOperations, store: Kept) -> list[list[int]]:
-    tables = [unpacked(store.get(block.place, block.length)) for block in found.blocks]
+    tables = [unpack_table(store.get(block.location, block.length)) for block in found.blocks]
     return np.concatenate([table[:4] for table in tables], axis=1).T.tolist()
 
 
 def test_halves_of_an_operation_meet_across_blocks() -> None:
     issue, wait = 1 << 8 | 1, 2 << 8 | 1
     found, store = whole(
-        (10, 11, 7, 0, issue), (12, 13, 7, 1, issue), (20, 30, 7, 2, 1), (31, 40, 7, 3, 1),
-        (41, 60, 7, 1, wait), (61, 62, 7, 0, wait), (63, 64, 7, 9, wait), (70, 71, 7, 4, issue),
-    )  # fmt: skip
+        (10, 11, 7, 0, issue),
+        (12, 13, 7, 1, issue),
+        (20, 30, 7, 2, 1),
+        (31, 40, 7, 3, 1),
+        (41, 60, 7, 1, wait),
+        (61, 62, 7, 0, wait),
+        (63, 64, 7, 9, wait),
+        (70, 71, 7, 4, issue),
+    )
     # arrive, stay, blocked, number; number 1 was waited for before number 0
     assert rows_of(found, store) == [
-        [20, 10, 10, 2], [31, 9, 9, 3], [12, 48, 19, 1], [10, 52, 1, 0],
-    ]  # fmt: skip
+        [20, 10, 10, 2],
+        [31, 9, 9, 3],
+        [12, 48, 19, 1],
+        [10, 52, 1, 0],
+    ]
     assert found.left_out == {"issue-not-seen": 1, "wait-not-seen": 1}
     assert found.counts.tolist() == [4]  # waiting late is no second life
     assert found.lowest[:, 0].tolist() == [0, 0, np.iinfo(np.int64).max]
@@ -219,14 +241,14 @@ def test_lives_go_on_across_blocks() -> None:
 
 @given(arrays(np.int64, st.tuples(st.integers(1, 4), st.integers(1, 40))))
 def test_any_table_can_be_packed(table: np.ndarray) -> None:
-    np.testing.assert_array_equal(unpacked(packed(table)), table)
+    np.testing.assert_array_equal(unpack_table(pack_table(table)), table)
 
 
 def test_steps_of_a_table_are_packed_as_narrow_as_they_fit() -> None:
     steady = np.arange(1000) * 250_000_000
     jitter = steady + np.random.default_rng(0).integers(0, 30_000, 1000)
-    assert len(packed(np.stack([steady, steady % 7 * 0]))) == 16 + 2 * 24
-    assert len(packed(np.stack([steady, jitter]))) == 16 + 2 * 24 + 2 * 999
+    assert len(pack_table(np.stack([steady, steady % 7 * 0]))) == 16 + 2 * 24
+    assert len(pack_table(np.stack([steady, jitter]))) == 16 + 2 * 24 + 2 * 999
 
 
 @pytest.mark.parametrize("begin", [0, 9_000, 1_000_000])
@@ -238,12 +260,23 @@ def test_a_skew_is_found_by_samples_wherever_a_recording_begins(begin: int) -> N
     for rank, lag in ((0, 0), (1, 0), (2, -1)):
         flat = np.full(9_000, rank)
         parts.append(
-            Arrivals(
-                flat, flat, flat * 0, leave - 20, leave, flat * 0 + 20, leave, flat * 0 + 77,
-                number + lag, flat, flat * 0 + 1, flat * 0 - 1, np.arange(9_000),
+            CollectiveSpans(
+                flat,
+                flat,
+                flat * 0,
+                leave - 20,
+                leave,
+                flat * 0 + 20,
+                leave,
+                flat * 0 + 77,
+                number + lag,
+                flat,
+                flat * 0 + 1,
+                flat * 0 - 1,
+                np.arange(9_000),
             )
-        )  # fmt: skip
-    found = match(together(*parts))
+        )
+    found = match_spans(concat_spans(*parts))
     nameless = {} if begin else {"number-unknown": 1}  # number -1
     assert found.unmatched == {"sequence-skew": 9_000 - len(nameless), **nameless}
     assert np.diff(found.operations.first).tolist() == [2] * 9_000
@@ -251,6 +284,6 @@ def test_a_skew_is_found_by_samples_wherever_a_recording_begins(begin: int) -> N
 
 def test_a_rank_of_which_only_halves_were_seen_has_no_operations() -> None:
     found, store = whole((10, 20, 7, 0, 2 << 8 | 1), (30, 40, 7, 1, 2 << 8 | 1))
-    stream = Stream([Person(0, 0, 0, Ahead(), found)], {}, (0,), store.get)
-    assert list(stream.stretches(100)) == []
+    stream = OperationStream([RankEntry(0, 0, 0, ClockOffset(), found)], {}, (0,), store.get)
+    assert list(stream.read_batches(100)) == []
     assert stream.unmatched == {"issue-not-seen": 2}

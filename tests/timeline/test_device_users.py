@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from builders import header, ns
 
-from clusterprof.timeline.load import chunks_of
+from clusterprof.analysis.timeline.load.chunks import build_chunks
 from clusterprof.trace.schema import Clock, Columns, Event, Record
 
 
@@ -25,7 +25,7 @@ def test_a_device_that_appears_later_is_in_the_header_from_then_on() -> None:
     device = {"id": "emulated-0", "pid": 100, "emulated": True}
     records = [*one_second_each(25), Event(ns(12), "device-appeared", device), header()]
     records.append(Clock(ns(30), 0, 0))
-    assert list(chunks_of(records, ns(10)))[-1].header.devices == [device]
+    assert list(build_chunks(records, ns(10)))[-1].header.devices == [device]
 
 
 def test_devices_name_the_processes_last_seen_to_work_on_them() -> None:
@@ -37,7 +37,7 @@ def test_devices_name_the_processes_last_seen_to_work_on_them() -> None:
 
     records = [known, *one_second_each(25), used(3, 100, "a"), used(4, 101, "a"), used(5, 100, "b")]
     records += [known, Clock(ns(30), 0, 0)]  # every segment begins with a header
-    assert list(chunks_of(records, ns(10)))[-1].header.devices == [
+    assert list(build_chunks(records, ns(10)))[-1].header.devices == [
         {"id": "a", "users": [101]},
         {"id": "b", "users": [100]},
     ]
@@ -52,7 +52,7 @@ def test_who_uses_a_device_is_known_from_the_event_on_and_outlives_a_new_header(
         Event(ns(20), "device-owner", {**owner, "device": "elsewhere"}),
         Clock(ns(30), 0, 0),
     ]
-    assert list(chunks_of(records, ns(10)))[-1].header.devices == [
+    assert list(build_chunks(records, ns(10)))[-1].header.devices == [
         {"id": "neuron-0-core-0"},
         {"id": "neuron-0-core-1", "pid": 100},
     ]

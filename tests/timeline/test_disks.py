@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from builders import chunk, counter, header
 
-from clusterprof.timeline.disks import under, undermost
-from clusterprof.timeline.feeding_blocked import surroundings
+from clusterprof.analysis.timeline.data_wait.blocked import get_read_context
+from clusterprof.analysis.timeline.host_resources import find_bottom_disks, find_disks_below
 
 RAID = [
     {"name": "nvme0n1"},
@@ -36,19 +36,19 @@ def disks(*names: str) -> dict:
 )
 def test_what_lies_undermost(known: list, recorded: tuple[str, ...], counted: set[str]) -> None:
     one = chunk(1, series=disks(*recorded), node=header(disks=known))
-    assert undermost(one) == counted
+    assert find_bottom_disks(one) == counted
 
 
 def test_a_volume_is_named_with_its_disks() -> None:
     one = chunk(1, series=disks("nvme0n1", "nvme1n1", "md0", "dm-0"), node=header(disks=RAID))
-    assert under(one, "dm-0") == under(one, "md0") == ("nvme0n1", "nvme1n1")
-    assert under(one, "nvme0n1") == under(one, "unheard-of") == ()
+    assert find_disks_below(one, "dm-0") == find_disks_below(one, "md0") == ("nvme0n1", "nvme1n1")
+    assert find_disks_below(one, "nvme0n1") == find_disks_below(one, "unheard-of") == ()
 
 
 def test_bytes_of_the_node_are_those_of_its_disks() -> None:
     series = disks("nvme0n1", "nvme1n1", "md0", "dm-0")
-    assert surroundings(chunk(1, series=series, node=header(disks=RAID))).disk_bytes == 200
-    assert surroundings(chunk(1, series=series)).disk_bytes == 400  # nothing known: all
+    assert get_read_context(chunk(1, series=series, node=header(disks=RAID))).disk_bytes == 200
+    assert get_read_context(chunk(1, series=series)).disk_bytes == 400  # nothing known: all
 
 
 def test_bytes_of_file_servers_of_every_kind_add_up() -> None:
@@ -58,8 +58,8 @@ def test_bytes_of_file_servers_of_every_kind_add_up() -> None:
         ("lustre.read_bytes_total", "/b"): counter([0, 1], [0, 9000]),  # cache included: no
         ("cifs.read_bytes_total", "/c"): counter([0, 1], [0, 300]),
     }
-    assert surroundings(chunk(1, series=series)).remote_bytes == 321
+    assert get_read_context(chunk(1, series=series)).remote_bytes == 321
     lustre = header(mounts=[{"type": "lustre", "point": "/b"}])
     del series["lustre.fetched_bytes_total", "/b"]  # for root only
-    unknown = surroundings(chunk(1, series=series, node=lustre)).remote_bytes
+    unknown = get_read_context(chunk(1, series=series, node=lustre)).remote_bytes
     assert unknown != unknown  # NaN

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from builders import activity, fetches, header, ints, io, process, rank, spans, thread
 
+from clusterprof.analysis.timeline.data_wait.blocked import SHARE_NAMES
+from clusterprof.analysis.timeline.data_wait.fetches import fit_cpu_time
+from clusterprof.analysis.timeline.data_wait.split import split_data_wait
+from clusterprof.analysis.timeline.model import DataWaitBreakdown, Int, Process, Rank, SpanTable
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
-from clusterprof.timeline.feeding import feed
-from clusterprof.timeline.feeding_fetch import settled
-from clusterprof.timeline.feeding_shares import NAMES
-from clusterprof.timeline.model import Feeding, Int, Process, Rank, SpanTable
 
 MIB = 1 << 20
 WORKER = 201
 MAIN = 100
 
 
-def row(found: Feeding, index: int = 0) -> dict[str, float]:
+def row(found: DataWaitBreakdown, index: int = 0) -> dict[str, float]:
     """The shares of one interval that are not zero, to a millionth."""
-    values = {name: round(float(getattr(found, name)[index]), 6) for name in NAMES}
+    values = {name: round(float(getattr(found, name)[index]), 6) for name in SHARE_NAMES}
     return {name: value for name, value in values.items() if value}
 
 
@@ -29,8 +29,8 @@ def both(table: SpanTable) -> tuple[Int, Int]:
     return table.start_ns, table.end_ns
 
 
-def check_rows(found: Feeding) -> None:
-    table = np.stack([getattr(found, name) for name in NAMES])
+def check_rows(found: DataWaitBreakdown) -> None:
+    table = np.stack([getattr(found, name) for name in SHARE_NAMES])
     assert (table >= 0).all()
     np.testing.assert_allclose(table.sum(axis=0), 1.0, rtol=0, atol=1e-12)
 
@@ -53,8 +53,8 @@ def one_worker(
     return rank(30, main, [worker])
 
 
-def fed(given: Rank, start: float, end: float) -> Feeding:
-    found = feed(given, ints([start]), ints([end]))
+def fed(given: Rank, start: float, end: float) -> DataWaitBreakdown:
+    found = split_data_wait(given, ints([start]), ints([end]))
     check_rows(found)
     return found
 
@@ -85,10 +85,7 @@ def test_reading_cpu_is_bounded_by_what_the_bytes_can_cost() -> None:
 
 
 def test_half_and_half() -> None:
-    assert row(fed(one_worker("D2 U2", (0, 4), (0, 4)), 0, 4)) == {
-        "block_io": 0.5,
-        "user_cpu": 0.5,
-    }
+    assert row(fed(one_worker("D2 U2", (0, 4), (0, 4)), 0, 4)) == {"block_io": 0.5, "user_cpu": 0.5}
 
 
 def test_runnable_without_a_cpu() -> None:
@@ -105,7 +102,9 @@ def test_a_wait_for_a_cpu_stays_with_the_fetch_that_had_it() -> None:
     calls = [(s, s + 0.08, MIB) for s in starts] + [(s + 0.08, s + 0.12, 0) for s in starts]
     worker = process(WORKER, MAIN, {FETCH: fetches(rows, *calls)}, thread(rows, 13))
     waits = spans(*[(s, s + 0.08, 0, WORKER) for s in starts])
-    found = feed(rank(13, process(MAIN, spans={DATA_WAIT: waits}), [worker]), *both(waits))
+    found = split_data_wait(
+        rank(13, process(MAIN, spans={DATA_WAIT: waits}), [worker]), *both(waits)
+    )
     check_rows(found)
     assert found.block_io.mean() > 0.98
 
@@ -113,7 +112,7 @@ def test_a_wait_for_a_cpu_stays_with_the_fetch_that_had_it() -> None:
 def test_cpu_time_booked_late_goes_back_to_its_neighbour() -> None:
     # the clock of 5 ms of pure CPU showed 8, then 2: both were on a CPU all the time
     ms = 1e6
-    kept = settled(np.array([8.0, 2.0, 0.0]) * ms, np.array([5.0, 5.0, 50.0]) * ms)
+    kept = fit_cpu_time(np.array([8.0, 2.0, 0.0]) * ms, np.array([5.0, 5.0, 50.0]) * ms)
     assert kept.sum() == 10 * ms
     assert kept[0] == 5 * ms
     table = spans((0, 0.005, 1, 8 * ms), (0.005, 0.01, 1, 2 * ms))
@@ -121,14 +120,22 @@ def test_cpu_time_booked_late_goes_back_to_its_neighbour() -> None:
     main = process(MAIN, spans={DATA_WAIT: spans((0, 0.01, 0, WORKER))})
     assert row(fed(rank(1, main, [worker]), 0, 0.01)) == {"user_cpu": 1.0}
     # with one fetch alone nothing can be moved, and nothing exceeds the wall time
-    assert settled(np.array([8.0]) * ms, np.array([5.0]) * ms).tolist() == [5 * ms]
+    assert fit_cpu_time(np.array([8.0]) * ms, np.array([5.0]) * ms).tolist() == [5 * ms]
 
 
 @pytest.mark.parametrize(
     ("letter", "name"),
-    [("N", "remote_io"), ("M", "memory"), ("S", "unknown"), ("D", "block_io"), ("W", "socket"),
-     ("I", "unknown"), ("L", "unknown"), ("F", "block_io")],
-)  # fmt: skip
+    [
+        ("N", "remote_io"),
+        ("M", "memory"),
+        ("S", "unknown"),
+        ("D", "block_io"),
+        ("W", "socket"),
+        ("I", "unknown"),
+        ("L", "unknown"),
+        ("F", "block_io"),
+    ],
+)
 def test_what_a_fetch_was_blocked_on(letter: str, name: str) -> None:
     found = fed(one_worker(f"{letter}3 U1", (0, 4), (0, 4)), 0, 4)
     assert row(found) == {name: 0.75, "user_cpu": 0.25}
@@ -157,7 +164,7 @@ def test_a_worker_that_sets_itself_up_before_its_first_fetch_is_not_there_yet() 
 
 def test_pieces_of_a_wait_get_what_happened_inside_them() -> None:
     given = one_worker("I5 D4 I1", (5, 9), (0, 10), began=4)
-    found = feed(given, ints([0, 3, 6, 9, 10]), ints([3, 6, 9, 10, 12]))
+    found = split_data_wait(given, ints([0, 3, 6, 9, 10]), ints([3, 6, 9, 10, 12]))
     check_rows(found)
     assert row(found, 0) == {"no_worker": 1.0}
     thirds = {"no_worker": 0.333333, "no_work": 0.333333, "block_io": 0.333333}
@@ -270,7 +277,7 @@ def test_nothing_known_is_all_unknown() -> None:
     found = fed(rank(10, process(MAIN), [], marked=False), 0, 8)
     assert row(found) == {"unknown": 1.0}
     assert found.worker_pid.tolist() == [0]
-    none = feed(rank(10, process(MAIN), []), ints([]), ints([]))
+    none = split_data_wait(rank(10, process(MAIN), []), ints([]), ints([]))
     assert none.unknown.shape == (0,)
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from builders import activity, fetches, ns, process, rank, spans, spent_ns, thread
 
+from clusterprof.analysis.timeline.data_wait.blocked import SHARE_NAMES
+from clusterprof.analysis.timeline.data_wait.split import split_data_wait
 from clusterprof.probe.layout import DATA_WAIT, FETCH, WORKER_START
-from clusterprof.timeline.feeding import feed
-from clusterprof.timeline.feeding_shares import NAMES
 
 POINTS = 0.02
 MAIN, WORKER = 100, 201
@@ -74,14 +74,14 @@ def test_totals_over_many_waits(kinds: list[str], seed: int) -> None:
     finish = np.array([ns(e) for _, e in waits], np.int64)
     table_rows = [(s / 1e9, e / 1e9, 0, WORKER, 1) for s, e in zip(begin, finish)]
     main = process(MAIN, spans={DATA_WAIT: spans(*table_rows)})
-    found = feed(rank(32, main, [worker]), begin.astype(np.int64), finish)
+    found = split_data_wait(rank(32, main, [worker]), begin.astype(np.int64), finish)
     length = finish - begin
-    said = {name: float(getattr(found, name) @ length) / length.sum() for name in NAMES}
+    said = {name: float(getattr(found, name) @ length) / length.sum() for name in SHARE_NAMES}
     low_high = list(zip(begin.tolist(), finish.tolist()))
     for name, letter in LETTER_OF.items():
         true = sum(spent_ns(near(rows, s, e), letter, s, e) for s, e in low_high) / length.sum()
         assert said[name] == pytest.approx(true, abs=POINTS), (name, said)
-    assert sum(said[name] for name in NAMES if name not in LETTER_OF) < POINTS
+    assert sum(said[name] for name in SHARE_NAMES if name not in LETTER_OF) < POINTS
 
 
 def near(rows: list[tuple[int, int, str]], low: int, high: int) -> list[tuple[int, int, str]]:

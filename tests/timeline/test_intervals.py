@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterprof.timeline import intervals
-from clusterprof.timeline.intervals import Intervals
+from clusterprof.analysis.timeline import intervals
+from clusterprof.analysis.timeline.intervals import Intervals
 
 Rows = list[tuple[int, int]]
 
@@ -35,11 +35,11 @@ def rows(found: tuple[np.ndarray, np.ndarray]) -> Rows:
     ],
 )
 def test_union(given_rows: Rows, merged: Rows) -> None:
-    assert rows(intervals.union(made(given_rows))) == merged
+    assert rows(intervals.merge_intervals(made(given_rows))) == merged
 
 
 def test_union_of_no_set_is_empty() -> None:
-    assert rows(intervals.union()) == []
+    assert rows(intervals.merge_intervals()) == []
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_union_of_no_set_is_empty() -> None:
     ],
 )
 def test_intersect_and_subtract(a: Rows, b: Rows, both: Rows, only_a: Rows) -> None:
-    assert rows(intervals.intersect(made(a), made(b))) == both
-    assert rows(intervals.subtract(made(a), made(b))) == only_a
+    assert rows(intervals.find_intersection(made(a), made(b))) == both
+    assert rows(intervals.subtract_intervals(made(a), made(b))) == only_a
 
 
 def test_overlaps_names_every_part_with_its_rows() -> None:
-    found = intervals.overlaps(made([(0, 10), (10, 12), (7, 7)]), made([(2, 4), (6, 12)]))
+    found = intervals.find_overlaps(made([(0, 10), (10, 12), (7, 7)]), made([(2, 4), (6, 12)]))
     parts = list(zip(*(column.tolist() for column in found)))
     assert parts == [(0, 0, 2, 4), (0, 1, 6, 10), (1, 1, 10, 12)]
 
@@ -68,28 +68,25 @@ def test_overlaps_names_every_part_with_its_rows() -> None:
 def test_overlap_ns_answers_row_by_row_also_for_pieces_that_overlap() -> None:
     pieces = made([(0, 10), (3, 3), (5, 20), (-5, 1), (30, 40)])
     # 2-4 and 6-8: 4 ns of 0-10, none of an empty piece, 2 ns of 5-20
-    assert intervals.overlap_ns(pieces, made([(2, 4), (6, 8)])).tolist() == [4, 0, 2, 0, 0]
-    assert intervals.overlap_ns(pieces, made([])).tolist() == [0, 0, 0, 0, 0]
+    assert intervals.measure_overlap(pieces, made([(2, 4), (6, 8)])).tolist() == [4, 0, 2, 0, 0]
+    assert intervals.measure_overlap(pieces, made([])).tolist() == [0, 0, 0, 0, 0]
 
 
 def test_containing_is_half_open() -> None:
     t_ns = np.array([1, 2, 4, 7, 8], np.int64)
-    assert intervals.containing(t_ns, made([(2, 4), (6, 8)])).tolist() == [-1, 0, -1, 1, -1]
-    assert intervals.containing(t_ns, made([])).tolist() == [-1] * 5
-
-
-def test_elementary_cuts_at_every_edge_and_keeps_the_gaps() -> None:
-    found = intervals.elementary(made([(0, 10)]), made([(4, 6), (12, 13)]))
-    assert rows(found) == [(0, 4), (4, 6), (6, 10), (10, 12), (12, 13)]
-    assert rows(intervals.elementary(made([]))) == []
+    assert intervals.find_containing(t_ns, made([(2, 4), (6, 8)])).tolist() == [-1, 0, -1, 1, -1]
+    assert intervals.find_containing(t_ns, made([])).tolist() == [-1] * 5
 
 
 def test_clip() -> None:
-    assert rows(intervals.clip(made([(0, 10), (20, 30), (40, 50)]), 5, 25)) == [(5, 10), (20, 25)]
+    assert rows(intervals.trim_intervals(made([(0, 10), (20, 30), (40, 50)]), 5, 25)) == [
+        (5, 10),
+        (20, 25),
+    ]
 
 
 edges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=12)
-sets = edges.map(lambda e: intervals.union(made([(s, s + n) for s, n in e])))
+sets = edges.map(lambda e: intervals.merge_intervals(made([(s, s + n) for s, n in e])))
 
 
 def instants(found: tuple[np.ndarray, np.ndarray]) -> set[int]:
@@ -99,13 +96,15 @@ def instants(found: tuple[np.ndarray, np.ndarray]) -> set[int]:
 @given(sets, sets)
 def test_laws_of_sets_agree_with_sets_of_instants(a: Intervals, b: Intervals) -> None:
     one, two = instants(a), instants(b)
-    assert instants(intervals.union(a, b)) == one | two
-    assert instants(intervals.intersect(a, b)) == one & two
-    assert instants(intervals.subtract(a, b)) == one - two
-    both = intervals.total(intervals.intersect(a, b))
-    joined = intervals.total(intervals.union(a, b))
-    assert joined == intervals.total(a) + intervals.total(b) - both
-    assert intervals.total(intervals.subtract(a, b)) == intervals.total(a) - both
+    assert instants(intervals.merge_intervals(a, b)) == one | two
+    assert instants(intervals.find_intersection(a, b)) == one & two
+    assert instants(intervals.subtract_intervals(a, b)) == one - two
+    both = intervals.sum_lengths(intervals.find_intersection(a, b))
+    joined = intervals.sum_lengths(intervals.merge_intervals(a, b))
+    assert joined == intervals.sum_lengths(a) + intervals.sum_lengths(b) - both
+    assert (
+        intervals.sum_lengths(intervals.subtract_intervals(a, b)) == intervals.sum_lengths(a) - both
+    )
 
 
 @given(edges, sets)
@@ -113,16 +112,20 @@ def test_pieces_agree_with_instants(pieces_edges: list[tuple[int, int]], b: Inte
     pieces = made([(s, s + n) for s, n in sorted(pieces_edges)])
     covered = instants(b)
     expected = [len(covered & set(range(s, e))) for s, e in rows(pieces)]
-    assert intervals.overlap_ns(pieces, b).tolist() == expected
-    parts = intervals.overlaps(pieces, b)
+    assert intervals.measure_overlap(pieces, b).tolist() == expected
+    parts = intervals.find_overlaps(pieces, b)
     assert (
-        np.bincount(parts.piece, parts.end_ns - parts.start_ns, minlength=len(expected)).tolist()
+        np.bincount(parts.segment, parts.end_ns - parts.start_ns, minlength=len(expected)).tolist()
         == expected
     )
 
 
 @given(sets, sets)
 def test_results_are_sets_again(a: Intervals, b: Intervals) -> None:
-    for found in (intervals.union(a, b), intervals.intersect(a, b), intervals.subtract(a, b)):
+    for found in (
+        intervals.merge_intervals(a, b),
+        intervals.find_intersection(a, b),
+        intervals.subtract_intervals(a, b),
+    ):
         assert np.all(found.end_ns > found.start_ns)
         assert np.all(found.start_ns[1:] >= found.end_ns[:-1])

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from builders import header, ns
 
+from clusterprof.analysis.timeline.load.chunks import NodeLoader, build_chunks
+from clusterprof.analysis.timeline.load.ranks import find_ranks
+from clusterprof.analysis.timeline.model import Chunk
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
-from clusterprof.timeline.load import NodeLoad, chunks_of
-from clusterprof.timeline.model import Chunk
-from clusterprof.timeline.ranks import ranks_of
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Gap, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
 
@@ -65,7 +65,7 @@ def ended_in(chunk: Chunk, pid: int, kind: int) -> list[float]:
 
 
 def test_every_span_belongs_to_the_chunk_in_which_it_ended() -> None:
-    found = list(chunks_of(one_second_each(35), ns(10)))
+    found = list(build_chunks(one_second_each(35), ns(10)))
     assert [(c.start_ns / 1e9, c.first, c.last) for c in found] == [
         (0, True, False),
         (10, False, False),
@@ -78,7 +78,7 @@ def test_every_span_belongs_to_the_chunk_in_which_it_ended() -> None:
 
 
 def test_series_reach_from_the_reading_before_to_the_first_after() -> None:
-    found = list(chunks_of(one_second_each(35), ns(10)))
+    found = list(build_chunks(one_second_each(35), ns(10)))
     middle = found[1].series["disk.read_bytes_total", "vda"]
     assert middle.is_counter
     assert middle.t_ns[0] == ns(8)  # two seconds before the chunk
@@ -90,14 +90,14 @@ def test_a_slow_signal_keeps_its_last_reading_however_old() -> None:
     records: list[Record] = [header(), disk((0, 5))]
     records += [spans(100, i + 1, (i, i + 1, STEP)) for i in range(30)]
     records += [Clock(ns(30), 0, 0), disk((29, 9))]
-    late = list(chunks_of(records, ns(10)))[-1].series["disk.read_bytes_total", "vda"]
+    late = list(build_chunks(records, ns(10)))[-1].series["disk.read_bytes_total", "vda"]
     assert (late.t_ns / 1e9).tolist() == [0, 29]
 
 
 def test_frames_out_of_order_and_late_spans_are_put_right() -> None:
     records: list[Record] = [header(), disk((1, 1)), disk((0, 0)), disk((2, 2), (3, None))]
     records += [spans(100, 2, (2, 3, STEP)), spans(100, 1, (0, 2, STEP))]
-    (chunk,) = chunks_of(records)
+    (chunk,) = build_chunks(records)
     series = chunk.series["disk.read_bytes_total", "vda"]
     assert (series.t_ns / 1e9).tolist() == [0, 1, 2, 3]
     np.testing.assert_array_equal(series.values, [0, 1, 2, np.nan])
@@ -110,7 +110,7 @@ def test_fetches_and_the_marks_of_an_instant_are_carried_over() -> None:
     records: list[Record] = [header(), spans(201, 1, (0, 0, WORKER_START), (1, 2, FETCH))]
     for i in range(25):
         records += [threads((i, 201, i)), spans(100, i + 1, (i, i + 0.5, DATA_WAIT))]
-    last = list(chunks_of(records, ns(10)))[-1]
+    last = list(build_chunks(records, ns(10)))[-1]
     assert last.start_ns == ns(20)
     worker = last.processes[201]
     assert worker.spans[WORKER_START].start_ns.tolist() == [0]
@@ -120,7 +120,7 @@ def test_fetches_and_the_marks_of_an_instant_are_carried_over() -> None:
 
 def test_a_users_span_called_fetch_is_a_fetch_that_measured_nothing() -> None:
     named = replace(spans(201, 1, (0, 1, 64), (1, 2, 65)), names={64: "fetch", 65: "decode"})
-    (chunk,) = chunks_of([header(), named, Clock(ns(3), 0, 0)])
+    (chunk,) = build_chunks([header(), named, Clock(ns(3), 0, 0)])
     found = chunk.processes[201].spans
     assert sorted(found) == [FETCH, 65]
     assert [found[FETCH].b.tolist(), found[FETCH].d.tolist()] == [[-1], [-1]]
@@ -129,10 +129,10 @@ def test_a_users_span_called_fetch_is_a_fetch_that_measured_nothing() -> None:
 def test_a_rank_that_marks_nothing_for_long_is_still_known_by_its_last_step() -> None:
     records = one_second_each(5)
     records += [threads((i, 100, i)) for i in range(5, 35)]
-    found = list(chunks_of(records, ns(10)))
+    found = list(build_chunks(records, ns(10)))
     assert [ended_in(chunk, 100, STEP) for chunk in found] == [[1, 2, 3, 4, 5], [], [], []]
     assert [len(chunk.processes[100].spans[STEP].start_ns) for chunk in found] == [5, 1, 1, 1]
-    assert [r.marked for chunk in found for r in ranks_of(chunk)] == [True] * 4
+    assert [r.marked for chunk in found for r in find_ranks(chunk)] == [True] * 4
 
 
 def test_threads_are_split_by_process_and_sorted_by_time() -> None:
@@ -142,7 +142,7 @@ def test_threads_are_split_by_process_and_sorted_by_time() -> None:
         threads((0.2, 100, 3), strings=("0", "folio_wait_bit_common")),
         Rows("other", ("t_ns",), [np.array([1])]),
     ]
-    (chunk,) = chunks_of(records)
+    (chunk,) = build_chunks(records)
     assert sorted(chunk.processes) == [100, 201]
     main = chunk.processes[100].threads[100]
     assert main.on_cpu_ns.tolist() == [1, 2, 3]
@@ -161,7 +161,7 @@ def test_who_a_process_is() -> None:
         Rows("processes", who, columns, {"name": ("pt_data_worker",)}),
         Event(ns(2), "oom-kill", {"pid": 201}),
     ]
-    (chunk,) = chunks_of(records)
+    (chunk,) = build_chunks(records)
     assert chunk.processes[100].registration == registered
     worker = chunk.processes[201]
     assert (worker.parent_pid, worker.name, worker.started_ticks) == (100, "pt_data_worker", 7)
@@ -175,7 +175,7 @@ def test_a_process_that_ended_is_forgotten() -> None:
     records: list[Record] = [header(), Event(0, "process-registered", {"pid": 300})]
     records += [Event(ns(5), "process-exited", {"pid": 300})]
     records += [threads((i, 100, i)) for i in range(40)]
-    found = list(chunks_of(records, ns(10)))
+    found = list(build_chunks(records, ns(10)))
     assert [300 in chunk.processes for chunk in found] == [True, False, False, False]
 
 
@@ -184,7 +184,7 @@ def test_a_process_id_that_is_given_anew_is_somebody_else() -> None:
     records: list[Record] = [header(), registered, spans(300, 1, (0, 1, STEP))]
     records += [Event(ns(5), "process-exited", {"pid": 300})]
     records += [threads((i, 100 if i < 25 else 300, i)) for i in range(40)]
-    last = list(chunks_of(records, ns(10)))[-1]
+    last = list(build_chunks(records, ns(10)))[-1]
     assert last.processes[300].registration == {}
     assert last.processes[300].spans == {}
 
@@ -195,7 +195,7 @@ def test_a_gap_is_carried_until_its_column_has_a_value_again() -> None:
 
     records: list[Record] = [header(), gap(1, "disk.read_bytes_total", "vda"), gap(1, "", "")]
     records += [disk((i, i)) for i in range(12, 25)]
-    found = list(chunks_of(records, ns(10)))
+    found = list(build_chunks(records, ns(10)))
     assert [[g.signal for g in chunk.gaps] for chunk in found] == [
         ["disk.read_bytes_total", ""],
         ["disk.read_bytes_total", ""],
@@ -205,7 +205,7 @@ def test_a_gap_is_carried_until_its_column_has_a_value_again() -> None:
 
 def test_silence_is_one_long_chunk() -> None:
     records: list[Record] = [header(), disk((0, 0), (5, 1)), disk((100_000, 2))]
-    found = list(chunks_of(records, ns(10)))
+    found = list(build_chunks(records, ns(10)))
     assert len(found) == 3
     assert found[-1].last
     assert found[0].start_ns == 0
@@ -216,7 +216,7 @@ def test_silence_is_one_long_chunk() -> None:
     "records", [[], [header()], [Clock(5, 5, 5)], [spans(1, 1)], [disk()], [disk((3, 1))]], ids=str
 )
 def test_next_to_nothing_is_not_a_crash(records: list[Record]) -> None:
-    found = list(chunks_of(records))
+    found = list(build_chunks(records))
     assert len(found) <= 1
     assert all(chunk.end_ns > chunk.start_ns and chunk.last for chunk in found)
 
@@ -244,7 +244,7 @@ def test_a_recording_on_disk_reads_back_with_its_facts(tmp_path: Path) -> None:
     gap = Gap(0, "gpu_nvidia", "", "", "absent", "no driver", "install one")
     batches: list[list[Record]] = [[gap, Event(ns(1), "oom-kill", {})]]
     batches += [[spans(100, i + 1, (i, i + 1, STEP), dropped=2), disk((i, i))] for i in range(20)]
-    load = NodeLoad(written(tmp_path / "node-1", batches), ns(10))
+    load = NodeLoader(written(tmp_path / "node-1", batches), ns(10))
     ends = [end for chunk in load.chunks() for end in ended_in(chunk, 100, STEP)]
     assert ends == [float(i + 1) for i in range(20)]
     facts = load.facts()
@@ -253,7 +253,7 @@ def test_a_recording_on_disk_reads_back_with_its_facts(tmp_path: Path) -> None:
     assert facts.dropped_spans == 40
     assert facts.gaps == (gap,)
     assert [event.kind for event in facts.events] == ["oom-kill"]
-    assert facts.damage.whole
+    assert facts.damage.is_whole
 
 
 def test_damage_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_damage_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     middle = len(whole) // 2
     whole[middle : middle + 4] = b"\xff\x00\xff\x00"
     segment.write_bytes(whole)
-    load = NodeLoad(folder)
+    load = NodeLoader(folder)
     (chunk,) = load.chunks()
     lost = 20 - len(chunk.series["disk.read_bytes_total", "vda"].t_ns)
     assert 1 <= lost <= 2
@@ -273,6 +273,6 @@ def test_damage_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_header_has_its_name(tmp_path: Path) -> None:
     (tmp_path / "node-9").mkdir()
-    load = NodeLoad(tmp_path / "node-9")
+    load = NodeLoader(tmp_path / "node-9")
     assert list(load.chunks()) == []
     assert load.facts().header.node["key"] == "node-9"

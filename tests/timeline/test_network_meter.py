@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 from builders import header, ints
 
+from clusterprof.analysis.timeline.model import Chunk, Process, Series, SpanTable
+from clusterprof.analysis.timeline.network_counters import (
+    CounterTotal,
+    NetworkMeter,
+    NodeNetworkTotals,
+    ValueHistogram,
+)
 from clusterprof.probe import layout
-from clusterprof.timeline.model import Chunk, Process, Series, SpanTable
-from clusterprof.timeline.network import Count, NetworkMeter, NodeNetwork, Spread
 
 SECOND = 1_000_000_000
 BYTES, SPEED = ("network.transmit_bytes_total", "eth0"), ("network.link_bytes_per_second", "eth0")
@@ -36,10 +41,10 @@ def chunk(
     return Chunk(header(), *span, begin == 0, False, series, {7: rank}, (), (), ())
 
 
-def metered(*chunks: Chunk) -> NodeNetwork:
+def metered(*chunks: Chunk) -> NodeNetworkTotals:
     meter = NetworkMeter()
-    assert list(meter.watch(chunks)) == list(chunks)
-    return meter.done()
+    assert list(meter.observe(chunks)) == list(chunks)
+    return meter.finish()
 
 
 def test_only_what_grew_beside_operations_counts() -> None:
@@ -49,7 +54,7 @@ def test_only_what_grew_beside_operations_counts() -> None:
     count = found.counts[BYTES]
     assert (count.total, count.covered_ns) == (40, 2 * SECOND)
     assert found.total(*BYTES) == 40 and found.per_second(*BYTES) == 20
-    assert (count.per_second.least, count.per_second.most) == (10, 30)
+    assert (count.rate_histogram.least, count.rate_histogram.most) == (10, 30)
     # the gauge was read as 9 at the end of both intervals
     assert (found.levels[SPEED].count, found.levels[SPEED].quantile(0.5)) == (2, 9)
     assert found.devices("network.transmit_bytes_total") == ["eth0"]
@@ -88,12 +93,12 @@ def test_the_cut_into_chunks_changes_nothing(cut: float) -> None:
 
 
 def test_a_quantile_is_at_most_nine_percent_too_large_and_never_beyond_what_was_read() -> None:
-    spread = Spread()
+    spread = ValueHistogram()
     spread.add(np.array([1.0, 2.0, 4.0, 5.0]))
     assert spread.quantile(0.5) == 2.0
     assert 4.0 <= spread.quantile(0.75) <= 4.0 * 2 ** (1 / 8)
     assert spread.quantile(1.0) == 5.0
-    assert np.isnan(Spread().quantile(0.5))
+    assert np.isnan(ValueHistogram().quantile(0.5))
 
 
 PORT = "rdma.receive_bytes_total", "mlx5_0/1"
@@ -133,11 +138,11 @@ def test_no_counter_makes_a_negative_rate_or_one_that_no_link_carries(
     end = len(readings)
     operations = [(0.0, float(end))]
     found = metered(chunk(0, end, operations, of={PORT: readings, LINK: [RATE] * end}))
-    count = found.counts.get(PORT, Count())
+    count = found.counts.get(PORT, CounterTotal())
     assert (count.total, count.covered_ns) == (sum(known), len(known) * SECOND)
     if known:
-        assert (count.per_second.least, count.per_second.most) == (min(known), max(known))
-        assert count.per_second.least >= 0 and count.per_second.most <= 1.05 * RATE
+        assert (count.rate_histogram.least, count.rate_histogram.most) == (min(known), max(known))
+        assert count.rate_histogram.least >= 0 and count.rate_histogram.most <= 1.05 * RATE
 
 
 def test_a_jump_is_none_where_the_speed_is_not_the_links() -> None:

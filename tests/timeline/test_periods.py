@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from clusterprof.timeline.periods import SURE_FROM, period_of
+from clusterprof.analysis.timeline.series import MIN_CONFIDENT_ACF, estimate_period
 
 
 def test_a_series_that_repeats_has_its_period() -> None:
-    found = period_of(np.array([0.0, 1, 1, 0, 0, 0] * 40))
+    found = estimate_period(np.array([0.0, 1, 1, 0, 0, 0] * 40))
     assert found is not None
     assert found.samples == 6
     assert found.acf > 0.999
@@ -17,13 +17,13 @@ def test_a_series_that_repeats_has_its_period() -> None:
 def test_a_period_between_samples_shows_at_its_multiple() -> None:
     # every 4.5 samples: 0.45 s at ten a second
     t = np.arange(600)
-    found = period_of(np.cos(2 * np.pi * t / 4.5))
+    found = estimate_period(np.cos(2 * np.pi * t / 4.5))
     assert found is not None
-    assert (found.samples, found.acf > SURE_FROM) == (9.0, True)
+    assert (found.samples, found.acf > MIN_CONFIDENT_ACF) == (9.0, True)
 
 
 def test_noise_and_a_flat_line_have_none_that_is_sure() -> None:
-    noise = period_of(np.random.default_rng(1).normal(size=600))
+    noise = estimate_period(np.random.default_rng(1).normal(size=600))
     assert noise is None or noise.acf < 0.5
-    assert period_of(np.ones(600)) is None
-    assert period_of(np.array([0.0, 1.0] * 5)) is None
+    assert estimate_period(np.ones(600)) is None
+    assert estimate_period(np.array([0.0, 1.0] * 5)) is None

@@ -7,9 +7,9 @@ from typing import Any
 
 from builders import activity, busy_counter, chunk, header, process, spans, thread
 
+from clusterprof.analysis.timeline.load.ranks import find_ranks, get_global_rank
+from clusterprof.analysis.timeline.model import Chunk, Process
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
-from clusterprof.timeline.model import Chunk, Process
-from clusterprof.timeline.ranks import rank_number, ranks_of
 
 STEPS = {STEP: spans((0, 1)), DATA_WAIT: spans((0, 0.5))}
 WORKS = {WORKER_START: spans((0, 0)), FETCH: spans((0, 0.4))}
@@ -21,7 +21,7 @@ def named(role: str = "python", device: str = "", **variables: str) -> dict[str,
 
 def seen(given: Chunk) -> list[tuple[int | None, int, str, list[int], bool]]:
     return [
-        (r.rank, r.pid, r.device, [w.pid for w in r.workers], r.marked) for r in ranks_of(given)
+        (r.rank, r.pid, r.device, [w.pid for w in r.workers], r.marked) for r in find_ranks(given)
     ]
 
 
@@ -44,21 +44,18 @@ def torchrun() -> list[Process]:
 
 
 def test_the_launcher_is_no_rank_and_helpers_are_no_workers() -> None:
-    assert seen(chunk(2, torchrun())) == [
-        (0, 100, "", [201, 202], True),
-        (1, 101, "", [211], True),
-    ]
+    assert seen(chunk(2, torchrun())) == [(0, 100, "", [201, 202], True), (1, 101, "", [211], True)]
 
 
 def test_devices_follow_the_local_rank() -> None:
     found = with_devices(chunk(2, torchrun()), {"id": "GPU-a"}, {"id": "GPU-b"})
-    assert [(r.rank, r.device) for r in ranks_of(found)] == [(0, "GPU-a"), (1, "GPU-b")]
+    assert [(r.rank, r.device) for r in find_ranks(found)] == [(0, "GPU-a"), (1, "GPU-b")]
 
 
 def test_what_a_process_said_of_its_device_comes_first() -> None:
     one = process(100, spans=STEPS, registration=named(device="GPU-b", LOCAL_RANK="0"))
     found = with_devices(chunk(2, [one]), {"id": "GPU-a"}, {"id": "GPU-b"})
-    assert [r.device for r in ranks_of(found)] == ["GPU-b"]
+    assert [r.device for r in find_ranks(found)] == ["GPU-b"]
 
 
 def test_an_emulated_device_belongs_to_who_opened_it() -> None:
@@ -67,7 +64,7 @@ def test_an_emulated_device_belongs_to_who_opened_it() -> None:
         {"id": "emulated-0", "pid": 101, "emulated": True},
         {"id": "emulated-1", "pid": 100, "emulated": True},
     )
-    found = ranks_of(with_devices(chunk(2, mains), *devices))
+    found = find_ranks(with_devices(chunk(2, mains), *devices))
     assert [(r.pid, r.device, r.emulated) for r in found] == [
         (100, "emulated-1", True),
         (101, "emulated-0", True),
@@ -80,18 +77,15 @@ def test_a_process_may_call_its_device_by_another_name() -> None:
         process(pid, spans=STEPS, registration=named(device=name)) for pid, name in said.items()
     ]
     devices = ({"id": "GPU-1f", "uuid": "GPU-3166"}, {"id": "GPU-2e", "uuid": "GPU-3265"})
-    found = ranks_of(with_devices(chunk(2, mains), *devices))
+    found = find_ranks(with_devices(chunk(2, mains), *devices))
     assert [(r.pid, r.device) for r in found] == [(100, "GPU-1f"), (101, "GPU-77")]
 
 
 def test_a_device_was_seen_to_be_used() -> None:
     mains = [process(100, spans=STEPS), process(101, spans=STEPS, registration=named(device="no"))]
     mains.append(process(102, spans=STEPS, registration=named(device="0000:05:00.0")))
-    devices = (
-        {"id": "0000:05:00.0", "users": [101, 102]},
-        {"id": "0000:85:00.0", "users": [100]},
-    )
-    found = ranks_of(with_devices(chunk(2, mains), *devices))
+    devices = ({"id": "0000:05:00.0", "users": [101, 102]}, {"id": "0000:85:00.0", "users": [100]})
+    found = find_ranks(with_devices(chunk(2, mains), *devices))
     assert [(r.pid, r.device) for r in found] == [
         (100, "0000:85:00.0"),
         (101, "0000:05:00.0"),  # what it said is no device here
@@ -100,10 +94,12 @@ def test_a_device_was_seen_to_be_used() -> None:
 
 
 def test_without_spans_and_ranks_those_that_use_a_device_train() -> None:
-    mains = [process(pid, registration=named("command" if pid == 100 else "python"))
-             for pid in (100, 101, 102)]  # fmt: skip
+    mains = [
+        process(pid, registration=named("command" if pid == 100 else "python"))
+        for pid in (100, 101, 102)
+    ]
     found = with_devices(chunk(2, mains), {"id": "a", "users": [101]}, {"id": "b", "users": [102]})
-    assert [(r.pid, r.device) for r in ranks_of(found)] == [(101, "a"), (102, "b")]
+    assert [(r.pid, r.device) for r in find_ranks(found)] == [(101, "a"), (102, "b")]
 
 
 def test_of_several_cores_a_process_has_the_first_and_others_their_own() -> None:
@@ -113,7 +109,7 @@ def test_of_several_cores_a_process_has_the_first_and_others_their_own() -> None
     ]
     owners = {0: 100, 1: 100, 2: 101, 3: 101}  # by order of local ranks the second had core 1
     cores = [{"id": f"neuron-0-core-{n}", "pid": pid} for n, pid in owners.items()]
-    found = ranks_of(with_devices(chunk(2, mains), *cores))
+    found = find_ranks(with_devices(chunk(2, mains), *cores))
     assert [r.device for r in found] == ["neuron-0-core-0", "neuron-0-core-2"]
 
 
@@ -123,9 +119,9 @@ def test_a_device_that_does_not_tell_when_it_is_busy_is_nobodys() -> None:
     for said in ("", "HL-1", "GPU-1"):
         one = process(100, spans=STEPS, registration=named(device=said, LOCAL_RANK="0"))
         found = with_devices(chunk(2, [one], series), silent)
-        assert [r.device for r in ranks_of(found)] == [""]
+        assert [r.device for r in find_ranks(found)] == [""]
     both = with_devices(chunk(2, [process(100, spans=STEPS)], series), silent, {"id": "GPU-a"})
-    assert [r.device for r in ranks_of(both)] == ["GPU-a"]
+    assert [r.device for r in find_ranks(both)] == ["GPU-a"]
 
 
 def test_the_only_process_has_the_only_device_even_if_only_its_samples_name_it() -> None:
@@ -136,7 +132,7 @@ def test_the_only_process_has_the_only_device_even_if_only_its_samples_name_it()
 def test_more_processes_than_devices_and_no_local_rank_is_not_guessed() -> None:
     mains = [process(100, spans=STEPS), process(101, spans=STEPS)]
     found = with_devices(chunk(2, mains), {"id": "GPU-a"})
-    assert [r.device for r in ranks_of(found)] == ["", ""]
+    assert [r.device for r in find_ranks(found)] == ["", ""]
 
 
 def test_without_spans_the_registered_processes_with_a_rank_train() -> None:
@@ -177,12 +173,12 @@ def test_a_worker_with_marks_of_the_user_is_still_a_worker() -> None:
 
 
 def test_a_rank_is_the_first_of_its_variables() -> None:
-    assert rank_number(named(RANK="3", SLURM_PROCID="5")) == 3
-    assert rank_number(named(SLURM_PROCID="5")) == 5
-    assert rank_number({"rank": 2, "variables": {"RANK": "9"}}) == 2
-    assert rank_number(named(RANK="zero")) is None
-    assert rank_number({}) is None
+    assert get_global_rank(named(RANK="3", SLURM_PROCID="5")) == 3
+    assert get_global_rank(named(SLURM_PROCID="5")) == 5
+    assert get_global_rank({"rank": 2, "variables": {"RANK": "9"}}) == 2
+    assert get_global_rank(named(RANK="zero")) is None
+    assert get_global_rank({}) is None
 
 
 def test_an_empty_chunk_has_no_ranks() -> None:
-    assert ranks_of(chunk(1)) == ()
+    assert find_ranks(chunk(1)) == ()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from builders import counter, gauge, ints
 
-from clusterprof.timeline import series
+from clusterprof.analysis.timeline import series
 
 NAN = float("nan")
 READ = counter([0, 0.1, 0.2], [10, 30, 90])
@@ -27,7 +27,7 @@ READ = counter([0, 0.1, 0.2], [10, 30, 90])
     ],
 )
 def test_rise_of_a_counter(start: float, end: float, expected: float) -> None:
-    found = series.rise(READ, ints([start]), ints([end]))
+    found = series.compute_increase(READ, ints([start]), ints([end]))
     np.testing.assert_allclose(found, [expected], rtol=1e-12)
 
 
@@ -35,28 +35,32 @@ def test_a_reset_spoils_only_the_difference_it_is_in() -> None:
     # 0 -> 100 -> (reset) 5 -> 25: the middle difference is unusable
     read = counter([0, 1, 2, 3], [0, 100, 5, 25])
     start, end = ints([0, 0.5, 1, 1.5, 2, 2.5]), ints([1, 1.5, 2, 1.6, 3, 3])
-    np.testing.assert_allclose(series.rise(read, start, end), [100, NAN, NAN, NAN, 20, 10])
+    np.testing.assert_allclose(
+        series.compute_increase(read, start, end), [100, NAN, NAN, NAN, 20, 10]
+    )
 
 
 def test_a_missing_reading_spoils_both_its_neighbours() -> None:
     read = counter([0, 1, 2, 3, 4], [0, 10, NAN, 30, 40])
     start, end = ints([0, 0, 1, 2, 3]), ints([1, 2, 3, 3, 4])
-    np.testing.assert_allclose(series.rise(read, start, end), [10, NAN, NAN, NAN, 10])
+    np.testing.assert_allclose(series.compute_increase(read, start, end), [10, NAN, NAN, NAN, 10])
 
 
 def test_minus_one_in_an_integer_column_is_missing_not_a_value() -> None:
     t_ns, denied = ints([0, 1, 2]), np.array([-1, -1, -1], np.int64)
-    found = series.rise_of(t_ns, denied, ints([0]), ints([2]))
+    found = series.compute_column_increase(t_ns, denied, ints([0]), ints([2]))
     np.testing.assert_allclose(found, [NAN])
     partly = np.array([5, -1, 9], np.int64)
-    np.testing.assert_allclose(series.rise_of(t_ns, partly, ints([0]), ints([2])), [NAN])
+    np.testing.assert_allclose(
+        series.compute_column_increase(t_ns, partly, ints([0]), ints([2])), [NAN]
+    )
 
 
 @pytest.mark.parametrize("readings", [counter([], []), counter([1], [5])])
 def test_one_reading_says_nothing(readings: series.Series) -> None:
-    assert np.isnan(series.rise(readings, ints([1]), ints([1]))).all()
-    assert np.isnan(series.mean(readings, ints([1]), ints([2]))).all()
-    assert series.coverage(readings, ints([1]), ints([2])).tolist() == [0.0]
+    assert np.isnan(series.compute_increase(readings, ints([1]), ints([1]))).all()
+    assert np.isnan(series.compute_mean(readings, ints([1]), ints([2]))).all()
+    assert series.compute_coverage(readings, ints([1]), ints([2])).tolist() == [0.0]
 
 
 def test_a_gauge_holds_until_the_next_reading() -> None:
@@ -64,18 +68,20 @@ def test_a_gauge_holds_until_the_next_reading() -> None:
     start, end = ints([0.05, 0, 0.1, 0.3, 0.5]), ints([0.15, 0.4, 0.4, 0.9, 0.6])
     # 0-0.4: (0.1·1 + 0.1·0 + 0.2·0.5) / 0.4 = 0.5; 0.1-0.4: 0.1/0.3; beyond the last: nothing
     expected = [0.5, 0.5, 1 / 3, 0.5, NAN]
-    np.testing.assert_allclose(series.mean(busy, start, end), expected)
+    np.testing.assert_allclose(series.compute_mean(busy, start, end), expected)
 
 
 def test_a_missing_gauge_has_no_weight() -> None:
     busy = gauge([0, 1, 2, 3], [1.0, NAN, 0.0, 0.0])
-    np.testing.assert_allclose(series.mean(busy, ints([0, 1]), ints([3, 2])), [0.5, NAN])
-    np.testing.assert_allclose(series.coverage(busy, ints([0, 1]), ints([3, 2])), [2 / 3, 0])
+    np.testing.assert_allclose(series.compute_mean(busy, ints([0, 1]), ints([3, 2])), [0.5, NAN])
+    np.testing.assert_allclose(
+        series.compute_coverage(busy, ints([0, 1]), ints([3, 2])), [2 / 3, 0]
+    )
 
 
 def test_coverage_leaves_out_resets_and_long_gaps() -> None:
     read = counter([0, 1, 2, 7], [0, 10, 3, 5])
     start, end = ints([0, 0, 2, 3]), ints([1, 2, 7, 3])
-    np.testing.assert_allclose(series.coverage(read, start, end), [1, 0.5, 1, NAN])
-    limited = series.coverage(read, start, end, longest_gap_ns=2_000_000_000)
+    np.testing.assert_allclose(series.compute_coverage(read, start, end), [1, 0.5, 1, NAN])
+    limited = series.compute_coverage(read, start, end, longest_gap_ns=2_000_000_000)
     np.testing.assert_allclose(limited, [1, 0.5, 0, NAN])

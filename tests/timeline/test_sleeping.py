@@ -7,7 +7,11 @@ from dataclasses import replace
 import numpy as np
 from builders import WCHAN_NAMES, activity, ints, thread
 
-from clusterprof.timeline.sleeping import asleep_at, held_ns, runs
+from clusterprof.analysis.timeline.data_wait.samples import (
+    find_runs,
+    find_sleep_samples,
+    measure_sample_time,
+)
 
 LOCK = WCHAN_NAMES.index("futex_wait_queue")
 
@@ -18,9 +22,11 @@ def on_lock(name: str) -> bool:
 
 def test_a_sample_holds_until_the_next_one() -> None:
     table = thread(activity("L0.3 U0.3 L0.4"), 1)
-    found = asleep_at(table, WCHAN_NAMES, on_lock)
+    found = find_sleep_samples(table, WCHAN_NAMES, on_lock)
     assert found.tolist() == [True] * 3 + [False] * 3 + [True] * 4 + [False]
-    held = held_ns(table.t_ns, found, ints([0, 0.25, 0.5, 0.95]), ints([1, 0.65, 0.6, 1]))
+    held = measure_sample_time(
+        table.t_ns, found, ints([0, 0.25, 0.5, 0.95]), ints([1, 0.65, 0.6, 1])
+    )
     # 0.3 + 0.4; 0.05 + 0.05; on the CPU; to the end
     np.testing.assert_allclose(held / 1e9, [0.7, 0.1, 0.0, 0.05])
 
@@ -32,19 +38,21 @@ def test_a_short_sleep_without_a_name_was_where_the_last_one_was() -> None:
     wchan[0:10] = -1  # before: asleep at a place that nobody asked for, until the lock
     wchan[30:40] = -1
     table = replace(table, wchan=wchan)
-    found = asleep_at(table, WCHAN_NAMES, on_lock)
+    found = find_sleep_samples(table, WCHAN_NAMES, on_lock)
     # the name at 1.0 s speaks for less than a second before, that at 2.9 s for less than one after
     assert np.flatnonzero(found).tolist() == list(range(1, 39))
 
 
 def test_samples_that_stopped_say_nothing_of_later() -> None:
     t_ns = ints([0, 0.1, 5.0, 5.1])
-    held = held_ns(t_ns, np.array([True, True, False, False]), ints([0, 1]), ints([5.1, 2]))
+    held = measure_sample_time(
+        t_ns, np.array([True, True, False, False]), ints([0, 1]), ints([5.1, 2])
+    )
     np.testing.assert_allclose(held / 1e9, [0.1 + 0.25, 0.0])
 
 
 def test_runs_bridge_one_other_sample() -> None:
     t_ns = ints([0.1 * i for i in range(10)])
-    first, last = runs(t_ns, np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 0], np.bool_))
+    first, last = find_runs(t_ns, np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 0], np.bool_))
     assert (first.tolist(), last.tolist()) == ([1, 7], [4, 7])
-    assert runs(t_ns, np.zeros(10, np.bool_))[0].tolist() == []
+    assert find_runs(t_ns, np.zeros(10, np.bool_))[0].tolist() == []

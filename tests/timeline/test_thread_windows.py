@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 from builders import activity, chunk, thread
 
-from clusterprof.timeline.feeding_blocked import surroundings
-from clusterprof.timeline.thread_windows import Windowed, windowed
+from clusterprof.analysis.timeline.data_wait.blocked import get_read_context
+from clusterprof.analysis.timeline.data_wait.samples import ThreadWindows, measure_thread_windows
 
 TICK_NS = 100_000_000
 READS = "D0.2 " + "K0.02 D0.08 " * 9  # from 0.2 s on every sample finds it on a CPU
 
 
-def seen(text: str, loads: bool) -> Windowed:
+def seen(text: str, loads: bool) -> ThreadWindows:
     start_ns = np.arange(3, 9) * TICK_NS
     table = thread(activity(text), 1.0)
-    return windowed(table, start_ns, start_ns + TICK_NS, surroundings(chunk(1.0)), loads)
+    return measure_thread_windows(
+        table, start_ns, start_ns + TICK_NS, get_read_context(chunk(1.0)), loads
+    )
 
 
 def test_a_window_in_which_a_loader_was_never_found_blocked_has_its_usual_mix() -> None:
@@ -24,7 +26,7 @@ def test_a_window_in_which_a_loader_was_never_found_blocked_has_its_usual_mix() 
     assert found.on_cpu == pytest.approx(0.2)
     assert found.storage == pytest.approx(0.8)
     assert found.reading == pytest.approx(0.2)  # all of it in the kernel
-    assert found.at_work == pytest.approx(1.0)
+    assert found.active == pytest.approx(1.0)
 
 
 def test_only_one_that_loads_reads_in_the_kernel() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from builders import header, ns
 
+from clusterprof.analysis.timeline.load.chunks import build_chunks
 from clusterprof.probe.layout import FETCH, FIRST_USER_KIND, FORWARD, STEP, WORKER_START
-from clusterprof.timeline.load import chunks_of
 from clusterprof.trace.schema import SPAN_FIELDS, Spans
 
 # The second starts first and ends first; the third ends last; the fifth arrives last.
@@ -19,7 +19,7 @@ def loaded(kind: int, *more: tuple[float, float, int]) -> list[tuple[int, ...]]:
     rows = [*more, *((start, end, kind) for start, end in UNREAD)]
     table = np.array([[ns(s), ns(e), k, 0, 0, 0, 0] for s, e, k in rows], np.int64)
     columns = {name: table[:, i].copy() for i, name in enumerate(SPAN_FIELDS)}
-    (chunk,) = chunks_of([header(), Spans(100, 7, 10, 0, {}, columns)], ns(60))
+    (chunk,) = build_chunks([header(), Spans(100, 7, 10, 0, {}, columns)], ns(60))
     found = chunk.processes[100].spans[kind]
     seconds = [(column // ns(1)).tolist() for column in (found.start_ns, found.end_ns)]
     return list(zip(*seconds, found.sequence.tolist()))

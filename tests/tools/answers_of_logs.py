@@ -13,19 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.engine.local import analyze
-from clusterprof.importers.base import Account, Importer
-from clusterprof.importers.dlio import Dlio
-from clusterprof.importers.kineto import Kineto
-from clusterprof.importers.mllog import Mllog
-from clusterprof.importers.nccl_text import read_text
-from clusterprof.importers.nsys import Nsys
-from clusterprof.importers.nvidia_smi import NvidiaSmi
-from clusterprof.importers.prometheus import Prometheus
-from clusterprof.importers.sources import sources_of
-from clusterprof.importers.tables import NodeTables
-from clusterprof.importers.telemetry.exposition import labels_of
-from clusterprof.importers.telemetry.labelled import meaning_of
+from clusterprof.analysis.importers.core.base import Account, Importer
+from clusterprof.analysis.importers.core.byte_sources import open_sources
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.kineto.importer import Kineto
+from clusterprof.analysis.importers.metrics.labelled_series import find_mapping
+from clusterprof.analysis.importers.metrics.nvidia_smi import NvidiaSmi
+from clusterprof.analysis.importers.metrics.prometheus import Prometheus, parse_labels
+from clusterprof.analysis.importers.nccl.text_logs import read_text
+from clusterprof.analysis.importers.nsys.importer import Nsys
+from clusterprof.analysis.importers.workloads.dlio import Dlio
+from clusterprof.analysis.importers.workloads.mllog import Mllog
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 
 Answer = tuple[str, str, str, str, str, str, bool]
@@ -39,8 +38,16 @@ _FIELDS = (
 
 def answers() -> Iterator[Answer]:
     """Yield all of them."""
-    for each in (mlperf_logs, start_ups, dlio_sample, nccl_tests, nvidia_smi, scrapes,
-                 node_exporter, unanswered):  # fmt: skip
+    for each in (
+        mlperf_logs,
+        start_ups,
+        dlio_sample,
+        nccl_tests,
+        nvidia_smi,
+        scrapes,
+        node_exporter,
+        unanswered,
+    ):
         yield from each()
 
 
@@ -49,14 +56,14 @@ def _known(folder: str) -> Any:
 
 
 def _imported(one: Importer, *paths: Path) -> tuple[list[NodeTables], list[Account]]:
-    sources = [source for path in paths for source in sources_of(path)]
+    sources = [source for path in paths for source in open_sources(path)]
     accounts = [Account(source.path, one.title) for source in sources]
     return list(one.nodes(sources, accounts)), accounts
 
 
 def _spans(node: NodeTables, pid: int, kind: int) -> Any:
     """Spans of a kind: fields by row."""
-    table = node._spans[pid].whole()
+    table = node._spans[pid].to_array()
     return table[:, table[2] == kind]
 
 
@@ -75,18 +82,31 @@ def mlperf_logs() -> Iterator[Answer]:
         length = known[file].get("epoch_s") or known[file]["block_s"]
         ours = _seconds(_spans(node, 1, layout.STEP))
         what = "epochs, in all" if "epoch_s" in known[file] else "blocks, in all"
-        yield ("mllog", file, what, f"{length['sum']:,.1f} s", "its lines", f"{ours:,.1f} s",
-               abs(ours - length["sum"]) < 0.05)  # fmt: skip
+        yield (
+            "mllog",
+            file,
+            what,
+            f"{length['sum']:,.1f} s",
+            "its lines",
+            f"{ours:,.1f} s",
+            abs(ours - length["sum"]) < 0.05,
+        )
         of, notes = path.parent.name, account.notes
         cold[of] = cold.get(of, 0) + any("cold caches" in note for note in notes)
         named = path.name.split(".")[0].removeprefix("result_")
         slow.setdefault(of, []).extend([named] * any("the slowest of" in note for note in notes))
     for of, stated in (("perlmutter_cosmoflow_weak", 10), ("clemson_deepcam", 0)):
-        yield ("mllog", of, "logs whose first epoch was slow", str(stated), "verdict",
-               str(cold[of]), cold[of] == stated)  # fmt: skip
+        yield (
+            "mllog",
+            of,
+            "logs whose first epoch was slow",
+            str(stated),
+            "verdict",
+            str(cold[of]),
+            cold[of] == stated,
+        )
     of = "perlmutter_cosmoflow_weak"
-    yield ("mllog", of, "the slow instance", "3", "verdict", ", ".join(slow[of]),
-           slow[of] == ["3"])  # fmt: skip
+    yield ("mllog", of, "the slow instance", "3", "verdict", ", ".join(slow[of]), slow[of] == ["3"])
 
 
 def start_ups() -> Iterator[Answer]:
@@ -99,8 +119,15 @@ def start_ups() -> Iterator[Answer]:
         stated = (begins - min(one["time_ms"] for one in said)) / 1e3
         ours = dict(analyze(path).outside_buckets).get("startup", 0) / 1e9
         name = f"{path.parent.name}/{path.name.removesuffix('.gz')}"
-        yield ("mllog", name, "start-up, until the first of them", f"{stated:,.1f} s", "its lines",
-               f"{ours:,.1f} s", abs(ours - stated) < 0.05)  # fmt: skip
+        yield (
+            "mllog",
+            name,
+            "start-up, until the first of them",
+            f"{stated:,.1f} s",
+            "its lines",
+            f"{ours:,.1f} s",
+            abs(ours - stated) < 0.05,
+        )
 
 
 def dlio_sample() -> Iterator[Answer]:
@@ -115,8 +142,15 @@ def dlio_sample() -> Iterator[Answer]:
     ):
         some = [_spans(node, pid, kind) for pid in (1, 2)]
         ours = sum(_seconds(s[:, s[3] <= most]) for s, most in zip(some, half)) / 2
-        yield ("dlio-sample", "all", what, f"{stated[key]} s", "DLIO's own test", f"{ours:.2f} s",
-               f"{ours:.2f}" == stated[key])  # fmt: skip
+        yield (
+            "dlio-sample",
+            "all",
+            what,
+            f"{stated[key]} s",
+            "DLIO's own test",
+            f"{ours:.2f} s",
+            f"{ours:.2f}" == stated[key],
+        )
 
 
 def nccl_tests() -> Iterator[Answer]:
@@ -127,8 +161,15 @@ def nccl_tests() -> Iterator[Answer]:
         ours = (len(found.rows), last.bytes, last.time_us, last.bus_gbps)
         known = (told["rows"], stated["bytes"], stated["time_us"], stated["busbw"])
         form = "{} rows, {:,} B in {:,.0f} us, bus {} GB/s"
-        yield ("nccl-tests", name, "rows, the largest", form.format(*known), "the table",
-               form.format(*ours), ours == known)  # fmt: skip
+        yield (
+            "nccl-tests",
+            name,
+            "rows, the largest",
+            form.format(*known),
+            "the table",
+            form.format(*ours),
+            ours == known,
+        )
 
 
 def nvidia_smi() -> Iterator[Answer]:
@@ -142,8 +183,15 @@ def nvidia_smi() -> Iterator[Answer]:
             found = [one for one in node._columns if one.signal == signal]
             ours = f"{found[0].values[0] / scale:g}" if found else "not known"
             stated = gpu[key].split()[0]
-            yield ("nvidia-smi-xml", name, what, gpu[key], "the document",
-                   f"{ours} {gpu[key].split()[1]}", ours == f"{float(stated):g}")  # fmt: skip
+            yield (
+                "nvidia-smi-xml",
+                name,
+                what,
+                gpu[key],
+                "the document",
+                f"{ours} {gpu[key].split()[1]}",
+                ours == f"{float(stated):g}",
+            )
 
 
 def scrapes() -> Iterator[Answer]:
@@ -154,16 +202,30 @@ def scrapes() -> Iterator[Answer]:
         nodes, _ = _imported(Prometheus(), DATA / folder / name)
         columns = [one for node in nodes for one in node._columns]
         if "values" not in told:
-            yield ("dcgm-prometheus", name, "series", str(told["series"]), "the file",
-                   str(len(columns)), len(columns) == told["series"])  # fmt: skip
+            yield (
+                "dcgm-prometheus",
+                name,
+                "series",
+                str(told["series"]),
+                "the file",
+                str(len(columns)),
+                len(columns) == told["series"],
+            )
             continue
         scale = next(scale for word, scale in signals.items() if word in name)
         ours = sorted(float(one.values[0]) for one in columns)
         stated = sorted(float(value) * scale for value in told["values"].values())
         met = len(ours) == len(stated) and bool(np.allclose(ours, stated, rtol=1e-12))
         alike = sum(a == b or abs(a - b) < 1e-9 * abs(b) for a, b in zip(ours, stated))
-        yield ("dcgm-prometheus", name, "values", str(len(stated)), "the answer",
-               f"{alike} of {len(ours)} alike", met)  # fmt: skip
+        yield (
+            "dcgm-prometheus",
+            name,
+            "values",
+            str(len(stated)),
+            "the answer",
+            f"{alike} of {len(ours)} alike",
+            met,
+        )
 
 
 def node_exporter() -> Iterator[Answer]:
@@ -178,14 +240,21 @@ def node_exporter() -> Iterator[Answer]:
         if line not in listed:
             continue
         name, _, value = line.rpartition(" ")
-        found = meaning_of(name.partition("{")[0], labels_of(name.partition("{")[2]))
+        found = find_mapping(name.partition("{")[0], parse_labels(name.partition("{")[2]))
         if found is None or found[0].parts:
             continue
         count += 1
         stated = float(value) * found[0].scale
         alike += abs(ours.get((found[0].signal, found[1]), -1.0) - stated) <= 1e-9 * stated
-    yield ("node-exporter-fixtures", file, "values that are signals of ours", str(count),
-           "node_exporter", f"{alike} alike", alike == count)  # fmt: skip
+    yield (
+        "node-exporter-fixtures",
+        file,
+        "values that are signals of ours",
+        str(count),
+        "node_exporter",
+        f"{alike} alike",
+        alike == count,
+    )
 
 
 def unanswered() -> Iterator[Answer]:

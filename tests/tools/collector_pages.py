@@ -21,7 +21,7 @@ _COST = re.compile(r"^  (\w+) +(\S.*?) {2,}([\d.,]+) +([\d.,]+) +([\d.]+) *$", r
 
 def collector_pages(mark: str) -> dict[str, str]:
     """Return path -> text of every page and of their index."""
-    from clusterprof.collectors.registry import COLLECTORS
+    from clusterprof.agent.collectors.registry import COLLECTORS
 
     costs = measured((ROOT / "bench/README.md").read_text(encoding="utf-8"))
     pages = {}
@@ -57,13 +57,17 @@ def one_page(collector: Any, costs: list[tuple[str, str, str, str]]) -> str:
 
 
 def module_doc(collector: Any) -> str:
+    """Return the page: the docstring of the class if it has sections, else of the module."""
     module = sys.modules[collector.__module__]
+    if "## " in (collector.__doc__ or ""):
+        return inspect.cleandoc(collector.__doc__)
     return inspect.cleandoc(module.__doc__ or collector.__doc__ or "")
 
 
 def signals_section(collector: Any) -> str:
     """Return the table of what a collector writes, with units."""
-    columns = getattr(sys.modules[collector.__module__], "COLUMNS", None)
+    module = vars(sys.modules[collector.__module__])
+    columns = next((module[name] for name in module if _is_column_list(name)), None)
     if hasattr(collector, "strings") and columns:
         rows = [f"| `{name}` | {_unit(name)} |" for name in columns]
         return "\n".join(["## Columns", "", "| column | unit |", "|---|---|", *rows])
@@ -71,37 +75,90 @@ def signals_section(collector: Any) -> str:
     return "\n".join(["## Signals", "", "| signal | unit | meaning |", "|---|---|---|", *rows])
 
 
+def _is_column_list(name: str) -> bool:
+    """Return whether a constant names the columns of a table: COLUMNS, PROCESS_COLUMNS, …"""
+    return name in ("COLUMNS", "PROCESS_COLUMNS", "THREAD_COLUMNS", "PLACEMENT_COLUMNS")
+
+
 def _unit(column: str) -> str:
-    from clusterprof.units import unit_of
+    from clusterprof.units import infer_unit
 
     try:
-        return unit_of(column)
+        return infer_unit(column)
     except ValueError:
         return ""
 
 
 def signals_of(collector: Any) -> list[Any]:
-    """Return the signals that a collector may write, in the order of the catalogue."""
+    """Return the signals that a collector may write, in the order of the catalog."""
     from clusterprof import signals
 
-    path = Path(sys.modules[collector.__module__].__file__ or "")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    trees = [tree]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            folder = ROOT / node.module.replace(".", "/")
-            if node.module.startswith("clusterprof.collectors.") and folder.is_dir():
-                trees += [ast.parse(one.read_text(encoding="utf-8")) for one in folder.glob("*.py")]
+    nodes = reachable_nodes(collector)
     names: set[str] = set()
-    for one in trees:
-        for node in ast.walk(one):
-            if isinstance(node, ast.Attribute) and _is_signals(node.value):
-                names.add(_name(getattr(signals, node.attr, None)))
-            elif isinstance(node, ast.ImportFrom) and node.module == "clusterprof.signals":
-                names |= {_name(getattr(signals, alias.name, None)) for alias in node.names}
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                names.add(node.value)
-    return [signal for signal in signals.CATALOGUE if signal.name in names]
+    for node in (inner for reached in nodes for inner in ast.walk(reached)):
+        if isinstance(node, ast.Attribute) and _is_signals(node.value):
+            names.add(_name(getattr(signals, node.attr, None)))
+        elif isinstance(node, ast.Name):
+            names.add(_name(getattr(signals, node.id, None)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    return [signal for signal in signals.BY_NAME.values() if signal.name in names]
+
+
+def reachable_nodes(collector: Any) -> list[ast.stmt]:
+    """Return the class, what it uses of its module, and the vendor bindings that it imports."""
+    tree = _parse_module(collector.__module__)
+    by_name = {name: node for node in tree.body for name in _defined_names(node)}
+    pending, reached, bindings = [collector.__name__], [], set()
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in seen or name not in by_name:
+            continue
+        seen.add(name)
+        node = by_name[name]
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            bindings |= _binding_modules(node)
+            continue
+        reached.append(node)
+        pending += [inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)]
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.ImportFrom):
+                bindings |= _binding_modules(inner)
+    done: set[str] = set()
+    while bindings - done:
+        module = (bindings - done).pop()
+        done.add(module)
+        body = _parse_module(module).body
+        reached += body
+        for node in (inner for stmt in body for inner in ast.walk(stmt)):
+            if isinstance(node, ast.ImportFrom):
+                bindings |= _binding_modules(node)
+    return reached
+
+
+def _parse_module(name: str) -> ast.Module:
+    path = ROOT / (name.replace(".", "/") + ".py")
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _defined_names(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+    return [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+
+
+def _binding_modules(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Modules beside the GPU collectors that an import names: bindings of vendor libraries."""
+    room = "clusterprof.agent.collectors.gpu"
+    if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(room):
+        return set()
+    if node.module == room:
+        return {f"{room}.{alias.name}" for alias in node.names}
+    return {node.module or ""}
 
 
 def _is_signals(node: ast.expr) -> bool:

@@ -16,9 +16,17 @@ OLD_NUMPY = "numpy<2"
 OLD_SETUPTOOLS = "setuptools<81"  # has the pkg_resources that old packages import
 
 _TORCH_TESTS = (
-    "torch", "batch", "compiling", "distributed", "distributed_guest", "coalesced", "functional",
-    "ddp", "ddp_guest", "sharded",
-)  # fmt: skip
+    "torch",
+    "batch",
+    "compiling",
+    "distributed",
+    "distributed_guest",
+    "coalesced",
+    "functional",
+    "ddp",
+    "ddp_guest",
+    "sharded",
+)
 _PYTHON_TESTS = ("ring", "api", "importer", "bootstrap", "chaining", "cuda", "sync", "inject")
 
 PACKAGES: dict[str, tuple[str, ...]] = {  # library -> packages whose hooks must stand
@@ -66,13 +74,7 @@ def _torch(version: str, python: str, *also: str) -> Row:
     return Row("PyTorch", (f"torch=={version}",), _TORCH_TESTS, python, version, also)
 
 
-def _of(
-    library: str,
-    test: str,
-    torch: str,
-    *pins: str,
-    also: tuple[str, ...] = (),
-) -> Row:
+def _of(library: str, test: str, torch: str, *pins: str, also: tuple[str, ...] = ()) -> Row:
     python = OLD_PYTHON if torch == OLD_TORCH else "3.11"
     return Row(library, pins, (test,), python, torch, also)
 

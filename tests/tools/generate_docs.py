@@ -61,16 +61,16 @@ def generated_files() -> list[Path]:
 
 
 def cause_pages() -> dict[str, str]:
-    from clusterprof.detectors.peers import PEER_CAUSES
-    from clusterprof.detectors.registry import DETECTORS
-    from clusterprof.remedies.pages import page
+    from clusterprof.analysis.advice.pages import build_cause_page
+    from clusterprof.analysis.detectors.cross_rank import PEER_CAUSES
+    from clusterprof.analysis.detectors.registry import DETECTORS
 
     pages = {}
     index = [
         MARK + "# Causes\n\nWhat the GPU waited for, in the order in which causes are asked.\n"
     ]
     for cause in (*(detector.cause for detector in DETECTORS), *PEER_CAUSES):
-        pages[f"docs/causes/{cause.id}.md"] = MARK + page(cause.id)
+        pages[f"docs/causes/{cause.id}.md"] = MARK + build_cause_page(cause.id)
         index.append(f"* [{cause.id}]({cause.id}.md): {cause.title}.")
     pages["docs/causes/README.md"] = "\n".join(index) + "\n"
     return pages
@@ -87,12 +87,12 @@ def accuracy_pages() -> dict[str, str]:
 
 
 def signal_page() -> str:
-    from clusterprof.signals import CATALOGUE
+    from clusterprof.signals import CATALOG
 
     lines = [MARK + "# Signals\n", "| signal | of | unit | meaning |", "|---|---|---|---|"]
     lines += [
         f"| `{signal.name}` | {signal.device or 'node'} | {signal.unit} | {signal.doc} |"
-        for signal in CATALOGUE
+        for signal in CATALOG
     ]
     return "\n".join(lines) + "\n"
 

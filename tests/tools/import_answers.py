@@ -17,7 +17,7 @@ from typing import Any
 
 from answers_of_logs import answers
 
-from clusterprof.engine.local import Analysed, analysed
+from clusterprof.analysis.pipeline import Analysis, AnalysisRequest, analyze_with_details
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DATA = ROOT.parent / "shared" / "data"
@@ -57,8 +57,10 @@ def main() -> int:
 
 
 @cache
-def read(name: str) -> Analysed:
-    return analysed(DATA / name, leave_unknown=True)  # as `analyze` does
+def read(name: str) -> Analysis:
+    return analyze_with_details(
+        [DATA / name], AnalysisRequest(leave_unknown=True)
+    )  # as `analyze` does
 
 
 def known(folder: str) -> Mapping[str, Any]:
@@ -66,19 +68,19 @@ def known(folder: str) -> Mapping[str, Any]:
     return found
 
 
-def idle_us(made: Analysed) -> float:
+def idle_us(made: Analysis) -> float:
     """Device time within the steps in which it did nothing at all, of all ranks."""
     in_step = sum(rank.in_step_ns for rank in made.report.ranks)
-    busy = sum(b.partial.totals.get("busy", 0) for n in made.across.nodes for b in n.books)
+    busy = sum(b.accumulator.totals.get("busy", 0) for n in made.across.nodes for b in n.ranks)
     return (in_step - busy) / 1e3
 
 
-def exposed_us(made: Analysed) -> float:
+def exposed_us(made: Analysis) -> float:
     """Time in communication alone."""
     return made.report.lost_ns / 1e3 - idle_us(made)
 
 
-def share(made: Analysed, *families: str) -> float:
+def share(made: Analysis, *families: str) -> float:
     """Part of the time in steps lost to some families, in percent."""
     buckets = [one for rank in made.report.ranks for one in rank.buckets]
     lost = sum(ns for cause, ns in buckets if cause.split("-")[0] in families)
@@ -105,8 +107,15 @@ def one_rank() -> Iterator[Row]:
     made = read(job)
     moved = sum(f.lost_ns for f in made.report.findings if f.cause.id == "net-transfer") / 8e3
     stated = found["collective_alignment"]["sum_of_min_durations_us"]
-    yield Row(job, "all", "transfer, each rank", f"{stated:,.0f} us", by, f"{moved:,.0f} us",
-              near(stated, moved))  # fmt: skip
+    yield Row(
+        job,
+        "all",
+        "transfer, each rank",
+        f"{stated:,.0f} us",
+        by,
+        f"{moved:,.0f} us",
+        near(stated, moved),
+    )
     late: dict[int | None, int] = {}
     for finding in made.report.findings:
         for one in finding.culprits:
@@ -125,8 +134,9 @@ def _intervals(folder: str, name: str, reference: Any) -> Iterator[Row]:
         ("exposed communication", "exposed_comm_us", exposed_us(made)),
     ):
         stated = float(reference[key])
-        yield Row(folder, name, what, f"{stated:,.0f} us", by, f"{ours:,.0f} us",
-                  near(stated, ours))  # fmt: skip
+        yield Row(
+            folder, name, what, f"{stated:,.0f} us", by, f"{ours:,.0f} us", near(stated, ours)
+        )
 
 
 def dataloaders() -> Iterator[Row]:
@@ -136,14 +146,28 @@ def dataloaders() -> Iterator[Row]:
         reference = trace["independent_interval_reference"]
         made = read(f"{folder}/{name}")
         stated, ours = reference["idle_during_dataloader_pct_of_window"], share(made, *_DATA)
-        yield Row(folder, name, "idle in waits for data", f"{stated:.1f} %", "intervals",
-                  f"{ours:.1f} %", abs(stated - ours) < 0.2)  # fmt: skip
+        yield Row(
+            folder,
+            name,
+            "idle in waits for data",
+            f"{stated:.1f} %",
+            "intervals",
+            f"{ours:.1f} %",
+            abs(stated - ours) < 0.2,
+        )
     for part, wanted in (("num_workers_0.16", True), ("num_workers_4", False)):
         name = next(n for n in known(folder)["traces"] if part in n)
         first = read(f"{folder}/{name}").report.findings[0].cause
         said = "the dataloader first" if wanted else "not the dataloader"
-        yield Row(folder, name, "verdict", said, "torch-tb-profiler", first.id,
-                  (first.family in _DATA) == wanted)  # fmt: skip
+        yield Row(
+            folder,
+            name,
+            "verdict",
+            said,
+            "torch-tb-profiler",
+            first.id,
+            (first.family in _DATA) == wanted,
+        )
 
 
 def jobs() -> Iterator[Row]:
@@ -162,8 +186,9 @@ def verdicts() -> Iterator[Row]:
         if wanted is None:
             continue
         first = read(f"{folder}/{name}").report.findings[0].cause.id
-        yield Row(folder, name, "verdict", said.partition(":")[0], "intervals", first,
-                  first == wanted)  # fmt: skip
+        yield Row(
+            folder, name, "verdict", said.partition(":")[0], "intervals", first, first == wanted
+        )
 
 
 def logs() -> Iterator[Row]:
@@ -175,8 +200,8 @@ def logs() -> Iterator[Row]:
         yield Row(folder, file, "findings", "0", by, ours, met)
 
 
-def _first_culprit(rank: int, *families: str) -> Callable[[Analysed], tuple[str, bool]]:
-    def ask(made: Analysed) -> tuple[str, bool]:
+def _first_culprit(rank: int, *families: str) -> Callable[[Analysis], tuple[str, bool]]:
+    def ask(made: Analysis) -> tuple[str, bool]:
         first = made.report.findings[0]
         found = first.culprits[0].rank if first.culprits else None
         met = found == rank and (not families or first.cause.family in families)
@@ -185,30 +210,30 @@ def _first_culprit(rank: int, *families: str) -> Callable[[Analysed], tuple[str,
     return ask
 
 
-def _percent(low: float, high: float, *families: str) -> Callable[[Analysed], tuple[str, bool]]:
-    def ask(made: Analysed) -> tuple[str, bool]:
+def _percent(low: float, high: float, *families: str) -> Callable[[Analysis], tuple[str, bool]]:
+    def ask(made: Analysis) -> tuple[str, bool]:
         ours = share(made, *families)
         return f"{ours:.1f} %", low <= ours <= high
 
     return ask
 
 
-def _nothing(made: Analysed) -> tuple[str, bool]:
+def _nothing(made: Analysis) -> tuple[str, bool]:
     return f"{len(made.report.findings)} findings", not made.report.findings
 
 
-def _slowdown(made: Analysed) -> tuple[str, bool]:
+def _slowdown(made: Analysis) -> tuple[str, bool]:
     found = {one.name: one.value for one in made.report.metrics}
     ours = found.get("yardstick.slowdown_factor")
     return ("not known", False) if ours is None else (f"{ours:.3f}", abs(ours - 1.179) <= 0.02)
 
 
-def _reads(made: Analysed) -> tuple[str, bool]:
+def _reads(made: Analysis) -> tuple[str, bool]:
     ours = 100 * share(made, "storage") / share(made, "storage", "cpu")
     return f"{ours:.1f} %", abs(ours - 84.98) <= 0.5
 
 
-def _waits(made: Analysed) -> tuple[str, bool]:
+def _waits(made: Analysis) -> tuple[str, bool]:
     """Of steps as the source lists them: what lies between the lists is in no cause of ours."""
     report = made.report
     rest = sum(ns for rank in report.ranks for cause, ns in rank.buckets if cause == "unattributed")
@@ -217,13 +242,13 @@ def _waits(made: Analysed) -> tuple[str, bool]:
     return f"{ours:.2f} %", abs(ours - 2.259) <= 0.05
 
 
-def _idle_percent(*stated: float, within: float = 0.15) -> Callable[[Analysed], tuple[str, bool]]:
-    def ask(made: Analysed) -> tuple[str, bool]:
+def _idle_percent(*stated: float, within: float = 0.15) -> Callable[[Analysis], tuple[str, bool]]:
+    def ask(made: Analysis) -> tuple[str, bool]:
         found = []
         for node in made.across.nodes:
-            for one in node.books:
+            for one in node.ranks:
                 in_step = one.ledger.in_step_ns
-                found.append(100 * (in_step - one.partial.totals.get("busy", 0)) / in_step)
+                found.append(100 * (in_step - one.accumulator.totals.get("busy", 0)) / in_step)
         said = ", ".join(f"{one:.1f} %" for one in found)
         return said, len(found) == len(stated) and all(
             abs(a - b) <= within for a, b in zip(found, stated)
@@ -232,29 +257,78 @@ def _idle_percent(*stated: float, within: float = 0.15) -> Callable[[Analysed], 
     return ask
 
 
-_JOBS: tuple[tuple[str, str, str, str, str, Callable[[Analysed], tuple[str, bool]]], ...] = (
-    ("nsys-sqlite", "mfu_2gpu_before.sqlite.gz", "idle, copies are activity", "8.7 %, 10.5 %",
-     "nsys-ai 0.3.0 and intervals", _idle_percent(8.68, 10.51)),
-    ("dftracer-dlio-8rank", "all", "lost in `__getitem__`: reads and work", "33 to 35 %",
-     "intervals", _percent(33.0, 35.0, "storage", "cpu")),
+_JOBS: tuple[tuple[str, str, str, str, str, Callable[[Analysis], tuple[str, bool]]], ...] = (
+    (
+        "nsys-sqlite",
+        "mfu_2gpu_before.sqlite.gz",
+        "idle, copies are activity",
+        "8.7 %, 10.5 %",
+        "nsys-ai 0.3.0 and intervals",
+        _idle_percent(8.68, 10.51),
+    ),
+    (
+        "dftracer-dlio-8rank",
+        "all",
+        "lost in `__getitem__`: reads and work",
+        "33 to 35 %",
+        "intervals",
+        _percent(33.0, 35.0, "storage", "cpu"),
+    ),
     ("dftracer-dlio-8rank", "all", "of it in calls for files", "85.0 %", "intervals", _reads),
-    ("mlperf-storage", "all", "waits for batches, of waits and work", "2.26 %", "its step lists",
-     _waits),
+    (
+        "mlperf-storage",
+        "all",
+        "waits for batches, of waits and work",
+        "2.26 %",
+        "its step lists",
+        _waits,
+    ),
     ("straggler-bytedance", "all", "slowdown by stragglers", "1.179", "its authors", _slowdown),
-    ("straggler-bytedance", "all", "the stage that is slow", "the last (ranks 6, 7)",
-     "its authors", lambda made: (
-         f"rank {made.report.findings[0].culprits[0].rank}",
-         made.report.findings[0].culprits[0].rank in (6, 7))),
-    ("spdl-fleet", "all", "the slow rank", "rank 19, preprocessing", "its authors",
-     _first_culprit(19, "cpu", "input")),
-    ("alibaba-minibatch", "job_2_norm.csv", "the slowest worker", "5 (233 of 254)", "step times",
-     _first_culprit(5)),
-    ("alibaba-minibatch", "job_3_norm.csv", "the slowest worker", "1 (115), 0 (102)",
-     "step times", _first_culprit(1)),
+    (
+        "straggler-bytedance",
+        "all",
+        "the stage that is slow",
+        "the last (ranks 6, 7)",
+        "its authors",
+        lambda made: (
+            f"rank {made.report.findings[0].culprits[0].rank}",
+            made.report.findings[0].culprits[0].rank in (6, 7),
+        ),
+    ),
+    (
+        "spdl-fleet",
+        "all",
+        "the slow rank",
+        "rank 19, preprocessing",
+        "its authors",
+        _first_culprit(19, "cpu", "input"),
+    ),
+    (
+        "alibaba-minibatch",
+        "job_2_norm.csv",
+        "the slowest worker",
+        "5 (233 of 254)",
+        "step times",
+        _first_culprit(5),
+    ),
+    (
+        "alibaba-minibatch",
+        "job_3_norm.csv",
+        "the slowest worker",
+        "1 (115), 0 (102)",
+        "step times",
+        _first_culprit(1),
+    ),
     ("megatronapp-pipeline", "all", "the heavy stage", "3", "intervals", _first_culprit(3)),
-    ("megatronapp-pipeline", "all", "bubbles by stage", "52.9, 54.9, 54.2, 24.7 %", "intervals",
-     _idle_percent(52.85, 54.86, 54.16, 24.66)),
-)  # fmt: skip
+    (
+        "megatronapp-pipeline",
+        "all",
+        "bubbles by stage",
+        "52.9, 54.9, 54.2, 24.7 %",
+        "intervals",
+        _idle_percent(52.85, 54.86, 54.16, 24.66),
+    ),
+)
 
 _VERDICTS = (("launch bound", "launch-bound"), ("dataloader:", "input-wait"))
 _HEALTHY = (

@@ -65,7 +65,7 @@ counted. `python -m bench.bombs` sends one of each through `analyze`: all end wi
 
 def importer_page(mark: str) -> str:
     """Return the page."""
-    from clusterprof.importers.registry import IMPORTERS
+    from clusterprof.analysis.importers.registry import IMPORTERS
 
     parts = [mark + _INTRO, "## Formats\n"]
     for one in IMPORTERS:

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 from trace_samples import boundaries, read_frames, second, simple_records, write
 
-from clusterprof.trace.reader import NodeReader
-from clusterprof.trace.scan import Count, Scanner
+from clusterprof.trace.reader import DamageCounter, NodeReader, Scanner
 
 Frames = list[list[dict[str, Any]]]
 
@@ -26,7 +25,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[int],
     write(node, [simple_records(), *(second(n) for n in range(8))])
     data = (node / "000001.cpf").read_bytes()
     frames, reader = read_frames(node)
-    assert reader.damage.whole
+    assert reader.damage.is_whole
     assert len(frames) == len(boundaries(data)) - 1 == 2 + 3 + 8 * 3
     return data, boundaries(data), frames
 
@@ -43,7 +42,7 @@ def test_cut_at_every_byte(tmp_path: Path, healthy: tuple[bytes, list[int], Fram
     near_boundaries = {start + by for start in starts for by in (-1, 0, 1, 4, 15, 16, 17)}
     for cut in range(len(data)):
         whole = sum(end <= cut for end in starts[1:])
-        count = Count()
+        count = DamageCounter()
         assert len(list(Scanner(io.BytesIO(data[:cut]), count).frames())) == whole
         assert count.torn_tail_bytes == cut - starts[whole]
         assert count.damaged_places == 0
@@ -79,7 +78,7 @@ def test_five_thousand_flipped_bits_are_all_noticed(
     for _ in range(5_000):
         bad = bytearray(data)
         bad[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        count = Count()
+        count = DamageCounter()
         assert len(list(Scanner(io.BytesIO(bad), count).frames())) == len(frames) - 1
         assert count.damaged_bytes + count.torn_tail_bytes > 0
 
@@ -218,7 +217,7 @@ def test_a_thousand_small_frames_that_each_unfold_to_the_limit_are_stopped(tmp_p
 def test_a_file_full_of_heads_that_announce_megabytes_ends_soon(tmp_path: Path) -> None:
     # Without a limit each of 60,000 heads costs a checksum over up to 1 MB: 30 GB of arithmetic.
     hostile = struct.pack("<4sIIBBBB", b"CPF\x01", 500_000, 0, 3, 1, 0, 0) * 60_000
-    count = Count()
+    count = DamageCounter()
     assert list(Scanner(io.BytesIO(hostile), count).frames()) == []
     assert count.bytes_searched <= (64 << 20) + 16 * len(hostile)
     assert count.damaged_bytes + count.torn_tail_bytes == len(hostile)
@@ -250,7 +249,7 @@ def test_names_survive_the_loss_of_the_frame_that_defined_them(
     # And when both first definitions are gone, a later one serves: seconds 0 and 1 are cut out.
     got, reader = read(tmp_path, data[: starts[5]] + data[starts[11] :])
     assert got == frames[:5] + frames[11:]
-    assert reader.damage.whole  # cut out between two frames: nothing left to notice
+    assert reader.damage.is_whole  # cut out between two frames: nothing left to notice
 
 
 def test_a_recording_that_still_grows_is_read_again_from_the_start(
@@ -264,4 +263,4 @@ def test_a_recording_that_still_grows_is_read_again_from_the_start(
     assert reader.damage.torn_tail_bytes == 3
     segment.write_bytes(data)
     assert sum(1 for _ in reader.frames()) == len(frames)
-    assert reader.damage.whole
+    assert reader.damage.is_whole

@@ -10,7 +10,7 @@ import pytest
 from trace_samples import simple_records, write
 
 from clusterprof.errors import NoRecording
-from clusterprof.trace.dump import dump
+from clusterprof.trace.dump import export_records
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Event, Rows, Spans
 
 
@@ -21,43 +21,78 @@ def strict(line: str) -> dict[str, object]:
     return dict(json.loads(line, parse_constant=refuse))
 
 
-def test_every_record_is_a_line_with_missing_and_unspeakable_values_as_null(
-    tmp_path: Path,
-) -> None:
+def test_every_record_is_a_line_with_missing_and_unspeakable_values_as_null(tmp_path: Path) -> None:
     nan, infinity = float("nan"), float("inf")
     columns = Columns(
-        "gpu", ("gpu.busy_ratio", "gpu.throttle_bits"), ("GPU-1", "GPU-1"), array("q", [7, 8]),
-        (array("d", [nan, 0.25]), array("q", [3, 0])), (None, b"\x00\x01"),
-    )  # fmt: skip
+        "gpu",
+        ("gpu.busy_ratio", "gpu.throttle_bits"),
+        ("GPU-1", "GPU-1"),
+        array("q", [7, 8]),
+        (array("d", [nan, 0.25]), array("q", [3, 0])),
+        (None, b"\x00\x01"),
+    )
     rows = Rows("threads", ("tid", "x"), (array("q", [5]), array("d", [-infinity])), {"w": ("a",)})
     spans = Spans(9, 8, 1, 2, {64: "mine"}, {name: array("q", [4]) for name in SPAN_FIELDS})
     write(tmp_path / "node", [[*simple_records(), columns, rows, spans]])
-    lines = [strict(line) for line in dump(tmp_path)]
+    lines = [strict(line) for line in export_records(tmp_path)]
     assert [line["record"] for line in lines] == [
-        "header", "clock", "clock", "event", "gap", "columns", "rows", "spans", "summary",
-    ]  # fmt: skip
+        "header",
+        "clock",
+        "clock",
+        "event",
+        "gap",
+        "columns",
+        "rows",
+        "spans",
+        "summary",
+    ]
     assert lines[4] == {
-        "record": "gap", "folder": "node", "t_ns": 5, "collector": "gpu_nvidia",
-        "signal": "gpu.power_watts", "device": "GPU-1", "kind": "denied",
-        "message": "no permission", "remedy": "be root",
-    }  # fmt: skip
+        "record": "gap",
+        "folder": "node",
+        "t_ns": 5,
+        "collector": "gpu_nvidia",
+        "signal": "gpu.power_watts",
+        "device": "GPU-1",
+        "kind": "denied",
+        "message": "no permission",
+        "remedy": "be root",
+    }
     assert lines[5] == {
-        "record": "columns", "folder": "node", "collector": "gpu",
-        "signals": ["gpu.busy_ratio", "gpu.throttle_bits"], "devices": ["GPU-1", "GPU-1"],
-        "t_ns": [7, 8], "values": [[None, 0.25], [3, None]],
-    }  # fmt: skip
+        "record": "columns",
+        "folder": "node",
+        "collector": "gpu",
+        "signals": ["gpu.busy_ratio", "gpu.throttle_bits"],
+        "devices": ["GPU-1", "GPU-1"],
+        "t_ns": [7, 8],
+        "values": [[None, 0.25], [3, None]],
+    }
     assert lines[6] == {
-        "record": "rows", "folder": "node", "table": "threads", "names": ["tid", "x"],
-        "columns": [[5], [None]], "strings": {"w": ["a"]},
-    }  # fmt: skip
+        "record": "rows",
+        "folder": "node",
+        "table": "threads",
+        "names": ["tid", "x"],
+        "columns": [[5], [None]],
+        "strings": {"w": ["a"]},
+    }
     assert lines[7] == {
-        "record": "spans", "folder": "node", "pid": 9, "started_ticks": 8, "first_sequence": 1,
-        "dropped": 2, "names": {"64": "mine"}, "columns": {name: [4] for name in SPAN_FIELDS},
-    }  # fmt: skip
+        "record": "spans",
+        "folder": "node",
+        "pid": 9,
+        "started_ticks": 8,
+        "first_sequence": 1,
+        "dropped": 2,
+        "names": {"64": "mine"},
+        "columns": {name: [4] for name in SPAN_FIELDS},
+    }
     assert lines[8] == {
-        "record": "summary", "nodes": 1, "damaged_bytes": 0, "damaged_places": 0,
-        "torn_tail_bytes": 0, "frames_read": 8, "unknown_frames": 0,
-    }  # fmt: skip
+        "record": "summary",
+        "nodes": 1,
+        "damaged_bytes": 0,
+        "damaged_places": 0,
+        "torn_tail_bytes": 0,
+        "frames_read": 8,
+        "unknown_frames": 0,
+    }
 
 
 HOSTILE = "\x1b]0;owned\x07 \x7f \x9b31m \u202e \u200b \n ::error::x </script>"
@@ -65,7 +100,7 @@ HOSTILE = "\x1b]0;owned\x07 \x7f \x9b31m \u202e \u200b \n ::error::x </script>"
 
 def test_no_name_reaches_the_terminal_as_a_command(tmp_path: Path) -> None:
     write(tmp_path / "node", [[Event(1, HOSTILE, {HOSTILE: [HOSTILE]})]])
-    lines = list(dump(tmp_path / "node"))
+    lines = list(export_records(tmp_path / "node"))
     assert all(0x20 <= ord(character) < 0x7F for line in lines for character in line)
     event = strict(lines[2])
     assert event["kind"] == HOSTILE
@@ -77,16 +112,21 @@ def test_the_summary_states_the_damage_of_all_nodes(tmp_path: Path) -> None:
         write(tmp_path / node, [simple_records()])
         segment = tmp_path / node / "000001.cpf"
         segment.write_bytes(b"foreign" + segment.read_bytes()[:-1])
-    *_, summary = [strict(line) for line in dump(tmp_path)]
+    *_, summary = [strict(line) for line in export_records(tmp_path)]
     # The gap is the last frame; without its last byte it is a torn tail of its size less one.
     gap_bytes = summary["torn_tail_bytes"]
     assert isinstance(gap_bytes, int) and gap_bytes > 0
     assert summary == {
-        "record": "summary", "nodes": 2, "damaged_bytes": 14, "damaged_places": 2,
-        "torn_tail_bytes": gap_bytes, "frames_read": 8, "unknown_frames": 0,
-    }  # fmt: skip
+        "record": "summary",
+        "nodes": 2,
+        "damaged_bytes": 14,
+        "damaged_places": 2,
+        "torn_tail_bytes": gap_bytes,
+        "frames_read": 8,
+        "unknown_frames": 0,
+    }
 
 
 def test_nothing_to_dump_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(NoRecording):
-        dump(tmp_path)
+        export_records(tmp_path)

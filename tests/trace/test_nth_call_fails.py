@@ -96,4 +96,4 @@ def test_a_disk_that_fails_for_a_while_from_any_moment_on(
         assert sum(1 for _ in reader) > 0
         assert seconds_in(tmp_path / str(n)) == list(range(SECONDS))
         assert writer.trouble == ""
-        assert reader.damage.whole
+        assert reader.damage.is_whole

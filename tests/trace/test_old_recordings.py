@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterprof.trace.dump import dump
+from clusterprof.trace.dump import export_records
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 VERSIONS = sorted(path.name for path in RECORDINGS.glob("v*") if path.is_dir())
@@ -21,11 +21,11 @@ def test_there_is_a_recording_of_every_schema() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_old_recording_reads_the_same(version: str) -> None:
     expected = (RECORDINGS / version / "expected.jsonl").read_text(encoding="ascii")
-    assert "\n".join(dump(RECORDINGS / version)) + "\n" == expected
+    assert "\n".join(export_records(RECORDINGS / version)) + "\n" == expected
 
 
 def test_v1_holds_what_make_py_put_into_it() -> None:
-    lines: list[dict[str, Any]] = [json.loads(line) for line in dump(RECORDINGS / "v1")]
+    lines: list[dict[str, Any]] = [json.loads(line) for line in export_records(RECORDINGS / "v1")]
     columns = [line for line in lines if line.get("collector") == "everything"]
     # Second 2, after make.py: t = 7 s, and the values of its rows; a missing value is null.
     assert columns[2]["t_ns"] == [7_000_000_000, 7_100_000_123, 7_199_999_877]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from trace_samples import second, spans, write
 
-from clusterprof.trace.blockcolumns import BlockColumns, joined
-from clusterprof.trace.decode import Decoder
+from clusterprof.trace.column_decoder import BlockColumns, concat_columns
+from clusterprof.trace.decoder import Decoder, PackedSpans, decode_span_frames
 from clusterprof.trace.frame import (
     CODEC_NONE,
     KIND_COLUMNS,
@@ -23,7 +23,6 @@ from clusterprof.trace.frame import (
 )
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Record, Rows, Spans
-from clusterprof.trace.spanframes import PackedSpans, unfold
 
 EXTREME = (-(1 << 63), (1 << 63) - 1, -1, 0, 1, 1 << 40)
 
@@ -54,7 +53,7 @@ def test_spans_unfolded_together_are_those_of_each_frame(tmp_path: Path) -> None
     want = [np.concatenate([one.columns[name] for one in plain]) for name in SPAN_FIELDS]
     table = np.full((len(SPAN_FIELDS), sum(one.rows for one in folded)), 99, np.int64)
     for _ in range(2):  # a frame can be unfolded again
-        unfold(folded, table)
+        decode_span_frames(folded, table)
         assert table.tolist() == np.stack(want).tolist()
     said = [(part.pid, part.first_sequence, part.rows) for one in folded for part in one.parts]
     assert said == [(one.pid, one.first_sequence, len(one.columns["a"])) for one in plain]
@@ -116,7 +115,7 @@ def test_columns_of_many_frames_joined_are_those_of_each_frame(tmp_path: Path) -
         for order in ([0, 1, 2, 3, 4, 5, 6], [6, 4, 1, 0, 5, 3, 2], [1, 4, 0]):
             some = zip(*(plain[which] for which in order))
             want = [np.concatenate(columns).astype(dtype).tolist() for columns in some]
-            got = joined([folded[which] for which in order], dtype)
+            got = concat_columns([folded[which] for which in order], dtype)
             assert [column.tolist() for column in got] == want
 
 
@@ -127,24 +126,28 @@ def test_the_ends_of_a_column_are_had_without_unfolding_it(tmp_path: Path) -> No
     seen = 0
     for one, other in zip(plain, packed, strict=True):
         if isinstance(one, Columns):
-            pairs = [(one.t_ns, other.t_ns), (one.values[0], other.values.folded(0))]
-            pairs.append((one.values[1], other.values.folded(1)))
+            pairs = [(one.t_ns, other.t_ns), (one.values[0], other.values.encoded_column(0))]
+            pairs.append((one.values[1], other.values.encoded_column(1)))
         elif isinstance(one, Rows):
-            pairs = [(column, other.columns.folded(i)) for i, column in enumerate(one.columns)]
+            pairs = [
+                (column, other.columns.encoded_column(i)) for i, column in enumerate(one.columns)
+            ]
         else:
             continue
         for column, folded in pairs:
             assert folded.columns.frame.planes is not None
             assert (len(folded), folded[0], folded[-1]) == (len(column), column[0], column[-1])
             seen += 1
-        assert pairs[0][1].whole().tolist() == pairs[0][0].tolist()
+        assert pairs[0][1].decode().tolist() == pairs[0][0].tolist()
         assert pairs[0][1].columns.frame.planes is None
-        assert (pairs[0][1].columns.folded(0)[-1]) == pairs[0][0][-1]  # and when it is unfolded
+        assert (
+            (pairs[0][1].columns.encoded_column(0)[-1]) == pairs[0][0][-1]
+        )  # and when it is unfolded
     assert seen == 42
 
 
 def test_a_block_of_an_unknown_kind_is_refused_while_the_frame_is_read() -> None:
     header = ColumnsHeader(0, 0, [Block(7, 1, 1, 0, 0, 0, 0)], [], [])
     got = Frame(KIND_COLUMNS, 1, CODEC_NONE, msgspec.msgpack.encode(header), b"")
-    with pytest.raises(FrameError, match="without a shape"):
+    with pytest.raises(FrameError, match="without a valid shape"):
         Decoder().packed(got)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_samples import HEADER, HandClock, canonical, second, simple_records, write
 
-from clusterprof.trace import columns as packing
+from clusterprof.trace import column_codec as packing
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
@@ -121,7 +121,7 @@ def test_reading_gives_back_what_was_written(batches: list[list[Record]]) -> Non
     assert header == canonical(HEADER)
     assert clock == canonical(HandClock()())
     assert rest == expected(batches)
-    assert reader.damage.whole
+    assert reader.damage.is_whole
 
 
 def test_a_recording_is_read_across_its_segments(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_recording_is_read_across_its_segments(tmp_path: Path) -> None:
     reader = NodeReader(tmp_path / "node")
     records = [canonical(r) for r in reader if type(r).__name__ not in ("Header", "Clock")]
     assert records == expected(batches)
-    assert reader.damage.whole
+    assert reader.damage.is_whole
 
 
 def test_planes_of_a_column_are_as_the_design_says() -> None:
@@ -149,10 +149,10 @@ def test_lanes_that_are_no_multiples_but_whose_one_big_number_is() -> None:
     # 8 + 2**64 * other is a multiple of 1000 for some number below 1000, and 8 is none: stored as
     # quotients, the two lanes would come back as two others.
     other = next(n for n in range(1000) if (8 + (n << 64)) % 1000 == 0)
-    assert packing.divided(array("q", [8, other]).tobytes(), 1000) is None
-    assert packing.divided(array("q", [8000, -1000]).tobytes(), 1000) is None
+    assert packing.scale_integers(array("q", [8, other]).tobytes(), 1000) is None
+    assert packing.scale_integers(array("q", [8000, -1000]).tobytes(), 1000) is None
     eight_and_nine = array("q", [8, 9]).tobytes()
-    assert packing.divided(array("q", [8000, 9000]).tobytes(), 1000) == eight_and_nine
+    assert packing.scale_integers(array("q", [8000, 9000]).tobytes(), 1000) == eight_and_nine
 
 
 def test_names_that_utf8_cannot_hold_and_huge_numbers_are_written_as_text(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from trace_samples import (
 )
 
 from clusterprof.errors import CannotStart, NoRecording
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event
 from clusterprof.trace.writer import RecordingWriter
 
@@ -58,8 +58,11 @@ def test_segments_turn_over_by_time(tmp_path: Path) -> None:
     # One call a second from second 6 on; the first segment is opened at 5: 6-14, 15-24, 25-34, …
     write(tmp_path / "node", [second(n) for n in range(30)], segment_ns=10 * SECOND_NS)
     assert [seconds_in(path) for path in sorted((tmp_path / "node").iterdir())] == [
-        list(range(0, 9)), list(range(9, 19)), list(range(19, 29)), [29],
-    ]  # fmt: skip
+        list(range(0, 9)),
+        list(range(9, 19)),
+        list(range(19, 29)),
+        [29],
+    ]
 
 
 def test_the_cap_drops_the_oldest_segments_and_says_so(tmp_path: Path) -> None:
@@ -87,8 +90,9 @@ def test_a_recorder_that_starts_again_continues_with_the_next_segment(tmp_path: 
 def test_the_first_frames_are_on_disk_before_anything_is_appended(tmp_path: Path) -> None:
     writer = RecordingWriter(tmp_path / "node", lambda: HEADER, HandClock(), keep_free_bytes=0)
     assert [type(record).__name__ for record in NodeReader(tmp_path / "node")] == [
-        "Header", "Clock",
-    ]  # fmt: skip
+        "Header",
+        "Clock",
+    ]
     assert writer.bytes_written == (tmp_path / "node" / "000001.cpf").stat().st_size
     writer.close()
 
@@ -114,9 +118,9 @@ def test_folders_that_are_not_safely_ours_are_refused(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(elsewhere)
-    assert refused(tmp_path / "link") == f"{tmp_path}/link: is a link or a file"
+    assert refused(tmp_path / "link") == f"{tmp_path}/link: is a symbolic link or a file"
     (tmp_path / "file").write_text("")
-    assert refused(tmp_path / "file") == f"{tmp_path}/file: is a link or a file"
+    assert refused(tmp_path / "file") == f"{tmp_path}/file: is a symbolic link or a file"
     (tmp_path / "open").mkdir()
     os.chmod(tmp_path / "open", 0o750)
     assert refused(tmp_path / "open") == f"{tmp_path}/open: exists, and is open to other users"
@@ -150,7 +154,7 @@ def test_where_there_is_no_recording_it_says_what_there_is(tmp_path: Path) -> No
         (tmp_path / "gone", f"{tmp_path}/gone: no such file or directory"),
     ):
         with pytest.raises(NoRecording) as caught:
-            node_folders(path)
+            list_node_folders(path)
         assert caught.value.message == message
         assert caught.value.exit_code == 5
 
@@ -160,9 +164,9 @@ def test_a_recording_has_its_nodes_as_folders(tmp_path: Path) -> None:
         write(tmp_path / node, [second(0)])
     (tmp_path / "report.html").write_text("")
     (tmp_path / "empty").mkdir()
-    assert node_folders(tmp_path) == (tmp_path / "a", tmp_path / "b")
-    assert node_folders(tmp_path / "a") == (tmp_path / "a",)
-    assert node_folders(tmp_path / "a" / "000001.cpf") == (tmp_path / "a" / "000001.cpf",)
+    assert list_node_folders(tmp_path) == (tmp_path / "a", tmp_path / "b")
+    assert list_node_folders(tmp_path / "a") == (tmp_path / "a",)
+    assert list_node_folders(tmp_path / "a" / "000001.cpf") == (tmp_path / "a" / "000001.cpf",)
 
 
 CHILD = """

@@ -14,7 +14,7 @@ import pytest
 from trace_samples import HEADER, HandClock, second
 
 from clusterprof.errors import NoRecording
-from clusterprof.trace.sources import LeftOut, Sources, find_nodes
+from clusterprof.trace.reader import NodeSources, SkippedInput, find_nodes
 from clusterprof.trace.writer import RecordingWriter
 
 GIVE = "give the folder that `clusterprof record` wrote"
@@ -37,8 +37,8 @@ def test_runs_folders_of_nodes_and_segments_are_one_recording(tmp_path: Path) ->
     a, b = node(run / "a"), node(run / "b")
     c, d = node(tmp_path / "host-c" / "c"), node(tmp_path / "host-d" / "d")
     found = find_nodes([run, tmp_path / "host-c", d / "000001.cpf"])
-    assert found == Sources((a, b, c, d / "000001.cpf"))
-    assert find_nodes([d, run]) == Sources((d, a, b))
+    assert found == NodeSources((a, b, c, d / "000001.cpf"))
+    assert find_nodes([d, run]) == NodeSources((d, a, b))
 
 
 def test_a_node_that_is_there_twice_counts_once_the_longer_copy(tmp_path: Path) -> None:
@@ -46,9 +46,9 @@ def test_a_node_that_is_there_twice_counts_once_the_longer_copy(tmp_path: Path) 
     long = node(tmp_path / "y" / "copy-of-a", key="a", seconds=5)
     found = find_nodes([tmp_path / "x", tmp_path / "y"])
     assert found.folders == (long, other)
-    [left] = found.left_out
-    assert (left.path, left.copy) == (short, True)
-    assert left.why == f"the same recording of the same node as {long}, which was taken"
+    [left] = found.skipped
+    assert (left.path, left.is_copy) == (short, True)
+    assert left.why == f"a copy of the recording in {long}, which was used instead"
 
 
 def test_a_copy_inside_one_recording_counts_once_too(tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_another_boot_or_another_start_is_another_recording(tmp_path: Path) -> N
     first, second_ = node(tmp_path / "1" / "a"), node(tmp_path / "2" / "a", boot="c")
     third = node(tmp_path / "3" / "a-later")
     found = find_nodes([tmp_path / "1", tmp_path / "2", tmp_path / "3"])
-    assert found == Sources((first, second_, third))
+    assert found == NodeSources((first, second_, third))
 
 
 def test_the_same_path_twice_is_no_news(tmp_path: Path) -> None:
     run = tmp_path / "run"
     a = node(run / "a")
     (tmp_path / "link").symlink_to(run)
-    assert find_nodes([run, a, tmp_path / "link"]) == Sources((a,))
+    assert find_nodes([run, a, tmp_path / "link"]) == NodeSources((a,))
 
 
 def test_segments_that_a_shell_lists_one_by_one_are_their_node(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_segments_that_a_shell_lists_one_by_one_are_their_node(tmp_path: Path) -
     (a / "000002.cpf").write_bytes((a / "000001.cpf").read_bytes())
     b = node(tmp_path / "b")
     found = find_nodes([a / "000001.cpf", a / "000002.cpf", b / "000001.cpf"])
-    assert found == Sources((a, b / "000001.cpf"))
+    assert found == NodeSources((a, b / "000001.cpf"))
 
 
 def test_one_of_several_that_holds_nothing_is_left_out(tmp_path: Path) -> None:
@@ -84,11 +84,11 @@ def test_one_of_several_that_holds_nothing_is_left_out(tmp_path: Path) -> None:
     empty, notes = tmp_path / "empty", tmp_path / "notes.txt"
     empty.mkdir()
     notes.write_text("hello")
-    assert find_nodes([empty, tmp_path / "run", notes]) == Sources(
+    assert find_nodes([empty, tmp_path / "run", notes]) == NodeSources(
         (a,),
         (
-            LeftOut(empty, "no recording in this folder (no .cpf files)", GIVE, copy=False),
-            LeftOut(notes, "not a recording (no .cpf file)", GIVE, copy=False),
+            SkippedInput(empty, "no recording in this folder (no .cpf files)", GIVE, is_copy=False),
+            SkippedInput(notes, "not a recording (no .cpf file)", GIVE, is_copy=False),
         ),
     )
 
@@ -104,10 +104,7 @@ def test_when_nothing_can_be_read_all_reasons_are_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [
-        ("gone", GIVE),
-        ("host*", "the shell found nothing that this pattern fits; give the folders of the nodes"),
-    ],
+    [("gone", GIVE), ("host*", "no file matches this pattern; give the folders of the nodes")],
 )
 def test_a_path_that_is_not_there_is_an_error_among_others_too(
     tmp_path: Path, name: str, remedy: str
@@ -132,6 +129,6 @@ def test_a_node_of_another_user_is_left_out_and_said(
             found = find_nodes([run])
         shut.chmod(0o700)
     assert found.folders == (a,)
-    assert [(one.path, one.why, one.copy) for one in found.left_out] == [
+    assert [(one.path, one.why, one.is_copy) for one in found.skipped] == [
         (shut, "permission denied", False)
     ]

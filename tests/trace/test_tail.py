@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from builders import header
 
+from clusterprof.trace.live_tail import NodeTail, iterate_events
 from clusterprof.trace.schema import Clock, Columns, Event, Spans
-from clusterprof.trace.segments import segment_name
-from clusterprof.trace.tail import NodeTail, events_in
+from clusterprof.trace.segments import format_segment_name
 from clusterprof.trace.writer import RecordingWriter
 
 SECOND = 1_000_000_000
@@ -77,12 +77,12 @@ def test_only_the_end_is_kept_and_only_what_came_is_read(tmp_path: Path) -> None
     recorder = Recorder(tmp_path / "n")
     recorder.record(30)
     tail = NodeTail(tmp_path / "n")
-    assert tail.look(KEEP_NS)
+    assert tail.poll(KEEP_NS)
     assert sampled(tail) == list(range(20, 31))
     assert sampled(tail, 28 * SECOND) == [28, 29, 30]
-    assert not tail.look(KEEP_NS)
+    assert not tail.poll(KEEP_NS)
     recorder.record(2)
-    assert tail.look(KEEP_NS)
+    assert tail.poll(KEEP_NS)
     assert sampled(tail) == list(range(22, 33))
     assert tail.realtime_ns() == 1032 * SECOND
     assert kinds(tail) == ["process-registered"], (
@@ -96,10 +96,10 @@ def test_a_look_costs_the_same_after_a_long_time(tmp_path: Path) -> None:
         recorder = Recorder(tmp_path / f"n{before}")
         recorder.record(before)
         tail = NodeTail(tmp_path / f"n{before}")
-        tail.look(KEEP_NS)
+        tail.poll(KEEP_NS)
         recorder.record(2)
         began = read_bytes()
-        tail.look(KEEP_NS)
+        tail.poll(KEEP_NS)
         costs.append(read_bytes() - began)
     assert costs[1] < 2 * costs[0], costs
 
@@ -108,12 +108,12 @@ def test_it_goes_on_in_the_next_segment_and_survives_that_old_ones_go(tmp_path: 
     recorder = Recorder(tmp_path / "n", segment_s=5)
     recorder.record(12)
     tail = NodeTail(tmp_path / "n")
-    tail.look(KEEP_NS)
+    tail.poll(KEEP_NS)
     assert len(list((tmp_path / "n").iterdir())) > 2
     assert kinds(tail) == ["process-registered"], "found in the first segment"
-    (tmp_path / "n" / segment_name(1)).unlink()
+    (tmp_path / "n" / format_segment_name(1)).unlink()
     recorder.record(11)
-    tail.look(KEEP_NS)
+    tail.poll(KEEP_NS)
     assert sampled(tail) == list(range(13, 24))
     assert kinds(tail) == ["process-registered"]
     assert tail.state == "recording"
@@ -126,10 +126,14 @@ def test_what_was_said_in_the_middle_is_found_too(tmp_path: Path) -> None:
     recorder.record(1, Event(9 * SECOND, "process-registered", late))
     recorder.record(20)
     shutil.rmtree(tmp_path / "m", ignore_errors=True)
-    assert [e.attributes["pid"] for e in events_in(tmp_path / "n" / segment_name(1))] == [7]
+    assert [
+        e.attributes["pid"] for e in iterate_events(tmp_path / "n" / format_segment_name(1))
+    ] == [7]
     tail = NodeTail(tmp_path / "n")
-    tail._lasting.heard(Spans(9, 2, 0, 0, {}, {}))  # it marks spans, and nobody knows who it is
-    tail.look(KEEP_NS)
+    tail._persistent.add_processes(
+        Spans(9, 2, 0, 0, {}, {})
+    )  # it marks spans, and nobody knows who it is
+    tail.poll(KEEP_NS)
     told = [e for some in tail.records(20 * SECOND) for e in some if isinstance(e, Event)]
     assert sorted(e.attributes["pid"] for e in told) == [7, 9]
     assert {e.t_ns for e in told} == {20 * SECOND}
@@ -139,13 +143,13 @@ def test_the_end_and_what_comes_of_a_folder_that_vanishes(tmp_path: Path) -> Non
     recorder = Recorder(tmp_path / "n")
     recorder.record(3)
     tail = NodeTail(tmp_path / "n")
-    tail.look(KEEP_NS)
+    tail.poll(KEEP_NS)
     assert (tail.state, tail.why_ended) == ("recording", "")
     recorder.stop()
-    tail.look(KEEP_NS)
+    tail.poll(KEEP_NS)
     assert (tail.state, tail.why_ended) == ("ended", "enough")
     shutil.rmtree(tmp_path / "n")
-    assert not tail.look(KEEP_NS)
+    assert not tail.poll(KEEP_NS)
     assert tail.state == "gone"
     assert sampled(tail) == [1, 2, 3], "what was read stays"
 
@@ -162,30 +166,30 @@ def _frames(path: Path) -> Sequence[int]:
 def test_half_a_frame_is_read_when_it_is_whole(tmp_path: Path, bytes_there: int) -> None:
     recorder = Recorder(tmp_path / "n")
     recorder.record(5)
-    whole = (tmp_path / "n" / segment_name(1)).read_bytes()
-    cut = _frames(tmp_path / "n" / segment_name(1))[-2] + bytes_there
-    growing = tmp_path / "m" / segment_name(1)
+    whole = (tmp_path / "n" / format_segment_name(1)).read_bytes()
+    cut = _frames(tmp_path / "n" / format_segment_name(1))[-2] + bytes_there
+    growing = tmp_path / "m" / format_segment_name(1)
     growing.parent.mkdir()
     growing.write_bytes(whole[:cut])
     tail = NodeTail(tmp_path / "m")
-    tail.look(KEEP_NS)
+    tail.poll(KEEP_NS)
     assert sampled(tail) == [1, 2, 3, 4]
     growing.write_bytes(whole)
-    tail.look(KEEP_NS)
+    tail.poll(KEEP_NS)
     assert (sampled(tail), tail.damaged_bytes) == ([1, 2, 3, 4, 5], 0)
 
 
 def test_damage_is_stepped_over_and_counted(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "n")
     recorder.record(3)
-    path = tmp_path / "n" / segment_name(1)
+    path = tmp_path / "n" / format_segment_name(1)
     tail = NodeTail(tmp_path / "n")
-    tail.look(KEEP_NS)
+    tail.poll(KEEP_NS)
     with path.open("ab") as file:
         file.write(b"CPF\x01" + b"\xff" * 96)  # a frame that will never end
-    tail.look(KEEP_NS)
+    tail.poll(KEEP_NS)
     recorder.record(2)
-    tail.look(KEEP_NS)
+    tail.poll(KEEP_NS)
     assert (sampled(tail), tail.damaged_bytes) == ([1, 2, 3, 4, 5], 100)
 
 
@@ -193,7 +197,9 @@ def test_a_file_that_shrank_is_read_anew(tmp_path: Path) -> None:
     for name, seconds in (("long", 9), ("short", 2)):
         Recorder(tmp_path / name).record(seconds)
     tail = NodeTail(tmp_path / "long")
-    tail.look(KEEP_NS)
-    os.replace(tmp_path / "short" / segment_name(1), tmp_path / "long" / segment_name(1))
-    assert tail.look(KEEP_NS)
+    tail.poll(KEEP_NS)
+    os.replace(
+        tmp_path / "short" / format_segment_name(1), tmp_path / "long" / format_segment_name(1)
+    )
+    assert tail.poll(KEEP_NS)
     assert sampled(tail)[-2:] == [1, 2]

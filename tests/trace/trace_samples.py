@@ -150,7 +150,8 @@ def read_frames(path: Path) -> tuple[list[list[dict[str, Any]]], NodeReader]:
 def boundaries(data: bytes) -> list[int]:
     """Return where each frame of a healthy segment begins, and where the last one ends.
 
-    Written here anew, after docs/design.md, so that reader and test cannot be wrong together.
+    Written here anew, after docs/design/recording-format.md, so that reader and test cannot be
+    wrong together.
     """
     ends = [0]
     while ends[-1] < len(data):

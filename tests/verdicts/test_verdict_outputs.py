@@ -17,38 +17,46 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "renderers"))
 from gate_runs import run, steady
 from hostile import HOSTILE
 
-from clusterprof.findings import Metric, Report
-from clusterprof.gate import Policy, RuleResult, Verdict, judge, parse_any
-from clusterprof.verdicts.github import (
-    MOST_ANNOTATIONS,
-    SUMMARY_BYTES,
-    summary,
-    workflow_commands,
+from clusterprof.gate import Policy, RuleResult, Verdict, judge_runs, parse_any_rule
+from clusterprof.output.renderers.verdicts.ci import (
+    MAX_ANNOTATIONS,
+    MAX_SUMMARY_BYTES,
+    format_rounded,
+    format_workflow_commands,
+    render_gitlab_metrics,
+    render_junit,
+    trim_step_summary,
 )
-from clusterprof.verdicts.gitlab import metrics, rounded
-from clusterprof.verdicts.json_ import gate_json
-from clusterprof.verdicts.junit import junit
-from clusterprof.verdicts.markdown import markdown, marker
-from clusterprof.verdicts.text import ONE_LINE, one_line, plain
+from clusterprof.output.renderers.verdicts.documents import (
+    MAX_LINE_LENGTH,
+    format_job_comment,
+    format_marker,
+    render_verdict_json,
+    render_verdict_markdown,
+    render_verdict_text,
+)
+from clusterprof.report.model import Metric, Report
 
 RULES = (
-    "gpu.busy_ratio >= 70%", "stall.storage <= 36%", "gpu.sm_active >= 50%",
+    "gpu.busy_ratio >= 70%",
+    "stall.storage <= 36%",
+    "gpu.sm_active >= 50%",
     "warn: step.p95_ns <= 1 ms",
-)  # fmt: skip
+)
 
 
 def failed(report: Report | None = None, *rules: str, policy: Policy | None = None) -> Verdict:
-    chosen = [parse_any(rule) for rule in rules or RULES]
-    return judge(report or storage_verdict(), chosen, policy or Policy())
+    chosen = [parse_any_rule(rule) for rule in rules or RULES]
+    return judge_runs(report or storage_verdict(), chosen, policy or Policy())
 
 
 def changed() -> Verdict:
     now, before = run("now", steady(seed=1, ms=110), started=2), run("before", steady(seed=2))
-    return judge(now, [parse_any("step.p50_ns: +5%")], Policy(), (), [before])
+    return judge_runs(now, [parse_any_rule("step.p50_ns: +5%")], Policy(), (), [before])
 
 
 def test_junit_has_a_test_for_every_rule() -> None:
-    root = Tree.fromstring(junit(failed()))
+    root = Tree.fromstring(render_junit(failed()))
     suite = root.find("testsuite")
     assert suite is not None
     counts = {"tests": "4", "failures": "2", "errors": "0", "skipped": "1", "time": "0"}
@@ -62,56 +70,60 @@ def test_junit_has_a_test_for_every_rule() -> None:
     assert types == ["failed", "cannot-tell"]
     values = {one.get("name"): one.get("value") for one in cases[1].iter("property")}
     assert values == {
-        "metric": "stall.storage_ratio", "value": "0.344827586", "unit": "ratio", "limit": "0.36",
-        "level": "error", "outcome": "pass",
-    }  # fmt: skip
+        "metric": "stall.storage_ratio",
+        "value": "0.344827586",
+        "unit": "ratio",
+        "limit": "0.36",
+        "level": "error",
+        "outcome": "pass",
+    }
 
 
 def test_what_cannot_be_told_is_skipped_where_it_is_let_through() -> None:
     lenient = Policy(on_inconclusive="warn")
-    root = Tree.fromstring(junit(failed(None, "gpu.sm_active >= 50%", policy=lenient)))
+    root = Tree.fromstring(render_junit(failed(None, "gpu.sm_active >= 50%", policy=lenient)))
     assert (root.get("failures"), root.get("skipped")) == ("0", "1")
 
 
 def test_junit_of_a_change_has_its_interval() -> None:
-    (case,) = Tree.fromstring(junit(changed())).iter("testcase")
+    (case,) = Tree.fromstring(render_junit(changed())).iter("testcase")
     values = {one.get("name"): one.get("value") for one in case.iter("property")}
     assert {"baseline", "change", "change_low", "change_high", "found_from", "steps"} <= set(values)
     assert float(values["change_low"] or 0) < float(values["change"] or 0)
 
 
 def test_annotations_of_github() -> None:
-    assert workflow_commands(failed()).splitlines() == [
+    assert format_workflow_commands(failed()).splitlines() == [
         "::error title=clusterprof gate%3A gpu.busy_ratio::gpu.busy_ratio >= 70.0 %25: fail:"
         " is 61.0 %25",
         "::error title=clusterprof gate%3A gpu.sm_active_ratio::gpu.sm_active_ratio >= 50.0 %25:"
         " cannot tell: the driver offers no GPM on this GPU",
         "::warning title=clusterprof gate%3A step.p95_ns::step.p95_ns <= 1.0 ms: fail: is 812.3 ms",
     ]
-    assert workflow_commands(failed(None, "gpu.busy_ratio >= 1%")) == ""
+    assert format_workflow_commands(failed(None, "gpu.busy_ratio >= 1%")) == ""
 
 
 @pytest.mark.parametrize(("count", "lines"), [(9, 9), (10, 10), (11, 10), (60, 10)])
 def test_github_gets_ten_annotations_at_most(count: int, lines: int) -> None:
     rules = [f"gpu.busy_ratio >= 9{at / 100:.2f}%" for at in range(count)]
-    told = workflow_commands(failed(None, *rules)).splitlines()
-    assert len(told) == lines <= MOST_ANNOTATIONS
+    told = format_workflow_commands(failed(None, *rules)).splitlines()
+    assert len(told) == lines <= MAX_ANNOTATIONS
     assert (count > 10) == told[-1].endswith(f"{count - 9} more rules: see the log")
 
 
 def test_a_summary_is_cut_with_a_notice() -> None:
     text = "a line of é\n" * 100_000
-    cut = summary(text)
-    assert len(cut.encode()) <= SUMMARY_BYTES < len(text.encode())
-    assert cut.endswith("cut here, a step's summary may have no more than 900 KiB*\n")
+    cut = trim_step_summary(text)
+    assert len(cut.encode()) <= MAX_SUMMARY_BYTES < len(text.encode())
+    assert cut.endswith("truncated here; a step's summary is limited to 900 KiB*\n")
     assert set(cut.split("\n\n*")[0].splitlines()) == {"a line of é"}
-    assert summary("short\n", SUMMARY_BYTES - 6) == "short\n"
-    assert summary("short\n", SUMMARY_BYTES - 5) == ""
+    assert trim_step_summary("short\n", MAX_SUMMARY_BYTES - 6) == "short\n"
+    assert trim_step_summary("short\n", MAX_SUMMARY_BYTES - 5) == ""
 
 
 def test_metrics_of_gitlab() -> None:
     report = storage_verdict()
-    assert metrics(report, failed()) == (
+    assert render_gitlab_metrics(report, failed()) == (
         "# TYPE clusterprof_gpu_busy_ratio gauge\nclusterprof_gpu_busy_ratio 0.6103\n"
         "# TYPE clusterprof_stall_storage_ratio gauge\nclusterprof_stall_storage_ratio 0.3448\n"
         "# TYPE clusterprof_step_p95_seconds gauge\nclusterprof_step_p95_seconds 0.8123\n"
@@ -125,47 +137,56 @@ def test_metrics_of_gitlab() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (0.123456, "0.1235"), (0.12354, "0.1235"), (812345678.0, "812300000"),
-     (100.0, "100"), (1e-7, "1e-07"), (1.23456e18, "1.235e+18"), (12.3456, "12.35")],
-)  # fmt: skip
+    [
+        (0.0, "0"),
+        (0.123456, "0.1235"),
+        (0.12354, "0.1235"),
+        (812345678.0, "812300000"),
+        (100.0, "100"),
+        (1e-7, "1e-07"),
+        (1.23456e18, "1.235e+18"),
+        (12.3456, "12.35"),
+    ],
+)
 def test_numbers_are_rounded_the_same_way(value: float, text: str) -> None:
-    assert rounded(value) == text
+    assert format_rounded(value) == text
 
 
 def test_a_comment_for_a_pull_request() -> None:
-    text = markdown(failed(), storage_verdict())
+    text = render_verdict_markdown(failed(), storage_verdict())
     lines = text.splitlines()
     assert (
-        lines[:2]
-        == [
-            "<!-- clusterprof:gate -->",
-            "### ❌ clusterprof gate failed: runs/resnet50",
-        ]
-        or lines[0] == marker()
+        lines[:2] == ["<!-- clusterprof:gate -->", "### ❌ clusterprof gate failed: runs/resnet50"]
+        or lines[0] == format_marker()
     )
     assert "| ❌ | gpu.busy&#95;ratio &#62;= 70.0 % | 61.0 % | is 61.0 % |" in lines
     assert "| ⚠️ | step.p95&#95;ns &#60;= 1.0 ms | 812.3 ms | is 812.3 ms |" in lines
     assert "| ✅ | stall.storage&#95;ratio &#60;= 36.0 % | 34.5 % | is 34.5 % |" in lines
     assert lines[-4] == "**39.0 % of the time in steps was lost**, most of it to:"
-    assert marker("night --> gate") == "<!-- clusterprof:night_gate -->"
+    assert format_marker("night --> gate") == "<!-- clusterprof:night_gate -->"
 
 
 def test_one_line_for_a_job() -> None:
-    assert one_line(failed(), storage_verdict()) == (
+    assert format_job_comment(failed(), storage_verdict()) == (
         "clusterprof: FAILED, 4 rules (gpu.busy_ratio, step.p95_ns); busy 61%; lost 39%,"
         " most storage-local 34% (node-a vda)"
     )
 
 
 def test_json_is_one_document() -> None:
-    document = json.loads(gate_json(changed()))
+    document = json.loads(render_verdict_json(changed()))
     assert (document["format"], document["outcome"], document["exit_code"]) == (
-        "clusterprof-gate", "fail", 3,
-    )  # fmt: skip
+        "clusterprof-gate",
+        "fail",
+        3,
+    )
     (rule,) = document["rules"]
     assert (rule["kind"], rule["operator"], rule["limit"], rule["limit_unit"]) == (
-        "change", "+", 0.05, "%",
-    )  # fmt: skip
+        "change",
+        "+",
+        0.05,
+        "%",
+    )
     assert rule["change"]["low"] < rule["change"]["estimate"] < rule["change"]["high"]
 
 
@@ -178,7 +199,7 @@ def hostile(text: str) -> tuple[Verdict, Report]:
     )
     finding = dataclasses.replace(report.findings[0], culprits=culprits)
     report = dataclasses.replace(report, title=text, metrics=(metric,), findings=(finding,))
-    rule = dataclasses.replace(parse_any("a >= 1"), text=text, metric=text)
+    rule = dataclasses.replace(parse_any_rule("a >= 1"), text=text, metric=text)
     result = RuleResult(rule, text, "ratio", 0.5, 1.0, "fail", text)
     lines = ("gate FAILED", text)
     return Verdict(3, "fail", lines, (result,), (text,), (text,), text), report
@@ -195,10 +216,14 @@ def test_hostile_names_do_nothing_anywhere(part: int) -> None:
     for text in HOSTILE[part::4]:
         verdict, report = hostile(text)
         outputs = {
-            "plain": plain(verdict), "junit": junit(verdict), "json": gate_json(verdict),
-            "markdown": markdown(verdict, report), "one line": one_line(verdict, report) + "\n",
-            "gitlab": metrics(report, verdict), "github": workflow_commands(verdict),
-        }  # fmt: skip
+            "plain": render_verdict_text(verdict),
+            "junit": render_junit(verdict),
+            "json": render_verdict_json(verdict),
+            "markdown": render_verdict_markdown(verdict, report),
+            "one line": format_job_comment(verdict, report) + "\n",
+            "gitlab": render_gitlab_metrics(report, verdict),
+            "github": format_workflow_commands(verdict),
+        }
         for name, out in outputs.items():
             assert not RAW.search(out), (name, text)
             out.encode("utf-8")  # no lone surrogate
@@ -208,7 +233,7 @@ def test_hostile_names_do_nothing_anywhere(part: int) -> None:
         assert re.fullmatch(r"::error title=[^:,\r\n]*::.*", command), text
         Tree.fromstring(outputs["junit"])
         json.loads(outputs["json"])
-        assert len(outputs["one line"]) <= ONE_LINE + 1 and outputs["one line"].isascii()
+        assert len(outputs["one line"]) <= MAX_LINE_LENGTH + 1 and outputs["one line"].isascii()
         assert "<script" not in outputs["markdown"] and "](http" not in outputs["markdown"]
         for line in outputs["gitlab"].splitlines():
             assert re.fullmatch(

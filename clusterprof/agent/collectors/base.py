@@ -1,10 +1,10 @@
-"""What a collector is: opens, samples, closes. Nothing else is asked of it.
+"""The interface of collectors: open, sample, close.
 
-The recorder, not the collector, handles failure, time and storage. `open()` may raise
-`Unavailable` (the collector is left out and the reason recorded); a single value that cannot be
-read is an `Unavailable` *in its place*, never a zero, never a hole; `sample()` may raise
-`Unavailable` (nothing of this tick), `NothingNew` (not read since the last one) or
-`DevicesChanged` (open me again).
+The recorder, not the collector, handles failures, timing and storage. `open()` may
+raise `Unavailable`: the collector is omitted and the reason recorded. A single value
+that cannot be read is an `Unavailable` *in its place*, never a zero and never a gap.
+`sample()` may raise `Unavailable` (no values in this tick), `NothingNew` (not read
+since the last call) or `DevicesChanged` (open the collector again).
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from clusterprof.agent.linux.files import MissingFile, OpenFile, Roots, read_all_files
+from clusterprof.agent.linux.threads import SharedStatLines
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from clusterprof.linux.held import HeldFile, MissingFile, read_all
-from clusterprof.linux.roots import Roots
-from clusterprof.linux.task import Readings
 from clusterprof.signals import BY_NAME, Signal
 
 Value = int | float | Unavailable
@@ -25,25 +24,25 @@ Value = int | float | Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a collector may know of the world; every collector is built as `Class(context)`."""
+    """The environment of a collector; every collector is built as `Class(context)`."""
 
     roots: Roots
-    """Where /proc and /sys are."""
+    """Mount points of procfs and sysfs."""
     run_dir: Path | None
-    """The run directory (docs/design.md, section 3); None when only looking, as doctor does."""
+    """The run directory (docs/design/recording-format.md); None without a recording (doctor)."""
     job_pids: Callable[[], Sequence[int]]
-    """Returns the registered processes of the job that live now."""
-    readings: Readings = field(default_factory=Readings)
-    """What collectors of the same tick need not read twice."""
+    """Returns the registered processes of the job that are alive now."""
+    readings: SharedStatLines = field(default_factory=SharedStatLines)
+    """`stat` lines that collectors of one tick share, so that they are read only once."""
 
 
 class Collector(Protocol):
-    """One source of samples with a fixed set of columns between two `open()`s."""
+    """One source of samples with a fixed set of columns between two calls of `open()`."""
 
     name: ClassVar[str]
-    """File name, profile key and word in every message ("pressure")."""
+    """File name, profile key and name in every message ("pressure")."""
     isolated: ClassVar[bool]
-    """True when calls can hang or crash: it then runs in an abandonable helper process."""
+    """True when calls can hang or crash: the collector then runs in a helper process."""
     interval_ns: ClassVar[int]
     """Default sampling interval; a profile may change it."""
 
@@ -52,113 +51,97 @@ class Collector(Protocol):
         ...
 
     def sample(self) -> Sequence[Value]:
-        """Return one value per column, or in its place why there is none."""
+        """Return one value per column, or in its place the reason why there is none."""
         ...
 
     def close(self) -> None:
-        """Release what `open()` took; called once after every successful `open()`."""
+        """Release the resources of `open()`; called once after every successful `open()`."""
         ...
 
 
-class TableCollector(Protocol):
-    """One source of samples whose rows come and go (threads of the job)."""
+class DeferredCollector:
+    """A collector of the fast rate group, which only reads in a tick; `parse` runs later.
 
-    name: ClassVar[str]
-    isolated: ClassVar[bool]
-    interval_ns: ClassVar[int]
-
-    def open(self) -> Sequence[str]:
-        """Open the source and return the names of the int64 columns of each row."""
-        ...
-
-    def sample(self) -> Sequence[Sequence[int]]:
-        """Return the rows of this tick; -1 where a value is not available."""
-        ...
-
-    def strings(self) -> dict[str, Sequence[str]]:
-        """Return for each column of indices the strings seen so far."""
-        ...
-
-    def close(self) -> None:
-        """Release what `open()` took."""
-        ...
-
-
-class ReadFirst:
-    """A collector of the fast tier, which only reads at a tick; `parse` understands it later.
-
-    After a sleep nothing is in the processor's caches, and an instruction costs several times what
-    it costs again: so the recorder parses the readings of many ticks at once, when it hands them
-    over. `parse` may raise what `sample()` may, DevicesChanged too; readings come in their order,
-    also after `open()` was called once more between them.
+    After a sleep the processor's caches are cold, and an instruction costs several times as
+    much as when repeated. The recorder therefore parses the readings of many ticks in one
+    batch. `parse` may raise what `sample()` may, also DevicesChanged; readings are parsed
+    in order, even if `open()` was called between them.
     """
 
     def read(self) -> Any:
-        """Take what there is to read now, in as few instructions as will do."""
+        """Read the raw data of this tick with as few instructions as possible."""
         raise NotImplementedError
 
     def parse(self, reading: Any) -> Sequence[Any]:
-        """Return what `sample()` would have returned when it was read."""
+        """Return the values that `sample()` would have returned at the time of the reading."""
         raise NotImplementedError
 
     def sample(self) -> Sequence[Any]:
-        """Read and understand at once."""
+        """Read and parse immediately."""
         return self.parse(self.read())
 
-    def files(self) -> Sequence[HeldFile]:
-        """Return the files that a reading consists of; () while `read` has more to do than read."""
+    def files(self) -> Sequence[OpenFile]:
+        """Return the files that make up a reading; () while `read` does more than read files."""
         return ()
 
 
-class ReadsFiles(ReadFirst):
-    """A collector whose reading is what stands in its files, one after the other.
+class FileCollector(DeferredCollector):
+    """A collector whose reading is the content of its files, in order.
 
-    The recorder reads the files of all these in one loop (`recorder/sweep`) and asks `read` only
-    where that fails: where a file has gone, is denied, or is longer than it was.
+    The recorder reads the files of all such collectors in one loop (`agent.sampling.scheduler`)
+    and calls `read` only where that fails: a file is gone, denied, or longer than before.
     """
 
-    held: Sequence[HeldFile | MissingFile] = ()
-    """Set by `open()`; what cannot be opened has its reason in every reading."""
+    open_files: Sequence[OpenFile | MissingFile] = ()
+    """Set by `open()`; a file that cannot be opened yields its reason in every reading."""
 
     def read(self) -> Sequence[bytes | Unavailable]:
         """Read all files."""
-        return read_all(self.held)
+        return read_all_files(self.open_files)
 
-    def files(self) -> Sequence[HeldFile]:
-        """Return the files, unless one is missing, has gone, or is too long for one call."""
-        found = [one for one in self.held if isinstance(one, HeldFile) and one.once is not None]
-        return found if len(found) == len(self.held) else ()
+    def files(self) -> Sequence[OpenFile]:
+        """Return the files; () if one is missing, gone, or too long for a single read."""
+        files = [
+            file
+            for file in self.open_files
+            if isinstance(file, OpenFile) and file.single_read is not None
+        ]
+        return files if len(files) == len(self.open_files) else ()
 
 
-class ReadsFilesOfJob(ReadsFiles):
-    """A collector whose files are those of the job's cgroup: of our own until there is a job."""
+class JobFileCollector(FileCollector):
+    """A collector of the files of the job's cgroup; of our own cgroup until there is a job."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._pid: int | None = None
 
     def choose_pid(self) -> int | None:
-        """Return the job's first process, None before there is one; `open()` begins with it."""
+        """Return the job's first process, None before there is one; `open()` calls this first."""
         pids = self._context.job_pids()
         self._pid = pids[0] if pids else None
         return self._pid
 
     def read(self) -> Sequence[bytes | Unavailable]:
-        """Read all files; raises DevicesChanged when the job has come."""
+        """Read all files.
+
+        Raises: DevicesChanged when the job has started.
+        """
         if self._pid is None and self._context.job_pids():
-            raise DevicesChanged  # our own cgroup was only the guess before there was a job
+            raise DevicesChanged  # our own cgroup was only a substitute until there was a job
         return super().read()
 
-    def files(self) -> Sequence[HeldFile]:
-        """Return the files, once they are those of the job."""
+    def files(self) -> Sequence[OpenFile]:
+        """Return the files once they belong to the job; () before."""
         return () if self._pid is None else super().files()
 
 
-class OpenedHere:
-    """An isolated collector's library, opened in this process; the recorder opens it in a helper.
+class InProcessLibraryCollector:
+    """An isolated collector's library, opened in this process instead of a helper process.
 
-    A subclass says how: `library(mark)` returns an object with `devices` (each with `sample()`:
-    one value per signal, None = nothing new), `inventory`, `signals` and `close()`.
+    A subclass implements `open_library(mark)`: it returns an object with `devices` (each
+    with `sample()`: one value per signal, None = nothing new), `inventory`, `signals` and
+    `close()`.
     """
 
     isolated: ClassVar[bool] = True
@@ -166,13 +149,19 @@ class OpenedHere:
     def __init__(self, context: Context) -> None:
         self._library: Any = None
 
-    def library(self, mark: Callable[[int, str], None]) -> Any:
-        """Open the library; raises Unavailable, and may hang or crash with the driver."""
+    def open_library(self, mark: Callable[[int, str], None]) -> Any:
+        """Open the library; it may hang or crash with the driver.
+
+        Raises: Unavailable when it cannot be opened.
+        """
         raise NotImplementedError
 
     def open(self) -> Sequence[tuple[Signal, str]]:
-        """Open the library in this process; raises Unavailable."""
-        self._library = self.library(lambda index, call: None)
+        """Open the library in this process and return the columns.
+
+        Raises: Unavailable when it cannot be opened.
+        """
+        self._library = self.open_library(lambda index, call: None)
         return [
             (BY_NAME[name], str(entry["id"]))
             for entry in self._library.inventory
@@ -180,17 +169,20 @@ class OpenedHere:
         ]
 
     def sample(self) -> Sequence[Value]:
-        """Return the values of all devices; raises NothingNew when one has none."""
+        """Return the values of all devices.
+
+        Raises: NothingNew when a device has no new values.
+        """
         values: list[Value] = []
         for device in self._library.devices:
-            taken = device.sample()
-            if taken is None:
+            device_values = device.sample()
+            if device_values is None:
                 raise NothingNew
-            values += taken
+            values += device_values
         return values
 
     def inventory(self) -> list[dict[str, Any]]:
-        """Return for the header what each device is."""
+        """Return the header entries of the devices."""
         return [] if self._library is None else list(self._library.inventory)
 
     def close(self) -> None:

@@ -1,11 +1,13 @@
-"""What every disk was asked, and how long its requests waited.
+"""Requests to every disk, and how long they waited.
 
-Columns: the eight `disk.*` signals of every whole disk, device its kernel name ("vda", "nvme0n1").
-Left out: partitions (part of their disk), and virtual devices that never did any I/O (loop, ram,
-zram, nbd, floppy and optical drives). A disk that comes, goes or wakes up changes the columns.
+Columns: the eight `disk.*` signals of every whole disk, device its kernel name ("vda",
+"nvme0n1"). Left out are partitions (part of their disk) and virtual devices without any
+I/O so far (loop, ram, zram, nbd, floppy and optical drives). A disk that appears,
+disappears or starts I/O changes the columns.
 
-The kernel keeps the four times in 32 bits of milliseconds. A wrap (every 49.7 days of waiting) is
-undone here; a disk that was unplugged and came back starts at zero, which its 64-bit counts tell.
+The kernel keeps the four times as 32-bit milliseconds. The collector extends them
+beyond a wrap (every 49.7 days of waiting). A disk that was unplugged and plugged in
+again restarts at zero, which its 64-bit counts show.
 
 ## Source
 
@@ -17,13 +19,14 @@ None.
 
 ## Cost
 
-One read for all disks; lines that read as before are not parsed.
+One read for all disks; unchanged lines are not parsed.
 
 ## Where it is blind
 
-Whose requests they were is not told; file servers are no disks. A device that serves requests side
-by side is not full when it is busy all the time. The time of a discard or flush is left out. An
-NVMe head over several paths counts nothing before Linux 6.4 (its paths do).
+It does not show whose requests they were; file servers are not disks. A device that
+serves requests in parallel is not saturated when it is busy all the time. The time of
+discards and flushes is left out. A multipath NVMe head counts nothing before Linux 6.4
+(its paths do).
 """
 
 from __future__ import annotations
@@ -32,19 +35,19 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from clusterprof import signals
-from clusterprof.collectors.base import Context, ReadsFiles, Value
-from clusterprof.errors import DevicesChanged, Unavailable
-from clusterprof.linux.diskstats import (
+from clusterprof.agent.collectors.base import Context, FileCollector, Value
+from clusterprof.agent.linux.files import OpenFile
+from clusterprof.agent.linux.storage.disks import (
     LONGEST_RECORD,
     DiskStats,
-    disk_names,
     is_partition,
+    list_disk_names,
     parse_disk,
 )
-from clusterprof.linux.held import HeldFile
+from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.signals import Signal
 
-_COLUMNS: tuple[Signal, ...] = (
+_DISK_COLUMNS: tuple[Signal, ...] = (
     signals.DISK_READ_BYTES,
     signals.DISK_READS,
     signals.DISK_READ_TIME,
@@ -54,12 +57,12 @@ _COLUMNS: tuple[Signal, ...] = (
     signals.DISK_BUSY,
     signals.DISK_QUEUE,
 )
-_VIRTUAL = ("loop", "ram", "zram", "nbd", "fd", "sr")
+_VIRTUAL_PREFIXES = ("loop", "ram", "zram", "nbd", "fd", "sr")
 _MS = 1_000_000
 _WRAP = 1 << 32
 
 
-class DiskCollector(ReadsFiles):
+class DiskCollector(FileCollector):
     """Requests, bytes and time of every disk."""
 
     name: ClassVar[str] = "disk"
@@ -71,10 +74,10 @@ class DiskCollector(ReadsFiles):
 
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Open /proc/diskstats and choose the disks."""
-        self._file = HeldFile(self._path, longest_record=LONGEST_RECORD)
-        self.held = [self._file]
+        self._file = OpenFile(self._path, longest_record=LONGEST_RECORD)
+        self.open_files = [self._file]
         lines = self._file.read().split(b"\n")
-        names = disk_names(lines)
+        names = list_disk_names(lines)
         known = set(names)
         self._count = len(lines)
         self._data = b""
@@ -85,18 +88,22 @@ class DiskCollector(ReadsFiles):
             if not name or is_partition(name, known):
                 continue
             stats = parse_disk(lines[number])
-            if stats.reads + stats.writes == 0 and name.startswith(_VIRTUAL):
+            if stats.reads + stats.writes == 0 and name.startswith(_VIRTUAL_PREFIXES):
                 self._asleep.append((number, lines[number]))
             else:
                 self._disks.append(_Disk(number, name, stats))
-        return [(signal, disk.name) for disk in self._disks for signal in _COLUMNS]
+        return [(signal, disk.name) for disk in self._disks for signal in _DISK_COLUMNS]
 
     def parse(self, contents: Sequence[bytes | Unavailable]) -> Sequence[Value]:
-        """Return counts, bytes and times of every disk since boot."""
+        """Return counts, bytes and times of every disk since boot.
+
+        Raises: Unavailable when the file could not be read, DevicesChanged when the disks
+        changed.
+        """
         (data,) = contents
         if isinstance(data, Unavailable):
             raise data.with_traceback(None)
-        if data == self._data:  # nobody asked any disk for anything
+        if data == self._data:  # no disk had a request
             return self._values
         lines = data.split(b"\n")
         if len(lines) != self._count:
@@ -116,7 +123,7 @@ class DiskCollector(ReadsFiles):
 
 
 class _Disk:
-    """One disk: its line in the file, and how often each of its times began again."""
+    """One disk: its line in the file, and the wraps of each of its times."""
 
     __slots__ = ("_carry_ms", "_last", "_line", "_marker", "_values", "name", "number")
 
@@ -130,7 +137,7 @@ class _Disk:
         self._values: list[Value] = []
 
     def values(self, line: bytes) -> list[Value]:
-        if line == self._line:  # nobody asked this one for anything
+        if line == self._line:  # this disk had no request
             return self._values
         if self._marker not in line:
             raise DevicesChanged
@@ -159,7 +166,7 @@ class _Disk:
     def _unwrap(self, now: DiskStats) -> None:
         last, carry = self._last, self._carry_ms
         if now.reads < last.reads or now.writes < last.writes:
-            carry[:] = (0, 0, 0, 0)  # another disk, or the same one plugged in again
+            carry[:] = (0, 0, 0, 0)  # another disk, or this disk plugged in again
             return
         times = ("read_ms", "write_ms", "busy_ms", "queue_ms")
         for index, name in enumerate(times):

@@ -1,8 +1,10 @@
-"""Where in a job we are: its launchers, its name, and its processes on this node.
+"""The job that this process belongs to: its launchers, its name, its processes on this node.
 
-Processes that registered with a recorder of the job are known by that; without one those of our own
-user are taken that carry a launcher's rank and the same job's name. Of processes below one another
-with the same rank (a shell, dataloader workers) the first counts.
+The processes are those that registered with a recorder of the job; without a recorder,
+those of our own user that carry a launcher's rank and an equal job name. Of nested
+processes with equal rank (a shell, dataloader workers) the outermost counts.
+
+A suggested change to the job or the node, and who can make it.
 """
 
 from __future__ import annotations
@@ -13,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterprof.linux.roots import Roots
-from clusterprof.linux.tree import text
-from clusterprof.recorder import identity
-from clusterprof.recorder.registry import checked
-from clusterprof.recorder.rundir import choose_base, read_small_json, run_dir_path
+from clusterprof.agent.launch import identity
+from clusterprof.agent.launch.election import build_run_dir_path, choose_base, read_small_json
+from clusterprof.agent.linux.files import Roots, read_text
+from clusterprof.agent.processes.registry import parse_registration
 
-# Outermost first; what tells of each.
+# Outermost first, each with the variables that reveal it.
 _LAUNCHERS = (
     ("Kubernetes", ("KUBERNETES_SERVICE_HOST",)),
     ("Slurm", ("SLURM_JOB_ID",)),
@@ -34,69 +35,85 @@ _LAUNCHERS = (
     ("torchrun", ("TORCHELASTIC_RUN_ID",)),
 )
 DEVICE_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "HABANA_VISIBLE_DEVICES",
-    "NEURON_RT_VISIBLE_CORES", "TPU_VISIBLE_CHIPS", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS",
-    "SLURM_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "NVIDIA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "ZE_AFFINITY_MASK",
+    "HABANA_VISIBLE_DEVICES",
+    "NEURON_RT_VISIBLE_CORES",
+    "TPU_VISIBLE_CHIPS",
+    "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS",
+    "SLURM_GPUS",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_TASK",
     "SLURM_GPU_BIND",
-)  # fmt: skip
-"""Variables that say which accelerators a process may use."""
-_OF_TASKS = ("SLURM_PROCID", "SLURM_LOCALID")
-_ENVIRON_BYTES_AT_MOST = 1 << 20
-_SCANNED_AT_MOST = 8192
+)
+"""Variables that select the accelerators a process may use."""
+_TASK_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID")
+_MAX_ENVIRON_BYTES = 1 << 20
+_MAX_SCANNED = 8192
 _VALUE_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """One rank's process on this node."""
+class RankProcess:
+    """The process of one rank on this node."""
 
     pid: int
     rank: int | None
     node_local_rank: int | None
     device: str
-    """The device it said it uses when it registered; "" = it did not say."""
+    """The device stated in its registration; "" = not stated."""
     chosen: Mapping[str, str]
-    """Those of DEVICE_VARIABLES that it has."""
+    """Those of DEVICE_VARIABLES that are set in its environment."""
     here: bool
-    """True for the place in which doctor itself was started."""
+    """True if doctor itself was started within this process."""
     below: tuple[int, ...] = ()
-    """Processes below it that carry its rank too."""
+    """Its child processes that carry its rank too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobContext:
     """What is known of the job."""
 
     launchers: tuple[str, ...]
-    """Those that left variables, the outermost first; () = started by hand."""
+    """The launchers whose variables are set, the outermost first; () = started manually."""
     job: str
-    """Its name; "" = it has none."""
+    """Name of the job; "" = it has none."""
     facts: Mapping[str, Any]
     """rank, world_size, node_local_rank, node_number, node."""
     allocation_only: bool
-    """True within an allocation of Slurm but in none of its steps."""
+    """True inside a Slurm allocation but in none of its steps."""
     run_dir: Path | None
-    """Where a recorder of this job would be, None when there was none."""
-    processes: tuple[Process, ...]
+    """Run directory of a recorder of this job, None when there is none."""
+    processes: tuple[RankProcess, ...]
     from_recorder: bool
     """True when the processes are those that registered with the recorder."""
 
 
-def find_place(roots: Roots, environ: Mapping[str, str], pid: int, parent_pid: int) -> Place:
-    """Return where we are; reads environments of our own user's processes and starts nothing."""
-    outside = _in_no_step(environ)
-    environ = _of_a_task(environ)
-    facts = identity.resolved(environ)
-    job = identity.launcher_job(environ, parent_pid) or ""
-    launchers = [name for name, marks in _LAUNCHERS if any(mark in environ for mark in marks)]
+def find_job_context(
+    roots: Roots, environ: Mapping[str, str], pid: int, parent_pid: int
+) -> JobContext:
+    """Identify the job; reads environments of our own user's processes and starts nothing."""
+    allocation_only = _is_allocation_only(environ)
+    environ = _drop_batch_variables(environ)
+    facts = identity.resolve_placement(environ)
+    job = identity.find_launcher_job(environ, parent_pid) or ""
+    launchers = [
+        name for name, variables in _LAUNCHERS if any(variable in environ for variable in variables)
+    ]
     if not launchers and facts["rank"] is not None:
         launchers = ["a launcher that sets RANK"]
-    run_dir, registered = _recorded(roots, environ, job)
-    processes = registered or _ranked(roots, environ, pid)
-    if processes and not any(one.here for one in processes):
-        facts = {**facts, "rank": None, "world_size": None, "node_local_rank": None}  # beside it
-    return Place(
+    run_dir, registered = _find_recorded_run(roots, environ, job)
+    processes = registered or _find_rank_processes(roots, environ, pid)
+    if processes and not any(process.here for process in processes):
+        facts = {**facts, "rank": None, "world_size": None, "node_local_rank": None}
+    return JobContext(
         tuple(launchers),
         job,
         {
@@ -104,133 +121,163 @@ def find_place(roots: Roots, environ: Mapping[str, str], pid: int, parent_pid: i
             "world_size": facts["world_size"],
             "node_local_rank": facts["node_local_rank"],
             "node_number": facts["node_number"],
-            "node": identity.display_name(environ),
+            "node": identity.get_display_name(environ),
         },
-        outside,
+        allocation_only,
         run_dir,
-        tuple(sorted(processes, key=_order)),
+        tuple(sorted(processes, key=_make_sort_key)),
         bool(registered),
     )
 
 
-def _order(process: Process) -> tuple[int, int, int]:
+def _make_sort_key(process: RankProcess) -> tuple[int, int, int]:
     local, rank = process.node_local_rank, process.rank
     return (1 << 30 if local is None else local, 1 << 30 if rank is None else rank, process.pid)
 
 
-def _recorded(
+def _find_recorded_run(
     roots: Roots, environ: Mapping[str, str], job: str
-) -> tuple[Path | None, list[Process]]:
-    """Return the run directory of a recorder of this job, and who registered there and lives."""
+) -> tuple[Path | None, list[RankProcess]]:
+    """Return the run directory of a recorder of this job, and its registered live processes."""
     if not job:
         return None, []
-    mine = run_dir_path(choose_base(environ), identity.boot8(roots), job)
-    whole = environ.get("SLURM_JOB_ID", "")
-    others = mine.parent.glob(f"{mine.name[: -len(job)]}{whole}.*") if whole.isalnum() else ()
-    for run_dir in (mine, *sorted(others)):
-        registered = _registered(roots, run_dir)
+    own_run_dir = build_run_dir_path(choose_base(environ), identity.read_short_boot_id(roots), job)
+    slurm_job = environ.get("SLURM_JOB_ID", "")
+    others = (
+        own_run_dir.parent.glob(f"{own_run_dir.name[: -len(job)]}{slurm_job}.*")
+        if slurm_job.isalnum()
+        else ()
+    )
+    for run_dir in (own_run_dir, *sorted(others)):
+        registered = _list_registered(roots, run_dir)
         if registered:
             return run_dir, registered
     return None, []
 
 
-def _registered(roots: Roots, run_dir: Path) -> list[Process]:
-    found: dict[int, Process] = {}
+def _list_registered(roots: Roots, run_dir: Path) -> list[RankProcess]:
+    processes: dict[int, RankProcess] = {}
     for path in sorted((run_dir / "register").glob("*.json")):
-        entry = checked(read_small_json(str(path)) or {})
+        entry = parse_registration(read_small_json(str(path)) or {})
         if entry is None:
             continue
         pid = int(entry["pid"])
-        if identity.started_ticks(str(roots.proc), pid) != entry["started_ticks"]:
+        if identity.read_start_ticks(str(roots.proc), pid) != entry["started_ticks"]:
             continue
-        variables = _environ(roots, pid) or entry["variables"]
-        found[pid] = _process(pid, {**entry["variables"], **variables}, str(entry["device"]), False)
-    ranks = [one for one in found.values() if one.rank is not None]
-    return ranks or list(found.values())
+        variables = _read_environ(roots, pid) or entry["variables"]
+        processes[pid] = _make_process(
+            pid, {**entry["variables"], **variables}, str(entry["device"]), False
+        )
+    ranks = [process for process in processes.values() if process.rank is not None]
+    return ranks or list(processes.values())
 
 
-def _ranked(roots: Roots, environ: Mapping[str, str], own_pid: int) -> list[Process]:
-    """Return the processes of our user with a rank in the job of the same name.
+def _find_rank_processes(
+    roots: Roots, environ: Mapping[str, str], own_pid: int
+) -> list[RankProcess]:
+    """Return the processes of our user that have a rank in the job of equal name.
 
-    Agents and doctors have none where others have; and where another step of Slurm has ranks, our
-    own was started beside it to look.
+    Agents and doctors are left out where other processes have ranks. Where another Slurm
+    step has ranks, our own step is left out, because it was started only to observe.
     """
-    job = _without_step(environ)
-    found: dict[int, tuple[int, Process]] = {}
+    job = _find_job_without_step(environ)
+    candidates: dict[int, tuple[int, RankProcess]] = {}
     steps: dict[int, str] = {}
-    numbers = [int(name) for name in _list(roots.proc) if name.isdigit()]
-    for pid in sorted(numbers)[-_SCANNED_AT_MOST:]:  # the newest: a job is younger than its node
-        variables = dict(environ) if pid == own_pid else _of_a_task(_environ(roots, pid) or {})
-        if not variables or _without_step(variables) != job:
+    numbers = [int(name) for name in _list_folder(roots.proc) if name.isdigit()]
+    for pid in sorted(numbers)[-_MAX_SCANNED:]:  # the newest: a job is younger than its node
+        variables = (
+            dict(environ)
+            if pid == own_pid
+            else _drop_batch_variables(_read_environ(roots, pid) or {})
+        )
+        if not variables or _find_job_without_step(variables) != job:
             continue
-        fields = identity.stat_fields(str(roots.proc), pid)
-        process = _process(pid, variables, "", pid == own_pid)
+        fields = identity.read_stat_fields(str(roots.proc), pid)
+        process = _make_process(pid, variables, "", pid == own_pid)
         if process.rank is not None and fields is not None:
-            found[pid] = (int(fields[1]), process)
+            candidates[pid] = (int(fields[1]), process)
             steps[pid] = variables.get("SLURM_STEP_ID", "")
-    looking = {pid for pid in found if pid != own_pid and _is_ours(roots, pid)}
-    if set(found) - looking - {own_pid}:
-        found = {pid: one for pid, one in found.items() if pid not in looking}
-    own = environ.get("SLURM_STEP_ID", "")
-    if any(steps[pid] != own for pid in found):
-        found = {pid: one for pid, one in found.items() if steps[pid] != own}
-    tops: dict[int, Process] = {}
-    for pid, (_, process) in found.items():
+    own_tools = {
+        pid for pid in candidates if pid != own_pid and _is_clusterprof_process(roots, pid)
+    }
+    if set(candidates) - own_tools - {own_pid}:
+        candidates = {
+            pid: candidate for pid, candidate in candidates.items() if pid not in own_tools
+        }
+    own_step = environ.get("SLURM_STEP_ID", "")
+    if any(steps[pid] != own_step for pid in candidates):
+        candidates = {
+            pid: candidate for pid, candidate in candidates.items() if steps[pid] != own_step
+        }
+    tops: dict[int, RankProcess] = {}
+    for pid, (_, process) in candidates.items():
         top = pid
-        while top in found and _same_rank(found, top):
-            top = found[top][0]
+        while top in candidates and _has_parent_of_same_rank(candidates, top):
+            top = candidates[top][0]
         here = process.here or (top in tops and tops[top].here)
-        first = found[top][1]
+        first = candidates[top][1]
         below = (*tops[top].below, pid) if top in tops else (pid,)
-        tops[top] = Process(
-            first.pid, first.rank, first.node_local_rank, "", first.chosen, here,
-            tuple(one for one in below if one != top),
-        )  # fmt: skip
+        tops[top] = RankProcess(
+            first.pid,
+            first.rank,
+            first.node_local_rank,
+            "",
+            first.chosen,
+            here,
+            tuple(member for member in below if member != top),
+        )
     return list(tops.values())
 
 
-def _is_ours(roots: Roots, pid: int) -> bool:
-    words = text(roots.proc / str(pid) / "cmdline").split("\0")
+def _is_clusterprof_process(roots: Roots, pid: int) -> bool:
+    words = read_text(roots.proc / str(pid) / "cmdline").split("\0")
     named = any(os.path.basename(word) == "clusterprof" for word in words)
     return "clusterprof.agent" in words or (named and "doctor" in words)
 
 
-def _in_no_step(variables: Mapping[str, str]) -> bool:
+def _is_allocation_only(variables: Mapping[str, str]) -> bool:
     return "SLURM_JOB_ID" in variables and "SLURM_STEP_ID" not in variables
 
 
-def _of_a_task(variables: Mapping[str, str]) -> dict[str, str]:
-    """A batch script is numbered as the first task of its job, and is none."""
-    drop = _OF_TASKS if _in_no_step(variables) else ()
+def _drop_batch_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those of a task.
+
+    The variables of a batch script look like those of its job's first task.
+    """
+    drop = _TASK_VARIABLES if _is_allocation_only(variables) else ()
     return {name: value for name, value in variables.items() if name not in drop}
 
 
-def _without_step(variables: Mapping[str, str]) -> str | None:
-    return identity.named_job({k: v for k, v in variables.items() if k != "SLURM_STEP_ID"})
+def _find_job_without_step(variables: Mapping[str, str]) -> str | None:
+    return identity.find_job_name({k: v for k, v in variables.items() if k != "SLURM_STEP_ID"})
 
 
-def _same_rank(found: Mapping[int, tuple[int, Process]], pid: int) -> bool:
-    """True when the parent is in the list too, and of the same rank."""
-    parent = found[pid][0]
-    return parent in found and parent != pid and found[parent][1].rank == found[pid][1].rank
+def _has_parent_of_same_rank(candidates: Mapping[int, tuple[int, RankProcess]], pid: int) -> bool:
+    """Return whether the parent is in the list too and has an equal rank."""
+    parent = candidates[pid][0]
+    return (
+        parent in candidates
+        and parent != pid
+        and candidates[parent][1].rank == candidates[pid][1].rank
+    )
 
 
-def _process(pid: int, variables: Mapping[str, str], device: str, here: bool) -> Process:
+def _make_process(pid: int, variables: Mapping[str, str], device: str, here: bool) -> RankProcess:
     chosen = {
         name: variables[name][:_VALUE_CHARACTERS] for name in DEVICE_VARIABLES if name in variables
     }
-    rank, local = identity.global_rank(variables), identity.node_local_rank(variables)
-    return Process(pid, rank, local, device, chosen, here)
+    rank, local = identity.find_global_rank(variables), identity.find_node_local_rank(variables)
+    return RankProcess(pid, rank, local, device, chosen, here)
 
 
-def _environ(roots: Roots, pid: int) -> dict[str, str] | None:
+def _read_environ(roots: Roots, pid: int) -> dict[str, str] | None:
     """Return the environment of a process of our own user; None for any other."""
     folder = roots.proc / str(pid)
     try:
         if os.stat(folder).st_uid != os.stat(roots.proc / "self/status").st_uid:
             return None
         with open(folder / "environ", "rb") as environ:
-            content = environ.read(_ENVIRON_BYTES_AT_MOST)
+            content = environ.read(_MAX_ENVIRON_BYTES)
     except OSError:
         return None
     pairs = (entry.partition(b"=") for entry in content.split(b"\0"))
@@ -239,8 +286,26 @@ def _environ(roots: Roots, pid: int) -> dict[str, str] | None:
     }
 
 
-def _list(folder: Path) -> list[str]:
+def _list_folder(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:
         return []
+
+
+USER = "you"
+JOB = "job"
+ADMIN = "cluster admin"
+
+
+@dataclass(frozen=True, slots=True)
+class SuggestedChange:
+    """One problem and what can be changed about it."""
+
+    about: str
+    """devices, affinity, files, fabric, kernel, sources."""
+    message: str
+    """The problem and its cost."""
+    remedy: str
+    owner: str
+    """USER (an option, a variable, a package), JOB (how the job is submitted) or ADMIN."""

@@ -1,7 +1,8 @@
-"""What a job finds on this node: its devices, cores, file systems and links, and who can do more.
+"""Checks what a job finds on this node: devices, cores, file systems and links, and who can add
+more.
 
-Everything is read from /proc, /sys, the environment and the collectors, once; nothing is started
-but the helpers of isolated collectors, and no server is asked.
+Everything is read once from /proc, /sys, the environment and the collectors; only the
+helpers of isolated collectors are started, and no server is contacted.
 """
 
 from __future__ import annotations
@@ -10,32 +11,37 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clusterprof.collectors.base import Context
-from clusterprof.linux.roots import Roots
-from clusterprof.recorder.inspect import OWNER_YOU, Look, look_at, look_at_spans
-from clusterprof.recorder.surroundings import affinity, devices, fabric, files, kernel
-from clusterprof.recorder.surroundings.change import ADMIN, JOB, YOU, Change
-from clusterprof.recorder.surroundings.place import Place, find_place
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.doctor import affinity, devices, network
+from clusterprof.agent.doctor.environment import (
+    ADMIN,
+    JOB,
+    USER,
+    JobContext,
+    SuggestedChange,
+    find_job_context,
+)
+from clusterprof.agent.doctor.sources import OWNER_USER, SourceCheck, check_sources, check_spans
+from clusterprof.agent.linux.files import Roots
 
-__all__ = ["Change", "Surroundings", "look_around"]
-_OWNERS = (YOU, JOB, ADMIN)
+_OWNERS = (USER, JOB, ADMIN)
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What was found, as `doctor --job` tells it."""
+class JobEnvironment:
+    """The results of the checks, as printed by `doctor --job`."""
 
-    place: Place
+    place: JobContext
     devices: Sequence[Mapping[str, Any]]
     affinity: Mapping[str, Any]
     files: Sequence[Mapping[str, Any]]
     fabric: Mapping[str, Any]
     settings: Sequence[Mapping[str, Any]]
-    changes: Sequence[Change]
-    looks: Sequence[Look]
+    changes: Sequence[SuggestedChange]
+    checks: Sequence[SourceCheck]
 
     def document(self) -> dict[str, Any]:
-        """Return all of it but the looks, ready for JSON."""
+        """Return everything except the source checks, ready for JSON."""
         place = self.place
         return {
             "job": {
@@ -55,66 +61,76 @@ class Surroundings:
         }
 
 
-def look_around(
+def check_job_environment(
     collectors: Sequence[type],
     environ: Mapping[str, str],
     cwd: str,
     paths: Sequence[str],
-    own: tuple[int, int],
+    own_pids: tuple[int, int],
     roots: Roots | None = None,
     isolate: Callable[[str, Context], Any] | None = None,
-) -> Surroundings:
-    """Look at everything once. own: pid of this process and of its parent."""
+) -> JobEnvironment:
+    """Run every check once.
+
+    own_pids: of this process and of its parent.
+    cwd, paths: folders whose file systems are checked.
+    """
     roots = roots or Roots()
-    place = find_place(roots, environ, *own)
+    place = find_job_context(roots, environ, *own_pids)
     pids = [process.pid for process in place.processes]
-    looks = [*look_at(collectors, roots, isolate, place.run_dir, pids), look_at_spans(environ)]
-    found = devices.whose(looks, place.processes)
-    # Beside a job the cores that matter are those of its ranks, and not ours.
-    first = place.processes[0].pid if place.processes and not _in_place(place) else None
-    cores = affinity.read_affinity(roots, first, place.processes, environ)
+    checks = [*check_sources(collectors, roots, isolate, place.run_dir, pids), check_spans(environ)]
+    device_entries = devices.map_devices_to_ranks(checks, place.processes)
+    # Run next to a job, doctor reports the cores of the job's ranks, not its own.
+    pid = place.processes[0].pid if place.processes and not _is_inside_job(place) else None
+    cores = affinity.read_affinity(roots, pid, place.processes, environ)
     if roots == Roots():
-        mounts = files.read_files(roots, environ, cwd, paths)
-        net = fabric.read_fabric(roots, environ)
-    else:  # paths of a fixture machine are not there to be asked
-        mounts = files.read_files(roots, environ, cwd, paths, str, _no_room)
-        net = fabric.read_fabric(roots, environ, lambda path: True)
-    settings = kernel.read_settings(roots, first)
+        mounts = network.describe_file_systems(roots, environ, cwd, paths)
+        network_checks = network.read_job_fabric(roots, environ)
+    else:  # the paths of a fixture machine do not exist here
+        mounts = network.describe_file_systems(roots, environ, cwd, paths, str, _skip_statvfs)
+        network_checks = network.read_job_fabric(roots, environ, lambda path: True)
+    settings = devices.read_kernel_settings(roots, pid)
     changes = [
-        *devices.changes(found, place.processes),
-        *affinity.changes(cores, found, place.launchers),
-        *files.changes(mounts, place.launchers),
-        *fabric.changes(net, found),
-        *_of_sources(looks),
-        *kernel.changes(settings),
+        *devices.find_device_changes(device_entries, place.processes),
+        *affinity.find_affinity_changes(cores, device_entries, place.launchers),
+        *network.find_file_system_changes(mounts, place.launchers),
+        *network.find_fabric_changes(network_checks, device_entries),
+        *_list_source_changes(checks),
+        *devices.find_setting_changes(settings),
     ]
     changes.sort(key=lambda change: _OWNERS.index(change.owner))
-    return Surroundings(place, found, cores, mounts, net, settings, changes, looks)
+    return JobEnvironment(
+        place, device_entries, cores, mounts, network_checks, settings, changes, checks
+    )
 
 
-def _in_place(place: Place) -> bool:
+def _is_inside_job(place: JobContext) -> bool:
     return any(process.here for process in place.processes)
 
 
-def _no_room(path: str) -> None:
+def _skip_statvfs(path: str) -> None:
     raise FileNotFoundError(path)
 
 
-def _of_sources(looks: Sequence[Look]) -> list[Change]:
-    """Return what collectors miss and somebody can give."""
-    out = []
-    for look in looks:
-        if look.elsewhere:
+def _list_source_changes(checks: Sequence[SourceCheck]) -> list[SuggestedChange]:
+    """Return the suggested changes for missing values that someone can make available."""
+    suggested = []
+    for check in checks:
+        if check.elsewhere:
             continue
-        if look.remedy:
-            message = f"{look.name} {look.status}: {look.message}"
-            out.append(Change("sources", message, look.remedy, _owner(look.owner)))
-        for hole in look.holes:
-            if hole.remedy:
-                message = f"{', '.join(hole.signals[:3])}: {hole.message}"
-                out.append(Change("sources", message, hole.remedy, _owner(hole.owner)))
-    return list(dict.fromkeys(out))
+        if check.remedy:
+            message = f"{check.name} {check.status}: {check.message}"
+            suggested.append(
+                SuggestedChange("sources", message, check.remedy, _convert_owner(check.owner))
+            )
+        for gap in check.holes:
+            if gap.remedy:
+                message = f"{', '.join(gap.signals[:3])}: {gap.message}"
+                suggested.append(
+                    SuggestedChange("sources", message, gap.remedy, _convert_owner(gap.owner))
+                )
+    return list(dict.fromkeys(suggested))
 
 
-def _owner(owner: str) -> str:
-    return YOU if owner == OWNER_YOU else ADMIN
+def _convert_owner(owner: str) -> str:
+    return USER if owner == OWNER_USER else ADMIN

@@ -1,7 +1,7 @@
-"""Who am I: the job, the rank, the node and the process, from what launchers leave behind.
+"""Identifies the job, the rank, the node and the process from the variables of launchers.
 
-docs/design.md, section 3, lists the variables that are kept; nothing else of an environment ever
-enters a recording, because environments carry secrets.
+docs/design/recording-format.md, lists the variables that are kept; nothing else of an
+environment ever enters a recording, because environments contain secrets.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from clusterprof.linux.roots import Roots
+from clusterprof.agent.linux.files import Roots
 from clusterprof.probe.layout import NODE_LOCAL_RANK_VARIABLES, VALUE_CHARACTERS, VARIABLES
 
 LAUNCHER_VARIABLES = VARIABLES
-# Where a rank stands, and next to it the size of the world that it counts in: the innermost
-# launcher first, since a job inherits the variables of those around it.
-_RANKS_AND_WORLDS = (
+# The variable of the rank, and the one of the world size it belongs to. The innermost launcher
+# comes first, since a job inherits the variables of the launchers around it.
+_RANK_AND_WORLD_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
@@ -26,8 +27,8 @@ _RANKS_AND_WORLDS = (
     ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
     ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
     ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),  # under `srun torchrun` it numbers nodes
-    ("JOB_COMPLETION_INDEX", ""),  # numbers pods
+    ("SLURM_PROCID", "SLURM_NTASKS"),  # under `srun torchrun` it counts nodes
+    ("JOB_COMPLETION_INDEX", ""),  # counts pods
 )
 # Resource managers number machines, launchers their own groups of workers.
 _NODE_VARIABLES = (
@@ -39,7 +40,7 @@ _NODE_VARIABLES = (
     "CROSS_RANK",
     "JOB_COMPLETION_INDEX",
 )
-# One value on all nodes of a job; the innermost first. A rendezvous nobody named is called "none".
+# Equal on all nodes of a job; the innermost first. "none" is torchrun's default run id.
 _JOB_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
     "PET_RDZV_ID",
@@ -52,13 +53,13 @@ _JOB_VARIABLES = (
     "PMIX_NAMESPACE",
     "PMI_JOBID",
 )
-# A job that its manager starts anew keeps its id: the count tells the recordings apart.
-_RESTARTS_OF_THE_JOB = {
+# A requeued job keeps its id: the restart count makes the recordings distinguishable.
+_RESTART_VARIABLES = {
     "SLURM_JOB_ID": "SLURM_RESTART_COUNT",
     "JOBSET_NAME": "JOBSET_RESTART_ATTEMPT",
 }
-# One parent per node and launch: without a job id it is what the ranks of a node have in common.
-_PARENTED_RANKS = (
+# One parent process per node and launch: without a job id, all ranks of a node share it.
+_MPI_RANK_VARIABLES = (
     "RANK",
     "OMPI_COMM_WORLD_RANK",
     "MV2_COMM_WORLD_RANK",
@@ -67,140 +68,151 @@ _PARENTED_RANKS = (
 )
 _TORCH_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
 _RUN_ID_OPTIONS = ("--rdzv-id", "--rdzv_id")
-_JOB_CHARACTERS = 64
+_MAX_JOB_CHARACTERS = 64
 
 
-def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the launcher variables found, each cut to 256 characters."""
+def select_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Select the launcher variables of an environment, each cut to 256 characters."""
     return {
         name: environ[name][:VALUE_CHARACTERS] for name in LAUNCHER_VARIABLES if name in environ
     }
 
 
-def resolved(variables: Mapping[str, str]) -> dict[str, int | str | None]:
-    """Return what the variables of a process say of its place in the job; None = they do not.
+def resolve_placement(variables: Mapping[str, str]) -> dict[str, int | str | None]:
+    """Resolve the place of a process in its job from its variables; None = not stated.
 
-    `job`: its name, alike on all nodes; `rank` and `world_size` (of the same launcher),
-    `node_local_rank`, `node_number`, and `restart`: how often torchrun had restarted the workers
-    within the job.
+    `job`: its name, equal on all nodes; `rank` and `world_size` (of one launcher),
+    `node_local_rank`, `node_number`, and `restart`: how often torchrun has restarted the
+    workers within the job.
     """
-    rank, world_size = _rank_and_world(variables)
+    rank, world_size = _find_rank_and_world_size(variables)
     return {
-        "job": named_job(variables),
+        "job": find_job_name(variables),
         "rank": rank,
         "world_size": world_size,
-        "node_local_rank": node_local_rank(variables),
-        "node_number": _first_integer(variables, _NODE_VARIABLES),
-        "restart": _first_integer(variables, ("TORCHELASTIC_RESTART_COUNT",)),
+        "node_local_rank": find_node_local_rank(variables),
+        "node_number": _find_first_integer(variables, _NODE_VARIABLES),
+        "restart": _find_first_integer(variables, ("TORCHELASTIC_RESTART_COUNT",)),
     }
 
 
-def global_rank(variables: Mapping[str, str]) -> int | None:
-    """Return the rank of the process in its job, None when no launcher gave one."""
-    return _rank_and_world(variables)[0]
+def find_global_rank(variables: Mapping[str, str]) -> int | None:
+    """Return the rank of the process in its job, None when no launcher set one."""
+    return _find_rank_and_world_size(variables)[0]
 
 
-def node_local_rank(variables: Mapping[str, str]) -> int | None:
-    """Return the rank of the process on its node, None when no launcher gave one."""
-    return _first_integer(variables, NODE_LOCAL_RANK_VARIABLES)
+def find_node_local_rank(variables: Mapping[str, str]) -> int | None:
+    """Return the rank of the process on its node, None when no launcher set one."""
+    return _find_first_integer(variables, NODE_LOCAL_RANK_VARIABLES)
 
 
-def named_job(environ: Mapping[str, str]) -> str | None:
-    """Return the name by which all nodes of a job know it, None when it has none.
+def find_job_name(environ: Mapping[str, str]) -> str | None:
+    """Return the job name that is equal on all nodes of the job, None when there is none.
 
-    Torchrun's own run id is "none" unless somebody chose one.
+    Torchrun's own run id is "none" unless the user chose one.
     """
     for name in _JOB_VARIABLES:
         value = environ.get(name, "")
         if value and value != "none":
-            return _safe(_with_step_and_restart(name, environ))
+            return _escape_name(_append_step_and_restart(name, environ))
     index, host = environ.get("JOB_COMPLETION_INDEX", ""), environ.get("HOSTNAME", "")
     if index and host.endswith(f"-{index}"):  # a pod of an Indexed Job: <job>-<index>
-        return _safe(host[: -len(index) - 1])
+        return _escape_name(host[: -len(index) - 1])
     return None
 
 
-def launcher_job(environ: Mapping[str, str], parent_pid: int) -> str | None:
-    """Return the job's name if a launcher gave the processes of this node something in common.
+def find_launcher_job(environ: Mapping[str, str], parent_pid: int) -> str | None:
+    """Return the job name, or one derived from the parent process; None without a launcher.
 
-    Without a name, as under MPI without a resource manager, the ranks of a node share their parent
-    process.
+    Under MPI without a resource manager there is no name, but the ranks of a node share
+    their parent process.
     """
-    named = named_job(environ)
+    named = find_job_name(environ)
     if named is not None:
         return named
-    if any(name in environ for name in _PARENTED_RANKS):
+    if any(name in environ for name in _MPI_RANK_VARIABLES):
         return f"launch-{parent_pid}"
     return None
 
 
-def command_job(command: Sequence[str]) -> str | None:
+def find_command_job(command: Sequence[str]) -> str | None:
     """Return the run id on the command line of torchrun or accelerate, None when it has none.
 
-    `record -- torchrun` begins before there are workers with variables, and every node's does so
-    on its own: the run id is all that their command lines have in common.
+    `record -- torchrun` starts before any worker has variables, independently on every
+    node: the run id is the only value that their command lines share.
     """
     if not any(os.path.basename(word) in _TORCH_LAUNCHERS for word in command):
         return None
-    for word, following in zip(command, [*command[1:], ""]):
+    for word, next_word in zip(command, [*command[1:], ""]):
         name, equals, value = word.partition("=")
-        value = value if equals else following
+        value = value if equals else next_word
         if name in _RUN_ID_OPTIONS and value and value != "none":
-            return _safe(value)
+            return _escape_name(value)
     return None
 
 
-def own_job() -> str:
-    """Return a job name nobody else has: pid and monotonic time of this process."""
+def make_job_name() -> str:
+    """Make a unique job name from the pid and the monotonic time of this process."""
     return f"{os.getpid()}-{time.monotonic_ns()}"
 
 
-def is_name(job: str) -> bool:
-    """Return whether other nodes may know the job by this name: we did not make it up here."""
+def is_job_name(job: str) -> bool:
+    """Return whether other nodes may know the job by this name: false for generated names."""
     return bool(job) and not re.fullmatch(r"launch-\d+|\d+-\d{6,}", job)
 
 
-def boot_id(roots: Roots) -> str:
-    """Return the kernel's boot id, "" when it cannot be read."""
+def read_boot_id(roots: Roots) -> str:
+    """Read the kernel's boot id, "" when it cannot be read."""
     try:
         return (roots.proc / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
 
 
-def boot8(roots: Roots) -> str:
-    """Return the first 8 hex digits of the boot id, "00000000" when there is none."""
-    return boot_id(roots).replace("-", "")[:8] or "00000000"
+def read_short_boot_id(roots: Roots) -> str:
+    """Read the first 8 hex digits of the boot id, "00000000" when it cannot be read."""
+    return read_boot_id(roots).replace("-", "")[:8] or "00000000"
 
 
-def hostname() -> str:
-    """Return the host name as the kernel has it."""
+def get_hostname() -> str:
+    """Return the kernel's host name."""
     return os.uname().nodename
 
 
-def display_name(environ: Mapping[str, str]) -> str:
-    """Return what people call this node: the resource manager's name, else the host name."""
-    return environ.get("SLURMD_NODENAME") or environ.get("K8S_NODE_NAME") or hostname()
+def get_display_name(environ: Mapping[str, str]) -> str:
+    """Return the node's name for reports: the resource manager's name, else the host name."""
+    return environ.get("SLURMD_NODENAME") or environ.get("K8S_NODE_NAME") or get_hostname()
 
 
-def node_key(roots: Roots, realtime_ns: int) -> str:
-    """Return the name of this node's folder: host name, boot, start of the recorder (UTC) and pid.
+def build_node_key(roots: Roots, realtime_ns: int) -> str:
+    """Build the name of the node's folder: host name, boot, start of the recorder (UTC), pid.
 
-    Recorders of two jobs may start on one node in the same millisecond.
+    The pid is included because recorders of two jobs may start on one node in one
+    millisecond.
     """
-    seconds, rest = divmod(realtime_ns, 1_000_000_000)
+    seconds, rest_ns = divmod(realtime_ns, 1_000_000_000)
     start = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
-    return f"{_safe(hostname())}-{boot8(roots)}-{start}.{rest // 1_000_000:03d}-{os.getpid()}"
+    host = f"{_escape_name(get_hostname())}-{read_short_boot_id(roots)}"
+    return f"{host}-{start}.{rest_ns // 1_000_000:03d}-{os.getpid()}"
 
 
-def started_ticks(proc: str, pid: int) -> int | None:
-    """Return field 22 of /proc/<pid>/stat, None when there is no such process."""
-    fields = stat_fields(proc, pid)
-    return int(fields[19]) if fields is not None else None
+def read_start_ticks(proc: str, pid: int) -> int | None:
+    """Read field 22 of /proc/<pid>/stat, the start in clock ticks; None without the process.
+
+    Where there is no Linux /proc: hundredths of a second since 1970, from psutil.
+    """
+    fields = read_stat_fields(proc, pid)
+    if fields is not None:
+        return int(fields[19])
+    from clusterprof.agent.linux import without_proc  # imported only when needed
+
+    if without_proc.has_linux_proc(Roots(Path(proc))):
+        return None
+    return without_proc.read_start_ticks(pid)
 
 
-def stat_fields(proc: str, pid: int) -> list[bytes] | None:
-    """Return the fields of /proc/<pid>/stat from the third on (state first), None if gone."""
+def read_stat_fields(proc: str, pid: int) -> list[bytes] | None:
+    """Read the fields of /proc/<pid>/stat from the third on (state first), None if it is gone."""
     try:
         descriptor = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -216,23 +228,23 @@ def stat_fields(proc: str, pid: int) -> list[bytes] | None:
     return fields if len(fields) >= 20 else None
 
 
-def _with_step_and_restart(name: str, environ: Mapping[str, str]) -> str:
+def _append_step_and_restart(name: str, environ: Mapping[str, str]) -> str:
     job = environ[name]
     step = environ.get("SLURM_STEP_ID", "") if name == "SLURM_JOB_ID" else ""
-    restart = environ.get(_RESTARTS_OF_THE_JOB.get(name, ""), "")
+    restart = environ.get(_RESTART_VARIABLES.get(name, ""), "")
     job = f"{job}.{step}" if step else job
     return f"{job}-restart{restart}" if restart.strip("0") else job
 
 
-def _rank_and_world(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
-    for rank_name, world_name in _RANKS_AND_WORLDS:
-        rank = _first_integer(variables, (rank_name,))
+def _find_rank_and_world_size(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
+    for rank_name, world_name in _RANK_AND_WORLD_VARIABLES:
+        rank = _find_first_integer(variables, (rank_name,))
         if rank is not None:
-            return rank, _first_integer(variables, (world_name,))
+            return rank, _find_first_integer(variables, (world_name,))
     return None, None
 
 
-def _first_integer(variables: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+def _find_first_integer(variables: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     for name in names:
         text = variables.get(name, "")
         if text.isascii() and text.isdigit() and len(text) < 10:
@@ -240,5 +252,5 @@ def _first_integer(variables: Mapping[str, str], names: tuple[str, ...]) -> int 
     return None
 
 
-def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name).strip(".")[:_JOB_CHARACTERS] or "job"
+def _escape_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).strip(".")[:_MAX_JOB_CHARACTERS] or "job"

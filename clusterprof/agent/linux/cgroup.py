@@ -1,6 +1,7 @@
-"""/proc/<pid>/cgroup and the cgroup file system, version 1 and 2: quota, throttling, memory.
+"""/proc/<pid>/cgroup and the cgroup file system, v1 and v2: quota, throttling, memory.
 
-https://docs.kernel.org/admin-guide/cgroup-v2.html, …/cgroup-v1/, …/scheduler/sched-bwc.html
+https://docs.kernel.org/admin-guide/cgroup-v2.html, …/cgroup-v1/,
+…/scheduler/sched-bwc.html
 
     version 2, /proc/self/cgroup           version 1
     0::/system.slice/job_7/step_0          4:memory:/slurm/uid_1000/job_7
@@ -12,8 +13,19 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html, …/cgroup-v1/, …/schedule
     cpu.max       200000 100000            cpu.cfs_quota_us 200000, cpu.cfs_period_us 100000
     memory.max    max                      memory.limit_in_bytes   9223372036854771712
 
-A limit holds for everything below it, and launchers set it levels above the process (Slurm on
-the job, the process in its task): the level that matters is the tightest on the way to the root.
+A limit applies to everything below it, and launchers set it several levels above the
+process (Slurm on the job, while the process is in its task). The relevant level is the
+tightest one on the path to the root.
+
+/proc/pressure/{cpu,io,memory} and the cgroup's *.pressure: time lost by waiting, in µs.
+
+https://docs.kernel.org/accounting/psi.html
+
+    some avg10=0.06 avg60=0.21 avg300=0.99 total=8537362
+    full avg10=0.00 avg60=0.13 avg300=0.96 total=8183134
+
+`total` is an integral kept by the scheduler: it is exact regardless of the sampling
+interval.
 """
 
 from __future__ import annotations
@@ -22,34 +34,39 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from clusterprof.agent.linux.files import (
+    MissingFile,
+    NumberFinder,
+    OpenFile,
+    Roots,
+    open_file,
+    read_file_once,
+)
+from clusterprof.agent.linux.storage.disks import Mount, parse_mountinfo
 from clusterprof.errors import Unavailable
-from clusterprof.linux.fields import Numbers
-from clusterprof.linux.held import read_once
-from clusterprof.linux.mountinfo import Mount, parse_mountinfo
-from clusterprof.linux.roots import Roots
 
-_NO_LIMIT_V1 = 1 << 62  # version 1 writes "none" as the largest multiple of a page
+_NO_LIMIT_V1 = 1 << 62  # version 1 writes "no limit" as the largest multiple of a page
 _MOUNT_REMEDY = "mount the cgroup file system at /sys/fs/cgroup"
 _INSIDE_REMEDY = "run the recorder on the node, or in the container of the job"
 _Limit = TypeVar("_Limit", int, float)
 
 
-class Place(NamedTuple):
-    """Where one controller keeps a process's cgroup."""
+class CgroupFolder(NamedTuple):
+    """The cgroup of a process in the hierarchy of one controller."""
 
     version: int
     """1 or 2."""
     root: Path
-    """The mount of the controller, as we see it."""
+    """Mount point of the controller, as this process sees it."""
     folder: Path
     """The process's own cgroup; equals `root` or lies below it."""
 
-    def levels(self) -> list[Path]:
+    def list_levels(self) -> list[Path]:
         """Return the folders from the process's own cgroup up to the root of the mount."""
-        found = [self.folder]
-        while found[-1] != self.root:
-            found.append(found[-1].parent)
-        return found
+        folders = [self.folder]
+        while folders[-1] != self.root:
+            folders.append(folders[-1].parent)
+        return folders
 
 
 class CpuStat(NamedTuple):
@@ -63,20 +80,21 @@ class CpuStat(NamedTuple):
 
 
 class MemoryEvents(NamedTuple):
-    """What the memory controller had to do to one cgroup; None where it is not counted."""
+    """Events of the memory controller for one cgroup; None where they are not counted."""
 
     high: int | None
     oom_kills: int | None
 
 
-def find_cgroup(roots: Roots, pid: int | None, controller: str) -> Place:
-    """Return where the cgroup of a process (None = our own) is for "cpu", "memory" or "cpuacct".
+def find_cgroup(roots: Roots, pid: int | None, controller: str) -> CgroupFolder:
+    """Find the cgroup of a process (None = our own) for "cpu", "memory" or "cpuacct".
 
-    "unified" asks for the version 2 hierarchy whatever controllers it has. Raises `Unavailable`.
+    "unified" requests the version 2 hierarchy regardless of its controllers.
+    Raises: Unavailable when the process has no such cgroup or it is not mounted here.
     """
     who = "self" if pid is None else str(pid)
-    memberships = parse_memberships(read_once(roots.proc / who / "cgroup"))
-    mounts = parse_mountinfo(read_once(roots.proc / "self" / "mountinfo"))
+    memberships = parse_memberships(read_file_once(roots.proc / who / "cgroup"))
+    mounts = parse_mountinfo(read_file_once(roots.proc / "self" / "mountinfo"))
     if controller in memberships:
         version = 1
         hits = [m for m in mounts if m.type == "cgroup" and controller in m.options]
@@ -89,15 +107,15 @@ def find_cgroup(roots: Roots, pid: int | None, controller: str) -> Place:
         raise Unavailable(
             "absent", f"no cgroup file system for process {who} is mounted", _MOUNT_REMEDY
         )
-    root = _as_we_see_it(roots, hits[-1].point)
-    folder = _below(root, hits[-1], memberships[controller])
+    root = _resolve_mount_point(roots, hits[-1].point)
+    folder = _resolve_cgroup_folder(root, hits[-1], memberships[controller])
     if not folder.is_dir():
         raise Unavailable("absent", f"{folder}: no such directory", _MOUNT_REMEDY)
-    return Place(version, root, folder)
+    return CgroupFolder(version, root, folder)
 
 
 def parse_memberships(data: bytes) -> dict[str, str]:
-    """Return the path of the cgroup by controller; "" is the version 2 hierarchy."""
+    """Parse the cgroup path per controller; "" is the version 2 hierarchy."""
     paths = {}
     for line in data.decode(errors="surrogateescape").splitlines():
         number, controllers, path = line.split(":", 2)
@@ -108,15 +126,15 @@ def parse_memberships(data: bytes) -> dict[str, str]:
 
 
 class CpuStatParser:
-    """Finds the counts in successive readings of a cpu.stat; version 2 writes µs, version 1 ns."""
+    """Parses successive readings of a cpu.stat; version 2 writes µs, version 1 ns."""
 
     def __init__(self, version: int) -> None:
         throttled = b"throttled_usec " if version == 2 else b"throttled_time "
         self._throttled_scale = 1_000 if version == 2 else 1
-        self._find = Numbers(b"usage_usec ", b"nr_periods ", b"nr_throttled ", throttled)
+        self._find = NumberFinder(b"usage_usec ", b"nr_periods ", b"nr_throttled ", throttled)
 
     def __call__(self, data: bytes) -> CpuStat:
-        """Return the counts since the cgroup was made."""
+        """Return the counts since the cgroup was created."""
         usage_us, periods, throttled_periods, throttled = self._find(data)
         return CpuStat(
             None if usage_us is None else usage_us * 1_000,
@@ -127,70 +145,73 @@ class CpuStatParser:
 
 
 class MemoryEventsParser:
-    """Finds the events of a memory.events (version 2) or memory.oom_control (version 1)."""
+    """Parses the events of a memory.events (version 2) or memory.oom_control (version 1)."""
 
     def __init__(self) -> None:
-        self._find = Numbers(b"high ", b"oom_kill ")
+        self._find = NumberFinder(b"high ", b"oom_kill ")
 
     def __call__(self, data: bytes) -> MemoryEvents:
-        """Return the events since the cgroup was made."""
+        """Return the events since the cgroup was created."""
         return MemoryEvents._make(self._find(data))
 
 
 def read_quota(folder: Path, version: int) -> float | None:
-    """Return how many CPUs the quota of one cgroup allows, None without a quota."""
+    """Read how many CPUs the quota of one cgroup allows; None without a quota."""
     if version == 2:
-        quota, _, period = read_once(folder / "cpu.max").partition(b" ")
+        quota, _, period = read_file_once(folder / "cpu.max").partition(b" ")
         return None if quota == b"max" else int(quota) / int(period)
-    quota_us = int(read_once(folder / "cpu.cfs_quota_us"))
+    quota_us = int(read_file_once(folder / "cpu.cfs_quota_us"))
     if quota_us < 0:
         return None
-    return quota_us / int(read_once(folder / "cpu.cfs_period_us"))
+    return quota_us / int(read_file_once(folder / "cpu.cfs_period_us"))
 
 
 def read_memory_limit(folder: Path, version: int) -> int | None:
-    """Return the memory limit of one cgroup in bytes, None without a limit."""
-    text = read_once(folder / ("memory.max" if version == 2 else "memory.limit_in_bytes")).strip()
+    """Read the memory limit of one cgroup in bytes; None without a limit."""
+    text = read_file_once(
+        folder / ("memory.max" if version == 2 else "memory.limit_in_bytes")
+    ).strip()
     if text == b"max" or int(text) >= _NO_LIMIT_V1:
         return None
     return int(text)
 
 
-def tightest_quota(place: Place) -> tuple[Path, float | None]:
-    """Return the level with the fewest CPUs allowed; the process's own when there is no quota."""
-    return _tightest(place, read_quota)
+def find_tightest_quota(place: CgroupFolder) -> tuple[Path, float | None]:
+    """Find the level with the smallest CPU quota; the process's own level without a quota."""
+    return _find_tightest_limit(place, read_quota)
 
 
-def tightest_memory(place: Place) -> tuple[Path, int | None]:
-    """Return the level with the least memory allowed; the process's own when there is no limit."""
-    return _tightest(place, read_memory_limit)
+def find_tightest_memory_limit(place: CgroupFolder) -> tuple[Path, int | None]:
+    """Find the level with the smallest memory limit; the process's own level without one."""
+    return _find_tightest_limit(place, read_memory_limit)
 
 
-def _tightest(
-    place: Place, read: Callable[[Path, int], _Limit | None]
+def _find_tightest_limit(
+    place: CgroupFolder, read: Callable[[Path, int], _Limit | None]
 ) -> tuple[Path, _Limit | None]:
     best: tuple[Path, _Limit | None] = (place.folder, None)
-    for level in place.levels():
+    for level in place.list_levels():
         try:
             limit = read(level, place.version)
         except Unavailable:
-            continue  # the root has no such file, and a level may be somebody else's
+            continue  # the root has no such file, and a level may be unreadable for us
         if limit is not None and (best[1] is None or limit < best[1]):
             best = (level, limit)
     return best
 
 
-def _as_we_see_it(roots: Roots, point: str) -> Path:
-    """Return a mount point of the machine under the root where we find its /sys."""
+def _resolve_mount_point(roots: Roots, point: str) -> Path:
+    """Translate a mount point to the root under which we find /sys."""
     inside = point.removeprefix("/sys/")
     return roots.sys / inside if inside != point else Path(point)
 
 
-def _below(root: Path, mount: Mount, path: str) -> Path:
-    """Return the folder of a cgroup path in a mount that may show only a part of the hierarchy.
+def _resolve_cgroup_folder(root: Path, mount: Mount, path: str) -> Path:
+    """Return the folder of a cgroup path in a mount that may show only a part.
 
-    In a container the mount's root is the container's own cgroup, and the path begins with it.
-    A path that does not, or that leads upwards ("/.."), belongs to a cgroup we cannot see.
+    In a container the root of the mount is the container's own cgroup, and the path begins
+    with it. A path that does not, or that leads upwards ("/.."), belongs to a cgroup that
+    is invisible here.
     """
     inside = path
     if mount.root != "/" and (path + "/").startswith(mount.root + "/"):
@@ -199,6 +220,49 @@ def _below(root: Path, mount: Mount, path: str) -> Path:
         inside = "/.."
     if ".." in inside.split("/"):
         raise Unavailable(
-            "absent", f"the cgroup {path} lies outside of what is mounted here", _INSIDE_REMEDY
+            "absent",
+            f"the cgroup {path} lies outside the mounted part of the hierarchy",
+            _INSIDE_REMEDY,
         )
     return root / inside.strip("/") if inside.strip("/") else root
+
+
+PSI_REMEDY = (
+    "needs Linux 4.20 or later with CONFIG_PSI=y, and psi=1 where the kernel defaults to off"
+)
+
+
+class Pressure(NamedTuple):
+    """Time since boot during which tasks waited for one resource, in ns."""
+
+    some_ns: int
+    """At least one task waited."""
+    full_ns: int | None
+    """Every non-idle task waited; None where the file has no such line (cpu, before 5.13)."""
+
+
+def open_pressure_file(folder: Path, name: str) -> OpenFile | MissingFile:
+    """Open a pressure file and read it once, because disabled PSI shows only on reading."""
+    file = open_file(folder / name, PSI_REMEDY)
+    try:
+        file.read()
+    except Unavailable as reason:
+        file.close()
+        return MissingFile(reason)
+    return file
+
+
+def parse_pressure(data: bytes) -> Pressure:
+    """Parse the totals of a pressure file, in ns.
+
+    Raises: ValueError for another format.
+    """
+    if not data.startswith(b"some"):
+        raise ValueError(f"pressure file does not begin with 'some': {data[:80]!r}")
+    some_start = data.index(b"total=") + 6
+    full_start = data.rindex(b"total=") + 6
+    end = data.find(b"\n", some_start)
+    return Pressure(
+        int(data[some_start:] if end < 0 else data[some_start:end]) * 1_000,
+        None if full_start == some_start else int(data[full_start:]) * 1_000,
+    )

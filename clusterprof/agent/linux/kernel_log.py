@@ -1,14 +1,14 @@
-"""The kernel's log as it is written, and what the NVIDIA driver says in it.
+"""The kernel's log as it is written, and the NVIDIA driver's error messages in it.
 
-Every read of /dev/kmsg returns one record, `priority,sequence,microseconds,flags;text`, with lines
-of `KEY=value` behind it; without O_NONBLOCK it would wait for the next. A reader that is overtaken
-by the ring buffer gets EPIPE and goes on at the oldest record there is
-(Documentation/ABI/testing/dev-kmsg). Opening it needs CAP_SYSLOG where kernel.dmesg_restrict is 1
-(kernel/printk/printk.c).
+Every read of /dev/kmsg returns one record, `priority,sequence,microseconds,flags;text`,
+followed by lines of `KEY=value`; without O_NONBLOCK it would wait for the next record.
+A reader that is overtaken by the ring buffer gets EPIPE and continues at the oldest
+remaining record (Documentation/ABI/testing/dev-kmsg). Opening it needs CAP_SYSLOG where
+kernel.dmesg_restrict is 1 (kernel/printk/printk.c).
 
-The driver writes errors of a GPU as `NVRM: Xid (PCI:0000:3b:00): 79, …`, with ` GPU-I:03` behind
-the address for a MIG instance, and those of an NVSwitch as SXid. What a code means is in NVIDIA's
-manual "Xid Errors".
+The driver writes errors of a GPU as `NVRM: Xid (PCI:0000:3b:00): 79, …`, with `
+GPU-I:03` after the address for a MIG instance, and those of an NVSwitch as SXid.
+NVIDIA's manual "Xid Errors" explains the codes.
 """
 
 from __future__ import annotations
@@ -18,62 +18,64 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from clusterprof.errors import Unavailable, unavailable_from_os_error
+from clusterprof.errors import Unavailable, convert_os_error
 
 PATH = "/dev/kmsg"
-_RECORD_BYTES = 8192  # the longest there is: CONSOLE_EXT_LOG_MAX
-_RECORDS_AT_MOST = 2000  # of one look: a log that overflows must not hold anybody up
+_RECORD_BYTES = 8192  # the longest record: CONSOLE_EXT_LOG_MAX
+_MAX_RECORDS = 2000  # per call: an overflowing log must not delay the recorder
 _XID = re.compile(
     r"(?P<switch>S?)Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)(?: GPU-I:(?P<instance>\d+))?\): "
     r"(?P<code>\d+)\b,?\s*(?P<text>.*)"
 )
-_TEXT_AT_MOST = 200
+_MAX_TEXT_CHARS = 200
 _DENIED = Unavailable(
     "denied",
     f"{PATH}: permission denied",
     "an administrator must set kernel.dmesg_restrict=0 or give the recorder CAP_SYSLOG",
 )
-_ABSENT = "give the container /dev/kmsg"
+_ABSENT_REMEDY = "make /dev/kmsg available in the container"
 
 
 class DriverError(NamedTuple):
     """An error that the NVIDIA driver wrote to the log."""
 
     t_ns: int
-    """Of the kernel's log clock, which runs with CLOCK_MONOTONIC but for milliseconds."""
+    """On the kernel's log clock, which follows CLOCK_MONOTONIC to within milliseconds."""
     pci: str
     """Domain, bus and device, as written."""
     code: int
     text: str
     instance: int | None
     """MIG GPU instance."""
-    of_switch: bool
+    is_switch: bool
 
 
 class KernelLog:
-    """What comes into the log from now on."""
+    """Records written to the kernel log from now on."""
 
-    def __init__(
-        self,
-        path: str = PATH,
-        read: Callable[[int, int], bytes] = os.read,
-    ) -> None:
-        """Open it at its end; raises Unavailable."""
+    def __init__(self, path: str = PATH, read: Callable[[int, int], bytes] = os.read) -> None:
+        """Open the log at its end.
+
+        Raises: Unavailable when it cannot be opened.
+        """
         self._read = read
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except PermissionError:
             raise _DENIED.with_traceback(None) from None
         except OSError as error:
-            raise unavailable_from_os_error(error, path, _ABSENT) from None
+            raise convert_os_error(error, path, _ABSENT_REMEDY) from None
         try:
             os.lseek(self._fd, 0, os.SEEK_END)
-        except OSError:  # no log, but something that has no end
+        except OSError:  # no log, but a file that cannot seek to its end
             pass
 
     def records(self) -> Iterator[bytes]:
-        """Return what has come since the last call; raises Unavailable when that fails."""
-        for _ in range(_RECORDS_AT_MOST):
+        """Yield the records since the last call.
+
+        Raises: Unavailable when reading fails.
+        """
+        for _ in range(_MAX_RECORDS):
             try:
                 record = self._read(self._fd, _RECORD_BYTES)
             except BlockingIOError:
@@ -81,32 +83,32 @@ class KernelLog:
             except BrokenPipeError:
                 continue  # records were lost; what is left follows
             except OSError as error:
-                raise unavailable_from_os_error(error, PATH) from None
+                raise convert_os_error(error, PATH) from None
             if not record:
                 return
             yield record
 
     def close(self) -> None:
-        """Close it."""
+        """Close the log."""
         os.close(self._fd)
 
 
-def driver_error(record: bytes) -> DriverError | None:
-    """Return what the NVIDIA driver says in a record, None when it is not of it."""
-    if b"Xid (" not in record:  # nearly all of them
+def parse_driver_error(record: bytes) -> DriverError | None:
+    """Parse an NVIDIA driver error from a record; None when the record is no such error."""
+    if b"Xid (" not in record:  # nearly all records
         return None
     head, _, rest = record.decode("utf-8", "replace").partition(";")
     line = rest.partition("\n")[0]
-    found = _XID.search(line)
+    match = _XID.search(line)
     words = head.split(",")
-    if found is None or len(words) < 3 or not words[2].isdecimal():
+    if match is None or len(words) < 3 or not words[2].isdecimal():
         return None
-    instance = found["instance"]
+    instance = match["instance"]
     return DriverError(
         int(words[2]) * 1000,
-        found["pci"].lower(),
-        int(found["code"][:9]),
-        found["text"][:_TEXT_AT_MOST].strip(),
+        match["pci"].lower(),
+        int(match["code"][:9]),
+        match["text"][:_MAX_TEXT_CHARS].strip(),
         None if instance is None else int(instance),
-        bool(found["switch"]),
+        bool(match["switch"]),
     )

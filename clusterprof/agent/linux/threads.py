@@ -1,30 +1,292 @@
-"""The row of one thread, made from as few reads of its kernel files as is honest.
+"""Activity of one task: /proc/<pid>/{stat,io}, …/task/<tid>/{stat,schedstat,wchan}.
 
-A thread that was not on a CPU since its last row is still where it was, so `schedstat` alone
-(0.4 µs; `stat` and `wchan` cost 1 to 1.5 µs each) writes its row again. `wchan` is asked once per
-sleep that lasts; a thread that sleeps anew in every tick is asked at most twice a second, the
-first one of a process, for which others wait, in every tick.
+https://docs.kernel.org/filesystems/proc.html,
+https://docs.kernel.org/scheduler/sched-stats.html
 
-A look only reads. What was read is understood later, many looks at once: the first instructions
-after a sleep find nothing in the processor's caches and cost several times what they cost again.
+    stat        41 (pt data) D 40 …     name, state, parent, faults, clock ticks of CPU time, …
+    schedstat   4731093441 92034419 812 ns on a CPU, ns waiting for one, times it was scheduled
+    wchan       folio_wait_bit_common   kernel function it sleeps in; "0" = running, or hidden
+    io          rchar: 1948 …           bytes requested, and bytes that reached a block device
+
+The files of a task are opened once and read with `pread`, at half the cost of reopening
+them. An open descriptor stays bound to its task, so a reused pid is never mistaken for
+the old task.
+
+The row of a thread is built from the fewest reads that keep it correct. A thread that did not
+run since its last row is unchanged, so reading `schedstat` alone (0.4 µs; `stat` and `wchan` cost 1
+to 1.5 µs each) is enough to repeat its row. `wchan` is read once per sustained sleep. A thread
+that sleeps anew in every tick is read at most twice a second; the main thread of a process, for
+which others wait, is read in every tick.
+
+Sampling only reads. The readings of many threads are parsed later in one batch: the
+first instructions after a sleep miss the processor's caches and cost several times as
+much as repeated ones.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Sequence
 from os import pread
+from typing import NamedTuple, Protocol
 
-from clusterprof.linux.fields import integers
-from clusterprof.linux.task import (
-    Descriptors,
-    TaskFile,
-    fd_of,
-    hold,
-    is_gone,
-    parse_thread_prefix,
-    parse_thread_stat,
-    parse_wchan,
-)
+from clusterprof.agent.linux.files import parse_integers
+
+NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+_GONE_ERRNOS = (errno.ESRCH, errno.ENOENT)
+_FRESH_NS = 20_000_000  # the collectors of one tick run within this time
+_READ_BYTES = 1024
+# characters of `io` that are neither digits nor line ends
+_WORDS = b"abcdefghijklmnopqrstuvwxyz_: "
+# Words of `stat` after the name, which may contain any character, so count from its last ")".
+# Field numbers of proc(5) are these plus 3; there are at least 40 since Linux 2.6.18.
+_STATE, _PARENT, _MAJOR_FAULTS, _USER, _SYSTEM = 0, 1, 9, 11, 12
+_THREADS, _STARTED, _RSS, _PROCESSOR, _BLOCK_IO = 17, 19, 21, 36, 39
+
+
+class Stat(NamedTuple):
+    """The used fields of one `stat` line; a tuple, because it is built often."""
+
+    name: str
+    state: int
+    """ord() of the letter: R running or ready, S sleeping, D uninterruptible sleep, Z zombie."""
+    parent_pid: int
+    major_faults: int
+    user_ns: int
+    system_ns: int
+    threads: int
+    started_ticks: int
+    rss_bytes: int
+    block_io_ns: int
+    """Time waiting for block devices; always 0 when the kernel does not account delays."""
+
+
+class TaskIo(NamedTuple):
+    """Data a process read and wrote; `*_bytes` is traffic of block devices."""
+
+    read_chars: int
+    write_chars: int
+    read_bytes: int
+    write_bytes: int
+
+
+def parse_stat(data: bytes) -> Stat:
+    """Parse one `stat` line of a process or of a thread."""
+    end = data.rindex(b")")
+    words = data[end + 2 :].split(None, 40)
+    return Stat(
+        data[data.index(b"(") + 1 : end].decode("utf-8", "replace"),
+        words[_STATE][0],
+        int(words[_PARENT]),
+        int(words[_MAJOR_FAULTS]),
+        int(words[_USER]) * NS_PER_TICK,
+        int(words[_SYSTEM]) * NS_PER_TICK,
+        int(words[_THREADS]),
+        int(words[_STARTED]),
+        int(words[_RSS]) * PAGE_BYTES,
+        int(words[_BLOCK_IO]) * NS_PER_TICK,
+    )
+
+
+def parse_process_stat(data: bytes) -> tuple[bytes, int, int, int, int]:
+    """Parse a process's row: (name, parent_pid, threads, started_ticks, rss_bytes).
+
+    Parses the same line as `parse_stat`, but splits it only as far as these
+    fields.
+    """
+    end = data.rindex(b")")
+    words = data[end + 2 :].split(None, _RSS + 1)
+    return (
+        data[data.index(b"(") + 1 : end],
+        int(words[_PARENT]),
+        int(words[_THREADS]),
+        int(words[_STARTED]),
+        int(words[_RSS]) * PAGE_BYTES,
+    )
+
+
+def parse_thread_stat(data: bytes) -> tuple[int, int, int, int, int]:
+    """Parse the changing fields: (state, user_ns, system_ns, block_io_ns, major_faults).
+
+    Parses the same line as `parse_stat`; it is read ten times a second per
+    thread.
+    """
+    words = data[data.rindex(b")") + 2 :].split(None, _BLOCK_IO + 1)
+    return (
+        words[_STATE][0],
+        int(words[_USER]) * NS_PER_TICK,
+        int(words[_SYSTEM]) * NS_PER_TICK,
+        int(words[_BLOCK_IO]) * NS_PER_TICK,
+        int(words[_MAJOR_FAULTS]),
+    )
+
+
+def parse_thread_prefix(data: bytes) -> tuple[bytes, tuple[int, int, int, int, int]]:
+    """Return the line up to the CPU times, and the changing fields with block_io_ns = -1.
+
+    A line with an equal prefix has equal fields; the line is split only a third as far as
+    by `parse_thread_stat`.
+    """
+    state, *words = data[data.rindex(b")") + 2 :].split(None, _SYSTEM + 1)
+    user, system, major_faults = words[_USER - 1], words[_SYSTEM - 1], words[_MAJOR_FAULTS - 1]
+    facts = int(user) * NS_PER_TICK, int(system) * NS_PER_TICK, -1, int(major_faults)
+    return data[: len(data) - len(words[-1])], (state[0], *facts)
+
+
+def parse_processor(data: bytes) -> int:
+    """Parse the CPU that a task runs on or last ran on, from its `stat` line."""
+    return int(data[data.rindex(b")") + 2 :].split(None, _PROCESSOR + 1)[_PROCESSOR])
+
+
+def parse_io(data: bytes) -> TaskIo:
+    """Parse `/proc/<pid>/io`."""
+    # rchar: N wchar: N syscr: N syscw: N read_bytes: N write_bytes: N cancelled_write_bytes: N
+    read_chars, write_chars, _, _, read_bytes, write_bytes, *_ = parse_integers(
+        data.translate(None, _WORDS)
+    )
+    return TaskIo(read_chars, write_chars, read_bytes, write_bytes)
+
+
+def parse_wchan(data: bytes) -> str:
+    """Return the kernel function without compiler suffixes; "" = none, or hidden."""
+    name = data.split(b".", 1)[0].decode("ascii", "replace")
+    return "" if name == "0" else name
+
+
+def is_block_io_accounted(setting: bytes | None) -> bool | None:
+    """Return whether `block_io_ns` is counted, from /proc/sys/kernel/task_delayacct.
+
+    None = the file is missing (before Linux 5.14 there was only a boot parameter): then any
+    value above zero proves that it is.
+    """
+    return None if setting is None else setting.strip() == b"1"
+
+
+class DescriptorBudget:
+    """A limit on open files; beyond it files are opened for every read.
+
+    The soft limit of open files is 1,024 on most machines, and the recorder itself needs
+    some.
+    """
+
+    __slots__ = ("limit", "open_count")
+
+    def __init__(self, limit: int = 512) -> None:
+        self.limit = limit
+        self.open_count = 0
+
+
+class StatLineSource(Protocol):
+    """A reader of the `stat` line of a process's main thread."""
+
+    line: bytes
+    """The newest line."""
+    line_ns: int
+    """When it was read."""
+
+
+class SharedStatLines:
+    """`stat` lines that one collector has just read and another one needs too.
+
+    A `stat` line is the most expensive reading of a task. The main thread's line contains
+    all facts of its process that are not times (parent, threads, memory, name), so it is
+    not read a second time.
+    """
+
+    __slots__ = ("_readers",)
+
+    def __init__(self) -> None:
+        self._readers: dict[int, StatLineSource] = {}
+
+    def share(self, pid: int, reader: StatLineSource) -> None:
+        """Register the reader of the line of a process's main thread."""
+        self._readers[pid] = reader
+
+    def take(self, pid: int, now_ns: int) -> bytes | None:
+        """Return the line if it was read less than 20 ms ago; None otherwise."""
+        reader = self._readers.get(pid)
+        if reader is None or now_ns - reader.line_ns > _FRESH_NS:
+            return None
+        return reader.line or None
+
+    def forget(self, pid: int) -> None:
+        """Remove a process that has ended."""
+        self._readers.pop(pid, None)
+
+    def pids(self) -> list[int]:
+        """Return the processes of the job's tree that have a registered reader."""
+        return list(self._readers)
+
+
+class TaskFile:
+    """One kernel file of one task, kept open if the limit allows."""
+
+    __slots__ = ("_descriptors", "fd", "path")
+
+    def __init__(self, path: str, descriptors: DescriptorBudget) -> None:
+        """Open `path`.
+
+        Raises: OSError when it cannot be opened.
+        """
+        self.path = path
+        self._descriptors = descriptors
+        self.fd = -1
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if descriptors.open_count < descriptors.limit:
+            descriptors.open_count += 1
+            self.fd = fd
+        else:
+            os.close(fd)
+
+    def read(self, size: int = _READ_BYTES) -> bytes:
+        """Return the current content of the file.
+
+        Raises: OSError when it cannot be read (ESRCH: the task has ended).
+        """
+        if self.fd >= 0:
+            return os.pread(self.fd, size, 0)
+        return read_file_start(self.path, size)
+
+    def close(self) -> None:
+        """Close the descriptor if it is open; a second call does nothing."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self._descriptors.open_count -= 1
+
+
+def read_file_start(path: str, size: int = _READ_BYTES) -> bytes:
+    """Read the start of a file that is read too rarely to stay open.
+
+    Raises: OSError when it cannot be opened or read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, size)
+    finally:
+        os.close(fd)
+
+
+def open_task_file(path: str, descriptors: DescriptorBudget) -> TaskFile | None:
+    """Open a file of a task; return None when it is missing or unreadable."""
+    try:
+        return TaskFile(path, descriptors)
+    except OSError:
+        return None
+
+
+def get_descriptor(file: TaskFile | None) -> int:
+    """Return the descriptor of an open file, -1 for a file that is not open."""
+    return -1 if file is None else file.fd
+
+
+def is_task_gone(error: OSError) -> bool:
+    """Return whether the error means that the task has ended."""
+    return error.errno in _GONE_ERRNOS
+
 
 COLUMNS = (
     "t_ns",
@@ -40,18 +302,18 @@ COLUMNS = (
     "wchan",
     "name",
 )
-"""Names of the values of a row, all int64, in their order; -1 = not available."""
+"""Names of the values of a row, all int64, in order; -1 = not available."""
 
 Row = tuple[int, ...]
 
 _WCHAN_NS = 500_000_000
 _SLEEPING, _BLOCKED = ord("S"), ord("D")
-_PLACED = (_SLEEPING, _BLOCKED)
-_NO_TIMES = b"0 0 0\n"  # the kernel does not keep them
-_STAT_BYTES = 479  # nearly always enough, and as much as Python takes from its own small blocks
+_STATES_WITH_WCHAN = (_SLEEPING, _BLOCKED)
+_EMPTY_SCHEDSTAT = b"0 0 0\n"  # the kernel does not keep these times
+_STAT_BYTES = 479  # nearly always sufficient, and fits Python's own small-block allocator
 
 
-class Strings:
+class StringTable:
     """Numbers strings in the order of their first appearance."""
 
     def __init__(self) -> None:
@@ -59,61 +321,87 @@ class Strings:
         self._index: dict[str, int] = {}
 
     def index(self, word: str) -> int:
-        """Return the number of a string, giving it the next one if it is new."""
-        found = self._index.get(word)
-        if found is None:
-            found = self._index[word] = len(self.all)
+        """Return the number of a string; a new string gets the next number."""
+        number = self._index.get(word)
+        if number is None:
+            number = self._index[word] = len(self.all)
             self.all.append(word)
-        return found
+        return number
 
 
-class Shared:
-    """What all threads have in common: whether block I/O delays are accounted, and the kernel
-    functions and names (of threads other than the main ones) that were seen."""
+class SharedThreadState:
+    """State shared by all threads: whether block I/O delays are accounted, and the kernel
+    functions and names (of threads other than main threads) seen so far.
+    """
 
     __slots__ = ("_places", "block_io", "names", "wchans")
 
     def __init__(self, block_io: bool | None) -> None:
         self.block_io = block_io
-        self.names = Strings()
-        self.wchans = Strings()
+        self.names = StringTable()
+        self.wchans = StringTable()
         self._places: dict[bytes, int] = {b"": -1}
 
-    def place(self, wchan: bytes) -> int:
+    def index_wchan(self, wchan: bytes) -> int:
         """Return the number of the kernel function in a `wchan`, -1 for none."""
-        found = self._places.get(wchan)
-        if found is None:
+        number = self._places.get(wchan)
+        if number is None:
             word = parse_wchan(wchan)
-            found = self._places[wchan] = self.wchans.index(word) if word else -1
-        return found
+            number = self._places[wchan] = self.wchans.index(word) if word else -1
+        return number
 
 
-Look = tuple["Thread", bytes | None, bytes, bytes]
-"""What was read of a thread at one tick, for `Thread.row` to understand later: the thread, its
-`schedstat` (None = the kernel keeps none), its `stat` (empty = it was not on a CPU since the look
-before, and all else is as it was), and its `wchan` (empty = nobody asked)."""
+ThreadReading = tuple["Thread", bytes | None, bytes, bytes]
+"""The bytes read of a thread at one tick, parsed later by `Thread.row`:
+the thread, its `schedstat` (None = the kernel keeps none), its `stat` (empty = it did
+not run since the previous reading, so nothing else changed), and its `wchan` (empty =
+not read).
+"""
 
 
 class Thread:
-    """One thread's held files, what they said last, and the row made of that."""
+    """The open files of one thread, their last content, and the row built from it."""
 
     __slots__ = (
-        "_asked", "_asked_ns", "_asked_times", "_base", "_comm", "_descriptors", "_facts", "_name",
-        "_place", "_prefix", "_schedstat", "_stat", "_stat_fd", "_times", "_times_fd", "_wchan",
-        "_wchan_fd", "line", "line_ns", "pid", "ran_ns", "settled", "state", "tid",
-    )  # fmt: skip
+        "_asked",
+        "_asked_ns",
+        "_asked_times",
+        "_base",
+        "_comm",
+        "_descriptors",
+        "_facts",
+        "_name",
+        "_place",
+        "_prefix",
+        "_schedstat",
+        "_stat",
+        "_stat_fd",
+        "_times",
+        "_times_fd",
+        "_wchan",
+        "_wchan_fd",
+        "has_open_files",
+        "line",
+        "line_ns",
+        "pid",
+        "ran_ns",
+        "state",
+        "tid",
+    )
 
-    def __init__(self, proc: str, pid: int, tid: int, descriptors: Descriptors) -> None:
+    def __init__(self, proc: str, pid: int, tid: int, descriptors: DescriptorBudget) -> None:
         self.pid, self.tid, self.state, self.ran_ns = pid, tid, 0, 0
         self.line, self.line_ns = b"", 0  # the newest `stat`, and when it was read
-        self.settled = False  # the first thread of a process, all its files held
+        self.has_open_files = False  # the main thread of a process, with all its files open
         self._base = f"{proc}/{pid}/task/{tid}"
         self._descriptors = descriptors
         self._stat: TaskFile | None = TaskFile(f"{self._base}/stat", descriptors)
-        self._schedstat = hold(f"{self._base}/schedstat", descriptors)
+        self._schedstat = open_task_file(f"{self._base}/schedstat", descriptors)
         self._wchan: TaskFile | None = None
-        # Of held files, -1 otherwise: a tick looks at nothing that is further away.
-        self._stat_fd, self._times_fd, self._wchan_fd = self._stat.fd, fd_of(self._schedstat), -1
+        # Descriptors of open files, -1 otherwise; kept here because a tick must touch little
+        # memory.
+        self._stat_fd, self._wchan_fd = self._stat.fd, -1
+        self._times_fd = get_descriptor(self._schedstat)
         self._times: bytes | None = None
         self._asked, self._asked_ns = b"", -_WCHAN_NS  # wchan
         self._asked_times: bytes | None = None
@@ -122,15 +410,18 @@ class Thread:
         self._prefix = b"?"
         self._facts = (0, 0, 0, 0, 0)
 
-    def look(self, now_ns: int) -> Look:
-        """Read what may have changed; raises OSError when the thread has ended."""
+    def read(self, now_ns: int) -> ThreadReading:
+        """Read the files that may have changed.
+
+        Raises: OSError when the thread has ended.
+        """
         times: bytes | None
         times = pread(self._times_fd, 128, 0) if self._times_fd >= 0 else self._read_times()
-        if times == _NO_TIMES:
+        if times == _EMPTY_SCHEDSTAT:
             times = None
         if times is not None and times == self._times and self.state == _SLEEPING:
             if self._asked_times != times:
-                self._find_place(now_ns, True)
+                self._update_wchan(now_ns, True)
             self._place = self._asked
             return self, times, b"", self._place
         if times != self._times or times is None:
@@ -142,28 +433,45 @@ class Thread:
         self.line, self.line_ns = stat, now_ns
         self.state = stat[stat.rindex(b")") + 2]
         self._place = b""
-        if self.state in _PLACED:
-            self._find_place(now_ns, False)
+        if self.state in _STATES_WITH_WCHAN:
+            self._update_wchan(now_ns, False)
             files = (self._stat_fd, self._times_fd, self._wchan_fd)
-            self.settled = self.pid == self.tid and times is not None and min(files) >= 0
+            self.has_open_files = self.pid == self.tid and times is not None and min(files) >= 0
         return self, times, stat, self._place
 
-    def row(self, now_ns: int, look: Look, on_cpu: int, delay: int, shared: Shared) -> Row:
-        """Return the row of a look; those of one thread are to come in their order."""
-        _, _, stat, wchan = look
-        # CPU time is counted in ticks of 10 ms: the line rarely says anything else.
+    def row(
+        self,
+        now_ns: int,
+        reading: ThreadReading,
+        on_cpu: int,
+        delay: int,
+        shared: SharedThreadState,
+    ) -> Row:
+        """Build the row of a reading; the readings of one thread must be passed in order."""
+        _, _, stat, wchan = reading
+        # CPU time is counted in ticks of 10 ms: the rest of the line rarely changes.
         if stat and (shared.block_io is not False or not stat.startswith(self._prefix)):
-            self._understand(stat, shared)
+            self._parse_stat(stat, shared)
         state, user, system, block_io, faults = self._facts
-        place = shared.place(wchan) if state in _PLACED else -1
+        place = shared.index_wchan(wchan) if state in _STATES_WITH_WCHAN else -1
         return (
-            now_ns, self.pid, self.tid, state, on_cpu, delay, user, system, block_io, faults,
-            place, self._name,
-        )  # fmt: skip
+            now_ns,
+            self.pid,
+            self.tid,
+            state,
+            on_cpu,
+            delay,
+            user,
+            system,
+            block_io,
+            faults,
+            place,
+            self._name,
+        )
 
-    def _understand(self, stat: bytes, shared: Shared) -> None:
+    def _parse_stat(self, stat: bytes, shared: SharedThreadState) -> None:
         if self.pid != self.tid:
-            self._note_name(stat, shared.names)
+            self._update_name(stat, shared.names)
         if shared.block_io is False:
             self._prefix, self._facts = parse_thread_prefix(stat)
             return
@@ -172,33 +480,33 @@ class Thread:
             shared.block_io = True
         self._facts = (state, user, system, block_io if shared.block_io else -1, faults)
 
-    def _note_name(self, stat: bytes, names: Strings) -> None:
-        """A thread is named by its creator or soon after it began: `4711 (pt_autograd_0) S …`."""
+    def _update_name(self, stat: bytes, names: StringTable) -> None:
+        """Update the thread's name, which may be set soon after its start."""
         comm = stat[stat.index(b"(") + 1 : stat.rindex(b")")]
         if comm != self._comm:
             self._comm = comm
             self._name = names.index(comm.decode(errors="replace"))
 
-    def ran(self) -> bool:
-        """True when the thread was on a CPU since its last row, or has ended."""
+    def has_run(self) -> bool:
+        """Return whether the thread ran on a CPU since its last row, or has ended."""
         try:
             times = self._read_times()
         except OSError:
             return True
         return times is None or times != self._times
 
-    def rest(self) -> None:
-        """Give back what is only needed for rows in every tick."""
-        for held in (self._stat, self._wchan):
-            if held is not None:
-                held.close()
+    def close_sampling_files(self) -> None:
+        """Close the files that are needed only for rows in every tick."""
+        for file in (self._stat, self._wchan):
+            if file is not None:
+                file.close()
         self._stat = self._wchan = None
         self._stat_fd = self._wchan_fd = -1
-        self.settled = False
+        self.has_open_files = False
 
     def close(self) -> None:
         """Close all descriptors."""
-        self.rest()
+        self.close_sampling_files()
         if self._schedstat is not None:
             self._schedstat.close()
             self._times_fd = -1
@@ -213,66 +521,76 @@ class Thread:
         if self._schedstat is None:
             return None
         times = self._schedstat.read(128)
-        return None if times == _NO_TIMES else times
+        return None if times == _EMPTY_SCHEDSTAT else times
 
-    def _find_place(self, now_ns: int, asleep_still: bool) -> None:
-        """Fill in where the thread sleeps, asking no more often than it can have changed."""
+    def _update_wchan(self, now_ns: int, asleep_still: bool) -> None:
+        """Update where the thread sleeps, reading it only when it may have changed."""
         if self._times is None or self._asked_times != self._times:
-            settled = asleep_still or self.state == _BLOCKED
+            asleep = asleep_still or self.state == _BLOCKED
             first = self.pid == self.tid
-            if not (settled or first) and now_ns - self._asked_ns < _WCHAN_NS:
+            if not (asleep or first) and now_ns - self._asked_ns < _WCHAN_NS:
                 return
             if self._wchan is None:
-                self._wchan = hold(f"{self._base}/wchan", self._descriptors)
-                self._wchan_fd = fd_of(self._wchan)
+                self._wchan = open_task_file(f"{self._base}/wchan", self._descriptors)
+                self._wchan_fd = get_descriptor(self._wchan)
             self._asked = self._wchan.read(128) if self._wchan is not None else b""
             self._asked_ns, self._asked_times = now_ns, self._times
         self._place = self._asked
 
 
-def look_at(threads: Iterable[Thread], now_ns: int) -> tuple[list[Look], list[Thread]]:
-    """Look at first threads of processes; return what was read, and those that have ended.
+def read_main_threads(
+    threads: Iterable[Thread], now_ns: int
+) -> tuple[list[ThreadReading], list[Thread]]:
+    """Read main threads of processes; return the readings and the threads that have ended.
 
-    Here most of a tick's files are read: a thread that is settled costs one read, and two more
-    when it ran. Its state is made out only once it stands still.
+    Most files of a tick are read here: a thread whose files are all open costs one read,
+    and two more when it ran. Its state is parsed only once it stops running.
     """
-    looks: list[Look] = []
+    readings: list[ThreadReading] = []
     gone: list[Thread] = []
     for thread in threads:
         try:
-            if not thread.settled:
-                looks.append(thread.look(now_ns))
+            if not thread.has_open_files:
+                readings.append(thread.read(now_ns))
                 continue
             times = pread(thread._times_fd, 128, 0)
             if times == thread._times:
                 if not thread.state:
                     thread.state = thread.line[thread.line.rindex(b")") + 2]
                 if thread.state == _SLEEPING:
-                    looks.append((thread, times, b"", thread._asked))
+                    readings.append((thread, times, b"", thread._asked))
                     continue
             stat = pread(thread._stat_fd, _STAT_BYTES, 0)
             if len(stat) == _STAT_BYTES:
                 stat = thread._read_stat()
             thread._asked = wchan = pread(thread._wchan_fd, 128, 0)
             thread._times, thread.line, thread.line_ns, thread.state = times, stat, now_ns, 0
-            looks.append((thread, times, stat, wchan))
+            readings.append((thread, times, stat, wchan))
         except OSError as error:
-            if is_gone(error):
+            if is_task_gone(error):
                 gone.append(thread)
-    return looks, gone
+    return readings, gone
 
 
-def rows_of(now_ns: int, looks: Sequence[Look], shared: Shared) -> list[Row]:
-    """Return the rows of the looks of one tick."""
+def build_rows(
+    now_ns: int, readings: Sequence[ThreadReading], shared: SharedThreadState
+) -> list[Row]:
+    """Build the rows of all readings of one tick."""
     try:
-        numbers = integers(b"".join([look[1] or b"-1 -1 -1\n" for look in looks]))
-        times = zip(looks, numbers[::3], numbers[1::3], strict=True)
-        return [look[0].row(now_ns, look, on_cpu, delay, shared) for look, on_cpu, delay in times]
-    except ValueError:  # another kernel's form of `schedstat`: each by itself
-        return [look[0].row(now_ns, look, *_times_of(look[1]), shared) for look in looks]
+        numbers = parse_integers(b"".join([reading[1] or b"-1 -1 -1\n" for reading in readings]))
+        times = zip(readings, numbers[::3], numbers[1::3], strict=True)
+        return [
+            reading[0].row(now_ns, reading, on_cpu, delay, shared)
+            for reading, on_cpu, delay in times
+        ]
+    except ValueError:  # another kernel's format of `schedstat`: parse each by itself
+        return [
+            reading[0].row(now_ns, reading, *_parse_schedstat(reading[1]), shared)
+            for reading in readings
+        ]
 
 
-def _times_of(schedstat: bytes | None) -> tuple[int, int]:
+def _parse_schedstat(schedstat: bytes | None) -> tuple[int, int]:
     if schedstat is None:
         return -1, -1
     on_cpu, delay = schedstat.split(None, 2)[:2]

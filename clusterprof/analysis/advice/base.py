@@ -1,52 +1,75 @@
-"""What a remedy is: words for its page, rules that cancel it, and how it is filled with numbers.
+"""What a recommendation is: text for its page, rules that exclude it, and values of a run.
 
-A remedy is asked for the causes it names. Each of its rules that holds cancels it, and stands on
-the page of the cause in its own words, so that what is documented is what is done.
+A recommendation is considered for the causes it names. Any of its rules that holds
+excludes it, and the page of the cause prints the rules in their own words, so that the
+documentation states exactly what is done.
+
+Marks in the text of a change for the parts that a reader pastes unchanged.
+
+    f"{run('lctl get_param osc.*.rpc_stats')} (root)"
+
+gives the text without marks and, separately, the command, which outputs keep in one
+piece.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from clusterprof.advice import Advice
-from clusterprof.findings import Culprit, Evidence
-from clusterprof.hostlists import fold_numbers
-from clusterprof.remedies.commands import unmarked
-from clusterprof.remedies.scene import Scene
-from clusterprof.units import human
+from clusterprof.analysis.advice.context import AdviceContext
+from clusterprof.report.model import Advice, Culprit, Evidence
+from clusterprof.units import format_quantity
+from clusterprof.util.ranges import format_number_list
+
+_BEGIN, _END = "\x02", "\x03"
+_MARKED = re.compile(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}")
+_MARKS = str.maketrans("", "", _BEGIN + _END)
+
+
+def mark_command(command: str) -> str:
+    """Mark a command or an edit inside the text of a change."""
+    return f"{_BEGIN}{command.translate(_MARKS)}{_END}"
+
+
+def strip_command_marks(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a text without its marks, and the commands that were marked in it."""
+    commands = tuple(match[1] for match in _MARKED.finditer(text))
+    return text.translate(_MARKS), commands
+
 
 Effort = Literal["look", "setting", "code", "site", "data"]
-_TELLS = "nothing by itself: it tells what to mend"
+_DIAGNOSIS_GAIN = "nothing by itself: it shows what to fix"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """When a remedy would be wrong."""
+class ExclusionRule:
+    """A condition under which a recommendation would be wrong."""
 
     name: str
-    words: str
-    """Goes after "Left out when"."""
-    holds: Callable[[Scene], bool]
-    why: Callable[[Scene], str] | None = None
-    """Says with the numbers of a run why it holds; None where a reader need not know."""
+    condition: str
+    """The condition in words, printed after "Left out when"."""
+    holds: Callable[[AdviceContext], bool]
+    why: Callable[[AdviceContext], str] | None = None
+    """Explains with the values of a run why the rule holds; None if a reader need not know."""
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
-    """A remedy for one run."""
+class FilledRecommendation:
+    """A recommendation with the values of one run."""
 
     change: str
-    """With what is pasted as it is marked by `commands.run`."""
+    """Text in which commands to paste are marked by `mark_command`."""
     because: tuple[str, ...] = ()
-    """Parts of the sentence beside the evidence named by the remedy."""
+    """Further reasons besides the evidence that the recommendation names."""
     what: str = ""
-    """In the place of the remedy's own, with numbers in it."""
+    """Replaces the recommendation's own instruction, with numbers in it; "" keeps it."""
 
 
-class Remedy(Protocol):
-    """One thing that helps against some causes."""
+class Recommender(Protocol):
+    """Interface of everything that can advise against some causes."""
 
     @property
     def id(self) -> str: ...
@@ -61,24 +84,24 @@ class Remedy(Protocol):
     @property
     def worse(self) -> str: ...
     @property
-    def moves(self) -> str: ...
+    def expected_change(self) -> str: ...
     @property
-    def unless(self) -> tuple[Rule, ...]: ...
+    def unless(self) -> tuple[ExclusionRule, ...]: ...
     @property
-    def seen(self) -> tuple[str, ...]: ...
+    def evidence_names(self) -> tuple[str, ...]: ...
     @property
     def effort(self) -> Effort: ...
     @property
-    def missed(self) -> str: ...
+    def withheld_text(self) -> str: ...
 
-    def advise(self, scene: Scene) -> Advice | None:
-        """Return what to do in this run; None when a rule cancels it."""
+    def advise(self, context: AdviceContext) -> Advice | None:
+        """Return the advice for this run; None if a rule excludes it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
-    """A remedy that changes the job, its node or its submission."""
+class Recommendation:
+    """A recommendation that changes the job, its node or its submission."""
 
     id: str
     causes: tuple[str, ...]
@@ -86,37 +109,36 @@ class Mend:
     """An instruction, one sentence without a full stop."""
     how: str
     """The change in general, for the page."""
-    fill: Callable[[Scene], Filled]
-    """The change with the values of a run."""
-    seen: tuple[str, ...] = ()
-    """Endings of names of the evidence that speaks for it."""
+    fill: Callable[[AdviceContext], FilledRecommendation]
+    """Returns the change with the values of a run."""
+    evidence_names: tuple[str, ...] = ()
+    """Suffixes of the names of evidence that supports it."""
     published: str = ""
-    """What others won by it, with the source."""
+    """What others gained by it, with the source."""
     worse: str = ""
-    moves: str = ""
-    """Evidence that changes when it worked, for the page and the check, besides the lost time."""
-    unless: tuple[Rule, ...] = ()
+    expected_change: str = ""
+    """Evidence that changes if it worked, besides the lost time; for the page and the check."""
+    unless: tuple[ExclusionRule, ...] = ()
     diagnose: bool = False
-    missed: str = ""
-    """What is said where a reader may expect it and a rule cancels it: "More workers are not
-    advised"."""
+    withheld_text: str = ""
+    """Text shown if a rule excludes this advice: "More workers are not advised"."""
     place: Literal["rank", "node", "job"] = "rank"
-    """Whom it is for: those who caused it, whoever runs their node, or everybody."""
+    """Whom it addresses: the culprit ranks, the operator of their node, or the whole job."""
     effort: Effort = field(kw_only=True)
-    """What it asks of a person: a word of `advice.EFFORTS`."""
+    """The effort it takes: a word of `advice.EFFORTS`."""
 
-    def advise(self, scene: Scene) -> Advice | None:
-        """Return what to do in this run; None when a rule cancels it."""
-        if any(rule.holds(scene) for rule in self.unless):
+    def advise(self, context: AdviceContext) -> Advice | None:
+        """Return the advice for this run; None if a rule excludes it."""
+        if any(rule.holds(context) for rule in self.unless):
             return None
-        filled = self.fill(scene)
-        change, commands = unmarked(filled.change)
+        filled = self.fill(context)
+        change, commands = strip_command_marks(filled.change)
         return Advice(
-            what=_addressed(filled.what or self.what, scene, self.place),
-            because=_because(scene, self.seen, filled.because),
+            what=_with_location(filled.what or self.what, context, self.place),
+            because=_build_reason(context, self.evidence_names, filled.because),
             change=change,
-            gain=_gain(scene, self.published) if not self.diagnose else _TELLS,
-            verify=_verify(scene, self.moves),
+            gain=_describe_gain(context, self.published) if not self.diagnose else _DIAGNOSIS_GAIN,
+            verify=_describe_check(context, self.expected_change),
             worse=self.worse,
             id=self.id,
             diagnose=self.diagnose,
@@ -125,93 +147,111 @@ class Mend:
         )
 
 
-def say(item: Evidence) -> str:
-    """Write one number of the evidence with its unit and what it says."""
+def format_evidence(item: Evidence) -> str:
+    """Format one piece of evidence: name, value with unit, and note."""
     note = f" ({item.note})" if item.note else ""
-    return f"{item.name} {human(item.value, item.unit)}{note}"
+    return f"{item.name} {format_quantity(item.value, item.unit)}{note}"
 
 
-def where(scene: Scene) -> str:
-    """Name node and rank when the cause is theirs and not the whole job's; "" otherwise."""
-    culprits = scene.finding.culprits
-    if not culprits or (scene.ranks < 2 and scene.nodes < 2):
+def describe_location(context: AdviceContext) -> str:
+    """Describe node and rank if the cause is theirs and not the whole job's; "" otherwise."""
+    culprits = context.finding.culprits
+    if not culprits or (context.ranks < 2 and context.nodes < 2):
         return ""
-    chief = [one for one in culprits if _weight(one) * 10 >= _weight(culprits[0])]
-    names = list(dict.fromkeys(one.node for one in chief))
-    if scene.nodes > 1 and len(names) >= scene.nodes:
+    chief = [
+        culprit
+        for culprit in culprits
+        if _sum_caused_ns(culprit) * 10 >= _sum_caused_ns(culprits[0])
+    ]
+    names = list(dict.fromkeys(culprit.node for culprit in chief))
+    if context.nodes > 1 and len(names) >= context.nodes:
         return ""
-    if scene.nodes < 2 and any(one.rank is None for one in chief):
+    if context.nodes < 2 and any(culprit.rank is None for culprit in chief):
         return ""
-    if len(chief) >= scene.ranks:
+    if len(chief) >= context.ranks:
         return ""
     if len(names) > 1:
-        return f"on {len(names)} nodes, {names[0]} first"
-    ranks = [one.rank for one in chief if one.rank is not None]
+        return f"on {len(names)} nodes, mainly {names[0]}"
+    ranks = [culprit.rank for culprit in chief if culprit.rank is not None]
     few = ""
     if ranks and len(ranks) == len(chief):
-        few = f"rank{'' if len(ranks) == 1 else 's'} {fold_numbers(ranks)}"
-    if scene.nodes < 2:
+        few = f"rank{'' if len(ranks) == 1 else 's'} {format_number_list(ranks)}"
+    if context.nodes < 2:
         return f"on {few or names[0]}"
     return f"on {names[0]}, {few}" if few else f"on {names[0]}"
 
 
-def share(scene: Scene) -> str:
-    """Say how much was lost to the cause."""
-    finding = scene.finding
+def describe_loss_share(context: AdviceContext) -> str:
+    """Describe how much time was lost to the cause."""
+    finding = context.finding
     whole = "the recorded time" if finding.outside_steps else "the time in steps"
     at_most = "at most " if finding.upper_bound else ""
-    part = human(finding.share_ratio, "ratio")
-    return f"{at_most}{human(finding.lost_ns, 'ns')} of GPU time ({part} of {whole}) was lost to it"
+    part = format_quantity(finding.share_ratio, "ratio")
+    return (
+        f"{at_most}{format_quantity(finding.lost_ns, 'ns')} of GPU time ({part} of {whole})"
+        f" was lost to it"
+    )
 
 
-def _weight(one: Culprit) -> int:
-    return (one.own_ns or 0) + (one.others_ns or 0)
+def _sum_caused_ns(culprit: Culprit) -> int:
+    return (culprit.own_ns or 0) + (culprit.others_ns or 0)
 
 
-def _addressed(what: str, scene: Scene, whom: str) -> str:
-    place = "" if whom == "job" or (whom == "node" and scene.nodes < 2) else where(scene)
+def _with_location(what: str, context: AdviceContext, whom: str) -> str:
+    place = (
+        ""
+        if whom == "job" or (whom == "node" and context.nodes < 2)
+        else describe_location(context)
+    )
     if whom == "node":
         place = place.partition(", rank")[0]
     return f"{place[:1].upper()}{place[1:]}: {what[:1].lower()}{what[1:]}" if place else what
 
 
-def _because(scene: Scene, endings: tuple[str, ...], more: tuple[str, ...]) -> str:
-    numbers = [item for ending in endings if (item := scene.number(ending)) is not None]
-    return "; ".join(dict.fromkeys([share(scene), *(say(item) for item in numbers), *more]))
+def _build_reason(context: AdviceContext, endings: tuple[str, ...], more: tuple[str, ...]) -> str:
+    numbers = [item for ending in endings if (item := context.find_evidence(ending)) is not None]
+    return "; ".join(
+        dict.fromkeys(
+            [describe_loss_share(context), *(format_evidence(item) for item in numbers), *more]
+        )
+    )
 
 
-def _gain(scene: Scene, published: str) -> str:
-    finding = scene.finding
+def _describe_gain(context: AdviceContext, published: str) -> str:
+    finding = context.finding
     if finding.recoverable_ns is None:
-        text = "what it wins in this run cannot be said"
+        text = "what it saves in this run is not known"
     else:
-        text = f"{human(finding.recoverable_ns, 'ns')} of GPU time here if it mends all of it"
+        text = (
+            f"{format_quantity(finding.recoverable_ns, 'ns')} of GPU time here if it fixes"
+            " all of it"
+        )
     if finding.upper_bound:
         text += (
-            "; an upper bound: no accelerator was measured, so waits that its queue hid count too"
+            "; an upper bound: no accelerator was measured, so waits hidden by its queue count too"
         )
     return f"{text}; published: {published}" if published else text
 
 
-def metric_of(scene: Scene) -> str:
-    """Name the metric that has the cause's share; "" when there is none."""
-    finding = scene.finding
+def get_metric_name(context: AdviceContext) -> str:
+    """Get the name of the metric that holds the cause's share; "" if there is none."""
+    finding = context.finding
     if finding.outside_steps:
         return ""
     if finding.cause.family == "synchronization":
-        return ""  # only the sum of the family has one
+        return ""  # only the sum of the family has a metric
     return f"stall.{finding.cause.id}_ratio"
 
 
-def _verify(scene: Scene, moves: str) -> str:
-    now = human(scene.finding.share_ratio, "ratio")
-    metric = metric_of(scene)
+def _describe_check(context: AdviceContext, moves: str) -> str:
+    now = format_quantity(context.finding.share_ratio, "ratio")
+    metric = get_metric_name(context)
     if metric:
-        half = f"{50 * scene.finding.share_ratio:.1f}%"
+        half = f"{50 * context.finding.share_ratio:.1f}%"
         text = f"record again, then clusterprof gate RUN --assert '{metric} <= {half}' (now {now})"
     else:
-        whole = "the recorded time" if scene.finding.outside_steps else "the time in steps"
+        whole = "the recorded time" if context.finding.outside_steps else "the time in steps"
         text = (
-            f"record again, then clusterprof analyze RUN: {scene.cause} is below {now} of {whole}"
+            f"record again, then clusterprof analyze RUN: {context.cause} is below {now} of {whole}"
         )
     return f"{text}; {moves}" if moves else text

@@ -1,19 +1,128 @@
-"""What each metric of a report, which a gate may test, is, and how to verify it by hand."""
+"""The page of a cause: how it is decided, recommendations, and how to verify it by hand.
+
+Pages of the metrics of a report, which a gate can test: definition and manual check.
+"""
 
 from __future__ import annotations
 
-from textwrap import fill
+from collections.abc import Sequence
+from textwrap import fill, wrap
 
-from clusterprof.attribution.families import CAUSES, FAMILIES
-from clusterprof.remedies.by_hand import BY_HAND
-from clusterprof.units import unit_of
+from clusterprof.analysis.advice.base import ExclusionRule
+from clusterprof.analysis.advice.diagnose import DIAGNOSES
+from clusterprof.analysis.advice.registry import NOTHING_LOST, list_recommendations
+from clusterprof.analysis.attribution.confidence import MIN_SCORE_TO_NAME
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.detectors.cross_rank import PEER_CAUSES
+from clusterprof.analysis.detectors.pages import build_page as detector_page
+from clusterprof.analysis.detectors.registry import DETECTORS
+from clusterprof.report.model import EFFORTS, Cause
+from clusterprof.units import infer_unit
+
+CAUSES_WITH_PAGE: tuple[Cause, ...] = (*(detector.cause for detector in DETECTORS), *PEER_CAUSES)
+"""Every cause that has a page."""
+
+
+def build_cause_page(cause_id: str) -> str:
+    """Build the page of one cause as Markdown.
+
+    Raises: KeyError when there is no cause of that id.
+    """
+    text = detector_page(cause_id).rstrip("\n")
+    body, mark, limits = text.partition("\n\nA profile changes limits under ")
+    parts = [body, _format_recommendations(cause_id), _format_manual_check(cause_id)]
+    return "\n\n".join(parts) + mark + limits + "\n"
+
+
+def build_family_page(family: str) -> str:
+    """Build the page of a family, shown when only the family of a cause could be determined.
+
+    Raises: KeyError when no cause belongs to the family.
+    """
+    members = [cause for cause in CAUSES_WITH_PAGE if cause.family == family]
+    if not members:
+        raise KeyError(family)
+    lines = [
+        f"# {family}: a family of causes, reported when the cause itself cannot be determined",
+        "",
+        *(f"{cause.id:<21} {cause.title}" for cause in members),
+        "",
+        "## What to record to learn the cause",
+        "",
+    ]
+    for diagnosis in DIAGNOSES:
+        lines += [
+            _wrap_text(f"* **{diagnosis.id}**: {diagnosis.what}: {diagnosis.how}."),
+            *_format_exclusions(diagnosis.unless),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def format_cause_list() -> str:
+    """Format all causes by family, one line each."""
+    families: dict[str, list[Cause]] = {}
+    for cause in CAUSES_WITH_PAGE:
+        families.setdefault(cause.family, []).append(cause)
+    lines = []
+    for family, causes in families.items():
+        lines += [f"{family}:", *(f"  {cause.id:<21} {cause.title}" for cause in causes)]
+    return "\n".join(lines) + "\n"
+
+
+def _format_recommendations(cause_id: str) -> str:
+    recommendations = list_recommendations(cause_id)
+    lines = ["## Remedies, the first to try first", ""]
+    if not recommendations:
+        return "\n".join(
+            [*lines, _wrap_text(f"{CAUSES[cause_id].advice}. Verify the cause by hand first.")]
+        )
+    lines += [
+        _wrap_text(
+            f"A report fills in the values of its run. Nothing is advised when"
+            f" {NOTHING_LOST.condition}. Below {MIN_SCORE_TO_NAME:.0%} certainty a report says"
+            f" what to record"
+            " instead. The least effort comes first; among equal efforts, what the evidence of the"
+            " run supports."
+        ),
+        "",
+    ]
+    for recommendation in recommendations:
+        lines.append(
+            _wrap_text(f"* **{recommendation.id}**: {recommendation.what}: {recommendation.how}.")
+        )
+        facts = (
+            ("effort", EFFORTS[recommendation.effort]),
+            ("published gain", recommendation.published),
+            ("makes worse", recommendation.worse),
+            ("it worked when", recommendation.expected_change),
+        )
+        lines += [_wrap_text(f"  * {label}: {fact}", "    ") for label, fact in facts if fact]
+        lines += _format_exclusions(recommendation.unless)
+    return "\n".join(lines)
+
+
+def _format_exclusions(rules: Sequence[ExclusionRule]) -> list[str]:
+    return [_wrap_text(f"  * left out when {rule.condition}", "    ") for rule in rules]
+
+
+def _format_manual_check(cause_id: str) -> str:
+    return f"## How to verify it by hand\n\n{_wrap_text(CAUSES[cause_id].manual_check)}"
+
+
+def _wrap_text(text: str, hanging: str = "") -> str:
+    """Wrap text at 100 characters without breaking words or commands."""
+    hanging = hanging or ("  " if text.startswith("* ") else "")
+    return "\n".join(
+        wrap(text, 100, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+    )
+
 
 _STEPS = "mark the steps yourself (time.monotonic() around each) and sort their lengths"
 
-METRICS: dict[str, tuple[str, str]] = {
+METRIC_DESCRIPTIONS: dict[str, tuple[str, str]] = {
     "gpu.busy_ratio": (
         "Time in which at least one kernel was resident on the accelerators, over the time in steps"
-        " that was measured. One kernel on one multiprocessor counts as busy, and so does spinning"
+        " that was measured. One kernel on one multiprocessor counts as busy, as does busy-waiting"
         " for a late rank.",
         "`nvidia-smi dmon -s u`: the mean of `sm` over the same minutes",
     ),
@@ -22,12 +131,12 @@ METRICS: dict[str, tuple[str, str]] = {
         "`dcgmi dmon -e 1002` (`SMACT`): its mean over the same minutes",
     ),
     "underfill.ratio": (
-        "Of the time with a kernel resident that was not lost: the part that multiprocessors stood"
-        " empty (docs/underfill.md). None of it is idle time.",
+        "Of the time with a kernel resident that was not lost: the share of multiprocessors that"
+        " was unused (docs/underfill.md). None of it is idle time.",
         "`dcgmi dmon -e 1001,1002`: 1 - SMACT / GRACT",
     ),
     "lost.ratio": (
-        "Device time inside steps that was lost (no kernel resident, spinning for others, slowed),"
+        "Device time inside steps that was lost (no kernel resident, busy-waiting, slowed),"
         " over the time in steps.",
         "1 - `productive.ratio`; torch.profiler over some steps shows the same gaps",
     ),
@@ -36,12 +145,12 @@ METRICS: dict[str, tuple[str, str]] = {
         "1 - `lost.ratio`",
     ),
     "au_ratio": (
-        "MLPerf Storage's accelerator utilisation: productive time over the time in steps, the"
+        "MLPerf Storage's accelerator utilization: productive time over the time in steps, the"
         " first step left out.",
         "time of the compute of a step without data loading, times steps, over the run's time",
     ),
     "unattributed.ratio": (
-        "Lost time for which the evidence suffices for no cause, over the time in steps.",
+        "Lost time without sufficient evidence for any cause, over the time in steps.",
         "the lines under *Unattributed* add up to it",
     ),
     "data_wait.ratio": (
@@ -65,30 +174,43 @@ METRICS: dict[str, tuple[str, str]] = {
         "`pidstat -p RECORDER 10` while it records",
     ),
 }
-"""Name -> what it is, and how to verify it."""
-_STALL, _RATIO = "stall.", "_ratio"
+"""Metric name -> definition, and how to verify it."""
+_STALL_PREFIX, _RATIO_SUFFIX = "stall.", "_ratio"
 
 
-def metric_names() -> list[str]:
-    """Return the names of all metrics that have a page."""
-    stalls = (f"{_STALL}{id_}{_RATIO}" for id_ in CAUSES if not id_.startswith("fail"))
-    return [*METRICS, *dict.fromkeys(stalls)]
+def list_metric_names() -> list[str]:
+    """List the names of all metrics that have a page."""
+    stalls = (
+        f"{_STALL_PREFIX}{id_}{_RATIO_SUFFIX}" for id_ in CAUSES if not id_.startswith("fail")
+    )
+    return [*METRIC_DESCRIPTIONS, *dict.fromkeys(stalls)]
 
 
-def metric_page(written: str) -> str | None:
-    """Return the page of a metric as Markdown; None when there is none of that name.
+def build_metric_page(written: str) -> str | None:
+    """Build the page of a metric as Markdown; None if there is no metric of that name.
 
-    The unit at the end of the name may be left out, as in a rule of the gate.
+    The unit suffix of the name may be left out, as in a gate rule.
     """
-    name = next((one for one in metric_names() if written in (one, _short(one))), None)
+    name = next(
+        (
+            candidate
+            for candidate in list_metric_names()
+            if written in (candidate, _strip_unit_suffix(candidate))
+        ),
+        None,
+    )
     if name is None:
         return None
-    about, by_hand = METRICS[name] if name in METRICS else _stall(name)
-    unit = unit_of(name.replace(".", "_"))
-    limit = {"ns": "< 250 ms", "count": ">= 100"}.get(unit, "<= 10%" if _is_bad(name) else ">= 70%")
+    about, by_hand = (
+        METRIC_DESCRIPTIONS[name] if name in METRIC_DESCRIPTIONS else _describe_stall_metric(name)
+    )
+    unit = infer_unit(name.replace(".", "_"))
+    limit = {"ns": "< 250 ms", "count": ">= 100"}.get(
+        unit, "<= 10%" if _is_loss_metric(name) else ">= 70%"
+    )
     tested = (
         f"A gate tests it: `clusterprof gate RUN --assert '{name} {limit}'`. Where it could not be"
-        " measured the report says why, and the gate that it cannot tell."
+        " measured, the report says why and the gate cannot decide."
     )
     parts = (
         f"# {name}: a metric of the report, in {unit}",
@@ -100,29 +222,31 @@ def metric_page(written: str) -> str | None:
     return "\n\n".join(parts) + "\n"
 
 
-def _is_bad(name: str) -> bool:
-    return name.startswith((_STALL, "lost", "unattributed", "data_wait", "underfill", "recorder"))
+def _is_loss_metric(name: str) -> bool:
+    return name.startswith(
+        (_STALL_PREFIX, "lost", "unattributed", "data_wait", "underfill", "recorder")
+    )
 
 
-def _short(name: str) -> str:
+def _strip_unit_suffix(name: str) -> str:
     for suffix in ("_ratio", "_ns"):
         if name.endswith(suffix):
             return name[: -len(suffix)]
     return name
 
 
-def _stall(name: str) -> tuple[str, str]:
-    id_ = name[len(_STALL) : -len(_RATIO)]
+def _describe_stall_metric(name: str) -> tuple[str, str]:
+    id_ = name[len(_STALL_PREFIX) : -len(_RATIO_SUFFIX)]
     cause = CAUSES[id_]
     title = cause.title[:1].lower() + cause.title[1:]
-    if id_ in FAMILIES and id_ not in BY_HAND:
+    if not cause.manual_check:  # a family
         about = f"Device time in steps lost to all causes of the family {id_} ({title}), over the"
         return (
             f"{about} time in steps.",
-            f"`clusterprof explain {id_}` lists its causes, and each says how",
+            f"`clusterprof explain {id_}` lists its causes, and the page of each shows how",
         )
     about = (
         f"Device time in steps lost to `{id_}` ({title}), over the time in steps. Part of it may"
-        " lie in other ranks that waited for the one that had the cause."
+        " be lost by other ranks, which waited for the rank with the cause."
     )
-    return about, BY_HAND[id_].rstrip(".")
+    return about, cause.manual_check.rstrip(".")

@@ -1,199 +1,213 @@
-"""Rules that cancel a remedy, shared by the families, and the arithmetic they rest on."""
+"""Rules that exclude recommendations of several families, and the arithmetic behind them."""
 
 from __future__ import annotations
 
 import math
 
-from clusterprof.remedies.base import Rule
-from clusterprof.remedies.scene import Scene
-from clusterprof.units import human
+from clusterprof.analysis.advice.base import ExclusionRule
+from clusterprof.analysis.advice.context import AdviceContext
+from clusterprof.units import format_quantity
 
 BUSY_DISK_RATIO = 0.9
-ONE_REQUEST_COUNT = 1.5
-"""Requests at the disk on average: with fewer it was given one at a time, and could do more."""
+SINGLE_REQUEST_COUNT = 1.5
+"""Mean requests at the disk; with fewer it got one request at a time and could do more."""
 SMALL_READ_BYTES = 256 << 10
-MUCH_PREFETCH = 4
-FULL_GPU_RATIO = 0.2
-"""Memory of the accelerator that was never in use, below which a larger batch has no room."""
+HIGH_PREFETCH_FACTOR = 4
+MIN_FREE_GPU_RATIO = 0.2
+"""Share of accelerator memory never in use; with less, a larger batch has no room."""
 
 
-def cpus_share(scene: Scene) -> int | None:
-    """Return the whole CPUs that one rank may use: its part of what affinity and quota leave."""
-    setup, machine = scene.setup, scene.machine
+def compute_cpus_per_rank(context: AdviceContext) -> int | None:
+    """Compute the whole CPUs one rank may use: its share of what affinity and quota allow.
+
+    None if neither is known.
+    """
+    setup, machine = context.setup, context.machine
     bounds = []
     if setup.cpus_allowed:
-        bounds.append(setup.cpus_allowed / max(setup.sharing, 1))
+        bounds.append(setup.cpus_allowed / max(setup.ranks_sharing_cpus, 1))
     if machine.quota_cpus:
-        bounds.append(machine.quota_cpus / max(setup.on_node, 1))
+        bounds.append(machine.quota_cpus / max(setup.ranks_on_node, 1))
     return max(1, math.floor(min(bounds))) if bounds else None
 
 
-def room_for_workers(scene: Scene) -> int | None:
-    """Return how many workers fit beside the main thread; None when the CPUs are unknown."""
-    cpus = cpus_share(scene)
+def compute_max_workers(context: AdviceContext) -> int | None:
+    """Compute how many workers fit next to the main thread; None if the CPUs are unknown."""
+    cpus = compute_cpus_per_rank(context)
     return None if cpus is None else max(1, cpus - 1)
 
 
-def needed_workers(scene: Scene) -> int | None:
-    """Return how many workers would make a batch within the time a step computes.
+def estimate_needed_workers(context: AdviceContext) -> int | None:
+    """Estimate how many workers would prepare a batch within the compute time of a step.
 
-    4 workers, and 0.43 of the steps lost waiting for them: 4 / 0.57, so 8. None = not known.
+    4 workers, and 0.43 of the steps lost waiting for them: 4 / 0.57, so 8. None if not
+    known.
     """
-    workers, lost = scene.workers, scene.setup.own_ratio
+    workers, lost = context.workers, context.setup.own_loss_ratio
     if workers is None or not lost or lost >= 1:
         return None
-    if workers == 0:  # loads and computes by turns
+    if workers == 0:  # loading and computing alternate
         return max(2, math.ceil(lost / (1 - lost)))
     return max(workers + 1, math.ceil(workers / (1 - lost)))
 
 
-def next_workers(scene: Scene) -> int | None:
-    """Return the number of workers to set: what is needed, as far as CPUs are there."""
-    needed, room = needed_workers(scene), room_for_workers(scene)
-    known = [one for one in (needed, room) if one is not None]
+def choose_worker_count(context: AdviceContext) -> int | None:
+    """Choose the number of workers: as needed, limited by the CPUs; None if not known."""
+    needed, room = estimate_needed_workers(context), compute_max_workers(context)
+    known = [count for count in (needed, room) if count is not None]
     return min(known) if room is not None else None if not known else known[0]
 
 
-def _workers_fill_cpus(scene: Scene) -> bool:
-    workers, room = scene.workers, room_for_workers(scene)
+def choose_prefetch_factor(context: AdviceContext) -> tuple[int, int]:
+    """Return the present prefetch factor, 2 if none is known, and the factor to choose instead."""
+    loader = context.setup.loader
+    now = loader.prefetch if loader is not None and loader.prefetch else 2
+    return now, max(HIGH_PREFETCH_FACTOR, 2 * now)
+
+
+def _has_workers_on_all_cpus(context: AdviceContext) -> bool:
+    workers, room = context.workers, compute_max_workers(context)
     return workers is not None and room is not None and workers >= room
 
 
-def _full(scene: Scene) -> str:
-    """Say which CPUs the workers that are there fill."""
-    workers, cpus = scene.workers or 0, cpus_share(scene) or 1
+def _describe_full_cpus(context: AdviceContext) -> str:
+    """Describe which CPUs the existing workers fill."""
+    workers, cpus = context.workers or 0, compute_cpus_per_rank(context) or 1
     many = f"{workers} worker{'' if workers == 1 else 's'}"
-    if scene.machine.quota_cpus and not scene.setup.cpus_allowed:
-        return f"the quota leaves {cpus} CPUs to the rank, which it and its {many} fill"
-    allowed, sharing = scene.setup.cpus_allowed or cpus, scene.setup.sharing
+    if context.machine.quota_cpus and not context.setup.cpus_allowed:
+        return f"the quota leaves {cpus} CPUs to the rank, which its main thread and {many} fill"
+    allowed, sharing = context.setup.cpus_allowed or cpus, context.setup.ranks_sharing_cpus
     if sharing > 1:
         fills = "fills" if workers == 1 else "fill"
-        return f"{sharing} ranks share {allowed} CPUs, and {many} {fills} its part"
+        return f"{sharing} ranks share {allowed} CPUs, and {many} {fills} its share"
     return f"the {allowed} CPUs of the rank are full with its {many} and its main thread"
 
 
-def _contended(scene: Scene) -> str:
-    cpus = scene.machine.cpus
-    return (
-        f"threads wait for the {cpus} CPUs as it is" if cpus else "threads wait for CPUs as it is"
-    )
+def _describe_contention(context: AdviceContext) -> str:
+    cpus = context.machine.cpus
+    return f"threads wait for the {cpus} CPUs already" if cpus else "threads wait for CPUs already"
 
 
-def _saturated(scene: Scene) -> str:
-    busy = scene.number("disk.busy_ratio")
-    part = human(busy.value, "ratio") if busy is not None else "most"
+def _describe_disk_load(context: AdviceContext) -> str:
+    busy = context.find_evidence("disk.busy_ratio")
+    part = format_quantity(busy.value, "ratio") if busy is not None else "most"
     return f"the disk was busy for {part} of the waits"
 
 
-def _device_saturated(scene: Scene) -> bool:
-    busy, queue = scene.number("disk.busy_ratio"), scene.number("disk.queue_count")
+def _is_disk_saturated(context: AdviceContext) -> bool:
+    busy, queue = (
+        context.find_evidence("disk.busy_ratio"),
+        context.find_evidence("disk.queue_count"),
+    )
     if busy is None or busy.value < BUSY_DISK_RATIO:
         return False
-    name = scene.resource.partition(" (")[0]
-    disk = next((one for one in scene.machine.disks if one.name == name), None)
-    alone = queue is not None and queue.value < ONE_REQUEST_COUNT
+    name = context.resource.partition(" (")[0]
+    disk = next((candidate for candidate in context.machine.disks if candidate.name == name), None)
+    alone = queue is not None and queue.value < SINGLE_REQUEST_COUNT
     return not (alone and disk is not None and disk.rotational is False)
 
 
-def _small(scene: Scene) -> float | None:
-    size = scene.number("read_size_bytes")
-    return None if size is None else size.value
+def get_evidence_value(context: AdviceContext, name: str) -> float | None:
+    """Return the value of the evidence whose name ends so; None if there is none."""
+    item = context.find_evidence(name)
+    return None if item is None else item.value
 
 
-DEVICE_SATURATED = Rule(
+def _get_read_size(context: AdviceContext) -> float | None:
+    return get_evidence_value(context, "read_size_bytes")
+
+
+DEVICE_SATURATED = ExclusionRule(
     "device-saturated",
     f"the disk was busy for {BUSY_DISK_RATIO:.0%} of the waits or more, and not with one request at"
-    " a time on a disk that does not rotate: more readers only queue",
-    _device_saturated,
-    _saturated,
+    " a time on a solid-state disk: more readers would only queue",
+    _is_disk_saturated,
+    _describe_disk_load,
 )
-WORKERS_FILL_CPUS = Rule(
+WORKERS_FILL_CPUS = ExclusionRule(
     "workers-fill-cpus",
-    "there are as many workers as CPUs are left to the rank beside its main thread (affinity,"
+    "there are as many workers as the rank has CPUs besides its main thread (affinity,"
     " cpuset, quota, shared with the other ranks of the node)",
-    _workers_fill_cpus,
-    _full,
+    _has_workers_on_all_cpus,
+    _describe_full_cpus,
 )
-QUOTA_USED_UP = Rule(
+QUOTA_USED_UP = ExclusionRule(
     "quota-used-up",
-    "the CPU quota of the job's cgroup runs out: then the quota is the remedy, not workers",
-    lambda s: "cpu-throttled" in s.beside or (s.machine.throttled_ratio or 0.0) >= 0.1,
+    "the CPU quota of the job's cgroup runs out: a higher quota helps then, not more workers",
+    lambda s: "cpu-throttled" in s.other_causes or (s.machine.throttled_ratio or 0.0) >= 0.1,
     lambda s: "the CPU quota of the job runs out",
 )
-CPUS_CONTENDED = Rule(
+CPUS_CONTENDED = ExclusionRule(
     "cpus-contended",
     "threads wait for CPUs (cpu-contention was found too): more workers make them wait longer",
-    lambda s: "cpu-contention" in s.beside,
-    _contended,
+    lambda s: "cpu-contention" in s.other_causes,
+    _describe_contention,
 )
-MEMORY_SHORT = Rule(
+MEMORY_SHORT = ExclusionRule(
     "memory-short",
-    "the node is short of memory: less than a tenth of it was to be had at one time, or cpu-memory"
+    "the node is short of memory: less than a tenth of it was available at some time, or cpu-memory"
     " was found too",
-    lambda s: s.machine.memory_short or "cpu-memory" in s.beside,
+    lambda s: s.machine.is_memory_short or "cpu-memory" in s.other_causes,
     lambda s: "the node is short of memory",
 )
-ONE_NUMA_NODE = Rule(
+ONE_NUMA_NODE = ExclusionRule(
     "one-numa-node",
     "the node has one NUMA node, or how many is not known",
     lambda s: (s.machine.numa_nodes or 1) < 2,
 )
-NO_WORKERS = Rule(
-    "no-workers",
-    "the loader has no workers (num_workers=0)",
-    lambda s: s.workers == 0,
+NO_WORKERS = ExclusionRule(
+    "no-workers", "the loader has no workers (num_workers=0)", lambda s: s.workers == 0
 )
-WORKERS_UNKNOWN = Rule(
+WORKERS_UNKNOWN = ExclusionRule(
     "workers-unknown",
-    "the loader is not PyTorch's, or did not say how it is set up",
+    "the loader is not PyTorch's, or its settings are not known",
     lambda s: s.workers is None,
 )
-READS_ARE_LARGE = Rule(
+READS_ARE_LARGE = ExclusionRule(
     "reads-are-large",
     "a read asks for 256 KiB or more on average: the records are large already",
-    lambda s: (_small(s) or 0.0) >= SMALL_READ_BYTES,
-    lambda s: f"a read asks for {human(_small(s) or 0.0, 'bytes')} already",
+    lambda s: (_get_read_size(s) or 0.0) >= SMALL_READ_BYTES,
+    lambda s: f"a read asks for {format_quantity(_get_read_size(s) or 0.0, 'bytes')} already",
 )
-READS_ARE_SMALL = Rule(
-    "reads-are-small",
-    "a read asks for less than 256 KiB on average: larger records come first",
-    lambda s: 0.0 < (_small(s) or 0.0) < SMALL_READ_BYTES,
-)
-MUCH_PREFETCHED = Rule(
+PREFETCH_IS_HIGH = ExclusionRule(
     "much-prefetched",
-    f"prefetch_factor is {MUCH_PREFETCH} or more already",
-    lambda s: s.setup.loader is not None and (s.setup.loader.prefetch or 0) >= MUCH_PREFETCH,
+    f"prefetch_factor is {HIGH_PREFETCH_FACTOR} or more already",
+    lambda s: s.setup.loader is not None and (s.setup.loader.prefetch or 0) >= HIGH_PREFETCH_FACTOR,
 )
-ONE_NODE = Rule("one-node", "the job runs on one node", lambda s: s.nodes < 2)
-ONE_RANK = Rule("one-rank", "the job has one rank", lambda s: s.ranks < 2)
-NOT_SLURM = Rule("not-slurm", "the job is not Slurm's", lambda s: s.machine.launcher != "slurm")
-NO_LIMIT = Rule(
+ONE_NODE = ExclusionRule("one-node", "the job runs on one node", lambda s: s.nodes < 2)
+ONE_RANK = ExclusionRule("one-rank", "the job has one rank", lambda s: s.ranks < 2)
+NO_LIMIT = ExclusionRule(
     "no-memory-limit",
     "the job's cgroup has no memory limit, or it is not known",
-    lambda s: s.machine.limit_bytes is None,
+    lambda s: s.machine.memory_limit_bytes is None,
 )
-GPU_MEMORY_FULL = Rule(
+GPU_MEMORY_FULL = ExclusionRule(
     "gpu-memory-full",
     "less than a fifth of the accelerator's memory was free at one time",
     lambda s: (
-        s.setup.gpu_memory_free_ratio is not None and s.setup.gpu_memory_free_ratio < FULL_GPU_RATIO
+        s.setup.gpu_memory_free_ratio is not None
+        and s.setup.gpu_memory_free_ratio < MIN_FREE_GPU_RATIO
     ),
 )
-GPU_MEMORY_FREE = Rule(
+GPU_MEMORY_FREE = ExclusionRule(
     "gpu-memory-free",
     "a fifth of the accelerator's memory or more was always free",
     lambda s: (
         s.setup.gpu_memory_free_ratio is not None
-        and s.setup.gpu_memory_free_ratio >= FULL_GPU_RATIO
+        and s.setup.gpu_memory_free_ratio >= MIN_FREE_GPU_RATIO
     ),
 )
 
 
-def without(name: str, what: str) -> Rule:
-    """Return the rule that holds where a number was not seen, or is 0."""
-    return Rule(f"no-{name}", what, lambda s: not (e := s.number(name)) or e.value <= 0)
+def make_missing_evidence_rule(name: str, what: str) -> ExclusionRule:
+    """Make a rule that holds if a piece of evidence is missing or zero."""
+    return ExclusionRule(
+        f"no-{name}", what, lambda s: not (e := s.find_evidence(name)) or e.value <= 0
+    )
 
 
-def kind_is_not(kind: str, title: str) -> Rule:
-    """Return the rule that holds where the named mount is of another kind."""
-    return Rule(f"not-{kind}", f"the mount is not {title}", lambda s: s.file_system != kind)
+def make_file_system_rule(kind: str, title: str) -> ExclusionRule:
+    """Make a rule that holds if the named mount is of another file system type."""
+    return ExclusionRule(
+        f"not-{kind}", f"the mount is not {title}", lambda s: s.file_system != kind
+    )

@@ -1,10 +1,15 @@
-"""What one stretch of one rank adds to the ledger: sums of integers, so that merging is exact.
+"""Accumulate what segments of a rank add to its ledger: integers, so merging is exact.
 
-Shares of lost time are whole numbers of 2**-20 (`SHARE`), and a claimed amount is `lost_ns` times
-such a number: an integer. Sums of integers do not depend on their order, therefore a recording read
-in one chunk or in a hundred gives the same ledger, and partials merge in any grouping:
+Shares of lost time are fixed-point numbers with 20 fractional bits
+(SHARE_SCALE), and a claimed amount is `lost_ns` times a share: an
+integer. Sums of integers do not depend on their order. A recording read in one chunk or
+in a hundred therefore gives the same ledger, and accumulators merge in any grouping:
 
-    merge(merge(a, b), c) == merge(a, merge(b, c)),   merge(EMPTY, a) == a
+    merge(merge(a, b), c) == merge(a, merge(b, c)),   merge(zero, a) == a
+
+with EMPTY_ACCUMULATOR as zero.
+
+Round claimed amounts from fixed-point shares to whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -13,67 +18,100 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-SLOWEST = 64  # steps of a rank that are kept one by one
-SHARE = 1 << 20  # parts of a whole; lost_ns * SHARE of 300 s is 3e17, well inside int64
+MAX_SLOWEST_STEPS = 64  # steps of a rank that are kept individually
+SHARE_SCALE = 1 << 20  # fixed-point scale; 300 s in ns times it is 3e17, well inside int64
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
-    """Sums over settled stretches of one rank. Every field maps a key to an integer, which adds up
-    when partials merge; of `slowest` the longest stay."""
+class Accumulator:
+    """Sums over settled segments of one rank.
+
+    Every field maps a key to an integer; values are added when accumulators merge, except
+    for `slowest`, of which the longest steps stay.
+    """
 
     totals: Mapping[str, int] = field(default_factory=dict)
-    """in_step, unmeasured, measured, busy, lost, wait, first_step, first_step_lost: in ns;
-    not_asked: in ns, and in none of the others; surely_asleep: in ns * SHARE; stream_pieces: a
-    count."""
+    """in_step, unmeasured, measured, busy, lost, wait, first_step, first_step_lost: ns;
+    not_asked: ns outside the selection, in none of the others; surely_asleep: ns in
+    fixed-point shares;
+    stream_pieces: a count.
+    """
     claimed: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
-    """(cause id, grade, source) -> ns * SHARE."""
+    """(cause id, grade, source) -> ns in fixed-point shares."""
     unexplained: Mapping[str, int] = field(default_factory=dict)
-    """reason -> ns * SHARE."""
+    """Reason -> ns in fixed-point shares."""
     steps: Mapping[int, int] = field(default_factory=dict)
-    """Length of a step in ns, to three significant digits -> how many."""
+    """Length of a step in ns, to three significant digits -> number of steps."""
     slowest: Mapping[int, int] = field(default_factory=dict)
-    """Start -> length of the `SLOWEST` longest steps, in ns."""
+    """Start -> length of the longest steps, ns; at most MAX_SLOWEST_STEPS."""
     evidence: Mapping[tuple[str, str, str, str], int] = field(default_factory=dict)
     """(cause id, name, unit, note) -> sum of values, or of value * weight * 1000."""
     weights: Mapping[tuple[str, str, str, str], int] = field(default_factory=dict)
-    """The weights of the same keys; absent for evidence that is summed (`…_total`)."""
+    """(cause id, name, unit, note) -> weight; absent for evidence that is summed (`…_total`)."""
     resources: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(cause id, resource) -> ns * SHARE claimed while that resource stood out."""
-    asked: Mapping[str, int] = field(default_factory=dict)
-    """cause id -> lost pieces about which it was asked and did not abstain."""
+    """(cause id, resource) -> ns in fixed-point shares, claimed while that resource was
+    prominent.
+    """
+    evaluated: Mapping[str, int] = field(default_factory=dict)
+    """Cause id -> segments in which its detector was evaluated and did not abstain."""
     missing: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(cause id, what it needs) -> times it could not be asked."""
-    fill: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """How the device was filled while it was busy: (what, level) -> ns (`attribution.filling`)."""
+    """(cause id, missing input) -> times its detector could not be evaluated."""
+    utilization: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """Utilization of the device while busy: (quantity, level) -> ns
+    (analysis.attribution.rank.utilization).
+    """
 
 
-EMPTY = Partial()
+EMPTY_ACCUMULATOR = Accumulator()
 
 
-def merge(*partials: Partial) -> Partial:
-    """Add partials up; associative and commutative, with `EMPTY` as its zero."""
-    sums = {name: _added([getattr(p, name) for p in partials]) for name in _SUMS}
-    return Partial(**sums, slowest=slowest(*(p.slowest for p in partials)))
+def merge_accumulators(*accumulators: Accumulator) -> Accumulator:
+    """Merge accumulators; associative and commutative."""
+    sums = {
+        name: _sum_maps([getattr(accumulator, name) for accumulator in accumulators])
+        for name in _SUM_FIELDS
+    }
+    return Accumulator(
+        **sums, slowest=select_slowest(*(accumulator.slowest for accumulator in accumulators))
+    )
 
 
-def slowest(*steps: Mapping[int, int]) -> dict[int, int]:
-    """Return the `SLOWEST` longest of steps (start -> length); of equal ones the earliest."""
+def select_slowest(*steps: Mapping[int, int]) -> dict[int, int]:
+    """Select the longest of steps (start -> length, ns); of equal ones the earliest.
+
+    At most MAX_SLOWEST_STEPS.
+    """
     longest: dict[int, int] = {}
-    for some in steps:
-        for start_ns, ns in some.items():
+    for rank_steps in steps:
+        for start_ns, ns in rank_steps.items():
             longest[start_ns] = max(ns, longest.get(start_ns, 0))
     order = sorted(longest.items(), key=lambda step: (-step[1], step[0]))
-    return dict(order[:SLOWEST])
+    return dict(order[:MAX_SLOWEST_STEPS])
 
 
-_SUMS = tuple(one.name for one in fields(Partial) if one.name != "slowest")
+_SUM_FIELDS = tuple(field.name for field in fields(Accumulator) if field.name != "slowest")
 
 
-def _added(maps: list[Mapping[Any, int]]) -> dict[Any, int]:
+def _sum_maps(maps: list[Mapping[Any, int]]) -> dict[Any, int]:
     total = dict(maps[0]) if maps else {}
     known = total.get
-    for one in maps[1:]:  # the first is the sum so far: long, and copied in one go
-        for key, value in one.items():
+    for counts in maps[1:]:  # the first is the sum so far: long, and copied at once
+        for key, value in counts.items():
             total[key] = known(key, 0) + value
     return total
+
+
+def round_by_largest_remainder(shares_ns: Mapping[tuple[str, str], int], total_ns: int) -> dict:
+    """Round amounts in fixed-point shares of ns to whole ns that add up to `total_ns`.
+
+    Ties are resolved by key. Requires sum(shares_ns) == total_ns *
+    SHARE_SCALE. 1.5, 1.5 and 1.0 of 4 become 2, 1 and 1.
+    """
+    assert sum(shares_ns.values()) == total_ns * SHARE_SCALE, (
+        "claims do not add up to the lost time"
+    )
+    whole = {key: amount // SHARE_SCALE for key, amount in shares_ns.items()}
+    missing = total_ns - sum(whole.values())
+    for key in sorted(shares_ns, key=lambda key: (-(shares_ns[key] % SHARE_SCALE), key))[:missing]:
+        whole[key] += 1
+    return whole

@@ -1,23 +1,27 @@
-"""How sure we are of a cause, and when we rather say less.
+"""Estimate the confidence in a cause, and decide when only its family is named.
 
-score = prior of the grade * margin * coverage. It decides whether a cause is named at all; what is
-printed is the probability that the cause is right, measured on jobs with known faults (below).
+score = prior of the grade * margin * coverage. It decides whether a cause is named at
+all. The printed confidence is the probability that the cause is right, measured on jobs
+with known faults (below).
 
-    grade    what it means                    leaf    family
+    grade    meaning                          leaf    family
     A        marker and counter agree         0.95    0.97
     B        one direct signal                0.85    0.92
     C        correlation only                 0.60    0.78
     D        prior knowledge                  0.30    0.45
 
-margin: time of the same kind that nothing explains could belong to another cause, 1 - 0.2 * its
-part. coverage: 0.8 + 0.2 * the part of the time that was measured. A leaf is named from 0.7 on,
-else its family, if that is sure enough, else the time stays unattributed.
+margin: unexplained time of the same kind could belong to another cause, 1 - 0.2 * its
+part.
+coverage: 0.8 + 0.2 * the part of the time that was measured. A leaf is named from 0.7
+on, otherwise its family if that reaches 0.7, otherwise the time stays unattributed.
 
-A claim of half a GPU-second rests on a handful of samples and is right less often than one of
-minutes, whatever its grade. `RIGHT_BY_GPU_S` is how often claims of a size were right on the corpus
-(split dev, real and synthetic jobs weighing the same); the score moves it about `MEAN_SCORE`. Time
-between two marks is no matter of samples: half a second of transfers in 100 steps was looked at 100
-times, and weighs as 100 samples do.
+A claim of half a GPU-second rests on a handful of samples and is right less often than
+a claim of minutes, whatever its grade. PRECISION_BY_GPU_S is how
+often claims of each size were right on the corpus (split dev, real and synthetic jobs
+with equal weight); the score scales it relative to
+MEAN_CORPUS_SCORE. Time between two marks does not depend on
+samples: half a second of transfers in 100 steps was measured 100 times and weighs as
+100 samples do.
 """
 
 from __future__ import annotations
@@ -27,58 +31,66 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from clusterprof.findings import Grade
+from clusterprof.report.model import Grade
 
 LEAF_PRIOR: Mapping[str, float] = {"A": 0.95, "B": 0.85, "C": 0.60, "D": 0.30}
 FAMILY_PRIOR: Mapping[str, float] = {"A": 0.97, "B": 0.92, "C": 0.78, "D": 0.45}
-NAMED_FROM = 0.7
-RIGHT_BY_GPU_S = ((0.2, 0.69), (0.45, 0.72), (0.9, 0.93), (2.0, 0.945))
-"""Lost GPU-seconds of a claim, and which part of such claims was right."""
-MEAN_SCORE = 0.86
-"""Of those claims."""
-AT_MOST = 0.98
-_SAMPLE_S = 0.1
-"""Samples come ten times a second in all of the corpus."""
+MIN_SCORE_TO_NAME = 0.7
+"""Score from which a leaf, or its family, is named."""
+PRECISION_BY_GPU_S = ((0.2, 0.69), (0.45, 0.72), (0.9, 0.93), (2.0, 0.945))
+"""(lost GPU-seconds of a claim, part of these claims that was right), measured on the
+corpus.
+"""
+MEAN_CORPUS_SCORE = 0.86
+"""Mean score of the claims in PRECISION_BY_GPU_S."""
+MAX_CONFIDENCE = 0.98
+"""Highest confidence that is reported."""
+_SAMPLE_INTERVAL_S = 0.1
+"""Sampling interval in all of the corpus, seconds."""
 _MARGIN_WEIGHT = 0.2
 _COVERAGE_FLOOR = 0.8
 
 
-def confidence(
+def compute_confidence_score(
     by_grade: Mapping[str, int],
     unexplained: int,
     coverage_ratio: float,
     priors: Mapping[str, float] = LEAF_PRIOR,
 ) -> float:
-    """Return how probable it is that a claim names the right cause, 0 to 1.
+    """Compute the score of a claim, 0 to 1: prior of its grades * margin * coverage.
 
-    `by_grade` holds the claimed amount per grade, `unexplained` what of the same kind of time
-    nothing explains, in the same unit. 80 % grade A and 20 % C, nothing unexplained, full coverage:
-    0.8 * 0.95 + 0.2 * 0.60 = 0.88.
+    by_grade: claimed amount per grade. unexplained: unexplained time of the same kind, in
+    the same unit. coverage_ratio: measured part of the time. 80 % grade A and 20 % C,
+    nothing unexplained, full
+    coverage: 0.8 * 0.95 + 0.2 * 0.60 = 0.88.
     """
     claimed = sum(by_grade.values())
     if claimed <= 0:
         return 0.0
     prior = sum(priors[grade] * amount for grade, amount in by_grade.items()) / claimed
     margin = 1 - _MARGIN_WEIGHT * unexplained / (claimed + unexplained)
-    covered = _COVERAGE_FLOOR + (1 - _COVERAGE_FLOOR) * min(1.0, max(0.0, coverage_ratio))
-    return prior * margin * covered
+    coverage = _COVERAGE_FLOOR + (1 - _COVERAGE_FLOOR) * min(1.0, max(0.0, coverage_ratio))
+    return prior * margin * coverage
 
 
-def calibrated(score: float, lost_ns: int, marked: int = 0) -> float:
-    """Return how probable it is that a cause of `lost_ns` of GPU time is right, 0 to `AT_MOST`.
+def estimate_confidence(score: float, lost_ns: int, marked_steps: int = 0) -> float:
+    """Estimate the probability that a cause of this much lost GPU time is right.
 
-    By the logarithm of its size between those measured: 0.9 s at the mean score are right in 93 of
-    100 cases, and so are 0.2 s in 69; a score of half the mean halves both. `marked`: in how many
-    steps of ranks the job's own marks timed it; 9 of them say as much as 0.9 s of samples.
+    Interpolated by the logarithm of its size: 0.9 s at the mean score are right in 93 of
+    100 cases, 0.2 s in 69; half the mean score halves both. Returns 0 to
+    MAX_CONFIDENCE.
+    lost_ns: lost GPU time, ns.
+    marked_steps: steps of ranks in which the job's own marks timed it; 9 of them weigh as
+    much as 0.9 s of samples.
     """
-    sizes, right = zip(*RIGHT_BY_GPU_S)
-    size = math.log(max(lost_ns * 1e-9, marked * _SAMPLE_S, 1e-9))
-    part = float(np.interp(size, [math.log(one) for one in sizes], right))
-    return min(AT_MOST, part * score / MEAN_SCORE)
+    sizes, precisions = zip(*PRECISION_BY_GPU_S)
+    size = math.log(max(lost_ns * 1e-9, marked_steps * _SAMPLE_INTERVAL_S, 1e-9))
+    precision = float(np.interp(size, [math.log(size_s) for size_s in sizes], precisions))
+    return min(MAX_CONFIDENCE, precision * score / MEAN_CORPUS_SCORE)
 
 
-def main_grade(by_grade: Mapping[str, int]) -> Grade:
-    """Return the grade that most of a claim has; of two equal ones the weaker."""
+def choose_main_grade(by_grade: Mapping[str, int]) -> Grade:
+    """Return the grade of most of a claim; of two equal ones the weaker."""
     best: Grade = "D"
     for grade in ("D", "C", "B", "A"):
         if by_grade.get(grade, 0) > by_grade.get(best, 0):

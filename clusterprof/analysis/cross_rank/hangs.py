@@ -1,8 +1,9 @@
-"""Ranks that came to an operation and never left it: who waits for whom when a recording ends.
+"""Find ranks that never left an operation, and which rank each waits for.
 
-What a rank was in is known from the word that the probe leaves when an operation begins (event
-`operation-under-way`); `attribution.blame_hangs` follows who waits for whom. Only silence makes a
-hang: a root that still spoke shortly before the end was at work, and the others waited for it.
+The probe leaves a word when an operation begins; from it the operation of a hung rank
+is known (event `operation-under-way`). analysis.attribution.wait_for.hangs follows the wait-for
+graph. Only a root without activity makes a hang: a root that recorded a span shortly
+before the end was working, and the others waited for it.
 """
 
 from __future__ import annotations
@@ -10,200 +11,223 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clusterprof.attribution.blame_hangs import Hang, Stuck, hangs
-from clusterprof.engine.endings import Ending, UnderWay
-from clusterprof.engine.node import NodeResult
+from clusterprof.analysis.attribution.wait_for.hangs import Hang, StuckRank, find_hangs
+from clusterprof.analysis.node.analyze import NodeResult
+from clusterprof.analysis.node.observations import OperationUnderWay, RankEnding
 from clusterprof.probe import layout
 
 HANG_NS = 10_000_000_000
-_LONGER = 2  # times the longest operation that ended
-_PAIR = (layout.SEND, layout.RECV)
+"""Shortest wait, and shortest inactivity of its root, that counts as a hang, ns."""
+_LONGEST_OPERATION_FACTOR = 2  # times the longest operation that ended
+_POINT_TO_POINT = (layout.SEND, layout.RECV)
 GROUP_ANNOUNCED = "group-announced"
-Person = tuple[int, int]  # number of the job, global rank
+JobRank = tuple[int, int]  # number of the job, global rank
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A rank whose recording lies here."""
+class RecordedRank:
+    """A rank that has a recording."""
 
     node: NodeResult
-    ending: Ending
+    ending: RankEnding
 
     @property
     def silent_ns(self) -> int:
-        """How long it had said nothing when it was seen last."""
-        return self.ending.seen_ns - self.ending.spoke_ns
+        """Return the time from its last span to its last record, ns."""
+        return self.ending.last_record_ns - self.ending.last_span_ns
 
-    def ended_alone(self, waiting: Recorded) -> bool:
-        """Return whether it ended by itself, well before one that waited was seen last.
+    def ended_before(self, waiting: RecordedRank) -> bool:
+        """Return whether it ended by itself, well before a waiting rank's last record.
 
-        On two machines times are not compared: who is ended with the job gets the same signal.
+        Times of two machines are not compared: a rank that was ended with its job got the same
+        signal.
         """
         mine, theirs = self.ending.exited, waiting.ending.exited
         if mine is None:
             return False
         boot = self.node.facts.boot_id
         if boot and boot == waiting.node.facts.boot_id:
-            return self.ending.exited_ns < waiting.ending.seen_ns - HANG_NS // 2
+            return self.ending.exited_ns < waiting.ending.last_record_ns - HANG_NS // 2
         return theirs is None or mine.get("signal") != theirs.get("signal")
 
-    def waited_ns(self, under_way: UnderWay) -> int:
-        """How long it had been in an operation when it was seen last."""
-        return self.ending.seen_ns - under_way.start_ns
+    def waited_ns(self, under_way: OperationUnderWay) -> int:
+        """Return how long it had been in an operation at its last record, ns."""
+        return self.ending.last_record_ns - under_way.start_ns
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
-    """All who stood still when their recordings ended, by rank of their job."""
+class HangAnalysis:
+    """Ranks that waited in an operation when their recordings ended."""
 
-    people: tuple[Person, ...]
-    """The numbers in `found` stand for these."""
-    recorded: Mapping[Person, Recorded]
-    found: tuple[Hang, ...] = ()
-    at_work: tuple[Hang, ...] = ()
-    """Those whose root was still at work."""
-    stuck: Mapping[int, UnderWay] = field(default_factory=dict)
+    ranks: tuple[JobRank, ...]
+    """The ranks that the numbers in `hangs` and `under_way` stand for."""
+    recorded: Mapping[JobRank, RecordedRank]
+    hangs: tuple[Hang, ...] = ()
+    waits_for_working: tuple[Hang, ...] = ()
+    """Waits whose root was still working: no hangs."""
+    under_way: Mapping[int, OperationUnderWay] = field(default_factory=dict)
+    """Operation that each waiting rank was in, by its number."""
 
 
-def standstill(nodes: Sequence[NodeResult]) -> Standstill:
-    """Return who waits for whom at the end of the recordings, most waited for first."""
-    recorded = dict(_recorded(nodes))
-    people = _People(recorded, _announced(nodes, recorded))
-    stuck: list[Stuck] = []
-    operations: dict[int, UnderWay] = {}
-    for person, one in recorded.items():
-        under_way = one.ending.under_way or people.left_behind(person, one)
+def analyze_hangs(nodes: Sequence[NodeResult]) -> HangAnalysis:
+    """Find which rank waits for which at the end of the recordings, most awaited root first."""
+    recorded = dict(_list_recorded_ranks(nodes))
+    numbering = _RankNumbering(recorded, _read_group_members(nodes, recorded))
+    stuck: list[StuckRank] = []
+    operations: dict[int, OperationUnderWay] = {}
+    for job_rank, recorded_rank in recorded.items():
+        under_way = recorded_rank.ending.under_way or numbering.find_left_operation(
+            job_rank, recorded_rank
+        )
         if under_way is None:
             continue
-        team = people.team(person, under_way, one.ending)
-        if team is not None:
-            number = people.number(person)
-            stuck.append(Stuck(number, *team, one.waited_ns(under_way)))
+        group = numbering.find_group(job_rank, under_way, recorded_rank.ending)
+        if group is not None:
+            number = numbering.number(job_rank)
+            stuck.append(StuckRank(number, *group, recorded_rank.waited_ns(under_way)))
             operations[number] = under_way
-    seen = frozenset(people.number(person) for person in recorded)
-    known = tuple(people.known)
-    found = [
-        one
-        for one in hangs(stuck, people.members, seen)
-        if any(_long(recorded[known[number]], operations[number]) for number in one.waiting)
+    recorded_numbers = frozenset(numbering.number(job_rank) for job_rank in recorded)
+    ranks = tuple(numbering.numbers)
+    waits = [
+        hang
+        for hang in find_hangs(stuck, numbering.members, recorded_numbers)
+        if any(
+            _is_long_wait(recorded[ranks[number]], operations[number]) for number in hang.waiting
+        )
     ]
-    idle = tuple(one for one in found if not _at_work(one, known, recorded))
-    busy = tuple(one for one in found if one not in idle)
-    return Standstill(known, recorded, idle, busy, operations)
+    idle = tuple(hang for hang in waits if not _is_root_working(hang, ranks, recorded))
+    busy = tuple(hang for hang in waits if hang not in idle)
+    return HangAnalysis(ranks, recorded, idle, busy, operations)
 
 
-def _long(one: Recorded, under_way: UnderWay) -> bool:
-    return one.waited_ns(under_way) >= max(HANG_NS, _LONGER * one.ending.longest_ns)
+def _is_long_wait(recorded: RecordedRank, under_way: OperationUnderWay) -> bool:
+    return recorded.waited_ns(under_way) >= max(
+        HANG_NS, _LONGEST_OPERATION_FACTOR * recorded.ending.longest_operation_ns
+    )
 
 
-def _at_work(hang: Hang, people: Sequence[Person], recorded: Mapping[Person, Recorded]) -> bool:
-    root = recorded.get(people[hang.roots[0]])
-    if hang.circle or hang.inside or root is None:
+def _is_root_working(
+    hang: Hang, ranks: Sequence[JobRank], recorded: Mapping[JobRank, RecordedRank]
+) -> bool:
+    root = recorded.get(ranks[hang.roots[0]])
+    if hang.is_cycle or hang.is_complete or root is None:
         return False
-    if root.ended_alone(recorded[people[hang.waiting[0]]]):
+    if root.ended_before(recorded[ranks[hang.waiting[0]]]):
         return False
     return root.silent_ns < HANG_NS
 
 
-def _recorded(nodes: Sequence[NodeResult]) -> Iterator[tuple[Person, Recorded]]:
-    """Every rank that says who it is; of several processes of one rank the one seen last."""
+def _list_recorded_ranks(nodes: Sequence[NodeResult]) -> Iterator[tuple[JobRank, RecordedRank]]:
+    """Yield every rank with a known number; of several processes of one rank the latest."""
     by_process = {
-        (node.facts.key, one.ledger.pid, one.started_ticks): one.job
+        (node.facts.key, rank.ledger.pid, rank.started_ticks): rank.job
         for node in nodes
-        for one in node.books
+        for rank in node.ranks
     }
     by_place = {
-        (one.place.job, one.place.meets_at, one.place.world_size, one.place.restart): one.job
+        (rank.place.job, rank.place.rendezvous, rank.place.world_size, rank.place.restart): rank.job
         for node in nodes
-        for one in node.books
+        for rank in node.ranks
     }
     for node in nodes:
-        for ending in sorted(node.endings, key=lambda one: one.seen_ns):
+        for ending in sorted(node.endings, key=lambda ending: ending.last_record_ns):
             place = ending.place
-            alike = place.job, place.meets_at, place.world_size, place.restart
+            place_key = place.job, place.rendezvous, place.world_size, place.restart
             process = node.facts.key, ending.pid, ending.started_ticks
-            job = by_process.get(process, by_place.get(alike, -1))
+            job = by_process.get(process, by_place.get(place_key, -1))
             if job >= 0 and place.rank is not None:
-                yield (job, place.rank), Recorded(node, ending)
+                yield (job, place.rank), RecordedRank(node, ending)
 
 
-def _announced(
-    nodes: Sequence[NodeResult], recorded: Mapping[Person, Recorded]
+def _read_group_members(
+    nodes: Sequence[NodeResult], recorded: Mapping[JobRank, RecordedRank]
 ) -> dict[tuple[int, int], tuple[int, ...]]:
-    """The global ranks of every group that was announced, by job and group."""
-    jobs = {(one.node.facts.key, one.ending.pid): job for (job, _), one in recorded.items()}
+    """Return the global ranks of every announced process group, by job and group."""
+    jobs = {(rank.node.facts.key, rank.ending.pid): job for (job, _), rank in recorded.items()}
     out = {}
     for node in nodes:
         for event in node.loaded.events:
-            said = event.attributes
-            job = jobs.get((node.facts.key, said.get("pid", -1)))
+            attributes = event.attributes
+            job = jobs.get((node.facts.key, attributes.get("pid", -1)))
             if event.kind == GROUP_ANNOUNCED and job is not None:
-                out[job, int(said["group"])] = tuple(int(rank) for rank in said["ranks"])
+                out[job, int(attributes["group"])] = tuple(
+                    int(rank) for rank in attributes["ranks"]
+                )
     return out
 
 
-class _People:
-    """Numbers for ranks, whether recorded or not, and for the teams they wait in."""
+class _RankNumbering:
+    """Numbers ranks, whether recorded or not, and the groups they wait in."""
 
     def __init__(
         self,
-        recorded: Mapping[Person, Recorded],
+        recorded: Mapping[JobRank, RecordedRank],
         announced: Mapping[tuple[int, int], tuple[int, ...]],
     ) -> None:
-        self.known: dict[Person, int] = {}
+        self.numbers: dict[JobRank, int] = {}
         self._recorded = recorded
         self.members: dict[int, list[int]] = {}
-        self._teams: dict[tuple[int, ...], int] = {}
+        self._group_numbers: dict[tuple[int, ...], int] = {}
         self._groups = {key: set(ranks) for key, ranks in announced.items()}
-        for (job, rank), one in recorded.items():
-            under_way = one.ending.under_way
-            named = [*one.ending.reached, *([under_way.group] if under_way is not None else [])]
+        for (job, rank), recorded_rank in recorded.items():
+            under_way = recorded_rank.ending.under_way
+            named = [
+                *recorded_rank.ending.reached,
+                *([under_way.group] if under_way is not None else []),
+            ]
             for group in named:
                 if (job, group) not in announced:
                     self._groups.setdefault((job, group), set()).add(rank)
 
-    def number(self, person: Person) -> int:
+    def number(self, job_rank: JobRank) -> int:
         """Return the number of a rank."""
-        return self.known.setdefault(person, len(self.known))
+        return self.numbers.setdefault(job_rank, len(self.numbers))
 
-    def left_behind(self, person: Person, one: Recorded) -> UnderWay | None:
-        """Return the last operation of a silent rank, if a member has not come so far.
+    def find_left_operation(
+        self, job_rank: JobRank, recorded: RecordedRank
+    ) -> OperationUnderWay | None:
+        """Return the last operation of a silent rank if another member has not reached it.
 
-        The host of a rank with a device leaves before the operation ends, and then stands still
-        wherever it needs the result.
+        The host of a rank with a device leaves before the operation ends on the device, and
+        then blocks wherever it needs the result. None when every member has reached the
+        operation.
         """
-        if one.silent_ns < HANG_NS:
+        if recorded.silent_ns < HANG_NS:
             return None
-        for group, left in sorted(one.ending.reached.items(), key=lambda i: -i[1].end_ns):
-            if left.operation & layout.OPERATION_MASK in _PAIR or left.number < 0:
+        for group, left in sorted(recorded.ending.reached.items(), key=lambda i: -i[1].end_ns):
+            if left.operation & layout.OPERATION_MASK in _POINT_TO_POINT or left.number < 0:
                 continue
-            for rank in self._groups.get((person[0], group), ()):
-                other = self._recorded.get((person[0], rank))
+            for rank in self._groups.get((job_rank[0], group), ()):
+                other = self._recorded.get((job_rank[0], rank))
                 if other is not None and group in other.ending.reached:
                     began = other.ending.under_way
-                    there = began is not None and began.group == group
-                    if other.ending.reached[group].number + there < left.number:
-                        return UnderWay(left.start_ns, group, left.number, left.operation)
+                    is_waiting = began is not None and began.group == group
+                    if other.ending.reached[group].number + is_waiting < left.number:
+                        return OperationUnderWay(left.start_ns, group, left.number, left.operation)
         return None
 
-    def team(self, person: Person, began: UnderWay, ending: Ending) -> tuple[int, int] | None:
-        """Return the team a rank waits in and the number of the operation; None = not known."""
-        job, rank = person
-        if began.operation & layout.OPERATION_MASK in _PAIR:
+    def find_group(
+        self, job_rank: JobRank, began: OperationUnderWay, ending: RankEnding
+    ) -> tuple[int, int] | None:
+        """Return the group a rank waits in and the number of the operation; None = not known."""
+        job, rank = job_rank
+        if began.operation & layout.OPERATION_MASK in _POINT_TO_POINT:
             peer = (began.operation >> layout.PEER_SHIFT & layout.PEER_MASK) - 1
             if peer < 0:
                 return None
             sends = began.operation & layout.OPERATION_MASK == layout.SEND
-            giver, taker = (rank, peer) if sends else (peer, rank)
-            return self._team((job, began.group, giver, taker), (giver, taker)), began.number
+            sender, receiver = (rank, peer) if sends else (peer, rank)
+            return self._number_group(
+                (job, began.group, sender, receiver), (sender, receiver)
+            ), began.number
         ranks = self._groups.get((job, began.group), {rank})
         number = began.number
         if number < 0 and began.group in ending.reached:
             number = ending.reached[began.group].number + 1
-        return self._team((job, began.group), sorted(ranks)), number
+        return self._number_group((job, began.group), sorted(ranks)), number
 
-    def _team(self, key: tuple[int, ...], ranks: Sequence[int]) -> int:
-        number = self._teams.setdefault(key, len(self._teams))
+    def _number_group(self, key: tuple[int, ...], ranks: Sequence[int]) -> int:
+        number = self._group_numbers.setdefault(key, len(self._group_numbers))
         if number not in self.members:
             self.members[number] = [self.number((key[0], rank)) for rank in ranks]
         return number

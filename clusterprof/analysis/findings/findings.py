@@ -1,7 +1,7 @@
-"""Findings: what was lost to each cause anywhere, and whose cause it was.
+"""Build findings: the time lost to each cause on all ranks, and the culprits.
 
-A rank's own loss and that of the ranks that stood still for it are its doing; what it lost waiting
-for others is theirs. A transfer is nobody's.
+A rank is the culprit of its own loss and of that of the ranks that waited for it; what
+it lost waiting for others belongs to those. A transfer has no culprit.
 """
 
 from __future__ import annotations
@@ -9,57 +9,64 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clusterprof.attribution.blame import TRANSFER
-from clusterprof.attribution.confidence import AT_MOST, calibrated, main_grade
-from clusterprof.attribution.families import CAUSES
-from clusterprof.attribution.gain import common_ns, recoverable_ns
-from clusterprof.attribution.ledger import STARTUP, Bucket, RankBooks
-from clusterprof.attribution.local import evidence_of
-from clusterprof.attribution.partial import Partial, merge
-from clusterprof.engine.caused import Doing
-from clusterprof.engine.witness import Witness
-from clusterprof.findings import Culprit, Evidence, Finding, RankLedger
-from clusterprof.persistence import Persistence
+from clusterprof.analysis.attribution.accumulator import Accumulator, merge_accumulators
+from clusterprof.analysis.attribution.confidence import (
+    MAX_CONFIDENCE,
+    choose_main_grade,
+    estimate_confidence,
+)
+from clusterprof.analysis.attribution.ledger import STARTUP, Bucket, RankResult
+from clusterprof.analysis.attribution.rank.claims import collect_evidence
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.attribution.wait_for.blame import TRANSFER
+from clusterprof.analysis.attribution.what_if import compute_common_ns, compute_recoverable_ns
+from clusterprof.analysis.cross_rank.observers import CulpritObserver
+from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
+from clusterprof.report.model import Culprit, Evidence, Finding, Persistence, RankLedger
 
-# Less than this part of the time inside steps is in the ledger and no finding.
-FINDING_AT_LEAST_RATIO = 0.01
-_MOST_EVIDENCE = 3
-_STARTUP_CONFIDENCE = AT_MOST  # was right in every job of the corpus, marked or not
-_WAITED_RATIO = 0.1  # of a finding: with less waiting nothing is said about how it changes
+# Loss below this part of the time in steps is in the ledger but makes no finding.
+MIN_FINDING_RATIO = 0.01
+_MAX_EVIDENCE = 3
+_STARTUP_CONFIDENCE = MAX_CONFIDENCE  # start-up was right in every job of the corpus, marked or not
+_MIN_WAITED_RATIO = 0.1  # of a finding: with less waiting its trend over the run says nothing
 
 
-def findings_of(
-    books: Sequence[RankBooks],
-    doings: Sequence[Doing],
-    witness: Witness | None,
+def build_findings(
+    ranks: Sequence[RankResult],
+    totals: Sequence[CulpritTotals],
+    observer: CulpritObserver | None,
     in_step_ns: int,
     window_ns: int,
 ) -> tuple[Finding, ...]:
-    """Return the findings inside steps, largest first, then start-up, which lies outside."""
-    by_id: dict[str, list[tuple[RankBooks, Bucket]]] = {}
-    for one in books:
-        for bucket in one.buckets:
-            by_id.setdefault(bucket.id, []).append((one, bucket))
-    found = [
-        _finding(id_, lines, books, doings, witness, in_step_ns)
+    """Build the findings inside steps, largest first, then start-up, which lies outside.
+
+    ranks: results of all ranks; totals: their culprit totals, in their order. observer:
+    None where operations were not matched.
+    """
+    by_id: dict[str, list[tuple[RankResult, Bucket]]] = {}
+    for rank in ranks:
+        for bucket in rank.buckets:
+            by_id.setdefault(bucket.id, []).append((rank, bucket))
+    findings = [
+        _build_finding(id_, lines, ranks, totals, observer, in_step_ns)
         for id_, lines in by_id.items()
-        if _large(lines, in_step_ns)
+        if _is_large(lines, in_step_ns)
     ]
-    found.sort(key=lambda one: (-one.lost_ns, one.cause.id))
-    return (*found, *_outside_findings(books, window_ns))
+    findings.sort(key=lambda finding: (-finding.lost_ns, finding.cause.id))
+    return (*findings, *_build_outside_findings(ranks, window_ns))
 
 
-def _large(lines: Sequence[tuple[RankBooks, Bucket]], in_step_ns: int) -> bool:
+def _is_large(lines: Sequence[tuple[RankResult, Bucket]], in_step_ns: int) -> bool:
     lost_ns = sum(bucket.lost_ns for _, bucket in lines)
-    return 0 < lost_ns >= FINDING_AT_LEAST_RATIO * in_step_ns
+    return 0 < lost_ns >= MIN_FINDING_RATIO * in_step_ns
 
 
-def _finding(
+def _build_finding(
     id_: str,
-    lines: list[tuple[RankBooks, Bucket]],
-    books: Sequence[RankBooks],
-    doings: Sequence[Doing],
-    witness: Witness | None,
+    lines: list[tuple[RankResult, Bucket]],
+    ranks: Sequence[RankResult],
+    totals: Sequence[CulpritTotals],
+    observer: CulpritObserver | None,
     in_step_ns: int,
 ) -> Finding:
     lost_ns = sum(bucket.lost_ns for _, bucket in lines)
@@ -67,103 +74,110 @@ def _finding(
     for _, bucket in lines:
         for grade, units in bucket.by_grade.items():
             grades[grade] = grades.get(grade, 0) + units
-    sure = sum(bucket.confidence_ratio * bucket.lost_ns for _, bucket in lines)
+    sure_ns = sum(bucket.confidence_ratio * bucket.lost_ns for _, bucket in lines)
     bounded = sum(bucket.lost_ns for _, bucket in lines if bucket.upper_bound)
     upper_bound = 2 * bounded > lost_ns
-    leaves = sorted({leaf for _, bucket in lines for leaf in bucket.leaves})
-    told = [one.partial for one, _ in lines]
-    # The last to come and the leaving of each operation are marks, of every rank and step.
-    marked = sum(one.ledger.steps for one, _ in lines) if id_ == TRANSFER else 0
-    whole = merge(*(Partial(evidence=one.evidence, weights=one.weights) for one in told))
-    culprits = _culprits(id_, leaves, books, doings, witness)
-    gain_ns = recoverable_ns(lost_ns, upper_bound, any(one.has_peers for one, _ in lines))
-    if witness is not None and not upper_bound:
+    leaves = sorted({leaf for _, bucket in lines for leaf in bucket.causes})
+    partials = [rank.accumulator for rank, _ in lines]
+    # Last arrival and leaving of each operation are marks, on every rank and in every step.
+    marked = sum(rank.ledger.steps for rank, _ in lines) if id_ == TRANSFER else 0
+    combined = merge_accumulators(
+        *(Accumulator(evidence=partial.evidence, weights=partial.weights) for partial in partials)
+    )
+    culprits = _build_culprits(id_, leaves, ranks, totals, observer)
+    gain_ns = compute_recoverable_ns(lost_ns, upper_bound, any(rank.has_peers for rank, _ in lines))
+    if observer is not None and not upper_bound:
         alone_ns = sum(culprit.recoverable_ns or 0 for culprit in culprits)
-        own_ns = [one.own.get(id_, 0) for one in doings]
-        all_ns = witness.all_recoverable_ns(leaves)
+        own_ns = [total.own.get(id_, 0) for total in totals]
+        all_ns = observer.all_recoverable_ns(leaves)
         if all_ns is None:
-            all_ns = alone_ns + common_ns(own_ns)
+            all_ns = alone_ns + compute_common_ns(own_ns)
         gain_ns = min(all_ns, lost_ns) or None
     return Finding(
         cause=CAUSES[id_],
         lost_ns=lost_ns,
         share_ratio=lost_ns / in_step_ns if in_step_ns else 0.0,
         recoverable_ns=gain_ns,
-        confidence_ratio=calibrated(sure / lost_ns, lost_ns, marked) if lost_ns else 0.0,
-        grade=main_grade(grades),
+        confidence_ratio=estimate_confidence(sure_ns / lost_ns, lost_ns, marked)
+        if lost_ns
+        else 0.0,
+        grade=choose_main_grade(grades),
         upper_bound=upper_bound,
         outside_steps=False,
         culprits=culprits,
-        evidence=_evidence(whole, leaves),
-        persistence=_persistence(culprits, leaves, witness, lost_ns),
+        evidence=_select_evidence(combined, leaves),
+        persistence=_evaluate_persistence(culprits, leaves, observer, lost_ns),
     )
 
 
-def _culprits(
+def _build_culprits(
     id_: str,
     leaves: Sequence[str],
-    books: Sequence[RankBooks],
-    doings: Sequence[Doing],
-    witness: Witness | None,
+    ranks: Sequence[RankResult],
+    totals: Sequence[CulpritTotals],
+    observer: CulpritObserver | None,
 ) -> tuple[Culprit, ...]:
-    """Whose cause it was, largest first."""
-    found = []
-    for at, (one, doing) in enumerate(zip(books, doings)):
-        own_ns, others_ns = doing.own.get(id_, 0), doing.others.get(id_, 0)
+    """Build the culprits of a cause, largest first."""
+    culprits = []
+    for at, (rank, total) in enumerate(zip(ranks, totals)):
+        own_ns, others_ns = total.own.get(id_, 0), total.others.get(id_, 0)
         if own_ns + others_ns <= 0:
             continue
-        culprit = replace(_culprit(one, leaves), own_ns=own_ns)
-        if witness is not None:
+        culprit = replace(_build_culprit(rank, leaves), own_ns=own_ns)
+        if observer is not None:
             culprit = replace(
                 culprit,
                 others_ns=others_ns,
-                victims=witness.victims(at) if others_ns else 0,
-                recoverable_ns=witness.recoverable_ns(at, leaves, own_ns),
+                victims=observer.victim_count(at) if others_ns else 0,
+                recoverable_ns=observer.recoverable_ns(at, leaves, own_ns),
             )
-        found.append((own_ns + others_ns, one, culprit))
-    found.sort(key=lambda line: (-line[0], _identity(line[1].ledger)))
-    return tuple(culprit for _, _, culprit in found)
+        culprits.append((own_ns + others_ns, rank, culprit))
+    culprits.sort(key=lambda line: (-line[0], _get_identity(line[1].ledger)))
+    return tuple(culprit for _, _, culprit in culprits)
 
 
-def _identity(ledger: RankLedger) -> tuple[str, int, int]:
+def _get_identity(ledger: RankLedger) -> tuple[str, int, int]:
     return ledger.node, -1 if ledger.rank is None else ledger.rank, ledger.pid
 
 
-def _culprit(books: RankBooks, leaves: Sequence[str]) -> Culprit:
-    ledger = books.ledger
+def _build_culprit(rank: RankResult, leaves: Sequence[str]) -> Culprit:
+    ledger = rank.ledger
     units = {
         resource: amount
-        for (cause, resource), amount in books.partial.resources.items()
+        for (cause, resource), amount in rank.accumulator.resources.items()
         if cause in leaves
     }
     resource = max(sorted(units), key=lambda name: units[name], default="")
     return Culprit(ledger.node, ledger.rank, ledger.device, resource)
 
 
-def _persistence(
-    culprits: Sequence[Culprit], leaves: Sequence[str], witness: Witness | None, lost_ns: int
+def _evaluate_persistence(
+    culprits: Sequence[Culprit],
+    leaves: Sequence[str],
+    observer: CulpritObserver | None,
+    lost_ns: int,
 ) -> Persistence | None:
     waited_ns = sum(culprit.others_ns or 0 for culprit in culprits)
-    if witness is None or waited_ns < _WAITED_RATIO * lost_ns:
+    if observer is None or waited_ns < _MIN_WAITED_RATIO * lost_ns:
         return None
-    return witness.persistence(leaves)
+    return observer.persistence(leaves)
 
 
-def _evidence(whole: Partial, leaves: list[str]) -> tuple[Evidence, ...]:
-    found = [item for leaf in leaves for item in evidence_of(whole, leaf)]
-    return tuple(found[:_MOST_EVIDENCE])
+def _select_evidence(combined: Accumulator, leaves: list[str]) -> tuple[Evidence, ...]:
+    evidence = [item for leaf in leaves for item in collect_evidence(combined, leaf)]
+    return tuple(evidence[:_MAX_EVIDENCE])
 
 
-def _outside_findings(books: Sequence[RankBooks], window_ns: int) -> list[Finding]:
-    """Start-up is the one cause known outside the steps."""
-    lines = [(one, dict(one.ledger.outside_buckets).get(STARTUP, 0)) for one in books]
+def _build_outside_findings(ranks: Sequence[RankResult], window_ns: int) -> list[Finding]:
+    """Build the finding about start-up, the only cause outside the steps known here."""
+    lines = [(rank, dict(rank.ledger.outside_buckets).get(STARTUP, 0)) for rank in ranks]
     lines = sorted(
-        (line for line in lines if line[1]), key=lambda p: (-p[1], _identity(p[0].ledger))
+        (line for line in lines if line[1]), key=lambda p: (-p[1], _get_identity(p[0].ledger))
     )
     startup_ns = sum(ns for _, ns in lines)
     if not startup_ns:
         return []
-    marked = all(one.marked for one, _ in lines)
+    marked = all(rank.marked for rank, _ in lines)
     finding = Finding(
         cause=CAUSES[STARTUP],
         lost_ns=startup_ns,
@@ -173,13 +187,13 @@ def _outside_findings(books: Sequence[RankBooks], window_ns: int) -> list[Findin
         grade="A" if marked else "C",
         upper_bound=False,
         outside_steps=True,
-        culprits=tuple(_culprit(one, ()) for one, _ in lines),
+        culprits=tuple(_build_culprit(rank, ()) for rank, _ in lines),
         evidence=(
             Evidence(
                 "startup.longest_ns",
                 float(lines[0][1]),
                 "ns",
-                "from the process's first record to its first step, in the slowest rank",
+                "time from the first record of the process to its first step, in the slowest rank",
             ),
         ),
     )

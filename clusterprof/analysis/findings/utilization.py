@@ -1,15 +1,16 @@
-"""From sums over windows to the ledger of filled time, and what to do about devices hardly filled.
+"""Summarize device utilization during device work, and advise on under-used devices.
 
-Nothing here is lost time, and nothing is ranked among its causes. What is advised follows from what
-was measured while a device was at work:
+Under-used device time is no lost time and is not ranked among its causes. The advice
+follows from measurements while a device was working:
 
-    SM activity < 0.5            below it a GPU is likely used in vain, says NVIDIA of DCGM's metric
-      DRAM or tensor cores busy  nothing: the memory's rate or the tensor cores limit the work
+    SM activity < 0.5            likely ineffective (NVIDIA on DCGM's metric)
+      DRAM or tensor cores busy  none: memory bandwidth or tensor cores are the limit
       now and then nearly full   only a part of each step is small: fuse that part
       memory free >= 30 %        a larger batch
-      main thread on a CPU       kernels are launched one by one: torch.compile, CUDA graphs
-      none of these              torch.compile, or room in memory for a larger batch
-    not recorded                 the same, "may be", where power is low and half the memory is free
+      main thread on a CPU       kernel launches: torch.compile, CUDA graphs
+      none of these              torch.compile, or free memory for a larger batch
+    not recorded                 a larger batch "may be" due, where power is low and
+                                 half the memory is free
 """
 
 from __future__ import annotations
@@ -17,28 +18,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from clusterprof.attribution import filling
-from clusterprof.attribution.confidence import confidence
-from clusterprof.attribution.ledger import RankBooks
-from clusterprof.underfill import Advice, Levels, RankFill, Underfill
+from clusterprof.analysis.attribution.confidence import compute_confidence_score
+from clusterprof.analysis.attribution.ledger import RankResult
+from clusterprof.analysis.attribution.rank import utilization
+from clusterprof.report.impact import (
+    DeviceUtilization,
+    RankUtilization,
+    UtilizationAdvice,
+    UtilizationLevels,
+)
 
-HARDLY_FILLED_RATIO = 0.5
-"""SM activity at work below which something is advised."""
-NEARLY_FULL_RATIO = 0.7
-"""SM activity that a tenth of the time at work is above, where only a part of a step is small."""
+LOW_SM_ACTIVITY_RATIO = 0.5
+"""SM activity during device work below which advice is given."""
+HIGH_SM_ACTIVITY_RATIO = 0.7
+"""90th percentile of SM activity from which only a part of each step is small."""
 DRAM_BUSY_RATIO, TENSOR_BUSY_RATIO = 0.5, 0.3
-"""From here on the device does what it can: of its memory's rate; of the time at work."""
-ROOM_RATIO = 0.3
-"""Memory that was never in use, from which on a larger batch has room."""
-LAUNCHING_RATIO = 0.8
-"""Of its time outside marked waits: the main thread is always launching."""
-LOW_POWER_RATIO, MUCH_ROOM_RATIO = 0.4, 0.5
-"""Weaker signs: of the way from idle to the limit of power; memory never in use."""
-LEAST_WORK_NS = 1_000_000_000
+"""Share of DRAM bandwidth, and of tensor core time, from which the device is at its limit."""
+MIN_FREE_MEMORY_RATIO = 0.3
+"""Part of device memory never in use from which a larger batch fits."""
+LAUNCH_BOUND_RATIO = 0.8
+"""Part of its time outside marked waits from which the main thread is always launching."""
+LOW_POWER_RATIO, LARGE_FREE_MEMORY_RATIO = 0.4, 0.5
+"""Weaker signs: power between idle and its limit; part of device memory never in use."""
+MIN_WORK_NS = 1_000_000_000
 ZERO_READING = "zero-reading"
 NOT_MEASURED = "no accelerator was measured inside steps"
 
-TEXTS: Mapping[str, str] = {
+ADVICE_TEXTS: Mapping[str, str] = {
     "larger-batch": "Raise the batch size while at most 80 % of the memory is used",
     "fewer-launches": "Launch less and larger work: torch.compile, CUDA graphs, fused optimizers",
     "larger-kernels": "Memory is nearly full: fuse operations with torch.compile, or make room for"
@@ -49,92 +55,98 @@ TEXTS: Mapping[str, str] = {
     " limit",
     "tensor-bound": "Nothing to gain from a larger batch: its tensor cores are busy",
 }
-"""Code -> what is said."""
+"""Code of an advice -> its text."""
 
 
-def underfill_of(books: Sequence[RankBooks]) -> Underfill:
-    """Return the ledger of filled time of all ranks, and what is advised."""
-    pairs = [(one, _rank(one)) for one in books if one.partial.fill.get((filling.BUSY, 0), 0)]
-    ranks = tuple(replace(fill, advice=_advised(fill)) for _, fill in pairs)
+def build_device_utilization(ranks: Sequence[RankResult]) -> DeviceUtilization:
+    """Build the utilization ledger of all ranks' devices, and the advice."""
+    pairs = [
+        (rank, _build_rank_utilization(rank))
+        for rank in ranks
+        if rank.accumulator.utilization.get((utilization.BUSY, 0), 0)
+    ]
+    fills = tuple(replace(fill, advice=_choose_advice_codes(fill)) for _, fill in pairs)
     reasons: dict[str, int] = {}
-    for one in ranks:
-        for reason, ns in one.reasons:
+    for fill in fills:
+        for reason, ns in fill.reasons:
             reasons[reason] = reasons.get(reason, 0) + ns
-    peers = any(one.has_peers for one, _ in pairs)
-    return Underfill(
-        busy_ns=sum(one.busy_ns for one in ranks),
-        lost_ns=sum(one.lost_ns for one in ranks),
-        filled_ns=sum(one.filled_ns for one in ranks),
-        underfilled_ns=sum(one.underfilled_ns for one in ranks),
-        unmeasured_ns=sum(one.unmeasured_ns for one in ranks),
-        reasons=_largest_first(reasons),
-        ranks=ranks,
-        advice=_advice(ranks, peers),
-        why_missing="" if ranks else NOT_MEASURED,
+    peers = any(rank.has_peers for rank, _ in pairs)
+    return DeviceUtilization(
+        busy_ns=sum(fill.busy_ns for fill in fills),
+        lost_ns=sum(fill.lost_ns for fill in fills),
+        filled_ns=sum(fill.filled_ns for fill in fills),
+        underfilled_ns=sum(fill.underfilled_ns for fill in fills),
+        unmeasured_ns=sum(fill.unmeasured_ns for fill in fills),
+        reasons=_sort_by_amount(reasons),
+        ranks=fills,
+        advice=_build_advice(fills, peers),
+        why_missing="" if fills else NOT_MEASURED,
     )
 
 
-def _rank(books: RankBooks) -> RankFill:
-    sums, ledger = books.partial.fill, books.ledger
-    work, active = (sums.get((what, 0), 0) for what in (filling.WORK, filling.ACTIVE))
-    unmeasured = {why: ns for why in filling.UNMEASURED if (ns := sums.get((why, 0), 0))}
-    if not sums.get((filling.SM_KNOWN, 0), 0) and filling.NO_READING in unmeasured:
-        missing = unmeasured.pop(filling.NO_READING)  # a column without a single reading
-        unmeasured[filling.NO_SM_ACTIVITY] = unmeasured.get(filling.NO_SM_ACTIVITY, 0) + missing
-    if work >= LEAST_WORK_NS and not active:
-        # Kernels cannot run on no multiprocessor: a driver that says so measures nothing.
+def _build_rank_utilization(rank: RankResult) -> RankUtilization:
+    sums, ledger = rank.accumulator.utilization, rank.ledger
+    work, active = (sums.get((what, 0), 0) for what in (utilization.WORK, utilization.ACTIVE))
+    unmeasured = {why: ns for why in utilization.UNMEASURED if (ns := sums.get((why, 0), 0))}
+    if not sums.get((utilization.SM_KNOWN, 0), 0) and utilization.NO_READING in unmeasured:
+        missing = unmeasured.pop(utilization.NO_READING)  # a column without a single reading
+        unmeasured[utilization.NO_SM_ACTIVITY] = (
+            unmeasured.get(utilization.NO_SM_ACTIVITY, 0) + missing
+        )
+    if work >= MIN_WORK_NS and not active:
+        # Kernels need a multiprocessor: a driver that reports none measures nothing.
         unmeasured[ZERO_READING], work = work, 0
     filled = min(work, active)
-    return RankFill(
+    return RankUtilization(
         node=ledger.node,
         rank=ledger.rank,
         pid=ledger.pid,
         device=ledger.device,
-        busy_ns=sums.get((filling.BUSY, 0), 0),
-        lost_ns=sums.get((filling.LOST, 0), 0),
+        busy_ns=sums.get((utilization.BUSY, 0), 0),
+        lost_ns=sums.get((utilization.LOST, 0), 0),
         filled_ns=filled,
         underfilled_ns=work - filled,
         unmeasured_ns=sum(unmeasured.values()),
-        reasons=_largest_first(unmeasured),
-        levels=_levels(sums, filled, work),
+        reasons=_sort_by_amount(unmeasured),
+        levels=_build_levels(sums, filled, work),
     )
 
 
-def _levels(sums: Mapping[tuple[str, int], int], filled: int, work: int) -> Levels:
-    means = {what: _mean(sums, what) for what in filling.MEANS}
-    totals = _histogram(sums, filling.MEMORY_TOTAL)
-    used = _histogram(sums, filling.MEMORY)
+def _build_levels(sums: Mapping[tuple[str, int], int], filled: int, work: int) -> UtilizationLevels:
+    means = {what: _compute_share(sums, what) for what in utilization.MEAN_SIGNALS}
+    totals = _get_histogram(sums, utilization.MEMORY_TOTAL)
+    used = _get_histogram(sums, utilization.MEMORY)
     size = max(totals) if totals else None
-    return Levels(
+    return UtilizationLevels(
         sm_active_ratio=filled / work if work else None,
-        sm_active_p90_ratio=_p90(_histogram(sums, filling.LEVEL)) if work else None,
+        sm_active_p90_ratio=_compute_p90(_get_histogram(sums, utilization.LEVEL)) if work else None,
         sm_occupancy_ratio=means["occupancy"],
         tensor_active_ratio=means["tensor"],
         dram_active_ratio=means["dram"],
-        power_ratio=_power(sums),
+        power_ratio=_estimate_power_ratio(sums),
         memory_used_bytes=size * max(used) // 1000 if size is not None else None,
         memory_total_bytes=size,
-        host_on_cpu_ratio=_mean(sums, filling.HOST),
+        host_on_cpu_ratio=_compute_share(sums, utilization.HOST),
     )
 
 
-def _mean(sums: Mapping[tuple[str, int], int], what: str) -> float | None:
-    """Return the mean of a share over the time for which it is known."""
-    mean = _over(sums, what)
+def _compute_share(sums: Mapping[tuple[str, int], int], what: str) -> float | None:
+    """Compute the mean of a share over the time for which it is known."""
+    mean = _compute_mean(sums, what)
     return None if mean is None else min(1.0, mean)
 
 
-def _over(sums: Mapping[tuple[str, int], int], what: str) -> float | None:
-    known = sums.get((what + filling.KNOWN, 0), 0)
+def _compute_mean(sums: Mapping[tuple[str, int], int], what: str) -> float | None:
+    known = sums.get((what + utilization.KNOWN_SUFFIX, 0), 0)
     return sums.get((what, 0), 0) / known if known else None
 
 
-def _histogram(sums: Mapping[tuple[str, int], int], what: str) -> dict[int, int]:
+def _get_histogram(sums: Mapping[tuple[str, int], int], what: str) -> dict[int, int]:
     return {level: ns for (name, level), ns in sums.items() if name == what}
 
 
-def _p90(levels: Mapping[int, int]) -> float | None:
-    """Return the level, in percent before, that nine tenths of the time do not exceed."""
+def _compute_p90(levels: Mapping[int, int]) -> float | None:
+    """Compute the level that nine tenths of the time do not exceed, from percent to a ratio."""
     reached, whole = 0, sum(levels.values())
     for level in sorted(levels):
         reached += levels[level]
@@ -143,70 +155,84 @@ def _p90(levels: Mapping[int, int]) -> float | None:
     return None
 
 
-def _power(sums: Mapping[tuple[str, int], int]) -> float | None:
-    """Power at work between idle and the limit: what idle parts of windows drew is taken out."""
-    drawn, limit = _over(sums, filling.POWER), _over(sums, filling.LIMIT)
+def _estimate_power_ratio(sums: Mapping[tuple[str, int], int]) -> float | None:
+    """Estimate power during device work between idle and the limit; idle parts are subtracted."""
+    drawn, limit = (
+        _compute_mean(sums, utilization.POWER),
+        _compute_mean(sums, utilization.POWER_LIMIT),
+    )
     if drawn is None or limit is None:
         return None
-    rest = _over(sums, filling.REST) or 0.0
-    busy = sums.get((filling.POWER_BUSY, 0), 0) / sums[filling.POWER + filling.KNOWN, 0]
+    rest = _compute_mean(sums, utilization.IDLE_POWER) or 0.0
+    busy = (
+        sums.get((utilization.POWER_BUSY, 0), 0)
+        / sums[utilization.POWER + utilization.KNOWN_SUFFIX, 0]
+    )
     if limit <= rest or busy <= 0:
         return None
     return min(1.0, max(0.0, (drawn - rest) / busy / (limit - rest)))
 
 
-def _advised(one: RankFill) -> tuple[str, ...]:
-    """Return codes of what to do about one device."""
-    levels = one.levels
-    if one.busy_ns - one.lost_ns < LEAST_WORK_NS:
+def _choose_advice_codes(fill: RankUtilization) -> tuple[str, ...]:
+    """Choose the codes of the advice on one device."""
+    levels = fill.levels
+    if fill.busy_ns - fill.lost_ns < MIN_WORK_NS:
         return ()
-    if not one.is_measured:
+    if not fill.is_measured:
         low = levels.power_ratio is not None and levels.power_ratio < LOW_POWER_RATIO
         room = levels.memory_free_ratio
-        return ("larger-batch",) if low and room is not None and room >= MUCH_ROOM_RATIO else ()
-    if levels.sm_active_ratio is None or levels.sm_active_ratio >= HARDLY_FILLED_RATIO:
+        return (
+            ("larger-batch",)
+            if low and room is not None and room >= LARGE_FREE_MEMORY_RATIO
+            else ()
+        )
+    if levels.sm_active_ratio is None or levels.sm_active_ratio >= LOW_SM_ACTIVITY_RATIO:
         return ()
     if (levels.dram_active_ratio or 0.0) >= DRAM_BUSY_RATIO:
         return ("memory-bound",)
     if (levels.tensor_active_ratio or 0.0) >= TENSOR_BUSY_RATIO:
         return ("tensor-bound",)
-    if (levels.sm_active_p90_ratio or 0.0) >= NEARLY_FULL_RATIO:
+    if (levels.sm_active_p90_ratio or 0.0) >= HIGH_SM_ACTIVITY_RATIO:
         return ("uneven-step",)
     room = levels.memory_free_ratio
-    codes = ["larger-batch"] if room is None or room >= ROOM_RATIO else []
-    if (levels.host_on_cpu_ratio or 0.0) >= LAUNCHING_RATIO:
+    codes = ["larger-batch"] if room is None or room >= MIN_FREE_MEMORY_RATIO else []
+    if (levels.host_on_cpu_ratio or 0.0) >= LAUNCH_BOUND_RATIO:
         codes.append("fewer-launches")
     return tuple(codes or ["larger-kernels"])
 
 
-def _advice(ranks: Sequence[RankFill], peers: bool) -> tuple[Advice, ...]:
-    """Say what is advised, once for measured and once for guessed devices."""
-    found = []
-    for code, text in TEXTS.items():
+def _build_advice(fills: Sequence[RankUtilization], peers: bool) -> tuple[UtilizationAdvice, ...]:
+    """Build the advice, once for measured and once for inferred devices."""
+    advice = []
+    for code, text in ADVICE_TEXTS.items():
         for measured in (True, False):
-            some = [one for one in ranks if code in one.advice and one.is_measured == measured]
-            if some:
-                found.append(_one(code, text, some, measured, peers))
-    return tuple(sorted(found, key=lambda one: (-one.ranks, not one.measured)))
+            matching = [
+                fill for fill in fills if code in fill.advice and fill.is_measured == measured
+            ]
+            if matching:
+                advice.append(_format_advice(code, text, matching, measured, peers))
+    return tuple(sorted(advice, key=lambda item: (-item.ranks, not item.measured)))
 
 
-def _one(code: str, text: str, some: Sequence[RankFill], measured: bool, peers: bool) -> Advice:
-    """Word one piece of advice and say how sure it is.
+def _format_advice(
+    code: str, text: str, fills: Sequence[RankUtilization], measured: bool, peers: bool
+) -> UtilizationAdvice:
+    """Format one piece of advice with its confidence.
 
-    Kernels of collectives that were not told apart have low activity too; and without knowing how
-    much memory is free a larger batch is a guess.
+    Collective kernels that could not be identified have low activity too; and a larger
+    batch is a guess while the amount of free memory is not known.
     """
-    blind = code == "larger-batch" and any(one.levels.memory_free_ratio is None for one in some)
+    blind = code == "larger-batch" and any(fill.levels.memory_free_ratio is None for fill in fills)
     if blind:
         text += " (how much is free was not recorded)"
     if code in ("larger-batch", "fewer-launches", "larger-kernels") and peers and measured:
         text += "; kernels of collectives may be part of it"
     sure = measured and not blind and not peers
-    known = sum(one.filled_ns + one.underfilled_ns for one in some) if measured else 1
-    unknown = sum(one.unmeasured_ns for one in some) if measured else 0
-    score = confidence({"B" if sure else "C": max(known, 1)}, unknown, 1.0)
-    return Advice(code, text, measured, score, "B" if sure else "C", len(some))
+    known = sum(fill.filled_ns + fill.underfilled_ns for fill in fills) if measured else 1
+    unknown = sum(fill.unmeasured_ns for fill in fills) if measured else 0
+    score = compute_confidence_score({"B" if sure else "C": max(known, 1)}, unknown, 1.0)
+    return UtilizationAdvice(code, text, measured, score, "B" if sure else "C", len(fills))
 
 
-def _largest_first(amounts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def _sort_by_amount(amounts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(((k, ns) for k, ns in amounts.items() if ns), key=lambda p: (-p[1], p[0])))

@@ -1,105 +1,120 @@
-"""A profiler's trace beside our recording of the same rank: the recording, with exact device times.
+"""Refine our recording of a rank with the exact device times of a profiler's trace.
 
-Samples say how long a device stood still between two looks; a trace of kernels says when. Where a
-trace lies within what we recorded of the same rank, by their wall clocks, the counter
-`gpu.busy_ns_total` of the rank's device takes the trace's course there and goes on as before:
+Samples show how long a device was idle between two readings; a trace of kernels shows
+when. Where a trace lies within our recording of its rank, by their wall clocks, the
+counter `gpu.busy_ns_total` of the rank's device follows the trace there and continues
+as before:
 
-    samples     0 ........ 40 ........ 90 ........ 130          ms at work so far
-    trace                    |=--==-=|                          what the device did meanwhile
+    samples     0 ........ 40 ........ 90 ........ 130      ms of device work so far
+    trace                    |=--==-=|                      activity of the device
     refined     0 ........ 40 41 41 43 44 .. 86 ... 126
 
-All else of the trace is left out, for the recording has it too, and from nearer by.
+Everything else in the trace is left out: the recording has it too, measured more
+closely.
+
+Read NCCL flight recorder dumps, `<node>/nccl/<prefix><rank>` in a recording.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from clusterprof.analysis.attribution.wait_for.hangs import find_stuck_ranks
+from clusterprof.analysis.importers.nccl.flight_recorder import Dump, read_dump
+from clusterprof.analysis.timeline.load.chunks import NodeLoader
+from clusterprof.analysis.timeline.load.ranks import find_ranks, parse_identity
+from clusterprof.analysis.timeline.model import Float, Int
+from clusterprof.errors import Unavailable
 from clusterprof.signals import GPU_BUSY_TIME
-from clusterprof.timeline.identity import place_of
-from clusterprof.timeline.load import NodeLoad
-from clusterprof.timeline.model import Float, Int
-from clusterprof.timeline.ranks import ranks_of
+from clusterprof.trace.encoder import write_node
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Columns, Event, Header, Record, Rows, Spans
-from clusterprof.trace.whole import write_node
-from clusterprof.units import human
+from clusterprof.units import format_quantity
 
 _BUSY = GPU_BUSY_TIME.name
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """What an imported node knows of the device of one rank."""
+class DeviceTrace:
+    """Device counter of one rank in an imported node."""
 
     folder: Path
     rank: int
     wall_ns: Int
-    """Times of its readings by the wall clock, sorted."""
+    """Times of its readings, sorted; int64[n], ns by the wall clock."""
     busy_ns: Float
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """What a device's counter shows with a trace laid into it."""
+class RefinedCounter:
+    """A device's busy counter with a trace inserted."""
 
     t_ns: Int
-    """Edges of the trace on the clock of the recording."""
+    """Times of the trace on the recording's clock; int64[n], ns."""
     busy_ns: Float
-    """The counter there."""
+    """Value of the counter at these times; float64[n], ns."""
     shift_ns: float
-    """What later readings are higher by."""
+    """Increase of all later readings, ns."""
 
-    def read(self, t_ns: Int, values: Float) -> Float:
-        """Return the counter at some of its readings."""
+    def interpolate(self, t_ns: Int, values: Float) -> Float:
+        """Return the refined counter at the readings `t_ns` (int64[n]) of `values` (float64[n])."""
         within = np.interp(t_ns, self.t_ns, self.busy_ns)
         late = np.where(t_ns > self.t_ns[-1], values + self.shift_ns, within)
         return np.where(t_ns < self.t_ns[0], values, late)
 
 
-def refined(
+def merge_device_traces(
     nodes: Sequence[Path], imported: Sequence[Path], place: Path
 ) -> tuple[list[Path], list[Path], list[str]]:
-    """Return the nodes, some of them in copies below `place`, what is left of the imported ones,
-    and what a reader should know. Raises OSError when a copy cannot be written."""
-    traces = [trace for folder in imported for trace in _traces(folder)]
+    """Refine the recordings of nodes with the traces of imported nodes.
+
+    Returns the folders of the nodes, some of them copies below `place`; the imported
+    folders that were not used up; and notes.
+
+    Raises: OSError when a copy cannot be written.
+    """
+    traces = [trace for folder in imported for trace in _read_traces(folder)]
     out, used, notes = [], set(), []
     for number, folder in enumerate(nodes):
-        courses: dict[str, Course] = {}
-        for device, (rank, own) in _devices(folder, {one.rank for one in traces}).items():
+        counters: dict[str, RefinedCounter] = {}
+        for device, (rank, start_ns) in _find_rank_devices(
+            folder, {trace.rank for trace in traces}
+        ).items():
             for trace in traces:
-                course = _course(trace, folder, device) if trace.rank == rank else None
-                if course is None or trace.folder in used:
+                counter = _fit_trace(trace, folder, device) if trace.rank == rank else None
+                if counter is None or trace.folder in used:
                     continue
-                courses[device] = course
+                counters[device] = counter
                 used.add(trace.folder)
-                from_, until = (human(t - own, "ns") for t in (course.t_ns[0], course.t_ns[-1]))
+                begin, until = (
+                    format_quantity(t - start_ns, "ns") for t in (counter.t_ns[0], counter.t_ns[-1])
+                )
                 notes.append(
-                    f"rank {rank}: from {from_} to {until} of the recording, device times are"
+                    f"rank {rank}: from {begin} to {until} of the recording, device times are"
                     " those of its imported trace"
                 )
-        if courses:
+        if counters:
             copy = place / f"refined-{number:04d}"
-            _copied(folder, copy, courses)
-        out.append(copy if courses else folder)
+            _write_refined_copy(folder, copy, counters)
+        out.append(copy if counters else folder)
     return out, [folder for folder in imported if folder not in used], notes
 
 
-def _traces(folder: Path) -> Iterator[Trace]:
-    """The ranks of an imported node with a rank, a wall clock and an exact device."""
+def _read_traces(folder: Path) -> Iterator[DeviceTrace]:
+    """Yield the ranks of an imported node that have a number, a wall clock and device times."""
     header, ranks = None, {}
     readings: dict[str, list[tuple[Int, Float]]] = {}
     for record in NodeReader(folder):
         if isinstance(record, Header):
             header = record
         elif isinstance(record, Event) and record.kind == "process-registered":
-            number = place_of(record.attributes).rank
+            number = parse_identity(record.attributes).rank
             if number is not None:
                 ranks[number] = str(record.attributes.get("device") or "")
         elif isinstance(record, Columns):
@@ -109,26 +124,26 @@ def _traces(folder: Path) -> Iterator[Trace]:
                     readings.setdefault(record.devices[row], []).append(read)
     if header is None or "realtime_ns" not in header.started:
         return
-    ahead_ns = header.started["realtime_ns"] - header.started["monotonic_ns"]
+    offset_ns = header.started["realtime_ns"] - header.started["monotonic_ns"]
     for rank, device in ranks.items():
         if device in readings:
-            t_ns = np.concatenate([t for t, _ in readings[device]]) + ahead_ns
-            yield Trace(folder, rank, t_ns, np.concatenate([v for _, v in readings[device]]))
+            t_ns = np.concatenate([t for t, _ in readings[device]]) + offset_ns
+            yield DeviceTrace(folder, rank, t_ns, np.concatenate([v for _, v in readings[device]]))
 
 
-def _devices(folder: Path, wanted: set[int]) -> dict[str, tuple[int, int]]:
-    """The device of each wanted rank of a node of ours, with the rank and when its chunk began."""
+def _find_rank_devices(folder: Path, wanted: set[int]) -> dict[str, tuple[int, int]]:
+    """Find the device of each wanted rank of a node, with its rank and start time."""
     if not wanted:
         return {}
-    chunk = next(NodeLoad(folder).chunks(), None)
+    chunk = next(NodeLoader(folder).chunks(), None)
     if chunk is None:
         return {}
-    found = [rank for rank in ranks_of(chunk) if rank.rank in wanted and rank.device]
-    return {one.device: (one.rank or 0, chunk.start_ns) for one in found}
+    ranks = [rank for rank in find_ranks(chunk) if rank.rank in wanted and rank.device]
+    return {rank.device: (rank.rank or 0, chunk.start_ns) for rank in ranks}
 
 
-def _course(trace: Trace, folder: Path, device: str) -> Course | None:
-    """Lay a trace into the counter of a device; None where they do not lie over each other."""
+def _fit_trace(trace: DeviceTrace, folder: Path, device: str) -> RefinedCounter | None:
+    """Insert a trace into the counter of a device; None where it lies outside the recording."""
     t_parts, v_parts = [], []
     started: Mapping[str, Any] = {}
     for record in NodeReader(folder):
@@ -141,65 +156,122 @@ def _course(trace: Trace, folder: Path, device: str) -> Course | None:
                     v_parts.append(np.asarray(record.values[row], np.float64))
     if not t_parts or "realtime_ns" not in started:
         return None
-    t_ns, own = np.concatenate(t_parts), np.concatenate(v_parts)
+    t_ns, busy_values = np.concatenate(t_parts), np.concatenate(v_parts)
     edges = trace.wall_ns - (started["realtime_ns"] - started["monotonic_ns"])
     if edges[0] < t_ns[0] or edges[-1] > t_ns[-1]:
         return None
-    before, after = np.interp(edges[[0, -1]], t_ns, own)
+    before, after = np.interp(edges[[0, -1]], t_ns, busy_values)
     busy_ns = before + trace.busy_ns - trace.busy_ns[0]
-    return Course(edges, busy_ns, float(busy_ns[-1] - after))
+    return RefinedCounter(edges, busy_ns, float(busy_ns[-1] - after))
 
 
-def _copied(folder: Path, copy: Path, courses: Mapping[str, Course]) -> None:
+def _write_refined_copy(folder: Path, copy: Path, counters: Mapping[str, RefinedCounter]) -> None:
     reader = NodeReader(folder)
     header = next((record for record in reader if isinstance(record, Header)), None)
-    assert header is not None  # a course was laid by its clock
-    write_node(copy, header, _refined(reader, courses))
+    assert header is not None  # the header's clock was needed to insert the trace
+    write_node(copy, header, _merge_readings(reader, counters))
 
 
-def _refined(reader: NodeReader, courses: Mapping[str, Course]) -> Iterator[list[Record]]:
-    """The records of a node, with the readings of a trace among its own."""
-    given = dict.fromkeys(courses, 0)
-    for some in reader.frames():
-        until_ns = max((_last_ns(record) for record in some), default=0)
+def _merge_readings(
+    reader: NodeReader, counters: Mapping[str, RefinedCounter]
+) -> Iterator[list[Record]]:
+    """Yield the records of a node, with the readings of the traces among its own."""
+    written = dict.fromkeys(counters, 0)
+    for records in reader.frames():
+        until_ns = max((_get_last_ns(record) for record in records), default=0)
         out: list[Record] = []
-        for device, course in courses.items():
-            row = int(course.t_ns.searchsorted(until_ns, side="right"))
-            if row > given[device]:
-                part = slice(given[device], row)
-                times = array("q", course.t_ns[part].tobytes())
-                values = array("d", course.busy_ns[part].tobytes())
+        for device, counter in counters.items():
+            row = int(counter.t_ns.searchsorted(until_ns, side="right"))
+            if row > written[device]:
+                rows = slice(written[device], row)
+                times = array("q", counter.t_ns[rows].tobytes())
+                values = array("d", counter.busy_ns[rows].tobytes())
                 name = f"trace:{device}"
                 out.append(Columns(name, [_BUSY], [device], times, [values], [None]))
-                given[device] = row
-        yield out + [_rewritten(record, courses) for record in some]
+                written[device] = row
+        yield out + [_convert_record(record, counters) for record in records]
 
 
-def _last_ns(record: Record) -> int:
+def _get_last_ns(record: Record) -> int:
     if isinstance(record, Columns):
         return int(record.t_ns[-1]) if len(record.t_ns) else 0
     return int(record.t_ns) if isinstance(record, Event) else 0
 
 
-def _rewritten(record: Record, courses: Mapping[str, Course]) -> Record:
-    """A record as the encoder takes it; readings of a device with a course follow that."""
+def _convert_record(record: Record, counters: Mapping[str, RefinedCounter]) -> Record:
+    """Convert a record for the encoder; readings of a refined device follow its trace."""
     if isinstance(record, Columns):
         values = [np.asarray(column) for column in record.values]
         for row, (signal, device) in enumerate(zip(record.signals, record.devices)):
-            if signal == _BUSY and device in courses:
-                read = courses[device].read(record.t_ns, values[row].astype(np.float64))
-                values[row] = np.rint(read).astype(values[row].dtype)
+            if signal == _BUSY and device in counters:
+                refined_ns = counters[device].interpolate(
+                    record.t_ns, values[row].astype(np.float64)
+                )
+                values[row] = np.rint(refined_ns).astype(values[row].dtype)
         masks = [None if mask is None else bytes(mask) for mask in record.masks]
         return replace(
-            record, t_ns=_plain(record.t_ns), values=[_plain(v) for v in values], masks=masks
+            record,
+            t_ns=_convert_column(record.t_ns),
+            values=[_convert_column(v) for v in values],
+            masks=masks,
         )
     if isinstance(record, Rows):
-        return replace(record, columns=[_plain(column) for column in record.columns])
+        return replace(record, columns=[_convert_column(column) for column in record.columns])
     if isinstance(record, Spans):
-        return replace(record, columns={k: _plain(v) for k, v in record.columns.items()})
+        return replace(record, columns={k: _convert_column(v) for k, v in record.columns.items()})
     return record
 
 
-def _plain(column: Any) -> array[Any]:
+def _convert_column(column: Any) -> array[Any]:
     column = np.ascontiguousarray(column)
     return array("d" if column.dtype.kind == "f" else "q", column.tobytes())
+
+
+DUMP_FOLDER = "nccl"
+MAX_DUMP_FILES = 1024
+
+
+def read_dumps(folders: Iterable[Path]) -> tuple[list[Dump], list[str]]:
+    """Read the dumps in the folders of all nodes.
+
+    Returns the latest dump of each rank by rank, and why other dumps could not be read.
+    """
+    dumps: dict[int, Dump] = {}
+    unread = []
+    for folder in folders:
+        for path in sorted((folder / DUMP_FOLDER).glob("*"))[:MAX_DUMP_FILES]:
+            if path.suffix in (".log", ".jsonl") or not path.is_file():
+                continue
+            try:
+                dump = read_dump(path)
+            except Unavailable as why:
+                unread.append(why.message)
+                continue
+            known = dumps.get(dump.rank)
+            if known is None or known.at_ns < dump.at_ns:
+                dumps[dump.rank] = dump
+    return [dumps[rank] for rank in sorted(dumps)], unread
+
+
+def describe_dumps(dumps: Sequence[Dump], unread: Sequence[str]) -> tuple[str, ...]:
+    """Describe the dumps in notes of the report."""
+    notes = []
+    if dumps:
+        stuck = sorted({rank.rank for rank in find_stuck_ranks(dumps)})
+        state = f"{_format_ranks(stuck)} waited in an operation" if stuck else "none was stuck"
+        ranks = _format_ranks([dump.rank for dump in dumps])
+        notes.append(f"NCCL flight recorder of {ranks}: {state} when it was written")
+    notes += [f"a flight recorder dump could not be read: {why}" for why in unread]
+    return tuple(notes)
+
+
+def _format_ranks(ranks: Sequence[int]) -> str:
+    """Format sorted ranks: `rank 5`, `ranks 0-3, 5`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

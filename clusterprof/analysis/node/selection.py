@@ -1,76 +1,90 @@
-"""A part of a run, as a person asks for it, on the clocks of the nodes."""
+"""Select a part of a run by time or by steps, on the clocks of the nodes.
+
+Report the progress of an analysis.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from clusterprof.attribution.window import WHOLE, Window
+from clusterprof.analysis.attribution.rank.chunk_boundary import WHOLE_RUN, Selection
+from clusterprof.analysis.spill import measure_size_bytes
+from clusterprof.analysis.timeline.load.chunks import NodeLoader
+from clusterprof.analysis.timeline.model import Chunk, Process, Series, SpanTable
+from clusterprof.analysis.timeline.network_counters import NetworkMeter
 from clusterprof.errors import UsageError
-from clusterprof.findings import Report
-from clusterprof.timeline.model import Chunk, Process, Series, SpanTable
-from clusterprof.timeline.network import NetworkMeter
+from clusterprof.report.model import Report
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Header
-from clusterprof.units import human
+from clusterprof.units import format_quantity
 
 _FIRST_FRAMES = 64  # in which the header must stand
 
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """An instant of the run: so long after its start, or a time of the wall clock."""
+    """An instant of the run: a time after its start, or a wall-clock time."""
 
     ns: int
     is_wall: bool = False
-    """True: ns since 1970."""
+    """True: `ns` counts from 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartOfRun:
-    """What is looked at; None = no bound."""
+    """Bounds of the analyzed part of a run; None = no bound."""
 
     since: Instant | None = None
     until: Instant | None = None
     first_step: int | None = None
     end_step: int | None = None
-    """The first step that is not looked at."""
-    said: str = ""
-    """In the words of who asked."""
+    """The first step that is left out."""
+    description: str = ""
+    """The part in the user's own words, for messages."""
 
     @property
     def whole(self) -> bool:
-        """True when nothing is left out."""
+        """Return whether nothing is left out."""
         bounds = self.since, self.until, self.first_step, self.end_step
         return all(bound is None for bound in bounds)
 
 
-WHOLE_RUN = PartOfRun()
+ENTIRE_RUN = PartOfRun()
 
 
-def windows_of(folders: Sequence[Path], part: PartOfRun) -> list[Window]:
-    """Return the part on the clock of each node: by their wall clocks, from the first start on."""
+def build_windows(folders: Sequence[Path], part: PartOfRun) -> list[Selection]:
+    """Build the window of each node on its own clock.
+
+    Times of the run count from the first start of a recording, by the nodes' wall clocks.
+    """
     if part.since is None and part.until is None:
-        return [Window(None, None, part.first_step, part.end_step)] * len(folders)
-    starts = [_started(folder) for folder in folders]
+        return [Selection(None, None, part.first_step, part.end_step)] * len(folders)
+    starts = [_read_start_times(folder) for folder in folders]
     first_ns = min((wall for _, wall in starts), default=0)
     out = []
     for own_ns, wall_ns in starts:
 
-        def here(at: Instant | None, own_ns: int = own_ns, wall_ns: int = wall_ns) -> int | None:
+        def to_node_ns(
+            at: Instant | None, own_ns: int = own_ns, wall_ns: int = wall_ns
+        ) -> int | None:
             if at is None:
                 return None
             return own_ns + (at.ns if at.is_wall else first_ns + at.ns) - wall_ns
 
-        out.append(Window(here(part.since), here(part.until), part.first_step, part.end_step))
+        out.append(
+            Selection(
+                to_node_ns(part.since), to_node_ns(part.until), part.first_step, part.end_step
+            )
+        )
     return out
 
 
-def _started(folder: Path) -> tuple[int, int]:
-    """When a node's recording began, on its own clock and by the wall clock."""
+def _read_start_times(folder: Path) -> tuple[int, int]:
+    """Read when a node's recording began: ns on its own clock, ns by the wall clock."""
     for number, records in enumerate(NodeReader(folder).frames()):
         for record in records:
             if isinstance(record, Header):
@@ -81,60 +95,134 @@ def _started(folder: Path) -> tuple[int, int]:
     return 0, 0
 
 
-def checked(report: Report, part: PartOfRun) -> Report:
-    """Return the report with a note of the part; raises UsageError when nothing is in it."""
+def with_part_note(report: Report, part: PartOfRun) -> Report:
+    """Return the report with a note of the analyzed part.
+
+    Raises: UsageError when the part contains no time inside steps.
+    """
     if part.whole:
         return report
     if not report.in_step_ns:
         longest = max((node.duration_ns for node in report.nodes), default=0)
         raise UsageError(
-            f"nothing inside steps was recorded in the part that was asked for ({part.said})",
-            f"the recording is {human(longest, 'ns')} long; without these options all is analysed",
+            f"no time inside steps was recorded in the requested part ({part.description})",
+            f"the recording is {format_quantity(longest, 'ns')} long; omit these options"
+            " to analyze all of it",
         )
-    note = f"only a part of the run was analysed, {part.said}: all else counts as outside the steps"
+    note = (
+        f"only a part of the run was analyzed, {part.description}: everything else counts as"
+        f" outside the steps"
+    )
     if part.first_step is not None or part.end_step is not None:
         note += "; network counters, which are of the whole run, were left out"
-    return replace(report, part=part.said, notes=(note, *report.notes))
+    return replace(report, part=part.description, notes=(note, *report.notes))
 
 
-def seen_by(meter: NetworkMeter, chunks: Iterable[Chunk], window: Window) -> Iterable[Chunk]:
-    """Let a meter see what lies inside a window of time; all chunks pass as they are."""
-    return meter.watch(chunks) if window == WHOLE else _seen_by(meter, chunks, window)
+def observe_window(
+    meter: NetworkMeter, chunks: Iterable[Chunk], window: Selection
+) -> Iterable[Chunk]:
+    """Let a meter observe what lies inside a time window; all chunks pass through unchanged."""
+    return meter.observe(chunks) if window == WHOLE_RUN else _observe_trimmed(meter, chunks, window)
 
 
-def _seen_by(meter: NetworkMeter, chunks: Iterable[Chunk], window: Window) -> Iterator[Chunk]:
-    passing: list[Chunk] = []
+def _observe_trimmed(
+    meter: NetworkMeter, chunks: Iterable[Chunk], window: Selection
+) -> Iterator[Chunk]:
+    waiting: list[Chunk] = []
 
-    def cut() -> Iterator[Chunk]:
+    def trimmed() -> Iterator[Chunk]:
         for chunk in chunks:
-            passing.append(chunk)
-            yield _cut(chunk, window)
+            waiting.append(chunk)
+            yield _trim_chunk(chunk, window)
 
-    for _ in meter.watch(cut()):
-        yield passing.pop()
+    for _ in meter.observe(trimmed()):
+        yield waiting.pop()
 
 
-def _cut(chunk: Chunk, window: Window) -> Chunk:
+def _trim_chunk(chunk: Chunk, window: Selection) -> Chunk:
     begin = chunk.start_ns if window.since_ns is None else window.since_ns
     end = chunk.end_ns if window.until_ns is None else window.until_ns
     if window.by_steps:
         begin = end = chunk.end_ns + 1
-    series = {key: _between(one, begin, end) for key, one in chunk.series.items()}
-    processes = {pid: _ended(one, begin, end) for pid, one in chunk.processes.items()}
+    series = {key: _trim_series(series, begin, end) for key, series in chunk.series.items()}
+    processes = {pid: _trim_spans(process, begin, end) for pid, process in chunk.processes.items()}
     return replace(chunk, series=series, processes=processes)
 
 
-def _between(series: Series, begin: int, end: int) -> Series:
+def _trim_series(series: Series, begin: int, end: int) -> Series:
     rows = slice(*np.searchsorted(series.t_ns, [begin, end + 1]).tolist())
     return replace(series, t_ns=series.t_ns[rows], values=series.values[rows])
 
 
-def _ended(process: Process, begin: int, end: int) -> Process:
+def _trim_spans(process: Process, begin: int, end: int) -> Process:
     spans = {}
     for kind, table in process.spans.items():
         rows = (table.end_ns > begin) & (table.end_ns <= end)
         spans[kind] = SpanTable(
-            table.start_ns[rows], table.end_ns[rows], table.a[rows], table.b[rows],
-            table.c[rows], table.d[rows], table.sequence[rows],
-        )  # fmt: skip
+            table.start_ns[rows],
+            table.end_ns[rows],
+            table.a[rows],
+            table.b[rows],
+            table.c[rows],
+            table.d[rows],
+            table.sequence[rows],
+        )
     return replace(process, spans=spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of the recordings was read."""
+
+    read_bytes: int
+    all_bytes: int
+    nodes: int
+    """Nodes that were read completely."""
+    all_nodes: int
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+class ProgressReporter:
+    """Adds up what was read, node after node, and reports it."""
+
+    def __init__(self, folders: Sequence[Path], tell: ProgressCallback | None) -> None:
+        """Start with nothing read; `tell` None = report nothing, and look up no sizes."""
+        self._tell = tell
+        self._sizes = (
+            [measure_size_bytes([folder]) for folder in folders] if tell is not None else []
+        )
+        self._nodes = 0
+
+    def update_node(self, read_bytes: int) -> None:
+        """Report the bytes read of the current node."""
+        if self._tell is not None:
+            done_bytes, node_bytes = sum(self._sizes[: self._nodes]), self._sizes[self._nodes]
+            all_bytes = sum(self._sizes)
+            self._tell(
+                Progress(
+                    done_bytes + min(read_bytes, node_bytes),
+                    all_bytes,
+                    self._nodes,
+                    len(self._sizes),
+                )
+            )
+
+    def finish_node(self) -> None:
+        """Report that the current node was read completely."""
+        self._nodes += 1
+        if self._tell is not None:
+            before, whole = sum(self._sizes[: self._nodes]), sum(self._sizes)
+            self._tell(Progress(before, whole, self._nodes, len(self._sizes)))
+
+
+def watch_chunks(load: NodeLoader, within: Callable[[int], None] | None) -> Iterable[Chunk]:
+    """Return the chunks of a node; `within` is called with the bytes read before each."""
+    return load.chunks() if within is None else _report_chunks(load, within)
+
+
+def _report_chunks(load: NodeLoader, within: Callable[[int], None]) -> Iterator[Chunk]:
+    for chunk in load.chunks():
+        within(load.read_bytes)
+        yield chunk

@@ -1,7 +1,8 @@
-"""The recording in memory: series, spans and threads of one node for one stretch of time.
+"""Data model of the analysis: series, spans and threads of one node in one time window.
 
-Everything is numpy columns sorted by time; nothing is filled in. A `Chunk` is what the analysis
-holds at once (about 60 s of one node), so that the length of a recording costs no memory.
+All data are numpy columns sorted by time; missing readings are not filled in. The
+analysis holds one `Chunk` at a time (about 60 s of one node), so memory does not grow
+with the recording.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Readings of one signal of one device; for counters differences mean something."""
+    """Readings of one signal of one device; for a counter only differences are meaningful."""
 
     t_ns: Int
     values: Float
@@ -44,7 +45,7 @@ class SpanTable:
 
 @dataclass(frozen=True, slots=True)
 class ThreadTable:
-    """Samples of one thread, sorted by time. Counters in ns; -1 = not available."""
+    """Samples of one thread, sorted by time. Counters are in ns; -1 means not available."""
 
     t_ns: Int
     state: Int
@@ -58,7 +59,7 @@ class ThreadTable:
     wchan: Int
     """Index into `Chunk.wchan_names`; -1 unknown."""
     name: str = ""
-    """Of a thread that is not the main one; "" unknown."""
+    """Name of a thread other than the main one; "" if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,14 @@ class ProcessIo:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one process may run and have its memory, as last seen, and where it ran."""
+    """CPUs and NUMA nodes that one process may use, and the CPUs on which it was observed."""
 
     cpus: frozenset[int]
-    """CPUs that affinity and cpuset leave it; empty = unknown."""
+    """CPUs allowed by affinity and cpuset; empty = unknown."""
     nodes: frozenset[int]
-    """NUMA nodes it may have memory of; empty = unknown."""
-    ran_on: Int
-    """The CPU its main thread had last run on, at each look."""
+    """NUMA nodes from which it may allocate memory; empty = unknown."""
+    observed_cpus: Int
+    """int64[n]: the last CPU of its main thread at each sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,10 @@ class Process:
     registration: Mapping[str, Any]
     """Attributes of its `process-registered` event ({} when it never registered)."""
     spans: Mapping[int, SpanTable]
-    """By kind (`clusterprof.probe.layout`). Of forward, backward, collective, optimizer and a
-    user's own kinds a training process has only those that tell when it was seen: the first to
-    start, the last to end, the latest to arrive."""
+    """By kind (`clusterprof.probe.layout`). For a training process, forward, backward,
+    collective, optimizer and user-defined kinds keep only the spans that show when it was
+    active: the first to start, the last to end and the last to arrive.
+    """
     threads: Mapping[int, ThreadTable]
     """By tid; the main thread's tid is the pid."""
     io: ProcessIo | None
@@ -108,8 +110,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One stretch of one node. Spans and samples reach back before `start_ns` as far as intervals
-    that end inside need them; each span belongs to the chunk in which it *ended*."""
+    """One window of one node's recording.
+
+    Spans and samples begin before `start_ns` as far as intervals that end inside the window
+    need them. Each span belongs to the chunk in which it *ended*.
+    """
 
     header: Header
     start_ns: int
@@ -124,7 +129,9 @@ class Chunk:
     events: tuple[Event, ...]
     gaps: tuple[Gap, ...]
     shared: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
-    """What was worked out of this chunk for one rank and holds for all; a copy begins anew."""
+    """Cache of results computed for one rank that hold for all ranks; a copied chunk starts
+    empty.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,35 +146,39 @@ class Rank:
     emulated: bool
     main: Process
     workers: tuple[Process, ...]
-    """Descendants that fetch batches (or, without spans, all descendants)."""
+    """Descendants that fetch batches; if no spans exist, all descendants."""
     marked: bool
     """True when spans of the probe exist; False = samples only (degraded mode M2)."""
 
 
-# What the host was doing during a piece of lost time, by precedence of the taxonomy.
-PHASE_NONE = 0  # nothing known: between spans, or no spans at all
+# Activity of the host during a segment of lost time, ordered by precedence of the taxonomy.
+PHASE_NONE = 0  # unknown: between spans, or no spans at all
 PHASE_STARTUP = 1
 PHASE_CHECKPOINT = 2
 PHASE_EVAL = 3
-PHASE_THROTTLED = 4  # a kernel was resident, and slowed
+PHASE_THROTTLED = 4  # a kernel was resident and ran at reduced speed
 PHASE_H2D = 5
 PHASE_DATA_WAIT = 6
 PHASE_GC = 7
-PHASE_COMPUTE = 8  # inside a step, the host is launching work
-PHASE_GAP = 9  # the samples needed are missing
-PHASE_COLLECTIVE = 10  # inside an operation with other ranks, or waiting for the end of one
-PHASE_SPINNING = 11  # a kernel was resident and computed nothing: in one that nobody marked
-PHASE_PERHAPS = 12  # the same, if other ranks bear it out; else it is no loss
+PHASE_COMPUTE = 8  # inside a step, the host launches work
+PHASE_GAP = 9  # the required samples are missing
+PHASE_COLLECTIVE = 10  # inside a collective operation, or waiting for its end
+PHASE_BUSY_WAIT = 11  # a resident kernel computed nothing, outside the operations that have spans
+# suspected busy-wait: counts as loss only if the other ranks confirm it
+PHASE_SUSPECTED_BUSY_WAIT = 12
 
-# Where the loss was measured, best first.
+# How the loss was measured, best source first.
 SOURCE_STREAM_EVENTS = 1
 SOURCE_DEVICE_SAMPLES = 2
 SOURCE_HOST_SPANS = 3  # an upper bound
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """Pieces of lost device time of one rank in one chunk, sorted by start; n rows."""
+class LostTime:
+    """Segments of lost device time of one rank in one chunk, sorted by start.
+
+    int64[n] columns.
+    """
 
     start_ns: Int
     end_ns: Int
@@ -178,16 +189,16 @@ class Lost:
     step: Int
     """Step number, -1 outside steps."""
     shared: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
-    """What was worked out of these pieces for one detector and holds for all."""
+    """Cache of results computed for one detector that hold for all detectors."""
 
 
 @dataclass(frozen=True, slots=True)
-class Feeding:
+class DataWaitBreakdown:
     """What the critical thread did during each of n intervals: shares that sum to 1 per row.
 
-    The critical thread is the worker that owned the awaited batch, or the main thread when it
-    loads itself; without spans the busiest of the feeding threads. Rows about which nothing is
-    known are all `unknown`.
+    The critical thread is the worker that owned the awaited batch, or the main thread if it
+    loads the data itself. Without spans it is the busiest data-loading thread. A row
+    without information is entirely `unknown`. Shares are float64[n].
     """
 
     user_cpu: Float
@@ -195,24 +206,24 @@ class Feeding:
     reading_cpu: Float
     """On a CPU in the kernel on behalf of reads from a device."""
     runnable: Float
-    """Ready to run, and no CPU given (contention or quota)."""
+    """Ready to run without getting a CPU (contention or quota)."""
     block_io: Float
     """Blocked on a local block device."""
     remote_io: Float
     """Blocked on a network or user-space file system."""
     socket: Float
-    """Asleep in a receive from another host."""
+    """Asleep while receiving from another host."""
     memory: Float
-    """Blocked on reclaim, swap or a major fault."""
+    """Blocked on memory reclaim, swap or a major page fault."""
     no_work: Float
-    """The worker had no batch to fetch: too little prefetch, or no worker at all."""
+    """The worker had no batch to fetch: too little prefetching, or no worker at all."""
     no_worker: Float
     """The worker did not exist yet."""
     delivery: Float
-    """The batch was ready and on its way from the worker to the main process."""
+    """The batch was ready and in transfer from the worker to the main process."""
     unknown: Float
-    """Blocked on something unseen (sleep, lock, pipe), or no samples."""
+    """Blocked for a reason that was not recorded (sleep, lock, pipe), or no samples."""
     identified: NDArray[np.bool_]
-    """True where the critical thread is known from a marker, not inferred."""
+    """True where a span identifies the critical thread; False where it was inferred."""
     worker_pid: Int
-    """Process of the critical thread; 0 when none."""
+    """Process of the critical thread; 0 if there is none."""

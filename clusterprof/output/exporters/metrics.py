@@ -1,8 +1,14 @@
-"""The ledger sent by OTLP/HTTP with JSON (OpenTelemetry 1.x), once, when somebody asks for it.
+"""Send the ledger by OTLP/HTTP with JSON (OpenTelemetry 1.x), once, on request.
 
-One POST to `<endpoint>/v1/metrics`, no retry: what went wrong is one line, and the command can be
-given again. Headers, such as a token, come from OTEL_EXPORTER_OTLP_HEADERS, never from the command
-line, where every user of the machine would read them.
+One POST to `<endpoint>/v1/metrics`, no retry: a failure is reported in one line, and
+the command can be repeated. Headers, such as a token, come from
+OTEL_EXPORTER_OTLP_HEADERS, never from the command line, where every user of the machine
+could read them.
+
+Export the ledger as OpenMetrics, and into a file `*.prom` in Prometheus' text format.
+
+The textfile collector of node_exporter reads `*.prom` but not OpenMetrics. The file is
+replaced atomically (output.exporters.base), so that no scrape sees half of it.
 """
 
 from __future__ import annotations
@@ -16,45 +22,50 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from clusterprof import __version__
 from clusterprof.errors import ClusterprofError, UsageError
-from clusterprof.exporters.base import Run
-from clusterprof.exporters.output import Output
-from clusterprof.renderers.metric_families import families
-from clusterprof.renderers.metric_names import Described, Family
-from clusterprof.renderers.text_safety import safe_text
+from clusterprof.output.exporters.base import Output, Run
+from clusterprof.output.renderers.openmetrics import Family, FamilyDescription, build_families
+from clusterprof.output.renderers.openmetrics import OpenMetrics as Renderer
+from clusterprof.output.renderers.text.safety import escape_text
 
 HEADERS_VARIABLE = "OTEL_EXPORTER_OTLP_HEADERS"
 _PATH = "/v1/metrics"
 _CUMULATIVE = 2  # AggregationTemporality: sums since `startTimeUnixNano`
-_ANSWER_BYTES = 64 << 10
-_UNITS = {"seconds": "s", "ratio": "1", "bytes": "By", "": "1"}  # UCUM, as OTLP wants them
+_MAX_ANSWER_BYTES = 64 << 10
+_UNITS = {"seconds": "s", "ratio": "1", "bytes": "By", "": "1"}  # UCUM, as OTLP requires
 
 
 class Otlp:
-    """The ledger to an OTLP receiver."""
+    """Sends the ledger to an OTLP receiver."""
 
     name: ClassVar[str] = "otlp"
     suffix: ClassVar[str] = ""
 
     def __init__(self, endpoint: str, timeout_s: float, environ: Mapping[str, str]) -> None:
-        """Take where to send it; raises UsageError for what is no http(s) address."""
-        self._to = _address(endpoint)
+        """Parse the endpoint.
+
+        Raises: UsageError when it is not an http(s) address.
+        """
+        self._endpoint = _parse_endpoint(endpoint)
         self._timeout_s = timeout_s
-        self._headers = headers_of(environ.get(HEADERS_VARIABLE, ""))
+        self._headers = parse_headers(environ.get(HEADERS_VARIABLE, ""))
 
     def check(self, output: Output) -> None:
-        """Where it goes was checked when it was said."""
+        """Accept every output: the endpoint was checked by the constructor."""
 
     def export(self, run: Run, output: Output) -> Sequence[str]:
-        """Send one request; raises ClusterprofError when it was not taken."""
-        document = metrics_document(run)
-        refused = self._send(json.dumps(document, allow_nan=False).encode("ascii"))
-        return (refused,) if refused else ()
+        """Send one request.
+
+        Raises: ClusterprofError when it was not accepted.
+        """
+        document = build_metrics_request(run)
+        remark = self._send(json.dumps(document, allow_nan=False).encode("ascii"))
+        return (remark,) if remark else ()
 
     def _send(self, body: bytes) -> str:
-        to = self._to
-        path = to.path.rstrip("/")
+        endpoint = self._endpoint
+        path = endpoint.path.rstrip("/")
         path = (path if path.endswith(_PATH) else path + _PATH) + (
-            f"?{to.query}" if to.query else ""
+            f"?{endpoint.query}" if endpoint.query else ""
         )
         headers = {
             "Content-Type": "application/json",
@@ -62,78 +73,84 @@ class Otlp:
             **self._headers,
         }
         kind: Any = (
-            http.client.HTTPSConnection if to.scheme == "https" else http.client.HTTPConnection
+            http.client.HTTPSConnection
+            if endpoint.scheme == "https"
+            else http.client.HTTPConnection
         )
-        connection = kind(to.hostname, to.port, timeout=self._timeout_s)
-        where = f"{to.scheme}://{to.hostname}{f':{to.port}' if to.port else ''}{path.split('?')[0]}"
+        connection = kind(endpoint.hostname, endpoint.port, timeout=self._timeout_s)
+        port = f":{endpoint.port}" if endpoint.port else ""
+        where = f"{endpoint.scheme}://{endpoint.hostname}{port}{path.split('?')[0]}"
         try:
             connection.request("POST", path, body, headers)
             answer = connection.getresponse()
-            said = answer.read(_ANSWER_BYTES)
+            answer_body = answer.read(_MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException, ssl.SSLError) as error:
             raise ClusterprofError(
-                f"nothing was sent to {where}: {safe_text(str(error) or type(error).__name__)}",
-                "see that a receiver for OTLP over HTTP listens there (port 4318 by convention)",
+                f"nothing was sent to {where}: {escape_text(str(error) or type(error).__name__)}",
+                "check that a receiver for OTLP over HTTP listens there (port 4318 by convention)",
             ) from None
         finally:
             connection.close()
         if not 200 <= answer.status < 300:
             raise ClusterprofError(
-                f"{where} answered {answer.status} {safe_text(answer.reason)}:"
-                f" {safe_text(said.decode('utf-8', 'replace').strip(), 300)}",
-                "see what the receiver wants; it was asked once",
+                f"{where} answered {answer.status} {escape_text(answer.reason)}:"
+                f" {escape_text(answer_body.decode('utf-8', 'replace').strip(), 300)}",
+                "check the receiver's requirements; the request was sent once",
             )
-        return _refused(said)
+        return _format_rejected_points(answer_body)
 
 
-def _refused(answer: bytes) -> str:
-    """Return what the receiver says it did not take (`partial_success`), "" when it took all."""
+def _format_rejected_points(answer: bytes) -> str:
+    """Describe the points the receiver rejected (`partial_success`); "" when it accepted all."""
     try:
         partial = json.loads(answer or b"{}").get("partialSuccess") or {}
         count = int(partial.get("rejectedDataPoints", 0))
-        said = str(partial.get("errorMessage", ""))
+        message = str(partial.get("errorMessage", ""))
     except (ValueError, TypeError, AttributeError):
         return ""
-    return f"the receiver refused {count} points: {safe_text(said)}" if count else ""
+    return f"the receiver refused {count} points: {escape_text(message)}" if count else ""
 
 
-def _address(endpoint: str) -> SplitResult:
+def _parse_endpoint(endpoint: str) -> SplitResult:
     try:
-        found = urlsplit(endpoint)
-        port = found.port
+        address = urlsplit(endpoint)
+        port = address.port
     except ValueError as error:
         raise UsageError(f"--endpoint {endpoint!r}: {error}") from None
-    if found.scheme not in ("http", "https") or not found.hostname or port == 0:
+    if address.scheme not in ("http", "https") or not address.hostname or port == 0:
         raise UsageError(
-            f"--endpoint {endpoint!r} is no address", "write http://HOST:4318 or https://HOST"
+            f"--endpoint {endpoint!r} is not an address", "write http://HOST:4318 or https://HOST"
         )
-    if found.username or found.password:
+    if address.username or address.password:
         raise UsageError(
             "--endpoint carries a user or password, which every user of this machine can read",
             f"set {HEADERS_VARIABLE}='Authorization=…'",
         )
-    return found
+    return address
 
 
-def headers_of(said: str) -> dict[str, str]:
-    """Return headers as OpenTelemetry's variable lists them: `key1=value1,key2=value2`."""
-    found = {}
-    for item in said.split(","):
+def parse_headers(variable: str) -> dict[str, str]:
+    """Parse headers from OpenTelemetry's variable: `key1=value1,key2=value2`.
+
+    Raises: UsageError for a line break in a header.
+    """
+    headers = {}
+    for item in variable.split(","):
         key, equals, value = item.partition("=")
         if equals and key.strip():
-            found[key.strip()] = unquote(value.strip())
-    if any(c in text for pair in found.items() for text in pair for c in "\r\n"):
-        raise UsageError(f"{HEADERS_VARIABLE} has a line break in it")
-    return found
+            headers[key.strip()] = unquote(value.strip())
+    if any(c in text for pair in headers.items() for text in pair for c in "\r\n"):
+        raise UsageError(f"{HEADERS_VARIABLE} contains a line break")
+    return headers
 
 
-def metrics_document(run: Run) -> dict[str, Any]:
-    """Return an `ExportMetricsServiceRequest` as JSON has it; 64-bit integers are strings."""
+def build_metrics_request(run: Run) -> dict[str, Any]:
+    """Build an `ExportMetricsServiceRequest` in its JSON form; 64-bit integers are strings."""
     start_ns = run.start_ns()
     end_ns = start_ns + max((node.duration_ns for node in run.report.nodes), default=0)
     times = {"startTimeUnixNano": str(start_ns), "timeUnixNano": str(end_ns)}
-    metrics = [_metric(family, times) for family in families(run.report)]
-    resource = [_attribute("service.name", "clusterprof")]
+    metrics = [_build_metric(family, times) for family in build_families(run.report)]
+    resource = [_build_attribute("service.name", "clusterprof")]
     return {
         "resourceMetrics": [
             {
@@ -146,35 +163,63 @@ def metrics_document(run: Run) -> dict[str, Any]:
     }
 
 
-def _metric(family: Family, times: Mapping[str, str]) -> dict[str, Any]:
-    described = family.described
+def _build_metric(family: Family, times: Mapping[str, str]) -> dict[str, Any]:
+    described = family.description
     points = [
         {
-            "attributes": [_attribute(key, text) for key, text in point.labels],
+            "attributes": [_build_attribute(key, text) for key, text in point.labels],
             **times,
             "asDouble": float(point.value),
         }
         for point in family.points
     ]
     return {
-        "name": _name(described),
+        "name": _choose_name(described),
         "description": described.help,
         "unit": _UNITS[described.unit],
-        **_data(described, points),
+        **_build_data(described, points),
     }
 
 
-def _name(described: Described) -> str:
-    """Receivers for Prometheus add `_total` to counters themselves."""
+def _choose_name(described: FamilyDescription) -> str:
+    """Choose the metric's name; receivers for Prometheus append `_total` to counters
+    themselves.
+    """
     return described.sample if described.kind == "info" else described.name
 
 
-def _data(described: Described, points: list[dict[str, Any]]) -> dict[str, Any]:
+def _build_data(described: FamilyDescription, points: list[dict[str, Any]]) -> dict[str, Any]:
     if described.kind != "counter":
         return {"gauge": {"dataPoints": points}}
     sums = {"dataPoints": points, "aggregationTemporality": _CUMULATIVE, "isMonotonic": True}
     return {"sum": sums}
 
 
-def _attribute(key: str, text: str) -> dict[str, Any]:
+def _build_attribute(key: str, text: str) -> dict[str, Any]:
     return {"key": key, "value": {"stringValue": text}}
+
+
+_TEXTFILE_SUFFIX = ".prom"
+
+
+class OpenMetrics:
+    """Exports the ledger as metrics."""
+
+    name: ClassVar[str] = "openmetrics"
+    suffix: ClassVar[str] = Renderer.suffix
+
+    def check(self, output: Output) -> None:
+        """Accept every output: the format is text."""
+
+    def export(self, run: Run, output: Output) -> Sequence[str]:
+        """Write one exposition."""
+        textfile = output.path is not None and output.path.suffix == _TEXTFILE_SUFFIX
+        text = Renderer(prometheus=textfile).render(run.report)
+        output_file = (
+            output.open_part("clusterprof", self.suffix)
+            if output.is_folder
+            else output.open_whole()
+        )
+        with output_file as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+        return ()

@@ -1,17 +1,23 @@
-"""Whose spans these are: learnt while the recording of a node passes by."""
+"""Identify the processes of spans while a node's recording is read.
+
+Name spans and their four values for export (see probe.layout).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clusterprof.exporters.base import RunNode, RunRank
+from clusterprof.analysis.timeline.collectives.operations import OPERATION_NAMES
+from clusterprof.analysis.timeline.load.ranks import parse_identity
+from clusterprof.output.exporters.base import RunNode, RunRank
+from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.probe import layout
-from clusterprof.timeline.identity import place_of
 from clusterprof.trace.schema import Event, Record, Rows, Spans
 
 
 @dataclass(frozen=True, slots=True)
-class Person:
+class SpanProcess:
     """One process with spans."""
 
     pid: int
@@ -19,30 +25,30 @@ class Person:
     role: str
     """rank, worker (of a rank's dataloader), or other."""
     rank: RunRank | None
-    """The rank it is, or works for; None when it is not known."""
-    number: int
-    """Of a worker, from 0; -1 unknown."""
+    """The rank it is or works for; None when it is not known."""
+    worker_number: int
+    """Number of a worker, from 0; -1 unknown."""
     global_rank: int | None
-    """Also of a process that the analysis took for no rank."""
+    """Global rank, also of a process that the analysis does not list as a rank."""
 
 
-class Who:
-    """Who the processes of one node are."""
+class ProcessDirectory:
+    """Identities of the processes of one node."""
 
     def __init__(self, node: RunNode) -> None:
-        self._ranks = {(one.pid, one.started_ticks): one for one in node.ranks}
-        self._by_pid = {one.pid: one for one in node.ranks}
+        self._ranks = {(rank.pid, rank.started_ticks): rank for rank in node.ranks}
+        self._by_pid = {rank.pid: rank for rank in node.ranks}
         self._workers: dict[int, tuple[int, int]] = {}
         self._parents: dict[int, int] = {}
         self._numbers: dict[int, int | None] = {}
-        self._known: dict[tuple[int, int], Person] = {}
+        self._known: dict[tuple[int, int], SpanProcess] = {}
 
-    def see(self, record: Record) -> None:
-        """Learn from one record what it says of who is who."""
+    def update(self, record: Record) -> None:
+        """Update the identities from one record."""
         if isinstance(record, Event):
             pid = record.attributes.get("pid")
             if record.kind == "process-registered" and isinstance(pid, int):
-                self._numbers[pid] = place_of(record.attributes).rank
+                self._numbers[pid] = parse_identity(record.attributes).rank
         elif isinstance(record, Rows) and record.table == "processes":
             names = list(record.names)
             if "pid" in names and "parent_pid" in names:
@@ -50,9 +56,9 @@ class Who:
                 parents = record.columns[names.index("parent_pid")]
                 self._parents.update(zip(pids[:].tolist(), parents[:].tolist()))
         elif isinstance(record, Spans):
-            self._see_workers(record)
+            self._update_workers(record)
 
-    def _see_workers(self, spans: Spans) -> None:
+    def _update_workers(self, spans: Spans) -> None:
         started = spans.columns["kind"] == layout.WORKER_START
         if started.any():
             row = int(started.nonzero()[0][-1])
@@ -60,29 +66,69 @@ class Who:
             self._workers[spans.pid] = number, owner
             self._known.pop((spans.pid, spans.started_ticks), None)
 
-    def of(self, pid: int, started_ticks: int) -> Person:
-        """Return who a process is, as far as it is known by now."""
+    def find(self, pid: int, started_ticks: int) -> SpanProcess:
+        """Return a process, as far as it has been identified."""
         key = pid, started_ticks
-        found = self._known.get(key)
-        if found is None:
-            found = self._told(pid, started_ticks)
-            if found.role != "other":  # of that one more may yet be told
-                self._known[key] = found
-        return found
+        process = self._known.get(key)
+        if process is None:
+            process = self._identify(pid, started_ticks)
+            if process.role != "other":  # later records may still identify it
+                self._known[key] = process
+        return process
 
-    def _told(self, pid: int, started_ticks: int) -> Person:
-        rank = self._rank(pid, started_ticks)
+    def _identify(self, pid: int, started_ticks: int) -> SpanProcess:
+        rank = self._find_rank(pid, started_ticks)
         if rank is not None:
-            return Person(pid, started_ticks, "rank", rank, -1, rank.rank)
+            return SpanProcess(pid, started_ticks, "rank", rank, -1, rank.rank)
         number, owner = self._workers.get(pid, (-1, self._parents.get(pid, -1)))
-        above = self._by_pid.get(owner)
-        if above is not None:
-            return Person(pid, started_ticks, "worker", above, number, above.rank)
-        return Person(pid, started_ticks, "other", None, -1, self._numbers.get(pid))
+        parent_rank = self._by_pid.get(owner)
+        if parent_rank is not None:
+            return SpanProcess(pid, started_ticks, "worker", parent_rank, number, parent_rank.rank)
+        return SpanProcess(pid, started_ticks, "other", None, -1, self._numbers.get(pid))
 
-    def _rank(self, pid: int, started_ticks: int) -> RunRank | None:
-        found = self._ranks.get((pid, started_ticks))
-        if found is not None:
-            return found
-        same = self._by_pid.get(pid)  # without spans the analysis may not know when it began
-        return same if same is not None and same.started_ticks < 0 else None
+    def _find_rank(self, pid: int, started_ticks: int) -> RunRank | None:
+        rank = self._ranks.get((pid, started_ticks))
+        if rank is not None:
+            return rank
+        candidate = self._by_pid.get(pid)  # without spans the analysis may not know its start time
+        return candidate if candidate is not None and candidate.started_ticks < 0 else None
+
+
+_FORM_SUFFIXES = {layout.ISSUE: " (issue)", layout.WAIT: " (wait)"}
+
+VALUE_NAMES: Mapping[int, tuple[str, str, str, str]] = {
+    layout.DATA_WAIT: ("batch", "worker_pid", "workers", ""),
+    layout.FETCH: ("items", "user_cpu_ns", "system_cpu_ns", "read_bytes"),
+    layout.STEP: ("step", "", "samples", "tokens"),
+    layout.H2D: ("bytes", "non_blocking", "", ""),
+    layout.CHECKPOINT: ("bytes", "", "", ""),
+    layout.GC: ("generation", "collected", "", ""),
+    layout.EXPOSED: ("sequence", "device_ns", "", ""),
+    layout.EXPOSED_COLLECTIVE: ("sequence", "device_ns", "", ""),
+    layout.COLLECTIVE: ("group", "number", "bytes", ""),
+    layout.COMPILE: ("compiled_before", "", "", ""),
+    layout.LOADER_START: ("workers", "pin_memory", "prefetch_factor", "persistent_workers"),
+    layout.WORKER_START: ("worker", "workers", "", ""),
+    layout.SYNC: ("waited_ns", "times", "", ""),
+    layout.ALLOCATOR: ("retries", "mallocs", "frees", "out_of_memory"),
+}
+"""Kind -> names of a, b, c and d; "" = not shown. The value -1 is unknown, and left out."""
+UNKNOWN_VALUE = {layout.SYNC: layout.WHOLE_NS}
+
+
+def format_span_name(kind: int, d: int, names: Mapping[int, str]) -> str:
+    """Format the name of a span: its operation, its phase, or the user's own name."""
+    if kind == layout.COLLECTIVE and d >= 0:
+        operation = OPERATION_NAMES.get(d & layout.OPERATION_MASK, "collective")
+        return operation + _FORM_SUFFIXES.get(d >> layout.FORM_SHIFT & layout.FORM_MASK, "")
+    if kind in layout.KIND_NAMES:
+        return layout.KIND_NAMES[kind]
+    return escape_text(names.get(kind, f"kind {kind}"), 100)
+
+
+def decode_peer(kind: int, d: int) -> int | None:
+    """Return the peer rank of a send or receive; None for every other span."""
+    if kind != layout.COLLECTIVE or d < 0:
+        return None
+    peer = d >> layout.PEER_SHIFT & layout.PEER_MASK
+    return peer - 1 if peer else None

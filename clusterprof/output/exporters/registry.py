@@ -1,13 +1,10 @@
-"""The formats, as `export --to` lists them; the word after `--to`."""
+"""List the export formats, in the order of `export --to`."""
 
 from __future__ import annotations
 
-from clusterprof.exporters.csv_ import Csv
-from clusterprof.exporters.json_ import JsonLines
-from clusterprof.exporters.openmetrics import OpenMetrics
-from clusterprof.exporters.otlp import Otlp
-from clusterprof.exporters.parquet import Parquet
-from clusterprof.exporters.perfetto import Perfetto
+from clusterprof.output.exporters.metrics import OpenMetrics, Otlp
+from clusterprof.output.exporters.perfetto.trace import Perfetto
+from clusterprof.output.exporters.tabular import Csv, JsonLines, Parquet
 
 EXPORTERS: tuple[
     type[Perfetto] | type[Parquet] | type[Csv] | type[JsonLines] | type[OpenMetrics] | type[Otlp],

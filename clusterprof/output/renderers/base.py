@@ -1,42 +1,66 @@
-"""The outputs, in the order in which people should read them; the word after `--format`.
+"""Interface of a renderer: it turns a report into a string.
 
-Each is loaded when it is asked for: a report is written in one of them.
+Options of a renderer are passed to its constructor.
+
+Registry of the report formats, in the order in which help and documentation list them.
+
+A key is the word after `--format`. Each renderer's module is imported only when it is
+needed, because a report is written in one format.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import overload
+from typing import ClassVar, Protocol, overload
 
-from clusterprof.renderers.base import Renderer
+from clusterprof.report.model import Report
 
-_PLACES = {
+
+class Renderer(Protocol):
+    """One output format."""
+
+    name: ClassVar[str]
+    """The word after `--format`."""
+    suffix: ClassVar[str]
+    """File suffix, with the dot."""
+
+    def render(self, report: Report) -> str:
+        """Return the complete output, ending with a newline."""
+        ...
+
+
+_RENDERER_CLASSES = {
     "terminal": "terminal:Terminal",
     "plain": "plain:Plain",
-    "json": "json_:Json",
+    "json": "json:Json",
     "markdown": "markdown:Markdown",
     "html": "html.page:Html",
     "openmetrics": "openmetrics:OpenMetrics",
 }
-"""Name, module in this folder, and class in it."""
+"""Format name -> module in this folder, and class in it."""
 
 
-def renderer_named(name: str) -> type[Renderer]:
-    """Return an output by its name. Raises KeyError when there is none."""
-    module, _, word = _PLACES[name].partition(":")
-    found: type[Renderer] = getattr(import_module(f"clusterprof.renderers.{module}"), word)
-    return found
+def load_renderer(name: str) -> type[Renderer]:
+    """Load the renderer class of a format.
+
+    Raises: KeyError when there is no such format.
+    """
+    module, _, word = _RENDERER_CLASSES[name].partition(":")
+    renderer: type[Renderer] = getattr(
+        import_module(f"clusterprof.output.renderers.{module}"), word
+    )
+    return renderer
 
 
 class _Renderers(Sequence[type[Renderer]]):
-    """All of them, each loaded when it is come to."""
+    """All renderer classes; each is imported when it is accessed."""
 
     def __len__(self) -> int:
-        return len(_PLACES)
+        return len(_RENDERER_CLASSES)
 
     def __iter__(self) -> Iterator[type[Renderer]]:
-        return map(renderer_named, _PLACES)
+        return map(load_renderer, _RENDERER_CLASSES)
 
     @overload
     def __getitem__(self, at: int) -> type[Renderer]: ...

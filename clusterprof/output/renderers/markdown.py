@@ -1,7 +1,7 @@
-"""The report as Markdown, for a pull request or a CI summary: verdict, causes, ledger, unknowns.
+"""The report as Markdown for a pull request, an issue or a CI summary.
 
-Foreign strings are written as character references where Markdown would read them, so that no
-name becomes a link, a tag, a mention or a table cell.
+Foreign strings are written as character references where Markdown would interpret them,
+so that no name becomes a link, a tag, a mention or a table cell.
 """
 
 from __future__ import annotations
@@ -9,27 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from clusterprof.findings import Report
-from clusterprof.renderers import (
-    advised,
-    course,
-    header,
-    numbers,
-    sure,
-    underfill,
-    unseen,
-    whose,
-    words,
-    worth,
+from clusterprof.output.renderers.text import advice, culprits, impact, summary, trend, wording
+from clusterprof.output.renderers.text.safety import escape_markdown as md
+from clusterprof.output.renderers.text.tables import (
+    Table,
+    build_cause_matrix,
+    build_ledger_columns,
+    build_ledger_rows,
+    build_tables,
+    format_cell,
+    format_exact_seconds,
 )
-from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
-from clusterprof.renderers.by import Table, tables
-from clusterprof.renderers.matrix import amount, matrix_of
-from clusterprof.renderers.text_safety import markdown_text as md
-from clusterprof.units import human
+from clusterprof.report.model import Report
+from clusterprof.units import format_quantity
 
-_MOST_CULPRITS = 3  # whose amounts are told, of so many findings
-_MOST_CAUSES = 5  # of the ranks by cause
+_MAX_CULPRITS = 3  # findings, and culprits of each, whose amounts are written
+_MAX_MATRIX_CAUSES = 5  # in the matrix of ranks by causes
 
 
 class Markdown:
@@ -46,119 +41,126 @@ class Markdown:
         by: Sequence[str] = (),
         top: int | None = None,
     ) -> None:
-        """`by`: the tables of `renderers.by`, of `top` rows."""
+        """by: names of tables (`TABLE_NAMES`), each with `top` rows."""
         self._price = gpu_price_per_hour
         self._currency = currency
         self._most_ranks = most_ranks
         self._by, self._top = tuple(by), top
 
     def render(self, report: Report) -> str:
-        """Return the whole report."""
+        """Return the complete report."""
         return "\n".join(self._lines(report)) + "\n"
 
     def _lines(self, report: Report) -> Iterator[str]:
         yield f"## clusterprof: {md(report.title)}"
         yield ""
-        yield f"**{md(words.verdict(report))}**"
+        yield f"**{md(wording.describe_verdict(report))}**"
         for sentence in (
-            words.chief_cause(report),
-            words.outside(report),
-            words.money(report, self._price, self._currency),
-            header.scope(report) + ".",
-            header.place(report),
+            wording.describe_main_cause(report),
+            wording.describe_time_outside_steps(report),
+            wording.describe_cost(report, self._price, self._currency),
+            summary.describe_scope(report) + ".",
+            summary.describe_nodes(report),
         ):
             if sentence:
                 yield md(sentence, 600)
-        for warning in words.warnings(report):
+        for warning in wording.list_warnings(report):
             yield ""
             yield f"> **Warning** {md(warning, 600)}"
-        yield from _causes(report)
-        for table in tables(report, self._by, self._top):
-            yield from _table(table)
+        yield from _render_causes(report)
+        for table in build_tables(report, self._by, self._top):
+            yield from _render_table(table)
         yield from self._ranks(report)
-        yield from _worth(report)
-        yield from _underfilled(report)
-        yield from _unknown(report)
+        yield from _render_impact(report)
+        yield from _render_utilization(report)
+        yield from _render_coverage_gaps(report)
         yield from self._ledger(report)
 
     def _ranks(self, report: Report) -> Iterator[str]:
-        for told in whose.tail(report):
-            yield from ("", f"{md(told[:1].upper() + told[1:], 600)}.")
-        found = matrix_of(report, self._most_ranks, _MOST_CAUSES)
-        if found is None:
+        for sentence in culprits.describe_slow_steps(report):
+            yield from ("", f"{md(sentence[:1].upper() + sentence[1:], 600)}.")
+        cause_matrix = build_cause_matrix(report, self._most_ranks, _MAX_MATRIX_CAUSES)
+        if cause_matrix is None:
             return
-        yield from ("", "Where each rank stood still, and what it caused:", "")
-        yield f"| rank | | {' | '.join(md(cause) for cause in found.causes)} | all |"
-        yield "|---|---|" + "---:|" * (len(found.causes) + 1)
-        for at, line in enumerate(found.lines):
+        yield from ("", "Time that each rank lost, and time that it caused:", "")
+        yield f"| rank | | {' | '.join(md(cause) for cause in cause_matrix.causes)} | all |"
+        yield "|---|---|" + "---:|" * (len(cause_matrix.causes) + 1)
+        for at, line in enumerate(cause_matrix.lines):
             name = f"{line.label}, {md(line.node)}"
-            if found.rest and at == len(found.lines) - 1:
-                name = f"… {found.rest}"
-            yield f"| {name} | felt | {' | '.join(map(amount, line.felt))} |"
-            yield f"| | caused | {' | '.join(map(amount, line.caused))} |"
+            if cause_matrix.rest and at == len(cause_matrix.lines) - 1:
+                name = f"… {cause_matrix.rest}"
+            yield f"| {name} | lost | {' | '.join(map(format_cell, line.victim_ns))} |"
+            yield f"| | caused | {' | '.join(map(format_cell, line.culprit_ns))} |"
 
     def _ledger(self, report: Report) -> Iterator[str]:
-        columns = columns_of(report, self._most_ranks)
+        columns = build_ledger_columns(report, self._most_ranks)
         yield from ("", "<details><summary>Ledger, in seconds, exact</summary>", "")
         yield "| | " + " | ".join(column.heading for column in columns) + " |"
         yield "|---|" + "---:|" * len(columns)
-        for row in rows_of(columns):
+        for row in build_ledger_rows(columns):
             label = "&emsp;" * row.depth + md(row.label)
-            yield f"| {label} | " + " | ".join(exact_seconds(ns) for ns in row.ns) + " |"
+            yield f"| {label} | " + " | ".join(format_exact_seconds(ns) for ns in row.ns) + " |"
         yield from ("", "</details>")
 
 
-def _causes(report: Report) -> Iterator[str]:
+def _render_causes(report: Report) -> Iterator[str]:
     if not report.in_step_ns and not report.findings:
         return
-    yield from ("", "| the accelerators waited for | lost | share | sure | fixing wins | whose |")
+    yield from ("", "| the accelerators waited for | lost | share | sure | fixing wins | who |")
     yield "|---|---:|---:|---:|---:|---|"
     for finding in report.findings:
         outside = ", outside steps" if finding.outside_steps else ""
         cells = (
             f"**{md(finding.cause.id)}**: {md(finding.cause.title)}{outside}",
-            words.lost(finding),
-            human(finding.share_ratio, "ratio"),
-            sure.certainty(finding),
-            words.recoverable(finding, "cannot be said"),
-            md(whose.culprits(finding, 3), 600),
+            wording.format_lost_time(finding),
+            format_quantity(finding.share_ratio, "ratio"),
+            wording.format_confidence(finding),
+            wording.format_recoverable_time(finding, "not known"),
+            md(culprits.format_culprits(finding, 3), 600),
         )
         yield f"| {' | '.join(cells)} |"
-    for cause, ns in words.small_causes(report):
-        part = words.share(ns, report.in_step_ns)
-        yield f"| {md(cause)}, too small to be a finding | {human(ns, 'ns')} | {part} | | | |"
-    part = words.share(report.unattributed_ns, report.in_step_ns)
-    yield f"| **unattributed** | {human(report.unattributed_ns, 'ns')} | {part} | | | |"
-    findings = words.in_step(report)
-    for finding in findings[:_MOST_CULPRITS]:
-        told = whose.caused(finding, _MOST_CULPRITS, report.in_step_ns)
-        told += [text] if (text := whose.beside(finding)) else []
-        if told:
+    for cause, ns in wording.list_small_causes(report):
+        part = wording.format_share(ns, report.in_step_ns)
+        yield (
+            f"| {md(cause)}, too small for a finding | {format_quantity(ns, 'ns')} | {part} | | | |"
+        )
+    part = wording.format_share(report.unattributed_ns, report.in_step_ns)
+    yield f"| **unattributed** | {format_quantity(report.unattributed_ns, 'ns')} | {part} | | | |"
+    findings = wording.select_in_step_findings(report)
+    for finding in findings[:_MAX_CULPRITS]:
+        sentences = culprits.describe_caused_loss(finding, _MAX_CULPRITS, report.in_step_ns)
+        sentences += [text] if (text := culprits.describe_peer_comparison(finding)) else []
+        if sentences:
             how = ", ".join(
-                one for one in (whose.since(finding), whose.persistence(finding)) if one
+                detail
+                for detail in (
+                    culprits.describe_onset(finding),
+                    culprits.describe_persistence(finding),
+                )
+                if detail
             )
             yield from (
                 "",
                 f"{md(finding.cause.id)}, {md(how, 200)}:" if how else md(finding.cause.id),
             )
             yield ""
-            yield from (f"- {md(line, 600)}" for line in told)
+            yield from (f"- {md(line, 600)}" for line in sentences)
     if findings:
-        evidence = "; ".join(numbers.evidence(item) for item in findings[0].evidence)
-        yield from ("", f"**Do next:** {md(advised.first(findings[0]), 600)}")
-        for text in advised.withheld(findings[0]):
+        evidence = "; ".join(wording.format_evidence(item) for item in findings[0].evidence)
+        yield from ("", f"**Do next:** {md(advice.describe_first_step(findings[0]), 600)}")
+        for text in advice.list_withheld_advice(findings[0]):
             yield from ("", f"{md(text, 600)}.")
-        if more := words.more_why(findings[0]):
-            yield from ("", f"Fixing it wins {md(more, 600)}.")
+        if more := wording.explain_extra_savings(findings[0]):
+            yield from ("", f"Fixing it saves {md(more, 600)}.")
         if evidence:
             yield from ("", f"Seen: {md(evidence, 600)}")
-    found = course.course_of(report)
-    if found is not None:
-        yield from ("", f"Over time: {md(course.told(found))}")
-    yield from advised.markdown(report)
+    trend_text = trend.detect_trend(report)
+    if trend_text is not None:
+        yield from ("", f"Over time: {md(trend.describe_trend(trend_text))}")
+    yield from advice.format_advice_as_markdown(report)
 
 
-def _table(table: Table) -> Iterator[str]:
+def _render_table(table: Table) -> Iterator[str]:
     yield from ("", f"**{md(table.title.capitalize())}**")
     if table.rows:
         numbers = len(table.heads) - 1 - table.texts
@@ -169,28 +171,31 @@ def _table(table: Table) -> Iterator[str]:
         yield from ("", md(table.rest, 600))
 
 
-def _worth(report: Report) -> Iterator[str]:
-    told = worth.sentences(report)
-    if told:
-        yield from ("", "**Worth: with one cause fixed, and yardsticks**", "")
-        yield from (f"- {md(line, 1000)}" for line in told)
+def _render_impact(report: Report) -> Iterator[str]:
+    sentences = impact.describe_impact(report)
+    if sentences:
+        yield from ("", "**Impact: the job with one cause fixed, and efficiency metrics**", "")
+        yield from (f"- {md(line, 1000)}" for line in sentences)
 
 
-def _underfilled(report: Report) -> Iterator[str]:
-    told = underfill.sentences(report)
-    if told:
-        yield from ("", "**Under-filled, apart from lost time**", "")
-        yield from (f"- {md(line, 1000)}" for line in told)
+def _render_utilization(report: Report) -> Iterator[str]:
+    sentences = impact.describe_utilization(report)
+    if sentences:
+        yield from ("", "**Under-used devices, separate from lost time**", "")
+        yield from (f"- {md(line, 1000)}" for line in sentences)
 
 
-def _unknown(report: Report) -> Iterator[str]:
+def _render_coverage_gaps(report: Report) -> Iterator[str]:
     yield from ("", "**Unattributed**", "")
     for reason, ns in report.unattributed_reasons:
-        yield f"- {human(ns, 'ns')}: {md(unseen.reason(reason), 400)}"
+        yield (
+            f"- {format_quantity(ns, 'ns')}:"
+            f" {md(wording.describe_unattributed_reason(reason), 400)}"
+        )
     if not report.unattributed_reasons:
         yield "- nothing"
     yield from ("", "**Not seen**", "")
-    for blind in unseen.blinds(report):
+    for blind in wording.list_coverage_gaps(report):
         yield f"- {md(blind, 2000)}"
     if not report.blinds:
         yield "- nothing is known to be missing"

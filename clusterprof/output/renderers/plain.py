@@ -1,7 +1,7 @@
-"""The report as plain sentences: no colour, no boxes, no columns, nothing but ASCII of our own.
+"""The report as plain sentences: no color, no boxes, no columns, our own text in ASCII.
 
-Made to be read aloud by a screen reader, to be grepped and to be mailed. Every line stands for
-itself: a label, a colon and a value; indentation says what belongs together.
+It suits screen readers, grep and mail. Every line can be read alone: a label, a colon
+and a value; indentation groups lines.
 """
 
 from __future__ import annotations
@@ -9,36 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from clusterprof.findings import Finding, Report
-from clusterprof.renderers import (
-    advised,
-    course,
-    header,
-    numbers,
-    sparks,
-    sure,
-    underfill,
-    unseen,
-    whose,
-    words,
-    worth,
+from clusterprof.output.renderers.text import advice, culprits, impact, summary, trend, wording
+from clusterprof.output.renderers.text.safety import escape_text
+from clusterprof.output.renderers.text.summary import build_summary
+from clusterprof.output.renderers.text.tables import (
+    Table,
+    build_cause_matrix,
+    build_ledger_columns,
+    build_ledger_rows,
+    build_tables,
+    format_exact_seconds,
 )
-from clusterprof.renderers.books import columns_of, exact_seconds, rows_of
-from clusterprof.renderers.by import Table, tables
-from clusterprof.renderers.card import card
-from clusterprof.renderers.matrix import matrix_of
-from clusterprof.renderers.text_safety import safe_text
-from clusterprof.units import human
+from clusterprof.report.model import Finding, Report
+from clusterprof.units import format_quantity
 
-_MOST_CULPRITS = 3  # whose amounts are told
-_MOST_ROWS, _MOST_CAUSES = 16, 5  # of the ranks by cause
-_OF_MANY = 8  # ranks in the ledger when there are more than it can hold
-_ALONE = 16  # up to so many nodes have a line of their own
-_ASCII = {ord("µ"): "u", ord("°"): "degrees ", ord("…"): "...", ord("≤"): "at most "}
+_MAX_CULPRITS = 3  # culprits whose amounts are written
+_MAX_MATRIX_ROWS, _MAX_MATRIX_CAUSES = 16, 5  # in the matrix of ranks by causes
+_RANKS_WHEN_MANY = 8  # ranks in the ledger if there are more than `most_ranks`
+_MAX_SINGLE_NODES = 16  # with more nodes, those without damage share a line
+_ASCII_REPLACEMENTS = {ord("µ"): "u", ord("°"): "degrees ", ord("…"): "...", ord("≤"): "at most "}
 
 
 class Plain:
-    """The report as sentences, without colour, boxes or columns."""
+    """The report as sentences, without color, boxes or columns."""
 
     name: ClassVar[str] = "plain"
     suffix: ClassVar[str] = ".txt"
@@ -51,118 +44,120 @@ class Plain:
         by: Sequence[str] = (),
         top: int | None = None,
     ) -> None:
-        """`by`: the tables of `renderers.by`, of `top` rows."""
+        """by: names of tables (`TABLE_NAMES`), each with `top` rows."""
         self._price = gpu_price_per_hour
         self._currency = currency
         self._most_ranks = most_ranks
         self._by, self._top = tuple(by), top
 
     def render(self, report: Report) -> str:
-        """Return the whole report."""
-        lines = [line.translate(_ASCII) for line in self._lines(report)]
+        """Return the complete report."""
+        lines = [line.translate(_ASCII_REPLACEMENTS) for line in self._lines(report)]
         return "\n".join(lines) + "\n"
 
     def _lines(self, report: Report) -> Iterator[str]:
-        yield f"Recording: {safe_text(report.title)}: {header.scope(report)}"
-        if header.place(report):
-            yield f"Nodes: {header.place(report)}"
-        yield f"Verdict: {words.verdict(report)}"
+        yield f"Recording: {escape_text(report.title)}: {summary.describe_scope(report)}"
+        if summary.describe_nodes(report):
+            yield f"Nodes: {summary.describe_nodes(report)}"
+        yield f"Verdict: {wording.describe_verdict(report)}"
         for sentence in (
-            words.chief_cause(report),
-            words.outside(report),
-            words.money(report, self._price, self._currency),
+            wording.describe_main_cause(report),
+            wording.describe_time_outside_steps(report),
+            wording.describe_cost(report, self._price, self._currency),
         ):
             if sentence:
                 yield f"Verdict: {sentence}"
-        for warning in words.warnings(report):
+        for warning in wording.list_warnings(report):
             yield f"Warning: {warning}"
-        yield from _next(report)
-        found = course.course_of(report)
-        if found is not None:
-            yield f"Over time: {course.told(found)}"
-        for line in sparks.sentences(report):
+        yield from _render_next_step(report)
+        trend_text = trend.detect_trend(report)
+        if trend_text is not None:
+            yield f"Over time: {trend.describe_trend(trend_text)}"
+        for line in trend.describe_bins(report):
             yield f"Over time: {line}"
-        for table in tables(report, self._by, self._top):
-            yield from _table(table)
+        for table in build_tables(report, self._by, self._top):
+            yield from _render_table(table)
         for number, finding in enumerate(report.findings, 1):
-            yield from _finding(number, finding, report.in_step_ns)
-        for cause, ns in words.small_causes(report):
-            yield f"Too small to be a finding: {safe_text(cause)}: {human(ns, 'ns')}"
-        for line in worth.sentences(report):
-            yield f"Worth: {line}"
-        for line in underfill.sentences(report):
-            yield f"Under-filled, apart from lost time: {line}"
-        yield from _unattributed(report)
-        yield from _not_seen(report)
-        for line in whose.tail(report):
+            yield from _render_finding(number, finding, report.in_step_ns)
+        for cause, ns in wording.list_small_causes(report):
+            yield f"Too small for a finding: {escape_text(cause)}: {format_quantity(ns, 'ns')}"
+        for line in impact.describe_impact(report):
+            yield f"Impact: {line}"
+        for line in impact.describe_utilization(report):
+            yield f"Under-used devices, separate from lost time: {line}"
+        yield from _render_unattributed(report)
+        yield from _render_coverage_gaps(report)
+        for line in culprits.describe_slow_steps(report):
             yield f"Slow steps: {line}"
-        yield from _matrix(report)
+        yield from _render_matrix(report)
         yield from self._ledger(report)
-        yield from _measures(report)
-        yield from _recording(report)
+        yield from _render_metrics(report)
+        yield from _render_recording(report)
         for note in report.notes:
-            yield f"Note: {safe_text(note, 600)}"
+            yield f"Note: {escape_text(note, 600)}"
 
     def _ledger(self, report: Report) -> Iterator[str]:
-        most = self._most_ranks if len(report.ranks) <= self._most_ranks else _OF_MANY
-        columns = columns_of(report, most)
-        rows = rows_of(columns)
+        most = self._most_ranks if len(report.ranks) <= self._most_ranks else _RANKS_WHEN_MANY
+        columns = build_ledger_columns(report, most)
+        rows = build_ledger_rows(columns)
         for index, column in enumerate(columns):
             rank, about = column.rank, ""
             if rank is not None:
-                device = safe_text(rank.device) or "no accelerator measured"
-                about = f", {safe_text(rank.node)}, {device}, measured by {safe_text(rank.source)}"
+                device = escape_text(rank.device) or "no accelerator measured"
+                about = (
+                    f", {escape_text(rank.node)}, {device}, measured by {escape_text(rank.source)}"
+                )
                 about += f", {rank.steps:,} steps"
             yield f"Ledger of {column.heading}{about}, in seconds:"
             for row in rows:
-                yield f"  {'  ' * row.depth}{row.label}: {exact_seconds(row.ns[index])}"
+                yield f"  {'  ' * row.depth}{row.label}: {format_exact_seconds(row.ns[index])}"
         hidden = len(report.ranks) - most
         if hidden > 0:
-            yield f"Ledger: {hidden:,} ranks that lost less are left out; --json has them all."
+            yield f"Ledger: {hidden:,} ranks that lost less are omitted; --json lists them all."
 
 
-def _finding(number: int, finding: Finding, in_step_ns: int) -> Iterator[str]:
-    yield f"Cause {number}: {safe_text(finding.cause.id)}: {words.title(finding)}"
+def _render_finding(number: int, finding: Finding, in_step_ns: int) -> Iterator[str]:
+    yield f"Cause {number}: {escape_text(finding.cause.id)}: {wording.format_title(finding)}"
     whole = "the recorded time, outside steps" if finding.outside_steps else "the time inside steps"
-    part = human(finding.share_ratio, "ratio")
-    yield f"  Lost: {words.lost(finding)}, {part} of {whole}"
-    yield f"  Certainty: {sure.in_full(finding)}"
-    yield f"  Fixing only this wins: {words.wins(finding)}"
+    part = format_quantity(finding.share_ratio, "ratio")
+    yield f"  Lost: {wording.format_lost_time(finding)}, {part} of {whole}"
+    yield f"  Certainty: {wording.describe_confidence(finding)}"
+    yield f"  Fixing only this saves: {wording.describe_savings(finding)}"
     if finding.culprits:
-        yield f"  Whose: {whose.culprits(finding, 4)}"
-    for line in whose.caused(finding, _MOST_CULPRITS, in_step_ns):
+        yield f"  Who: {culprits.format_culprits(finding, 4)}"
+    for line in culprits.describe_caused_loss(finding, _MAX_CULPRITS, in_step_ns):
         yield f"  Caused: {line}"
     for label, text in (
-        ("Beside", whose.beside(finding)),
-        ("Since", whose.since(finding)),
-        ("Waits", whose.persistence(finding)),
+        ("Peers", culprits.describe_peer_comparison(finding)),
+        ("Since", culprits.describe_onset(finding)),
+        ("Waits", culprits.describe_persistence(finding)),
     ):
         if text:
             yield f"  {label}: {text}"
     for item in finding.evidence:
-        yield f"  Evidence: {numbers.evidence(item)}"
-    yield f"  Advice: {advised.first(finding)}"
+        yield f"  Evidence: {wording.format_evidence(item)}"
+    yield f"  Advice: {advice.describe_first_step(finding)}"
     for label, text in (
-        ("Change", advised.change(finding)),
-        ("Effort", advised.effort(finding)),
-        ("Or", advised.more(finding)),
-        ("Not advised", "; ".join(advised.withheld(finding))),
+        ("Change", advice.get_first_change(finding)),
+        ("Effort", advice.describe_effort(finding)),
+        ("Or", advice.format_further_advice(finding)),
+        ("Not advised", "; ".join(advice.list_withheld_advice(finding))),
     ):
         if text:
             yield f"  {label}: {text}"
 
 
-def _next(report: Report) -> Iterator[str]:
-    """The first thing to do and what it wins, so that nobody has to listen to the end."""
-    for label, text in card(report, None, ""):
+def _render_next_step(report: Report) -> Iterator[str]:
+    """Render the first thing to do and what it saves, before all details."""
+    for label, text in build_summary(report, None, ""):
         if label == "NEXT" or text.startswith("Change:"):
             yield f"Next: {text}"
         elif label == "WINS":
-            yield f"Next: it wins: {text[:1].lower()}{text[1:]}"
+            yield f"Next: this saves: {text[:1].lower()}{text[1:]}"
 
 
-def _table(table: Table) -> Iterator[str]:
-    """Every row is a sentence: heads and values, so that nothing depends on columns."""
+def _render_table(table: Table) -> Iterator[str]:
+    """Render every row as a sentence of headings and values, independent of columns."""
     title = table.title.capitalize()
     for row in table.rows:
         cells = [f"{head} {value}" for head, value in zip(table.heads, row)]
@@ -171,43 +166,49 @@ def _table(table: Table) -> Iterator[str]:
         yield f"{title}: {table.rest}"
 
 
-def _unattributed(report: Report) -> Iterator[str]:
-    part = words.share(report.unattributed_ns, report.lost_ns)
-    yield f"Unattributed: {human(report.unattributed_ns, 'ns')}, {part} of the loss"
+def _render_unattributed(report: Report) -> Iterator[str]:
+    part = wording.format_share(report.unattributed_ns, report.lost_ns)
+    yield f"Unattributed: {format_quantity(report.unattributed_ns, 'ns')}, {part} of the loss"
     for reason, ns in report.unattributed_reasons:
-        yield f"  Reason: {human(ns, 'ns')}: {unseen.reason(reason)}"
+        yield (
+            f"  Reason: {format_quantity(ns, 'ns')}: {wording.describe_unattributed_reason(reason)}"
+        )
 
 
-def _not_seen(report: Report) -> Iterator[str]:
-    blinds = unseen.blinds(report)
-    yield f"Not seen: {unseen.blind_count(report) or 'nothing is known to be missing'}"
+def _render_coverage_gaps(report: Report) -> Iterator[str]:
+    blinds = wording.list_coverage_gaps(report)
+    yield f"Not seen: {wording.count_coverage_gaps(report) or 'nothing is known to be missing'}"
     yield from (f"  {blind}" for blind in blinds)
 
 
-def _measures(report: Report) -> Iterator[str]:
+def _render_metrics(report: Report) -> Iterator[str]:
     for metric in report.metrics:
         if metric.value is None:
-            value = f"not known: {safe_text(metric.why_missing, 300)}"
+            value = f"not known: {escape_text(metric.why_missing, 300)}"
         else:
             bound = "" if metric.bound == "exact" else f"{metric.bound} "
-            value = bound + human(metric.value, metric.unit)
-        yield f"Measure: {safe_text(metric.name, 60)}: {value}"
+            value = bound + format_quantity(metric.value, metric.unit)
+        yield f"Measure: {escape_text(metric.name, 60)}: {value}"
 
 
-def _recording(report: Report) -> Iterator[str]:
-    for line in header.recordings(report, _ALONE, " recorded"):
+def _render_recording(report: Report) -> Iterator[str]:
+    for line in summary.describe_recordings(report, _MAX_SINGLE_NODES, " recorded"):
         yield f"Node: {line}"
 
 
-def _matrix(report: Report) -> Iterator[str]:
-    found = matrix_of(report, _MOST_ROWS, _MOST_CAUSES)
-    for at, line in enumerate(found.lines if found else ()):
+def _render_matrix(report: Report) -> Iterator[str]:
+    cause_matrix = build_cause_matrix(report, _MAX_MATRIX_ROWS, _MAX_MATRIX_CAUSES)
+    for at, line in enumerate(cause_matrix.lines if cause_matrix else ()):
         many = "rank" if line.ranks == 1 else "ranks"
-        name = f"{many} {line.label} of {safe_text(line.node)}"
-        if found and found.rest and at == len(found.lines) - 1:
-            name = found.rest
-        for word, ns in (("felt", line.felt), ("caused", line.caused)):
-            causes = zip(found.causes if found else (), ns)
-            parts = [f"{safe_text(cause, 60)} {human(one, 'ns')}" for cause, one in causes if one]
-            of_it = f", of it {', '.join(parts)}" if parts else ""
-            yield f"Ranks: {name}: {word} {human(ns[-1], 'ns')}{of_it}"
+        name = f"{many} {line.label} of {escape_text(line.node)}"
+        if cause_matrix and cause_matrix.rest and at == len(cause_matrix.lines) - 1:
+            name = cause_matrix.rest
+        for word, ns in (("lost", line.victim_ns), ("caused", line.culprit_ns)):
+            causes = zip(cause_matrix.causes if cause_matrix else (), ns)
+            parts = [
+                f"{escape_text(cause, 60)} {format_quantity(cause_ns, 'ns')}"
+                for cause, cause_ns in causes
+                if cause_ns
+            ]
+            breakdown = f", of which {', '.join(parts)}" if parts else ""
+            yield f"Ranks: {name}: {word} {format_quantity(ns[-1], 'ns')}{breakdown}"

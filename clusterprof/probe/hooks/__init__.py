@@ -1,10 +1,10 @@
-"""One file per seam of a framework: what the probe wraps when the job imports that module.
+"""One file per hooked framework module: the functions that the probe wraps when the job imports it.
 
-A hook file has `install(module) -> bool`: wrap what is there, twice makes no difference, False or
-an AttributeError when the seam is not where we know it.
+A hook file has `install(module) -> bool`: wrap the functions of the module, with no
+effect when repeated; False or an AttributeError when they are not where expected.
 """
 
-# (module to wait for, hook file); the position is the hook number of a hook_note
+# (module to wait for, hook file); the position is the hook number in a hook_note
 HOOKS = (
     ("torch.utils.data.dataloader", "dataloader"),
     ("torch", "optimizer"),

@@ -1,7 +1,7 @@
-"""PyTorch's allocator on the device: how often it went to the driver, about once a second.
+"""PyTorch's device allocator: how often it called the driver, read about once a second.
 
-Reading its counters costs some tens of microseconds, so it is done at the end of a step and at most
-once a second. Of the counters only differences are recorded.
+Reading its counters costs some tens of microseconds, so it is done at the end of a step
+and at most once a second. Only differences of the counters are recorded.
 """
 
 from time import monotonic_ns
@@ -9,38 +9,41 @@ from typing import Any, Tuple
 
 from .. import layout, ring
 
-EVERY_NS = 1_000_000_000
-_NAMES = ("num_alloc_retries", "num_device_alloc", "num_device_free", "num_ooms")
+READ_INTERVAL_NS = 1_000_000_000
+_COUNTERS = ("num_alloc_retries", "num_device_alloc", "num_device_free", "num_ooms")
 
 _read_ns = 0
-_before: Tuple[int, ...] = ()
-_mute = False
+_previous: Tuple[int, ...] = ()
+_unavailable = False
 
 
-def look(cuda: Any) -> None:
-    """Read the counters if it is time; `cuda` is torch.cuda, which the job has initialised."""
-    global _read_ns, _before, _mute
+def record_allocator_counters(cuda: Any) -> None:
+    """Read the counters if due; `cuda` is torch.cuda, already initialized by the job."""
+    global _read_ns, _previous, _unavailable
     now = monotonic_ns()
-    if _mute or (now - _read_ns < EVERY_NS and _before):
+    if _unavailable or (now - _read_ns < READ_INTERVAL_NS and _previous):
         return
     reader = getattr(cuda, "memory_stats_as_nested_dict", None)
     if reader is None:
         return
     try:
-        told = reader()
+        counters = reader()
     except (AttributeError, RuntimeError):
-        _mute = True
+        _unavailable = True
         return
-    values = tuple([int(told.get(name, -1)) for name in _NAMES])
-    if _before:
-        rises = [-1 if n < 0 else max(0, n - b) for n, b in zip(values, _before)]
-        ring.emit(layout.ALLOCATOR, _read_ns, now, *rises)
-    _read_ns, _before = now, values
+    values = tuple([int(counters.get(name, -1)) for name in _COUNTERS])
+    if _previous:
+        differences = [
+            -1 if value < 0 else max(0, value - previous)
+            for value, previous in zip(values, _previous)
+        ]
+        ring.emit(layout.ALLOCATOR, _read_ns, now, *differences)
+    _read_ns, _previous = now, values
 
 
-def _forget() -> None:
-    global _read_ns, _before
-    _read_ns, _before = 0, ()
+def _clear_allocator_state() -> None:
+    global _read_ns, _previous
+    _read_ns, _previous = 0, ()
 
 
-ring.after_fork.append(_forget)
+ring.after_fork.append(_clear_allocator_state)

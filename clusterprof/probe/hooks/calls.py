@@ -1,7 +1,8 @@
-"""A call of torch.distributed that is no collective of a whole group: wrapped, with its own reader.
+"""Wraps calls of torch.distributed that are no collectives of a whole group.
 
-`distributed` has the wrapper of collectives, which is called often enough to be one function. This
-one asks a `begin` what the call is, and serves whatever is rarer.
+`probe.hooks.distributed` wraps collectives, which are frequent enough to justify
+one large function. This wrapper calls a `begin` function that reads the arguments, and
+serves rarer calls.
 """
 
 import functools
@@ -9,95 +10,98 @@ import sys
 from time import monotonic_ns
 from typing import Any, Callable, Dict, Optional, Set, Tuple
 
-from .. import failed, layout, ring, without_our_frame
-from . import cuda, groups, seam, works
+from .. import handle_error, layout, remove_own_frame, ring
+from . import cuda, process_groups, works
+from . import wrap as hooks_wrap
 
-inside: Set[int] = set()
-"""Threads that are in a wrapped function: what that calls is its own matter."""
+active_threads: Set[int] = set()
+"""Threads inside a wrapped function; calls made from there are not recorded."""
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 
-Call = Tuple[int, groups.Group, int, int, int, Any, int]  # thread, group, b, c, d, mark, start
-Begin = Callable[[Tuple[Any, ...], Dict[str, Any]], Optional[Call]]
+PendingCall = Tuple[
+    int, process_groups.Group, int, int, int, Any, int
+]  # thread, group, b, c, d, mark, start
+CallReader = Callable[[Tuple[Any, ...], Dict[str, Any]], Optional[PendingCall]]
 
 
-def wrap(original: Any, begin: Begin) -> Any:
-    """Return `original` between a `begin` that may say None, and the span of what it said."""
+def wrap_call(original: Any, begin: CallReader) -> Any:
+    """Wrap `original`: `begin` reads each call and may return None, else its span is recorded."""
     if getattr(original, "_is_clusterprof", False):
         return original
 
     @functools.wraps(original)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
-        if seam.is_compiling():
+        if hooks_wrap.is_compiling():
             return original(*arguments, **keywords)
         call = None
         try:
             if _probe.on:  # type: ignore[attr-defined]
                 call = begin(arguments, keywords)
         except BaseException as error:
-            failed(error)
+            handle_error(error)
         try:
             result = original(*arguments, **keywords)
         except BaseException as error:
             if call is not None:
-                inside.discard(call[0])
-            without_our_frame(error)
+                active_threads.discard(call[0])
+            remove_own_frame(error)
             raise
         if call is not None:
             try:
-                _ended(call, monotonic_ns(), result)
+                _finish_call(call, monotonic_ns(), result)
             except BaseException as error:
-                failed(error)
+                handle_error(error)
         return result
 
     wrapper._is_clusterprof = True  # type: ignore[attr-defined]
     return wrapper
 
 
-def _ended(call: Call, end: int, result: Any) -> None:
+def _finish_call(call: PendingCall, end: int, result: Any) -> None:
     thread, group, b, size, d, mark, start = call
-    inside.discard(thread)
+    active_threads.discard(thread)
     sequence = ring.emit(layout.COLLECTIVE, start, end, group.number, b, size, d)
     if d >> layout.FORM_SHIFT & layout.FORM_MASK == layout.BLOCKING:
         if mark is not None:
-            cuda.after_wait(mark, sequence, start, end, layout.EXPOSED_COLLECTIVE)
+            cuda.finish_wait(mark, sequence, start, end, layout.EXPOSED_COLLECTIVE)
         return
-    if thread in works.gathering:
-        works.gathering[thread].append((group.number, b, size, d))
+    if thread in works.coalescing_spans:
+        works.coalescing_spans[thread].append((group.number, b, size, d))
     if result is not None:
-        works.remember(result, group.number, b, size, d)
+        works.register_work(result, group.number, b, size, d)
 
 
-def names_of(function: Any) -> Tuple[str, ...]:
-    """Return the names that the arguments of a function have in this version."""
+def list_argument_names(function: Any) -> Tuple[str, ...]:
+    """Return the argument names of a function in the installed version."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     code = function.__code__
     return tuple(code.co_varnames[: code.co_argcount])
 
 
-def bytes_of(brought: Any) -> int:
-    """Return the bytes of a tensor or of the tensors in a list; 0 for none, -1 unknown."""
-    if brought is None:
+def sum_tensor_bytes(tensors: Any) -> int:
+    """Return the bytes of a tensor or of the tensors in a list; 0 for None, -1 unknown."""
+    if tensors is None:
         return 0
     try:
-        if isinstance(brought, (list, tuple)):
-            return sum([_bytes(each) for each in brought])
-        return int(_bytes(brought))
+        if isinstance(tensors, (list, tuple)):
+            return sum([_get_tensor_bytes(tensor) for tensor in tensors])
+        return int(_get_tensor_bytes(tensors))
     except (AttributeError, TypeError, RuntimeError):
-        return groups.UNKNOWN  # not what it should be: torch will say so
+        return process_groups.UNKNOWN  # invalid argument: torch will report it
 
 
-def tensor_with_bytes() -> Any:
-    """Return PyTorch's tensor, None where it does not tell its bytes: before 2.1."""
+def get_tensor_class() -> Any:
+    """Return torch.Tensor, None where it has no `nbytes` (PyTorch before 2.1)."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor if hasattr(tensor, "nbytes") else None
 
 
-def _bytes(tensor: Any) -> int:
+def _get_tensor_bytes(tensor: Any) -> int:
     if hasattr(tensor, "nbytes"):
         return tensor.nbytes  # type: ignore[no-any-return]
     return tensor.element_size() * tensor.nelement()  # type: ignore[no-any-return]
 
 
-ring.after_fork.append(inside.clear)
+ring.after_fork.append(active_threads.clear)

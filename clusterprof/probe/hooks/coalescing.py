@@ -1,13 +1,13 @@
-"""Operations gathered by a coalescing manager: one operation of the group, at the manager's end.
+"""Operations inside a coalescing manager, recorded as one operation of the group at its end.
 
     with _coalescing_manager(group, async_ops=True) as manager:
-        all_reduce(a)      no span: nothing happens here yet, or nothing that could be told apart
+        all_reduce(a)      no span: deferred, or not distinguishable from the others
         all_reduce(b)
                            one span: an all_reduce with the bytes of both
     manager.wait()         its wait
 
-Sends and receives keep their own spans and numbers; where the backend makes one work of them all,
-its wait is the wait of each, receives first.
+Sends and receives keep their own spans and numbers; where the backend combines them
+into one work, the wait for it is recorded for each of them, receives first.
 """
 
 import functools
@@ -16,59 +16,69 @@ from _thread import get_ident
 from time import monotonic_ns
 from typing import Any, List, Optional, Tuple
 
-from .. import failed, layout, ring, without_our_frame
-from . import calls, groups, seam, works
+from .. import handle_error, layout, remove_own_frame, ring
+from . import calls, process_groups, works, wrap
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
-_open: "dict[int, Batch]" = {}  # by thread: the innermost batch that is being gathered
+# by thread: the innermost open batch
+_open_batches: "dict[int, CoalescedBatch]" = {}
 
 
-def takes(operation: int, size: int, group: groups.Group) -> bool:
-    """Leave a collective of this thread to the batch it is gathered in, if it is in one."""
-    batch = _open.get(get_ident())
+def append_to_batch(operation: int, size: int, group: process_groups.Group) -> bool:
+    """Add a collective of this thread to the open batch of its group; False if there is none."""
+    batch = _open_batches.get(get_ident())
     if batch is None or batch.group is not group:
         return False
     batch.operation = batch.operation or operation
-    batch.bytes = groups.UNKNOWN if min(size, batch.bytes) < 0 else batch.bytes + size
+    batch.bytes = process_groups.UNKNOWN if min(size, batch.bytes) < 0 else batch.bytes + size
     return True
 
 
 def wrap_manager(c10d: Any, original: Any) -> Any:
     """Wrap the function that makes coalescing managers.
 
-    That of PyTorch 2.0 makes no work of its own: each operation in it is waited for by itself.
+    In PyTorch 2.0 it creates no combined work and each operation is waited for separately,
+    so it is returned unchanged.
     """
-    names = calls.names_of(original)
+    names = calls.list_argument_names(original)
     if "async_ops" not in names:
         return original
     group_at, async_at = names.index("group"), names.index("async_ops")
 
     @functools.wraps(original)
     def manager(*arguments: Any, **keywords: Any) -> Any:
-        made = original(*arguments, **keywords)
-        if seam.is_compiling():
-            return made
+        original_manager = original(*arguments, **keywords)
+        if wrap.is_compiling():
+            return original_manager
         try:
-            given = len(arguments)
-            asked = arguments[group_at] if given > group_at else keywords.get("group")
-            late = arguments[async_at] if given > async_at else keywords.get("async_ops")
-            group = groups.find(c10d, asked) if _probe.on else None  # type: ignore[attr-defined]
-            return made if group is None else Batch(made, group, bool(late))
+            argument_count = len(arguments)
+            process_group = (
+                arguments[group_at] if argument_count > group_at else keywords.get("group")
+            )
+            is_async = (
+                arguments[async_at] if argument_count > async_at else keywords.get("async_ops")
+            )
+            group = process_groups.find_group(c10d, process_group) if _probe.on else None  # type: ignore[attr-defined]
+            return (
+                original_manager
+                if group is None
+                else CoalescedBatch(original_manager, group, bool(is_async))
+            )
         except BaseException as error:
-            failed(error)
-        return made
+            handle_error(error)
+        return original_manager
 
     manager._is_clusterprof = True  # type: ignore[attr-defined]
     return manager
 
 
-class Batch:
-    """What stands in a `with` statement for the manager, and does what that does."""
+class CoalescedBatch:
+    """Replaces the manager in a `with` statement and forwards to it."""
 
-    def __init__(self, made: Any, group: groups.Group, late: bool) -> None:
-        self._made = made
-        self._late = late
-        self._outer: Optional[Batch] = None
+    def __init__(self, wrapped: Any, group: process_groups.Group, is_async: bool) -> None:
+        self._wrapped = wrapped
+        self._is_async = is_async
+        self._outer: Optional[CoalescedBatch] = None
         self._manager: Any = None
         self.group = group
         self.operation = 0
@@ -77,61 +87,61 @@ class Batch:
 
     def __enter__(self) -> Any:
         try:
-            self._manager = self._made.__enter__()
+            self._manager = self._wrapped.__enter__()
         except BaseException as error:
-            without_our_frame(error)
+            remove_own_frame(error)
             raise
         thread = get_ident()
-        self._outer = _open.get(thread)
-        _open[thread] = self
-        works.gathering[thread] = self.messages
+        self._outer = _open_batches.get(thread)
+        _open_batches[thread] = self
+        works.coalescing_spans[thread] = self.messages
         return self._manager
 
     def __exit__(self, *exception: Any) -> Any:
-        start = self._end()
+        start = self._leave()
         try:
-            result = self._made.__exit__(*exception)
+            result = self._wrapped.__exit__(*exception)
         except BaseException as error:
-            without_our_frame(error)
+            remove_own_frame(error)
             raise
         try:
             if start and exception[0] is None and _probe.on:  # type: ignore[attr-defined]
-                self._ended(start, monotonic_ns())
+                self._record(start, monotonic_ns())
         except BaseException as error:
-            failed(error)
+            handle_error(error)
         return result
 
-    def _end(self) -> int:
+    def _leave(self) -> int:
         thread = get_ident()
         if self._outer is None:
-            _open.pop(thread, None)
-            works.gathering.pop(thread, None)
+            _open_batches.pop(thread, None)
+            works.coalescing_spans.pop(thread, None)
         else:
-            _open[thread] = self._outer
-            works.gathering[thread] = self._outer.messages
+            _open_batches[thread] = self._outer
+            works.coalescing_spans[thread] = self._outer.messages
         if not self.operation:
             return monotonic_ns()
-        # Its number is taken when it ends: until then it is the next of its group.
-        return ring.enter(self.group.number, groups.UNKNOWN, self.bytes, self.operation)
+        # Its number is assigned when it ends; until then it is the next of its group.
+        return ring.enter(self.group.number, process_groups.UNKNOWN, self.bytes, self.operation)
 
-    def _ended(self, start: int, end: int) -> None:
-        made = getattr(self._manager, "works", None) if self._late else None
-        work = made[-1] if made else None
+    def _record(self, start: int, end: int) -> None:
+        pending_works = getattr(self._manager, "works", None) if self._is_async else None
+        work = pending_works[-1] if pending_works else None
         number = self.group.number
         if self.operation:
             b = next(self.group.operations)
-            form = layout.ISSUE if self._late else layout.BLOCKING
+            form = layout.ISSUE if self._is_async else layout.BLOCKING
             d = self.operation | form << layout.FORM_SHIFT
             ring.emit(layout.COLLECTIVE, start, end, number, b, self.bytes, d)
             if work is not None:
-                works.remember(work, number, b, self.bytes, d)
+                works.register_work(work, number, b, self.bytes, d)
         elif self.messages and work is not None:
-            first = sorted(self.messages, key=_receives_first)
-            works.remember(work, *first[0], also=first[1:])
+            messages = sorted(self.messages, key=_is_not_receive)
+            works.register_work(work, *messages[0], others=messages[1:])
 
 
-def _receives_first(message: Tuple[int, int, int, int]) -> bool:
+def _is_not_receive(message: Tuple[int, int, int, int]) -> bool:
     return message[3] & layout.OPERATION_MASK != layout.RECV
 
 
-ring.after_fork += [_open.clear, works.gathering.clear]
+ring.after_fork += [_open_batches.clear, works.coalescing_spans.clear]

@@ -1,27 +1,28 @@
 """Lightning, Hugging Face, DeepSpeed, Megatron: evaluations, saves, and steps of their own.
 
-Their batches come out of torch's loaders and their steps are those of torch's optimizers, which
-other hooks mark; what is here is what only the framework knows. Functions are wrapped where they
-are defined: callbacks would change the list that users see and pickle.
+Their batches come from torch's loaders and their optimizer steps from torch's
+optimizers, which other hooks record; this hook records only what the framework alone
+knows. Functions are wrapped where they are defined: registering callbacks would change
+the list that users see and pickle.
 """
 
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Dict, Tuple
 
-from .. import layout, steps
-from . import marks, seam
+from .. import annotations, layout
+from . import marks, wrap
 
 _EVAL, _SAVE, _STEP = "eval", "save", "step"
-_SHARDED = "sharded save"  # written by threads and processes of its own, in part
-Seam = Tuple[str, str, str]  # class (or none), function, what it is
+_SHARDED = "sharded save"  # written in parts by separate threads and processes
+HookedFunction = Tuple[str, str, str]  # class ("" = none), function, role
 
-_LIGHTNING: Dict[str, Tuple[Seam, ...]] = {
+_LIGHTNING_FUNCTIONS: Dict[str, Tuple[HookedFunction, ...]] = {
     "pytorch.loops.evaluation_loop": (("_EvaluationLoop", "run", _EVAL),),
     "pytorch.trainer.trainer": (("Trainer", "save_checkpoint", _SAVE),),
     "fabric.fabric": (("Fabric", "save", _SAVE),),
 }
-_SEAMS: Dict[str, Tuple[Seam, ...]] = {
+_FUNCTIONS: Dict[str, Tuple[HookedFunction, ...]] = {
     "transformers.trainer": (
         ("Trainer", "evaluate", _EVAL),
         ("Trainer", "predict", _EVAL),
@@ -32,57 +33,58 @@ _SEAMS: Dict[str, Tuple[Seam, ...]] = {
         ("Accelerator", "save_state", _SAVE),
         ("Accelerator", "save_model", _SAVE),
     ),
-    # ZeRO steps its optimizer once for each group of parameters, and a pipeline has no step().
+    # ZeRO steps its optimizer once per parameter group, and a pipeline has no step().
     "deepspeed.runtime.engine": (
         ("DeepSpeedEngine", "_take_model_step", _STEP),
         ("DeepSpeedEngine", "save_checkpoint", _SAVE),
         ("DeepSpeedEngine", "save_16bit_model", _SAVE),
     ),
-    "megatron.training.training": (
-        ("", "train_step", _STEP),
-        ("", "evaluate", _EVAL),
-    ),
+    "megatron.training.training": (("", "train_step", _STEP), ("", "evaluate", _EVAL)),
     "megatron.training.checkpointing": (("", "save_checkpoint", _SHARDED),),
     "megatron.core.dist_checkpointing.serialization": (("", "save", _SHARDED),),
 }
 
 
 def install(module: ModuleType) -> bool:
-    """Wrap each function of the table that this version has; False when one is not there."""
-    found = True
-    for owner_name, name, what in _seams_of(module.__name__):
+    """Wrap each function of the table that this version has; False when one is missing."""
+    complete = True
+    for owner_name, name, role in _get_functions(module.__name__):
         owner = getattr(module, owner_name, None) if owner_name else module
         if not hasattr(owner, name):
-            found = False
-        elif what == _STEP:
-            seam.wrap(owner, name, _stepped, _begins)
-        elif what == _EVAL:
-            marks.wrap(owner, name, layout.EVAL)
+            complete = False
+        elif role == _STEP:
+            wrap.wrap_function(owner, name, _finish_framework_step, _begin_framework_step)
+        elif role == _EVAL:
+            marks.wrap_outermost(owner, name, layout.EVAL)
         else:
-            marks.wrap(owner, name, layout.CHECKPOINT, _size_of_file, by_parts=what == _SAVE)
-    return found
+            marks.wrap_outermost(
+                owner, name, layout.CHECKPOINT, _read_saved_file_size, by_parts=role == _SAVE
+            )
+    return complete
 
 
-def _seams_of(module: str) -> Tuple[Seam, ...]:
+def _get_functions(module: str) -> Tuple[HookedFunction, ...]:
     name = module.replace("pytorch_lightning.", "lightning.pytorch.")
     name = name.replace("lightning_fabric.", "lightning.fabric.")
     if name.startswith("lightning."):
-        return _LIGHTNING[name[len("lightning.") :]]
-    return _SEAMS[name]
+        return _LIGHTNING_FUNCTIONS[name[len("lightning.") :]]
+    return _FUNCTIONS[name]
 
 
-def _size_of_file(arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> int:
-    """Return the bytes of the file that is a save's first argument, if that is one."""
-    named = arguments[1:2] or tuple([keywords[n] for n in ("filepath", "path") if n in keywords])
-    return marks.file_size(named[0]) if named else marks.UNKNOWN
+def _read_saved_file_size(arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> int:
+    """Return the size of the file that is a save's first argument, -1 if it is not a file."""
+    file_names = arguments[1:2] or tuple(
+        [keywords[n] for n in ("filepath", "path") if n in keywords]
+    )
+    return marks.read_file_size(file_names[0]) if file_names else marks.UNKNOWN
 
 
-def _begins(*arguments: Any, **keywords: Any) -> None:
-    steps.saw(monotonic_ns())
-    steps.framework_begins()
+def _begin_framework_step(*arguments: Any, **keywords: Any) -> None:
+    annotations.begin_first_step(monotonic_ns())
+    annotations.begin_framework_steps()
 
 
-def _stepped(
+def _finish_framework_step(
     token: None, start: int, end: int, result: Any, *arguments: Any, **keywords: Any
 ) -> None:
-    steps.framework_stepped(end)
+    annotations.finish_framework_step(end)

@@ -1,9 +1,9 @@
-"""Functional collectives: torch.ops._c10d_functional, whoever calls it while nothing is compiled.
+"""Functional collectives: calls of torch.ops._c10d_functional outside compiled code.
 
-Such an operation returns a tensor, and who needs its values waits with `wait_tensor`: two spans,
-found together by where the values lie in memory. The operators stay the objects they are; what each
-calls in the end is replaced by something that looks the same to all who ask. Compiled code calls
-their overloads, and is not seen.
+The operation returns a tensor, and the caller waits with `wait_tensor` before using its
+values: two spans, matched by the memory address of the values. The operator objects
+stay unchanged; the function that each calls is replaced by an object that looks
+identical. Compiled code calls their overloads and is not recorded.
 """
 
 import sys
@@ -12,10 +12,10 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Dict, List, Tuple
 
-from .. import failed, layout, ring, without_our_frame
-from . import calls, cuda, groups, seam
+from .. import handle_error, layout, remove_own_frame, ring
+from . import calls, cuda, process_groups, wrap
 
-WAITS_AT_MOST = 512  # results under way whose wait we would recognise
+MAX_PENDING_RESULTS = 512  # pending results whose wait can be recognized
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 OPERATORS = {
     "all_reduce": layout.ALL_REDUCE,
@@ -34,41 +34,43 @@ OPERATORS = {
 }
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
-Under = Tuple[List[int], int, int, int, int]  # where the results lie, a, b, c, d
-_under_way: Dict[int, Under] = {}  # by where a result lies, oldest first
-_waited_ns = 0  # when the last wait ended
+PendingOperation = Tuple[List[int], int, int, int, int]  # addresses of the results, then a, b, c, d
+_pending: Dict[int, PendingOperation] = {}  # by address of a result, oldest first
+_waited_ns = 0  # end of the last wait
 
 
 def install(module: ModuleType) -> bool:
-    """Put our own function behind each operator that this version has."""
+    """Replace the function behind each operator that this version has."""
     torch = sys.modules["torch"]
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     eager = {torch.Tensor, torch.nn.Parameter, module.AsyncCollectiveTensor}  # type: ignore[attr-defined]
-    c10d._resolve_process_group  # noqa: B018 - or the names of groups mean nothing
+    c10d._resolve_process_group  # noqa: B018 - needed to resolve group names
     for name in NAMESPACES:
         operators = getattr(torch.ops, name)  # type: ignore[attr-defined]
         for function, operation in OPERATORS.items():
             if hasattr(operators, function):
                 packet = getattr(operators, function)
                 schema = packet.default._schema.arguments
-                group_at = [one.name for one in schema].index("group_name")
-                _put(packet, _Issue(packet._op, c10d, operation, group_at, eager))
+                group_at = [argument.name for argument in schema].index("group_name")
+                _install_operator(
+                    packet, _IssueOperator(packet._op, c10d, operation, group_at, eager)
+                )
     packet = torch.ops._c10d_functional.wait_tensor  # type: ignore[attr-defined]
-    _put(packet, _Wait(packet._op, eager))
+    _install_operator(packet, _WaitOperator(packet._op, eager))
     return True
 
 
-def _put(packet: Any, ours: Any) -> None:
+def _install_operator(packet: Any, operator: Any) -> None:
     if isinstance(packet._op, _Operator):
         return
-    # TorchScript knows functions by their id.
+    # TorchScript identifies functions by their id.
     builtins = sys.modules["torch.jit._builtins"]
-    builtins._register_builtin(ours, packet._qualified_op_name)
-    packet._op = ours
+    builtins._register_builtin(operator, packet._qualified_op_name)
+    packet._op = operator
 
 
 class _Operator:
-    """Stands for the function that an operator calls: the same hash, the same attributes."""
+    """Replaces the function that an operator calls, with an equal hash and attributes."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -86,15 +88,15 @@ class _Operator:
         return getattr(self.original, name)
 
 
-class _Issue(_Operator):
-    """An operation is begun; when the caller goes on, its result is not there yet."""
+class _IssueOperator(_Operator):
+    """Begins an operation; when the call returns, its result is not complete yet."""
 
     def __init__(self, original: Any, c10d: Any, operation: int, group_at: int, eager: Any) -> None:
         super().__init__(original)
         self._c10d = c10d
         self._operation = operation
         self._group_at = group_at
-        self._eager = eager  # types of tensors that are real; others are traced
+        self._eager = eager  # types of real tensors; others are traced
         self._named: Dict[str, Any] = {}
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -103,109 +105,119 @@ class _Issue(_Operator):
             if _probe.on:  # type: ignore[attr-defined]
                 call = self._begin(arguments, keywords)
         except BaseException as error:
-            failed(error)
+            handle_error(error)
         try:
             result = self.original(*arguments, **keywords)
         except BaseException as error:
             if call is not None:
-                calls.inside.discard(call[0])
-            without_our_frame(error)
+                calls.active_threads.discard(call[0])
+            remove_own_frame(error)
             raise
         if call is not None:
             try:
-                self._issued(call, monotonic_ns(), result)
+                self._record_issue(call, monotonic_ns(), result)
             except BaseException as error:
-                failed(error)
+                handle_error(error)
         return result
 
-    def _begin(self, arguments: Any, keywords: Any) -> "calls.Call | None":
+    def _begin(self, arguments: Any, keywords: Any) -> "calls.PendingCall | None":
         thread = get_ident()
-        if thread in calls.inside or not arguments or seam.compiler._is_compiling_flag:
+        if thread in calls.active_threads or not arguments or wrap.compiler._is_compiling_flag:
             return None
-        brought = arguments[0]
-        first = brought[0] if type(brought) is list and brought else brought
+        input_tensors = arguments[0]
+        first = input_tensors[0] if type(input_tensors) is list and input_tensors else input_tensors
         if type(first) not in self._eager:
             return None
-        at = self._group_at
-        named = arguments[at] if len(arguments) > at else keywords.get("group_name")
-        if isinstance(named, str):
-            named = self._c10d._resolve_process_group(named)
-        group = groups.find(self._c10d, named) if named is not None else None
+        position = self._group_at
+        process_group = (
+            arguments[position] if len(arguments) > position else keywords.get("group_name")
+        )
+        if isinstance(process_group, str):
+            process_group = self._c10d._resolve_process_group(process_group)
+        group = (
+            process_groups.find_group(self._c10d, process_group)
+            if process_group is not None
+            else None
+        )
         if group is None:
             return None
-        size = calls.bytes_of(brought)
+        size = calls.sum_tensor_bytes(input_tensors)
         if self._operation == layout.BROADCAST:
             source = arguments[1] if len(arguments) > 1 else keywords.get("src")
             size = size if group.rank == group.global_rank(source) else 0
         b = next(group.operations)
-        calls.inside.add(thread)
+        calls.active_threads.add(thread)
         d = self._operation | layout.ISSUE << layout.FORM_SHIFT
         return thread, group, b, size, d, None, ring.enter(group.number, b, size, d)
 
-    def _issued(self, call: calls.Call, end: int, result: Any) -> None:
+    def _record_issue(self, call: calls.PendingCall, end: int, result: Any) -> None:
         thread, group, b, size, d, _, start = call
-        calls.inside.discard(thread)
-        # What it brings may be the result of another: the wait for that comes first.
+        calls.active_threads.discard(thread)
+        # Its input may be the result of another operation: the wait for that comes first.
         ring.emit(layout.COLLECTIVE, max(start, _waited_ns), end, group.number, b, size, d)
-        if len(_under_way) >= WAITS_AT_MOST:
-            for key in list(_under_way)[: WAITS_AT_MOST // 4]:  # nobody waits for these any more
-                _under_way.pop(key, None)
-        places = [_place(one) for one in result] if type(result) is list else [_place(result)]
+        if len(_pending) >= MAX_PENDING_RESULTS:
+            for key in list(_pending)[: MAX_PENDING_RESULTS // 4]:  # these are no longer waited for
+                _pending.pop(key, None)
+        addresses = (
+            [_get_data_address(tensor) for tensor in result]
+            if type(result) is list
+            else [_get_data_address(result)]
+        )
         waits = d + (layout.WAIT - layout.ISSUE << layout.FORM_SHIFT)
-        for place in places:
-            if place:
-                _under_way.pop(place, None)  # the oldest first, also when memory is used again
-                _under_way[place] = (places, group.number, b, size, waits)
+        for address in addresses:
+            if address:
+                _pending.pop(address, None)  # keeps the oldest first, also when memory is reused
+                _pending[address] = (addresses, group.number, b, size, waits)
 
 
-class _Wait(_Operator):
-    """The caller needs a result; of those of one operation the first that is needed counts."""
+class _WaitOperator(_Operator):
+    """Waits for a result; of the results of one operation only the first wait is recorded."""
 
     def __init__(self, original: Any, eager: Any) -> None:
         super().__init__(original)
         self._eager = eager
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        known = None
+        pending = None
         mark = None
         start = 0
         try:
-            ready = arguments and _under_way and _probe.on and not seam.compiler._is_compiling_flag  # type: ignore[attr-defined]
+            ready = arguments and _pending and _probe.on and not wrap.compiler._is_compiling_flag  # type: ignore[attr-defined]
             if ready and type(arguments[0]) in self._eager:
-                known = _under_way.get(_place(arguments[0]))
-                if known is not None:
-                    for place in known[0]:
-                        _under_way.pop(place, None)
-                    mark = cuda.before_wait(cuda.COLLECTIVES, default_stream=True)
-                    start = ring.enter(*known[1:])
+                pending = _pending.get(_get_data_address(arguments[0]))
+                if pending is not None:
+                    for address in pending[0]:
+                        _pending.pop(address, None)
+                    mark = cuda.begin_wait(cuda.MAX_PENDING_COLLECTIVES, default_stream=True)
+                    start = ring.enter(*pending[1:])
         except BaseException as error:
-            failed(error)
+            handle_error(error)
         try:
             result = self.original(*arguments, **keywords)
         except BaseException as error:
-            without_our_frame(error)
+            remove_own_frame(error)
             raise
         try:
-            if start and known is not None:
-                _waited(known, start, monotonic_ns(), mark)
+            if start and pending is not None:
+                _record_wait(pending, start, monotonic_ns(), mark)
         except BaseException as error:
-            failed(error)
+            handle_error(error)
         return result
 
 
-def _waited(known: Under, start: int, end: int, mark: cuda.Mark) -> None:
+def _record_wait(pending: PendingOperation, start: int, end: int, mark: cuda.WaitMark) -> None:
     global _waited_ns
     _waited_ns = end
-    sequence = ring.emit(layout.COLLECTIVE, start, end, *known[1:])
-    cuda.after_wait(mark, sequence, start, end, layout.EXPOSED_COLLECTIVE)
+    sequence = ring.emit(layout.COLLECTIVE, start, end, *pending[1:])
+    cuda.finish_wait(mark, sequence, start, end, layout.EXPOSED_COLLECTIVE)
 
 
-def _place(tensor: Any) -> int:
-    """Return where the values of a tensor lie; 0 when it has none of its own."""
+def _get_data_address(tensor: Any) -> int:
+    """Return the memory address of a tensor's values; 0 when it has none of its own."""
     try:
         return int(tensor.data_ptr())
     except RuntimeError:
-        return 0  # a tensor that is traced, or stands for many
+        return 0  # a traced tensor, or one that represents several
 
 
-ring.after_fork.append(_under_way.clear)
+ring.after_fork.append(_pending.clear)

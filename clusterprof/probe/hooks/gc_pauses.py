@@ -1,38 +1,38 @@
-"""Pauses of the garbage collector: every full collection, and any that took over 100 µs."""
+"""Pauses of Python's garbage collector: every full collection, and any over 100 µs."""
 
 import gc
 from time import monotonic_ns
 from typing import Dict
 
-from .. import failed, layout, ring
+from .. import handle_error, layout, ring
 
-FULL = 2
-NOTABLE_NS = 100_000
+FULL_GENERATION = 2
+MIN_PAUSE_NS = 100_000
 
-_began_ns = 0
+_gc_began_ns = 0
 
 
 def install() -> None:
-    """Watch from now on; collections before the first record of a process tell nothing."""
-    if _pause not in gc.callbacks:
-        gc.callbacks.append(_pause)
+    """Record pauses from now on; those before the first record of a process are irrelevant."""
+    if _record_pause not in gc.callbacks:
+        gc.callbacks.append(_record_pause)
 
 
-def _pause(phase: str, info: Dict[str, int]) -> None:
-    global _began_ns
+def _record_pause(phase: str, info: Dict[str, int]) -> None:
+    global _gc_began_ns
     try:
         now = monotonic_ns()
         if phase == "start":
-            _began_ns = now
+            _gc_began_ns = now
             return
-        began, _began_ns = _began_ns, 0
+        began, _gc_began_ns = _gc_began_ns, 0
         generation = info["generation"]
-        if not began or (generation != FULL and now - began < NOTABLE_NS):
+        if not began or (generation != FULL_GENERATION and now - began < MIN_PAUSE_NS):
             return
-        if ring.is_open():  # a forked child that does nothing else needs no ring
+        if ring.is_open():  # a forked child that records nothing else needs no ring
             ring.emit(layout.GC, began, now, generation, info["collected"])
     except BaseException as error:
-        failed(error)
+        handle_error(error)
 
 
-ring.when_open.append(install)
+ring.on_open.append(install)

@@ -1,7 +1,7 @@
-"""JAX: tracing, lowering and compiling, as JAX itself tells those who listen (`jax.monitoring`).
+"""JAX: tracing, lowering and compiling, as reported to listeners of `jax.monitoring`.
 
-Where its steps end nobody can know from outside: calls return before the device has done them, and
-a loop looks like any other. `clusterprof.step()` says it.
+The end of a step is not visible from outside: calls return before the device has
+finished, and a training loop looks like any other loop. `clusterprof.step()` marks it.
 """
 
 import sys
@@ -9,12 +9,12 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from .. import failed, layout, ring
+from .. import handle_error, layout, ring
 
 UNKNOWN = -1
-NOTABLE_S = 100e-6  # every operation outside of jit is traced once; most take less
+MIN_COMPILE_S = 100e-6  # every operation outside jit is traced once; most take less time
 
-_EVENTS = frozenset(
+_COMPILE_EVENTS = frozenset(
     (
         "/jax/core/compile/jaxpr_trace_duration",
         "/jax/core/compile/jaxpr_to_mlir_module_duration",
@@ -27,15 +27,15 @@ _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 def install(module: ModuleType) -> bool:
     """Register as a listener, once."""
     if not getattr(module, "_is_clusterprof_hooked", False):
-        module.register_event_duration_secs_listener(_heard)  # type: ignore[attr-defined]
+        module.register_event_duration_secs_listener(_record_event)  # type: ignore[attr-defined]
         module._is_clusterprof_hooked = True  # type: ignore[attr-defined]
     return True
 
 
-def _heard(event: str, duration: float, **more: Any) -> None:
+def _record_event(event: str, duration: float, **extra: Any) -> None:
     try:
-        if _probe.on and duration >= NOTABLE_S and event in _EVENTS:  # type: ignore[attr-defined]
+        if _probe.on and duration >= MIN_COMPILE_S and event in _COMPILE_EVENTS:  # type: ignore[attr-defined]
             now = monotonic_ns()
             ring.emit(layout.COMPILE, now - int(duration * 1e9), now, UNKNOWN)
     except BaseException as error:
-        failed(error)
+        handle_error(error)

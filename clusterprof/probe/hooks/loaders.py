@@ -1,19 +1,19 @@
-"""Loaders that are not PyTorch's: how long the job waits for each batch of tf.data, DALI or SPDL.
+"""Loaders other than PyTorch's: how long the job waits for each batch of tf.data, DALI or SPDL.
 
-Their threads work inside the job's process or in native code. Who made the awaited batch is not
-known, nor how many work at it.
+Their threads run inside the job's process or in native code. Neither the thread that
+built the awaited batch nor the number of threads is known.
 """
 
 from types import ModuleType
 from typing import Any, Tuple
 
-from .. import layout, ring, steps
+from .. import annotations, layout, ring
 from . import batch, cuda
-from .seam import wrap
+from .wrap import wrap_function
 
 UNKNOWN = -1
 
-_WAITS = {
+_WAIT_FUNCTIONS = {
     "tensorflow.python.data.ops.iterator_ops": ("OwnedIterator", "__next__"),
     "nvidia.dali.plugin.pytorch": ("DALIGenericIterator", "__next__"),
     "nvidia.dali.plugin.jax.iterator": ("DALIGenericIterator", "__next__"),
@@ -22,24 +22,24 @@ _WAITS = {
 
 
 def install(module: ModuleType) -> bool:
-    """Wrap what hands out the next batch."""
-    class_name, name = _WAITS[module.__name__]
-    return wrap(getattr(module, class_name), name, _waited, _waits)
+    """Wrap the function that delivers the next batch."""
+    class_name, name = _WAIT_FUNCTIONS[module.__name__]
+    return wrap_function(getattr(module, class_name), name, _finish_loader_wait, _begin_loader_wait)
 
 
-def _waits(iterator: Any, *arguments: Any, **keywords: Any) -> Tuple[Any, bool]:
-    # DALI's iterators take their first batch when they are made, and hand it out later.
-    return cuda.before_wait(), getattr(iterator, "_first_batch", None) is None
+def _begin_loader_wait(iterator: Any, *arguments: Any, **keywords: Any) -> Tuple[Any, bool]:
+    # DALI's iterators fetch their first batch when they are created, and deliver it later.
+    return cuda.begin_wait(), getattr(iterator, "_first_batch", None) is None
 
 
-def _waited(
+def _finish_loader_wait(
     token: Tuple[Any, bool], start: int, end: int, data: Any, *arguments: Any, **keywords: Any
 ) -> None:
-    if ring.helps():
-        return  # a loader inside a loader's worker
+    if ring.is_helper():
+        return  # a loader inside a worker of another loader
     mark, fresh = token
-    steps.saw(start)
+    annotations.begin_first_step(start)
     sequence = ring.emit(layout.DATA_WAIT, start, end, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
-    cuda.after_wait(mark, sequence, start, end)
+    cuda.finish_wait(mark, sequence, start, end)
     if fresh:
-        batch.handed_over(data)
+        batch.record_batch(data)

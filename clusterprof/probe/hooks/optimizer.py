@@ -1,4 +1,4 @@
-"""torch.optim: how long each optimizer step takes, and with it where the steps of the job end."""
+"""torch.optim: the duration of each optimizer step, and the boundaries of the job's steps."""
 
 import sys
 import weakref
@@ -6,32 +6,32 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Callable, Dict, Optional
 
-from .. import failed, layout, ring, steps
-from . import cuda, seam
+from .. import annotations, handle_error, layout, ring
+from . import cuda, wrap
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 _began_ns: Dict[int, int] = {}
-_owner: Optional[Callable[[], Any]] = None  # the first optimizer to step is the one that counts
+_owner: Optional[Callable[[], Any]] = None  # the first optimizer that steps marks the steps
 
 
 def install(module: ModuleType) -> bool:
-    """Register with torch as a hook common to all optimizers (torch 2.0 and later)."""
+    """Register hooks common to all optimizers (torch 2.0 and later)."""
     # not module.optim.optimizer: torch.optim deletes the names of its submodules
     optimizers: Any = sys.modules["torch.optim.optimizer"]
     if getattr(optimizers, "_is_clusterprof_hooked", False):
         return True
-    seam.torch_is_there(module)
-    is_compiling = seam.is_compiling
+    wrap.attach_torch(module)
+    is_compiling = wrap.is_compiling
 
-    # torch.compile traces through these hooks when a step is compiled: the first line is all it
-    # then sees, and takes for a constant.
+    # torch.compile traces these hooks when a step is compiled: it sees only the first line, whose
+    # result it treats as a constant.
     def before(optimizer: Any, arguments: Any, keywords: Any) -> None:
         if not is_compiling():
-            _begins(optimizer)
+            _begin_optimizer_step(optimizer)
 
     def after(optimizer: Any, arguments: Any, keywords: Any) -> None:
         if not is_compiling():
-            _ended(optimizer)
+            _finish_optimizer_step(optimizer)
 
     optimizers.register_optimizer_step_pre_hook(before)
     optimizers.register_optimizer_step_post_hook(after)
@@ -39,7 +39,7 @@ def install(module: ModuleType) -> bool:
     return True
 
 
-def _begins(optimizer: Any) -> None:
+def _begin_optimizer_step(optimizer: Any) -> None:
     global _owner
     try:
         if not _probe.on:  # type: ignore[attr-defined]
@@ -48,21 +48,21 @@ def _begins(optimizer: Any) -> None:
             _owner = weakref.ref(optimizer)
         now = monotonic_ns()
         _began_ns[id(optimizer)] = now
-        steps.saw(now)
+        annotations.begin_first_step(now)
     except BaseException as error:
-        failed(error)
+        handle_error(error)
 
 
-def _ended(optimizer: Any) -> None:
+def _finish_optimizer_step(optimizer: Any) -> None:
     try:
         began = _began_ns.pop(id(optimizer), 0)
         if not began or not _probe.on:  # type: ignore[attr-defined]
             return
         now = monotonic_ns()
         ring.emit(layout.OPTIMIZER, began, now)
-        # With several optimizers (a generator and its critic) one round of the loop is one step.
+        # With several optimizers (a generator and its critic) one loop iteration is one step.
         if _owner is not None and _owner() is optimizer:
-            steps.optimizer_stepped(now)
-        cuda.look()
+            annotations.finish_optimizer_step(now)
+        cuda.collect_finished_waits()
     except BaseException as error:
-        failed(error)
+        handle_error(error)

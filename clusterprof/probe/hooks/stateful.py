@@ -1,15 +1,19 @@
-"""torchdata's StatefulDataLoader: iterators and a worker loop of its own, made after torch's.
+"""torchdata's StatefulDataLoader: its own iterators and worker loop, modeled on torch's.
 
-Its iterators wait through torch's base class and its workers fetch with torch's fetchers, which
-`dataloader` has wrapped; what is its own is where an iterator starts and a worker begins.
+Its iterators wait through torch's base class and its workers fetch with torch's
+fetchers, which `probe.hooks.dataloader` wraps; only iterator start and worker start
+are its own.
 """
 
 from types import ModuleType
 
 from . import dataloader
-from .seam import wrap
+from .wrap import wrap_function
 
-_ITERATORS = ("_StatefulSingleProcessDataLoaderIter", "_StatefulMultiProcessingDataLoaderIter")
+_STATEFUL_ITERATORS = (
+    "_StatefulSingleProcessDataLoaderIter",
+    "_StatefulMultiProcessingDataLoaderIter",
+)
 
 
 def install(module: ModuleType) -> bool:
@@ -17,4 +21,9 @@ def install(module: ModuleType) -> bool:
     if hasattr(module, "_worker_loop") and module.__name__.endswith(".worker"):
         dataloader.wrap_worker_loop(module)
         return True
-    return all([wrap(getattr(module, name), "__init__", dataloader.started) for name in _ITERATORS])
+    return all(
+        [
+            wrap_function(getattr(module, name), "__init__", dataloader.record_loader_start)
+            for name in _STATEFUL_ITERATORS
+        ]
+    )

@@ -1,8 +1,9 @@
-"""Host and device meeting: `.item()`, copies to the host, `synchronize()`, once CUDA is in use.
+"""Device synchronization: `.item()`, copies to the host, `synchronize()`, once CUDA is in use.
 
-A host that waits until the device has done all its work leaves it with none, and what follows is
-launched to an idle device. Calls are many where this hurts: those that begin within 5 ms of the
-first are one record, which says how many they were and how long they took together.
+A host that waits until the device has finished all its work leaves its queue empty, and
+the next kernel is launched to an idle device. Harmful patterns have many calls: those
+that begin within 5 ms of the first are one record, with their number and total
+duration.
 """
 
 import functools
@@ -11,70 +12,70 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from .. import failed, layout, ring, steps, without_our_frame
-from . import seam
+from .. import annotations, handle_error, layout, remove_own_frame, ring
+from . import wrap
 
-TOGETHER_NS = 5_000_000
-_METHODS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
+MERGE_WINDOW_NS = 5_000_000
+_SYNC_METHODS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 _began_ns = _ended_ns = _waited_ns = _count = 0
 
 
 def install(module: ModuleType) -> bool:
-    """Wrap methods of torch.Tensor and torch.cuda.synchronize; those that are there."""
+    """Wrap the synchronizing methods of torch.Tensor and torch.cuda.synchronize that exist."""
     tensor: Any = module.Tensor  # type: ignore[attr-defined]
-    for name in _METHODS:
+    for name in _SYNC_METHODS:
         if hasattr(tensor, name):
-            _wrap(tensor, name, of_tensor=True)
+            _wrap_sync(tensor, name, of_tensor=True)
     cuda: Any = sys.modules["torch.cuda"]
     if hasattr(cuda, "synchronize"):
-        _wrap(cuda, "synchronize", of_tensor=False)
+        _wrap_sync(cuda, "synchronize", of_tensor=False)
     return True
 
 
-def _wrap(owner: Any, name: str, of_tensor: bool) -> None:
+def _wrap_sync(owner: Any, name: str, of_tensor: bool) -> None:
     original = getattr(owner, name)
     if getattr(original, "_is_clusterprof", False):
         return
 
     @functools.wraps(original)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
-        if seam.is_compiling() or (of_tensor and not arguments[0].is_cuda):
+        if wrap.is_compiling() or (of_tensor and not arguments[0].is_cuda):
             return original(*arguments, **keywords)
         start = monotonic_ns()
         try:
             result = original(*arguments, **keywords)
         except BaseException as error:
-            without_our_frame(error)
+            remove_own_frame(error)
             raise
-        waited(start)
+        add_sync_wait(start)
         return result
 
     wrapper._is_clusterprof = True  # type: ignore[attr-defined]
     setattr(owner, name, wrapper)
 
 
-def waited(start: int) -> None:
-    """Note that the host has waited for the device since `start`."""
+def add_sync_wait(start: int) -> None:
+    """Add a host wait for the device that began at `start`, ns."""
     global _began_ns, _ended_ns, _waited_ns, _count
     try:
         if not _probe.on:  # type: ignore[attr-defined]
             return
         now = monotonic_ns()
-        if _count and start - _began_ns >= TOGETHER_NS:
-            flush()
+        if _count and start - _began_ns >= MERGE_WINDOW_NS:
+            record_syncs()
         if not _count:
             _began_ns = start
         _ended_ns = now
         _waited_ns += now - start
         _count += 1
     except BaseException as error:
-        failed(error)
+        handle_error(error)
 
 
-def flush() -> None:
-    """Record what has been gathered; called before a step ends, so that it lies in its step."""
+def record_syncs() -> None:
+    """Record the accumulated waits; called before a step ends, so that they lie within it."""
     global _waited_ns, _count
     if _count:
         count, waited_ns = _count, _waited_ns
@@ -82,10 +83,10 @@ def flush() -> None:
         ring.emit(layout.SYNC, _began_ns, _ended_ns, waited_ns, count)
 
 
-def _forget() -> None:
+def _clear_syncs() -> None:
     global _waited_ns, _count
     _count = _waited_ns = 0
 
 
-ring.after_fork.append(_forget)
-steps.before_end.append(flush)
+ring.after_fork.append(_clear_syncs)
+annotations.before_step_end.append(record_syncs)

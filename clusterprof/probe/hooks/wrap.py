@@ -1,4 +1,4 @@
-"""Wraps a function of a framework so that nothing of ours can come between it and its caller."""
+"""Wraps a framework function so that an error of the probe never reaches its caller."""
 
 import functools
 import sys
@@ -6,47 +6,47 @@ from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any, Callable, Optional
 
-from .. import failed, without_our_frame
+from .. import handle_error, remove_own_frame
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 
 
-def _never() -> bool:
+def _is_never_compiling() -> bool:
     return False
 
 
-is_compiling: Callable[[], bool] = _never
-"""torch.compiler.is_compiling, once torch is there as a whole (before that nothing is compiled).
+is_compiling: Callable[[], bool] = _is_never_compiling
+"""torch.compiler.is_compiling, once torch is fully imported; before that returns False.
 
-torch.compile takes the answer for a constant: what asks this first is traced as if it were not
-there. Look it up as `seam.is_compiling` at each call.
+torch.compile treats the result as a constant: a wrapper that calls this first is traced
+as if it did not exist. Look it up through this module at each call.
 """
 
-is_traced: Callable[[], bool] = _never
-"""The half of `is_compiling` that costs a third: is this being traced by torch.compile?"""
+is_traced: Callable[[], bool] = _is_never_compiling
+"""Cheaper half of `is_compiling`, at a third of the cost: is this call being traced?"""
 
 compiler: Any = SimpleNamespace(_is_compiling_flag=False)
-"""Its `_is_compiling_flag` is the other half, for those who have asked `is_traced` before."""
+"""Its `_is_compiling_flag` is the other half of `is_compiling`, for use with `is_traced`."""
 
 cuda: Any = SimpleNamespace(_initialized=True)
-"""Its `_initialized` False means that nothing of CUDA needs to be asked."""
+"""While its `_initialized` is False, CUDA need not be queried."""
 
 
-def torch_is_there(torch: Any) -> None:
-    """Ask torch itself from now on."""
+def attach_torch(torch: Any) -> None:
+    """Use the functions of torch itself from now on."""
     global is_compiling, is_traced, compiler, cuda
     if hasattr(getattr(torch, "cuda", None), "_initialized"):
         cuda = torch.cuda
-    found = getattr(torch, "compiler", None)
-    # Before PyTorch 2.3 the name that torch.compile takes for a constant is this one.
-    earlier = getattr(getattr(torch, "_utils", None), "is_compiling", is_compiling)
-    is_traced = is_compiling = getattr(found, "is_compiling", earlier)
-    if hasattr(found, "_is_compiling_flag"):
-        compiler = found
-        is_traced = getattr(found, "is_dynamo_compiling", is_compiling)
+    torch_compiler = getattr(torch, "compiler", None)
+    # Before PyTorch 2.3 torch.compile treats this name as a constant.
+    fallback = getattr(getattr(torch, "_utils", None), "is_compiling", is_compiling)
+    is_traced = is_compiling = getattr(torch_compiler, "is_compiling", fallback)
+    if hasattr(torch_compiler, "_is_compiling_flag"):
+        compiler = torch_compiler
+        is_traced = getattr(torch_compiler, "is_dynamo_compiling", is_compiling)
 
 
-def wrap(
+def wrap_function(
     owner: Any,
     name: str,
     after: Callable[..., None],
@@ -54,13 +54,13 @@ def wrap(
     traced: bool = False,
     raised: Optional[Callable[[Any], None]] = None,
 ) -> bool:
-    """Replace `owner.name` so that each call that returns is followed by `after`.
+    """Replace `owner.name` by a wrapper that calls `after` when the original returns.
 
-    before(*arguments) -> token, called ahead of the original; after(token, start_ns, end_ns,
-    result, *arguments) once it returned. A call that raises is not recorded: raised(token) clears
-    up after it, and cannot fail. An error in `before` or `after` switches the probe off. Wrapping
-    twice makes no difference. `traced`: torch.compile may meet the function, and shall find what
-    it finds without us.
+    before(*arguments) -> token runs before the original; after(token, start_ns, end_ns,
+    result, *arguments) when it has returned. A call that raises is not recorded:
+    raised(token) cleans up and must not fail. An error in `before` or `after` switches the
+    probe off. Wrapping twice has no effect.
+    traced: torch.compile may trace the function, and must see the original code.
     """
     original = getattr(owner, name)
     if getattr(original, "_is_clusterprof", False):
@@ -77,19 +77,19 @@ def wrap(
                 token = before(*arguments, **keywords)
                 start = monotonic_ns()
         except BaseException as error:
-            failed(error)
+            handle_error(error)
         try:
             result = original(*arguments, **keywords)
         except BaseException as error:
             if raised is not None:
                 raised(token)
-            without_our_frame(error)
+            remove_own_frame(error)
             raise
         try:
             if start and _probe.on:  # type: ignore[attr-defined]
                 after(token, start, monotonic_ns(), result, *arguments, **keywords)
         except BaseException as error:
-            failed(error)
+            handle_error(error)
         return result
 
     wrapper._is_clusterprof = True  # type: ignore[attr-defined]

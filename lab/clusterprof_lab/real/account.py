@@ -95,8 +95,9 @@ def _idle(start_ns: int, end_ns: int, host: Sequence[Piece]) -> list[Piece]:
 def _host(life: Life) -> Iterator[Piece]:
     """Yield what the host did from the first step to the last: injected, copies, phases, loop."""
     claims = [Piece(start, end, ((cause, 1),)) for start, end, cause in life.injected]
-    claims += [Piece(one.start_ns, one.end_ns, ((COPY, 1),)) for one in life.busy
-               if one.what == "copy"]  # fmt: skip
+    claims += [
+        Piece(one.start_ns, one.end_ns, ((COPY, 1),)) for one in life.busy if one.what == "copy"
+    ]
     step = 0
     for phase in life.phases:
         if phase.name == "data_wait":
@@ -124,8 +125,11 @@ def _disjoint(claims: Sequence[Piece]) -> list[Piece]:
     for one in claims:
         for row in range(place[one.start_ns], place[one.end_ns]):
             owner[row] = owner[row] or one
-    return [Piece(edges[row], edges[row + 1], one.weights)
-            for row, one in enumerate(owner) if one is not None]  # fmt: skip
+    return [
+        Piece(edges[row], edges[row + 1], one.weights)
+        for row, one in enumerate(owner)
+        if one is not None
+    ]
 
 
 def _loop(life: Life, start_ns: int, end_ns: int) -> Iterator[Piece]:

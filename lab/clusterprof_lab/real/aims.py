@@ -129,9 +129,12 @@ def _two_culprits(aim: Aim) -> Made:
     """One rank reads for long, another decodes for long, in turns of a few steps."""
     reader, decoder = map(str, aim.culprits[:2])
     own = (
-        (reader, f"turn-read-ms={_turn_ms(aim):.2f}"), (decoder, f"turn-ms={_turn_ms(aim)}"),
-        (reader, "turns=2"), (decoder, "turns=2"), (decoder, "turn=1"),
-    )  # fmt: skip
+        (reader, f"turn-read-ms={_turn_ms(aim):.2f}"),
+        (decoder, f"turn-ms={_turn_ms(aim)}"),
+        (reader, "turns=2"),
+        (decoder, "turns=2"),
+        (decoder, "turn=1"),
+    )
     words = [word for rank, value in own for word in ("--own", rank, value)]
     return Made([*words, f"--turn-every={_TURN}"])
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .node import NETWORK, Node
+from clusterprof_lab.real.node import NETWORK, Node
 
 SOURCE = Path(__file__).with_name("cable.c")
 _TUNSETIFF = 0x400454CA
@@ -120,6 +120,7 @@ def _tap(name: str) -> int:
 def _plug_in(tap: str, node: Node, mtu_bytes: int) -> None:
     move = ["ip", "link", "set", "dev", tap, "netns", str(node.pid), "name", "eth0"]
     subprocess.run(move, check=True)
-    node.run("ip", "address", "add", f"{node.address}/24", "broadcast", f"{NETWORK}.255",
-             "dev", "eth0")  # fmt: skip
+    node.run(
+        "ip", "address", "add", f"{node.address}/24", "broadcast", f"{NETWORK}.255", "dev", "eth0"
+    )
     node.run("ip", "link", "set", "dev", "eth0", "mtu", str(mtu_bytes), "up")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .node import Node
+from clusterprof_lab.real.node import Node
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_ddp.py"
 PORT = 29400
@@ -57,10 +57,16 @@ def train(
     """
     record = [] if out is None else ["-m", "clusterprof", "record", "-o", str(out), "--"]
     torchrun = [
-        *([sys.executable] if record else []), "-m", "torch.distributed.run",
-        f"--nnodes={len(nodes)}", f"--nproc-per-node={per_node}", "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={nodes[0].name}:{PORT}", f"--rdzv-id={run_id}", str(SCRIPT),
-    ]  # fmt: skip
+        *([sys.executable] if record else []),
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={len(nodes)}",
+        f"--nproc-per-node={per_node}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={nodes[0].name}:{PORT}",
+        f"--rdzv-id={run_id}",
+        str(SCRIPT),
+    ]
     runs = []
     for node, own in zip(nodes, options, strict=True):
         command = [sys.executable, *record, *torchrun, *own]

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from clusterprof.errors import NoRecording
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof_lab.real.job import PORT, environment
 from clusterprof_lab.real.node import Node
 
@@ -58,16 +58,28 @@ class Ended:
 
 def command(seats: Sequence[Seat], seat: Seat, out: Path | None, run_id: str) -> list[str]:
     """Return the command line of one seat."""
-    record = [] if out is None else ["-m", "clusterprof", "record", "-o", str(out), "--",
-                                     sys.executable]  # fmt: skip
+    record = (
+        [] if out is None else ["-m", "clusterprof", "record", "-o", str(out), "--", sys.executable]
+    )
     first = seats[0].node
     if first is None:
         meet = ["--standalone"]
     else:
-        meet = [f"--nnodes={len(seats)}", "--rdzv-backend=c10d",
-                f"--rdzv-endpoint={first.name}:{PORT}", f"--rdzv-id={run_id}"]  # fmt: skip
-    torchrun = ["-m", "torch.distributed.run", *meet, f"--nproc-per-node={seat.ranks}",
-                f"--max-restarts={seat.restarts}", str(SCRIPT), *seat.words]  # fmt: skip
+        meet = [
+            f"--nnodes={len(seats)}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={first.name}:{PORT}",
+            f"--rdzv-id={run_id}",
+        ]
+    torchrun = [
+        "-m",
+        "torch.distributed.run",
+        *meet,
+        f"--nproc-per-node={seat.ranks}",
+        f"--max-restarts={seat.restarts}",
+        str(SCRIPT),
+        *seat.words,
+    ]
     groups = [str(group / "cgroup.procs") for group in seat.groups]
     enter = ["sh", "-c", _ENTER, "sh", *groups, "--"] if groups else []
     return [*enter, sys.executable, *record, *torchrun]
@@ -167,7 +179,7 @@ def wait_for_recording(out: Path, nodes: int) -> None:
 def stopped(out: Path) -> int:
     """Return how many recorders have said in a recording that they stopped."""
     try:
-        folders = node_folders(out)
+        folders = list_node_folders(out)
     except NoRecording:
         return 0
     return sum(

@@ -36,6 +36,7 @@ def layout_of(real: Mapping[str, Any]) -> Layout:
     """Read the layout of a scenario's `real:` section."""
     two = real.get("layout", "one-machine") == TWO_NODES
     options = {"collectives": real.get("collectives", "device"), **real.get("script", {})}
-    words = tuple(f"--{name}" if value is True else f"--{name}={value}"
-                  for name, value in options.items())  # fmt: skip
+    words = tuple(
+        f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()
+    )
     return Layout(2 if two else 0, int(real.get("ranks", 2)), words)

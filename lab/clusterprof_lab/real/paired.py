@@ -88,13 +88,21 @@ def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = B
     if [life.steps for life in lives] != [steps] * layout.world:
         raise RuntimeError(f"{trial.name}: not all ranks trained: {launch.failed(stopwatches)}")
     said = {
-        "format": FORMAT, "schema": SCHEMA, "scenario": scenario.id, "severity": trial.severity,
-        "split": trial.split, "seed": trial.seed, "share": round(share, 4),
-        "culprits": culprits, "clean_step_ns": round(clean_ns),
-        "in_turns": block_steps, "blocks": blocks, "warm_up": WARM_UP,
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "scenario": scenario.id,
+        "severity": trial.severity,
+        "split": trial.split,
+        "seed": trial.seed,
+        "share": round(share, 4),
+        "culprits": culprits,
+        "clean_step_ns": round(clean_ns),
+        "in_turns": block_steps,
+        "blocks": blocks,
+        "warm_up": WARM_UP,
         "period_steps": fault.period_steps,
         "disturbed_ratio": round(ended.disturbed_ratio, 4),
-    }  # fmt: skip
+    }
     (folder / FILE).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     return folder
 
@@ -159,8 +167,15 @@ def _environment(
     nodes = [one.node for one in seats if one.node is not None]
     where = folder / (f"fault-{seat.node.name}" if seat.node is not None else "fault")
     where.mkdir()
-    place = Place(seat.node, where, aim.random, aim.share, round(aim.step_ms * 1e6),
-                  {"items": 8, **aim.given, "ranks": seat.ranks}, nodes)  # fmt: skip
+    place = Place(
+        seat.node,
+        where,
+        aim.random,
+        aim.share,
+        round(aim.step_ms * 1e6),
+        {"items": 8, **aim.given, "ranks": seat.ranks},
+        nodes,
+    )
     if first not in aim.culprits:
         return stack.enter_context(fault.apply(replace(place, clean=True))), Options()
     faulty = stack.enter_context(fault.apply(place))

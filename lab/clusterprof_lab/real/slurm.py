@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from .node import Node
+from clusterprof_lab.real.node import Node
 
 _DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
 _UP_WITHIN_S = 30.0

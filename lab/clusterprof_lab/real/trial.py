@@ -104,9 +104,14 @@ def run(trial: Trial, out: Path) -> Path:
     if not any(life.steps for life in lives):
         raise RuntimeError(f"{trial.name}: no rank trained: {launch.failed(stopwatches)}")
     found = verdict.truth_of(
-        trial, lives, _numbered(scenario, culprits, layout, lives), parameters, clean_ns,
-        ended.disturbed_ratio, ended.ended_ns if made.ends_badly else 0,
-    )  # fmt: skip
+        trial,
+        lives,
+        _numbered(scenario, culprits, layout, lives),
+        parameters,
+        clean_ns,
+        ended.disturbed_ratio,
+        ended.ended_ns if made.ends_badly else 0,
+    )
     truth.write(found, folder)
     return folder
 
@@ -122,9 +127,13 @@ def _numbered(
 
 
 def job_of(
-    stack: ExitStack, seats: Sequence[Seat], folder: Path, stopwatches: Path, ends_badly: bool,
+    stack: ExitStack,
+    seats: Sequence[Seat],
+    folder: Path,
+    stopwatches: Path,
+    ends_badly: bool,
     real: Mapping[str, Any],
-) -> launch.Ended:  # fmt: skip
+) -> launch.Ended:
     """Run the recorded job to its end."""
     recording, run_id = folder / "recording", f"lab-{folder.name}"
     late = real.get("capture") == "mid-run"
@@ -237,8 +246,16 @@ def _environment(
         first += seat.ranks
         where = folder / "fault" if seat.node is None else folder / f"fault-{seat.node.name}"
         where.mkdir()
-        place = Place(seat.node, where, aim.random, aim.share, round(aim.step_ms * 1e6),
-                      {**each, "ranks": seat.ranks}, nodes, clean=not hit)  # fmt: skip
+        place = Place(
+            seat.node,
+            where,
+            aim.random,
+            aim.share,
+            round(aim.step_ms * 1e6),
+            {**each, "ranks": seat.ranks},
+            nodes,
+            clean=not hit,
+        )
         given = stack.enter_context(fault.apply(place))
         seat.words = (*seat.words, *given.script)
         if given.cgroup is not None:
@@ -260,8 +277,9 @@ def clean_step_ns(layout: Layout, out: Path) -> float:
             seats = stack.enter_context(seated(layout, folder, records))
             linked(stack, layout, seats, Made(), out)
             machine = Machine()
-            codes = launch.finish(launch.start(seats, None, f"lab-{folder.name}", folder), folder,
-                                  hangs=False)  # fmt: skip
+            codes = launch.finish(
+                launch.start(seats, None, f"lab-{folder.name}", folder), folder, hangs=False
+            )
             lives = told(folder)
             if any(codes) or not any(life.steps for life in lives):
                 raise RuntimeError(f"the clean job failed: {launch.failed(folder)}")

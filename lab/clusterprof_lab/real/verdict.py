@@ -20,8 +20,10 @@ _MAY_BE = {
     account.LOOP: (OTHER, "launch-bound", "h2d-sync"),
     account.WORK: ("sync-imbalance", "sync-slow-compute", "sync-bubble"),
 }
-_FAMILIES = {account.STORAGE: ("storage-local", "storage"),
-             account.TRANSFER: ("net-transfer", "network")}  # fmt: skip
+_FAMILIES = {
+    account.STORAGE: ("storage-local", "storage"),
+    account.TRANSFER: ("net-transfer", "network"),
+}
 
 
 BUBBLE = "sync-bubble"
@@ -113,12 +115,17 @@ def truth_of(
     both = wanted.also and len(culprits) > 1
     first, also = (culprits[:1], culprits[1:]) if both else (culprits, ())
     return Truth(
-        scenario=trial.scenario.id, testbed="real", split=trial.split, severity=trial.severity,
-        seed=trial.seed, parameters=parameters,
+        scenario=trial.scenario.id,
+        testbed="real",
+        split=trial.split,
+        severity=trial.severity,
+        seed=trial.seed,
+        parameters=parameters,
         places=tuple(places[rank] for rank in sorted(places)),
         lost=tuple(Lost(*key, ns) for key, ns in lost.items()),
         injected=injected(wanted, first, also),
         outside=outside_rows(lives, culprits or (0,), hung_ns),
         step_ns=sum(place.in_step_ns for place in places.values()) / steps if steps else None,
-        clean_step_ns=clean_step_ns, disturbed_ratio=round(disturbed_ratio, 4),
-    )  # fmt: skip
+        clean_step_ns=clean_step_ns,
+        disturbed_ratio=round(disturbed_ratio, 4),
+    )

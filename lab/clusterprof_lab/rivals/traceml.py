@@ -109,10 +109,23 @@ def command(
 ) -> list[str]:
     """Return the command line that runs a script under TraceML; it writes `logs`/run."""
     return [
-        str(python.with_name("traceml")), "run", str(JOB), "--nproc-per-node", str(ranks),
-        "--run-name", "run", "--logs-dir", str(logs), "--aggregator-port", _free_port(),
-        "--master-port", _free_port(), "--args", str(script), *arguments,
-    ]  # fmt: skip
+        str(python.with_name("traceml")),
+        "run",
+        str(JOB),
+        "--nproc-per-node",
+        str(ranks),
+        "--run-name",
+        "run",
+        "--logs-dir",
+        str(logs),
+        "--aggregator-port",
+        _free_port(),
+        "--master-port",
+        _free_port(),
+        "--args",
+        str(script),
+        *arguments,
+    ]
 
 
 def run(job: Job, folder: Path, python: Path, timeout_s: float = TIMEOUT_S) -> Answer:
@@ -123,9 +136,8 @@ def run(job: Job, folder: Path, python: Path, timeout_s: float = TIMEOUT_S) -> A
     with open(folder / "output.txt", "w", encoding="utf-8") as output:
         try:
             process = subprocess.Popen(
-                words, stdout=output, stderr=subprocess.STDOUT, cwd=folder,
-                start_new_session=True,
-            )  # fmt: skip
+                words, stdout=output, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True
+            )
         except OSError as error:
             raise NotRun(f"{words[0]}: {error.strerror}") from error
         try:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import UNATTRIBUTED, Report
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
+from clusterprof.report.model import UNATTRIBUTED, Report
 from clusterprof_lab.families import FAMILIES
 from clusterprof_lab.score.modes import COLLECTIVE_SPANS, GPU_SOURCES
 from clusterprof_lab.score.ours import bucket_ns, family_of

@@ -100,7 +100,7 @@ def _part(block: Sequence[float]) -> float:
 
 
 def table(pairs: Sequence[tuple[float, bool]]) -> str:
-    """Return the steps as Python that `clusterprof.attribution.confidence` can hold."""
+    """Return the steps as Python that `clusterprof.analysis.attribution.confidence` can hold."""
     lines = ["# (confidence from, probability of being right), claims behind it"]
     lines += [f"({low:.3f}, {part:.3f}),  # {n}" for low, _, part, n in isotonic(pairs)]
     return "\n".join(lines)
@@ -112,8 +112,10 @@ def main(arguments: Sequence[str]) -> int:
     for name in arguments:
         document = json.loads(Path(name).read_text(encoding="utf-8"))
         if document.get("split") != "dev":
-            print(f"{name}: split {document.get('split')!r}: only dev may be learnt from",
-                  file=sys.stderr)  # fmt: skip
+            print(
+                f"{name}: split {document.get('split')!r}: only dev may be learnt from",
+                file=sys.stderr,
+            )
             return 2
         pairs += [(sure, right) for sure, right, *_ in document["claims"]]
     if not pairs:

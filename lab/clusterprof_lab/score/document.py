@@ -49,11 +49,15 @@ def document(done: Sequence[Done], split: str, size: str, seconds: float) -> dic
         "ablation": _ablation(done, split),
         "claims": [
             [round(sure, 6), right, leaf, row.mode, row.testbed, row.trial]
-            for row in ours for leaf, sure, right in row.judged.emitted if sure is not None
-        ] if split == "dev" else [],
+            for row in ours
+            for leaf, sure, right in row.judged.emitted
+            if sure is not None
+        ]
+        if split == "dev"
+        else [],
         "wrong_count": sum(bool(wrong(row)) for row in ours),
         "wrong": [_wrong(row) for row in ours if wrong(row)] if split == "dev" else [],
-    }  # fmt: skip
+    }
 
 
 def _score(score: Score) -> dict[str, Any]:
@@ -90,8 +94,12 @@ def _scenario_of(work: Work) -> str:
 
 
 _OF_A_PART = (
-    "family_top1", "leaf_top1", "culprit_top1", "culprit_top1_easy", "bucket_error_active_mean",
-)  # fmt: skip
+    "family_top1",
+    "leaf_top1",
+    "culprit_top1",
+    "culprit_top1_easy",
+    "bucket_error_active_mean",
+)
 
 
 def _scenario(testbed: str, name: str, rows: Sequence[Row]) -> dict[str, Any]:

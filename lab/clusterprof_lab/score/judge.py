@@ -14,13 +14,7 @@ from dataclasses import dataclass, field
 from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.families import FAMILIES, FAMILY_OF, UNATTRIBUTED
 from clusterprof_lab.scenario import Wanted
-from clusterprof_lab.score.leading import (
-    first_of,
-    group_of,
-    leading_group,
-    leading_leaf,
-    meant,
-)
+from clusterprof_lab.score.leading import first_of, group_of, leading_group, leading_leaf, meant
 from clusterprof_lab.truth import Truth
 
 ACTIVE_FROM = 0.1
@@ -214,12 +208,14 @@ def _both_found(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
         return all(set(leading) & set(one.culprits) for one in faults)
     return all(
         any(
-            FAMILY_OF.get(one.cause) in meant(said) and bool(said.culprits)
-            and said.culprits[0] in one.culprits and not _small(said.share_ratio or 1.0)
+            FAMILY_OF.get(one.cause) in meant(said)
+            and bool(said.culprits)
+            and said.culprits[0] in one.culprits
+            and not _small(said.share_ratio or 1.0)
             for said in told
         )
         for one in faults
-    )  # fmt: skip
+    )
 
 
 def _inverted(answer: Answer, truth: Truth) -> bool | None:
@@ -228,8 +224,11 @@ def _inverted(answer: Answer, truth: Truth) -> bool | None:
         return None
     if not answer.culprits:
         return False
-    caused = {rank: 100.0 * ns / truth.in_step_ns for rank, ns in truth.caused_ns().items()
-              if rank is not None}  # fmt: skip
+    caused = {
+        rank: 100.0 * ns / truth.in_step_ns
+        for rank, ns in truth.caused_ns().items()
+        if rank is not None
+    }
     most = max(caused.values(), default=0.0)
     return caused.get(answer.culprits[0], 0.0) < INVERTED_BELOW and most >= INVERTED_ABOVE
 

@@ -78,9 +78,10 @@ def points_of(truth: Truth, leaves: Sequence[str]) -> float:
 
 def _named(answer: Answer, wanted: Wanted) -> list[Said]:
     return [
-        one for one in answer.causes or ()
+        one
+        for one in answer.causes or ()
         if one.outside_steps == wanted.outside_steps and one.family != UNATTRIBUTED
-    ]  # fmt: skip
+    ]
 
 
 def _sums(named: Sequence[Said]) -> Mapping[str, float]:

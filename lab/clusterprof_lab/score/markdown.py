@@ -41,16 +41,20 @@ LINES: Mapping[str, tuple[str, str]] = {
     "gain_error": ("gain said, off by, points", "points"),
 }
 OF_CAUSES: Mapping[str, str] = {
-    "family_top1": "group first", "leaf_top1": "leaf first",
-    "leaf_precision_all": "right if a leaf is named", "false_on_nulls": "false cause, healthy",
+    "family_top1": "group first",
+    "leaf_top1": "leaf first",
+    "leaf_precision_all": "right if a leaf is named",
+    "false_on_nulls": "false cause, healthy",
     "bucket_error_active_mean": "off by, points",
-}  # fmt: skip
+}
 """Figure -> head of a column in which tools are compared."""
 OF_CULPRITS: Mapping[str, str] = {
-    "culprit_top1": "rank first", "culprit_top1_easy": "the same, easy",
-    "nobody_blamed": "nobody, rightly", "both_found": "two, both found",
+    "culprit_top1": "rank first",
+    "culprit_top1_easy": "the same, easy",
+    "nobody_blamed": "nobody, rightly",
+    "both_found": "two, both found",
     "inversions": "victim first",
-}  # fmt: skip
+}
 NOT_CLAIMED = "not claimed"
 NO_TRIAL = "-"
 
@@ -69,9 +73,12 @@ def percent(ratio: float, digits: int | None = None) -> str:
 
 
 def figure(
-    one: Mapping[str, Any] | None, how: str, none: str = NOT_CLAIMED, digits: int | None = None,
+    one: Mapping[str, Any] | None,
+    how: str,
+    none: str = NOT_CLAIMED,
+    digits: int | None = None,
     trials: bool = True,
-) -> str:  # fmt: skip
+) -> str:
     """Return a figure with its interval and its trials: "93 % (88–96; 121)"."""
     if one is None or one["value"] is None:
         return none
@@ -118,12 +125,18 @@ def runs(documents: Sequence[Document]) -> str:
         missing = document["coverage"]["not_run"]
         for one in scores_of(document, tool=TOOL, mode="M0"):
             testbed, figures = one["testbed"], one["figures"]
-            lines.append([
-                testbed, document["split"], document["slice"], document["date"],
-                document["clusterprof"], str(figures["conserved"]["n"]),
-                str(figures["false_on_nulls"]["n"]),
-                str(sum(gap["trials"] for gap in missing if gap["testbed"] == testbed)),
-            ])  # fmt: skip
+            lines.append(
+                [
+                    testbed,
+                    document["split"],
+                    document["slice"],
+                    document["date"],
+                    document["clusterprof"],
+                    str(figures["conserved"]["n"]),
+                    str(figures["false_on_nulls"]["n"]),
+                    str(sum(gap["trials"] for gap in missing if gap["testbed"] == testbed)),
+                ]
+            )
     head = ["jobs", "split", "slice", "when", "version", "runs", "healthy", "not run"]
     return table(head, lines)
 
@@ -194,9 +207,10 @@ def _filled(text: str) -> str:
 def versions(document: Document) -> str:
     """Return what the other tools of a table call themselves, where that says more."""
     said = [
-        label for name, label in document["tools"].items()
+        label
+        for name, label in document["tools"].items()
         if name != TOOL and not label.endswith("(rule of thumb)")
-    ]  # fmt: skip
+    ]
     if not said:
         return ""
     return _filled("As they were measured: " + "; ".join(said) + ".")
@@ -206,11 +220,15 @@ def modes(document: Document, testbed: str, names: Iterable[str] = tuple(LINES))
     """Return our figures in every mode."""
     scores = scores_of(document, testbed=testbed, tool=TOOL)
     lines = [
-        [LINES[name][0],
-         *(figure(one["figures"][name], LINES[name][1], NO_TRIAL, trials=False)
-           for one in scores)]
+        [
+            LINES[name][0],
+            *(
+                figure(one["figures"][name], LINES[name][1], NO_TRIAL, trials=False)
+                for one in scores
+            ),
+        ]
         for name in names
-    ]  # fmt: skip
+    ]
     return table(["", *(one["mode"] for one in scores)], lines)
 
 
@@ -244,8 +262,9 @@ def by_cause(beside: Sequence[Column]) -> str:
     }
     lines = [
         [name, *(figure(one.get(name), "points", NO_TRIAL) for one in found.values())]
-        for name in FAMILIES if any(name in one for one in found.values())
-    ]  # fmt: skip
+        for name in FAMILIES
+        if any(name in one for one in found.values())
+    ]
     return table(["group", *found], lines)
 
 

@@ -23,11 +23,12 @@ COLLECTIVE_SPANS = frozenset(
     {layout.COLLECTIVE, layout.EXPOSED_COLLECTIVE, layout.FORWARD, layout.BACKWARD}
 )
 _LESS = {
-    "M1": Less("M1", "no collectives, no forward and backward", COLLECTIVE_SPANS,
-               events=OF_COLLECTIVES),
+    "M1": Less(
+        "M1", "no collectives, no forward and backward", COLLECTIVE_SPANS, events=OF_COLLECTIVES
+    ),
     "M2": Less("M2", "no spans at all", ALL_SPANS, events=OF_COLLECTIVES),
     "M3": Less("M3", "NVML alone", ALL_SPANS, only_sources=GPU_SOURCES, events=OF_COLLECTIVES),
-}  # fmt: skip
+}
 
 
 def in_mode(recording: Path, mode: str, folder: Path, truth: Truth) -> Path:

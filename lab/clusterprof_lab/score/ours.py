@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from clusterprof import __version__
-from clusterprof.engine.local import analyze
-from clusterprof.findings import UNATTRIBUTED, Finding, RankLedger, Report
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import UNATTRIBUTED, Finding, RankLedger, Report
 from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.families import FAMILIES, FAMILY_OF
 
@@ -90,8 +90,13 @@ def residual_ns(report: Report) -> int:
     """
     gaps = [gap for rank in report.ranks for gap in _gaps(rank)]
     for name in (
-        "window_ns", "unmeasured_ns", "outside_ns", "in_step_ns", "productive_ns", "lost_ns",
-    ):  # fmt: skip
+        "window_ns",
+        "unmeasured_ns",
+        "outside_ns",
+        "in_step_ns",
+        "productive_ns",
+        "lost_ns",
+    ):
         gaps.append(getattr(report, name) - sum(getattr(rank, name) for rank in report.ranks))
     felt = bucket_ns(report)
     gaps.append(report.lost_ns - sum(felt.values()))

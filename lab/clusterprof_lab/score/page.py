@@ -28,17 +28,26 @@ from clusterprof_lab.score.prose import (
     SCENARIOS,
     TARGETS,
     headline,
-)  # fmt: skip
+)
 
 LAB = Path(__file__).resolve().parents[2]
 RESULTS = LAB / "results"
 PAGE, PICTURE = "docs/accuracy.md", "docs/accuracy-reliability.svg"
 MOST_WRONG = 10
 _IN_MODES = (
-    "family_top1", "leaf_top1", "leaf_precision_all", "culprit_top1", "both_found", "inversions",
-    "false_on_nulls", "bucket_error_active_mean", "bucket_error_active_p95", "unattributed", "ece",
+    "family_top1",
+    "leaf_top1",
+    "leaf_precision_all",
+    "culprit_top1",
+    "both_found",
+    "inversions",
+    "false_on_nulls",
+    "bucket_error_active_mean",
+    "bucket_error_active_p95",
+    "unattributed",
+    "ece",
     "conserved",
-)  # fmt: skip
+)
 
 
 def results(folder: Path = RESULTS) -> list[Mapping[str, Any]]:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterprof.engine.local import analyze
-from clusterprof.engine.part import PartOfRun
+from clusterprof.analysis.node.selection import PartOfRun
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import UsageError
 from clusterprof_lab.real.paired import FILE, FORMAT, SCHEMA
 from clusterprof_lab.scenario import Scenario
@@ -101,8 +101,9 @@ def truth_of(turns: Sequence[Turn]) -> Truth:
     # Of the steps that were not trained without the fault, and of those by which they are guessed.
     own = without_variance / one + without_variance / other
     error = math.sqrt(own) / with_ns
-    varies = ratio * math.hypot(math.sqrt(with_variance / one) / with_ns,
-                                math.sqrt(without_variance / other) / without_ns)  # fmt: skip
+    varies = ratio * math.hypot(
+        math.sqrt(with_variance / one) / with_ns, math.sqrt(without_variance / other) / without_ns
+    )
     return Truth(
         100 * (1 - ratio), 100 * _t(other - 1) * error, 100 * _t(min(one, other) - 1) * varies
     )
@@ -136,7 +137,7 @@ def said_of(folder: Path, turns: Sequence[Turn], pair: Any) -> tuple[tuple[str, 
     for turn in turns:
         if not turn.on:
             continue
-        part = PartOfRun(first_step=turn.first_step, end_step=turn.end_step, said="a turn")
+        part = PartOfRun(first_step=turn.first_step, end_step=turn.end_step, description="a turn")
         try:
             report = analyze(folder / "recording", part=part)
         except UsageError:

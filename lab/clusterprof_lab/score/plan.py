@@ -65,8 +65,9 @@ def planned(
     for testbed in ("synth", "real"):
         if testbed in testbeds:
             for scenario in corpus:
-                first = not any(work.trial and work.trial.scenario.group == scenario.group
-                                for work in out)  # fmt: skip
+                first = not any(
+                    work.trial and work.trial.scenario.group == scenario.group for work in out
+                )
                 out += _of_scenario(scenario, split, size, testbed, first or size == "full")
     return out
 

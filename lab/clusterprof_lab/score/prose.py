@@ -29,8 +29,8 @@ READ_TOOLS = """\
 In brackets the 95 % interval and the runs asked. What a tool does not claim is *not claimed*,
 neither right nor wrong; a word that means several groups ("input-bound", "host") is right for
 any of them. Everything a tool assumes is given to it, a common clock above all. What each
-claims, its version, and how it was run or written again: [rivals.md](rivals.md). "Easy" are the
-runs in which the rule "slowest total compute" is right.
+claims, its version, and how it was run or written again: [other-tools.md](other-tools.md).
+"Easy" are the runs in which the rule "slowest total compute" is right.
 """
 MODES = """\
 The same recordings with signals left out. M0 everything; M1 no spans of collectives, forward and
@@ -117,9 +117,10 @@ def _best(column: Column, figure: str) -> str:
     others = [
         (one["figures"][figure]["value"], one["tool"], one["figures"][figure])
         for one in markdown.scores_of(column[0], testbed=column[1], mode="M0")
-        if one["tool"] != TOOL and one["figures"][figure]["value"] is not None
+        if one["tool"] != TOOL
+        and one["figures"][figure]["value"] is not None
         and one["figures"][figure]["n"] >= least
-    ]  # fmt: skip
+    ]
     if not others:
         return markdown.NO_TRIAL
     _, tool, best = max(others, key=lambda other: other[:2])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from clusterprof.probe import layout
-from clusterprof.trace.reader import NodeReader, node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import (
     SPAN_FIELDS,
     Clock,
@@ -69,7 +69,7 @@ class Less:
 def rewrite(recording: Path, folder: Path, less: Less) -> Path:
     """Write what is left of a recording; return the folder, one sub-folder per node."""
     folder.mkdir(parents=True, exist_ok=True)
-    for node in node_folders(recording):
+    for node in list_node_folders(recording):
         if less.rank is None:
             _rewrite_node(node, folder / node.name, less, None)
             continue
@@ -150,9 +150,14 @@ def _rewrite_node(node: Path, folder: Path, less: Less, alone: _Alone | None) ->
             latest = record
             if writer is None and header is not None:
                 writer = RecordingWriter(
-                    folder, header, clock, keep_free_bytes=0, max_bytes=_ROOM,
-                    segment_ns=1 << 62, buffer_bytes=_ROOM,
-                )  # fmt: skip
+                    folder,
+                    header,
+                    clock,
+                    keep_free_bytes=0,
+                    max_bytes=_ROOM,
+                    segment_ns=1 << 62,
+                    buffer_bytes=_ROOM,
+                )
                 continue
         for one in _less(record, less, alone, missing, latest.monotonic_ns):
             early.append(one)
@@ -217,9 +222,10 @@ def _gap(source: str, missing: set[str], less: Less, now_ns: int) -> Iterator[Re
 def _columns(record: Columns, less: Less, alone: _Alone | None) -> Iterator[Record]:
     gone: Collection[str] = alone.other_devices if alone is not None else ()
     kept = [
-        n for n, (signal, device) in enumerate(zip(record.signals, record.devices))
+        n
+        for n, (signal, device) in enumerate(zip(record.signals, record.devices))
         if not signal.startswith(less.signals or ("\0",)) and device not in gone
-    ]  # fmt: skip
+    ]
     t_ns = np.asarray(record.t_ns)
     rows = np.ones(t_ns.size, np.bool_)
     if less.device_gaps_s is not None and record.collector.startswith("gpu_"):

@@ -82,16 +82,21 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--runs", type=Path, help="score the runs under this folder")
     parser.add_argument(
-        "--recorded", type=Path, metavar="DIR",
+        "--recorded",
+        type=Path,
+        metavar="DIR",
         help="real jobs of the slice that `clusterprof-lab run --out DIR` left here are not made",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--no-recording", action="store_true", help="nor are those that do not lie there"
     )
     parser.add_argument(
-        "--answers", action="append", default=[], metavar="[TOOL=]DIR",
+        "--answers",
+        action="append",
+        default=[],
+        metavar="[TOOL=]DIR",
         help="answers of another tool, by name of run",
-    )  # fmt: skip
+    )
     parser.add_argument("--out", type=Path, default=Path("score"))
     parser.add_argument("--corpus", type=Path, default=CORPUS)
     parser.add_argument("--only", default="", help="scenarios or groups, by comma")

@@ -24,9 +24,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from clusterprof.attribution import local, lost, regions
-from clusterprof.engine import peers
-from clusterprof.timeline.model import Feeding
+from clusterprof.analysis.attribution.rank import chunk_boundary, claims, lost_time
+from clusterprof.analysis.cross_rank import waits
+from clusterprof.analysis.timeline.model import DataWaitBreakdown
 from clusterprof_lab.scenario import Scenario, Trial, load_corpus
 from clusterprof_lab.score.figures import Figure
 from clusterprof_lab.score.judge import judge
@@ -40,16 +40,22 @@ from clusterprof_lab.truth import read
 SCENARIOS = ("storage-io-cap", "cpu-heavy-transform", "sync-slow-rank", "null-clean")
 SEEDS = 4
 WATCHED: Mapping[str, int] = {
-    "family_top1": 1, "leaf_top1": 1, "culprit_top1": 1, "bucket_error_active_mean": -1,
-    "inversions": -1, "false_on_nulls": -1, "unattributed": -1, "conserved": 1,
-}  # fmt: skip
+    "family_top1": 1,
+    "leaf_top1": 1,
+    "culprit_top1": 1,
+    "bucket_error_active_mean": -1,
+    "inversions": -1,
+    "false_on_nulls": -1,
+    "unattributed": -1,
+    "conserved": 1,
+}
 """Figure -> 1 when more is better, -1 when less is."""
 GAPS = Less("gaps", "3 of 10 s of the device's samples lost", device_gaps_s=(3, 10))
 _LONG_GAP = 2.0  # windows longer than this many usual ones are gaps
 
 
-def _swapped(feed: Callable[..., Feeding]) -> Callable[..., Feeding]:
-    def feed_swapped(*given: Any) -> Feeding:
+def _swapped(feed: Callable[..., DataWaitBreakdown]) -> Callable[..., DataWaitBreakdown]:
+    def feed_swapped(*given: Any) -> DataWaitBreakdown:
         told = feed(*given)
         return replace(told, block_io=told.user_cpu, user_cpu=told.block_io)
 
@@ -76,8 +82,11 @@ def _zero_gap(windows: Callable[..., Any]) -> Callable[..., Any]:
             return found
         length = found.end_ns - found.start_ns
         gap = length > _LONG_GAP * np.median(length)
-        return replace(found, idle_ns=np.where(gap, length, found.idle_ns),
-                       slowed_ns=np.where(gap, 0, found.slowed_ns))  # fmt: skip
+        return replace(
+            found,
+            idle_ns=np.where(gap, length, found.idle_ns),
+            slowed_ns=np.where(gap, 0, found.slowed_ns),
+        )
 
     return with_zeros
 
@@ -87,15 +96,16 @@ def sabotaged(fault: str) -> Iterator[None]:
     """Hold one fault in the attribution of this process; "" holds none."""
     with ExitStack() as stack:
         if fault == "swap-causes":
-            stack.enter_context(patch.object(local, "feed", _swapped(local.feed)))
+            bad = _swapped(claims.split_data_wait)
+            stack.enter_context(patch.object(claims, "split_data_wait", bad))
         elif fault == "longest-waiter":
             stack.enter_context(
-                patch.object(peers, "settle_waits", _longest_waiter(peers.settle_waits))
+                patch.object(waits, "blame_waits", _longest_waiter(waits.blame_waits))
             )
         elif fault == "zero-gap":
-            for module in (lost, regions):
-                bad = _zero_gap(module.busy_windows)
-                stack.enter_context(patch.object(module, "busy_windows", bad))
+            for module in (lost_time, chunk_boundary):
+                bad = _zero_gap(module.build_device_windows)
+                stack.enter_context(patch.object(module, "build_device_windows", bad))
         elif fault:
             raise ValueError(f"no such fault: {fault!r}; there are {', '.join(FAULTS)}")
         yield
@@ -135,8 +145,20 @@ def figures(
                 answer = ours(recording)
         scenario = corpus[truth.scenario]
         judged = judge(answer, truth, scenario.wanted)
-        rows.append(Row(folder.name, scenario.id, scenario.group, truth.testbed, truth.severity,
-                        truth.seed, TOOL, "M0", None, judged))  # fmt: skip
+        rows.append(
+            Row(
+                folder.name,
+                scenario.id,
+                scenario.group,
+                truth.testbed,
+                truth.severity,
+                truth.seed,
+                TOOL,
+                "M0",
+                None,
+                judged,
+            )
+        )
     return scored(rows).figures
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterprof.engine.local import analyze
+from clusterprof.analysis.pipeline import analyze
 from clusterprof_lab.scenario import Scenario, load_corpus
 from clusterprof_lab.score.judge import judge
 from clusterprof_lab.score.leading import missed
@@ -71,8 +71,10 @@ def main(folders: Sequence[str]) -> int:
         assert work.folder is not None
         truth = read(work.folder)
         if truth.split != "dev":
-            print(f"{work.folder}: split {truth.split!r}: only dev may be learnt from",
-                  file=sys.stderr)  # fmt: skip
+            print(
+                f"{work.folder}: split {truth.split!r}: only dev may be learnt from",
+                file=sys.stderr,
+            )
             return 2
         wanted = corpus[truth.scenario].wanted
         aimed = truth.parameters.get("share") if truth.testbed == "real" else None

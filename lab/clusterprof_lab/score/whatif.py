@@ -25,8 +25,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, get_args
 
-from clusterprof.engine.local import analyze
-from clusterprof.findings import Report
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import Report
 from clusterprof_lab.families import FAMILY_OF
 from clusterprof_lab.scenario import SEVERITIES, Scenario, Split, Trial, load_corpus
 from clusterprof_lab.score import paired
@@ -97,9 +97,18 @@ def _one(run: str, report: Report, truth: Truth, pair: Pair) -> Held:
     lost = sum(one.ns for one in truth.lost if one.cause in pair.leaves)
     stopwatch = 100.0 * lost / truth.in_step_ns if truth.in_step_ns else None
     return Held(
-        run, truth.scenario, truth.testbed, truth.severity, pair.how, pair.gain_points(truth), said,
-        low, high, named, stopwatch,
-    )  # fmt: skip
+        run,
+        truth.scenario,
+        truth.testbed,
+        truth.severity,
+        pair.how,
+        pair.gain_points(truth),
+        said,
+        low,
+        high,
+        named,
+        stopwatch,
+    )
 
 
 def in_turns(folder: Path, corpus: dict[str, Scenario]) -> tuple[list[Held], str]:
@@ -110,10 +119,22 @@ def in_turns(folder: Path, corpus: dict[str, Scenario]) -> tuple[list[Held], str
     turns, pair = paired.turns_of(folder), paired.pair_of(said, corpus)
     truth = paired.truth_of(turns)
     named, points = paired.said_of(folder, turns, pair)
-    return [Held(
-        folder.name, said["scenario"], IN_TURNS, said["severity"], pair.how, truth.points, points,
-        None, None, named, None, truth.error,
-    )], ""  # fmt: skip
+    return [
+        Held(
+            folder.name,
+            said["scenario"],
+            IN_TURNS,
+            said["severity"],
+            pair.how,
+            truth.points,
+            points,
+            None,
+            None,
+            named,
+            None,
+            truth.error,
+        )
+    ], ""
 
 
 def predicted(

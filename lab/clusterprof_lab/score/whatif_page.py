@@ -17,7 +17,7 @@ HEAD = """# What if
 
 How much sooner would a job end with one cause fixed? `clusterprof` plays the operations of all
 ranks once more without the cause's own pieces; everyone leaves one when the last has come
-([design.md](design.md), "What a cause is worth"). Here its predictions stand beside the truth: the
+([design/what-if.md](design/what-if.md)). Here its predictions stand beside the truth: the
 same job without the fault. Points are hundredths of the time in steps. Bounds are 95 %, of a block
 bootstrap over stretches of steps: they say how much the run varies, not how far the model may be
 off.
@@ -104,11 +104,20 @@ def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield HEAD
     yield f"Target: {100 * TARGET_RATIO:.0f} % within {WITHIN_POINTS:g} points. {SEEDS}\n"
     yield table(
-        ["jobs", "faults", "cannot tell", "within", "off by, mean", "off by, worst",
-         "truth's books, within"],
-        [_line(bed, [one for one in faults if (one["testbed"], one["split"]) == bed])
-         for bed in beds],
-    )  # fmt: skip
+        [
+            "jobs",
+            "faults",
+            "cannot tell",
+            "within",
+            "off by, mean",
+            "off by, worst",
+            "truth's books, within",
+        ],
+        [
+            _line(bed, [one for one in faults if (one["testbed"], one["split"]) == bed])
+            for bed in beds
+        ],
+    )
     yield READ
     yield "## How it is counted\n"
     yield RULES
@@ -128,14 +137,21 @@ def _line(bed: tuple[str, str], some: Sequence[Mapping[str, Any]]) -> list[str]:
     told = [one for one in some if one.get("told", True)]
     right = sum(bool(one["within"]) for one in told)
     off = [abs(one["off"]) for one in told] or [0.0]
-    own = [abs(one["stopwatch"] - one["true"]) <= WITHIN_POINTS for one in some
-           if one["stopwatch"] is not None and one["how"] == "removed"]  # fmt: skip
+    own = [
+        abs(one["stopwatch"] - one["true"]) <= WITHIN_POINTS
+        for one in some
+        if one["stopwatch"] is not None and one["how"] == "removed"
+    ]
     mark = "✓" if right >= TARGET_RATIO * len(told) else "✗"
     return [
-        f"{_NAMES.get(bed[0], bed[0])}, {bed[1]}", str(len(some)), str(len(some) - len(told)),
+        f"{_NAMES.get(bed[0], bed[0])}, {bed[1]}",
+        str(len(some)),
+        str(len(some) - len(told)),
         f"{mark} {_part(right, len(told))}",
-        f"{sum(off) / len(off):.1f}", f"{max(off):.1f}", _part(sum(own), len(own)),
-    ]  # fmt: skip
+        f"{sum(off) / len(off):.1f}",
+        f"{max(off):.1f}",
+        _part(sum(own), len(own)),
+    ]
 
 
 def _part(right: int, of: int) -> str:
@@ -167,7 +183,10 @@ def _scenario(name: str, some: Sequence[Mapping[str, Any]]) -> list[str]:
     worst = max(some, key=lambda one: abs(one["off"]))
     evened = ", evened out" if any(one["how"] != "removed" for one in some) else ""
     return [
-        name + evened, str(len(some)), str(right),
+        name + evened,
+        str(len(some)),
+        str(right),
         ", ".join(_true(one) for one in some),
-        ", ".join(f"{one['said']:.1f}" for one in some), f"{worst['off']:+.1f}",
-    ]  # fmt: skip
+        ", ".join(f"{one['said']:.1f}" for one in some),
+        f"{worst['off']:+.1f}",
+    ]

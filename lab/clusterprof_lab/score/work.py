@@ -139,10 +139,21 @@ def _rows(
         true, wanted = true_in_mode(truth, scenario.wanted, mode)
         said = spoken(answer.causes) if answer.causes is not None else "-"
         return Row(
-            work.name, scenario.id, scenario.group, testbed, truth.severity, truth.seed, tool,
-            mode, easy, judge(answer, true, wanted), said, true_words(true), split=truth.split,
+            work.name,
+            scenario.id,
+            scenario.group,
+            testbed,
+            truth.severity,
+            truth.seed,
+            tool,
+            mode,
+            easy,
+            judge(answer, true, wanted),
+            said,
+            true_words(true),
+            split=truth.split,
             label=answer.tool,
-        )  # fmt: skip
+        )
 
     for mode in work.modes:
         if mode == "M4" and len(truth.places) < 2:
@@ -177,8 +188,11 @@ def _failed(tool: str, error: Exception) -> Answer:
 
 
 def _given(run: str, folder: Path) -> Iterator[Answer]:
-    for path in (folder / run / "answer.json", folder / f"{run}.json",
-                 *sorted(folder.glob(f"*/{run}.json"))):  # fmt: skip
+    for path in (
+        folder / run / "answer.json",
+        folder / f"{run}.json",
+        *sorted(folder.glob(f"*/{run}.json")),
+    ):
         if path.is_file():
             yield answers.load(path)
 

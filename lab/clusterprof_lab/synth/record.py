@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import clusterprof
-from clusterprof.collectors.registry import COLLECTORS
+from clusterprof.agent.collectors.registry import select_collectors
+from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.sampling.service import SelfCollector
 from clusterprof.errors import Unavailable
-from clusterprof.recorder.usage import SelfCollector
 from clusterprof.trace.schema import Clock as ClockRecord
 from clusterprof.trace.schema import Columns, Event, Gap, Header, Record, Rows
 from clusterprof.trace.writer import RecordingWriter
@@ -57,7 +58,7 @@ _SAMPLED: dict[str, Callable[[Sight, Int], list[Column]]] = {
     "gpu_emulated": record_gpu.emulated,
     "self": record_node.recorder,
 }
-_KINDS = (*COLLECTORS, SelfCollector)
+_KINDS = (*select_collectors(Roots(), use_portable=False), SelfCollector)
 _TABLES = {"threads": record_tables.threads, "processes": record_tables.processes}
 _ABSENT = {
     "mounts": Unavailable("absent", "no NFS file system is mounted", ""),
@@ -101,8 +102,11 @@ def record(
 
 def _record_node(sight: Sight, folder: Path) -> None:
     frames = [frame for name in _SAMPLED for frame in _sampled(sight, name)]
-    tables = [_TABLES[name](sight, sight.ticks(_every(name))) for name in _TABLES
-              if not sight.seen.why(name)]  # fmt: skip
+    tables = [
+        _TABLES[name](sight, sight.ticks(_every(name)))
+        for name in _TABLES
+        if not sight.seen.why(name)
+    ]
     rings = record_spans.rings(sight)
     events = record_spans.events(sight, rings)
     gaps = _gaps(sight, frames)
@@ -224,20 +228,32 @@ def _header(sight: Sight, having: set[str], begin: ClockRecord) -> Header:
         for name in (*_SAMPLED, *_TABLES, *_OTHERS)
     }
     return Header(
-        node={"key": key, "hostname": node.name, "display": node.name, "boot_id": boot,
-              "kernel": "6.18.0"},
-        started={"monotonic_ns": begin.monotonic_ns, "boottime_ns": begin.boottime_ns,
-                 "realtime_ns": begin.realtime_ns},
+        node={
+            "key": key,
+            "hostname": node.name,
+            "display": node.name,
+            "boot_id": boot,
+            "kernel": "6.18.0",
+        },
+        started={
+            "monotonic_ns": begin.monotonic_ns,
+            "boottime_ns": begin.boottime_ns,
+            "realtime_ns": begin.realtime_ns,
+        },
         host=_host(sight, node),
         devices=_devices(sight),
-        launcher={"job": story.job, "named": True,
-                  "variables": {"TORCHELASTIC_RUN_ID": story.job}},
+        launcher={"job": story.job, "named": True, "variables": {"TORCHELASTIC_RUN_ID": story.job}},
         versions={"clusterprof": clusterprof.__version__, "python": "3.11.7", "schema": "1"},
         profile={},
-        collectors=[{"name": kind.name, "interval_ns": kind.interval_ns,  # type: ignore[attr-defined]
-                     "status": status.get(kind.name, "absent")}  # type: ignore[attr-defined]
-                    for kind in _KINDS],
-    )  # fmt: skip
+        collectors=[
+            {
+                "name": kind.name,
+                "interval_ns": kind.interval_ns,  # type: ignore[attr-defined]
+                "status": status.get(kind.name, "absent"),
+            }  # type: ignore[attr-defined]
+            for kind in _KINDS
+        ],
+    )
 
 
 def _missing(name: str, having: set[str]) -> Unavailable | None:
@@ -248,19 +264,32 @@ def _host(sight: Sight, node: Node) -> dict[str, Any]:
     disks = record_io.disks_of(sight)
     speed = int(record_io.LINK_BYTES_PER_SECOND)
     local = [("/", f"/dev/{disks[0]}", "ext4")]
-    local += [(f"/data-{d}" if d != disks[-1] else "/local", f"/dev/{d}", "ext4")
-              for d in disks[1:]]  # fmt: skip
+    local += [
+        (f"/data-{d}" if d != disks[-1] else "/local", f"/dev/{d}", "ext4") for d in disks[1:]
+    ]
     return {
         "cpus": {"count": node.cpus, "model": "synthetic"},
         "disks": [{"name": disk, "size_bytes": 1 << 40, "rotational": False} for disk in disks],
-        "nics": [{"name": nic, "link_bytes_per_second": speed, "state": "up", "mtu": 9000,
-                  "physical": True} for nic in record_io.nics_of(sight)],
-        "hcas": [{"name": name} for name in
-                 sorted({device.split("/")[0] for device in sight.devices("rdma.")})],
-        "mounts": [{"point": point, "type": kind, "source": source, "device": f"0:{number}"}
-                   for number, (point, source, kind) in enumerate([*local, *node.mounts])],
+        "nics": [
+            {
+                "name": nic,
+                "link_bytes_per_second": speed,
+                "state": "up",
+                "mtu": 9000,
+                "physical": True,
+            }
+            for nic in record_io.nics_of(sight)
+        ],
+        "hcas": [
+            {"name": name}
+            for name in sorted({device.split("/")[0] for device in sight.devices("rdma.")})
+        ],
+        "mounts": [
+            {"point": point, "type": kind, "source": source, "device": f"0:{number}"}
+            for number, (point, source, kind) in enumerate([*local, *node.mounts])
+        ],
         "memory_bytes": record_node.MEMORY_BYTES,
-    }  # fmt: skip
+    }
 
 
 def _devices(sight: Sight) -> list[dict[str, Any]]:
@@ -291,4 +320,4 @@ def _devices(sight: Sight) -> list[dict[str, Any]]:
                     "memory_bytes": record_gpu.MEMORY_BYTES,
                 }
             )
-    return found  # fmt: skip
+    return found

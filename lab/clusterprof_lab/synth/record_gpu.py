@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof import signals
-from clusterprof.collectors.gpu_emulated import SIGNALS as EMULATED
-from clusterprof.collectors.nvml.calls import CALLS
+from clusterprof.agent.collectors.gpu.emulated import SIGNALS as EMULATED
+from clusterprof.agent.collectors.gpu.nvml_queries import CALLS
 from clusterprof.probe import layout
 from clusterprof.signals import BY_NAME, GPU_SM_ACTIVE, Signal
 from clusterprof_lab.synth.record_node import Column
@@ -129,8 +129,9 @@ def emulated(sight: Sight, ticks: Int) -> list[Column]:
     for name, ranks in devices_of(sight).items():
         if is_emulated(name):
             values = _exact(_device(sight, ranks), sight.t_ns[ticks])
-            found += [_column(sight, signal, name, values[signal.name], ticks)
-                      for signal in EMULATED]  # fmt: skip
+            found += [
+                _column(sight, signal, name, values[signal.name], ticks) for signal in EMULATED
+            ]
     return found
 
 
@@ -208,13 +209,13 @@ def _hot(device: Device, sight: Sight, t_ns: Int) -> Float:
 
 _ASKED = {
     "gpu.busy_ratio": lambda d, s, t: np.rint(100 * d.share(t, SNAPSHOT_NS)) / 100,
-    "gpu.memory_busy_ratio": lambda d, s, t: np.rint(
-        100 * np.clip(d.mean(d.sm_ratio, t, SNAPSHOT_NS), 0, 1) / 2
-    ) / 100,
+    "gpu.memory_busy_ratio": lambda d, s, t: (
+        np.rint(100 * np.clip(d.mean(d.sm_ratio, t, SNAPSHOT_NS), 0, 1) / 2) / 100
+    ),
     "gpu.busy_ns_total": lambda d, s, t: d.percents_ns(t, s.start_ns),
-    "gpu.sm_clock_hertz": lambda d, s, t: np.rint(
-        SM_HERTZ * d.last(d.clock_ratio, t, 1.0) / STEP_HERTZ
-    ) * STEP_HERTZ,
+    "gpu.sm_clock_hertz": lambda d, s, t: (
+        np.rint(SM_HERTZ * d.last(d.clock_ratio, t, 1.0) / STEP_HERTZ) * STEP_HERTZ
+    ),
     "gpu.throttle_bits": lambda d, s, t: d.last(d.bits, t, 0.0),
     "gpu.memory_used_bytes": lambda d, s, t: float(USED_BYTES),
     "gpu.memory_total_bytes": lambda d, s, t: float(MEMORY_BYTES),
@@ -234,4 +235,4 @@ _ASKED = {
     "gpu.ecc_corrected_total": lambda d, s, t: 0.0,
     "gpu.ecc_uncorrected_total": lambda d, s, t: 0.0,
     "gpu.processes_count": lambda d, s, t: 1.0,
-}  # fmt: skip
+}

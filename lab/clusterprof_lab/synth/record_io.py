@@ -30,12 +30,19 @@ class Asked:
 
     def __init__(self, sight: Sight, wanted: Callable[[str, str], bool]) -> None:
         rows = [
-            (track.start_ns[i], track.end_ns[i], act.resource, act.what,
-             act.bytes, act.operations, act.queued_ns)
+            (
+                track.start_ns[i],
+                track.end_ns[i],
+                act.resource,
+                act.what,
+                act.bytes,
+                act.operations,
+                act.queued_ns,
+            )
             for track, picked in _picked(sight, wanted)
             for i in picked
             for act in (track.acts[i],)
-        ]  # fmt: skip
+        ]
         columns = list(zip(*rows)) or [()] * 7
         self.start_ns, self.end_ns = (np.array(c, np.int64) for c in columns[:2])
         self.resource, self.what = (np.array(c, np.str_) for c in columns[2:4])
@@ -267,16 +274,29 @@ def told_only(*names: Signal) -> Callable[[Sight, Int], list[Column]]:
 
 
 rdma = told_only(
-    signals.RDMA_RECEIVE, signals.RDMA_TRANSMIT, signals.RDMA_TRANSMIT_WAIT, signals.RDMA_CNP,
-    signals.RDMA_CNP_SENT, signals.RDMA_ECN_MARKED, signals.RDMA_OUT_OF_SEQUENCE,
-    signals.RDMA_RETRANSMITS, signals.RDMA_DISCARDS, signals.RDMA_LINK_DOWNED,
-    signals.RDMA_SYMBOL_ERRORS, signals.RDMA_STATE, signals.RDMA_LINK_SPEED,
+    signals.RDMA_RECEIVE,
+    signals.RDMA_TRANSMIT,
+    signals.RDMA_TRANSMIT_WAIT,
+    signals.RDMA_CNP,
+    signals.RDMA_CNP_SENT,
+    signals.RDMA_ECN_MARKED,
+    signals.RDMA_OUT_OF_SEQUENCE,
+    signals.RDMA_RETRANSMITS,
+    signals.RDMA_DISCARDS,
+    signals.RDMA_LINK_DOWNED,
+    signals.RDMA_SYMBOL_ERRORS,
+    signals.RDMA_STATE,
+    signals.RDMA_LINK_SPEED,
     signals.RDMA_LINK_WIDTH,
-)  # fmt: skip
+)
 _ETHTOOL = (
-    signals.NET_PAUSE_FRAMES, signals.NET_PAUSED, signals.NET_ECN_MARKED, signals.NET_CNP,
-    signals.NET_DISCARDS_PHY, signals.NET_SHAPED,
-)  # fmt: skip
+    signals.NET_PAUSE_FRAMES,
+    signals.NET_PAUSED,
+    signals.NET_ECN_MARKED,
+    signals.NET_CNP,
+    signals.NET_DISCARDS_PHY,
+    signals.NET_SHAPED,
+)
 
 
 def ethtool(sight: Sight, ticks: Int) -> list[Column]:

@@ -112,8 +112,11 @@ class Sight:
         self.recorded = [i for i, t in enumerate(self.tracks) if id(t.thread) not in hidden]
         grown = [track.grown(self.t_ns, self.codes) for track in everybody]
         self.grown = np.array(grown).reshape(len(everybody), len(NAMES), len(self.t_ns))
-        rows = [np.where(r >= 0, t.code[r], -1) if t.acts else r
-                for t in everybody for r in (t.row(self.t_ns),)]  # fmt: skip
+        rows = [
+            np.where(r >= 0, t.code[r], -1) if t.acts else r
+            for t in everybody
+            for r in (t.row(self.t_ns),)
+        ]
         self.doing = np.array(rows, np.int64).reshape(len(everybody), len(self.t_ns))
 
     def ticks(self, every: int) -> Int:

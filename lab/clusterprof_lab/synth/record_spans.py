@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof.agent.processes import registry
+from clusterprof.agent.processes.span_rings import LONG_OPERATION_NS
 from clusterprof.probe import layout
-from clusterprof.recorder import groups, registry
-from clusterprof.recorder.ring import UNDER_WAY_NS
 from clusterprof.trace.schema import SPAN_FIELDS, Event, Spans
 from clusterprof_lab.synth.record_acts import ROW, Track
 from clusterprof_lab.synth.record_sight import Sight
@@ -37,9 +37,10 @@ class Ring:
         # What ended before the recorder came is not read, and has its numbers.
         self._seen = int(np.searchsorted(self.table[1], sight.start_ns))
         self.unfinished = [
-            column for column in table[:, table[1] > until_ns].T.tolist()
+            column
+            for column in table[:, table[1] > until_ns].T.tolist()
             if column[2] == layout.COLLECTIVE and column[0] <= until_ns
-        ]  # fmt: skip
+        ]
         self._dropped = 0
 
     def take(self, until_ns: int) -> Spans | None:
@@ -55,8 +56,10 @@ class Ring:
         if first == last:
             return None
         dropped, self._dropped = self._dropped, 0
-        columns = {name: array("q", self.table[row, first:last].tobytes())
-                   for row, name in enumerate(SPAN_FIELDS)}  # fmt: skip
+        columns = {
+            name: array("q", self.table[row, first:last].tobytes())
+            for row, name in enumerate(SPAN_FIELDS)
+        }
         kinds = {kind for kind in columns["kind"] if kind >= layout.FIRST_USER_KIND}
         names = {kind: f"user-{kind - layout.FIRST_USER_KIND}" for kind in sorted(kinds)}
         ticks = started_ticks(self.track)
@@ -118,10 +121,10 @@ def events(sight: Sight, all_rings: list[Ring]) -> list[Event]:
             "device": rank.device,
             "variables": _variables(sight, rank, local[rank.rank], len(local)),
         }
-        found.append(Event(t_ns, "process-registered", registry.checked(said) or {}))
+        found.append(Event(t_ns, "process-registered", registry.parse_registration(said) or {}))
         for group, ranks in rank.groups.items():
             told = {"pid": rank.main.pid, "group": group, "ranks": list(ranks)}
-            found.append(Event(t_ns, "group-announced", groups.checked(told) or {}))
+            found.append(Event(t_ns, "group-announced", registry.parse_group(told) or {}))
         found += _exit(sight, rank, track)
     for ring in all_rings:
         found += _under_way(sight, ring)
@@ -172,10 +175,14 @@ def _under_way(sight: Sight, ring: Ring) -> Iterator[Event]:
     """The operation that had begun last and did not end; the recorder says so once."""
     for start_ns, _, _, group, number, size, operation in ring.unfinished[-1:]:
         over_ns = sight.exits.get(ring.track.thread.pid, sight.end_ns)
-        t_ns = min(max(start_ns + UNDER_WAY_NS, sight.start_ns), over_ns, sight.end_ns)
+        t_ns = min(max(start_ns + LONG_OPERATION_NS, sight.start_ns), over_ns, sight.end_ns)
         said = {
-            "pid": ring.track.thread.pid, "started_ticks": started_ticks(ring.track),
-            "start_ns": start_ns, "group": group, "number": number, "bytes": size,
+            "pid": ring.track.thread.pid,
+            "started_ticks": started_ticks(ring.track),
+            "start_ns": start_ns,
+            "group": group,
+            "number": number,
+            "bytes": size,
             "operation": operation,
-        }  # fmt: skip
+        }
         yield Event(t_ns, "operation-under-way", said)

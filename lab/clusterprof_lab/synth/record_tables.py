@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.collectors.processes import COLUMNS as PROCESS_COLUMNS
-from clusterprof.linux.thread import COLUMNS as THREAD_COLUMNS
+from clusterprof.agent.collectors.processes import PROCESS_COLUMNS
+from clusterprof.agent.linux.threads import COLUMNS as THREAD_COLUMNS
 from clusterprof_lab.synth.record_acts import ROW, Track
 from clusterprof_lab.synth.record_node import JIFFY_NS
 from clusterprof_lab.synth.record_sight import Sight
@@ -49,24 +49,30 @@ def threads(sight: Sight, ticks: Int) -> Table:
         wchan = np.array([-1 if one == "" else index.setdefault(one, len(index)) for one in place])
         on_cpu = np.rint(values[ROW["user"]] + values[ROW["system"]])
         waited = values[ROW["iowait"]] if sight.seen.delay_accounting else None
-        rows = np.array([
-            t_ns,
-            np.full(len(t_ns), track.thread.pid),
-            np.full(len(t_ns), track.thread.tid),
-            state,
-            on_cpu,
-            np.rint(values[ROW["delay"]]),
-            _jiffies(values[ROW["user"]]),
-            _jiffies(values[ROW["system"]]),
-            np.full(len(t_ns), -1) if waited is None else _jiffies(waited),
-            np.floor(values[ROW["faults"]] + 1e-6),
-            wchan,
-            np.full(len(t_ns), _name(track, names)),
-        ]).astype(np.int64)  # fmt: skip
+        rows = np.array(
+            [
+                t_ns,
+                np.full(len(t_ns), track.thread.pid),
+                np.full(len(t_ns), track.thread.tid),
+                state,
+                on_cpu,
+                np.rint(values[ROW["delay"]]),
+                _jiffies(values[ROW["user"]]),
+                _jiffies(values[ROW["system"]]),
+                np.full(len(t_ns), -1) if waited is None else _jiffies(waited),
+                np.floor(values[ROW["faults"]] + 1e-6),
+                wchan,
+                np.full(len(t_ns), _name(track, names)),
+            ]
+        ).astype(np.int64)
         blocks.append(rows[:, _in_table(sight, track, t_ns, state, on_cpu)])
     words += index
-    return Table("threads", THREAD_COLUMNS, _by_time(blocks, len(THREAD_COLUMNS)),
-                 {"wchan": tuple(words), "name": tuple(names)})  # fmt: skip
+    return Table(
+        "threads",
+        THREAD_COLUMNS,
+        _by_time(blocks, len(THREAD_COLUMNS)),
+        {"wchan": tuple(words), "name": tuple(names)},
+    )
 
 
 def _name(track: Track, names: dict[str, int]) -> int:
@@ -102,12 +108,17 @@ def processes(sight: Sight, ticks: Int) -> Table:
             "threads_count": len(numbers),
             "name": names.setdefault(track.thread.name[:15], len(names)),
         }
-        rows = np.array([np.zeros(len(t_ns)) + columns[name] if name != "t_ns" else t_ns
-                         for name in PROCESS_COLUMNS]).astype(np.int64)  # fmt: skip
+        rows = np.array(
+            [
+                np.zeros(len(t_ns)) + columns[name] if name != "t_ns" else t_ns
+                for name in PROCESS_COLUMNS
+            ]
+        ).astype(np.int64)
         rows[0] = t_ns
         blocks.append(rows[:, _alive(sight, track, t_ns)])
-    return Table("processes", PROCESS_COLUMNS, _by_time(blocks, len(PROCESS_COLUMNS)),
-                 {"name": tuple(names)})  # fmt: skip
+    return Table(
+        "processes", PROCESS_COLUMNS, _by_time(blocks, len(PROCESS_COLUMNS)), {"name": tuple(names)}
+    )
 
 
 def started_ticks(track: Track) -> int:

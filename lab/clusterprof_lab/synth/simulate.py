@@ -52,10 +52,18 @@ def simulate(
     end = max(player.t for job in jobs for player in job.players) + TAIL_NS
     story = Story(
         [player.rank for job in jobs for player in job.players],
-        nodes(plan, jobs, faults, end), start, end, f"synth-{trial.scenario.id}", plan.ranks,
-    )  # fmt: skip
-    parameters = {**asdict(plan), "aim_ratio": aim, "size_ns": list(size),
-                  "struck": [list(fault.ranks) for fault in faults.all]}  # fmt: skip
+        nodes(plan, jobs, faults, end),
+        start,
+        end,
+        f"synth-{trial.scenario.id}",
+        plan.ranks,
+    )
+    parameters = {
+        **asdict(plan),
+        "aim_ratio": aim,
+        "size_ns": list(size),
+        "struck": [list(fault.ranks) for fault in faults.all],
+    }
     return story, truth_of(trial, jobs, faults, start, end, step_ns(clean), parameters)
 
 

@@ -105,9 +105,15 @@ def _part(act: Mapping[str, Any], ns: int, cause: str) -> Part:
     size = round(ns * float(act.get("mib_per_second", 0)) * (1 << 20) / _PER_SECOND)
     operations = round(ns * float(act.get("operations_per_second", 0)) / _PER_SECOND)
     return Part(
-        ns, act.get("doing", "user"), str(act.get("cause", cause)), str(act.get("resource", "")),
-        size, operations, round(ns * float(act.get("queued_ratio", 0))), str(act.get("what", "")),
-    )  # fmt: skip
+        ns,
+        act.get("doing", "user"),
+        str(act.get("cause", cause)),
+        str(act.get("resource", "")),
+        size,
+        operations,
+        round(ns * float(act.get("queued_ratio", 0))),
+        str(act.get("what", "")),
+    )
 
 
 @dataclass

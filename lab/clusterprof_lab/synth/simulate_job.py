@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from clusterprof.probe import layout
-from clusterprof.probe.hooks.groups import number_of
+from clusterprof.probe.hooks.process_groups import compute_group_number
 from clusterprof_lab.synth.simulate_blame import Label
 from clusterprof_lab.synth.simulate_faults import Fault, Faults
 from clusterprof_lab.synth.simulate_loader import Loader
@@ -84,10 +84,17 @@ class Job:
         cause = how.get("cause", usual)
         per_ns = 1e-9 * float(how.get("operations_per_second", 0))
         parts = [
-            Part(read, how["doing"], cause, how.get("resource", ""),
-                 round(read * 1.048576e-3 * float(how.get("mib_per_second", 0))),
-                 round(read * per_ns), 0, how.get("what", "READ")),
-        ]  # fmt: skip
+            Part(
+                read,
+                how["doing"],
+                cause,
+                how.get("resource", ""),
+                round(read * 1.048576e-3 * float(how.get("mib_per_second", 0))),
+                round(read * per_ns),
+                0,
+                how.get("what", "READ"),
+            )
+        ]
         parts += self.faults.loader(rank, batch)
         own = next((f.cause for f in self.faults.all if f.cause == "cpu-loader-config"), None)
         parts.append(Part(round(plan.decode_ns * factor), "user", own or "cpu-preprocess"))
@@ -247,15 +254,22 @@ class Job:
         ranks = tuple(player.number - self.first for player in players)
         ranks = tuple(sorted(ranks))
         if ranks not in self._groups:
-            self._groups[ranks] = number_of(ranks)
+            self._groups[ranks] = compute_group_number(ranks)
             for player in players:
                 player.rank.groups[self._groups[ranks]] = ranks
         return self._groups[ranks], ranks
 
     def _mark(
-        self, player: Player, began: int, group: tuple[int, tuple[int, ...]], operation: int,
-        size: int, players: Sequence[Player], place: int, spun: int,
-    ) -> None:  # fmt: skip
+        self,
+        player: Player,
+        began: int,
+        group: tuple[int, tuple[int, ...]],
+        operation: int,
+        size: int,
+        players: Sequence[Player],
+        place: int,
+        spun: int,
+    ) -> None:
         number, (d, key) = group[0], (operation, (group[0], 0, player.number))
         if operation == layout.SEND:
             peer = players[1 - place].number - self.first
@@ -290,9 +304,13 @@ def new_rank(plan: Plan, first: int, index: int, life: int = 0) -> Rank:
         Thread(base + 1 + i, base + 1 + i, base, "pt_data_worker") for i in range(plan.workers)
     ]
     variables = {
-        "RANK": str(index), "WORLD_SIZE": str(plan.ranks), "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(plan.per_node), "MASTER_ADDR": "node0",
-        "MASTER_PORT": str(29500 + (1 if first else 0)), "TORCHELASTIC_RESTART_COUNT": str(life),
+        "RANK": str(index),
+        "WORLD_SIZE": str(plan.ranks),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(plan.per_node),
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": str(29500 + (1 if first else 0)),
+        "TORCHELASTIC_RESTART_COUNT": str(life),
         "TORCHELASTIC_RUN_ID": "second" if first else "first",
-    }  # fmt: skip
+    }
     return Rank(first + index, f"node{node}", main, workers, f"emulated-{device}", [], variables)

@@ -23,9 +23,9 @@ def cycles(parts: Sequence[Part]) -> list[Part]:
         for part in parts:
             cut = [_cut(n, i) for n in (part.ns, part.bytes, part.operations, part.queued_ns)]
             if cut[0]:
-                out.append(part._replace(
-                    ns=cut[0], bytes=cut[1], operations=cut[2], queued_ns=cut[3]
-                ))  # fmt: skip
+                out.append(
+                    part._replace(ns=cut[0], bytes=cut[1], operations=cut[2], queued_ns=cut[3])
+                )
     return out
 
 

@@ -140,10 +140,8 @@ _TENANTS: dict[str, tuple[tuple[str, str, float], ...]] = {
         ("pressure.memory_some_ns_total", "cgroup", 0.5e9),
         ("pressure.memory_full_ns_total", "cgroup", 0.2e9),
     ),
-    "cpu-quota": (
-        ("cgroup.cpu_quota_ratio", "", 2.0),
-    ),
-}  # fmt: skip
+    "cpu-quota": (("cgroup.cpu_quota_ratio", "", 2.0),),
+}
 
 
 def _tenant(extra: Signals, name: str, end_ns: int) -> None:

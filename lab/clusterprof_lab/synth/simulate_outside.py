@@ -35,13 +35,25 @@ def simulate(
     jobs, more, injected, end = made(trial, plain, faults, round(inside * aim / (1 - aim)))
     story = Story(
         [player.rank for job in jobs for player in job.players],
-        nodes(plain, jobs, faults, end), 0, end, f"synth-{trial.scenario.id}", plan.ranks,
-    )  # fmt: skip
+        nodes(plain, jobs, faults, end),
+        0,
+        end,
+        f"synth-{trial.scenario.id}",
+        plan.ranks,
+    )
     parameters: dict[str, Any] = {**asdict(plain), "outside": what, "aim_ratio": aim}
     truth = simulate_truth.truth_of(
-        trial, jobs[:1], faults, 0, end, simulate_truth.step_ns([clean]), parameters, more,
-        injected, tail=what == "startup",
-    )  # fmt: skip
+        trial,
+        jobs[:1],
+        faults,
+        0,
+        end,
+        simulate_truth.step_ns([clean]),
+        parameters,
+        more,
+        injected,
+        tail=what == "startup",
+    )
     return story, _with_second_life(truth, jobs[1:])
 
 
@@ -110,8 +122,14 @@ def _with_second_life(truth: Truth, jobs: Sequence[Job]) -> Truth:
     for place in truth.places:
         player: Player = again[place.rank]
         window = (player.steps[0][0], player.steps[-1][1])
-        places.append(Place(place.rank, place.node, place.in_step_ns + window[1] - window[0],
-                            place.steps + len(player.steps)))  # fmt: skip
+        places.append(
+            Place(
+                place.rank,
+                place.node,
+                place.in_step_ns + window[1] - window[0],
+                place.steps + len(player.steps),
+            )
+        )
         lost += simulate_truth.rows(player, *window)
     merged: dict[tuple[str, int | None, int], int] = {}
     for one in lost:

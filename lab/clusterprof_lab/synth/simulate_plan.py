@@ -14,13 +14,41 @@ from clusterprof_lab.synth.simulate_faults import Fault, Faults
 MS = 1_000_000
 _LAYOUTS = ((1, 4), (2, 2), (2, 4), (4, 2), (3, 4), (4, 4))
 _JOB_KEYS = {
-    "layout", "collectives", "workers", "prefetch", "jitter", "chunks", "stages", "nodes",
-    "per_node", "steps", "depth", "load_ratio", "transfer_ratio", "read",
-}  # fmt: skip
+    "layout",
+    "collectives",
+    "workers",
+    "prefetch",
+    "jitter",
+    "chunks",
+    "stages",
+    "nodes",
+    "per_node",
+    "steps",
+    "depth",
+    "load_ratio",
+    "transfer_ratio",
+    "read",
+}
 _FAULT_KEYS = {
-    "fault", "cause", "who", "acts", "where", "mark", "every", "times", "synchronise", "onset",
-    "pattern", "main_ratio", "throttle_bits", "extra", "also", "phase", "outside", "record_from",
-}  # fmt: skip
+    "fault",
+    "cause",
+    "who",
+    "acts",
+    "where",
+    "mark",
+    "every",
+    "times",
+    "synchronise",
+    "onset",
+    "pattern",
+    "main_ratio",
+    "throttle_bits",
+    "extra",
+    "also",
+    "phase",
+    "outside",
+    "record_from",
+}
 MARKS = {"": 0, "checkpoint": 5, "gc": 6, "eval": 12, "compile": 13}
 
 
@@ -113,15 +141,32 @@ def _job(
     given = {key: synth[key] for key in synth if key in {one.name for one in fields(Plan)}}
     load = round(compute * float(synth.get("load_ratio", load_ratio)))
     plan = Plan(
-        layout, nodes, per_node, steps, compute, chunks=4, launch_ns=300_000, depth=12,
+        layout,
+        nodes,
+        per_node,
+        steps,
+        compute,
+        chunks=4,
+        launch_ns=300_000,
+        depth=12,
         collectives=collectives,
         transfer_ns=round(compute * float(synth.get("transfer_ratio", transfer_ratio))),
-        link_bytes_per_second=1_250_000_000, copy_ns=int(random.integers(300_000, 900_000)),
-        workers=workers, prefetch=prefetch, read_ns=load // 3, decode_ns=load - load // 3,
-        read={"doing": "block-io", "resource": "vdb", "mib_per_second": 800,
-              "operations_per_second": 2000},
-        jitter=jitter, stages=stages, seed=seed,
-    )  # fmt: skip
+        link_bytes_per_second=1_250_000_000,
+        copy_ns=int(random.integers(300_000, 900_000)),
+        workers=workers,
+        prefetch=prefetch,
+        read_ns=load // 3,
+        decode_ns=load - load // 3,
+        read={
+            "doing": "block-io",
+            "resource": "vdb",
+            "mib_per_second": 800,
+            "operations_per_second": 2000,
+        },
+        jitter=jitter,
+        stages=stages,
+        seed=seed,
+    )
     plan = replace(plan, **given)
     return replace(plan, stages=min(plan.stages, plan.ranks))
 
@@ -132,9 +177,12 @@ def _resized(plan: Plan, ranks: int) -> Plan:
 
 
 def _fault(
-    random: np.random.Generator, plan: Plan, scenario: Scenario, spec: Mapping[str, Any],
+    random: np.random.Generator,
+    plan: Plan,
+    scenario: Scenario,
+    spec: Mapping[str, Any],
     before: list[Fault],
-) -> Fault:  # fmt: skip
+) -> Fault:
     everyone = tuple(range(plan.ranks * (2 if plan.layout == "two-jobs" else 1)))
     noise = random.uniform(0.9, 1.1, (len(everyone), plan.steps))
     if spec.get("pattern") == "skew":
@@ -145,16 +193,24 @@ def _fault(
     kind = spec.get("fault", "none")
     culprits = () if kind == "transfer" or spec.get("fault") == "none" else ranks
     return Fault(
-        kind, cause, ranks, culprits,
-        acts=spec.get("acts", ({"doing": "user"},)), where=spec.get("where", "forward"),
-        mark=MARKS[spec.get("mark", "")], every=int(spec.get("every", 1)),
-        times=int(spec.get("times", 1)), synchronise=bool(spec.get("synchronise", False)),
+        kind,
+        cause,
+        ranks,
+        culprits,
+        acts=spec.get("acts", ({"doing": "user"},)),
+        where=spec.get("where", "forward"),
+        mark=MARKS[spec.get("mark", "")],
+        every=int(spec.get("every", 1)),
+        times=int(spec.get("times", 1)),
+        synchronise=bool(spec.get("synchronise", False)),
         onset=round(float(spec.get("onset", 0)) * plan.steps),
-        pattern=spec.get("pattern", "steady"), phase=int(spec.get("phase", 0)),
+        pattern=spec.get("pattern", "steady"),
+        phase=int(spec.get("phase", 0)),
         main_ratio=float(spec.get("main_ratio", 0)),
-        throttle_bits=int(spec.get("throttle_bits", 0)), noise=noise,
+        throttle_bits=int(spec.get("throttle_bits", 0)),
+        noise=noise,
         extra=str(spec.get("extra", "")),
-    )  # fmt: skip
+    )
 
 
 def _struck(

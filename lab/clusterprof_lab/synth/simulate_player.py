@@ -7,16 +7,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from clusterprof.probe import layout
-from clusterprof.probe.hooks.allocator import EVERY_NS
-from clusterprof_lab.synth.simulate_blame import (
-    WORK,
-    History,
-    Label,
-    Lost,
-    add,
-    owed,
-    split,
-)  # fmt: skip
+from clusterprof.probe.hooks.allocator import READ_INTERVAL_NS
+from clusterprof_lab.synth.simulate_blame import WORK, History, Label, Lost, add, owed, split
 from clusterprof_lab.synth.story import Act, Doing, Mark, Rank, Work
 from clusterprof_lab.truth import OTHER
 
@@ -35,8 +27,16 @@ class Part(NamedTuple):
 
     def act(self, start_ns: int) -> Act:
         """Return what it is in a story."""
-        return Act(start_ns, start_ns + self.ns, self.doing, self.resource, self.bytes,
-                   self.operations, self.queued_ns, self.what)  # fmt: skip
+        return Act(
+            start_ns,
+            start_ns + self.ns,
+            self.doing,
+            self.resource,
+            self.bytes,
+            self.operations,
+            self.queued_ns,
+            self.what,
+        )
 
 
 _MEMORY_RATIO = 0.1
@@ -111,7 +111,7 @@ class Player:
     def look_at_allocator(self) -> None:
         """Write what its counters rose by, at most once a second."""
         read_ns, retries, blocks = self._allocator
-        if self.t - read_ns >= EVERY_NS:
+        if self.t - read_ns >= READ_INTERVAL_NS:
             self.mark(read_ns, layout.ALLOCATOR, retries, blocks, blocks)
             self._allocator = [self.t, 0, 0]
 

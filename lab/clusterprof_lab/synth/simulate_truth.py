@@ -24,10 +24,17 @@ def step_ns(jobs: Sequence[Job]) -> float:
 
 
 def truth_of(
-    trial: Trial, jobs: Sequence[Job], faults: Faults, start: int, end: int, clean_ns: float,
-    parameters: Mapping[str, Any], more: Sequence[Lost] = (),
-    injected: Sequence[Injected] | None = None, tail: bool = True,
-) -> Truth:  # fmt: skip
+    trial: Trial,
+    jobs: Sequence[Job],
+    faults: Faults,
+    start: int,
+    end: int,
+    clean_ns: float,
+    parameters: Mapping[str, Any],
+    more: Sequence[Lost] = (),
+    injected: Sequence[Injected] | None = None,
+    tail: bool = True,
+) -> Truth:
     """Return the truth of steps that lie wholly between two moments."""
     places, lost, outside = [], [], list(more)
     for job in jobs:
@@ -43,10 +50,20 @@ def truth_of(
                 outside.append(Lost(OTHER, None, player.number, end - last))
     found = _injected(faults, lost) if injected is None else tuple(injected)
     return Truth(
-        trial.scenario.id, "synth", trial.split, trial.severity, trial.seed, dict(parameters),
-        tuple(places), tuple(lost), found, tuple(outside), step_ns(jobs), clean_ns,
+        trial.scenario.id,
+        "synth",
+        trial.split,
+        trial.severity,
+        trial.seed,
+        dict(parameters),
+        tuple(places),
+        tuple(lost),
+        found,
+        tuple(outside),
+        step_ns(jobs),
+        clean_ns,
         {name: (0, 0.0) for name in sorted({place.node for place in places})},
-    )  # fmt: skip
+    )
 
 
 def stood_still_ns(player: Player, start: int, end: int) -> int:

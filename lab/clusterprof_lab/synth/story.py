@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Doing = Literal[
-    "user",        # on a CPU, in its own code
-    "system",      # on a CPU, in the kernel
-    "runnable",    # ready to run, others have its CPU
-    "throttled",   # ready to run, the cgroup's quota is used up
-    "block-io",    # uninterruptible, for a block device
-    "nfs",         # uninterruptible, for an NFS server's reply or a free slot
-    "fuse",        # waiting for a FUSE daemon
-    "socket",      # asleep in recv on a TCP connection to a host that is no peer
-    "memory",      # direct reclaim, swap, major faults
-    "lock",        # asleep on a futex (a lock, the GIL)
-    "device",      # asleep in the driver: a copy or a synchronisation
-    "peer",        # asleep in a collective or message
-    "idle",        # asleep, with nothing to do (an empty queue)
-]  # fmt: skip
+    "user",  # on a CPU, in its own code
+    "system",  # on a CPU, in the kernel
+    "runnable",  # ready to run, others have its CPU
+    "throttled",  # ready to run, the cgroup's quota is used up
+    "block-io",  # uninterruptible, for a block device
+    "nfs",  # uninterruptible, for an NFS server's reply or a free slot
+    "fuse",  # waiting for a FUSE daemon
+    "socket",  # asleep in recv on a TCP connection to a host that is no peer
+    "memory",  # direct reclaim, swap, major faults
+    "lock",  # asleep on a futex (a lock, the GIL)
+    "device",  # asleep in the driver: a copy or a synchronisation
+    "peer",  # asleep in a collective or message
+    "idle",  # asleep, with nothing to do (an empty queue)
+]
 
 
 class Act(NamedTuple):

@@ -12,18 +12,8 @@ import sys
 from array import array
 from pathlib import Path
 
-from clusterprof.trace.dump import dump
-from clusterprof.trace.schema import (
-    SPAN_FIELDS,
-    Clock,
-    Columns,
-    Event,
-    Gap,
-    Header,
-    Record,
-    Rows,
-    Spans,
-)
+from clusterprof.trace.dump import export_records
+from clusterprof.trace.schema import (SPAN_FIELDS, Clock, Columns, Event, Gap, Header, Record, Rows, Spans,)
 from clusterprof.trace.writer import RecordingWriter
 
 HEADER = Header(
@@ -89,7 +79,7 @@ def main(folder: Path) -> None:
         for second in seconds:
             writer.append(event, gap, *everything(second))
         writer.close()
-    (folder / "expected.jsonl").write_text("\n".join(dump(folder)) + "\n", encoding="ascii")
+    (folder / "expected.jsonl").write_text("\n".join(export_records(folder)) + "\n", encoding="ascii")
 
 
 if __name__ == "__main__":

@@ -1,37 +1,43 @@
-"""NVIDIA GPUs as their driver sees them, through NVML; identity of a device is its UUID.
+"""NVIDIA GPUs through their driver's library NVML; a device is identified by its UUID.
 
-Calls into the driver can hang for ever or crash the process, so the recorder never makes them
-itself: it runs `recorder.isolated.IsolatedCollector("gpu_nvidia", …)`, whose helper process uses
-the package `nvml` directly. This class is the same source in the process that opens it.
+Calls into the driver can hang forever or crash the process, so the recorder never makes
+them itself: it runs `IsolatedCollector`, whose helper process
+uses the NVML modules directly. This class reads the device in the process that opens
+it.
 
-**How often.** At every sample: utilisation, the driver's buffer of busy samples, clock, reasons for
-lowered clocks, power. Every second sample: GPM. Every second: memory, energy, temperature, memory
-clock, time slowed by heat and power, PCIe link and replays, NVLink bytes; PCIe traffic where there
-is no GPM. Every 10 s: power limit, highest clock, other times of slowing, ECC, NVLink states and
-errors, the list of processes. Every 60 s: rows and pages of memory out of use. A call whose median
-is above 5 ms is made ten times less often, with an event; in between the last value is repeated.
+**How often.** At every sample: utilization, the driver's buffer of busy samples, clock,
+throttle reasons, power. Every second sample: GPM. Every second: memory, energy,
+temperature, memory clock, time throttled by heat and power, PCIe link and replays,
+NVLink bytes; PCIe traffic where there is no GPM. Every 10 s: power limit, highest
+clock, other throttle times, ECC, NVLink states and errors, the list of processes. Every
+60 s: remapped rows and retired pages of memory. A call whose median is above 5 ms is
+made ten times less often, with an event; in between the last value is repeated.
 
-**GPM** (Hopper and newer): multiprocessors active, warps resident, tensor operations, memory
-bandwidth, PCIe and NVLink traffic. Each value is the mean since the reading before it, of all
-multiprocessors; the first is of 0.1 s. It needs no administrator unless
-NVreg_RestrictProfilingToAdminUsers is 1; It is read when a profile says so (`sampling.gpm: true`).
-Without GPM, PCIe traffic is a look of 20 ms in which the driver keeps its caller waiting, and the
-rest is absent.
+**GPM** (Hopper and newer): active multiprocessors, resident warps, tensor operations,
+memory bandwidth, PCIe and NVLink traffic. Each value is the mean since the previous
+reading, over all multiprocessors; the first covers 0.1 s. It needs no administrator
+unless NVreg_RestrictProfilingToAdminUsers is 1. It is read only if a profile enables it
+(`sampling.gpm: true`). Without GPM, PCIe traffic is a measurement of 20 ms during which
+the driver blocks its caller, and the rest is absent.
 
-**MIG**: each compute instance is a device of its own ("MIG-…", `parent` = UUID of its GPU) with its
-memory and its processes. NVML tells no utilisation of a GPU in MIG mode or of its instances; where
-GPM can be had (driver 550 and newer, one compute instance in its GPU instance), busy time is the
-sum of the instance's activity. Else nobody knows when it is busy (`tells_busy` false), and lost
-time is an upper bound by the waits of the host. Clocks, power, heat, links and errors stand at the
-GPU, which is nobody's device then. Instances that are made while a recording runs are not seen.
+**MIG**: each compute instance is a device of its own ("MIG-…", `parent` = UUID of its
+GPU) with its memory and its processes. NVML reports no utilization of a GPU in MIG mode
+or of its instances. Where GPM is available (driver 550 and newer, one compute instance
+in its GPU instance), busy time is the sum of the instance's activity. Otherwise it is
+unknown when the instance is busy (`tells_busy` false), and lost time is an upper bound
+by the waits of the host. Clocks, power, temperature, links and errors are reported for
+the GPU, which is then not the device of any process. Instances that are created while a
+recording runs are not seen.
 
-**Who uses which**: of processes of the job, the GPU of which NVML says that they hold most memory
-(event `device-used`). In a container of its own PID namespace only processes that have a file of
-the driver open count, for older drivers give the node's process numbers.
+**Device of a process**: for a process of the job, the GPU on which NVML reports the
+most memory held by it (event `device-used`). In a container with its own PID namespace
+only processes with an open file of the driver count, because older drivers report the
+node's process numbers.
 
-The header says of each GPU: name, PCI address, memory, NUMA node and processors its slot belongs
-to, PCIe generation and width at most, power limit by default and at most, number of NVLinks,
-compute capability, MIG, ECC and persistence mode, versions of driver, NVML and CUDA.
+The header lists for each GPU: name, PCI address, memory, NUMA node and processors of
+its slot, maximum PCIe generation and width, default and maximum power limit, number of
+NVLinks, compute capability, MIG, ECC and persistence mode, versions of driver, NVML and
+CUDA.
 
 ## Source
 
@@ -39,21 +45,23 @@ NVML of the driver, `libnvidia-ml.so.1` (docs.nvidia.com/deploy/nvml-api).
 
 ## Privilege
 
-None for most; a container needs the driver's library (NVIDIA runtime). Profiling counters may be
-kept for root (NVreg_RestrictProfilingToAdminUsers).
+None for most values; a container needs the driver's library (NVIDIA runtime). Profiling
+counters may be restricted to root (NVreg_RestrictProfilingToAdminUsers).
 
 ## Cost
 
-A process of its own (15 MB) that asks each GPU some 40 questions, each at its own rate; one that
-takes more than 5 ms is asked ten times less often. The recorder itself only reads a pipe.
+A process of its own (15 MB) that makes some 40 calls per GPU, each at its own rate; a
+call that takes more than 5 ms is made ten times less often. The recorder itself only
+reads a pipe.
 
 ## Where it is blind
 
-Busy means that some kernel ran, whatever it did: a collective that waits is busy too, and only SM
-activity, power and traffic tell it apart. Samples of the driver are a sixth of a second to a second
-apart. What MIG or a virtual GPU does not tell is a reason. Not read: NVLink errors of Blackwell,
-which counts them elsewhere; NVLink bytes before Ampere; retired pages from Ampere on (rows are
-remapped); what other processes of a device do apart from the job's.
+Busy means that some kernel ran: a collective that waits is busy too, and only SM
+activity, power and traffic distinguish it. Samples of the driver are a sixth of a
+second to a second apart. A value that MIG or a virtual GPU does not provide is a
+reason. Not read: NVLink errors of Blackwell, which counts them elsewhere; NVLink bytes
+before Ampere; retired pages from Ampere on (rows are remapped); activity of other
+processes of a device separately from the job's.
 """
 
 from __future__ import annotations
@@ -61,24 +69,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from clusterprof.collectors.base import Context, Value
-from clusterprof.collectors.nvml import Library
+from clusterprof.agent.collectors.base import Context, Value
+from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
 from clusterprof.signals import BY_NAME, Signal
 
 
 class GpuNvidiaCollector:
-    """Utilisation, busy time, clocks, power, throttling, PCIe, memory, errors of NVIDIA GPUs."""
+    """Utilization, busy time, clocks, power, throttling, PCIe, memory, errors of NVIDIA GPUs."""
 
     name: ClassVar[str] = "gpu_nvidia"
     isolated: ClassVar[bool] = True
     interval_ns: ClassVar[int] = 100_000_000
 
     def __init__(self, context: Context) -> None:
-        self._library: Library | None = None
+        self._library: NvmlLibrary | None = None
 
     def open(self) -> Sequence[tuple[Signal, str]]:
-        """Open NVML in this process; raises Unavailable, and may hang or crash with the driver."""
-        self._library = Library(mark=lambda index, call: None)
+        """Open NVML in this process; it may hang or crash with the driver.
+
+        Raises: Unavailable when NVML cannot be opened.
+        """
+        self._library = NvmlLibrary(mark=lambda index, call: None)
         return [
             (BY_NAME[name], str(entry["id"]))
             for entry, device in zip(self._library.inventory, self._library.devices)
@@ -91,7 +102,7 @@ class GpuNvidiaCollector:
         return [value for device in self._library.devices for value in device.sample()]
 
     def inventory(self) -> list[dict[str, Any]]:
-        """Return for the header what each device is."""
+        """Return the header entries of the devices."""
         return [] if self._library is None else self._library.inventory
 
     def close(self) -> None:

@@ -1,19 +1,22 @@
 """GPM, the performance counters that NVML can read on Hopper and newer GPUs.
 
-Two samples of the counters make one value: its mean over the time between them, gapless from one
-reading to the next, so that means times durations add up. NVIDIA's manual asks for more than
-100 ms between two samples, for the driver refreshes them no oftener. Percentages are of the time,
-of the multiprocessors or of the theoretical maximum; PCIe and NVLink are in MiB per second.
+Two samples of the counters give one value: its mean over the time between them.
+Readings are gapless, so sums of mean times duration are exact. NVIDIA's manual requires
+more than 100 ms between two samples, because the driver does not refresh them more
+often. Percentages refer to time, to the multiprocessors or to the theoretical maximum;
+PCIe and NVLink are in MiB per second.
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
+
+Links and memory of a GPU: NVLink traffic and errors, remapped rows, retired pages.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from clusterprof.collectors.nvml.errors import reason_of
+from clusterprof.agent.collectors.gpu.nvml_errors import FATAL_CODES, explain_code
 from clusterprof.errors import Unavailable
 
 Value = int | float | Unavailable
@@ -23,64 +26,67 @@ PCIE_TRANSMIT, PCIE_RECEIVE = 20, 21
 NVLINK_RECEIVE, NVLINK_TRANSMIT = 60, 61
 """Metric identifiers of nvml.h; pynvml before 12.535 has no names for them."""
 
-LEAST_NS = 100_000_000
-_STALE_NS = 10_000_000_000
+MIN_INTERVAL_NS = 100_000_000
+_MAX_GAP_NS = 10_000_000_000
 _MIB = 1 << 20
-_MOST_PERCENT = 101.0  # rounding; more is no share of anything
-_RATES = frozenset({PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_RECEIVE, NVLINK_TRANSMIT})
-OFF = Unavailable("absent", "GPM is not to be used", "set sampling.gpm in the profile to true")
-UNSUPPORTED = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
+_MAX_PERCENT = 101.0  # allows for rounding; a larger value is not a valid share
+_RATE_METRICS = frozenset({PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_RECEIVE, NVLINK_TRANSMIT})
+GPM_OFF = Unavailable("absent", "GPM is disabled", "set sampling.gpm in the profile to true")
+GPM_UNSUPPORTED = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
 
 
 class Gpm:
-    """The counters of one GPU or MIG instance; used by one thread. `begin()` comes first."""
+    """The counters of one GPU or MIG instance; used by one thread. Call `begin()` first."""
 
     def __init__(
         self,
         nvml: Any,
-        take: Callable[[Any], Any],
+        take_sample: Callable[[Any], Any],
         metrics: tuple[int, ...],
         clock: Callable[[], int],
         pause: Callable[[float], None],
     ) -> None:
-        """`take` reads the counters into a sample."""
-        self._nvml, self._take, self._metrics = nvml, take, metrics
+        """Set up the counters.
+
+        take_sample: reads the counters into a sample.
+        """
+        self._nvml, self._take, self._metrics = nvml, take_sample, metrics
         self._clock, self._pause = clock, pause
         self._samples: list[Any] = []
         self._taken_ns = 0
         self._request: Any = None
         self.elapsed_ns = 0
         """Time between the two samples of the last reading."""
-        self.unbroken = False
-        """The last reading began where the one before it ended."""
+        self.is_gapless = False
+        """True when the last reading began where the one before it ended."""
 
     def begin(self) -> None:
-        """Take the sample at which the first mean begins; raises what NVML raises."""
+        """Take the sample at which the first mean begins; raise what NVML raises."""
         if self._request is None:
             self._prepare()
         self._take(self._samples[0])
         self._taken_ns = self._clock()
 
     def read(self) -> dict[int, Value]:
-        """Return by metric its mean since the last reading: ratios, and bytes per second.
+        """Return the mean of each metric since the last reading: ratios, and bytes per second.
 
-        Raises what NVML raises; the next one then covers the time of the failure, too, unless that
-        was longer than 10 s. Waits where the beginning is not 100 ms ago.
+        Waits if the start is less than 100 ms ago. Raises what NVML raises; the next reading
+        then also covers the time of the failure, unless that was longer than 10 s.
         """
-        self.unbroken = self._clock() - self._taken_ns <= _STALE_NS
-        if not self.unbroken:
+        self.is_gapless = self._clock() - self._taken_ns <= _MAX_GAP_NS
+        if not self.is_gapless:
             self.begin()
-        wait_ns = LEAST_NS - (self._clock() - self._taken_ns)
+        wait_ns = MIN_INTERVAL_NS - (self._clock() - self._taken_ns)
         if wait_ns > 0:
             self._pause(wait_ns / 1e9)
         self._take(self._samples[1])
         now_ns = self._clock()
         self._request.sample1, self._request.sample2 = self._samples
         self._nvml.nvmlGpmMetricsGet(self._request)
-        self._samples.reverse()  # this reading's end is the next one's beginning
+        self._samples.reverse()  # the end of this reading is the start of the next one
         self.elapsed_ns, self._taken_ns = now_ns - self._taken_ns, now_ns
         return {
-            metric: _value(metric, self._request.metrics[at])
+            metric: _convert_metric(metric, self._request.metrics[at])
             for at, metric in enumerate(self._metrics)
         }
 
@@ -94,12 +100,97 @@ class Gpm:
         self._request = request
 
 
-def _value(metric: int, found: Any) -> Value:
-    """A ratio or bytes per second, or why there is none."""
-    if found.nvmlReturn:
-        return reason_of(int(found.nvmlReturn))
-    value = float(found.value)
-    most = math.inf if metric in _RATES else _MOST_PERCENT
-    if not 0.0 <= value <= most:  # not a number, too
+def _convert_metric(metric: int, result: Any) -> Value:
+    """Return a ratio or bytes per second, or why there is none."""
+    if result.nvmlReturn:
+        return explain_code(int(result.nvmlReturn))
+    value = float(result.value)
+    limit = math.inf if metric in _RATE_METRICS else _MAX_PERCENT
+    if not 0.0 <= value <= limit:  # also rejects NaN
         return Unavailable("failed", f"NVML: impossible value {value:g}")
-    return value * _MIB if metric in _RATES else min(value / 100, 1.0)
+    return value * _MIB if metric in _RATE_METRICS else min(value / 100, 1.0)
+
+
+_ALL_LINKS = 0xFFFFFFFF
+"""Value of nvml.h that selects all links instead of one."""
+_KIB = 1024
+_VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+NO_LINKS = Unavailable("absent", "the GPU has no NVLink")
+_MAX_LINKS = 64
+_NOT_SUPPORTED, _INVALID = 3, 2
+
+
+def read_fields(nvml: Any, handle: Any, wanted: Sequence[tuple[int, int]]) -> list[Any]:
+    """Return the values of (field, scope), each a number or `Unavailable`, with one call."""
+    results = nvml.nvmlDeviceGetFieldValues(handle, list(wanted))
+    return [
+        explain_code(int(result.nvmlReturn)) if result.nvmlReturn else _get_number(result)
+        for result in (results[at] for at in range(len(wanted)))
+    ]
+
+
+def read_nvlink_bytes(nvml: Any, handle: Any) -> tuple[Any, ...]:
+    """Return data bytes received and sent on all NVLinks since the driver was loaded."""
+    received = nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
+    sent = nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
+    counts = read_fields(nvml, handle, ((received, _ALL_LINKS), (sent, _ALL_LINKS)))
+    return tuple(count if isinstance(count, Unavailable) else count * _KIB for count in counts)
+
+
+def read_nvlink_errors(nvml: Any, handle: Any) -> tuple[Any, ...]:
+    """Return replays, recoveries, and the sum of flit and data CRC errors, of all links."""
+    replays, recoveries, flits, data = read_fields(
+        nvml,
+        handle,
+        (
+            (nvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, 0),
+            (nvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL, 0),
+            (nvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, 0),
+            (nvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, 0),
+        ),
+    )
+    damaged = flits if isinstance(flits, Unavailable) else data
+    if not isinstance(damaged, Unavailable):
+        damaged = flits + data
+    return (replays, recoveries, damaged)
+
+
+def read_nvlink_states(nvml: Any, handle: Any) -> list[bool]:
+    """Return for each NVLink of the GPU whether it is up.
+
+    Raises: Unavailable where the GPU has none.
+    """
+    states: list[bool] = []
+    try:
+        while len(states) < _MAX_LINKS:
+            states.append(bool(nvml.nvmlDeviceGetNvLinkState(handle, len(states))))
+    except nvml.NVMLError as error:
+        if error.value in FATAL_CODES or error.value not in (_NOT_SUPPORTED, _INVALID):
+            raise
+    if not states:
+        raise NO_LINKS.with_traceback(None)
+    return states
+
+
+def read_remapped_rows(nvml: Any, handle: Any) -> tuple[int, ...]:
+    """Return rows remapped for corrected and uncorrected errors, and pending and failed flags."""
+    corrected, uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+    return (corrected, uncorrected, int(bool(pending)), int(bool(failed)))
+
+
+def read_retired_pages(nvml: Any, handle: Any) -> tuple[int, ...]:
+    """Return pages retired for repeated single-bit or double-bit errors, and a pending flag."""
+    causes = (
+        nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+        nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+    )
+    pages = sum(len(nvml.nvmlDeviceGetRetiredPages(handle, cause)) for cause in causes)
+    return (pages, int(bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))))
+
+
+def _get_number(result: Any) -> int | float:
+    kind = int(result.valueType)
+    if not 0 <= kind < len(_VALUE_FIELDS):
+        raise ValueError(f"a value of unknown type {kind}")
+    value: int | float = getattr(result.value, _VALUE_FIELDS[kind])
+    return value

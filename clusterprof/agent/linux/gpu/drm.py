@@ -1,11 +1,26 @@
-"""/sys/class/drm: the graphics cards of the node, their PCI device and its link.
+"""/sys/class/drm and /sys/class/kfd: the cards of the node, their PCI device and its link.
 
-Documentation/gpu/drm-uapi.rst; the PCI files are those of Documentation/ABI/testing/sysfs-bus-pci.
+Documentation/gpu/drm-uapi.rst; the PCI files are those of
+Documentation/ABI/testing/sysfs-bus-pci.
 
     card1/device/uevent                 DRIVER=amdgpu, PCI_ID=1002:74A1, PCI_SLOT_NAME=0000:05:00.0
-    card1/device/numa_node              1; -1 = the firmware does not say
+    card1/device/numa_node              1; -1 = the firmware does not report it
     card1/device/current_link_speed     32.0 GT/s PCIe
-    card1/device/power/runtime_status   active; a suspended one would be woken by a reading
+    card1/device/power/runtime_status   active; reading would wake a suspended device
+
+/sys/class/kfd: AMD's compute devices, their location, and the processes that use them.
+
+drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c. A partitioned device has
+one node for each partition, all with its bus and device number (`location_id` is bus <<
+8 | device << 3 | function; drivers have put the partition's number into different bits
+of the rest, so the order of the nodes is used instead).
+
+    topology/nodes/1/gpu_id        4711               0 = a CPU
+    topology/nodes/1/properties    location_id 1280 … domain 0 … unique_id 13479 …
+    topology/nodes/1/io_links/0/properties   type 2 (PCIe), node_to 0
+    proc/<pid>/vram_<gpu_id>       bytes of device memory the process holds
+
+Processes are listed there by their pid in the first PID namespace.
 """
 
 from __future__ import annotations
@@ -16,22 +31,28 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clusterprof.errors import DevicesChanged, Unavailable, unavailable_from_os_error
-from clusterprof.linux.held import MissingFile, hold
-from clusterprof.linux.roots import Roots
-from clusterprof.linux.tree import entries, number, text
+from clusterprof.agent.linux.files import (
+    MissingFile,
+    Roots,
+    list_folder,
+    open_file,
+    read_int,
+    read_text,
+)
+from clusterprof.errors import DevicesChanged, Unavailable, convert_os_error
 
-CARDS_AT_MOST = 32
+MAX_CARDS = 32
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
 _CARD = re.compile(r"card\d+")
-# Gigatransfers per second of a lane -> generation.
+# Gigatransfers per second of a lane -> PCIe generation.
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6, 128.0: 7}
 
 
 class Card(NamedTuple):
-    """One graphics card: its node, its driver and where it is."""
+    """One graphics card: its DRM node, its driver and its location."""
 
     name: str
-    """Of the node: "card1"."""
+    """Of the DRM node: "card1"."""
     folder: Path
     """Of the card; `folder / "device"` is the PCI device."""
     driver: str
@@ -42,31 +63,35 @@ class Card(NamedTuple):
     numa_node: int | None
 
 
-def cards(roots: Roots, drivers: Collection[str]) -> list[Card]:
-    """Return the cards of these drivers in the order of their PCI addresses.
+def list_cards(roots: Roots, drivers: Collection[str]) -> list[Card]:
+    """Return the cards of these drivers, sorted by PCI address.
 
-    Raises Unavailable (absent) when there is no /sys/class/drm or no such card.
+    Raises: Unavailable ("absent") when there is no /sys/class/drm or no matching card.
     """
     folder = roots.sys / "class/drm"
     try:
         names = sorted(entry.name for entry in folder.iterdir() if _CARD.fullmatch(entry.name))
     except OSError as error:
-        raise unavailable_from_os_error(error, str(folder)) from None
-    found = [card for name in names if (card := _card(folder / name)) and card.driver in drivers]
-    if not found:
+        raise convert_os_error(error, str(folder)) from None
+    cards = [
+        card for name in names if (card := _read_card(folder / name)) and card.driver in drivers
+    ]
+    if not cards:
         raise Unavailable("absent", f"no device of the driver {' or '.join(sorted(drivers))}")
-    return sorted(found, key=lambda card: card.pci)[:CARDS_AT_MOST]
+    return sorted(cards, key=lambda card: card.pci)[:MAX_CARDS]
 
 
-def _card(folder: Path) -> Card | None:
-    """Read what the card is; None when it is no PCI device (a virtual one, a partition)."""
+def _read_card(folder: Path) -> Card | None:
+    """Read a card's facts; None when it is no PCI device (virtual, or a partition)."""
     facts = dict(
-        line.split("=", 1) for line in text(folder / "device/uevent").splitlines() if "=" in line
+        line.split("=", 1)
+        for line in read_text(folder / "device/uevent").splitlines()
+        if "=" in line
     )
     pci = facts.get("PCI_SLOT_NAME", "").lower()
     if not pci:
         return None
-    node = number(folder / "device/numa_node")
+    node = read_int(folder / "device/numa_node")
     return Card(
         folder.name,
         folder,
@@ -77,29 +102,32 @@ def _card(folder: Path) -> Card | None:
     )
 
 
-class Attribute:
-    """One file of a device, held open: a number, or the reason why there is none."""
+class DeviceFile:
+    """One open file of a device: a number, or the reason why there is none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._held = hold(path)
+        self._held = open_file(path)
 
     def read(self) -> bytes:
-        """Return the content; raises Unavailable."""
+        """Return the content of the file.
+
+        Raises: Unavailable when it cannot be read.
+        """
         try:
             return self._held.read()
         except Unavailable as reason:
-            if reason.kind == "absent":  # worded alike for all devices, so that it is said once
-                message = f"the driver does not tell {self.path.name}"
+            if reason.kind == "absent":  # one wording for all devices, so that it is reported once
+                message = f"the driver does not report {self.path.name}"
                 raise Unavailable("absent", message) from None
             if reason.kind == "denied" and not isinstance(self._held, MissingFile):
-                # It could be opened, so this is the driver's word and not a permission.
+                # The file could be opened, so the driver refuses; it is not a permission problem.
                 message = f"{self.path}: the driver refuses; the device may be in a reset"
                 raise Unavailable("failed", message) from None
             raise
 
-    def number(self, least: int = 0, most: int = 1 << 62) -> int | Unavailable:
-        """Return the number in the file, or why there is none in these bounds."""
+    def number(self, minimum: int = 0, maximum: int = 1 << 62) -> int | Unavailable:
+        """Return the number in the file, or the reason why there is none within these bounds."""
         try:
             content = self.read()
         except Unavailable as reason:
@@ -107,8 +135,8 @@ class Attribute:
         try:
             value = int(content)
         except ValueError:
-            return Unavailable("failed", f"{self.path}: {_shown(content)} is no number")
-        if not least <= value <= most:
+            return Unavailable("failed", f"{self.path}: {_format_content(content)} is not a number")
+        if not minimum <= value <= maximum:
             return Unavailable("failed", f"{self.path}: impossible value {value}")
         return value
 
@@ -117,19 +145,19 @@ class Attribute:
         self._held.close()
 
 
-def scaled(value: int | Unavailable, factor: float) -> float | Unavailable:
-    """Return a number in another unit, or the reason for none as it is."""
+def scale_value(value: int | Unavailable, factor: float) -> float | Unavailable:
+    """Convert a number to another unit; a reason is returned unchanged."""
     return value if isinstance(value, Unavailable) else value * factor
 
 
-def _shown(content: bytes) -> str:
+def _format_content(content: bytes) -> str:
     return repr(content[:40].decode(errors="replace").strip())
 
 
-def inventory_entry(card: Card, index: int, vendor: str, link: bool = True) -> dict[str, Any]:
-    """Return for the header what is known of any card; "id" is its PCI address.
+def build_inventory_entry(card: Card, index: int, vendor: str, link: bool = True) -> dict[str, Any]:
+    """Build the header entry of a card; its "id" is the PCI address.
 
-    `link`: name what the PCIe link can do at most.
+    link: include the maximum generation and width of the PCIe link.
     """
     entry: dict[str, Any] = {
         "id": card.pci,
@@ -144,45 +172,113 @@ def inventory_entry(card: Card, index: int, vendor: str, link: bool = True) -> d
         entry["numa_node"] = card.numa_node
     if link:
         highest = {
-            "pcie_generation_max": link_generation(card, "max"),
-            "pcie_width_max": link_width(card, "max"),
+            "pcie_generation_max": read_link_generation(card, "max"),
+            "pcie_width_max": read_link_width(card, "max"),
         }
         entry |= {k: value for k, value in highest.items() if not isinstance(value, Unavailable)}
     return entry
 
 
-def link_generation(card: Card, which: str = "current") -> int | Unavailable:
-    """Return the PCIe generation of the link now, or its highest (`which` = "max")."""
+def read_link_generation(card: Card, which: str = "current") -> int | Unavailable:
+    """Return the current or highest (`which` = "max") PCIe generation of the link."""
     path = card.folder / "device" / f"{which}_link_speed"
-    word = text(path).partition(" ")[0]
+    word = read_text(path).partition(" ")[0]
     try:
         return _GENERATIONS[float(word)]
     except (ValueError, KeyError):
-        return Unavailable("absent", "the speed of the PCIe link is not told")
+        return Unavailable("absent", "the speed of the PCIe link is not reported")
 
 
-def link_width(card: Card, which: str = "current") -> int | Unavailable:
-    """Return the PCIe lanes of the link now, or the most it can have."""
+def read_link_width(card: Card, which: str = "current") -> int | Unavailable:
+    """Return the current or highest (`which` = "max") number of PCIe lanes of the link."""
     path = card.folder / "device" / f"{which}_link_width"
-    lanes = number(path)
+    lanes = read_int(path)
     if lanes is None or not 0 < lanes <= 32:
-        return Unavailable("absent", "the width of the PCIe link is not told")
+        return Unavailable("absent", "the width of the PCIe link is not reported")
     return lanes
 
 
-def asleep(card: Card) -> bool:
-    """True when the device is suspended: reading its counters would wake it.
+def is_asleep(card: Card) -> bool:
+    """Return whether the device is suspended: reading its counters would wake it.
 
-    Raises DevicesChanged when the device has gone.
+    Raises: DevicesChanged when the device is gone.
     """
     if not os.path.exists(card.folder / "device/uevent"):
         raise DevicesChanged(f"{card.pci} is gone")
-    return text(card.folder / "device/power/runtime_status") == "suspended"
+    return read_text(card.folder / "device/power/runtime_status") == "suspended"
 
 
-def hwmon(card: Card, name: str) -> Path | None:
-    """Return the folder of the device's own sensors, by the name they have; None without any."""
-    for folder in entries(card.folder / "device/hwmon"):
-        if text(folder / "name") == name:
+def find_hwmon_folder(card: Card, name: str) -> Path | None:
+    """Find the sensor folder of the device by the sensors' name; None without any."""
+    for folder in list_folder(card.folder / "device/hwmon"):
+        if read_text(folder / "name") == name:
             return folder
+    return None
+
+
+class KfdNode(NamedTuple):
+    """One device, or one partition of a device."""
+
+    gpu_id: int
+    pci: str
+    """Address without the function: "0000:05:00"."""
+    partition: int
+    """0, 1, … among the nodes of the same card."""
+    unique_id: int
+    """0 = not reported."""
+    numa_node: int | None
+    """Node of the CPUs it is linked to, in KFD's numbering."""
+
+
+def list_gpu_nodes(roots: Roots) -> list[KfdNode]:
+    """Return the GPU nodes in the kernel's order; [] without the driver."""
+    folders = list_folder(roots.sys / "class/kfd/kfd/topology/nodes")
+    folders.sort(key=lambda folder: (len(folder.name), folder.name))
+    cpus = {int(f.name) for f in folders if f.name.isdigit() and not read_int(f / "gpu_id")}
+    seen: dict[str, int] = {}
+    nodes = []
+    for folder in folders:
+        gpu_id = read_int(folder / "gpu_id")
+        if not gpu_id:
+            continue
+        facts = _read_properties(folder)
+        location = facts.get("location_id", 0)
+        pci = f"{facts.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
+        partition = seen[pci] = seen.get(pci, -1) + 1
+        numa_node = _find_linked_cpu_node(folder, cpus)
+        nodes.append(KfdNode(gpu_id, pci, partition, facts.get("unique_id", 0), numa_node))
+    return nodes
+
+
+def is_in_first_pid_namespace(roots: Roots) -> bool:
+    """Return whether the recorder's pids match KFD's: it runs in the first PID namespace."""
+    try:
+        return os.readlink(roots.proc / "self/ns/pid") == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def read_process_memory_bytes(roots: Roots, pid: int, gpu_id: int) -> int | None:
+    """Read the device memory a process holds, in bytes; None = not reported."""
+    return read_int(roots.sys / f"class/kfd/kfd/proc/{pid}/vram_{gpu_id}")
+
+
+def count_processes(roots: Roots, gpu_id: int) -> int | None:
+    """Count the processes that hold memory of the device; None without the driver's list."""
+    folder = roots.sys / "class/kfd/kfd/proc"
+    if not folder.is_dir():
+        return None
+    return sum(bool(read_int(process / f"vram_{gpu_id}")) for process in list_folder(folder))
+
+
+def _read_properties(folder: Path) -> dict[str, int]:
+    pairs = (line.split() for line in read_text(folder / "properties").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _find_linked_cpu_node(folder: Path, cpus: set[int]) -> int | None:
+    for link in list_folder(folder / "io_links"):
+        to = _read_properties(link).get("node_to")
+        if to in cpus:
+            return to
     return None

@@ -1,42 +1,58 @@
-"""Settle what the detectors claim: every lost nanosecond of one rank goes to one cause or reason.
+"""Settle the claims of detectors: each lost nanosecond goes to one cause or reason.
 
-Claims are shares of pieces. They are taken in the precedence of the taxonomy, each gets at most
-what the earlier ones left, and what nobody claims stays unattributed with a reason:
+Claims are shares of lost intervals. They are served in the precedence of the taxonomy;
+each gets at most what the earlier ones left, and unclaimed time stays unattributed with
+a reason:
 
-    piece of 100 ns     checkpoint 0    storage-local 0.6    cpu-preprocess 0.7    nobody
-    settled                  0               60                    40                 0
+    claims on 100 ns   checkpoint 0    storage-local 0.6    cpu-preprocess 0.7    rest
+    settled                 0               60                    40               0
 
-Without spans (degraded mode M2) few detectors are asked: see `cooccurrence`.
+Without spans (degraded mode M2) only few detectors apply: see
+analysis.attribution.rank.without_probe.
+
+Find causes that an imported trace cannot measure: no evidence in it is not zero.
+
+A trace of kernels has no samples of threads, disks or memory. A detector that looks for
+these in it finds none and would claim 0.0 %; its cause was not measured.
+
+Attribute reads of files with unknown location in a trace to the storage family.
+
+The leaf of a read depends on the kind of its file system. A tracer of system calls
+often has only a path, so what the loading thread read from there goes to the family,
+after all causes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.attribution.cooccurrence import cooccurring
-from clusterprof.attribution.frontier import Frontier
-from clusterprof.attribution.hosting import paused
-from clusterprof.attribution.lost import Account
-from clusterprof.attribution.over_time import Times
-from clusterprof.attribution.partial import SHARE, Partial
-from clusterprof.attribution.precedence import PRECEDENCE, STARTUP
-from clusterprof.attribution.regions import Region
-from clusterprof.attribution.spent import Spending
-from clusterprof.attribution.step_blocks import StepBlocks
-from clusterprof.attribution.totals import completed
-from clusterprof.attribution.traced_asked import SIGNS, not_told
-from clusterprof.attribution.traced_reads import READS, read_elsewhere, with_reads
-from clusterprof.attribution.unmarked import waiting, without_sleep
-from clusterprof.detectors.base import Claims, Detector
-from clusterprof.detectors.registry import DETECTORS
-from clusterprof.findings import Evidence
-from clusterprof.timeline.feeding import feed
-from clusterprof.timeline.model import (
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE, Accumulator
+from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
+from clusterprof.analysis.attribution.rank.history import HistoryBuilder, with_segment_totals
+from clusterprof.analysis.attribution.rank.host_activity import sum_cpu_claims_in_pauses
+from clusterprof.analysis.attribution.rank.lost_time import SegmentAccount
+from clusterprof.analysis.attribution.rank.step_blocks import ImplicitSteps, StepBlocks
+from clusterprof.analysis.attribution.rank.time_spent import TimeSpent
+from clusterprof.analysis.attribution.rank.without_probe import (
+    attribute_to_families,
+    split_unmarked_waits,
+    subtract_sleep,
+)
+from clusterprof.analysis.attribution.taxonomy import CAUSES, PRECEDENCE, STARTUP
+from clusterprof.analysis.detectors.base import Claims, Detector, select_phases
+from clusterprof.analysis.detectors.registry import DETECTORS
+from clusterprof.analysis.timeline.data_wait.samples import (
+    compute_loading_shares,
+    has_traced_threads,
+    is_imported,
+)
+from clusterprof.analysis.timeline.data_wait.split import split_data_wait
+from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
     PHASE_DATA_WAIT,
     PHASE_EVAL,
@@ -44,185 +60,288 @@ from clusterprof.timeline.model import (
     SOURCE_DEVICE_SAMPLES,
     SOURCE_HOST_SPANS,
     SOURCE_STREAM_EVENTS,
-    Feeding,
+    DataWaitBreakdown,
     Int,
-    Lost,
+    LostTime,
     Rank,
 )
-from clusterprof.timeline.traced import is_imported, traced_threads
+from clusterprof.report.model import Evidence
+
+MISSING_TRACE_DATA = "samples or marks for it"
+"""The missing input of these causes, as a report prints it: what a native recording would
+contain.
+"""
+
+
+def find_unmeasured_causes(rank: Rank, claimed: Mapping[str, bool]) -> Iterable[str]:
+    """Return causes whose detectors looked for data that an imported trace cannot contain.
+
+    claimed: cause -> whether any time was claimed for it. Empty for a native recording, and
+    where threads were sampled.
+    """
+    if not is_imported(rank.chunk) or any(
+        process.threads for process in (rank.main, *rank.workers)
+    ):
+        return ()
+    seen = set(rank.main.spans)
+    return [
+        id_
+        for id_, is_claimed in claimed.items()
+        if not (
+            is_claimed or CAUSES[id_].always_traced or seen.intersection(CAUSES[id_].trace_spans)
+        )
+    ]
+
+
+READ_FAMILY = "storage"
+"""The family these reads are claimed for."""
+_EVIDENCE = (
+    READ_FAMILY,
+    "loading.reading_ratio",
+    "ratio",
+    "of the waits, the loading thread was reading a file, according to the trace",
+)
+_EVIDENCE_SCALE_OF_READS = 1000  # as evidence is stored
+
+
+def attribute_unlocated_reads(rank: Rank, lost: LostTime, unclaimed: Int) -> Int | None:
+    """Attribute unclaimed time of lost intervals to these reads; None if a trace shows none.
+
+    unclaimed: int64[n]. Returns int64[n], in 1/SHARE_SCALE.
+    """
+    shares = compute_loading_shares(rank, lost.start_ns, lost.end_ns)
+    if shares is None or not shares["elsewhere"].any():
+        return None
+    wanted = np.where(select_phases(lost, PHASE_DATA_WAIT), shares["elsewhere"], 0.0)
+    share = np.minimum(np.rint(wanted * SHARE_SCALE).astype(np.int64), unclaimed)
+    return share if share.any() else None
+
+
+def with_read_claims(accumulator: Accumulator, lost: LostTime, share: Int) -> Accumulator:
+    """Return the accumulator with the claim of these reads and its evidence.
+
+    share: int64[n], in 1/SHARE_SCALE.
+    """
+    amount = lost.lost_ns * share
+    claimed = dict(accumulator.claimed)
+    for source in np.unique(lost.source).tolist():
+        units = int(amount[lost.source == source].sum())
+        if units:
+            claimed[READ_FAMILY, "B", int(source)] = units
+    total = int(amount.sum())
+    length = max(int(lost.lost_ns[share > 0].sum()), 1)
+    weight = max(1, total // SHARE_SCALE)
+    evidence = {
+        **accumulator.evidence,
+        _EVIDENCE: round(total / SHARE_SCALE / length * _EVIDENCE_SCALE_OF_READS) * weight,
+    }
+    return replace(
+        accumulator,
+        claimed=claimed,
+        evidence=evidence,
+        weights={**accumulator.weights, _EVIDENCE: weight},
+    )
+
 
 NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
-PEERS = "peers"  # in an operation with other ranks: who was late is told by all of them
-PEERS_UNKNOWN = "peers-unknown"  # one was late, for a reason unseen
-JITTER = "jitter"  # work that varies from step to step, in turn for every rank
-HAND_OVER = "hand-over"  # the batch was ready and on its way to the main process
+WITH_PEERS = "peers"  # in an operation with other ranks: all ranks together show who was late
+PEERS_UNKNOWN = "peers-unknown"  # a rank was late for an unobserved reason
+JITTER = "jitter"  # work that varies at random from step to step
+BATCH_TRANSFER = "hand-over"  # the batch was ready and in transfer to the main process
 _SOURCES = (SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS)
-_SHARES = tuple(one.name for one in fields(Feeding) if one.name not in ("identified", "worker_pid"))
+_SHARE_COLUMNS = tuple(
+    field.name
+    for field in fields(DataWaitBreakdown)
+    if field.name not in ("identified", "worker_pid")
+)
 _NAMES = "names of signals"
-_EVIDENCE_SCALE = 1000  # evidence is kept to a thousandth of its unit
+_EVIDENCE_SCALE = 1000  # evidence is stored in thousandths of its unit
 
 
-def settle(
+def settle_segment(
     rank: Rank,
-    region: Region,
-    lost: Lost,
-    account: Account,
+    segment: Segment,
+    lost: LostTime,
+    account: SegmentAccount,
     limits: Mapping[str, Any],
-    spending: Spending,
-    frontier: Frontier,
+    time_spent: TimeSpent,
+    implicit_steps: ImplicitSteps,
     blocks: StepBlocks,
-    times: Times | None = None,
-) -> Partial:
-    """Return what a settled stretch adds: its time, its steps, and its lost time by cause.
+    history: HistoryBuilder | None = None,
+) -> Accumulator:
+    """Return what a settled segment adds: its time, its steps, and its lost time by cause.
 
-    `limits` holds a bound limits object per cause id; `spending`, `frontier`, `blocks` and `times`
-    are told what the time went to.
+    limits: bound limits object per cause id. time_spent, implicit_steps, blocks and history
+    are updated with the attributed time.
     """
-    feeding = fed(rank, lost)
+    breakdown = compute_data_wait_breakdown(rank, lost)
     if rank.marked:
-        part, shares, left = _by_detectors(rank, lost, feeding, limits)
-        spending.add(rank, region, lost, shares)
+        accumulator, shares, unclaimed = _attribute_by_detectors(rank, lost, breakdown, limits)
+        time_spent.add(rank, segment, lost, shares)
     else:
-        part, shares, left = _by_families(rank, lost, feeding, limits)
-    part, share = waiting(part, rank, lost, left, NO_SIGNAL)
-    frontier.add(rank, region, lost, shares, share)
-    if times is not None:
-        times.add(rank, region, lost, shares, (left, share), account)
-    blocks.add(rank, region, lost, shares, account)
-    return completed(part, rank, region, lost, account)
+        accumulator, shares, unclaimed = _attribute_by_families(rank, lost, breakdown, limits)
+    accumulator, waiting = split_unmarked_waits(accumulator, rank, lost, unclaimed, NO_SIGNAL)
+    implicit_steps.add(rank, segment, lost, shares, waiting)
+    if history is not None:
+        history.add(rank, segment, lost, shares, (unclaimed, waiting), account)
+    blocks.add(rank, segment, lost, shares, account)
+    return with_segment_totals(accumulator, rank, segment, lost, account)
 
 
-def _by_families(
-    rank: Rank, lost: Lost, feeding: Feeding, limits: Mapping[str, Any]
-) -> tuple[Partial, dict[str, Int], Int]:
-    """Ask the detectors that need no spans, and share the rest by co-occurrence."""
-    part, own, left = _by_detectors(rank, lost, feeding, limits)
+def _attribute_by_families(
+    rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Mapping[str, Any]
+) -> tuple[Accumulator, dict[str, Int], Int]:
+    """Apply the detectors that need no spans, and attribute the rest by co-occurrence."""
+    accumulator, own, unclaimed = _attribute_by_detectors(rank, lost, breakdown, limits)
     shares: dict[str, Int] = {}
-    for name, share in cooccurring(lost, rank).items():
-        shares[name] = np.minimum(share, left)
-        left = left - shares[name]
+    for name, share in attribute_to_families(lost, rank).items():
+        shares[name] = np.minimum(share, unclaimed)
+        unclaimed = unclaimed - shares[name]
     claimed = {
         (name, "C", source): units
         for name, share in shares.items()
         for source in _SOURCES
         if (units := int((lost.lost_ns * share)[lost.source == source].sum()))
     }
-    unexplained = {NO_SIGNAL: rest} if (rest := int((lost.lost_ns * left).sum())) else {}
-    blind = {one.cause.id for one in DETECTORS if "spans" in one.needs}  # said once for all
-    missing = {key: n for key, n in part.missing.items() if key[0] not in blind}
-    claimed = {**part.claimed, **claimed}
-    part = replace(part, claimed=claimed, unexplained=unexplained, missing=missing)
-    return replace(part, totals=paused(lost, shares)), {**own, **shares}, left
+    unexplained = {NO_SIGNAL: rest} if (rest := int((lost.lost_ns * unclaimed).sum())) else {}
+    needing_spans = {
+        detector.cause.id for detector in DETECTORS if "spans" in detector.needs
+    }  # reported once for all
+    missing = {key: n for key, n in accumulator.missing.items() if key[0] not in needing_spans}
+    claimed = {**accumulator.claimed, **claimed}
+    accumulator = replace(accumulator, claimed=claimed, unexplained=unexplained, missing=missing)
+    return (
+        replace(accumulator, totals=sum_cpu_claims_in_pauses(lost, shares)),
+        {**own, **shares},
+        unclaimed,
+    )
 
 
-def fed(rank: Rank, lost: Lost) -> Feeding:
-    """Return what the critical thread did in each piece; only waits are asked when marked."""
+def compute_data_wait_breakdown(rank: Rank, lost: LostTime) -> DataWaitBreakdown:
+    """Compute what the critical thread did in each lost interval.
+
+    For a rank with marks only intervals in data waits are evaluated.
+    """
     n = lost.start_ns.size
     rows = (lost.phase == PHASE_DATA_WAIT).nonzero()[0] if rank.marked else np.arange(n)
     if rows.size == n > 0:
-        return feed(rank, lost.start_ns, lost.end_ns)
-    asked = feed(rank, lost.start_ns[rows], lost.end_ns[rows]) if rows.size else None
-    shares = np.zeros((len(_SHARES), n))  # columns lie together
-    out: dict[str, Any] = dict(zip(_SHARES, shares))
+        return split_data_wait(rank, lost.start_ns, lost.end_ns)
+    measured = split_data_wait(rank, lost.start_ns[rows], lost.end_ns[rows]) if rows.size else None
+    shares = np.zeros((len(_SHARE_COLUMNS), n))  # columns are contiguous
+    out: dict[str, Any] = dict(zip(_SHARE_COLUMNS, shares))
     out["unknown"][:] = 1.0
     out["worker_pid"] = np.zeros(n, np.int64)
     out["identified"] = np.zeros(n, np.bool_)
-    if asked is not None:
+    if measured is not None:
         for name, column in out.items():
-            column[rows] = getattr(asked, name)
-    return Feeding(**out)
+            column[rows] = getattr(measured, name)
+    return DataWaitBreakdown(**out)
 
 
-def seen_of(rank: Rank) -> frozenset[str]:
-    """Return what this rank's chunk has of what detectors may need."""
+def find_available_inputs(rank: Rank) -> frozenset[str]:
+    """Return which inputs that detectors may need this rank's chunk has."""
     threads = any(process.threads for process in (rank.main, *rank.workers))
-    threads = threads or traced_threads(rank)
+    threads = threads or has_traced_threads(rank)
     have = {"spans": rank.marked, "threads": threads, "device": bool(rank.device)}
     names: frozenset[str] | None = rank.chunk.shared.get(_NAMES)
     if names is None:
         names = rank.chunk.shared[_NAMES] = frozenset(name for name, _ in rank.chunk.series)
-    return names | {word for word, there in have.items() if there}
+    return names | {word for word, available in have.items() if available}
 
 
-def missing_of(seen: frozenset[str], detector: Detector) -> tuple[str, ...]:
-    """Return what a detector needs and was not seen."""
-    return tuple([need for need in detector.needs if need not in seen])
+def find_missing_inputs(available: frozenset[str], detector: Detector) -> tuple[str, ...]:
+    """Return which inputs a detector needs that are not available."""
+    return tuple([need for need in detector.needs if need not in available])
 
 
-def _by_detectors(
-    rank: Rank, lost: Lost, feeding: Feeding, limits: Mapping[str, Any]
-) -> tuple[Partial, dict[str, Int], Int]:
+def _attribute_by_detectors(
+    rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Mapping[str, Any]
+) -> tuple[Accumulator, dict[str, Int], Int]:
     claims: dict[str, Claims] = {}
     missing: dict[tuple[str, str], int] = {}
-    seen = seen_of(rank)
+    available = find_available_inputs(rank)
     for detector in DETECTORS:
         id_ = detector.cause.id
-        absent = missing_of(seen, detector)
+        absent = find_missing_inputs(available, detector)
         if absent:
             missing.update({(id_, need): 1 for need in absent})
-        found = None if absent else detector.claim(rank, lost, feeding, limits[id_])
-        if found is not None:
-            claims[id_] = found
+        claim = None if absent else detector.claim(rank, lost, breakdown, limits[id_])
+        if claim is not None:
+            claims[id_] = claim
         elif not absent:
             missing[(id_, "")] = 1
     if STARTUP in claims:
-        share = without_sleep(rank, lost, claims[STARTUP].share)
+        share = subtract_sleep(rank, lost, claims[STARTUP].share)
         claims[STARTUP] = replace(claims[STARTUP], share=share)
-    shares, left = taken({id_: one.share for id_, one in claims.items()}, lost.lost_ns.size)
-    read = read_elsewhere(rank, lost, left)
-    left = left if read is None else left - read
-    weak = (lost.phase == PHASE_DATA_WAIT) & ~feeding.identified
-    weak &= not is_imported(rank.chunk)  # no thread was sampled: the mark says all there is
-    unseen = not_told(rank, {id_: bool(share.any()) for id_, share in shares.items()})
-    missing.update({(id_, SIGNS): 1 for id_ in unseen})
-    part = Partial(
-        claimed=_claimed(lost, claims, shares, weak),
-        unexplained=_unexplained(lost, left, feeding),
-        asked={id_: 1 for id_ in claims if id_ not in unseen},
+    shares, unclaimed = allocate_claims(
+        {id_: claim.share for id_, claim in claims.items()}, lost.lost_ns.size
+    )
+    unlocated = attribute_unlocated_reads(rank, lost, unclaimed)
+    unclaimed = unclaimed if unlocated is None else unclaimed - unlocated
+    inferred = (lost.phase == PHASE_DATA_WAIT) & ~breakdown.identified
+    inferred &= not is_imported(rank.chunk)  # no thread was sampled: the mark is all there is
+    unmeasured = find_unmeasured_causes(
+        rank, {id_: bool(share.any()) for id_, share in shares.items()}
+    )
+    missing.update({(id_, MISSING_TRACE_DATA): 1 for id_ in unmeasured})
+    accumulator = Accumulator(
+        claimed=_sum_claims(lost, claims, shares, inferred),
+        unexplained=_sum_unexplained(lost, unclaimed, breakdown),
+        evaluated={id_: 1 for id_ in claims if id_ not in unmeasured},
         missing=missing,
     )
-    part = _with_evidence(part, claims)
-    if read is not None:
-        part, shares = with_reads(part, lost, read), {**shares, READS: read}
-    return part, shares, left
+    accumulator = _with_evidence(accumulator, claims)
+    if unlocated is not None:
+        accumulator, shares = (
+            with_read_claims(accumulator, lost, unlocated),
+            {**shares, READ_FAMILY: unlocated},
+        )
+    return accumulator, shares, unclaimed
 
 
-def taken(claims: Mapping[str, NDArray[np.float64]], n: int) -> tuple[dict[str, Int], Int]:
-    """Give each claim, in precedence, what the earlier ones left; return the rest too.
+def allocate_claims(
+    claims: Mapping[str, NDArray[np.float64]], n: int
+) -> tuple[dict[str, Int], Int]:
+    """Allocate each interval to claims in order of precedence; also return the rest.
 
-    Shares are whole numbers of `SHARE`; per row they and the rest add up to `SHARE` exactly.
+    claims: float64[n] per cause, 0 to 1, NaN = unknown, claims nothing.
+    Returns int64[n] per cause and the rest, in 1/SHARE_SCALE; per row
+    they add up to exactly that.
     """
-    left, none = np.full(n, SHARE, np.int64), np.zeros(n, np.int64)
+    unclaimed, none = np.full(n, SHARE_SCALE, np.int64), np.zeros(n, np.int64)
     shares: dict[str, Int] = {}
-    for id_ in sorted(claims, key=_rank_of):
+    for id_ in sorted(claims, key=_get_precedence):
         if not claims[id_].any():
             shares[id_] = none
             continue
-        # A number beats NaN in `fmax`: an unknown share claims nothing.
-        wanted = np.rint(np.minimum(np.fmax(claims[id_], 0.0), 1.0) * SHARE).astype(np.int64)
-        shares[id_] = np.minimum(wanted, left)
-        left = left - shares[id_]
-    return shares, left
+        # A number takes precedence over NaN in `fmax`: an unknown share claims nothing.
+        wanted = np.rint(np.minimum(np.fmax(claims[id_], 0.0), 1.0) * SHARE_SCALE).astype(np.int64)
+        shares[id_] = np.minimum(wanted, unclaimed)
+        unclaimed = unclaimed - shares[id_]
+    return shares, unclaimed
 
 
-def _rank_of(id_: str) -> int:
+def _get_precedence(id_: str) -> int:
     return PRECEDENCE.index(id_)
 
 
-def _claimed(
-    lost: Lost, claims: Mapping[str, Claims], shares: Mapping[str, Int], weak: NDArray[np.bool_]
+def _sum_claims(
+    lost: LostTime,
+    claims: Mapping[str, Claims],
+    shares: Mapping[str, Int],
+    inferred: NDArray[np.bool_],
 ) -> dict[tuple[str, str, int], int]:
-    """Add up per cause, grade and source; a share whose thread was inferred is graded C."""
+    """Sum per cause, grade and source; a share whose thread was inferred is graded C."""
     out: dict[tuple[str, str, int], int] = {}
     sources = [source for source in _SOURCES if (lost.source == source).any()]
-    doubts = bool(weak.any())
+    uncertain = bool(inferred.any())
     for id_, share in shares.items():
         if not share.any():
             continue
         amount = lost.lost_ns * share
         for source in sources:
             rows = amount if len(sources) == 1 else np.where(lost.source == source, amount, 0)
-            doubtful = int(rows[weak].sum()) if doubts else 0
+            doubtful = int(rows[inferred].sum()) if uncertain else 0
             of_grade = {grade: 0 for grade in (claims[id_].grade, max("C", claims[id_].grade))}
             of_grade[claims[id_].grade] += int(rows.sum()) - doubtful
             of_grade[max("C", claims[id_].grade)] += doubtful
@@ -230,55 +349,57 @@ def _claimed(
     return out
 
 
-def _unexplained(lost: Lost, left: Int, feeding: Feeding) -> dict[str, int]:
+def _sum_unexplained(
+    lost: LostTime, unclaimed: Int, breakdown: DataWaitBreakdown
+) -> dict[str, int]:
     in_wait = lost.phase == PHASE_DATA_WAIT
-    seen = in_wait & (feeding.worker_pid > 0)
-    moving = np.rint(np.where(seen, feeding.delivery, 0.0) * SHARE).astype(np.int64)
-    moving = np.minimum(moving, left)
-    amount = lost.lost_ns * (left - moving)
+    seen = in_wait & (breakdown.worker_pid > 0)
+    moving = np.rint(np.where(seen, breakdown.delivery, 0.0) * SHARE_SCALE).astype(np.int64)
+    moving = np.minimum(moving, unclaimed)
+    amount = lost.lost_ns * (unclaimed - moving)
     by_phase = {
         EVAL: lost.phase == PHASE_EVAL,
         GAP: lost.phase == PHASE_GAP,
-        PEERS: lost.phase == PHASE_COLLECTIVE,
+        WITH_PEERS: lost.phase == PHASE_COLLECTIVE,
         BLOCKED: seen,
     }
     out = {reason: int(amount[rows].sum()) for reason, rows in by_phase.items()}
     out[NO_SIGNAL] = int(amount.sum()) - sum(out.values())
-    out[HAND_OVER] = int((lost.lost_ns * moving).sum())
+    out[BATCH_TRANSFER] = int((lost.lost_ns * moving).sum())
     return {reason: units for reason, units in out.items() if units}
 
 
-def _with_evidence(part: Partial, claims: Mapping[str, Claims]) -> Partial:
+def _with_evidence(accumulator: Accumulator, claims: Mapping[str, Claims]) -> Accumulator:
     evidence: dict[tuple[str, str, str, str], int] = {}
     weights: dict[tuple[str, str, str, str], int] = {}
     resources: dict[tuple[str, str], int] = {}
-    for id_, one in claims.items():
-        units = sum(n for key, n in part.claimed.items() if key[0] == id_)
+    for id_, claim in claims.items():
+        units = sum(n for key, n in accumulator.claimed.items() if key[0] == id_)
         if not units:
             continue
-        if one.resource:
-            resources[(id_, one.resource)] = units
-        for item in one.evidence:
+        if claim.resource:
+            resources[(id_, claim.resource)] = units
+        for item in claim.evidence:
             key = (id_, item.name, item.unit, item.note)
-            weight = max(1, units // SHARE)
+            weight = max(1, units // SHARE_SCALE)
             scaled = round(item.value * _EVIDENCE_SCALE)
             evidence[key] = scaled if is_sum(item) else scaled * weight
             if not is_sum(item):
                 weights[key] = weight
-    return replace(part, evidence=evidence, weights=weights, resources=resources)
+    return replace(accumulator, evidence=evidence, weights=weights, resources=resources)
 
 
 def is_sum(item: Evidence) -> bool:
-    """True for evidence that adds up over time rather than being averaged."""
+    """Return whether evidence adds up over time rather than being averaged."""
     return item.name.endswith("_total")
 
 
-def evidence_of(part: Partial, cause_id: str) -> tuple[Evidence, ...]:
+def collect_evidence(accumulator: Accumulator, cause_id: str) -> tuple[Evidence, ...]:
     """Return the merged evidence for a cause."""
     out = []
-    for key, value in part.evidence.items():
+    for key, value in accumulator.evidence.items():
         id_, name, unit, note = key
         if id_ == cause_id:
-            weight = part.weights.get(key, 1)
+            weight = accumulator.weights.get(key, 1)
             out.append(Evidence(name, value / weight / _EVIDENCE_SCALE, unit, note))
     return tuple(out)

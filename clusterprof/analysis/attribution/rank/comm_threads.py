@@ -1,16 +1,17 @@
-"""What the hosts had to do while data were on their way: what no better network takes away.
+"""Estimate the host overhead of transfers, which no better network removes.
 
-Threads of a communication library that sleep until there are data (`MOVERS`) use a CPU for moving
-them, or stand and wait for one. Of each window between two samples of the process it is known how
-much of both there was, and for how long the rank was in operations; over all windows
+Threads of a communication library that sleep until data arrive
+(COMM_THREAD_NAMES) use a CPU for transfers, or wait for one. For each
+window between two samples of the process both are known, and for how long the rank was
+in operations. Over all windows
 
-    used = idle rate * length + rate * time in operations        least squares, neither below 0
+    used = idle rate * length + rate * time in operations   least squares, rates >= 0
 
-and so of the time in which data were on their way this is the hosts':
+and so this part of the transfer time is host overhead:
 
-    used - idle rate * (length of all windows - data on their way)      no more than those took
+    used - idle rate * (length of all windows - transfer time)   at most the latter
 
-Threads that poll use a CPU for nothing, and say nothing; they are not among `MOVERS`.
+Threads that poll use a CPU without transferring; they are no evidence and not listed.
 """
 
 from __future__ import annotations
@@ -19,40 +20,52 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from clusterprof.attribution.device import sample_times
-from clusterprof.attribution.regions import Region
+from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
+from clusterprof.analysis.attribution.rank.device_activity import get_sample_times
+from clusterprof.analysis.timeline.collectives.operations import (
+    apply_device_times,
+    find_device_waits,
+)
+from clusterprof.analysis.timeline.intervals import measure_overlap, merge_intervals
+from clusterprof.analysis.timeline.model import Rank
+from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.probe import layout
-from clusterprof.timeline.device_waits import device_waits, on_device
-from clusterprof.timeline.intervals import overlap_ns, union
-from clusterprof.timeline.model import Rank
-from clusterprof.timeline.series import rise_of
 
-MOVERS = ("gloo_tcp_loop", "pt_gloo_runloop")
+COMM_THREAD_NAMES = ("gloo_tcp_loop", "pt_gloo_runloop")
+"""Names of communication threads that sleep until data arrive."""
 ON_CPU, DELAYED = "movers_on_cpu", "movers_delayed"
 _LENGTH, _INSIDE = "movers_length", "movers_inside"
 _LL, _LX, _XX = "movers_ll", "movers_lx", "movers_xx"
 _US = 1000
-"""Products are of microseconds: they stay whole numbers of 64 bits."""
+"""Products are of microseconds, so that they fit into 64-bit integers."""
 
 
-def moved_by_hosts(rank: Rank, region: Region) -> dict[str, int]:
-    """Return, for `Partial.totals`, the sums of a stretch: in us and us * us; {} without movers."""
+def sum_comm_thread_time(rank: Rank, segment: Segment) -> dict[str, int]:
+    """Sum CPU time and delay of communication threads in a segment, for `totals`.
+
+    In us and us * us; {} without communication threads.
+    """
     spans = rank.main.spans.get(layout.COLLECTIVE)
-    movers = [one for one in rank.main.threads.values() if one.name in MOVERS]
-    if spans is None or not movers:
+    comm_threads = [
+        thread for thread in rank.main.threads.values() if thread.name in COMM_THREAD_NAMES
+    ]
+    if spans is None or not comm_threads:
         return {}
-    times = sample_times(rank)  # edges of stretches, too: how they are cut changes nothing
-    times = times if times.size else movers[0].t_ns
-    inside = times[(times > region.start_ns) & (times < region.end_ns)]
-    edges = np.concatenate([[region.start_ns], inside, [region.end_ns]]).astype(np.int64)
+    times = get_sample_times(rank)  # also edges of segments: where they are cut changes nothing
+    times = times if times.size else comm_threads[0].t_ns
+    inside = times[(times > segment.start_ns) & (times < segment.end_ns)]
+    edges = np.concatenate([[segment.start_ns], inside, [segment.end_ns]]).astype(np.int64)
     windows = edges[:-1], edges[1:]
-    spans = on_device(spans, device_waits(rank.main))
+    spans = apply_device_times(spans, find_device_waits(rank.main))
     sums = {
         _LENGTH: windows[1] - windows[0],
-        _INSIDE: overlap_ns(windows, union((spans.start_ns, spans.end_ns))),
+        _INSIDE: measure_overlap(windows, merge_intervals((spans.start_ns, spans.end_ns))),
     }
     for name, column in ((ON_CPU, "on_cpu_ns"), (DELAYED, "run_delay_ns")):
-        used = [rise_of(one.t_ns, getattr(one, column), *windows) for one in movers]
+        used = [
+            compute_column_increase(thread.t_ns, getattr(thread, column), *windows)
+            for thread in comm_threads
+        ]
         sums[name] = np.nan_to_num(np.stack(used)).sum(axis=0).astype(np.int64)
     sums = {name: ns // _US for name, ns in sums.items()}
     length, x = sums[_LENGTH], sums.pop(_INSIDE)
@@ -62,22 +75,25 @@ def moved_by_hosts(rank: Rank, region: Region) -> dict[str, int]:
     return {name: int(us.sum()) for name, us in sums.items()}
 
 
-def hosted_ns(totals: Mapping[str, int], what: str, moved_ns: int) -> float:
-    """Return how much of the time in which a rank's data were on their way its movers were
-    `ON_CPU`, or `DELAYED`: 0 where that is not known."""
+def estimate_host_overhead_ns(totals: Mapping[str, int], quantity: str, transfer_ns: int) -> float:
+    """Estimate how much of a rank's transfer time was host overhead.
+
+    quantity: ON_CPU, communication threads used a CPU, or
+    DELAYED, they waited for one. Returns ns, 0 if unknown.
+    """
     length = float(totals.get(_LENGTH, 0))
-    if not length or moved_ns <= 0:
+    if not length or transfer_ns <= 0:
         return 0.0
-    moved = moved_ns / _US
-    idle = _idle_rate(totals, what)
-    used = totals.get(what, 0) - idle * length
-    return float(min(max(used, 0.0) + min(idle, 1.0) * moved, moved)) * _US
+    transfer_us = transfer_ns / _US
+    idle = _fit_idle_rate(totals, quantity)
+    used = totals.get(quantity, 0) - idle * length
+    return float(min(max(used, 0.0) + min(idle, 1.0) * transfer_us, transfer_us)) * _US
 
 
-def _idle_rate(totals: Mapping[str, int], what: str) -> float:
+def _fit_idle_rate(totals: Mapping[str, int], quantity: str) -> float:
     """Return the rate outside operations of the best fit in which neither rate is below 0."""
     ll, lx, xx = (float(totals.get(name, 0)) for name in (_LL, _LX, _XX))
-    gl, gx = float(totals.get(f"{what}_l", 0)), float(totals.get(f"{what}_x", 0))
+    gl, gx = float(totals.get(f"{quantity}_l", 0)), float(totals.get(f"{quantity}_x", 0))
     det = ll * xx - lx * lx
     if det <= 0:  # in operations all the time, or never
         return 0.0

@@ -1,13 +1,22 @@
-"""What a batch costs beyond the wait for it: hidden behind the work of the step before.
+"""Compute the hidden cost of a cause: batch production that overlaps the step before.
 
-A wait for data is the end of a production that began long before. Without a cause all of its part
-of that production is gone, the hidden one too, and the wait is shorter by as much:
+A wait for data is the end of a production that began long before. Without a cause its
+part of that production disappears, including the hidden part, and the wait is shorter
+by as much:
 
-    production of the batch    60 storage + 40 decoding = 100, of which 30 hidden behind the step
+    production of the batch    60 storage + 40 decoding = 100, of which 30 hidden
     wait 70                    42 storage + 28 decoding
-    without storage            production 40, wait 10: 60 sooner, 42 of the wait and 18 hidden
+    without storage            production 40, wait 10: saves 60 = 42 wait + 18 hidden
 
-Lost time is shared out as it was seen (42 and 28); only what a fix would win counts the rest.
+Lost time is split as observed (42 and 28); only the savings of a fix include the hidden
+part.
+
+Attribute device synchronizations to the pause that requires them.
+
+Without the pause they disappear: before saving or logging, the host waits until its
+device has drained its queue. Then the device waits for the host twice: for the pause
+and for the launches after it. The second part is `h2d-sync` and would not exist without
+the pause.
 """
 
 from __future__ import annotations
@@ -17,121 +26,176 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.attribution.hidden_syncs import asked_for
-from clusterprof.attribution.partial import SHARE
-from clusterprof.timeline.feeding_waits import distinct, fetches_of, waits_of
-from clusterprof.timeline.model import (
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
+from clusterprof.analysis.attribution.taxonomy import CAUSES, FAMILY_CLAIMS, PRECEDENCE
+from clusterprof.analysis.timeline.data_wait.split import (
+    find_data_waits,
+    list_distinct,
+    select_fetches,
+)
+from clusterprof.analysis.timeline.model import (
+    PHASE_BUSY_WAIT,
     PHASE_COLLECTIVE,
     PHASE_DATA_WAIT,
-    PHASE_SPINNING,
     Float,
     Int,
-    Lost,
+    LostTime,
     Rank,
 )
+from clusterprof.probe import layout
 
-EVERY = "every cause"
-HIDDEN = (
-    "checkpoint",
-    "eval-host",
-    "h2d-copy",
-    "h2d-sync",
-    "launch-recompile",
-    "launch-alloc",
-    "launch-bound",
-    "cpu-gc",
-    "cpu-gil",
-    "cpu-loader-config",
-    "storage-local",
-    "storage-contention",
-    "storage-remote",
-    "storage-client-queue",
-    "storage-metadata",
-    "storage-object",
-    "storage-cold-cache",
-    "cpu-preprocess",
-    "cpu-throttled",
-    "cpu-contention",
-    "cpu-memory",
-    "storage",
-    "cpu",
-    EVERY,
-)
-"""Causes that a production is made of, and all of them at once."""
+PAUSE_CAUSES = tuple(id_ for id_ in PRECEDENCE if CAUSES[id_].hidden_cost == "pause")
+SYNC_CAUSE = "h2d-sync"
+_MAX_SYNCS_PER_STEP = 1
+"""Device waits of a step that only pauses; a step with more synchronizes for its own
+reasons.
+"""
 
 
-IN_BATCHES = frozenset(HIDDEN[10:-1])
-"""Those that batches are late for."""
-CHIEF_RATIO = 0.5
+def attribute_syncs_to_pauses(
+    rank: Rank, lost: LostTime, shares: Mapping[str, Int]
+) -> dict[str, Int]:
+    """Attribute time lost to device synchronization to the pauses that required it.
 
-
-def hidden_ns(rank: Rank, lost: Lost, shares: Mapping[str, Int]) -> dict[int, Int]:
-    """Return number in `HIDDEN` -> ns of each piece: how much sooner it would have ended without
-    the cause, beyond what it lost to it.
-
-    `shares` are those of the pieces, in 1/SHARE; together with them no more than the piece.
+    A step counts if it waited for its device once, and the pause lost more there than
+    SYNC_CAUSE.
+    shares: int64[n] per cause, in 1/SHARE_SCALE.
+    Returns pause -> int64[n], ns.
     """
-    asked = [(number, shares[cause]) for number, cause in enumerate(HIDDEN) if cause in shares]
-    asked = [(number, share) for number, share in asked if share.any()]
-    if not asked or not rank.marked:
+    table = rank.main.spans.get(layout.STEP)
+    pauses = [name for name in PAUSE_CAUSES if name in shares and shares[name].any()]
+    synced = shares.get(SYNC_CAUSE)
+    if synced is None or not synced.any() or not pauses or table is None:
         return {}
-    longer = _longer(rank, lost)
-    if longer is None:
-        longer = np.ones(lost.lost_ns.size)
-    closes, syncs = _closes(lost, shares), asked_for(rank, lost, shares)
+    steps, step_of_row = np.unique(lost.step, return_inverse=True)
+    synced_ns = np.rint(lost.lost_ns * (synced / SHARE_SCALE))
+    paused = np.stack(
+        [np.bincount(step_of_row, lost.lost_ns * (shares[name] / SHARE_SCALE)) for name in pauses]
+    )
+    is_single = (_count_device_waits(rank, steps) <= _MAX_SYNCS_PER_STEP) & (steps >= 0)
+    main_pause = np.where(
+        is_single & (paused.max(axis=0) > np.bincount(step_of_row, synced_ns)), paused.argmax(0), -1
+    )
+    out = {
+        name: np.where(main_pause[step_of_row] == at, synced_ns, 0).astype(np.int64)
+        for at, name in enumerate(pauses)
+    }
+    return {name: ns for name, ns in out.items() if ns.any()}
+
+
+def _count_device_waits(rank: Rank, steps: Int) -> Int:
+    """Count how often the host waited for its device in each step, outside saves."""
+    table, spans = rank.main.spans[layout.STEP], rank.main.spans.get(layout.SYNC)
+    if spans is None or not spans.start_ns.size:
+        return np.zeros(steps.size, np.int64)
+    row = np.searchsorted(table.start_ns, spans.start_ns, side="right") - 1
+    inside = (row >= 0) & (spans.start_ns < table.end_ns[np.maximum(row, 0)])
+    save = rank.main.spans.get(layout.CHECKPOINT)
+    if save is not None and save.start_ns.size:
+        at = np.searchsorted(save.start_ns, spans.start_ns, side="right") - 1
+        inside &= (at < 0) | (spans.start_ns >= save.end_ns[np.maximum(at, 0)])
+    number, count = table.a[row[inside]], np.maximum(spans.b[inside], 1)
+    order = np.searchsorted(steps, number)
+    known = (order < steps.size) & (steps[np.minimum(order, steps.size - 1)] == number)
+    return np.bincount(order[known], count[known], steps.size).astype(np.int64)
+
+
+ALL_CAUSES = "every cause"
+"""Name of the column for all causes at once."""
+HIDDEN_COLUMNS = (
+    *(id_ for id_ in (*PRECEDENCE, *FAMILY_CLAIMS) if CAUSES[id_].hidden_cost),
+    ALL_CAUSES,
+)
+"""Columns of hidden cost: causes that can contribute to a production, and all of them at
+once.
+"""
+
+
+BATCH_CAUSES = frozenset(id_ for id_ in HIDDEN_COLUMNS[:-1] if CAUSES[id_].hidden_cost == "batch")
+"""The causes that make batches late."""
+MAIN_CAUSE_RATIO = 0.5
+"""Part of an interval that its main cause claims, or that all causes together claim."""
+
+
+def compute_hidden_cost(rank: Rank, lost: LostTime, shares: Mapping[str, Int]) -> dict[int, Int]:
+    """Compute how much earlier intervals would end without a cause, beyond their lost time.
+
+    shares: int64[n] per cause, in 1/SHARE_SCALE.
+    Returns index in HIDDEN_COLUMNS -> int64[n], ns; together with the shares
+    no more than the interval.
+    """
+    candidates = [
+        (number, shares[cause]) for number, cause in enumerate(HIDDEN_COLUMNS) if cause in shares
+    ]
+    candidates = [(number, share) for number, share in candidates if share.any()]
+    if not candidates or not rank.marked:
+        return {}
+    production_ratio = _compute_production_ratio(rank, lost)
+    if production_ratio is None:
+        production_ratio = np.ones(lost.lost_ns.size)
+    removable, syncs = (
+        _find_removable_intervals(lost, shares),
+        attribute_syncs_to_pauses(rank, lost, shares),
+    )
     out, most = {}, np.zeros(lost.lost_ns.size)
-    for number, share in asked:
-        part = share / SHARE
-        if HIDDEN[number] in IN_BATCHES:
-            whole = np.minimum(part * longer, 1.0)
-        else:  # what is left of a piece goes with all of its causes, and all of it with its chief
-            whole = np.where(closes & (part >= CHIEF_RATIO), 1.0, part / _claimed(shares, closes))
+    for number, share in candidates:
+        part = share / SHARE_SCALE
+        if HIDDEN_COLUMNS[number] in BATCH_CAUSES:
+            whole = np.minimum(part * production_ratio, 1.0)
+        else:  # the rest of an interval disappears with all its causes; all of it with the main one
+            whole = np.where(
+                removable & (part >= MAIN_CAUSE_RATIO),
+                1.0,
+                part / _compute_claimed_part(shares, removable),
+            )
         more = np.rint(lost.lost_ns * (whole - part))
-        more = np.minimum(more + syncs.get(HIDDEN[number], 0), np.rint(lost.lost_ns * (1 - part)))
+        more = np.minimum(
+            more + syncs.get(HIDDEN_COLUMNS[number], 0), np.rint(lost.lost_ns * (1 - part))
+        )
         most = np.maximum(most, more)
         if more.any():
             out[number] = more.astype(np.int64)
-    # Together no more than the piece: most of what one closes others claim themselves.
-    left = lost.lost_ns - np.rint(lost.lost_ns * (sum(shares.values()) / SHARE))
-    most = np.minimum(most, left).astype(np.int64)
+    # Together no more than the interval: other causes claim most of what one cause removes.
+    unclaimed = lost.lost_ns - np.rint(lost.lost_ns * (sum(shares.values()) / SHARE_SCALE))
+    most = np.minimum(most, unclaimed).astype(np.int64)
     if most.any():
-        out[HIDDEN.index(EVERY)] = most
+        out[HIDDEN_COLUMNS.index(ALL_CAUSES)] = most
     return out
 
 
-def _closes(lost: Lost, shares: Mapping[str, Int]) -> NDArray[np.bool_]:
-    """Return where a piece that is no wait for data or other ranks closes with its causes."""
-    out = np.isin(lost.phase, (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_SPINNING), invert=True)
+def _find_removable_intervals(lost: LostTime, shares: Mapping[str, Int]) -> NDArray[np.bool_]:
+    """Return which intervals disappear with their causes: no waits for data or ranks."""
+    out = np.isin(lost.phase, (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_BUSY_WAIT), invert=True)
     claimed = sum(shares.values(), start=np.zeros(lost.lost_ns.size, np.int64))
-    return out & (claimed >= CHIEF_RATIO * SHARE)
+    return out & (claimed >= MAIN_CAUSE_RATIO * SHARE_SCALE)
 
 
-def _claimed(shares: Mapping[str, Int], closes: NDArray[np.bool_]) -> Float:
-    """Return which part of each piece that closes its causes claimed; 1 of the others."""
-    claimed = sum(shares.values(), start=np.zeros(closes.size, np.int64)) / SHARE
-    return np.where(closes, claimed, 1.0)
+def _compute_claimed_part(shares: Mapping[str, Int], removable: NDArray[np.bool_]) -> Float:
+    """Return which part of each removable interval its causes claimed; 1 for other intervals."""
+    claimed = sum(shares.values(), start=np.zeros(removable.size, np.int64)) / SHARE_SCALE
+    return np.where(removable, claimed, 1.0)
 
 
-def _longer(rank: Rank, lost: Lost) -> Float | None:
-    """Return how many times as long as what was lost waiting for a batch its production took.
+def _compute_production_ratio(rank: Rank, lost: LostTime) -> Float | None:
+    """Return production time of a batch divided by the lost time of its wait: float64[n].
 
-    1 where it is not known, and outside waits; None where it is nowhere.
+    1 where it is not known, and outside waits; None if it is known nowhere.
     """
-    waits = waits_of(rank)
+    waits = find_data_waits(rank)
     rows = np.flatnonzero(lost.phase == PHASE_DATA_WAIT)
     if not rows.size or not waits.start_ns.size:
         return None
     made_ns = np.zeros(waits.start_ns.size, np.int64)
-    for pid in distinct(waits.pid):
+    for pid in list_distinct(waits.pid):
         process = rank.chunk.processes.get(pid)
-        spans = fetches_of(process) if process is not None else None
+        spans = select_fetches(process) if process is not None else None
         if spans is None:
             continue
         mine = np.flatnonzero(waits.pid == pid)
         row = np.searchsorted(spans.end_ns, waits.end_ns[mine], side="right") - 1
         at = np.maximum(row, 0)
-        awaited = (row >= 0) & (spans.end_ns[at] > waits.start_ns[mine])
-        made_ns[mine] = np.where(awaited, spans.end_ns[at] - spans.start_ns[at], 0)
+        is_producer = (row >= 0) & (spans.end_ns[at] > waits.start_ns[mine])
+        made_ns[mine] = np.where(is_producer, spans.end_ns[at] - spans.start_ns[at], 0)
     if not made_ns.any():
         return None
     wait = np.searchsorted(waits.start_ns, lost.start_ns[rows], side="right") - 1
@@ -144,14 +208,14 @@ def _longer(rank: Rank, lost: Lost) -> Float | None:
     return out
 
 
-class Running:
-    """Sums of `hidden_ns` over stretches, asked at times."""
+class HiddenCostSums:
+    """Running sums of hidden cost over segments, readable at given times."""
 
     def __init__(self) -> None:
-        self._sums = np.zeros(len(HIDDEN), np.int64)
+        self._sums = np.zeros(len(HIDDEN_COLUMNS), np.int64)
 
-    def add(self, lost: Lost, amounts: Mapping[int, Int], *times: Int) -> tuple[Int, ...]:
-        """Take a stretch; return int64[len(HIDDEN), m] of all until each of some times in it."""
+    def add(self, lost: LostTime, amounts: Mapping[int, Int], *times: Int) -> tuple[Int, ...]:
+        """Add a segment; return int64[columns, m], the sums up to each of the given times in it."""
         out = tuple(np.repeat(self._sums[:, None], t_ns.size, axis=1) for t_ns in times)
         if not amounts:
             return out

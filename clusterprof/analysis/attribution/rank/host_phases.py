@@ -1,14 +1,15 @@
-"""What the host was doing at every instant of a stretch, and how an amount is spread over it.
+"""Determine the host phase at every instant of a segment, and allocate amounts by phase.
 
-Each elementary interval (nothing begins or ends inside it) gets exactly one phase, the first that
-matches in the precedence of the taxonomy; a wait for data beats garbage collection unless the main
-process loads its data itself, for then collection is what it is waiting for:
+Each elementary interval (nothing begins or ends inside it) gets exactly one phase, the
+first that matches in the precedence of the taxonomy. A wait for data takes precedence
+over garbage collection unless the main process loads its data itself; then collection
+is what it waits for:
 
-    device in a collective > start-up > checkpoint > evaluation > copy > wait for a worker > gc >
-    own loading > collective > step > none
+    device in a collective > start-up > checkpoint > evaluation > copy >
+    wait for a worker > gc > own loading > collective > step > none
 
-The first is not what the host does but what its device was seen to do meanwhile
-(`timeline.device_waits`).
+The first is not a host activity but what its device did at that time
+(analysis.timeline.collectives.operations).
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.probe import layout
-from clusterprof.timeline.device_waits import device_waits
-from clusterprof.timeline.intervals import EMPTY, Intervals, Pair, union
-from clusterprof.timeline.model import (
+from clusterprof.analysis.timeline.collectives.operations import find_device_waits
+from clusterprof.analysis.timeline.intervals import EMPTY, Intervals, Pair, merge_intervals
+from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
@@ -35,21 +35,22 @@ from clusterprof.timeline.model import (
     Rank,
     SpanTable,
 )
+from clusterprof.probe import layout
 
-# In rising precedence: what comes later is painted over what came before.
+# In ascending precedence: later layers cover earlier ones.
 _LAYERS: tuple[tuple[int, int], ...] = (
     (layout.STEP, PHASE_COMPUTE),
     (layout.COLLECTIVE, PHASE_COLLECTIVE),
     (layout.DATA_WAIT, PHASE_DATA_WAIT),
     (layout.GC, PHASE_GC),
-    (-layout.DATA_WAIT, PHASE_DATA_WAIT),  # waits for a worker, painted over gc
+    (-layout.DATA_WAIT, PHASE_DATA_WAIT),  # waits for a worker take precedence over gc
     (layout.H2D, PHASE_H2D),
     (layout.EVAL, PHASE_EVAL),
     (layout.CHECKPOINT, PHASE_CHECKPOINT),
     (layout.COMPILE, PHASE_STARTUP),
     (layout.EXPOSED_COLLECTIVE, PHASE_COLLECTIVE),
 )
-# The order in which idle device time of a sample window is given to what the host did in it.
+# The order in which idle device time of a sample window is allocated to host phases.
 FILL_ORDER = (
     PHASE_STARTUP,
     PHASE_CHECKPOINT,
@@ -63,74 +64,79 @@ FILL_ORDER = (
 )
 
 
-# A sweep along the edges adds up what begins and ends at each: one bit per layer that is open, one
-# for a device window, and above them how many steps and how many windows have begun so far.
+# A sweep along the edges sums what begins and ends at each: one bit per open layer, one for a
+# device window, and above them how many steps and how many windows have begun so far.
 _PHASES = np.full(1 << len(_LAYERS), PHASE_NONE, np.int64)
 for _bit, (_, _phase) in enumerate(_LAYERS):
-    _PHASES[1 << _bit : 2 << _bit] = _phase  # the uppermost open layer is what is seen
+    _PHASES[1 << _bit : 2 << _bit] = _phase  # the uppermost open layer determines the phase
 _IN_WINDOW = 1 << len(_LAYERS)
 _COUNT_BITS = 26
 _STEP_SHIFT = len(_LAYERS) + 1
 _WINDOW_SHIFT = _STEP_SHIFT + _COUNT_BITS
-_NAME_BITS = 5  # names of what happens at an edge: at most two per layer, for windows and for steps
+_NAME_BITS = 5  # bits of the edge number: at most two edges per layer, for windows and for steps
 
 
 @dataclass(frozen=True, slots=True)
-class Painted:
-    """A stretch cut into elementary intervals; n rows, contiguous and sorted."""
+class HostPhases:
+    """A segment divided into elementary intervals; n rows, contiguous and sorted."""
 
     start_ns: Int
     end_ns: Int
     state: Int
-    """What is open in each, and how much has begun by then."""
+    """Spans and windows open in each interval, and how many have begun by then."""
 
     @property
     def phase(self) -> Int:
-        """Return what the host was doing."""
+        """Return the host phase of each row, int64[n]."""
         return _PHASES[self.state & _IN_WINDOW - 1]
 
     @property
     def measured(self) -> NDArray[np.bool_]:
-        """Return bool[n]: which rows lie in a device window."""
+        """Return whether each row lies in a device window, bool[n]."""
         return (self.state & _IN_WINDOW) != 0
 
     @property
     def window(self) -> Int:
-        """Return the row of the last device window that has begun, -1 before the first."""
+        """Return the row of the last device window that has begun, int64[n], -1 before the
+        first."""
         return (self.state >> _WINDOW_SHIFT) - 1
 
     @property
-    def begun(self) -> Int:
-        """Return how many steps have begun."""
+    def steps_begun(self) -> Int:
+        """Return how many steps have begun, int64[n]."""
         return self.state >> _STEP_SHIFT & (1 << _COUNT_BITS) - 1
 
-    def rows(self, which: Int) -> Painted:
-        """Return some of the rows."""
-        return Painted(self.start_ns[which], self.end_ns[which], self.state[which])
+    def rows(self, chosen: Int) -> HostPhases:
+        """Return the chosen rows."""
+        return HostPhases(self.start_ns[chosen], self.end_ns[chosen], self.state[chosen])
 
 
-def paint(rank: Rank, start_ns: int, end_ns: int, windows: Pair) -> Painted:
-    """Cut `[start_ns, end_ns)` at every edge of spans and windows; name the phase of each part.
+def split_host_phases(rank: Rank, start_ns: int, end_ns: int, windows: Pair) -> HostPhases:
+    """Divide `[start_ns, end_ns)` at every edge of spans and windows into host phases.
 
-    Windows are disjoint and sorted.
+    windows: disjoint and sorted, int64[n] start and end, ns.
     """
-    sets = [(*_layer(rank, bit), 1 << bit, -(1 << bit)) for bit in range(len(_LAYERS))]
+    sets = [(*_build_layer(rank, bit), 1 << bit, -(1 << bit)) for bit in range(len(_LAYERS))]
     sets.append((*windows, _IN_WINDOW + (1 << _WINDOW_SHIFT), -_IN_WINDOW))
     steps = rank.main.spans.get(layout.STEP)
     if steps is not None and steps.start_ns.size == sets[0][0].size:  # they are their own union
         sets[0] = steps.start_ns, steps.end_ns, 1 + (1 << _STEP_SHIFT), -1
     elif steps is not None:
         sets.append((steps.start_ns, steps.end_ns, 1 << _STEP_SHIFT, 0))
-    bounds, state = _swept(start_ns, end_ns, [one for one in sets if one[0].size])
-    return Painted(bounds[:-1], bounds[1:], state)
+    bounds, state = _scan_edges(
+        start_ns, end_ns, [interval_set for interval_set in sets if interval_set[0].size]
+    )
+    return HostPhases(bounds[:-1], bounds[1:], state)
 
 
-def _swept(start_ns: int, end_ns: int, sets: list[tuple[Int, Int, int, int]]) -> tuple[Int, Int]:
-    """Return int64[n + 1] all edges of the sets inside a stretch, and int64[n] what is open after
-    each: the sum of what every set adds at its starts and at its ends so far.
+def _scan_edges(
+    start_ns: int, end_ns: int, sets: list[tuple[Int, Int, int, int]]
+) -> tuple[Int, Int]:
+    """Return all edges of the sets inside a segment, and the state after each.
 
-    An edge is sorted together with the name of what happens there; what began before the stretch
-    is open at its start.
+    Returns int64[n + 1] and int64[n]. The state is the sum of what every set adds at its
+    starts and ends so far. An edge is sorted together with the number of its set and side;
+    spans that began before the segment are open at its start.
     """
     sides = [side for start, end, _, _ in sets for side in (start, end)]
     edges = np.concatenate([[start_ns], *sides, [end_ns]])
@@ -146,51 +152,55 @@ def _swept(start_ns: int, end_ns: int, sets: list[tuple[Int, Int, int, int]]) ->
     adds = np.array([0, *(amount for *_, begin, end in sets for amount in (begin, end))], np.int64)
     state = adds[edges & (1 << _NAME_BITS) - 1].cumsum()
     edges >>= _NAME_BITS
-    (last,) = (edges[1:] != edges[:-1]).nonzero()  # of those at one instant
-    bounds = np.empty(last.size + 1, np.int64)
-    np.add(edges[last], start_ns, out=bounds[:-1])
+    (last_edge,) = (edges[1:] != edges[:-1]).nonzero()  # the last edge of each instant
+    bounds = np.empty(last_edge.size + 1, np.int64)
+    np.add(edges[last_edge], start_ns, out=bounds[:-1])
     bounds[-1] = end_ns
-    return bounds, state[last]
+    return bounds, state[last_edge]
 
 
-def _layer(rank: Rank, bit: int) -> Intervals:
-    """Union of the spans of a layer; a negative kind means: those that waited for a worker."""
+def _build_layer(rank: Rank, bit: int) -> Intervals:
+    """Return the union of a layer's spans; a negative kind: those that waited for a worker."""
     kind = _LAYERS[bit][0]
     table = rank.main.spans.get(abs(kind))
     if table is None:
         return EMPTY
     if kind == layout.EXPOSED_COLLECTIVE:
-        waits = device_waits(rank.main)
+        waits = find_device_waits(rank.main)
         if waits is None:
             return EMPTY
-        some = waits.end_ns > waits.start_ns
-        # Disjoint already; where two touch there is an edge, for each row is part of one of them.
-        return Intervals(waits.start_ns[some], waits.end_ns[some])
+        nonempty = waits.end_ns > waits.start_ns
+        # Disjoint already; where two touch there is an edge, so each row is part of one.
+        return Intervals(waits.start_ns[nonempty], waits.end_ns[nonempty])
     if kind == layout.COLLECTIVE:
         form = table.d >> layout.FORM_SHIFT & layout.FORM_MASK
-        # A host that issues one goes on; one of an unknown group can be laid beside no other rank.
+        # A host that issues one continues; one of an unknown group cannot be matched.
         counts = (form != layout.ISSUE) & (table.a != 0)
         measured = rank.main.spans.get(layout.EXPOSED_COLLECTIVE)
         if measured is not None:
             counts &= ~np.isin(table.sequence, measured.a)
         if counts.all():
-            return union((table.start_ns, table.end_ns))
-        return union((table.start_ns[counts], table.end_ns[counts]))
+            return merge_intervals((table.start_ns, table.end_ns))
+        return merge_intervals((table.start_ns[counts], table.end_ns[counts]))
     if kind == layout.CHECKPOINT:
-        return union((table.start_ns, table.end_ns), _between(rank, table))
+        return merge_intervals(
+            (table.start_ns, table.end_ns), _find_gaps_between_saves(rank, table)
+        )
     if kind > 0:
-        return union((table.start_ns, table.end_ns))
+        return merge_intervals((table.start_ns, table.end_ns))
     waited = table.b != 0
     if waited.all():
-        # The same set as that of all waits; over it nothing was painted but collections.
+        # All waits waited for a worker: only garbage collection could cover them in between.
         collects = rank.main.spans.get(layout.GC) is not None
-        return union((table.start_ns, table.end_ns)) if collects else EMPTY
-    return union((table.start_ns[waited], table.end_ns[waited]))
+        return merge_intervals((table.start_ns, table.end_ns)) if collects else EMPTY
+    return merge_intervals((table.start_ns[waited], table.end_ns[waited]))
 
 
-def _between(rank: Rank, saves: SpanTable) -> Pair:
-    """From one save to the next of the same step: nothing is trained there. Shards of one
-    checkpoint are synced, renamed and gathered meanwhile."""
+def _find_gaps_between_saves(rank: Rank, saves: SpanTable) -> Pair:
+    """Return the time from one save to the next of the same step: no training happens there.
+
+    Shards of one checkpoint are synced, renamed and gathered meanwhile.
+    """
     steps = rank.main.spans.get(layout.STEP)
     if steps is None or saves.start_ns.size < 2:
         return EMPTY
@@ -200,21 +210,27 @@ def _between(rank: Rank, saves: SpanTable) -> Pair:
     return start[same], end[same]
 
 
-def steps_of(rank: Rank, start_ns: Int, begun: Int) -> Int:
-    """Return the step number of each instant, -1 outside steps; `begun` is what `paint` gave."""
+def find_step_numbers(rank: Rank, start_ns: Int, steps_begun: Int) -> Int:
+    """Return the step number of each instant, int64[n], -1 outside steps.
+
+    steps_begun: int64[n], from split_host_phases.
+    """
     steps = rank.main.spans.get(layout.STEP)
     if steps is None or not steps.start_ns.size:
         return np.full(start_ns.size, -1, np.int64)
-    row = np.maximum(begun - 1, 0)
-    held = (begun > 0) & (start_ns < steps.end_ns[row])
+    row = np.maximum(steps_begun - 1, 0)
+    held = (steps_begun > 0) & (start_ns < steps.end_ns[row])
     return np.where(held, steps.a[row], -1)
 
 
-def fill(window: Int, phase: Int, capacity_ns: Int, amount_ns: Int, order: tuple[int, ...]) -> Int:
-    """Spread `amount_ns[w]` over the rows of each window, phase after phase, never above capacity.
+def allocate_by_phase(
+    window: Int, phase: Int, capacity_ns: Int, amount_ns: Int, order: tuple[int, ...]
+) -> Int:
+    """Allocate `amount_ns[w]` to the rows of each window, phase by phase, up to capacity.
 
-    Within a phase and window the amount goes by length. Rows of one window stand together. Returns
-    int64[n]. With 40 ns to spread over a wait of 30 and a step of 70 (wait first): 30 and 10.
+    window, phase, capacity_ns: int64[n]. amount_ns: int64[windows]. Returns int64[n], ns.
+    Within a phase and window the amount is split by length. Rows of one window are
+    contiguous. With 40 ns for a wait of 30 and a step of 70 (wait first): 30 and 10.
     """
     out = np.zeros(window.size, np.int64)
     left = amount_ns.astype(np.float64)

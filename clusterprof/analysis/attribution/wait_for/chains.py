@@ -1,9 +1,10 @@
-"""Hand on what was itself a wait: A kept B waiting, therefore B kept C waiting.
+"""Propagate blame along wait-for chains: A made B wait, therefore B made C wait.
 
-The share of a wait that goes to an excess of *waiting in other operations* belongs to those whom
-the awaited rank's waits since then were charged to, in proportion. Those charges are known when
-batches are taken one after the other: first all that depend on nothing that is handed on itself,
-then those that depend on these, and so on.
+If part of a wait is explained by an excess of *waiting in other operations*, this part
+belongs to the culprits of those earlier waits of the late rank, in proportion. Shares
+are resolved batch by
+batch: first those that depend on no propagated blame, then those that depend on these,
+and so on.
 """
 
 from __future__ import annotations
@@ -12,214 +13,232 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clusterprof.attribution.blame_excess import ranges
-from clusterprof.attribution.blame_rows import Lookup
-from clusterprof.timeline.model import Float, Int
+from clusterprof.analysis.attribution.wait_for.arrivals import ArrivalIndex
+from clusterprof.analysis.attribution.wait_for.excess import expand_ranges
+from clusterprof.analysis.timeline.model import Float, Int
 
 _TRUE = np.ones(1, np.bool_)
 
 
-class Charges(NamedTuple):
-    """Who is charged for the waits of rows: n entries, sorted by row."""
+class BlameEntries(NamedTuple):
+    """Blame of the waits of rows: n entries, sorted by row."""
 
     row: Int
     key: Int
-    """Culprit and cause in one number."""
+    """Culprit and cause combined in one number."""
     ns: Int
 
 
-class Handed(NamedTuple):
-    """Shares of waits that are handed on."""
+class PropagatedShares(NamedTuple):
+    """Shares of waits whose blame is to be propagated."""
 
     row: Int
     """Ascending."""
     ns: Int
-    awaited: Int
-    """Row of the awaited rank in the same operation."""
+    late: Int
+    """Row of the late rank in the same operation."""
     since: Int
-    """Row of the awaited rank in the operation that both last left together; -1 = none, since its
-    steps began."""
+    """Row of the late rank in the operation that both ranks last left together; -1 = none:
+    since its steps began.
+    """
 
 
-class Ledger:
-    """Charges by row while batches come in."""
+class BlameTable:
+    """Blame entries by row, to which batches of propagated blame are added."""
 
-    def __init__(self, charges: Charges, rows: int) -> None:
-        self._parts = [charges]
+    def __init__(self, entries: BlameEntries, rows: int) -> None:
+        self._parts = [entries]
         self._rows = rows
-        self._key, self._ns, self._size = charges.key, charges.ns, charges.row.size
+        self._key, self._ns, self._size = entries.key, entries.ns, entries.row.size
         self._begin = self._end = np.zeros(0, np.int64)
 
-    def open(self) -> None:
-        """Get ready to be asked and added to."""
-        # Twice as many as rows: the second half stands for what is handed on.
+    def build_index(self) -> None:
+        """Build the index by row; required before entries are read or added."""
+        # Twice as many as rows: the second half holds the propagated entries.
         count = np.bincount(self._parts[0].row, minlength=2 * self._rows)
         self._end = np.cumsum(count)
         self._begin = self._end - count
 
-    def add(self, charges: Charges, rows: Int, count: Int) -> None:
-        """Add entries of `rows`, which had none handed on so far, `count` of each; sorted."""
-        self._parts.append(charges)
-        need = self._size + charges.row.size
+    def add(self, entries: BlameEntries, rows: Int, count: Int) -> None:
+        """Add sorted entries for rows that had no propagated blame so far.
+
+        count: number of entries of each row.
+        """
+        self._parts.append(entries)
+        need = self._size + entries.row.size
         if need > self._key.size:
-            self._key = _grown(self._key, self._size, 2 * need)
-            self._ns = _grown(self._ns, self._size, 2 * need)
-        self._key[self._size : need], self._ns[self._size : need] = charges.key, charges.ns
+            self._key = _expand_buffer(self._key, self._size, 2 * need)
+            self._ns = _expand_buffer(self._ns, self._size, 2 * need)
+        self._key[self._size : need], self._ns[self._size : need] = entries.key, entries.ns
         rows = rows + self._rows
         self._end[rows] = end = self._size + count.cumsum()
         self._begin[rows] = end - count
         self._size = need
 
-    def of(self, rows: Int) -> tuple[Int, Int, Int]:
-        """Return (index into rows, key, ns) of all their entries."""
+    def get_entries(self, rows: Int) -> tuple[Int, Int, Int]:
+        """Return (index into rows, key, ns) of all entries of the rows."""
         both = np.concatenate([rows, rows + self._rows])
-        which, at = ranges(self._begin[both], self._end[both])
+        which, at = expand_ranges(self._begin[both], self._end[both])
         return np.where(which < rows.size, which, which - rows.size), self._key[at], self._ns[at]
 
-    def all(self) -> Charges:
-        """Return everything, sorted by row."""
+    def concat_entries(self) -> BlameEntries:
+        """Return all entries, sorted by row."""
         if len(self._parts) == 1:
             return self._parts[0]
         row, key, ns = (np.concatenate(columns) for columns in zip(*self._parts))
         order = np.argsort(row, kind="stable")
-        return Charges(row[order], key[order], ns[order])
+        return BlameEntries(row[order], key[order], ns[order])
 
 
-def _grown(values: Int, used: int, size: int) -> Int:
+def _expand_buffer(values: Int, used: int, size: int) -> Int:
     out = np.empty(size, np.int64)
     out[:used] = values[:used]
     return out
 
 
-def hand_on(look: Lookup, handed: Handed, ledger: Ledger, nobody: int, keys: int) -> None:
-    """Charge the handed shares, batch by batch.
+def propagate_blame(
+    index: ArrivalIndex,
+    shares: PropagatedShares,
+    blame_table: BlameTable,
+    no_culprit: int,
+    keys: int,
+) -> None:
+    """Propagate the shares to the culprits of the late rank's earlier waits, batch by batch.
 
-    `nobody` is the key for what nobody is charged; all keys are below `keys`.
+    no_culprit: key of blame without a culprit. keys: upper bound of all keys.
     """
-    if not handed.row.size:
+    if not shares.row.size:
         return
-    ledger.open()
-    rank = look.rows.rank
-    first = np.searchsorted(rank[look.by_rank], rank[handed.awaited])
-    begin = np.where(handed.since < 0, first, look.place[handed.since] + 1)
-    windows = _windows(look, handed, begin)
-    end = np.maximum(look.before[handed.awaited] + 1, begin)
-    place = look.place[handed.row] + 1
-    waiting = np.zeros(look.by_rank.size + 1, np.int64)
-    waiting[place] = 1
-    left = np.arange(handed.row.size)
-    while left.size:
-        before = np.cumsum(waiting)
-        ready = before[end[left]] == before[begin[left]]
-        if not ready.any():  # in a circle: asynchronous operations that were left in another order
-            op = look.rows.op[handed.row[left]]
+    blame_table.build_index()
+    rank = index.rows.rank
+    first = np.searchsorted(rank[index.by_rank], rank[shares.late])
+    begin = np.where(shares.since < 0, first, index.place[shares.since] + 1)
+    earlier_waits = _find_earlier_waits(index, shares, begin)
+    end = np.maximum(index.left_before[shares.late] + 1, begin)
+    place = index.place[shares.row] + 1
+    pending = np.zeros(index.by_rank.size + 1, np.int64)
+    pending[place] = 1
+    remaining = np.arange(shares.row.size)
+    while remaining.size:
+        before = np.cumsum(pending)
+        ready = before[end[remaining]] == before[begin[remaining]]
+        if not ready.any():  # a cycle: asynchronous operations that were left in another order
+            op = index.rows.op[shares.row[remaining]]
             ready = op == op.min()
-        now = left[ready]
-        _one_batch(ledger, handed, windows, now, nobody, keys)
-        waiting[place[now]] = 0
-        left = left[~ready]
+        batch = remaining[ready]
+        _propagate_batch(blame_table, shares, earlier_waits, batch, no_culprit, keys)
+        pending[place[batch]] = 0
+        remaining = remaining[~ready]
 
 
-class _Windows(NamedTuple):
-    """Which earlier rows of the awaited rank shares are handed on to.
+class _EarlierWaits(NamedTuple):
+    """The earlier rows of the late ranks that each share is propagated to.
 
-    Members of one operation mostly ask for the same stretch of the same rank.
+    Members of one operation mostly refer to the same range of rows of the same rank.
     """
 
-    of_share: Int
-    """Number of each share's stretch, ascending by operation."""
+    range_of_share: Int
+    """Index of the row range of each share, ascending by operation."""
     first: Int
-    """Where the rows of each stretch begin, and the end."""
+    """Where the rows of each range begin, and the end."""
     row: Int
-    """Rows with a wait."""
+    """Rows of these ranges that contain a wait."""
 
 
-def _windows(look: Lookup, handed: Handed, begin: Int) -> _Windows:
-    base = look.by_rank.size + 1
-    codes, of_share = np.unique(handed.awaited * base + begin, return_inverse=True)
-    number, place = ranges(codes % base, look.before[codes // base] + 1)
-    row = look.by_rank[place]
-    waited = np.flatnonzero(look.rows.wait_ns[row] > 0)
+def _find_earlier_waits(index: ArrivalIndex, shares: PropagatedShares, begin: Int) -> _EarlierWaits:
+    base = index.by_rank.size + 1
+    codes, range_of_share = np.unique(shares.late * base + begin, return_inverse=True)
+    number, place = expand_ranges(codes % base, index.left_before[codes // base] + 1)
+    row = index.by_rank[place]
+    waited = np.flatnonzero(index.rows.wait_ns[row] > 0)
     number, row = number[waited], row[waited]
     first = np.searchsorted(number, np.arange(codes.size + 1))
-    return _Windows(of_share, first, row)
+    return _EarlierWaits(range_of_share, first, row)
 
 
-def _one_batch(
-    ledger: Ledger, handed: Handed, windows: _Windows, now: Int, nobody: int, keys: int
+def _propagate_batch(
+    blame_table: BlameTable,
+    shares: PropagatedShares,
+    earlier_waits: _EarlierWaits,
+    batch: Int,
+    no_culprit: int,
+    keys: int,
 ) -> None:
-    """Share some handed amounts among the charges of the awaited rank's waits since."""
-    wanted, of_share = handed.ns[now], windows.of_share[now]
-    used = np.zeros(windows.first.size - 1, np.bool_)
-    used[of_share] = True
-    stretch = np.flatnonzero(used)
+    """Split a batch of shares among the blame entries of the late rank's earlier waits."""
+    wanted, range_of_share = shares.ns[batch], earlier_waits.range_of_share[batch]
+    used = np.zeros(earlier_waits.first.size - 1, np.bool_)
+    used[range_of_share] = True
+    used_ranges = np.flatnonzero(used)
     number = np.cumsum(used) - 1
-    of_row, at = ranges(windows.first[stretch], windows.first[stretch + 1])
-    which, key, ns = ledger.of(windows.row[at])
-    window, key, ns = _summed(of_row[which], key, ns, keys)
-    count = np.bincount(window, minlength=stretch.size)
-    ratio = ns / np.bincount(window, weights=ns, minlength=stretch.size)[window]
+    range_of_row, at = expand_ranges(
+        earlier_waits.first[used_ranges], earlier_waits.first[used_ranges + 1]
+    )
+    which, key, ns = blame_table.get_entries(earlier_waits.row[at])
+    range_index, key, ns = _sum_by_group(range_of_row[which], key, ns, keys)
+    count = np.bincount(range_index, minlength=used_ranges.size)
+    ratio = ns / np.bincount(range_index, weights=ns, minlength=used_ranges.size)[range_index]
     first = count.cumsum() - count
-    mine = number[of_share]
-    first, count = first[mine], count[mine]
-    share, entry = ranges(first, first + count)
+    of_batch = number[range_of_share]
+    first, count = first[of_batch], count[of_batch]
+    share, entry = expand_ranges(first, first + count)
     exact = wanted[share] * ratio[entry]
     whole = exact.astype(np.int64)
-    given = np.bincount(share, weights=whole, minlength=wanted.size).astype(np.int64)
-    short = (given != wanted) & (count > 0)
+    allocated = np.bincount(share, weights=whole, minlength=wanted.size).astype(np.int64)
+    short = (allocated != wanted) & (count > 0)
     if short.any():
-        ask = np.flatnonzero(short[share])
-        rest = exact[ask] - whole[ask]
-        whole[ask] += _remainders(share[ask], rest, wanted - given)
+        incomplete = np.flatnonzero(short[share])
+        rest = exact[incomplete] - whole[incomplete]
+        whole[incomplete] += _allocate_remainders(share[incomplete], rest, wanted - allocated)
     key = key[entry]
     if not count.all():
         empty = np.flatnonzero(count == 0)
         share = np.concatenate([share, empty])
-        key = np.concatenate([key, np.full(empty.size, nobody)])
+        key = np.concatenate([key, np.full(empty.size, no_culprit)])
         whole = np.concatenate([whole, wanted[empty]])
         order = np.argsort(share, kind="stable")
         share, key, whole = share[order], key[order], whole[order]
     if not whole.all():
-        some_ns = np.flatnonzero(whole)
-        share, key, whole = share[some_ns], key[some_ns], whole[some_ns]
-    rows = handed.row[now]
+        nonzero = np.flatnonzero(whole)
+        share, key, whole = share[nonzero], key[nonzero], whole[nonzero]
+    rows = shares.row[batch]
     count = np.bincount(share, minlength=rows.size)
-    ledger.add(Charges(rows[share], key, whole), rows, count)
+    blame_table.add(BlameEntries(rows[share], key, whole), rows, count)
 
 
-def _summed(group: Int, key: Int, ns: Int, keys: int) -> tuple[Int, Int, Int]:
-    """Add up what stands there several times; sorted by group and key."""
+def _sum_by_group(group: Int, key: Int, ns: Int, keys: int) -> tuple[Int, Int, Int]:
+    """Sum ns of entries with equal group and key; sorted by group and key."""
     if not group.size:
         return group, key, ns
     code = group * keys + key
     order = code.argsort(kind="stable")
     code = code[order]
-    opens = np.ones(code.size, np.bool_)
-    np.not_equal(code[1:], code[:-1], out=opens[1:])
-    at = np.flatnonzero(opens)
+    starts = np.ones(code.size, np.bool_)
+    np.not_equal(code[1:], code[:-1], out=starts[1:])
+    at = np.flatnonzero(starts)
     code = code[at]
     group = code // keys
     return group, code - group * keys, np.add.reduceat(ns[order], at)
 
 
-def _remainders(share: Int, rest: Float, missing: Int) -> Int:
-    """Return what each entry gets on top so that the entries of each share add up to it.
+def _allocate_remainders(share: Int, rest: Float, missing: Int) -> Int:
+    """Return the correction of each entry so that the entries of each share add up to it.
 
-    `share` is ascending, `missing` is by share; the largest `rest` is served first.
+    share is ascending, missing is by share; the entry with the largest rest is corrected
+    first.
     """
     out = np.zeros(share.size, np.int64)
     place = np.arange(share.size)
     while share.size:
-        opens = np.flatnonzero(np.concatenate([_TRUE, share[1:] != share[:-1]]))
-        size = np.diff(opens, append=share.size)
-        best = np.flatnonzero(rest == np.maximum.reduceat(rest, opens).repeat(size))
+        starts = np.flatnonzero(np.concatenate([_TRUE, share[1:] != share[:-1]]))
+        size = np.diff(starts, append=share.size)
+        best = np.flatnonzero(rest == np.maximum.reduceat(rest, starts).repeat(size))
         own = share[best]
         best = best[np.concatenate([_TRUE, own[1:] != own[:-1]])]
         own = share[best]
-        one = np.sign(missing[own])
-        out[place[best]] += one
+        step = np.sign(missing[own])
+        out[place[best]] += step
         rest[best] -= 2.0
-        missing[own] -= one
+        missing[own] -= step
         more = np.flatnonzero(missing[share])
         share, rest, place = share[more], rest[more], place[more]
     return out

@@ -2,43 +2,46 @@
 
 ## What it sees
 
-Lost time in which the thread that the GPU depended on was ready to run and had no CPU: the worker
-that was making the awaited batch, or the main thread while it launches work. Other ranks that wait
-for such a rank in an operation wait for the same.
+Lost time in which the thread that the GPU depended on was ready to run but had no CPU:
+the worker that was making the awaited batch, or the main thread while it launched work.
+Time in which other ranks wait in an operation for this rank counts too.
 
 ## Why the GPU waits
 
-Somebody else was on the CPU: other workers of the job, its own library threads, a neighbour on the
-node, or a hypervisor. The loader looks slow, and no part of its own work is.
+Another thread was on the CPU: other workers of the job, its own library threads,
+another job on the node, or a hypervisor. The loader looks slow although none of its own
+work is slow.
 
 ## How it decides
 
-Its share is the part of that thread's time that the scheduler counted as "runnable, not running"
-(`/proc/<pid>/task/<tid>/schedstat`, second number), less the part in which the CPU quota of the
-cgroup had run out, which is `cpu-throttled`. Evidence is the pressure on the CPU in those
-intervals.
+Its share is the part of that thread's time that the scheduler counted as "runnable, not
+running" (`/proc/<pid>/task/<tid>/schedstat`, second number), minus the part in which
+the CPU quota of the cgroup had run out, which is `cpu-throttled`. The evidence is the
+CPU pressure in those intervals.
 
-A read that takes long because its reader, long woken, is not given a CPU counts here and not for
-the disk, however slow the file system looks to the program.
+A read that takes long because its reader, although woken, gets no CPU counts here and
+not as storage, however slow the file system looks to the program.
 
-Where affinity or a cpuset leaves processes of the rank fewer CPUs than they would have kept busy
-and than the node has, the culprit is called `affinity`: eight workers that were bound to one CPU
-need eight and get one. Time stolen by a hypervisor, from 2 % on, and time of the kernel's own
-threads (ksoftirqd, kworker, …), from a tenth of a CPU on, are evidence.
+If affinity or a cpuset allows processes of the rank fewer CPUs than they would have
+kept busy and than the node has, the culprit is called `affinity`: eight workers bound
+to one CPU need eight and get one. Time stolen by a hypervisor, from 2 % on, and time of
+the kernel's own threads (ksoftirqd, kworker, …), from a tenth of a CPU on, are
+evidence.
 
 ## What to do
 
-Ask for more cores, or use fewer workers and fewer library threads (`OMP_NUM_THREADS`) than there
-are cores for this job. Pin the job to cores of its own. Find the neighbour. With `affinity`: look
-at `srun --cpus-per-task` and `--cpu-bind` (Slurm 22.05 and later do not hand `--cpus-per-task` of
-`sbatch` on to `srun`), `taskset`, `numactl`, and the container's cpuset.
+Request more cores, or use fewer workers and fewer library threads (`OMP_NUM_THREADS`)
+than there are cores for this job. Pin the job to cores of its own. Find the other job.
+With `affinity`: check `srun --cpus-per-task` and `--cpu-bind` (Slurm 22.05 and later do
+not pass `--cpus-per-task` of `sbatch` on to `srun`), `taskset`, `numactl`, and the
+container's cpuset.
 
 ## Where it is blind
 
-It cannot say who was on the CPU. Waiting for the interpreter's lock is no run delay and shows as
-"blocked on something unseen". Affinity is that of each process's main thread. Two hyper-threads of
-a core count as two CPUs, though both busy do little more than one: then nobody waits, and the work
-itself takes longer.
+It cannot say which thread was on the CPU. Waiting for the interpreter's lock is not run
+delay and shows as "blocked on something unseen". Affinity is that of each process's
+main thread. Two hyper-threads of a core count as two CPUs, although both busy do little
+more work than one: then no thread waits, and the work itself takes longer.
 """
 
 from __future__ import annotations
@@ -48,103 +51,124 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof import signals
-from clusterprof.detectors.base import (
+from clusterprof.analysis.detectors.base import (
     Claims,
-    busiest,
-    cpus_left,
-    grown,
-    held_back,
-    mean_over,
-    pressure,
-    runnable,
+    compute_claimed_mean,
+    describe_allowed_cpus,
+    find_busiest_device,
+    measure_claimed_growth,
+    measure_pressure,
+    measure_runnable,
+    measure_throttling,
 )
-from clusterprof.findings import Cause, Evidence
-from clusterprof.timeline.crowding import Crowd, crowd_of
-from clusterprof.timeline.model import Feeding, Float, Lost, Rank
+from clusterprof.analysis.timeline.host_resources import CpuSetLoad, find_tightest_cpu_set
+from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
+from clusterprof.report.model import Cause, Evidence
 
 
 class CpuContention:
-    """Claims the time in which the critical thread was ready and had no CPU."""
+    """Claims the time in which the critical thread was runnable and had no CPU."""
 
     cause = Cause(
         "cpu-contention",
         "cpu",
         "There are more threads than CPUs",
         "Give the job more cores, or run fewer workers and library threads on those it has",
+        precedence=530,
+        tone=1,
+        hidden_cost="batch",
+        manual_check=(
+            "`cat /proc/TID/schedstat` of the loading thread twice: the second number, nanoseconds "
+            "ready without a CPU, rises; `vmstat 1`: `r` above the number of CPUs; `taskset -cp "
+            "PID`: which CPUs it may use."
+        ),
     )
     needs = ("spans", "threads")
 
     @dataclass(frozen=True, slots=True)
     class Limits:
-        """When a delay counts as contention."""
+        """Limits for contention."""
 
         runnable_at_least_ratio: float = 0.02
-        """A smaller part of a piece is what every scheduler costs."""
+        """A smaller share of a segment is normal scheduling delay."""
         stolen_at_least_ratio: float = 0.02
-        """With less of the node's CPU time stolen by a hypervisor nothing is said of it."""
+        """If less of the node's CPU time is stolen by a hypervisor, it is not reported."""
         kernel_at_least_ratio: float = 0.1
-        """With less of one CPU taken by the kernel's own threads nothing is said of them."""
+        """If the kernel's own threads take less of one CPU, they are not reported."""
 
-    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
-        """Claim run delay that the quota does not explain."""
-        delay = runnable(rank, lost, feeding)
-        share = np.maximum(delay - held_back(rank, lost, delay > 0), 0.0)
+    def claim(
+        self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
+    ) -> Claims | None:
+        """Claim run delay that the CPU quota does not explain."""
+        delay = measure_runnable(rank, lost, breakdown)
+        share = np.maximum(delay - measure_throttling(rank, lost, delay > 0), 0.0)
         share[share < limits.runnable_at_least_ratio] = 0.0
         if not share.any():
             return Claims(share, "B")
         waiting = Evidence(
             "thread.runnable_ratio",
-            mean_over(lost, share),
+            compute_claimed_mean(lost, share),
             "ratio",
             "of that time, the thread was ready to run and had no CPU",
         )
         note = "of that time, some task of the node waited for a CPU"
-        grade, pressed = pressure(rank, signals.PRESSURE_CPU_SOME, lost, share, note)
+        grade, pressure_evidence = measure_pressure(
+            rank, signals.PRESSURE_CPU_SOME, lost, share, note
+        )
         rows = np.flatnonzero(share > 0)
-        crowd = crowd_of(rank, int(lost.start_ns[rows].min()), int(lost.end_ns[rows].max()))
-        if crowd is not None and crowd.bound:
-            evidence = (waiting, *_needed(crowd), *pressed)
-            return Claims(share, grade, evidence, _affinity(crowd))
-        others = [
-            *_stolen(rank, lost, share, limits.stolen_at_least_ratio),
-            *_kernel(rank, lost, share, limits.kernel_at_least_ratio),
+        cpu_set = find_tightest_cpu_set(
+            rank, int(lost.start_ns[rows].min()), int(lost.end_ns[rows].max())
+        )
+        if cpu_set is not None and cpu_set.is_limiting:
+            evidence = (waiting, *_list_needed_cpus(cpu_set), *pressure_evidence)
+            return Claims(share, grade, evidence, _describe_affinity(cpu_set))
+        other_evidence = [
+            *_measure_stolen_time(rank, lost, share, limits.stolen_at_least_ratio),
+            *_measure_kernel_threads(rank, lost, share, limits.kernel_at_least_ratio),
         ]
-        return Claims(share, grade, (waiting, *others, *pressed))
+        return Claims(share, grade, (waiting, *other_evidence, *pressure_evidence))
 
 
-def _needed(crowd: Crowd) -> list[Evidence]:
-    """What affinity left, against what would have been used."""
+def _list_needed_cpus(cpu_set: CpuSetLoad) -> list[Evidence]:
+    """List the CPUs that would have been used and the CPUs that affinity allows, as evidence."""
     kept_busy = "CPUs would have been kept busy"
     return [
-        Evidence("job.cpus_needed_count", crowd.needed, "count", kept_busy),
-        cpus_left(len(crowd.allowed), crowd.cores, crowd.online),
+        Evidence("job.cpus_needed_count", cpu_set.needed, "count", kept_busy),
+        describe_allowed_cpus(len(cpu_set.allowed), cpu_set.cores, cpu_set.online),
     ]
 
 
-def _affinity(crowd: Crowd) -> str:
-    who = f"{crowd.workers} workers" if crowd.workers > 1 else "threads"
-    return f"affinity: {who} on {len(crowd.allowed)} of {crowd.online} CPUs"
+def _describe_affinity(cpu_set: CpuSetLoad) -> str:
+    threads = f"{cpu_set.workers} workers" if cpu_set.workers > 1 else "threads"
+    return f"affinity: {threads} on {len(cpu_set.allowed)} of {cpu_set.online} CPUs"
 
 
-def _stolen(rank: Rank, lost: Lost, share: Float, at_least_ratio: float) -> list[Evidence]:
-    """The part of the node's CPU time that a hypervisor gave to somebody else."""
+def _measure_stolen_time(
+    rank: Rank, lost: LostTime, share: Float, at_least_ratio: float
+) -> list[Evidence]:
+    """Measure the part of the node's CPU time that a hypervisor gave to other guests."""
     parts = [
-        grown(rank, signal.name, "all", lost, share) or 0.0
+        measure_claimed_growth(rank, signal.name, "all", lost, share) or 0.0
         for signal in (
-            signals.CPU_STEAL, signals.CPU_USER, signals.CPU_SYSTEM, signals.CPU_IDLE,
+            signals.CPU_STEAL,
+            signals.CPU_USER,
+            signals.CPU_SYSTEM,
+            signals.CPU_IDLE,
             signals.CPU_IOWAIT,
         )
-    ]  # fmt: skip
+    ]
     ratio = parts[0] / sum(parts) if parts[0] > 0 else 0.0
     if ratio < at_least_ratio:
         return []
-    note = "of the node's CPU time, the hypervisor gave to others"
+    note = "of the node's CPU time, the hypervisor gave to other guests"
     return [Evidence("cpu.steal_ratio", ratio, "ratio", note)]
 
 
-def _kernel(rank: Rank, lost: Lost, share: Float, at_least_ratio: float) -> list[Evidence]:
-    """What the busiest kind of the kernel's own threads took meanwhile."""
-    family, ns = busiest(rank, signals.KERNEL_CPU.name, lost, share)
+def _measure_kernel_threads(
+    rank: Rank, lost: LostTime, share: Float, at_least_ratio: float
+) -> list[Evidence]:
+    """Measure the CPU time of the busiest kind of kernel thread in the claimed segments."""
+    family, ns = find_busiest_device(rank, signals.KERNEL_CPU.name, lost, share)
     ratio = ns / max(1.0, float(np.sum((lost.end_ns - lost.start_ns)[share > 0])))
     if not family or ratio < at_least_ratio:
         return []

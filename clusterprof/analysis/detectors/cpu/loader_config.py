@@ -2,36 +2,38 @@
 
 ## What it sees
 
-Lost time in which the host waited for a batch, and the worker that owned it had not been given it
-yet, was only just being started, or was making a dear batch that idle workers could have made
-ahead.
+Lost time in which the host waited for a batch, and the worker that owned the batch had
+not received its task yet, was only just starting, or was making an expensive batch that
+idle workers could have made ahead of time.
 
 ## Why the GPU waits
 
-With few workers or a short prefetch nobody works ahead: while the GPU computes, the loader rests,
-and when it is asked, the GPU rests. Workers that are not persistent are started anew in every
-epoch.
+With few workers or a short prefetch the loader does not work ahead: while the GPU
+computes the loader is idle, and when the loader is asked for a batch the GPU is idle.
+Workers that are not persistent are started again in every epoch.
 
 ## How it decides
 
-Its share is the part of the wait in which the owning worker was between two fetches without work,
-and, after the first step, the part in which it did not exist. Neither a disk nor a CPU held anybody
-up then. Where workers rest for more than half of the time, the part in which the batch was being
-computed counts too, as far as four batches ahead per worker would have saved it: what these took to
-make, by all workers together, against the time in which they were used.
+Its share is the part of the wait in which the owning worker was between two fetches
+without work, and, after the first step, the part in which the worker did not exist.
+Neither a disk nor a CPU was the limit then. If workers are idle for more than half of
+the time, the part in which the batch was being computed counts too, as far as four
+batches ahead per worker would have saved it: the time that all workers together needed
+to make these batches, against the time in which they were used.
 
 ## What to do
 
-Raise `num_workers` towards the number of cores per GPU, `prefetch_factor` to 2 to 4, and set
-`persistent_workers=True`.
+Raise `num_workers` towards the number of cores per GPU, `prefetch_factor` to 2 to 4,
+and set `persistent_workers=True`.
 
 ## Where it is blind
 
-With `num_workers=0` the main process loads between steps by construction; what it does while
-loading is then named instead (reading, computing). A batch that is ready and on its way to the main
-process is not claimed: it shows as "hand-over" under Unattributed. Loaders other than PyTorch's are
-seen only as far as spans are marked for them. Batches that are dear because of a slow disk count
-for the disk, however idle the workers are.
+With `num_workers=0` the main process always loads between steps; its activity while
+loading is then named instead (reading, computing). A batch that is ready and in
+transfer to the main process is not claimed: it shows as "hand-over" under Unattributed.
+Loaders other than PyTorch's are seen only as far as spans are marked for them. Batches
+that are expensive because of a slow disk count as storage, however idle the workers
+are.
 """
 
 from __future__ import annotations
@@ -40,46 +42,61 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.detectors.base import Claims, computing, mean_over, waited
-from clusterprof.findings import Cause, Evidence
-from clusterprof.timeline.model import Feeding, Float, Lost, Rank
+from clusterprof.analysis.detectors.base import (
+    Claims,
+    compute_claimed_mean,
+    estimate_compute_wait,
+    limit_to_data_wait,
+)
+from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
+from clusterprof.report.model import Cause, Evidence
 
 
 class CpuLoaderConfig:
-    """Claims the time in which nobody worked on the awaited batch."""
+    """Claims the time in which no worker was working on the awaited batch."""
 
     cause = Cause(
         "cpu-loader-config",
         "cpu",
         "The loader is set up too small",
         "Raise num_workers and prefetch_factor, and keep workers with persistent_workers=True",
+        precedence=540,
+        tone=2,
+        hidden_cost="interval",
+        manual_check=(
+            "`py-spy dump --pid WORKER`: workers idle in `index_queue.get`. Print "
+            "`loader.num_workers`, `loader.prefetch_factor`, `loader.persistent_workers`; set "
+            "twice as much for some steps."
+        ),
     )
     needs = ("spans", "threads")
 
     @dataclass(frozen=True, slots=True)
     class Limits:
-        """When a wait counts against the set-up of the loader."""
+        """Limits for a wait caused by the loader's configuration."""
 
         idle_at_least_ratio: float = 0.02
-        """A smaller part of a piece is the ordinary hand-over of a batch."""
+        """A smaller share of a segment is the normal handover of a batch."""
 
-    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
-        """Claim time in which the owning worker had nothing to do with the batch."""
-        absent = np.where(lost.step == 0, 0.0, feeding.no_worker)
-        _, spared = computing(rank, lost, feeding)
-        idle = waited(lost, feeding.no_work + absent)
-        share = idle + spared
+    def claim(
+        self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
+    ) -> Claims | None:
+        """Claim time in which the owning worker was not working on the batch."""
+        absent = np.where(lost.step == 0, 0.0, breakdown.no_worker)
+        _, avoidable = estimate_compute_wait(rank, lost, breakdown)
+        idle = limit_to_data_wait(lost, breakdown.no_work + absent)
+        share = idle + avoidable
         share[share < limits.idle_at_least_ratio] = 0.0
         if not share.any():
             return Claims(share, "B")
         evidence = (
             Evidence(
                 "worker.without_work_ratio",
-                mean_over(lost, share, idle),
+                compute_claimed_mean(lost, share, idle),
                 "ratio",
                 "of the waits, no worker was working on the awaited batch",
             ),
-            *_not_ahead(lost, share, spared),
+            *_describe_avoidable_waits(lost, share, avoidable),
             Evidence(
                 "loader.workers_count",
                 float(len(rank.workers)),
@@ -90,10 +107,10 @@ class CpuLoaderConfig:
         return Claims(share, "B", evidence)
 
 
-def _not_ahead(lost: Lost, share: Float, spared: Float) -> list[Evidence]:
-    """Say it only where it is so."""
-    if not spared.any():
+def _describe_avoidable_waits(lost: LostTime, share: Float, avoidable: Float) -> list[Evidence]:
+    """Describe waits that a larger prefetch would have avoided, if there are any."""
+    if not avoidable.any():
         return []
-    ratio = mean_over(lost, share, spared)
+    ratio = compute_claimed_mean(lost, share, avoidable)
     note = "of the waits, the batch would have been ready had idle workers worked further ahead"
     return [Evidence("worker.not_ahead_ratio", ratio, "ratio", note)]

@@ -2,29 +2,30 @@
 
 ## What it sees
 
-Lost time in which the thread that the GPU depended on was ready to run, and the cgroup's CPU quota
-had run out.
+Lost time in which the thread that the GPU depended on was ready to run, and the
+cgroup's CPU quota had run out.
 
 ## Why the GPU waits
 
-A container limit of, say, 8 CPUs means 800 ms of CPU time per 100 ms. Workers that together use it
-up early stand still until the next period begins, all of them at once, with idle CPUs beside them.
+A container limit of, for example, 8 CPUs means 800 ms of CPU time per 100 ms. Workers
+that together use it up early all stop until the next period begins, although CPUs are
+idle.
 
 ## How it decides
 
-Its share is the part of the critical thread's time that was "runnable, not running" and in which
-`cgroup.throttled_ns_total` rose: the smaller of the two.
+Its share is the part of the critical thread's time that was "runnable, not running" and
+in which `cgroup.throttled_ns_total` rose: the smaller of the two.
 
 ## What to do
 
-Raise or remove the CPU limit (in Kubernetes: `resources.limits.cpu`), or run no more workers and
-library threads than the quota has CPUs.
+Raise or remove the CPU limit (in Kubernetes: `resources.limits.cpu`), or run no more
+workers and library threads than the quota has CPUs.
 
 ## Where it is blind
 
-Quotas of a parent cgroup that is not visible inside the container. The kernel adds throttled time
-up over CPUs, so that with many threads the part can be overestimated; it never exceeds the thread's
-own delay.
+Quotas of a parent cgroup that is not visible inside the container. The kernel sums
+throttled time over CPUs, so with many threads the part can be overestimated; it never
+exceeds the thread's own delay.
 """
 
 from __future__ import annotations
@@ -34,45 +35,63 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof import signals
-from clusterprof.detectors.base import Claims, grown, held_back, mean_over, runnable
-from clusterprof.findings import Cause, Evidence
-from clusterprof.timeline.model import Feeding, Lost, Rank
+from clusterprof.analysis.detectors.base import (
+    Claims,
+    compute_claimed_mean,
+    measure_claimed_growth,
+    measure_runnable,
+    measure_throttling,
+)
+from clusterprof.analysis.timeline.model import DataWaitBreakdown, LostTime, Rank
+from clusterprof.report.model import Cause, Evidence
 
 
 class CpuThrottled:
-    """Claims the time in which the critical thread was held back by the CPU quota."""
+    """Claims the time in which the CPU quota stopped the critical thread."""
 
     cause = Cause(
         "cpu-throttled",
         "cpu",
         "The CPU quota of the job runs out",
         "Raise or remove the job's CPU limit, or run fewer workers and library threads",
+        precedence=520,
+        tone=3,
+        hidden_cost="batch",
+        always_traced=True,
+        manual_check=(
+            "`cat cpu.stat` of the job's cgroup twice: `nr_throttled` and `throttled_usec` rise; "
+            "`cat cpu.max`: quota and period."
+        ),
     )
     needs = ("spans", "threads", signals.CGROUP_THROTTLED.name)
 
     @dataclass(frozen=True, slots=True)
     class Limits:
-        """When a delay counts as throttling."""
+        """Limits for throttling."""
 
         throttled_at_least_ratio: float = 0.02
-        """A smaller part of a piece is ignored."""
+        """A smaller share of a segment is ignored."""
 
-    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
-        """Claim run delay that the quota explains."""
-        delay = runnable(rank, lost, feeding)
-        share = np.minimum(delay, held_back(rank, lost, delay > 0))
+    def claim(
+        self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
+    ) -> Claims | None:
+        """Claim run delay that the CPU quota explains."""
+        delay = measure_runnable(rank, lost, breakdown)
+        share = np.minimum(delay, measure_throttling(rank, lost, delay > 0))
         share[share < limits.throttled_at_least_ratio] = 0.0
         if not share.any():
             return Claims(share, "B")
         evidence = [
             Evidence(
                 "thread.held_back_ratio",
-                mean_over(lost, share),
+                compute_claimed_mean(lost, share),
                 "ratio",
                 "of that time, the thread was ready to run and the quota was used up",
-            ),
+            )
         ]
-        periods = grown(rank, signals.CGROUP_THROTTLED_PERIODS.name, "", lost, share)
+        periods = measure_claimed_growth(
+            rank, signals.CGROUP_THROTTLED_PERIODS.name, "", lost, share
+        )
         if periods:
             evidence.append(
                 Evidence(

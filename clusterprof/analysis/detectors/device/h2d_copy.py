@@ -6,26 +6,27 @@ Lost time in which the training process was copying from host memory to the GPU.
 
 ## Why the GPU waits
 
-A copy from pageable memory goes through a staging buffer and blocks the host until it is done, so
-that no kernel is launched meanwhile. A copy on the stream of the computation cannot overlap with
-it.
+A copy from pageable memory goes through a staging buffer and blocks the host until it
+is done, so no kernel is launched meanwhile. A copy on the compute stream cannot overlap
+with computation.
 
 ## How it decides
 
-Its share is the whole of a lost piece inside a copy that the probe has marked. A copy that did not
-block the host is still under way when its mark ends: so is what is lost in the step behind it, for
-as long as its bytes take over a link of 25 GB/s (16 lanes of PCIe 4.0).
+Its share is the whole of a lost segment inside a copy that the probe recorded. A copy
+that did not block the host is still running when its span ends: lost time in the step
+behind it counts too, for as long as its bytes take over a link of 25 GB/s (16 lanes of
+PCIe 4.0).
 
 ## What to do
 
-Set `pin_memory=True` in the loader and `non_blocking=True` in `.to()`; copy the next batch on a
-stream of its own while the present one computes.
+Set `pin_memory=True` in the loader and `non_blocking=True` in `.to()`; copy the next
+batch on a separate stream while the present one computes.
 
 ## Where it is blind
 
-Copies that a library makes in native code carry no mark. Copies that did not block and had to wait
-for the computation before them end later than is reckoned here. `.item()` and printing a tensor
-synchronise without a copy worth the name: that is `h2d-sync`.
+Copies that a library makes in native code have no span. Copies that did not block and
+had to wait for the computation before them end later than assumed here. `.item()` and
+printing a tensor synchronize without copying much: that is `h2d-sync`.
 """
 
 from __future__ import annotations
@@ -35,49 +36,60 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof import signals
-from clusterprof.detectors.base import Claims, in_phase, mean_over
-from clusterprof.findings import Cause, Evidence, Grade
-from clusterprof.probe import layout
-from clusterprof.timeline.intervals import overlaps, union
-from clusterprof.timeline.model import (
+from clusterprof.analysis.detectors.base import Claims, compute_claimed_mean, select_phases
+from clusterprof.analysis.timeline.intervals import find_overlaps, merge_intervals
+from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     PHASE_H2D,
-    Feeding,
+    DataWaitBreakdown,
     Float,
-    Lost,
+    LostTime,
     Rank,
     SpanTable,
 )
-from clusterprof.timeline.series import mean
+from clusterprof.analysis.timeline.series import compute_mean
+from clusterprof.probe import layout
+from clusterprof.report.model import Cause, Evidence, Grade
 
 LINK_BYTES_PER_SECOND = 25_000_000_000
-"""Of copies from pinned memory; a faster link would be done sooner."""
+"""Rate of copies from pinned memory (16 lanes of PCIe 4.0); a faster link would be done
+sooner.
+"""
 
 
 class H2dCopy:
-    """Claims the time inside marked copies to the GPU."""
+    """Claims the time inside recorded copies to the GPU."""
 
     cause = Cause(
         "h2d-copy",
         "h2d",
         "Copies to the GPU hold the step up",
         "Use pin_memory=True and non_blocking=True, and copy the next batch ahead",
+        precedence=310,
+        hidden_cost="interval",
+        trace_spans=(layout.H2D,),
+        manual_check=(
+            "`nsys profile` of some steps: `cudaMemcpyAsync` of pageable memory, or copies with no "
+            "kernel running meanwhile. `loader.pin_memory`, and `non_blocking=True` in `.to()`."
+        ),
     )
     needs = ("spans",)
 
     @dataclass(frozen=True, slots=True)
     class Limits:
-        """When a copy counts."""
+        """Limits for a copy."""
 
         copy_at_least_ns: int = 0
-        """A shorter lost piece is left unattributed; 0 = none is too short."""
+        """A shorter lost segment is left unattributed; 0 = none is too short."""
 
-    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
-        """Claim every lost piece inside a copy."""
-        inside = in_phase(lost, PHASE_H2D)
+    def claim(
+        self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
+    ) -> Claims | None:
+        """Claim every lost segment inside a copy."""
+        inside = select_phases(lost, PHASE_H2D)
         table = rank.main.spans.get(layout.H2D)
         inside &= lost.end_ns - lost.start_ns >= limits.copy_at_least_ns
-        share = np.where(inside, 1.0, _under_way(lost, table))
+        share = np.where(inside, 1.0, _estimate_pending_copies(lost, table))
         inside = share > 0
         if not inside.any():
             return Claims(share, "B")
@@ -90,33 +102,37 @@ class H2dCopy:
         grade: Grade = "B"
         series = rank.chunk.series.get((signals.GPU_PCIE_RECEIVE.name, rank.device))
         if series is not None:
-            rate = mean_over(lost, share, mean(series, lost.start_ns, lost.end_ns))
+            rate = compute_claimed_mean(
+                lost, share, compute_mean(series, lost.start_ns, lost.end_ns)
+            )
             grade = "A" if rate > 0 else "B"
             evidence.append(
                 Evidence(
                     "gpu.pcie_receive_bytes_per_second",
                     rate,
                     "bytes/s",
-                    "went over the bus meanwhile",
+                    "were received over the bus in that time",
                 )
             )
         return Claims(share, grade, tuple(evidence))
 
 
-def _under_way(lost: Lost, table: SpanTable | None) -> Float:
-    """float64[n]: the part of each piece in steps in which copies that did not block may go on."""
+def _estimate_pending_copies(lost: LostTime, table: SpanTable | None) -> Float:
+    """Estimate the share of each segment in steps in which non-blocking copies may run."""
     share = np.zeros(lost.start_ns.size)
     if table is None:
         return share
-    inside = in_phase(lost, PHASE_COMPUTE) & (lost.step >= 0)
-    free = np.flatnonzero((table.b == 1) & (table.a > 0))
-    if not free.size or not inside.any():
+    inside = select_phases(lost, PHASE_COMPUTE) & (lost.step >= 0)
+    nonblocking = np.flatnonzero((table.b == 1) & (table.a > 0))
+    if not nonblocking.size or not inside.any():
         return share
-    begins = table.end_ns[free]
-    ends = begins + (table.a[free] * (1e9 / LINK_BYTES_PER_SECOND)).astype(np.int64)
-    copies = union((begins, ends))
-    pieces = lost.start_ns[inside], lost.end_ns[inside]
-    parts = overlaps(pieces, copies)
-    covered = np.bincount(parts.piece, parts.end_ns - parts.start_ns, pieces[0].size)
+    begins = table.end_ns[nonblocking]
+    ends = begins + (table.a[nonblocking] * (1e9 / LINK_BYTES_PER_SECOND)).astype(np.int64)
+    copies = merge_intervals((begins, ends))
+    segments = lost.start_ns[inside], lost.end_ns[inside]
+    overlap_rows = find_overlaps(segments, copies)
+    covered = np.bincount(
+        overlap_rows.segment, overlap_rows.end_ns - overlap_rows.start_ns, segments[0].size
+    )
     share[inside] = np.minimum(1.0, covered / np.maximum(lost.lost_ns[inside], 1))
     return share

@@ -2,32 +2,33 @@
 
 ## What it sees
 
-Lost time inside steps, outside any wait, while PyTorch's allocator went to the driver for memory,
-or ran out of it and tried again.
+Lost time inside steps, outside any wait, while PyTorch's allocator requested memory
+from the driver, or ran out of memory and retried.
 
 ## Why the GPU waits
 
-`cudaMalloc` and `cudaFree` go through the driver, and freeing waits for the device. Memory that is
-nearly full, shapes that change, or `torch.cuda.empty_cache()` in the loop make steps pay for that
-again and again; normally the allocator's cache serves them all.
+`cudaMalloc` and `cudaFree` go through the driver, and freeing waits for the device.
+Nearly full memory, changing shapes, or `torch.cuda.empty_cache()` in the loop make
+steps pay for that again and again; normally the allocator's cache serves all requests.
 
 ## How it decides
 
-The probe reads the allocator's counters about once a second; a lost piece goes by the reading that
-covers it, or by the one before, if that is no older than two seconds. Allocation counts as churn
-when an allocation had to be tried again after a flush of the cache, or when as many blocks were
-both got from the driver and given back as there were steps. The share of a lost piece in such a
-second is what the main thread did not spend in user code: in the driver, or waiting for it.
+The probe reads the allocator's counters about once a second; a lost segment is judged
+by the reading that covers it, or by the one before, if that is no older than two
+seconds. Allocation counts as churn if an allocation had to be retried after a flush of
+the cache, or if as many blocks were both obtained from the driver and returned to it as
+there were steps. The share of a lost segment in such a second is the time that the main
+thread did not spend in user code: in the driver, or waiting for it.
 
 ## What to do
 
-Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, take `empty_cache()` out of the loop, pad or
-bucket shapes, and leave some memory free: a smaller batch may be faster.
+Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, remove `empty_cache()` from the
+loop, pad or bucket shapes, and leave some memory free: a smaller batch may be faster.
 
 ## Where it is blind
 
-How long a call of the driver took is not measured, only that there were some. Allocators other
-than PyTorch's own tell nothing, and torch before 2.2 counts only what was tried again.
+How long a driver call took is not measured, only that there were some. Allocators other
+than PyTorch's own report nothing, and torch before 2.2 counts only retries.
 """
 
 from __future__ import annotations
@@ -37,78 +38,98 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.detectors.base import Claims, in_phase, main_thread
-from clusterprof.findings import Cause, Evidence
+from clusterprof.analysis.detectors.base import Claims, measure_main_thread, select_phases
+from clusterprof.analysis.timeline.model import (
+    PHASE_COMPUTE,
+    DataWaitBreakdown,
+    LostTime,
+    Rank,
+    SpanTable,
+)
 from clusterprof.probe import layout
-from clusterprof.timeline.model import PHASE_COMPUTE, Feeding, Lost, Rank, SpanTable
+from clusterprof.report.model import Cause, Evidence
 
-_OLD_NS = 2_000_000_000  # as far back and ahead as a chunk is sure to reach
+_MAX_READING_AGE_NS = 2_000_000_000  # a chunk is certain to reach this far back and ahead
 
 
 class LaunchAlloc:
-    """Claims time in the driver while the allocator's cache does not serve."""
+    """Claims time in the driver while the allocator's cache does not serve the requests."""
 
     cause = Cause(
         "launch-alloc",
         "launch",
         "GPU memory is allocated and freed within steps",
         "Use expandable segments, and take empty_cache() out of the loop",
+        precedence=720,
+        tone=2,
+        hidden_cost="interval",
+        trace_spans=(layout.ALLOCATOR,),
+        manual_check=(
+            "`torch.cuda.memory_stats()`: `num_alloc_retries` and `num_device_alloc` rise in "
+            "steps; `torch.cuda.memory_summary()`: how much is reserved and not allocated."
+        ),
     )
     needs = ("spans", "threads")
 
     @dataclass(frozen=True, slots=True)
     class Limits:
-        """When the allocator churns."""
+        """Limits for allocator churn."""
 
         retries_at_least_count: int = 1
-        """Allocations tried again between two readings."""
+        """Allocations retried between two readings."""
         blocks_per_step_at_least_count: float = 1.0
-        """Blocks both got from the driver and given back, in a step."""
+        """Blocks both obtained from the driver and returned to it, per step."""
 
-    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
-        """Claim what the main thread did not spend in user code, while the allocator churned."""
+    def claim(
+        self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
+    ) -> Claims | None:
+        """Claim time of the main thread outside user code while the allocator churned."""
         share = np.zeros(lost.start_ns.size)
-        inside = in_phase(lost, PHASE_COMPUTE) & (lost.step != 0)
+        inside = select_phases(lost, PHASE_COMPUTE) & (lost.step != 0)
         table = rank.main.spans.get(layout.ALLOCATOR)
         if table is None or not inside.any():
             return Claims(share, "B")
-        churns = _churns(rank, table, limits)
-        inside &= _while(table, lost, churns)
+        churns = _find_churn(rank, table, limits)
+        inside &= _select_churning(table, lost, churns)
         if not inside.any():
             return Claims(share, "B")
-        user = main_thread(rank, "user_ns", lost, inside)
-        delay = np.nan_to_num(main_thread(rank, "run_delay_ns", lost, inside))
+        user = measure_main_thread(rank, "user_ns", lost, inside)
+        delay = np.nan_to_num(measure_main_thread(rank, "run_delay_ns", lost, inside))
         share = np.where(inside & ~np.isnan(user), np.clip(1 - user - delay, 0.0, 1.0), 0.0)
         evidence = [
             Evidence(name, float(np.maximum(column[churns], 0).sum()), "count", note)
             for name, column, note in (
-                ("allocator.retries_total", table.a, "allocations were tried again"),
-                ("allocator.mallocs_total", table.b, "blocks were got from the driver"),
-                ("allocator.frees_total", table.c, "blocks were given back to it"),
+                ("allocator.retries_total", table.a, "allocations were retried"),
+                ("allocator.mallocs_total", table.b, "blocks were obtained from the driver"),
+                ("allocator.frees_total", table.c, "blocks were returned to it"),
             )
         ]
         return Claims(share, "B", tuple(evidence) if share.any() else ())
 
 
-def _while(table: SpanTable, lost: Lost, churns: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """bool[n]: which pieces the reading that covers them calls churn, else the last one before."""
+def _select_churning(
+    table: SpanTable, lost: LostTime, churns: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Select the segments whose covering reading, else the last before, shows churn: bool[n]."""
     after = np.searchsorted(table.end_ns, lost.start_ns, side="right")
-    there = np.minimum(after, table.end_ns.size - 1)
-    covered = (after < table.end_ns.size) & (table.start_ns[there] <= lost.start_ns)
-    covered &= table.end_ns[there] - lost.start_ns < _OLD_NS
-    row = np.where(covered, there, after - 1)
-    recent = (row >= 0) & (lost.start_ns - table.end_ns[np.maximum(row, 0)] < _OLD_NS)
+    reading_row = np.minimum(after, table.end_ns.size - 1)
+    covered = (after < table.end_ns.size) & (table.start_ns[reading_row] <= lost.start_ns)
+    covered &= table.end_ns[reading_row] - lost.start_ns < _MAX_READING_AGE_NS
+    row = np.where(covered, reading_row, after - 1)
+    recent = (row >= 0) & (lost.start_ns - table.end_ns[np.maximum(row, 0)] < _MAX_READING_AGE_NS)
     return np.asarray(recent & churns[np.maximum(row, 0)], np.bool_)
 
 
-def _churns(rank: Rank, table: SpanTable, limits: LaunchAlloc.Limits) -> NDArray[np.bool_]:
-    """bool[n]: between which readings the allocator's cache did not serve."""
-    churns = table.a >= limits.retries_at_least_count
+def _find_churn(rank: Rank, table: SpanTable, limits: LaunchAlloc.Limits) -> NDArray[np.bool_]:
+    """Find the readings between which the allocator's cache did not serve the requests."""
+    is_churn = table.a >= limits.retries_at_least_count
     steps = rank.main.spans.get(layout.STEP)
     if steps is not None and steps.end_ns.size:
         ends = np.sort(steps.end_ns)
         count = np.searchsorted(ends, table.end_ns, "right")
         count = count - np.searchsorted(ends, table.start_ns, "right")
         blocks = np.minimum(table.b, table.c)
-        churns = churns | ((count > 0) & (blocks >= limits.blocks_per_step_at_least_count * count))
-    return np.asarray(churns, np.bool_)
+        is_churn = is_churn | (
+            (count > 0) & (blocks >= limits.blocks_per_step_at_least_count * count)
+        )
+    return np.asarray(is_churn, np.bool_)

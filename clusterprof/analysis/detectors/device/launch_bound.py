@@ -2,31 +2,33 @@
 
 ## What it sees
 
-Lost time inside a step, outside any wait, in which the main thread was busy on a CPU: it had the
-next kernel to launch and had not got to it.
+Lost time inside a step, outside any wait, in which the main thread was busy on a CPU:
+the next kernel was due, but the main thread had not launched it yet.
 
 ## Why the GPU waits
 
-Each operation costs the host 5 to 20 µs of Python and driver. When kernels are shorter than that,
-the queue runs dry, and the GPU waits for the next launch, thousands of times in a step.
+Each operation costs the host 5 to 20 µs of Python and driver time. If kernels are
+shorter than that, the queue runs dry, and the GPU waits for the next launch, thousands
+of times in a step.
 
 ## How it decides
 
-The device must have been measured as idle in that window. Its share is the part of the main
-thread's time spent on a CPU, if that is at least the limit. A main thread that slept or was blocked
-explains nothing by launching.
+The device must have been measured as idle in that window. Its share is the part of the
+main thread's time spent on a CPU, if that is at least the limit. A main thread that
+slept or was blocked is not evidence of slow launching.
 
 ## What to do
 
-Raise the batch size as far as memory allows. Fuse operations with `torch.compile`, or replay steps
-as CUDA graphs. Move logging and metrics out of the step.
+Raise the batch size as far as memory allows. Fuse operations with `torch.compile`, or
+replay steps as CUDA graphs. Move logging and metrics out of the step.
 
 ## Where it is blind
 
-Between two device samples the order of idle and busy is unknown: kernel rates, which would settle
-it, are not recorded. An imported trace of kernels knows: its share is the time in which the next
-kernel had not been launched yet. Anything else that keeps the main thread computing inside the
-step, such as a metric on the CPU, looks the same and has the same remedy.
+Between two device samples the order of idle and busy is unknown: kernel rates, which
+would decide it, are not recorded. An imported trace of kernels does show it: its share
+is the time in which the next kernel had not been launched yet. Anything else that keeps
+the main thread computing inside the step, such as a metric on the CPU, looks alike and
+has the same remedy.
 """
 
 from __future__ import annotations
@@ -35,11 +37,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.detectors.base import Claims, in_phase, main_thread, mean_over
-from clusterprof.findings import Cause, Evidence
+from clusterprof.analysis.detectors.base import (
+    Claims,
+    compute_claimed_mean,
+    measure_main_thread,
+    select_phases,
+)
+from clusterprof.analysis.timeline.data_wait.samples import allocate_span_amounts
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, DataWaitBreakdown, LostTime, Rank
 from clusterprof.probe import layout
-from clusterprof.timeline.model import PHASE_COMPUTE, Feeding, Lost, Rank
-from clusterprof.timeline.traced import in_spans
+from clusterprof.report.model import Cause, Evidence
 
 
 class LaunchBound:
@@ -50,29 +57,39 @@ class LaunchBound:
         "launch",
         "The host launches work too slowly",
         "Raise the batch size, or fuse operations with torch.compile or CUDA graphs",
+        precedence=730,
+        hidden_cost="interval",
+        trace_spans=(layout.STARVED,),
+        manual_check=(
+            "`nsys profile` or torch.profiler: gaps between kernels, and a launching thread "
+            "without pause; `top -H -p PID`: the main thread near 100 %. Twice the batch must take "
+            "less than twice the time."
+        ),
     )
     needs = ("spans", "threads", "device")
 
     @dataclass(frozen=True, slots=True)
     class Limits:
-        """When a step counts as bound by launching."""
+        """Limits for a step bound by launching."""
 
         on_cpu_at_least_ratio: float = 0.5
-        """Part of the piece that the main thread must have been on a CPU."""
+        """Share of the segment in which the main thread must have been on a CPU."""
 
-    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
+    def claim(
+        self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
+    ) -> Claims | None:
         """Claim time of the main thread on a CPU inside steps."""
         if layout.STARVED in rank.main.spans:
-            return _starved(rank, lost)
-        inside = in_phase(lost, PHASE_COMPUTE) & (lost.step != 0)
+            return _measure_traced_gaps(rank, lost)
+        inside = select_phases(lost, PHASE_COMPUTE) & (lost.step != 0)
         if not inside.any():
             return Claims(np.zeros(inside.size), "B")
-        on_cpu = np.nan_to_num(main_thread(rank, "on_cpu_ns", lost, inside))
+        on_cpu = np.nan_to_num(measure_main_thread(rank, "on_cpu_ns", lost, inside))
         share = np.where(on_cpu >= limits.on_cpu_at_least_ratio, on_cpu, 0.0)
         evidence = (
             Evidence(
                 "thread.on_cpu_ratio",
-                mean_over(lost, share),
+                compute_claimed_mean(lost, share),
                 "ratio",
                 "of that time, the main thread was busy on a CPU",
             ),
@@ -80,24 +97,31 @@ class LaunchBound:
         return Claims(share, "B", evidence)
 
 
-def _starved(rank: Rank, lost: Lost) -> Claims:
-    """What a trace of kernels shows: the device was idle, and its next kernel not yet launched."""
-    inside = in_phase(lost, PHASE_COMPUTE)
+def _measure_traced_gaps(rank: Rank, lost: LostTime) -> Claims:
+    """Claim the time in which a trace of kernels shows an idle device and no launched kernel."""
+    inside = select_phases(lost, PHASE_COMPUTE)
     table = rank.main.spans[layout.STARVED]
-    late, launching, synced, memory, copying = in_spans(
-        table, lost.start_ns, lost.end_ns,
-        late=None, launching=table.a, synced=table.b, memory=table.c, copying=table.d,
-    )  # fmt: skip
+    late, launching, synced, memory, copying = allocate_span_amounts(
+        table,
+        lost.start_ns,
+        lost.end_ns,
+        late=None,
+        launching=table.a,
+        synced=table.b,
+        memory=table.c,
+        copying=table.d,
+    )
     share = np.where(inside, np.minimum(late / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
     late = np.maximum(late, 1.0)
-    told = (
+    ratios = (
         ("host.launching_ratio", launching, "of that time, the host was in operators and launches"),
         ("host.synchronising_ratio", synced, "of it, the host waited for the device"),
         ("host.allocating_ratio", memory, "of it, the host allocated or freed device memory"),
         ("host.copying_ratio", copying, "of it, the host copied to the device"),
     )
     evidence = tuple(
-        Evidence(name, mean_over(lost, share, np.minimum(ns / late, 1.0)), "ratio", note)
-        for name, ns, note in told if ns.any()
-    )  # fmt: skip
+        Evidence(name, compute_claimed_mean(lost, share, np.minimum(ns / late, 1.0)), "ratio", note)
+        for name, ns, note in ratios
+        if ns.any()
+    )
     return Claims(share, "A", evidence)

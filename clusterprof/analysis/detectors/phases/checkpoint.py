@@ -6,23 +6,24 @@ Lost time in which the training process was saving a checkpoint.
 
 ## Why the GPU waits
 
-A synchronous save copies the state to the host, serialises it and writes it, all before the next
-step may begin.
+A synchronous save copies the state to the host, serializes it and writes it before the
+next step may begin.
 
 ## How it decides
 
-Its share is the whole of a lost piece inside a save that the probe has marked. The phase beats the
-resource: a save that waits for the disk is a checkpoint, not storage.
+Its share is the whole of a lost segment inside a save that has a span. The phase takes
+precedence over the resource: a save that waits for the disk is a checkpoint, not
+storage.
 
 ## What to do
 
-Snapshot to host memory and write in the background (asynchronous checkpointing), write to a local
-disk first, shard the state over the ranks, or save less often.
+Snapshot to host memory and write in the background (asynchronous checkpointing), write
+to a local disk first, shard the state over the ranks, or save less often.
 
 ## Where it is blind
 
-Formats written without `torch.save` and without a mark (`clusterprof.span("checkpoint")`) look like
-part of a step.
+Formats written without `torch.save` and without a span
+(`clusterprof.span("checkpoint")`) look like part of a step.
 """
 
 from __future__ import annotations
@@ -31,33 +32,42 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.detectors.base import Claims, in_phase
-from clusterprof.findings import Cause, Evidence
+from clusterprof.analysis.detectors.base import Claims, select_phases
+from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, DataWaitBreakdown, LostTime, Rank
 from clusterprof.probe import layout
-from clusterprof.timeline.model import PHASE_CHECKPOINT, Feeding, Lost, Rank
+from clusterprof.report.model import Cause, Evidence
 
 
 class Checkpoint:
-    """Claims the time inside marked saves."""
+    """Claims the time inside saves that have a span."""
 
     cause = Cause(
         "checkpoint",
         "checkpoint",
         "Training stands still for a checkpoint",
         "Save asynchronously: snapshot to host memory, write in the background",
+        precedence=120,
+        hidden_cost="pause",
+        trace_spans=(layout.CHECKPOINT,),
+        manual_check=(
+            "time `torch.save` (or your own save) around its call; `nvidia-smi dmon -s u`: no use "
+            "of the GPU meanwhile."
+        ),
     )
     needs = ("spans",)
 
     @dataclass(frozen=True, slots=True)
     class Limits:
-        """When a save counts."""
+        """Limits for a save."""
 
         save_at_least_ns: int = 0
-        """A shorter lost piece is left unattributed; 0 = none is too short."""
+        """A shorter lost segment is left unattributed; 0 = none is too short."""
 
-    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
-        """Claim every lost piece inside a save."""
-        inside = in_phase(lost, PHASE_CHECKPOINT)
+    def claim(
+        self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
+    ) -> Claims | None:
+        """Claim every lost segment inside a save."""
+        inside = select_phases(lost, PHASE_CHECKPOINT)
         if not inside.any():
             return Claims(np.zeros(inside.size), "A")
         inside &= lost.end_ns - lost.start_ns >= limits.save_at_least_ns

@@ -2,35 +2,39 @@
 
 ## What it sees
 
-Lost time in which the host waited for a batch, and the thread that was making that batch read, from
-a local disk or over NFS, pages that had been in memory not long before.
+Lost time in which the host waited for a batch, and the thread that was making that
+batch read, from a local disk or over NFS, pages that had been in memory shortly before.
 
 ## Why the GPU waits
 
-A data set that is read in every epoch is served from memory if it fits. When the memory limit of
-the job, or its neighbours, leave too little for the page cache, each epoch pays for the disk again.
+A data set that is read in every epoch is served from memory if it fits. If the memory
+limit of the job, or other jobs on the node, leave too little for the page cache, each
+epoch pays for the disk again.
 
 ## How it decides
 
-The kernel remembers what it evicted lately: a page that comes back too soon is a refault
-(`memory.refaults_total`). Its share is the time the loading thread was reading or blocked on reads,
-times refaulted bytes over all bytes that disks and mounts read during those waits, if that is
-at least 0.3. The rest stays with `storage-local` or the causes of a network file system. Evidence
-is also how much of what the loaders asked for the cache did not have (bytes read from devices and
-file servers over bytes read by calls, `/proc/<pid>/io`), and what a sample cost: a data set that is
-cached needs nothing after its first epoch.
+The kernel remembers what it evicted recently: a page that returns too soon is a refault
+(`memory.refaults_total`). Its share is the time the loading thread was reading or
+blocked on reads, times refaulted bytes over all bytes that disks and mounts read during
+those waits, if that is at least 0.3. The rest stays with `storage-local` or the causes
+of a network file system. The evidence also includes the part of the requested bytes
+that the cache did not hold (bytes read from devices and file servers over bytes read by
+calls, `/proc/<pid>/io`), and the bytes read per sample: a cached data set reads nothing
+after its first epoch.
 
 ## What to do
 
-Raise the memory limit of the job by what the data set lacks, keep less else in memory (workers,
-pinned buffers), shard the data over nodes, or cache decoded samples on a local disk.
+Raise the memory limit of the job by what the data set lacks, keep less other data in
+memory (workers, pinned buffers), shard the data over nodes, or cache decoded samples on
+a local disk.
 
 ## Where it is blind
 
-The counter is of the whole node, in pages of 4 KiB. A data set much larger than memory is evicted
-for longer than the kernel remembers, which is no refault, and no cache would have held it. Network
-and user-space file systems that do not use the page cache never refault. The first epoch reads
-everything once, and is never cold by this rule. Bytes per sample are not compared between epochs.
+The counter covers the whole node, in pages of 4 KiB. A data set much larger than memory
+is evicted for longer than the kernel remembers; that is not a refault, and no cache
+would have held it. Network and user-space file systems that do not use the page cache
+never refault. The first epoch reads everything once, and is never cold by this rule.
+Bytes per sample are not compared between epochs.
 """
 
 from __future__ import annotations
@@ -40,12 +44,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof import signals
-from clusterprof.detectors.base import Claims, busiest, grown, waited
-from clusterprof.detectors.storage import PAGE_BYTES, reading_of
-from clusterprof.findings import Cause, Evidence
+from clusterprof.analysis.detectors.base import (
+    Claims,
+    find_busiest_device,
+    limit_to_data_wait,
+    measure_claimed_growth,
+)
+from clusterprof.analysis.detectors.storage.evidence import PAGE_BYTES, get_read_breakdown
+from clusterprof.analysis.timeline import series
+from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
 from clusterprof.probe import layout
-from clusterprof.timeline import series
-from clusterprof.timeline.model import Feeding, Float, Lost, Rank
+from clusterprof.report.model import Cause, Evidence
 
 
 class StorageColdCache:
@@ -56,25 +65,37 @@ class StorageColdCache:
         "storage",
         "Data is read again that the page cache had evicted",
         "Give the page cache room: raise the job's memory limit, or shard the data over nodes",
+        precedence=470,
+        tone=1,
+        hidden_cost="batch",
+        manual_check=(
+            "`grep workingset_refault /proc/vmstat` twice: it rises; `free -h`: how much is "
+            "`buff/cache`; `cat memory.current memory.max` of the job's cgroup. Compare the data "
+            "set's size with what is left."
+        ),
     )
     needs = ("spans", "threads")
 
     @dataclass(frozen=True, slots=True)
     class Limits:
-        """When a wait counts as a wait for the disk."""
+        """Limits for a wait for the disk."""
 
         blocked_at_least_ratio: float = 0.02
-        """A smaller part of a piece is noise of the clocks behind it."""
+        """A smaller share of a segment is noise of the clocks it is measured with."""
 
-    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
+    def claim(
+        self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
+    ) -> Claims | None:
         """Claim reading time in the proportion of refaulted bytes."""
-        share = waited(lost, feeding.block_io + feeding.reading_cpu + feeding.remote_io)
+        share = limit_to_data_wait(
+            lost, breakdown.block_io + breakdown.reading_cpu + breakdown.remote_io
+        )
         share[share < limits.blocked_at_least_ratio] = 0.0
-        share *= reading_of(rank, lost, feeding).cold_ratio
+        share *= get_read_breakdown(rank, lost, breakdown).cold_ratio
         if not share.any():
             return Claims(share, "B")
-        pages = grown(rank, signals.MEMORY_REFAULTS.name, "", lost, share) or 0.0
-        disk, read_bytes = busiest(rank, signals.DISK_READ_BYTES.name, lost, share)
+        pages = measure_claimed_growth(rank, signals.MEMORY_REFAULTS.name, "", lost, share) or 0.0
+        disk, read_bytes = find_busiest_device(rank, signals.DISK_READ_BYTES.name, lost, share)
         evidence = [
             Evidence(
                 "memory.refaulted_bytes_total",
@@ -89,19 +110,19 @@ class StorageColdCache:
                 "read from the disk during those waits",
             ),
         ]
-        missed = _missed_ratio(rank, lost, share)
+        missed = _compute_missed_ratio(rank, lost, share)
         if missed is not None:
-            note = "of the bytes the loaders asked for, the page cache did not have"
+            note = "of the bytes the loaders requested were not in the page cache"
             evidence.append(Evidence("page_cache.missed_ratio", missed, "ratio", note))
-        per_sample = _sample_bytes(rank, lost, share)
+        per_sample = _compute_sample_bytes(rank, lost, share)
         if per_sample is not None:
             note = "were read for each sample; a data set that is cached needs none after an epoch"
             evidence.append(Evidence("loader.sample_read_bytes", per_sample, "bytes", note))
         return Claims(share, "B", tuple(evidence), disk)
 
 
-def _sample_bytes(rank: Rank, lost: Lost, share: Float) -> float | None:
-    """Bytes that fetches read from devices per sample, from the first to the last claimed wait."""
+def _compute_sample_bytes(rank: Rank, lost: LostTime, share: Float) -> float | None:
+    """Compute the bytes per sample that fetches read, from the first to the last claimed wait."""
     rows = np.flatnonzero(share > 0)
     start, end = lost.start_ns[rows].min(), lost.end_ns[rows].max()
     samples = read_bytes = 0
@@ -114,18 +135,18 @@ def _sample_bytes(rank: Rank, lost: Lost, share: Float) -> float | None:
     return read_bytes / samples if samples > 0 else None
 
 
-def _missed_ratio(rank: Rank, lost: Lost, share: Float) -> float | None:
-    """Bytes the rank's processes had to wait for, of those they asked for; None when unknown."""
+def _compute_missed_ratio(rank: Rank, lost: LostTime, share: Float) -> float | None:
+    """Compute which fraction of the requested bytes the page cache missed; None if unknown."""
     rows = np.flatnonzero(share > 0)
     start, end = lost.start_ns[rows], lost.end_ns[rows]
-    asked = fetched = 0.0
+    requested = fetched = 0.0
     for process in (rank.main, *rank.workers):
         io = process.io
         if io is None or not io.t_ns.size:
             continue
-        chars = series.rise_of(io.t_ns, io.read_chars, start, end)
-        read = series.rise_of(io.t_ns, io.read_bytes, start, end)
+        chars = series.compute_column_increase(io.t_ns, io.read_chars, start, end)
+        read = series.compute_column_increase(io.t_ns, io.read_bytes, start, end)
         known = ~np.isnan(chars + read)
-        asked += float(chars[known].sum())
+        requested += float(chars[known].sum())
         fetched += float(read[known].sum())
-    return min(1.0, fetched / asked) if asked > 0 else None
+    return min(1.0, fetched / requested) if requested > 0 else None

@@ -2,69 +2,82 @@
 
 ## What it sees
 
-Lost time in which the host waited for a batch, and the thread that was making that batch was
-blocked on a network mount that was mostly asked for names and attributes.
+Lost time in which the host waited for a batch, and the thread that was making that
+batch was blocked on a network mount whose requests were mostly for names and
+attributes.
 
 ## Why the GPU waits
 
-Every file costs a round trip each to look it up, to open it and to check its attributes, before the
-first byte is read. With one sample to a file, that is most of the time, whatever the bandwidth.
+Every file costs one round trip each to look it up, to open it and to check its
+attributes, before the first byte is read. With one sample per file that is most of the
+time, whatever the bandwidth.
 
 ## How it decides
 
-Its share is the time the loading thread was blocked on the mount, times the part of the requests'
-time that names and attributes spent at the server, during exactly those waits: LOOKUP, OPEN, CLOSE,
-ACCESS, GETATTR and READDIR of NFS; all RPCs to metadata servers of Lustre, reads of data they hold
-aside (`lustre.rpc_ns_total` of kind metadata); CREATE, CLOSE and queries of CIFS. A part below a
-fifth is left to `storage-remote` or `storage-client-queue`, whichever is larger.
+Its share is the time the loading thread was blocked on the mount, times the part of the
+requests' time that names and attributes spent at the server, during exactly those
+waits: LOOKUP, OPEN, CLOSE, ACCESS, GETATTR and READDIR of NFS; all RPCs to metadata
+servers of Lustre, except reads of data that they hold (`lustre.rpc_ns_total` of kind
+metadata); CREATE, CLOSE and queries of CIFS. A part below a fifth is left to
+`storage-remote` or `storage-client-queue`, whichever is larger.
 
 ## What to do
 
-Pack samples into large records (tar shards, record files), or keep an index instead of listing
-folders. Longer attribute caching (`actimeo`, `nocto` for data nobody writes) saves the checks.
+Pack samples into large records (tar shards, record files), or keep an index instead of
+listing folders. Longer attribute caching (`actimeo`, `nocto` for read-only data) saves
+the checks.
 
 ## Where it is blind
 
-The counters are the mount's, and read once a second. CIFS keeps time only where the kernel was
-built to; file systems in user space keep nothing. The size of a file on Lustre comes from its
-object servers and counts as neither. A local file system answers from the same disk as it reads,
-and counts no opens: there many small files show as `storage-local`, with small requests as
-evidence.
+The counters belong to the mount and are read once a second. CIFS records time only if
+the kernel was built for it; file systems in user space record nothing. The size of a
+file on Lustre comes from its object servers and counts as neither. A local file system
+answers from the disk that it reads, and counts no opens: there many small files show as
+`storage-local`, with small requests as evidence.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterprof.detectors.base import Claims, waited
-from clusterprof.detectors.storage import reading_of
-from clusterprof.findings import Cause, Evidence
-from clusterprof.timeline.model import Feeding, Lost, Rank
+from clusterprof.analysis.detectors.base import Claims, limit_to_data_wait
+from clusterprof.analysis.detectors.storage.evidence import get_read_breakdown
+from clusterprof.analysis.timeline.model import DataWaitBreakdown, LostTime, Rank
+from clusterprof.report.model import Cause, Evidence
 
 
 class StorageMetadata:
-    """Claims the part of time on a network mount that names and attributes took."""
+    """Claims the part of time on a network mount spent on names and attributes."""
 
     cause = Cause(
         "storage-metadata",
         "storage",
         "The data path opens more than it reads",
         "Pack small files into large records, and index them once",
+        precedence=450,
+        tone=3,
+        hidden_cost="batch",
+        manual_check=(
+            "`nfsstat -c` or `mountstats --rpc MOUNT` twice: LOOKUP, GETATTR, ACCESS and OPEN "
+            "against READ; `strace -f -c -p WORKER`: openat, stat and close against read."
+        ),
     )
     needs = ("spans", "threads")
 
     @dataclass(frozen=True, slots=True)
     class Limits:
-        """When a wait counts as a wait for names and attributes."""
+        """Limits for a wait for names and attributes."""
 
         blocked_at_least_ratio: float = 0.02
-        """A smaller part of a piece is noise of the clocks behind it."""
+        """A smaller share of a segment is noise of the clocks it is measured with."""
 
-    def claim(self, rank: Rank, lost: Lost, feeding: Feeding, limits: Limits) -> Claims | None:
+    def claim(
+        self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
+    ) -> Claims | None:
         """Claim blocked time in the proportion of requests for names and attributes."""
-        share = waited(lost, feeding.remote_io)
+        share = limit_to_data_wait(lost, breakdown.remote_io)
         share[share < limits.blocked_at_least_ratio] = 0.0
-        reading = reading_of(rank, lost, feeding)
+        reading = get_read_breakdown(rank, lost, breakdown)
         share *= reading.metadata_ratio * (1 - reading.cold_ratio)
         if not share.any():
             return Claims(share, "A")

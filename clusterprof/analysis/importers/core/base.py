@@ -1,14 +1,15 @@
-"""What an importer is: recognises a foreign file by its first bytes, and says in records of ours
-what stands in it.
+"""Importer protocol: recognize a foreign file by its first bytes, turn it into records.
 
     class Kineto:
-        name, title, together = "kineto", "PyTorch profiler (Kineto) trace", False
-        def recognises(self, head: bytes, path: Path) -> bool: ...
+        name, title = "kineto", "PyTorch profiler (Kineto) trace"
+        combines_files = False
+        def recognizes(self, head: bytes, path: Path) -> bool: ...
         def nodes(self, sources, accounts) -> Iterator[NodeTables]: ...
 
-An importer never unpickles, evaluates or extracts; it reads what may be larger than memory in
-pieces, and counts in its account what it understood and what it left out, with the reason. It adds
-nothing that the file does not show: what is not known stays unknown.
+An importer never unpickles, evaluates or extracts anything. It reads files that may
+be larger than memory in blocks. In its account it counts what it understood and what
+it left out, with the reason. It adds nothing that the file does not show: unknown
+stays unknown.
 """
 
 from __future__ import annotations
@@ -19,65 +20,67 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.errors import UsageError
-from clusterprof.importers.tables import NodeTables
 
 HEAD_BYTES = 64 << 10
-"""So much of a file, unpacked, an importer is shown to recognise it."""
-_REASONS_AT_MOST = 6
+"""Number of unpacked bytes from the start of a file that an importer sees to recognize it."""
+_MAX_REASONS_SHOWN = 6
 
 
 @dataclass(slots=True)
 class Account:
-    """What one file gave: things understood, things left out, and why."""
+    """Account of one imported file: what was understood, what was left out, and why."""
 
     path: Path
     format: str = ""
-    """Title of the importer that read it."""
+    """Title of the importer that read the file."""
     read: Counter[str] = field(default_factory=Counter)
-    """How many of what was understood: `kernels`, `scrapes`, `steps`."""
+    """Number of items understood, by kind: `kernels`, `scrapes`, `steps`."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """How many things were left out, by reason: `without a duration`."""
+    """Number of items left out, by reason: `without a duration`."""
     notes: list[str] = field(default_factory=list)
-    """Sentences a reader should know: a window that was inferred, a definition that was chosen."""
+    """Notes for the reader of the report: a window that was inferred, a definition that was
+    chosen.
+    """
     facts: dict[str, Any] = field(default_factory=dict)
-    """What a file says of the whole job: put into the header of all nodes that are imported."""
+    """Facts about the whole job. They are written into the header of every imported node."""
     cut: str = ""
-    """Where and why the file ended too early; what came before was read."""
+    """Where and why the file ended too early; everything before that point was read."""
     refused: bool = False
-    """Nothing of it was used, for the reason in `cut`."""
+    """True if nothing of the file was used, for the reason in `cut`."""
 
     def refuse(self, why: str) -> None:
-        """Say that nothing of the file was used."""
+        """Mark the whole file as unused and keep the first reason."""
         self.cut = self.cut or why
         self.refused = True
 
-    def said(self) -> str:
-        """Return the account in one line."""
+    def format_line(self) -> str:
+        """Format the account as one line of text."""
         if not self.format:
             return f"{self.path.name}: left out: {self.cut}"
         read = ", ".join(f"{n:,} {what}" for what, n in self.read.items() if n) or "nothing"
         line = f"{self.path.name}: {self.format}: {read}"
         if self.skipped:
-            some = self.skipped.most_common(_REASONS_AT_MOST)
-            line += "; left out: " + ", ".join(f"{n:,} {why}" for why, n in some)
-            if len(self.skipped) > len(some):
-                line += f" and {len(self.skipped) - len(some)} more reasons"
+            top_reasons = self.skipped.most_common(_MAX_REASONS_SHOWN)
+            line += "; left out: " + ", ".join(f"{n:,} {why}" for why, n in top_reasons)
+            if len(self.skipped) > len(top_reasons):
+                line += f" and {len(self.skipped) - len(top_reasons)} more reasons"
         if self.cut:
             line += f"; {self.cut}"
         return line
 
 
-def together(accounts: Sequence[Account]) -> Account:
-    """Return the sum of the accounts of files of one format."""
+def sum_accounts(accounts: Sequence[Account]) -> Account:
+    """Sum the accounts of several files of one format."""
     if len(accounts) == 1:
         return accounts[0]
     first = accounts[0]
     name = f"{first.path.name} and {len(accounts) - 1:,} more"
     total = Account(first.path.with_name(name), first.format)
-    for one in accounts:
-        total.read.update(one.read)
-        total.skipped.update(one.skipped)
+    for account in accounts:
+        total.read.update(account.read)
+        total.skipped.update(account.skipped)
     return total
 
 
@@ -86,26 +89,27 @@ class Source(Protocol):
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Path of the file; for a member of an archive, the archive's path and the member's
+        name."""
         ...
 
     @property
     def file(self) -> Path:
-        """What lies on the disk: the archive, of a member. Formats that must seek open this."""
+        """Path of the file on disk, of a member its archive; formats that must seek open it."""
         ...
 
     @property
     def head(self) -> bytes:
-        """Its first bytes, unpacked: at most HEAD_BYTES."""
+        """First bytes of the file, unpacked; at most HEAD_BYTES."""
         ...
 
     def blocks(self, block_bytes: int = 4 << 20) -> Iterator[bytes]:
-        """Yield its bytes, unpacked, in blocks; ends early where it is damaged (`damage`)."""
+        """Yield the unpacked bytes in blocks; stops early where damaged (see `damage`)."""
         ...
 
     @property
     def damage(self) -> str:
-        """Why the bytes ended too early; "" when they did not."""
+        """Why the bytes ended too early; empty if they did not."""
         ...
 
 
@@ -113,23 +117,24 @@ class Importer(Protocol):
     """One foreign format."""
 
     name: ClassVar[str]
-    """`kineto`: in a recording's versions, and in the documentation."""
+    """Short name, like `kineto`, used in a recording's versions and in the documentation."""
     title: ClassVar[str]
-    """`PyTorch profiler (Kineto) trace`."""
-    together: ClassVar[bool]
-    """True when the files of this format are parts of one thing and are read in one call."""
+    """Name for people, like `PyTorch profiler (Kineto) trace`."""
+    combines_files: ClassVar[bool]
+    """True if the files of this format are parts of one job and are read in one call."""
 
-    def recognises(self, head: bytes, path: Path) -> bool:
-        """Say whether a file is of this format, by its first bytes; its name is a hint at most."""
+    def recognizes(self, head: bytes, path: Path) -> bool:
+        """Return whether a file has this format, by its first bytes; its name is a hint."""
         ...
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
-        """Yield what some files say of each node; one file, unless `together`.
+        """Yield the tables of each node that the files describe.
 
-        Raises `CannotImportError` when they say nothing.
+        sources: one file, or all files of the format if `combines_files` is true.
+        Raises: CannotImportError when the files hold nothing usable.
         """
         ...
 
 
 class CannotImportError(UsageError):
-    """A file is of a known format, and there is nothing in it that could be used."""
+    """A file has a known format but holds nothing that can be used."""

@@ -1,16 +1,18 @@
-"""What one foreign file says of one node, gathered as numpy tables, given out as records of ours.
+"""Data of one node from a foreign file: collected as numpy tables, yielded as records.
 
     node = NodeTables("dgx-07", "kineto", wall_minus_own_ns=0)
     node.device("gpu0", vendor="nvidia", name="H100")
     node.rank(pid=4711, rank=3, world_size=8, device="gpu0")
     node.spans(4711, layout.STEP, start_ns, end_ns, a=numbers, b=2)
-    node.collectives(4711, start_ns, end_ns, group_number([0, 1]), number, exposed_ns=exposed_ns)
-    node.busy("gpu0", start_ns, end_ns)         # exact intervals: `gpu.busy_ns_total` at each edge
+    group = compute_group_number([0, 1])
+    node.collectives(4711, start_ns, end_ns, group, number, exposed_ns=exposed_ns)
+    node.busy("gpu0", start_ns, end_ns, from_ns, until_ns)     # exact intervals
     node.series("gpu.busy_ratio", "gpu0", t_ns, values)
     header, records = node.header(), node.records()
 
-Times are int64 ns of one clock per node, whatever its zero; they may not be negative. Tables may be
-added in any order; records come in order of time, a second at a time, as a recorder writes them.
+Times are int64 ns of one clock per node with any zero; they must not be negative.
+Tables may be added in any order. Records are yielded in order of time, one second at
+a time, as the recorder writes them.
 """
 
 from __future__ import annotations
@@ -25,11 +27,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from clusterprof.importers.columns import Busy, Column, narrow, streams_of
-from clusterprof.importers.columns import Float as Float
-from clusterprof.importers.columns import Int as Int
-from clusterprof.importers.slices import Stream, in_slices
-from clusterprof.importers.span_tables import SpansInOrder, SpanTable
+from clusterprof.analysis.importers.core.columns import (
+    BusyCounter,
+    Column,
+    OrderedSpans,
+    SpanTable,
+    Stream,
+    build_streams,
+    merge_streams,
+    pack_column,
+)
+from clusterprof.analysis.importers.core.columns import Float as Float
+from clusterprof.analysis.importers.core.columns import Int as Int
 from clusterprof.probe import layout
 from clusterprof.signals import GPU_BUSY_TIME
 from clusterprof.trace.schema import (
@@ -43,51 +52,61 @@ from clusterprof.trace.schema import (
 )
 
 SLICE_NS = 1_000_000_000
-RANKS_AT_MOST = 1 << 17
+MAX_RANKS = 1 << 17
 _DAY_NS = 86_400 * SLICE_NS
-SPAN_AT_MOST_NS = 100 * _DAY_NS
-"""From the first to the last of what is attributed; a float holds whole ns up to 104 days."""
+MAX_DURATION_NS = 100 * _DAY_NS
+"""Largest time from the first to the last attributed instant, in ns: 100 days. A float
+holds whole ns up to 104 days.
+"""
 UNKNOWN_HOST = "unknown-host"
-"""How a node is called whose name the file does not say."""
-_STARTED_TICKS = 1  # one life per pid: foreign files do not say when a process began
+"""Name shown for a node whose hostname the file does not record."""
+_STARTED_TICKS = 1  # one incarnation per pid: foreign files do not record when a process began
 
 
-def group_number(who: Sequence[int] | str) -> int:
-    """Return the number of a process group: by its ranks; where they are not known, by its name."""
-    name = who if isinstance(who, str) else ",".join(map(str, sorted(who)))
-    first = hashlib.blake2b(name.encode("utf-8", "replace")).digest()[:8]
-    return int.from_bytes(first, "little") & 0x7FFFFFFFFFFFFFFF
+def compute_group_number(ranks_or_name: Sequence[int] | str) -> int:
+    """Compute a stable 63-bit number of a process group from its ranks, or from its name."""
+    name = (
+        ranks_or_name
+        if isinstance(ranks_or_name, str)
+        else ",".join(map(str, sorted(ranks_or_name)))
+    )
+    digest = hashlib.blake2b(name.encode("utf-8", "replace")).digest()[:8]
+    return int.from_bytes(digest, "little") & 0x7FFFFFFFFFFFFFFF
 
 
 class NodeTables:
-    """One node of an imported job; `source` is the name of the importer."""
+    """Tables of one node of an imported job; `source` is the name of the importer."""
 
     def __init__(
         self, name: str, source: str, wall_minus_own_ns: int | None = None, key: str = ""
     ) -> None:
-        """`name`: the host as people know it, "" unknown; `key` tells nodes of one name apart."""
+        """Start empty tables.
+
+        name: the hostname, empty if unknown. key: distinguishes nodes of the same name.
+        wall_minus_own_ns: wall clock minus the clock of the tables' times, None if unknown.
+        """
         self.name = name
         self.key = key or name or source
-        self.shown = ""  # what people read where the host's name is not known
+        self.display_name = ""  # name in the report if the hostname is not known
         self.source = source
         self.wall_minus_own_ns = wall_minus_own_ns
-        """Wall clock less the clock of these times; None = not known."""
+        """Wall clock minus the clock of these times in ns; None if unknown."""
         self.job: str | None = None
         self.host: dict[str, Any] = {}
-        """For the header: mounts, nics, hcas, … as a recording has them, when known."""
+        """Host facts for the header, where known: mounts, nics, hcas, … as in a recording."""
         self.versions: dict[str, str] = {}
         self._devices: dict[str, dict[str, Any]] = {}
         self._ranks: dict[int, dict[str, Any]] = {}
         self._groups: list[dict[str, Any]] = []
         self._spans: dict[int, SpanTable] = {}
         self._names: dict[int, dict[int, str]] = {}
-        self._columns: list[Column | Busy] = []
+        self._columns: list[Column | BusyCounter] = []
         self._events: list[Event] = []
 
-    # Who and what
+    # Devices, ranks and process groups
 
     def device(self, id_: str, **facts: Any) -> None:
-        """Add an accelerator, or facts of one: vendor, name, uuid, memory_bytes, …"""
+        """Add an accelerator, or facts about it: vendor, name, uuid, memory_bytes, …"""
         self._devices.setdefault(id_, {"id": id_}).update(facts)
 
     def rank(
@@ -98,27 +117,34 @@ class NodeTables:
         device: str = "",
         local_rank: int | None = None,
     ) -> None:
-        """Add a training process and its accelerator; numbers that no job has are not known."""
-        if world_size is not None and not 0 < world_size <= RANKS_AT_MOST:
+        """Add a training process and its accelerator; impossible ranks become unknown."""
+        if world_size is not None and not 0 < world_size <= MAX_RANKS:
             world_size = None
-        if rank is not None and not 0 <= rank < RANKS_AT_MOST:
+        if rank is not None and not 0 <= rank < MAX_RANKS:
             rank = world_size = None
         self._ranks[pid] = {
-            "pid": pid, "started_ticks": _STARTED_TICKS, "role": "python", "device": device,
-            "rank": rank, "world_size": world_size, "node_local_rank": local_rank,
-            "node_number": None, "restart": None, "variables": {},
-        }  # fmt: skip
+            "pid": pid,
+            "started_ticks": _STARTED_TICKS,
+            "role": "python",
+            "device": device,
+            "rank": rank,
+            "world_size": world_size,
+            "node_local_rank": local_rank,
+            "node_number": None,
+            "restart": None,
+            "variables": {},
+        }
 
     def group(self, pid: int, group: int, ranks: Sequence[int]) -> None:
-        """Say which global ranks a process group has; pid is one of its processes."""
-        if ranks and len(ranks) <= RANKS_AT_MOST and 0 <= min(ranks) <= max(ranks) < RANKS_AT_MOST:
+        """Add the global ranks of a process group; `pid` is one of its processes."""
+        if ranks and len(ranks) <= MAX_RANKS and 0 <= min(ranks) <= max(ranks) < MAX_RANKS:
             self._groups.append({"pid": pid, "group": group, "ranks": sorted(map(int, ranks))})
 
     def event(self, t_ns: int, kind: str, **attributes: Any) -> None:
-        """Add an event of a recording (`trace.schema.Event`)."""
+        """Add an event (`Event`) at `t_ns`."""
         self._events.append(Event(int(t_ns), kind, attributes))
 
-    # What happened when
+    # Spans and series
 
     def spans(
         self,
@@ -131,15 +157,19 @@ class NodeTables:
         c: ArrayLike = 0,
         d: ArrayLike = 0,
     ) -> int:
-        """Add spans of one kind; return the row of the first, by which a measure may refer to it.
+        """Add spans of one kind and return the row of the first, which a measure can refer to.
 
-        What each of a to d means: docs/design.md, section 4.
+        start_ns, end_ns: int64[n], ns. a, b, c, d: int64[n] or one number; their meaning
+        depends on the kind (docs/design/recording-format.md).
         """
         table = self._spans.setdefault(pid, SpanTable())
         return table.add(start_ns, end_ns, kind, a, b, c, d)
 
     def named_spans(self, pid: int, name: str, start_ns: ArrayLike, end_ns: ArrayLike) -> None:
-        """Add spans under a name of the user's own; at most 64 names of a process are kept."""
+        """Add spans under a user-defined name; at most 64 names per process are kept.
+
+        start_ns, end_ns: int64[n], ns.
+        """
         names = self._names.setdefault(pid, {})
         kind = next((known for known, word in names.items() if word == name), None)
         if kind is None:
@@ -161,11 +191,16 @@ class NodeTables:
         exposed_ns: ArrayLike | None = None,
         peer: ArrayLike = -1,
     ) -> None:
-        """Add operations with other ranks: when this rank came to each, and when it left it.
+        """Add collective or point-to-point operations with the times this rank arrived and left.
 
-        Of a device's timeline: when its kernel began and ended. `number` counts the operations of
-        a group from 0, alike on all members; `operation` is one of `layout.ALL_REDUCE` and its
-        like; `exposed_ns`: how long the device did nothing else; without it, the host waited.
+        On a device timeline these are the start and end of the kernel. Arrays are int64[n]:
+        start_ns, end_ns: ns. number: counts the operations of a group from 0, equally on all
+        members.
+        bytes_: message size, -1 unknown. operation: `layout.ALL_REDUCE` or a similar
+        constant.
+        exposed_ns: time during which the device did nothing else; None means that the host
+        waited.
+        peer: rank of the partner, -1 if none.
         """
         form = np.asarray(operation, np.int64) | layout.BLOCKING << layout.FORM_SHIFT
         form = form | (np.asarray(peer, np.int64) + 1) << layout.PEER_SHIFT
@@ -176,16 +211,22 @@ class NodeTables:
             self.spans(pid, layout.EXPOSED_COLLECTIVE, start, end_ns, rows, exposed_ns)
 
     def busy(self, device: str, start_ns: Int, end_ns: Int, from_ns: int, until_ns: int) -> None:
-        """Say when a device was at work: sorted, disjoint intervals within [from_ns, until_ns].
+        """Add the busy intervals of a device as the counter `gpu.busy_ns_total`.
 
-        They become the counter `gpu.busy_ns_total`, read at every edge: exact everywhere.
+        start_ns, end_ns: int64[n], ns, sorted and disjoint, within [from_ns, until_ns].
         """
         start, end = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
-        took, name = narrow(end - start), GPU_BUSY_TIME.name
-        self._columns.append(Busy(name, device, start, took, int(from_ns), int(until_ns)))
+        duration, name = pack_column(end - start), GPU_BUSY_TIME.name
+        self._columns.append(
+            BusyCounter(name, device, start, duration, int(from_ns), int(until_ns))
+        )
 
     def series(self, signal: str, device: str, t_ns: ArrayLike, values: ArrayLike) -> None:
-        """Add readings of one of our signals, sorted by time; NaN = not available."""
+        """Add readings of one of our signals, sorted by time.
+
+        t_ns: int64[n], ns. values: int64[n] or float64[n] in the signal's unit; NaN means not
+        available.
+        """
         t, v = np.asarray(t_ns, np.int64), np.asarray(values)
         if v.dtype.kind != "f":
             self._columns.append(Column(signal, device, t, v.astype(np.int64), None))
@@ -194,85 +235,101 @@ class NodeTables:
         mask = missing if missing.any() else None
         self._columns.append(Column(signal, device, t, v.astype(np.float64), mask))
 
-    # As records
+    # Conversion to records
 
     def bounds_ns(self) -> tuple[int, int]:
-        """Return the first and the last instant of anything; (0, 0) of nothing."""
-        found = [event.t_ns for event in self._events]
+        """Return the first and last instant of all data in ns; (0, 0) if there is none."""
+        times_ns = [event.t_ns for event in self._events]
         for column in self._columns:
-            if isinstance(column, Busy):
-                found += column.bounds_ns()
+            if isinstance(column, BusyCounter):
+                times_ns += column.bounds_ns()
             elif column.t_ns.size:
-                found += (int(column.t_ns[0]), int(column.t_ns[-1]))
+                times_ns += (int(column.t_ns[0]), int(column.t_ns[-1]))
         for table in self._spans.values():
-            found += table.bounds_ns()
-        return min(found, default=0), max(found, default=0)
+            times_ns += table.bounds_ns()
+        return min(times_ns, default=0), max(times_ns, default=0)
 
     def header(self) -> Header:
-        """Return the first record. Raises CannotImportError for times that no job has."""
+        """Build the header record.
+
+        Raises: CannotImportError when the times of a process are more than 100 days apart.
+        """
         first_ns, last_ns = self.bounds_ns()
-        if self._spans and last_ns - first_ns > SPAN_AT_MOST_NS:
-            from clusterprof.importers.base import CannotImportError  # it names this module
+        if self._spans and last_ns - first_ns > MAX_DURATION_NS:
+            from clusterprof.analysis.importers.core.base import CannotImportError
 
             days = (last_ns - first_ns) // _DAY_NS
             raise CannotImportError(
-                f"what it shows of one process lies {days:,} days apart", "look at its times"
+                f"the times of one process are {days:,} days apart", "check its timestamps"
             )
-        node = {"key": self.key, "hostname": self.name, "boot_id": "", "kernel": "",
-                "display": self.name or self.shown or UNKNOWN_HOST}  # fmt: skip
+        node = {
+            "key": self.key,
+            "hostname": self.name,
+            "boot_id": "",
+            "kernel": "",
+            "display": self.name or self.display_name or UNKNOWN_HOST,
+        }
         started = {"monotonic_ns": first_ns, "boottime_ns": first_ns}
         if self.wall_minus_own_ns is not None:
             started["realtime_ns"] = first_ns + self.wall_minus_own_ns
         versions = {"schema": str(SCHEMA_VERSION), "importer": self.source, **self.versions}
         return Header(
-            node, started, {"mounts": [], **self.host}, list(self._devices.values()),
-            {"job": self.job or "imported", "variables": {}}, versions, {}, [],
-        )  # fmt: skip
+            node,
+            started,
+            {"mounts": [], **self.host},
+            list(self._devices.values()),
+            {"job": self.job or "imported", "variables": {}},
+            versions,
+            {},
+            [],
+        )
 
     def records(self) -> Iterator[list[Record]]:
-        """Yield all other records, what belongs to one second together, in order of time."""
+        """Yield all other records in order of time, those of one second together."""
         first_ns, last_ns = self.bounds_ns()
-        opening: list[Record] = []
+        first_records: list[Record] = []
         if self.wall_minus_own_ns is not None:
-            opening.append(Clock(first_ns, first_ns, first_ns + self.wall_minus_own_ns))
-        for said in self._ranks.values():
-            said = {**said, "job": self.job}
-            opening.append(Event(first_ns, "process-registered", said))
-        opening += [Event(first_ns, "group-announced", said) for said in self._groups]
-        yield opening
-        yield from in_slices(self._streams(), first_ns, SLICE_NS)
+            first_records.append(Clock(first_ns, first_ns, first_ns + self.wall_minus_own_ns))
+        for attributes in self._ranks.values():
+            attributes = {**attributes, "job": self.job}
+            first_records.append(Event(first_ns, "process-registered", attributes))
+        first_records += [
+            Event(first_ns, "group-announced", attributes) for attributes in self._groups
+        ]
+        yield first_records
+        yield from merge_streams(self._streams(), first_ns, SLICE_NS)
         yield [Event(last_ns, "recorder-stopped", {"reason": "end of what was imported"})]
 
     def _streams(self) -> list[Stream]:
-        """Events, series and spans, each in order of time."""
-        streams: list[Stream] = [_Events(sorted(self._events, key=lambda event: event.t_ns))]
-        streams += streams_of(self.source, self._columns)
+        """List the streams of events, series and spans, each in order of time."""
+        streams: list[Stream] = [_EventStream(sorted(self._events, key=lambda event: event.t_ns))]
+        streams += build_streams(self.source, self._columns)
         for pid, spans in self._spans.items():
-            streams.append(_Spans(pid, spans.in_order(), self._names.get(pid, {})))
+            streams.append(_SpanStream(pid, spans.in_order(), self._names.get(pid, {})))
         return streams
 
 
 @dataclass(slots=True)
-class _Events:
+class _EventStream:
     events: list[Event]
 
     def next_ns(self, after_ns: int) -> list[int]:
-        row = bisect_left(self.events, after_ns, key=_when)
+        row = bisect_left(self.events, after_ns, key=_get_event_time)
         return [self.events[row].t_ns] if row < len(self.events) else []
 
     def records(self, low_ns: int, high_ns: int) -> list[Event]:
-        a, b = (bisect_left(self.events, t, key=_when) for t in (low_ns, high_ns))
+        a, b = (bisect_left(self.events, t, key=_get_event_time) for t in (low_ns, high_ns))
         return self.events[a:b]
 
 
-def _when(event: Event) -> int:
+def _get_event_time(event: Event) -> int:
     return event.t_ns
 
 
 @dataclass(slots=True)
-class _Spans:
+class _SpanStream:
     pid: int
-    spans: SpansInOrder
+    spans: OrderedSpans
     names: dict[int, str]
 
     def next_ns(self, after_ns: int) -> list[int]:

@@ -1,56 +1,69 @@
-"""Foreign files of lines and of one JSON value: read in blocks, and what is broken is left out.
+"""Text files of lines or of one JSON value, read in blocks; broken parts are left out.
 
-    for line in lines_of(source, account): ...
-    value = json_of(line)
+    for line in read_lines(source, account): ...
+    value = parse_json(line)
 
-Nothing here raises for what stands in a file; a whole file that is no JSON is a CannotImportError.
+Malformed content raises nothing here, except that a whole file which is not JSON raises
+CannotImportError.
+
+glibc heap settings that return freed memory of long tables to the kernel at once.
+
+By default glibc retains blocks of up to 32 MiB, and small allocations settle between
+them: the process stays as large as its peak. With another C library nothing is
+changed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from clusterprof.importers.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 
-LINE_BYTES_AT_MOST = 1 << 20
-WHOLE_BYTES_AT_MOST = 64 << 20
-"""A file that is one JSON value is held in memory; none of those we read is near this."""
-HELD_BYTES_AT_MOST = 192 << 20
-_HELD = ((b"{", 150), (b"[", 80), (b",", 60), (b":", 100))
-"""What values take in memory, by the signs they are written with: `[[],[],[]]` thirty times its
-size."""
-TIME_AT_MOST_NS = 1 << 62
-_BETWEEN = re.compile(r"[\s,]*")
+MAX_LINE_BYTES = 1 << 20
+MAX_JSON_BYTES = 64 << 20
+"""Largest file that holds one JSON value, in bytes. It is kept in memory; files of the
+supported formats are much smaller.
+"""
+MAX_DECODED_BYTES = 192 << 20
+"""Largest estimated memory of the decoded values of one file, in bytes."""
+_BYTES_PER_SIGN = ((b"{", 150), (b"[", 80), (b",", 60), (b":", 100))
+"""Memory in bytes that decoded values take, by the sign they are written with:
+`[[],[],[]]` takes thirty times its size.
+"""
+MAX_TIME_NS = 1 << 62
+_SEPARATOR = re.compile(r"[\s,]*")
 
 
-def lines_of(source: Source, account: Account) -> Iterator[bytes]:
-    """Yield the lines of a file without their ends; those over 1 MiB are counted and left out."""
+def read_lines(source: Source, account: Account) -> Iterator[bytes]:
+    """Yield the lines of a file without line ends; lines over 1 MiB are counted and left out."""
     rest, skipping = b"", False
     for block in source.blocks(1 << 20):
         *whole, last = (rest + block).split(b"\n")
         if whole and skipping:
             whole, skipping = whole[1:], False
         for line in whole:
-            if len(line) > LINE_BYTES_AT_MOST:
+            if len(line) > MAX_LINE_BYTES:
                 account.skipped["lines of more than 1 MiB"] += 1
             else:
                 yield line
         rest = b"" if skipping else last
-        if len(rest) > LINE_BYTES_AT_MOST:
+        if len(rest) > MAX_LINE_BYTES:
             account.skipped["lines of more than 1 MiB"] += 1
             rest, skipping = b"", True
     if rest:
         yield rest
 
 
-def json_of(data: bytes | bytearray) -> Any:
-    """Return the value of some JSON, None of what is none; NaN and bad UTF-8 are let pass."""
+def parse_json(data: bytes | bytearray) -> Any:
+    """Parse JSON leniently: NaN and bad UTF-8 are accepted; returns None if it is not JSON."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -61,91 +74,131 @@ def json_of(data: bytes | bytearray) -> Any:
         return None
 
 
-def whole_bytes(source: Source, most: int = WHOLE_BYTES_AT_MOST) -> bytearray:
-    """Return a file that is one JSON value.
+def read_json_bytes(source: Source, max_bytes: int = MAX_JSON_BYTES) -> bytearray:
+    """Read a file that is one JSON value.
 
-    Raises CannotImportError for one that is too long, or whose values would fill the memory.
+    Raises: CannotImportError when it is too long or its decoded values would fill the
+    memory.
     """
     data = bytearray()
     for block in source.blocks(1 << 20):
         data += block
-        if len(data) > most:
+        if len(data) > max_bytes:
             raise CannotImportError(
-                f"{source.path.name}: more than {most >> 20} MiB of JSON in one value",
+                f"{source.path.name}: more than {max_bytes >> 20} MiB in one JSON value",
                 "leave it out",
             )
-    if held_bytes(data) > HELD_BYTES_AT_MOST:
+    if estimate_decoded_bytes(data) > MAX_DECODED_BYTES:
         raise CannotImportError(
-            f"{source.path.name}: one JSON value whose parts take more than"
-            f" {HELD_BYTES_AT_MOST >> 20} MiB of memory", "leave it out",
-        )  # fmt: skip
+            f"{source.path.name}: decoding its JSON would take more than"
+            f" {MAX_DECODED_BYTES >> 20} MiB of memory",
+            "leave it out",
+        )
     return data
 
 
-def held_bytes(data: bytes | bytearray) -> int:
-    """Return what the values of some JSON take in memory, at most."""
-    return 2 * len(data) + sum(held * data.count(sign) for sign, held in _HELD)
+def estimate_decoded_bytes(data: bytes | bytearray) -> int:
+    """Estimate an upper bound of the memory that decoded JSON takes, in bytes."""
+    return 2 * len(data) + sum(
+        value_bytes * data.count(sign) for sign, value_bytes in _BYTES_PER_SIGN
+    )
 
 
-def whole_json(source: Source) -> Any:
-    """Return the one value of a file. Raises CannotImportError for what is too large or no JSON."""
-    found = json_of(whole_bytes(source))
-    if found is None:
+def read_json(source: Source) -> Any:
+    """Read and parse a file that is one JSON value.
+
+    Raises: CannotImportError when it is too large or not valid JSON.
+    """
+    value = parse_json(read_json_bytes(source))
+    if value is None:
         why = source.damage or "broken, or cut off"
-        raise CannotImportError(f"{source.path.name}: no JSON ({why})", "copy it again")
-    return found
+        raise CannotImportError(f"{source.path.name}: not valid JSON ({why})", "copy it again")
+    return value
 
 
-def number(value: Any) -> float | None:
-    """Return a finite number, None of all else; text, true and false are no numbers."""
+def convert_number(value: Any) -> float | None:
+    """Convert a decoded value to a finite float; None for anything else, also booleans."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
-        found = float(value)
+        converted = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return converted if math.isfinite(converted) else None
 
 
-def text_number(text: str) -> float | None:
-    """Return the finite number that some digits write, None of all else."""
+def parse_number(text: str) -> float | None:
+    """Parse text as a finite number; None if it is not one."""
     try:
-        return number(float(text))
+        return convert_number(float(text))
     except ValueError:
         return None
 
 
-def whole_ns(value: Any, unit_ns: int) -> int | None:
-    """Return a time in whole ns, exact where it was a whole number; None of what is no time."""
-    known = number(value)
-    if known is None or abs(known) > TIME_AT_MOST_NS / unit_ns:
+def convert_to_ns(value: Any, unit_ns: int) -> int | None:
+    """Convert a time to integer ns, exactly if it was an integer; None if it is not a time."""
+    converted = convert_number(value)
+    if converted is None or abs(converted) > MAX_TIME_NS / unit_ns:
         return None
     return int(value) * unit_ns if isinstance(value, int) else round(value * unit_ns)
 
 
-def objects_of(source: Source, account: Account) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file that is a list of them, each as soon as it is whole."""
+def read_json_objects(source: Source, account: Account) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file that is one JSON list, each as soon as it is complete."""
     decoder = json.JSONDecoder()
-    buffer, at, begun = "", 0, False
+    buffer, at, started = "", 0, False
     for block in source.blocks(1 << 20):
         buffer, at = buffer[at:] + block.decode("utf-8", "replace"), 0
         while True:
-            between = _BETWEEN.match(buffer, at)
-            at = between.end() if between else at  # it matches nothing, too
-            if not begun:
-                at, begun = at + buffer.startswith("[", at), True
+            separator = _SEPARATOR.match(buffer, at)
+            at = separator.end() if separator else at  # the pattern also matches the empty string
+            if not started:
+                at, started = at + buffer.startswith("[", at), True
                 continue
             if at >= len(buffer) or buffer[at] == "]":
                 break
             try:
-                found, at = decoder.raw_decode(buffer, at)
+                value, at = decoder.raw_decode(buffer, at)
             except (ValueError, RecursionError):
                 break
-            if isinstance(found, dict):
-                yield found
+            if isinstance(value, dict):
+                yield value
             else:
-                account.skipped["entries that are no object"] += 1
-        if len(buffer) - at > 8 * LINE_BYTES_AT_MOST:
+                account.skipped["entries that are not JSON objects"] += 1
+        if len(buffer) - at > 8 * MAX_LINE_BYTES:
             break
     if buffer[at:].strip(" \t\r\n,]"):
         account.cut = account.cut or "broken, or cut off; what came before was read"
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+_RETAINED_BYTES = 32 << 20  # the largest threshold that glibc chooses by itself
+_EAGER_BYTES = 128 << 10
+
+
+def set_eager_release() -> None:
+    """Release all free heap memory, and from now on each freed table at once.
+
+    Costs a page fault for every page of every table: worthwhile where tables are long and
+    few.
+    """
+    _set_thresholds(_EAGER_BYTES)
+
+
+def trim_heap() -> None:
+    """Release all free heap memory to the kernel."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def restore_default_retention() -> None:
+    """Release all free heap memory and let glibc retain freed blocks again, as by default."""
+    _set_thresholds(_RETAINED_BYTES)
+
+
+def _set_thresholds(mmap_threshold_bytes: int) -> None:
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, mmap_threshold_bytes)
+        library.mallopt(_TRIM_THRESHOLD, 2 * mmap_threshold_bytes)
+    trim_heap()

@@ -1,11 +1,12 @@
-"""What an event of a trace is, told by its category and name; each pair is looked at once.
+"""Classify trace events by category and name; each pair is examined once.
 
     kinds = Kinds()
     kinds["kernel"]["ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)"]   # COMM
     kinds["Runtime"]["cudaDeviceSynchronize"]                        # SYNC
 
-The table of a category is emptied when it holds `NAMES_AT_MOST` names: a trace with a name per
-event costs time, never memory; one that does nothing else is refused.
+The table of a category is emptied when it holds `MAX_NAMES` names: a trace with a new
+name for every event costs time but not memory. A trace that refills the tables too
+often is refused.
 """
 
 from __future__ import annotations
@@ -13,28 +14,48 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from clusterprof.importers.base import CannotImportError
+from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.probe import layout
 
-# On the device.
+# Work on the device.
 KERNEL, COMM, COPY, COPY_IN, COPY_OUT = 1, 2, 3, 4, 5
-# Calls of the host into the device's runtime: a call that can launch work, one that waits for the
-# device, that takes or gives back memory, that copies, and one that does none of these.
+# Calls of the host into the device runtime: a call that can launch work, that waits for the
+# device, that allocates or frees memory, that copies, and any other call.
 LAUNCH, SYNC, ALLOC, FREE, COPY_CALL, CALL = 8, 9, 10, 11, 12, 13
-# What else the host does.
+# Other host activity.
 OPERATOR = 16
-STEP, LOADER_ALONE, LOADER_WORKERS, OPTIMIZER, GC, COMPILE = 20, 21, 22, 23, 24, 25
+STEP, LOADER_WITHOUT_WORKERS, LOADER_WITH_WORKERS, OPTIMIZER, GC, COMPILE = 20, 21, 22, 23, 24, 25
 HOST_COMM = 26
 IGNORED = 0
 
-NAMES_AT_MOST = 1 << 16
-CHARACTERS_AT_MOST = 32 << 20
-CATEGORIES_AT_MOST = 1 << 10
-_LOOKED_AT = 4096  # characters of a name
-_REFILLS = 24
+# Categories of most events, as they are written; `CommonEventDecoder` has a type for each.
+DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset")
+RUNTIME_CATEGORIES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "Runtime")
+HOST_CATEGORIES = ("cpu_op", "user_annotation", "Operator", "python_function")
+USED_CATEGORIES = (*DEVICE_CATEGORIES, *RUNTIME_CATEGORIES, *HOST_CATEGORIES)
+UNUSED_CATEGORIES = (
+    "ac2g",
+    "async",
+    "fwdbwd",
+    "cpu_instant_event",
+    "overhead",
+    "gpu_user_annotation",
+    "cuda_sync",
+    "cuda_event",
+    "Trace",
+    "async_gpu",
+    "async_cpu_to_gpu",
+    "forward_backward",
+)
+
+MAX_NAMES = 1 << 16
+MAX_CHARACTERS = 32 << 20
+MAX_CATEGORIES = 1 << 10
+_PREFIX_CHARACTERS = 4096  # characters of a name that are examined
+_MAX_REFILLS = 24
 
 _COMM = re.compile(r"nccl|rccl|oneccl|msccl|hccl|cncl", re.IGNORECASE)
-_PARTS = re.compile(r"[_\W]+")
+_NON_WORD = re.compile(r"[_\W]+")
 _SYNC = re.compile(r"Synchronize|\bsynchronize|zeEventHostSync|urQueueFinish|urEventWait$")
 _ALLOC = re.compile(r"(?:Malloc|MemAlloc|MemCreate|HostAlloc|USM\w*Alloc)", re.IGNORECASE)
 _FREE = re.compile(r"(?:cuda|hip|cu)Free|MemFree|HostFree|MemRelease|USMFree", re.IGNORECASE)
@@ -67,32 +88,32 @@ _OPERATIONS = (
 )
 
 
-def operation_of(name: str) -> int:
-    """Return the operation (`layout.ALL_REDUCE` and its like) that a kernel or a call names."""
+def find_operation(name: str) -> int:
+    """Find the collective operation (`layout.ALL_REDUCE`, …) in the name of a kernel or call."""
     if _COMM.match(name):
         name = name.partition("(")[0]
         name = name.partition("ernel_")[2] or name
-    plain = _PARTS.sub("", name).lower()
-    return next((code for word, code in _OPERATIONS if word in plain), layout.OTHER_OPERATION)
+    letters = _NON_WORD.sub("", name).lower()
+    return next((code for word, code in _OPERATIONS if word in letters), layout.OTHER_OPERATION)
 
 
-def step_number(name: str) -> int:
-    """Return the number of a profiler's step; -1 when it has none."""
-    found = _STEP.search(name)
-    return int(found[1]) if found and len(found[1]) < 18 else -1
+def parse_step_number(name: str) -> int:
+    """Parse the step number from the name of a profiler step; -1 if it has none."""
+    match = _STEP.search(name)
+    return int(match[1]) if match and len(match[1]) < 18 else -1
 
 
-def _device_kernel(name: str) -> int:
+def _label_device_kernel(name: str) -> int:
     return COMM if _COMM.search(name.partition("(")[0]) else KERNEL
 
 
-def _device_copy(name: str) -> int:
+def _label_device_copy(name: str) -> int:
     if "HtoD" in name or "HostToDevice" in name:
         return COPY_IN
     return COPY_OUT if "DtoH" in name or "DeviceToHost" in name else COPY
 
 
-def _runtime(name: str) -> int:
+def _label_runtime_call(name: str) -> int:
     if _SYNC.search(name):
         return SYNC
     if _COPY.search(name):
@@ -104,14 +125,14 @@ def _runtime(name: str) -> int:
     return CALL if _NO_LAUNCH.search(name) else LAUNCH
 
 
-def _host(name: str) -> int:
+def _label_host_event(name: str) -> int:
     if name.startswith("aten::"):
         return OPERATOR
     if name.startswith("ProfilerStep"):
         return STEP if _STEP.search(name) else IGNORED
     loader = _LOADER.search(name)
     if loader:
-        return LOADER_ALONE if "SingleProcess" in loader[1] else LOADER_WORKERS
+        return LOADER_WITHOUT_WORKERS if "SingleProcess" in loader[1] else LOADER_WITH_WORKERS
     if name.startswith("Optimizer.step"):
         return OPTIMIZER
     if _COMPILE.search(name):
@@ -121,76 +142,100 @@ def _host(name: str) -> int:
     return OPERATOR
 
 
-def _annotation(name: str) -> int:
-    kind = _host(name)
-    if kind == OPERATOR:  # what a user marks is no work by itself
+def _label_annotation(name: str) -> int:
+    kind = _label_host_event(name)
+    if kind == OPERATOR:  # a user annotation is not work by itself
         return HOST_COMM if _HOST_COMM.match(name) else IGNORED
     return kind
 
 
-def _python(name: str) -> int:
+def _label_python_event(name: str) -> int:
     return COMPILE if "torch/_" in name and _COMPILE.search(name) else IGNORED
 
 
-def _ignored(_name: str) -> int:
+def _label_ignored(_name: str) -> int:
     return IGNORED
 
 
-def _collected(_name: str) -> int:
+def _label_gc(_name: str) -> int:
     return GC
 
 
-def _device_work(_name: str) -> int:
+def _label_device_work(_name: str) -> int:
     return KERNEL
 
 
-_KNOWN = {
-    "cpu_op": _host, "operator": _host,
-    "user_annotation": _annotation,
-    "python_function": _python, "python_gc": _collected,
-    "kernel": _device_kernel, "concurrent_kernel": _device_kernel,
-    "hpu_op": _device_work, "mtia_ccp_events": _device_work,
-    "": _ignored,
-}  # fmt: skip
-_QUIET = frozenset({
-    "cpu_instant_event", "ac2g", "async", "fwdbwd", "trace", "cuda_sync", "xpu_sync", "cuda_event",
-    "gpu_user_annotation", "mlu_user_annotation", "gcu_user_annotation", "overhead",
-    "async_cpu_to_gpu", "async_gpu", "forward_backward", "external_correlation", "collective_comm",
-    "gpu_pm_counter", "cuda_profiler_range", "xpu_scope_profiler", "mtia_insight", "mtia_counters",
-})  # fmt: skip
+_LABELERS = {
+    "cpu_op": _label_host_event,
+    "operator": _label_host_event,
+    "user_annotation": _label_annotation,
+    "python_function": _label_python_event,
+    "python_gc": _label_gc,
+    "kernel": _label_device_kernel,
+    "concurrent_kernel": _label_device_kernel,
+    "hpu_op": _label_device_work,
+    "mtia_ccp_events": _label_device_work,
+    "": _label_ignored,
+}
+_IGNORED_CATEGORIES = frozenset(
+    {
+        "cpu_instant_event",
+        "ac2g",
+        "async",
+        "fwdbwd",
+        "trace",
+        "cuda_sync",
+        "xpu_sync",
+        "cuda_event",
+        "gpu_user_annotation",
+        "mlu_user_annotation",
+        "gcu_user_annotation",
+        "overhead",
+        "async_cpu_to_gpu",
+        "async_gpu",
+        "forward_backward",
+        "external_correlation",
+        "collective_comm",
+        "gpu_pm_counter",
+        "cuda_profiler_range",
+        "xpu_scope_profiler",
+        "mtia_insight",
+        "mtia_counters",
+    }
+)
 
 
-class _Names(dict[str, int]):
-    """Name -> kind, of one category."""
+class _NameTable(dict[str, int]):
+    """Kinds of the names of one category."""
 
     def __init__(self, category: str, kinds: Kinds) -> None:
         super().__init__()
         low = category.lower()
-        self._tell = _KNOWN.get(low)
+        self._label = _LABELERS.get(low)
         self.known = True
-        if self._tell is None and (low in _QUIET or low.endswith("_annotation")):
-            self._tell = _ignored
-        elif self._tell is None and ("memcpy" in low or "memset" in low):
-            self._tell = _device_copy
-        elif self._tell is None and low.endswith(("runtime", "driver")):
-            self._tell = _runtime
-        elif self._tell is None:
-            self._tell, self.known = _ignored, False
+        if self._label is None and (low in _IGNORED_CATEGORIES or low.endswith("_annotation")):
+            self._label = _label_ignored
+        elif self._label is None and ("memcpy" in low or "memset" in low):
+            self._label = _label_device_copy
+        elif self._label is None and low.endswith(("runtime", "driver")):
+            self._label = _label_runtime_call
+        elif self._label is None:
+            self._label, self.known = _label_ignored, False
         self._kinds = kinds
         self._characters = 0
 
     def __missing__(self, name: str) -> int:
-        if len(self) >= NAMES_AT_MOST or self._characters > CHARACTERS_AT_MOST:
+        if len(self) >= MAX_NAMES or self._characters > MAX_CHARACTERS:
             self.clear()
             self._characters = 0
-            self._kinds.refilled()
-        assert self._tell is not None
+            self._kinds.count_refill()
+        assert self._label is not None
         self._characters += len(name)
-        kind = self[name] = self._tell(name[:_LOOKED_AT])
+        kind = self[name] = self._label(name[:_PREFIX_CHARACTERS])
         return kind
 
 
-class Kinds(dict[str, _Names]):
+class Kinds(dict[str, _NameTable]):
     """Category -> name -> kind."""
 
     def __init__(self) -> None:
@@ -198,24 +243,29 @@ class Kinds(dict[str, _Names]):
         self._refills = 0
         self.unknown: Counter[str] = Counter()
 
-    def __missing__(self, category: str) -> _Names:
-        if len(self) >= CATEGORIES_AT_MOST:
+    def __missing__(self, category: str) -> _NameTable:
+        if len(self) >= MAX_CATEGORIES:
             raise CannotImportError(
-                f"more than {CATEGORIES_AT_MOST:,} categories of events: no profiler writes that"
+                f"more than {MAX_CATEGORIES:,} event categories, more than any profiler writes"
             )
-        names = self[category] = _Names(category, self)
+        names = self[category] = _NameTable(category, self)
         return names
 
-    def refilled(self) -> None:
-        """Count a table of names that was full. Raises CannotImportError when it is too often."""
-        self._refills += 1
-        self.checked()
+    def count_refill(self) -> None:
+        """Count a table of names that was full.
 
-    def checked(self) -> None:
-        """Raise CannotImportError when tables were full too often: who reads names for a decoder
-        may not hear it at once."""
-        if self._refills > _REFILLS:
+        Raises: CannotImportError when that happened too often.
+        """
+        self._refills += 1
+        self.check_refills()
+
+    def check_refills(self) -> None:
+        """Check how often tables were full; a decoder may have swallowed the first error.
+
+        Raises: CannotImportError when that happened too often.
+        """
+        if self._refills > _MAX_REFILLS:
             raise CannotImportError(
-                f"more than {_REFILLS * NAMES_AT_MOST:,} different names of events",
-                "name ranges after what they do, not after when",
+                f"more than {_MAX_REFILLS * MAX_NAMES:,} different event names",
+                "use range names that do not contain a counter or a time",
             )

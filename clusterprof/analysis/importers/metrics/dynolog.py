@@ -1,22 +1,24 @@
-"""Dynolog: what its daemon logs of the host and of each GPU.
+"""Dynolog: the daemon's log of the host and of each GPU.
 
 ## What is read
 
-The daemon's own log, `time = 2026-03-21T15:22:47.123Z data = {…}` in each line, and lines of JSON
-with a time (`timestamp`, `time`) beside the same keys, of one host:
+The daemon's own log, `time = 2026-03-21T15:22:47.123Z data = {…}` in each line, and
+JSON lines with a time (`timestamp`, `time`) and the same keys, of one host:
 
     dynolog --enable_gpu_monitor --use_JSON > dynolog.log 2>&1
 
 ## How it is understood
 
-Samples with `device` are of that GPU; others are of the host. CPU times and bytes of interfaces are
-differences since the sample before, and are added up. The log writes local time and calls it UTC
-(`Z`): its times are not tied to those of other hosts.
+Samples with `device` belong to that GPU; others belong to the host. CPU times and
+bytes of interfaces are differences from the previous sample, and are added up. The
+log writes local time and labels it UTC (`Z`), so its times are not aligned with those
+of other hosts.
 
 ## Where it is blind
 
-Samples are a minute apart unless set otherwise (10 s for GPUs). What a host's CPUs idle is told in
-percent, and is left out. Nothing tells of ranks or steps: no loss is claimed.
+Samples are one minute apart unless configured otherwise (10 s for GPUs). The idle
+time of a host's CPUs is recorded in percent, and is left out. The log has no ranks or
+steps: no loss is claimed.
 """
 
 from __future__ import annotations
@@ -28,27 +30,27 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from clusterprof.importers.base import Account, CannotImportError, Source
-from clusterprof.importers.tables import NodeTables
-from clusterprof.importers.telemetry.dcgm_names import FIELDS
-from clusterprof.importers.telemetry.gathered import (
-    ALL,
-    READINGS_AT_MOST,
-    Column,
-    Gathered,
-    Meaning,
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.metrics.labelled_series import DCGM_FIELDS
+from clusterprof.analysis.importers.metrics.readings import (
+    ALL_CPUS,
+    MAX_READINGS,
+    MetricMapping,
+    MetricReadings,
+    ReadingColumn,
+    parse_time,
+    read_stripped_lines,
 )
-from clusterprof.importers.telemetry.lines import lines_of
-from clusterprof.importers.telemetry.times import time_ns
 
-_LOGGED = re.compile(rb"time = (\S{10,40})$")
-_DATA = b" data = "
+_LOG_TIME = re.compile(rb"time = (\S{10,40})$")
+_DATA_MARKER = b" data = "
 _TIMES = ("timestamp", "time")
 _NS_PER_MS = 1e6
 _USER, _SYSTEM = ("cpu_u_ms", "cpu_n_ms"), ("cpu_s_ms", "cpu_x_ms", "cpu_y_ms")
 
-GPU: dict[str, Meaning] = {
-    name: FIELDS["DCGM_FI_" + dcgm]
+GPU_METRICS: dict[str, MetricMapping] = {
+    name: DCGM_FIELDS["DCGM_FI_" + dcgm]
     for name, dcgm in {
         "gpu_device_utilization": "DEV_GPU_UTIL",
         "gpu_memory_utilization": "DEV_MEM_COPY_UTIL",
@@ -65,119 +67,130 @@ GPU: dict[str, Meaning] = {
         "gpu_frequency_mhz": "DEV_SM_CLOCK",
     }.items()
 }
-HOST: dict[str, Meaning] = {
-    **{name: Meaning("cpu.user_ns_total", _NS_PER_MS, name, parts=_USER) for name in _USER},
-    **{name: Meaning("cpu.system_ns_total", _NS_PER_MS, name, parts=_SYSTEM) for name in _SYSTEM},
-    "cpu_w_ms": Meaning("cpu.iowait_ns_total", _NS_PER_MS),
-    "cpu_z_ms": Meaning("cpu.steal_ns_total", _NS_PER_MS),
+HOST_METRICS: dict[str, MetricMapping] = {
+    **{name: MetricMapping("cpu.user_ns_total", _NS_PER_MS, name, parts=_USER) for name in _USER},
+    **{
+        name: MetricMapping("cpu.system_ns_total", _NS_PER_MS, name, parts=_SYSTEM)
+        for name in _SYSTEM
+    },
+    "cpu_w_ms": MetricMapping("cpu.iowait_ns_total", _NS_PER_MS),
+    "cpu_z_ms": MetricMapping("cpu.steal_ns_total", _NS_PER_MS),
 }
-_NIC: dict[str, Meaning] = {
-    "rx_bytes_": Meaning("network.receive_bytes_total"),
-    "tx_bytes_": Meaning("network.transmit_bytes_total"),
-    "rx_drops_": Meaning("network.receive_drops_total"),
-    "tx_drops_": Meaning("network.transmit_drops_total"),
+_NIC_METRICS: dict[str, MetricMapping] = {
+    "rx_bytes_": MetricMapping("network.receive_bytes_total"),
+    "tx_bytes_": MetricMapping("network.transmit_bytes_total"),
+    "rx_drops_": MetricMapping("network.receive_drops_total"),
+    "tx_drops_": MetricMapping("network.transmit_drops_total"),
 }
 
 
 class Dynolog:
-    """Log of the daemon."""
+    """Importer of the daemon's log."""
 
     name: ClassVar[str] = "dynolog"
     title: ClassVar[str] = "Dynolog log"
-    together: ClassVar[bool] = False
+    combines_files: ClassVar[bool] = False
 
-    def recognises(self, head: bytes, path: Path) -> bool:
-        """By the first line with a sample in it."""
+    def recognizes(self, head: bytes, path: Path) -> bool:
+        """Return whether the first line with a sample has a known metric."""
         for line in head.split(b"\n")[:200]:
-            found = _sample(line)
-            if found is not None:
-                return bool(GPU.keys() & found[1].keys() or HOST.keys() & found[1].keys())
+            sample = _parse_sample(line)
+            if sample is not None:
+                return bool(
+                    GPU_METRICS.keys() & sample[1].keys() or HOST_METRICS.keys() & sample[1].keys()
+                )
         return False
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
-        """Yield the host."""
+        """Yield the host.
+
+        Raises: CannotImportError when the file holds no known sample.
+        """
         source, account = sources[0], accounts[0]
         reader = _Reader(account)
-        for line in lines_of(source, account):
-            found = _sample(line)
-            if found is None:
+        for line in read_stripped_lines(source, account):
+            sample = _parse_sample(line)
+            if sample is None:
                 if line.strip():
                     account.skipped["lines without a sample"] += 1
                 continue
-            reader.sample(*found)
-        some = False
+            reader.add_sample(*sample)
+        has_nodes = False
         stem = source.path.name.split(".")[0]
-        for node in reader.gathered.nodes(self.name, account, stem):
-            node.shown = stem
-            some = True
+        for node in reader.readings.nodes(self.name, account, stem):
+            node.display_name = stem
+            has_nodes = True
             yield node
-        if not some:
-            raise CannotImportError("no sample that is known was found", "")
+        if not has_nodes:
+            raise CannotImportError("the file holds no known sample", "")
 
 
-def _sample(line: bytes) -> tuple[tuple[int, bool], dict[str, Any]] | None:
-    """The time of a line, whether its zone is known, and its values; None when it has none."""
-    said_at, _, written = line.partition(_DATA)
-    match = _LOGGED.search(said_at[-64:]) if written else None
+def _parse_sample(line: bytes) -> tuple[tuple[int, bool], dict[str, Any]] | None:
+    """Parse the time of a line, whether its zone is known, and its values; else None."""
+    prefix, _, payload = line.partition(_DATA_MARKER)
+    match = _LOG_TIME.search(prefix[-64:]) if payload else None
     try:
-        data = msgspec.json.decode(written if match else line)
+        data = msgspec.json.decode(payload if match else line)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
     if not isinstance(data, dict):
         return None
     if match:
-        said = time_ns(match[1].decode("latin-1"))
-        return ((said[0], False), data) if said else None
-    when = next((data[name] for name in _TIMES if name in data), None)
-    said = time_ns(str(when)) if when is not None else None
+        time = parse_time(match[1].decode("latin-1"))
+        return ((time[0], False), data) if time else None
+    time_value = next((data[name] for name in _TIMES if name in data), None)
+    time = parse_time(str(time_value)) if time_value is not None else None
     inner = data.get("data")
-    return (said, inner if isinstance(inner, dict) else data) if said else None
+    return (time, inner if isinstance(inner, dict) else data) if time else None
 
 
 class _Reader:
-    """Adds one sample after the other."""
+    """Collector of samples."""
 
     def __init__(self, account: Account) -> None:
-        self.gathered = Gathered()
+        self.readings = MetricReadings()
         self._account = account
-        self._totals: dict[Column, float] = {}
-        self._left = READINGS_AT_MOST
+        self._totals: dict[ReadingColumn, float] = {}
+        self._remaining_readings = MAX_READINGS
 
-    def sample(self, when: tuple[int, bool], data: dict[str, Any]) -> None:
-        t_ns, zoned = when
-        self.gathered.wall &= zoned
+    def add_sample(self, time: tuple[int, bool], data: dict[str, Any]) -> None:
+        t_ns, zoned = time
+        self.readings.has_wall_clock &= zoned
         self._account.read["samples"] += 1
         device = data.get("device")
         if isinstance(device, int):
             id_ = str(data.get("gpu_uuid") or f"gpu{device}")
-            self.gathered.device(
-                "", id_, vendor="nvidia", name=str(data.get("gpu_name", "")),
+            self.readings.device(
+                "",
+                id_,
+                vendor="nvidia",
+                name=str(data.get("gpu_name", "")),
                 uuid=str(data.get("gpu_uuid", "")),
-            )  # fmt: skip
-            for name, meaning in GPU.items():
+            )
+            for name, meaning in GPU_METRICS.items():
                 if name in data:
                     self._add(meaning, id_, t_ns, data[name], total=False)
             return
         for name, value in data.items():
-            if name in HOST:
-                self._add(HOST[name], ALL, t_ns, value, total=True)
+            if name in HOST_METRICS:
+                self._add(HOST_METRICS[name], ALL_CPUS, t_ns, value, total=True)
             else:
-                nic = next((start for start in _NIC if name.startswith(start)), "")
+                nic = next((prefix for prefix in _NIC_METRICS if name.startswith(prefix)), "")
                 if nic and name != nic + "lo":
-                    self._add(_NIC[nic], name[len(nic) :], t_ns, value, total=True)
+                    self._add(_NIC_METRICS[nic], name[len(nic) :], t_ns, value, total=True)
 
-    def _add(self, meaning: Meaning, device: str, t_ns: int, value: Any, total: bool) -> None:
+    def _add(self, meaning: MetricMapping, device: str, t_ns: int, value: Any, total: bool) -> None:
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
-            self._account.skipped["values that are no numbers"] += 1
+            self._account.skipped["values that are not numbers"] += 1
             return
-        column = self.gathered.column("", meaning, device)
-        if column is None or self._left <= 0:
-            self._account.skipped["values beyond the most that are read"] += 1
+        column = self.readings.column("", meaning, device)
+        if column is None or self._remaining_readings <= 0:
+            self._account.skipped["values beyond the limit"] += 1
             return
         if total:
             number += self._totals.get(column, 0.0)
             self._totals[column] = number
-        self._left -= 1
+        self._remaining_readings -= 1
         column.add(t_ns, number)

@@ -1,31 +1,32 @@
-"""TensorBoard's scalars as it gives them out: the CSV and JSON that "download" writes.
+"""TensorBoard scalars as exported: the CSV and JSON files of its download links.
 
 ## What is read
 
-`Wall time,Step,Value` and `[[wall time, step, value], …]`, one file per run and tag, named as
-TensorBoard names them (`run-version_0-tag-loss.csv`); from its page with "show data download
-links", or from its server:
+`Wall time,Step,Value` and `[[wall time, step, value], …]`, one file per run and tag,
+named as by TensorBoard (`run-version_0-tag-loss.csv`); from its page with "show data
+download links", or from its server:
 
-    curl -s "$TENSORBOARD/data/plugin/scalars/scalars?run=version_0&tag=loss&format=csv" \\
-        > run-version_0-tag-loss.csv
+    api="$TENSORBOARD/data/plugin/scalars/scalars"
+    curl -s "$api?run=version_0&tag=loss&format=csv" > run-version_0-tag-loss.csv
 
-Event files themselves (`events.out.tfevents…`) are records in protobuf and not read: that is said,
-with the way to these files.
+Event files (`events.out.tfevents…`) are protobuf records and are not read; the error
+message names the way to these files.
 
 ## How it is understood
 
-A point is written after its step: from one point to the next is one step, or as many as the numbers
-say; each of these is then given the mean. Of the tags of a run the one with the most points tells
-its steps. Each run is a process of its own. A tag that names a GPU and something we know of it
-(`gpu_id: 0/utilization.gpu (%)` of Lightning, `system/gpu.0.gpu` of Weights & Biases) is readings
-of that device instead, which are not tied to the steps.
+A point is written after its step: the time between two points is one step, or as many
+as the numbers tell, each of which then gets the mean. The tag of a run with the most
+points defines its steps. Each run is a separate process. A tag that names a GPU and a
+known metric (`gpu_id: 0/utilization.gpu (%)` of Lightning, `system/gpu.0.gpu` of
+Weights & Biases) is treated as readings of that device, which are independent of the
+steps.
 
 ## Where it is blind
 
-TensorBoard gives out a thousand points of a tag at most, unless told otherwise; of long runs the
-last 131,072 steps are laid. What is between two points is all of it in the steps: evaluations and
-checkpoints too. Where a run was begun anew and its numbers go back, the time between is left out.
-Nothing tells of ranks or of a cause.
+TensorBoard exports at most a thousand points per tag unless configured otherwise; of
+long runs the last 131,072 steps are shown. All time between two points counts as
+steps, including evaluations and checkpoints. Where a run was restarted and its step
+numbers go back, the time between is left out. The files have no ranks and no causes.
 """
 
 from __future__ import annotations
@@ -38,199 +39,222 @@ from typing import ClassVar
 
 import numpy as np
 
-from clusterprof.importers.base import Account, CannotImportError, Source
-from clusterprof.importers.columns import unread_ns
-from clusterprof.importers.gpu_tables.heads import WANDB
-from clusterprof.importers.nvidia_smi.names import QUERY
-from clusterprof.importers.tables import Int, NodeTables
-from clusterprof.importers.telemetry.gathered import Gathered, Meaning
-from clusterprof.importers.telemetry.times import epoch_ns
-from clusterprof.importers.text_lines import lines_of, number, text_number, whole_json
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.columns import list_unread_times
+from clusterprof.analysis.importers.core.node_tables import Int, NodeTables
+from clusterprof.analysis.importers.core.text import (
+    convert_number,
+    parse_number,
+    read_json,
+    read_lines,
+)
+from clusterprof.analysis.importers.metrics.gpu_tables import WANDB_METRICS
+from clusterprof.analysis.importers.metrics.nvidia_smi import QUERY_METRICS
+from clusterprof.analysis.importers.metrics.readings import (
+    MetricMapping,
+    MetricReadings,
+    convert_epoch,
+)
 from clusterprof.probe import layout
 from clusterprof.signals import GPU_BUSY
 
-POINTS_AT_MOST, STEPS_AT_MOST = 1 << 18, 1 << 17
-"""Of all files together: TensorBoard gives out a thousand points of a tag."""
+MAX_POINTS, MAX_STEPS = 1 << 18, 1 << 17
+"""Limits over all files together: TensorBoard exports a thousand points per tag."""
 _HEAD = b"Wall time,Step,Value"
-_TRIPLE = re.compile(rb'\[\s*\[\s*[1-4]\d{9}(?:\.\d+)?\s*,\s*\d{1,18}\s*,\s*(?:-?\d|"?-?[NI])')
-_NAMED = re.compile(r"(?:run[-_])?(?P<run>.*?)[-_]tag[-_](?P<tag>.*)$")
+_FIRST_POINT = re.compile(rb'\[\s*\[\s*[1-4]\d{9}(?:\.\d+)?\s*,\s*\d{1,18}\s*,\s*(?:-?\d|"?-?[NI])')
+_FILE_NAME = re.compile(r"(?:run[-_])?(?P<run>.*?)[-_]tag[-_](?P<tag>.*)$")
 _LIGHTNING = re.compile(r"gpu_id\W*_?\s*(\d{1,4})[/_]([a-z]+\.[a-z]+)")
 _WANDB = re.compile(r"system\W?[/_.]?gpu\.(\d{1,4})\.(\w+)")
-_EVENTS_UNREAD = "event files are not read: have TensorBoard give out its scalars as CSV or JSON"
+_EVENTS_UNREAD = "event files are not read: export the scalars from TensorBoard as CSV or JSON"
 _Points = list[tuple[int, int, float]]
 
 
 class TensorBoard:
-    """Scalars of TensorBoard, as files."""
+    """Importer of TensorBoard scalars exported as files."""
 
     name: ClassVar[str] = "tensorboard"
     title: ClassVar[str] = "TensorBoard scalars"
-    together: ClassVar[bool] = True
+    combines_files: ClassVar[bool] = True
 
-    def recognises(self, head: bytes, path: Path) -> bool:
-        """By the first line, or by the first point."""
+    def recognizes(self, head: bytes, path: Path) -> bool:
+        """Return whether a file begins with the CSV head, with a point, or as an event file."""
         start = head.lstrip(b" \t\r\n\xef\xbb\xbf")
-        return start.startswith(_HEAD) or _TRIPLE.match(start) is not None or _is_events(head)
+        return (
+            start.startswith(_HEAD) or _FIRST_POINT.match(start) is not None or _is_event_file(head)
+        )
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
-        """Yield every run. Raises CannotImportError when none has two points."""
+        """Yield every run.
+
+        Raises: CannotImportError when no run has two points or readings, or when all files
+        are event files.
+        """
         runs: dict[str, list[tuple[str, _Points, Account]]] = {}
-        held = 0
+        point_count = 0
         for source, account in zip(sources, accounts):
-            if _is_events(source.head):
+            if _is_event_file(source.head):
                 account.refuse(_EVENTS_UNREAD)
                 continue
-            run, tag = _named(source.path)
-            points = _points(source, account, POINTS_AT_MOST - held)
-            held += len(points)
+            run, tag = _parse_file_name(source.path)
+            points = _read_points(source, account, MAX_POINTS - point_count)
+            point_count += len(points)
             account.read["points"] += len(points)
             runs.setdefault(run, []).append((tag, points, account))
-        some, room = False, Room(STEPS_AT_MOST)
+        has_nodes, budget = False, StepBudget(MAX_STEPS)
         for run, tags in runs.items():
-            for node in _nodes_of(run, tags, room):
-                some = True
+            for node in _build_nodes(run, tags, budget):
+                has_nodes = True
                 yield node
-        if not some and not runs:
-            raise CannotImportError(_EVENTS_UNREAD, "docs/importers.md says how to get these")
-        if not some:
-            raise CannotImportError("no two points one after the other, and no readings", "")
+        if not has_nodes and not runs:
+            raise CannotImportError(_EVENTS_UNREAD, "docs/importers.md describes how")
+        if not has_nodes:
+            raise CannotImportError("no two consecutive points and no GPU readings", "")
 
 
-def _is_events(head: bytes) -> bool:
-    """The first record of an event file says its version, behind its length and sum."""
+def _is_event_file(head: bytes) -> bool:
+    """Return whether the first record names an event file's version."""
     return b"brain.Event:" in head[12:40]
 
 
-def _named(path: Path) -> tuple[str, str]:
-    """The run and the tag that a file's name says."""
+def _parse_file_name(path: Path) -> tuple[str, str]:
+    """Parse the run and the tag from the file name."""
     stem = path.name.removesuffix(".csv").removesuffix(".json")
-    found = _NAMED.match(stem)
-    return (found["run"], found["tag"]) if found else (stem, "")
+    match = _FILE_NAME.match(stem)
+    return (match["run"], match["tag"]) if match else (stem, "")
 
 
 @dataclass(slots=True)
-class Room:
-    """How many steps may still be laid, of all runs."""
+class StepBudget:
+    """Number of steps that may still be added over all runs."""
 
     steps: int
 
     def take(self, count: Int, account: Account) -> slice:
-        """Return which stretches of so many steps there is room for: the last ones."""
-        size = np.minimum(count, STEPS_AT_MOST + 1)  # so that the sums fit
+        """Return which of the last intervals fit into the budget, and reduce it.
+
+        count: int64[n], steps in each interval.
+        """
+        size = np.minimum(count, MAX_STEPS + 1)  # capped so that the sums fit
         fits = np.cumsum(size[::-1])[::-1] <= self.steps
-        kept = slice(count.size - int(np.count_nonzero(fits)), None)
-        self.steps -= int(count[kept].sum())
+        selected = slice(count.size - int(np.count_nonzero(fits)), None)
+        self.steps -= int(count[selected].sum())
         if not fits.all():
             account.notes.append(
-                f"only the last {int(count[kept].sum()):,} steps were laid: all runs together have"
-                f" room for {STEPS_AT_MOST:,}"
+                f"only the last {int(count[selected].sum()):,} steps are shown: all runs"
+                f" together have room for {MAX_STEPS:,}"
             )
-        return kept
+        return selected
 
 
-def _points(source: Source, account: Account, most: int) -> _Points:
-    """When, which step and what: of all that can be used."""
+def _read_points(source: Source, account: Account, max_points: int) -> _Points:
+    """Read the usable points: time in ns, step, value."""
     points: _Points = []
-    for cells in _rows(source, account):
-        wall, step = (number(one) for one in cells[:2]) if len(cells) == 3 else (None, None)
-        t_ns = None if wall is None else epoch_ns(wall)
+    for cells in _read_rows(source, account):
+        wall, step = (
+            (convert_number(cell) for cell in cells[:2]) if len(cells) == 3 else (None, None)
+        )
+        t_ns = None if wall is None else convert_epoch(wall)
         if t_ns is None or step is None or not 0 <= step < 1 << 53:
             account.skipped["points without a time or a step"] += 1
             continue
-        value = number(cells[2])
+        value = convert_number(cells[2])
         points.append((t_ns, int(step), float("nan") if value is None else value))
-        if len(points) > POINTS_AT_MOST:
-            raise CannotImportError(
-                f"more than {POINTS_AT_MOST:,} points in one file", "give fewer"
-            )
+        if len(points) > MAX_POINTS:
+            raise CannotImportError(f"more than {MAX_POINTS:,} points in one file", "give fewer")
     return points
 
 
-def _rows(source: Source, account: Account) -> Iterator[Sequence[object]]:
+def _read_rows(source: Source, account: Account) -> Iterator[Sequence[object]]:
     if not source.head.lstrip(b" \t\r\n\xef\xbb\xbf").startswith(_HEAD):
-        listed = whole_json(source)
-        for one in listed if isinstance(listed, list) else ():
-            yield one if isinstance(one, list) else ()
+        points = read_json(source)
+        for point in points if isinstance(points, list) else ():
+            yield point if isinstance(point, list) else ()
         return
-    for line in lines_of(source, account):
+    for line in read_lines(source, account):
         text = line.decode("utf-8", "replace").strip("\ufeff \t\r")
         if text and text != _HEAD.decode():
-            yield [text_number(cell) for cell in text.split(",")]
+            yield [parse_number(cell) for cell in text.split(",")]
 
 
-def _nodes_of(
-    run: str, tags: Sequence[tuple[str, _Points, Account]], room: Room
+def _build_nodes(
+    run: str, tags: Sequence[tuple[str, _Points, Account]], budget: StepBudget
 ) -> Iterator[NodeTables]:
-    """A run as one node: its steps, and the readings of its devices."""
-    gathered = Gathered()
-    told: list[tuple[_Points, Account]] = []
+    """Build one node for a run: its steps, and the readings of its devices."""
+    readings = MetricReadings()
+    scalars: list[tuple[_Points, Account]] = []
     for tag, points, account in tags:
-        reading = _reading(tag)
+        reading = _find_reading(tag)
         if reading is None:
-            told.append((points, account))
+            scalars.append((points, account))
             continue
         device, meaning = reading
-        column = gathered.column("", meaning, device)
+        column = readings.column("", meaning, device)
         if column is not None:
             for t_ns, _, value in points:
                 column.add(t_ns, value)
-        gathered.device("", device)
+        readings.device("", device)
     key = run or "run"
-    node = next(gathered.nodes(TensorBoard.name, tags[0][2], key), None)
-    longest = max(told, key=lambda one: len(one[0]), default=None)
-    laid = _steps(*longest, room) if longest is not None else None
-    if laid is not None:
+    node = next(readings.nodes(TensorBoard.name, tags[0][2], key), None)
+    longest = max(scalars, key=lambda scalar: len(scalar[0]), default=None)
+    steps = _compute_steps(*longest, budget) if longest is not None else None
+    if steps is not None:
         node = node or NodeTables("", TensorBoard.name, 0, key)
-        _lay(node, *laid)
+        _add_steps(node, *steps)
     if node is not None:
-        node.shown = key
+        node.display_name = key
         node.job = key
         yield node
 
 
-def _reading(tag: str) -> tuple[str, Meaning] | None:
-    """The device and the meaning of a tag that is readings; None of any other."""
-    for pattern, names in ((_LIGHTNING, QUERY), (_WANDB, WANDB)):
-        found = pattern.search(tag)
-        if found and found[2] in names:
-            return f"gpu{int(found[1])}", names[found[2]]
+def _find_reading(tag: str) -> tuple[str, MetricMapping] | None:
+    """Find the device and the mapping of a tag with GPU readings; None for any other tag."""
+    for pattern, names in ((_LIGHTNING, QUERY_METRICS), (_WANDB, WANDB_METRICS)):
+        match = pattern.search(tag)
+        if match and match[2] in names:
+            return f"gpu{int(match[1])}", names[match[2]]
     return None
 
 
-def _steps(points: _Points, account: Account, room: Room) -> tuple[Int, Int, Int] | None:
-    """Start, end and number of steps; None when there are none."""
+def _compute_steps(
+    points: _Points, account: Account, budget: StepBudget
+) -> tuple[Int, Int, Int] | None:
+    """Compute start, end (ns) and number of the steps, int64[n] each; None if there are none."""
     table = np.array([point[:2] for point in points], np.int64).reshape(-1, 2)
     table = table[np.argsort(table[:, 0], kind="stable")]
-    took, count = np.diff(table[:, 0]), np.diff(table[:, 1])
-    good = (took > 0) & (count > 0)
-    if not good.all():
-        account.skipped["pairs of points whose step or time does not go on"] += int((~good).sum())
-    rows = np.flatnonzero(good)
-    took, count = took[rows], count[rows]
+    duration, count = np.diff(table[:, 0]), np.diff(table[:, 1])
+    increasing = (duration > 0) & (count > 0)
+    if not increasing.all():
+        account.skipped["pairs of points without a later step or time"] += int((~increasing).sum())
+    rows = np.flatnonzero(increasing)
+    duration, count = duration[rows], count[rows]
     if not rows.size:
         return None
-    kept = room.take(count, account)
-    rows, took, count = rows[kept], took[kept], count[kept]
+    selected = budget.take(count, account)
+    rows, duration, count = rows[selected], duration[selected], count[selected]
     if not rows.size:
         return None
     if count.max() > 1:
         account.notes.append(
-            f"points are up to {int(count.max()):,} steps apart: each step between two is given"
+            f"points are up to {int(count.max()):,} steps apart: each step between two points gets"
             " their mean"
         )
-    of = np.repeat(np.arange(rows.size), count)
-    place = np.arange(of.size) - np.repeat(np.cumsum(count) - count, count)
-    first, number_ = table[rows, 0][of], table[rows, 1][of]
-    start = first + took[of] // count[of] * place
-    end = np.where(place + 1 == count[of], first + took[of], start + took[of] // count[of])
-    account.read["steps"] += of.size
-    return start, end, number_ + place + 1
+    interval = np.repeat(np.arange(rows.size), count)
+    step_in_interval = np.arange(interval.size) - np.repeat(np.cumsum(count) - count, count)
+    first, number_ = table[rows, 0][interval], table[rows, 1][interval]
+    start = first + duration[interval] // count[interval] * step_in_interval
+    end = np.where(
+        step_in_interval + 1 == count[interval],
+        first + duration[interval],
+        start + duration[interval] // count[interval],
+    )
+    account.read["steps"] += interval.size
+    return start, end, number_ + step_in_interval + 1
 
 
-def _lay(node: NodeTables, start: Int, end: Int, steps: Int) -> None:
+def _add_steps(node: NodeTables, start: Int, end: Int, steps: Int) -> None:
     node.device("unseen")
     node.rank(1, device="unseen")
     node.spans(1, layout.STEP, start, end, steps, 2, -1, -1)
     first_ns, last_ns = int(start[0]), int(end[-1])
-    t_ns = unread_ns(first_ns, last_ns, np.array([first_ns, last_ns], np.int64))
-    node.series(GPU_BUSY.name, "unseen", t_ns, np.full(t_ns.size, np.nan))  # nobody read it
+    t_ns = list_unread_times(first_ns, last_ns, np.array([first_ns, last_ns], np.int64))
+    node.series(GPU_BUSY.name, "unseen", t_ns, np.full(t_ns.size, np.nan))  # unread

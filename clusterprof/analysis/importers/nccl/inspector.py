@@ -1,32 +1,47 @@
-"""Logs of the NCCL Inspector plugin, all ranks of a job.
+"""Logs of the NCCL Inspector plugin: duration of each collective, by communicator.
+
+One JSON object per operation, one per line (`NCCL_INSPECTOR_DUMP_DIR`):
+
+    {"header": {"id": "0x7f8c496ae9f661", "rank": 2, "n_ranks": 8, "nnodes": 1},
+     "metadata": {"inspector_output_format_version": "v4.0",
+                  "dump_timestamp_us": …, "pid": …},
+     "coll_perf": {"coll": "AllReduce", "coll_sn": 1407,
+                   "coll_msg_size_bytes": 17179869184, "coll_exec_time_us": 61974,
+                   "coll_timing_source": "kernel_gpu"}}
+
+`rank` is the rank in the communicator, which need not be the whole job. Lines of
+another kind (messages, statistics) and a truncated last line are left out.
+
+Logs of the NCCL Inspector plugin from all ranks of a job.
 
 ## What is read
 
-JSON lines, a file per process (`NCCL_INSPECTOR_ENABLE=1`, `NCCL_INSPECTOR_DUMP_DIR`), formats 4
-and 5; newer ones name rank and communicator once before their operations. The fields used are
-`importers/nccl_inspector.py`'s.
+JSON lines, a file per process (`NCCL_INSPECTOR_ENABLE=1`, `NCCL_INSPECTOR_DUMP_DIR`),
+formats 4 and 5; newer ones give rank and communicator once before their operations.
+The fields are those of `analysis.importers.nccl.inspector`.
 
 ## How it is understood
 
-The communicator with most ranks is the job; the rank of a process in it is its rank. An operation
-has the same number (`coll_sn`) on all its ranks, and they leave it together; so each came to it
-as much before that as it was in it, and whoever was in it for the shortest time came last: that
-time is the transfer, what the others were in it for longer is waiting. A log does not say when an
-operation was: it was before it was written (`dump_timestamp_us`). Operations are spread over the
-time from one such moment to the next, in their order, and never overlap on a rank.
+The communicator with most ranks is the job, and the rank of a process in it is its
+rank. An operation has the same number (`coll_sn`) on all its ranks, and they leave it
+together. So each rank arrived as long before that as it was in the operation, and the
+rank with the shortest time arrived last: that time is the transfer, and the excess of
+the others is waiting. The log does not record when an operation ran, only that it was
+before it was written (`dump_timestamp_us`). Operations are spread over the time
+between two of these times, in their order, and never overlap on a rank.
 
 ## Where it is blind
 
-What the devices did besides is not known: time in operations is an upper bound of what was lost,
-and computing in between is not in the log. Operations that the plugin overwrote before it wrote
-them are missing.
+Other work of the devices is unknown: the time in operations is an upper bound of the
+time lost, and computation in between is not in the log. Operations that the plugin
+overwrote before it wrote them are missing.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,154 +49,217 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.importers.base import Account, CannotImportError, Source
-from clusterprof.importers.nccl_inspector import Operation, operation_of_line
-from clusterprof.importers.tables import NodeTables, group_number
-from clusterprof.importers.text_lines import lines_of
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
+from clusterprof.analysis.importers.core.text import read_lines
 from clusterprof.probe import layout
 
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One collective operation of one rank."""
+
+    communicator: str
+    rank: int
+    """Rank in the communicator."""
+    ranks: int
+    """Size of the communicator."""
+    pid: int | None
+    number: int
+    """Sequence number in its communicator."""
+    name: str
+    """NCCL's name, like `AllReduce`."""
+    bytes: int
+    duration_ns: int
+    on_device: bool
+    """True if the duration was measured on the device, else on the host."""
+
+
+def read_operations(lines: Iterable[bytes]) -> Iterator[Operation]:
+    """Yield the collective operations of a log in its order, skipping all other lines."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("coll_perf"), dict):
+                yield parse_operation(record)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+
+
+def parse_operation(record: Mapping[str, Any]) -> Operation:
+    """Parse the operation of one decoded line.
+
+    Raises: ValueError, KeyError, TypeError, AttributeError or OverflowError when a field
+    is missing or wrong.
+    """
+    header, performance = record["header"], record["coll_perf"]
+    pid = (record.get("metadata") or {}).get("pid")
+    return Operation(
+        str(header["id"]),
+        int(header["rank"]),
+        int(header["n_ranks"]),
+        None if pid is None else int(pid),
+        int(performance["coll_sn"]),
+        str(performance["coll"]),
+        int(performance["coll_msg_size_bytes"]),
+        round(float(performance["coll_exec_time_us"]) * 1000),
+        performance.get("coll_timing_source", "kernel_gpu") == "kernel_gpu",
+    )
+
+
 Int = NDArray[np.int64]
-_KINDS = {
-    "allreduce": layout.ALL_REDUCE, "allgather": layout.ALL_GATHER,
-    "reducescatter": layout.REDUCE_SCATTER, "broadcast": layout.BROADCAST,
-    "reduce": layout.REDUCE, "alltoall": layout.ALL_TO_ALL, "gather": layout.GATHER,
+_OPERATION_CODES = {
+    "allreduce": layout.ALL_REDUCE,
+    "allgather": layout.ALL_GATHER,
+    "reducescatter": layout.REDUCE_SCATTER,
+    "broadcast": layout.BROADCAST,
+    "reduce": layout.REDUCE,
+    "alltoall": layout.ALL_TO_ALL,
+    "gather": layout.GATHER,
     "scatter": layout.SCATTER,
-}  # fmt: skip
-_OPERATIONS_AT_MOST = 20_000_000
-_PROCESSES_AT_MOST = 65_536
-_MOST_NS = 1 << 50
+}
+_MAX_OPERATIONS = 20_000_000
+_MAX_PROCESSES = 65_536
+_MAX_DURATION_NS = 1 << 50
 
 
 @dataclass(slots=True)
 class _Process:
-    """What one process wrote."""
+    """Operations logged by one process."""
 
     host: str
     pid: int
     ranks: dict[str, int] = field(default_factory=dict)
-    """Its rank, by communicator."""
+    """Rank of the process, by communicator."""
     rows: dict[str, array[int]] = field(default_factory=dict)
-    """By communicator, five each: number, duration, bytes, operation, when written."""
+    """By communicator, five values each: number, duration, bytes, operation, time written."""
 
     def table(self, communicator: str) -> Int:
-        """Return the operations in a communicator, a row each."""
+        """Return the operations in a communicator, int64[n, 5]."""
         return np.frombuffer(self.rows[communicator], np.int64).reshape(-1, 5)
 
 
 class NcclInspector:
-    """Logs of the NCCL Inspector of one job."""
+    """Importer of the NCCL Inspector logs of one job."""
 
     name: ClassVar[str] = "nccl-inspector"
     title: ClassVar[str] = "NCCL Inspector log"
-    together: ClassVar[bool] = True
+    combines_files: ClassVar[bool] = True
 
-    def recognises(self, head: bytes, path: Path) -> bool:
-        """Say whether these are lines of the plugin."""
+    def recognizes(self, head: bytes, path: Path) -> bool:
+        """Return whether the lines were written by the plugin."""
         return head.lstrip()[:1] == b"{" and (
             b'"coll_perf"' in head or b'"inspector_output_format_version"' in head
         )
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
-        """Yield a node per host. Raises CannotImportError when there is no operation in any."""
+        """Yield a node per host.
+
+        Raises: CannotImportError when no file holds an operation.
+        """
         processes: dict[tuple[str, int], _Process] = {}
         sizes: dict[str, int] = {}
-        left = _OPERATIONS_AT_MOST
+        remaining = _MAX_OPERATIONS
         for number, (source, account) in enumerate(zip(sources, accounts)):
-            left -= _read(source, account, number, processes, sizes, left)
-        if not any(one.rows for one in processes.values()):
-            raise CannotImportError("no collective operation in it", "NCCL_INSPECTOR_ENABLE=1")
-        job = _job(processes.values(), sizes, accounts[0])
-        leaves = {comm: _leaves(comm, processes.values()) for comm in sizes}
+            remaining -= _read_log(source, account, number, processes, sizes, remaining)
+        if not any(process_.rows for process_ in processes.values()):
+            raise CannotImportError("no collective operation in it", "set NCCL_INSPECTOR_ENABLE=1")
+        job = _map_job_ranks(processes.values(), sizes, accounts[0])
+        leave_times = {comm: _estimate_leave_times(comm, processes.values()) for comm in sizes}
         by_host: dict[str, list[_Process]] = {}
         for process in processes.values():
             by_host.setdefault(process.host, []).append(process)
-        for host, some in by_host.items():
+        for host, host_processes in by_host.items():
             node = NodeTables(host, self.name, wall_minus_own_ns=0)
-            for process in some:
-                _add(node, process, job, leaves, processes.values())
+            for process in host_processes:
+                _add_process(node, process, job, leave_times, processes.values())
             yield node
 
 
-def _read(
+def _read_log(
     source: Source,
     account: Account,
     number: int,
     processes: dict[tuple[str, int], _Process],
     sizes: dict[str, int],
-    most: int,
+    max_operations: int,
 ) -> int:
-    """Read one file; returns how many operations it had."""
+    """Read one file and return the number of its operations."""
     header: Mapping[str, Any] = {}
     metadata: Mapping[str, Any] = {}
     count = 0
-    for line in lines_of(source, account):
+    for line in read_lines(source, account):
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
-            if not isinstance(found, dict):
+            record = json.loads(line)
+            if not isinstance(record, dict):
                 raise TypeError
-            header = found.setdefault("header", header)
-            metadata = found.setdefault("metadata", metadata)
-            if not isinstance(found.get("coll_perf"), dict):
+            header = record.setdefault("header", header)
+            metadata = record.setdefault("metadata", metadata)
+            if not isinstance(record.get("coll_perf"), dict):
                 account.skipped["lines of another kind"] += 1
                 continue
-            one = operation_of_line(found)
-            written = int(metadata.get("dump_timestamp_us", 0)) * 1000
+            operation = parse_operation(record)
+            written_ns = int(metadata.get("dump_timestamp_us", 0)) * 1000
             host = str(metadata.get("hostname") or "")[:255]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             account.skipped["lines that could not be read"] += 1
             continue
-        if not _sound(one, written):
-            account.skipped["operations with values that cannot be"] += 1
+        if not _is_plausible(operation, written_ns):
+            account.skipped["operations with impossible values"] += 1
             continue
-        pid = one.pid if one.pid is not None and 0 < one.pid < 1 << 31 else number + 1
-        beyond = (host, pid) not in processes and len(processes) >= _PROCESSES_AT_MOST
-        if beyond or (one.communicator not in sizes and len(sizes) >= _PROCESSES_AT_MOST):
-            raise CannotImportError(f"more than {_PROCESSES_AT_MOST:,} processes or communicators")
+        pid = (
+            operation.pid
+            if operation.pid is not None and 0 < operation.pid < 1 << 31
+            else number + 1
+        )
+        too_many = (host, pid) not in processes and len(processes) >= _MAX_PROCESSES
+        if too_many or (operation.communicator not in sizes and len(sizes) >= _MAX_PROCESSES):
+            raise CannotImportError(f"more than {_MAX_PROCESSES:,} processes or communicators")
         process = processes.setdefault((host, pid), _Process(host, pid))
-        process.ranks[one.communicator] = one.rank
-        sizes[one.communicator] = max(sizes.get(one.communicator, 0), one.ranks)
-        kind = _KINDS.get(one.name.lower(), layout.OTHER_OPERATION)
-        row = (one.number, one.duration_ns, one.bytes, kind, written)
-        process.rows.setdefault(one.communicator, array("q")).extend(row)
+        process.ranks[operation.communicator] = operation.rank
+        sizes[operation.communicator] = max(sizes.get(operation.communicator, 0), operation.ranks)
+        kind = _OPERATION_CODES.get(operation.name.lower(), layout.OTHER_OPERATION)
+        row = (operation.number, operation.duration_ns, operation.bytes, kind, written_ns)
+        process.rows.setdefault(operation.communicator, array("q")).extend(row)
         account.read["operations"] += 1
         count += 1
-        if count >= most:
-            account.cut = f"only {_OPERATIONS_AT_MOST:,} operations were read"
+        if count >= max_operations:
+            account.cut = f"only {_MAX_OPERATIONS:,} operations were read"
             break
     return count
 
 
-def _sound(one: Operation, written: int) -> bool:
+def _is_plausible(operation: Operation, written_ns: int) -> bool:
     return (
-        0 <= one.rank < one.ranks <= 1 << 24
-        and 0 <= one.number < 1 << 62
-        and 0 < one.duration_ns < _MOST_NS
-        and 0 <= one.bytes < 1 << 62
-        and 0 < written < 1 << 62
+        0 <= operation.rank < operation.ranks <= 1 << 24
+        and 0 <= operation.number < 1 << 62
+        and 0 < operation.duration_ns < _MAX_DURATION_NS
+        and 0 <= operation.bytes < 1 << 62
+        and 0 < written_ns < 1 << 62
     )
 
 
-def _job(
+def _map_job_ranks(
     processes: Any, sizes: Mapping[str, int], account: Account
 ) -> dict[tuple[str, int], int] | None:
-    """The rank of each process in the job; None when no communicator has them all."""
-    comm = max(sizes, key=lambda one: (sizes[one], one))
+    """Map each process to its rank in the job; None if no communicator contains all processes."""
+    comm = max(sizes, key=lambda communicator: (sizes[communicator], communicator))
     ranks = {(p.host, p.pid): p.ranks[comm] for p in processes if comm in p.ranks}
-    whole = len(set(ranks.values())) == len(ranks) == len(list(processes))
-    if not whole:
-        account.notes.append("no communicator holds all processes: ranks of the job are not known")
+    is_complete = len(set(ranks.values())) == len(ranks) == len(list(processes))
+    if not is_complete:
+        account.notes.append("no communicator has all processes: ranks of the job are unknown")
         return None
     account.notes.append(
-        f"ranks are those of communicator {comm}, of {sizes[comm]} ranks; a log does not say when"
-        " an operation was, only when it had been: operations are spread over the time in between"
+        f"ranks are those of communicator {comm}, of {sizes[comm]} ranks; logs do not tell when"
+        " an operation ran, only when it was written: operations are spread over the time between"
     )
     return ranks
 
 
-def _leaves(comm: str, processes: Any) -> tuple[Int, Int]:
-    """Numbers of a communicator's operations, and when all left each."""
+def _estimate_leave_times(comm: str, processes: Any) -> tuple[Int, Int]:
+    """Estimate when all ranks left each operation: numbers and times, int64[n] each."""
     tables = [p.table(comm) for p in processes if comm in p.rows]
     rows = np.concatenate(tables) if tables else np.empty((0, 5), np.int64)
     order = np.lexsort((rows[:, 4], rows[:, 0]))
@@ -190,42 +268,42 @@ def _leaves(comm: str, processes: Any) -> tuple[Int, Int]:
     if not numbers.size:
         return numbers, numbers
     longest = np.maximum.reduceat(rows[:, 1], first)
-    written = np.minimum.reduceat(rows[:, 4], first)  # it was over when the first wrote it
+    written = np.minimum.reduceat(rows[:, 4], first)  # over when first written
     written = np.minimum.accumulate(written[::-1])[::-1]
     ends = np.empty(numbers.size, np.int64)
     edges = np.flatnonzero(np.append(True, np.diff(written) > 0))
     before = int(written[0]) - int(longest[: edges[1] if edges.size > 1 else None].sum())
     for low, high in zip(edges.tolist(), [*edges[1:].tolist(), numbers.size]):
-        until, busy = int(written[low]), np.cumsum(longest[low:high])
-        # What is left of the time between is spread evenly before each of them.
-        spare = max(0, until - before - int(busy[-1]))
-        ends[low:high] = before + busy + spare * np.arange(1, high - low + 1) // (high - low)
+        written_ns, busy = int(written[low]), np.cumsum(longest[low:high])
+        # The remaining time is spread evenly before each operation.
+        idle_ns = max(0, written_ns - before - int(busy[-1]))
+        ends[low:high] = before + busy + idle_ns * np.arange(1, high - low + 1) // (high - low)
         before = int(ends[high - 1])
     return numbers, ends
 
 
-def _add(
+def _add_process(
     node: NodeTables,
     process: _Process,
     job: Mapping[tuple[str, int], int] | None,
-    leaves: Mapping[str, tuple[Int, Int]],
+    leave_times: Mapping[str, tuple[Int, Int]],
     processes: Any,
 ) -> None:
-    me = (process.host, process.pid)
-    node.rank(process.pid, None if job is None else job[me], None if job is None else len(job))
+    process_key = (process.host, process.pid)
+    node.rank(
+        process.pid, None if job is None else job[process_key], None if job is None else len(job)
+    )
     low, high = 1 << 62, 0
     for comm in process.rows:
         table = process.table(comm)
         table = table[np.argsort(table[:, 0], kind="stable")]
-        table = table[np.append(True, np.diff(table[:, 0]) > 0)]  # one number, one operation
-        numbers, ends = leaves[comm]
+        table = table[np.append(True, np.diff(table[:, 0]) > 0)]  # one operation per number
+        numbers, ends = leave_times[comm]
         end = ends[numbers.searchsorted(table[:, 0])]
         start = np.maximum(end - table[:, 1], 0)
         members = [job[p.host, p.pid] for p in processes if comm in p.rows] if job else []
-        group = group_number(members if members else comm)
+        group = compute_group_number(members if members else comm)
         node.group(process.pid, group, members)
-        node.collectives(
-            process.pid, start, end, group, table[:, 0], table[:, 2], table[:, 3]
-        )  # fmt: skip
+        node.collectives(process.pid, start, end, group, table[:, 0], table[:, 2], table[:, 3])
         low, high = min(low, int(start.min())), max(high, int(end.max()))
     node.spans(process.pid, layout.STEP, [low], [high], 1, 2, -1, -1)

@@ -1,25 +1,28 @@
-"""Pipeline traces of Megatron (MegatronApp): when each stage ran which microbatch forward and back.
+"""Pipeline traces of Megatron (MegatronApp): passes of each stage and microbatch.
 
 ## What is read
 
-Chrome JSON lists with begin and end events `forward` and `backward` (`args`: iteration, microbatch,
-model_chunk, pp_rank), and instants `iteration begin`, `reduce`, `iteration end`. A process of the
-trace is a stage of the pipeline; times are microseconds of one clock.
+Chrome JSON lists with begin and end events `forward` and `backward` (`args`:
+iteration, microbatch, model_chunk, pp_rank), and instants `iteration begin`,
+`reduce`, `iteration end`. A process of the trace is a stage of the pipeline; times
+are microseconds of one clock.
 
 ## How it is understood
 
-A stage is busy in `forward` and `backward`; the rest of the iteration is its bubble. An iteration
-is a step. A stage needs what the stage before it made of the same microbatch (backward: the stage
-behind it), so until that one had finished it waited for it. Where that had been there all along,
-the stage was held by its exchange with those beside it, which lasts until both have come: it waited
-for the nearest stage that finished a piece of work meanwhile, until then. What is left of a gap is
-without a cause, for a trace does not tell transfers. With `reduce` stages come to an operation with
-all others; they wait there until the last has come. What is left until `iteration end` has no
-cause.
+A stage is busy in `forward` and `backward`; the rest of the iteration is its bubble.
+An iteration is a step. A stage needs the result of the previous stage for the same
+microbatch (in the backward pass: of the next stage), so it waited until that stage
+had finished. If that result had been available all along, the stage was held up by
+the exchange with its neighbors, which lasts until both have arrived: it waited for
+the nearest stage that finished a piece of work in the meantime, until that moment.
+The rest of a gap has no cause, because the trace does not show transfers. At `reduce`
+stages arrive at a collective with all others and wait until the last has arrived. The
+time from there to `iteration end` has no cause.
 
 ## Where it is blind
 
-What a stage does besides (copies, optimizer), why it has more work, and how long transfers take.
+Other activity of a stage (copies, optimizer), why it has more work, and how long
+transfers take.
 """
 
 from __future__ import annotations
@@ -34,18 +37,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.importers.base import Account, CannotImportError, Source
-from clusterprof.importers.device_gaps import union
-from clusterprof.importers.tables import NodeTables, group_number
-from clusterprof.importers.text_lines import whole_bytes
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.device_timeline import merge_intervals
+from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
+from clusterprof.analysis.importers.core.text import read_json_bytes
 from clusterprof.probe import layout
 
-_NS = 1000
-_HEAVY = 1.2
-_LATEST_US = 1 << 52
-_NUMBER_AT_MOST = 1 << 31
-Who = tuple[int, int]
-Piece = tuple[int, int, int, int]  # iteration, model chunk, microbatch, 0 forward or 1 backward
+_US_NS = 1000
+_HEAVY_STAGE_RATIO = 1.2
+_MAX_TIME_US = 1 << 52
+_MAX_NUMBER = 1 << 31
+StageKey = tuple[int, int]
+WorkItem = tuple[int, int, int, int]  # iteration, model chunk, microbatch, 0 forward or 1 backward
 
 
 class _Arguments(msgspec.Struct):
@@ -65,117 +68,125 @@ class _Event(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Stage:
-    """What one process of the trace did."""
+    """Events of one process of the trace."""
 
-    begun: dict[str, list[float]] = field(default_factory=dict)
-    work: list[tuple[int, int, Piece]] = field(default_factory=list)
+    open_events: dict[str, list[float]] = field(default_factory=dict)
+    work: list[tuple[int, int, WorkItem]] = field(default_factory=list)
     marks: dict[tuple[str, int], int] = field(default_factory=dict)
-    """When an instant was, by its name and iteration, in ns; begin and end of work likewise."""
+    """Time of each instant in ns, by its name and iteration."""
 
 
 class MegatronPipeline:
-    """Pipeline traces of MegatronApp."""
+    """Importer of MegatronApp pipeline traces."""
 
     name: ClassVar[str] = "megatron-pipeline"
     title: ClassVar[str] = "Megatron pipeline trace (MegatronApp)"
-    together: ClassVar[bool] = False
+    combines_files: ClassVar[bool] = False
 
-    def recognises(self, head: bytes, path: Path) -> bool:
-        """Say whether this is a list of events with iterations and microbatches."""
-        begins = head.lstrip()[:1] in (b"[", b"{")
-        return begins and b'"iteration begin"' in head and b'"ph"' in head
+    def recognizes(self, head: bytes, path: Path) -> bool:
+        """Return whether this is a list of events with iterations and microbatches."""
+        is_json = head.lstrip()[:1] in (b"[", b"{")
+        return is_json and b'"iteration begin"' in head and b'"ph"' in head
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
-        """Yield one node, for all stages have one clock. Raises CannotImportError."""
+        """Yield one node per file, because all its stages share one clock.
+
+        Raises: CannotImportError when a file is not JSON or has no complete forward or
+        backward pass.
+        """
         for source, account in zip(sources, accounts):
-            stages = _stages(source, account)
+            stages = _read_stages(source, account)
             if not any(stage.work for stage in stages.values()):
-                raise CannotImportError("no forward or backward has a begin and an end in it")
-            yield _node(stages, account)
+                raise CannotImportError("the trace has no forward or backward with begin and end")
+            yield _build_node(stages, account)
 
 
-def _stages(source: Source, account: Account) -> dict[Who, _Stage]:
+def _read_stages(source: Source, account: Account) -> dict[StageKey, _Stage]:
     try:
-        found = msgspec.json.decode(whole_bytes(source))
-        listed = found.get("traceEvents") if isinstance(found, dict) else found
+        content = msgspec.json.decode(read_json_bytes(source))
+        listed = content.get("traceEvents") if isinstance(content, dict) else content
         events = listed if isinstance(listed, list) else []
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise CannotImportError(f"no JSON that can be read ({error})") from error
-    stages: dict[Who, _Stage] = {}
-    for raw in sorted(_events(events, account), key=lambda event: event.ts):
-        stage = stages.setdefault((raw.pid, raw.tid), _Stage())
-        _take(stage, raw, account)
-    left = sum(len(some) for stage in stages.values() for some in stage.begun.values())
-    if left:
-        account.skipped["that never end"] += left
+        raise CannotImportError(f"not readable JSON ({error})") from error
+    stages: dict[StageKey, _Stage] = {}
+    for parsed in sorted(_parse_events(events, account), key=lambda event: event.ts):
+        stage = stages.setdefault((parsed.pid, parsed.tid), _Stage())
+        _record_event(stage, parsed, account)
+    unfinished = sum(
+        len(open_starts) for stage in stages.values() for open_starts in stage.open_events.values()
+    )
+    if unfinished:
+        account.skipped["passes without an end"] += unfinished
     return stages
 
 
-def _events(events: list[Any], account: Account) -> Iterator[_Event]:
-    for raw in events:
+def _parse_events(events: list[Any], account: Account) -> Iterator[_Event]:
+    for entry in events:
         try:
-            event = msgspec.convert(raw, _Event)
+            event = msgspec.convert(entry, _Event)
         except (msgspec.ValidationError, RecursionError, OverflowError):
             account.skipped["events of another kind"] += 1
             continue
-        said = event.args or _Arguments()
-        numbers = (event.tid, said.iteration, said.microbatch, said.model_chunk)
-        sound = all(abs(one) < _NUMBER_AT_MOST for one in numbers)
-        if sound and 0 <= event.ts < _LATEST_US and -1 < event.pid < 1 << 24:
+        arguments = event.args or _Arguments()
+        numbers = (event.tid, arguments.iteration, arguments.microbatch, arguments.model_chunk)
+        is_plausible = all(abs(value) < _MAX_NUMBER for value in numbers)
+        if is_plausible and 0 <= event.ts < _MAX_TIME_US and -1 < event.pid < 1 << 24:
             yield event
         else:
-            account.skipped["events with times or numbers that cannot be"] += 1
+            account.skipped["events with impossible times or numbers"] += 1
 
 
-def _take(stage: _Stage, event: _Event, account: Account) -> None:
+def _record_event(stage: _Stage, event: _Event, account: Account) -> None:
     arguments = event.args or _Arguments()
-    at = round(event.ts * _NS)
+    at = round(event.ts * _US_NS)
     if event.ph in ("i", "I"):
         stage.marks.setdefault((event.name, arguments.iteration), at)
     elif event.name not in ("forward", "backward"):
         account.skipped["events of another kind"] += 1
     elif event.ph == "B":
-        stage.begun.setdefault(event.name, []).append(event.ts)
-    elif event.ph == "E" and stage.begun.get(event.name):
-        start = round(stage.begun[event.name].pop() * _NS)
-        way = int(event.name == "backward")
-        piece = (arguments.iteration, arguments.model_chunk, arguments.microbatch, way)
+        stage.open_events.setdefault(event.name, []).append(event.ts)
+    elif event.ph == "E" and stage.open_events.get(event.name):
+        start = round(stage.open_events[event.name].pop() * _US_NS)
+        direction = int(event.name == "backward")
+        piece = (arguments.iteration, arguments.model_chunk, arguments.microbatch, direction)
         stage.work.append((start, at, piece))
         account.read["forward and backward passes"] += 1
     else:
         account.skipped["ends without a begin"] += 1
 
 
-def _node(stages: dict[Who, _Stage], account: Account) -> NodeTables:
+def _build_node(stages: dict[StageKey, _Stage], account: Account) -> NodeTables:
     node = NodeTables("", MegatronPipeline.name)
-    who = sorted(stages)
-    ranks = {one: rank for rank, one in enumerate(who)}
-    team = list(range(len(who)))
-    group = group_number(team)
-    for one in who:
-        stage, rank = stages[one], ranks[one]
+    keys = sorted(stages)
+    ranks = {key: rank for rank, key in enumerate(keys)}
+    members = list(range(len(keys)))
+    group = compute_group_number(members)
+    for key in keys:
+        stage, rank = stages[key], ranks[key]
         stage.work.sort()
         device = f"stage{rank}"
         node.device(device)
-        node.rank(rank + 1, rank, len(who), device)
-        node.group(rank + 1, group, team)
+        node.rank(rank + 1, rank, len(keys), device)
+        node.group(rank + 1, group, members)
         if stage.work:
             _add_steps(node, stage, rank + 1, device, account, rank)
     _add_waits(node, stages, ranks, group)
     _add_reduces(node, stages, ranks, group)
-    _compare(stages, ranks, account)
+    _compare_stages(stages, ranks, account)
     return node
 
 
-def _compare(stages: dict[Who, _Stage], ranks: dict[Who, int], account: Account) -> None:
-    """Say which stage has much more to do than the middle one."""
+def _compare_stages(
+    stages: dict[StageKey, _Stage], ranks: dict[StageKey, int], account: Account
+) -> None:
+    """Note the stage that has much more work than the median one."""
     work = sorted(
-        (sum(e - s for s, e, _ in stage.work), ranks[one]) for one, stage in stages.items()
+        (sum(e - s for s, e, _ in stage.work), ranks[key]) for key, stage in stages.items()
     )
-    (most, rank), middle = work[-1], work[(len(work) - 1) // 2][0]
-    if middle and most >= _HEAVY * middle:
+    (largest, rank), median = work[-1], work[(len(work) - 1) // 2][0]
+    if median and largest >= _HEAVY_STAGE_RATIO * median:
         account.notes.append(
-            f"stage {rank} does {most / middle:.1f} times the work of the middle stage: give it"
+            f"stage {rank} does {largest / median:.1f} times the work of the median stage: give it"
             " fewer layers (the last one also has the output layer and the loss)"
         )
 
@@ -183,27 +194,27 @@ def _compare(stages: dict[Who, _Stage], ranks: dict[Who, int], account: Account)
 def _add_steps(
     node: NodeTables, stage: _Stage, pid: int, device: str, account: Account, rank: int
 ) -> None:
-    start, end = (np.array([one[at] for one in stage.work], np.int64) for at in (0, 1))
+    start, end = (np.array([item[side] for item in stage.work], np.int64) for side in (0, 1))
     iterations = sorted({number for _, number in stage.marks} | {p[0] for *_, p in stage.work})
     begins, ends = [], []
     for number in iterations:
-        mine = [one for one in stage.work if one[2][0] == number]
-        first = min((one[0] for one in mine), default=0)
-        last = max((one[1] for one in mine), default=0)
+        items = [item for item in stage.work if item[2][0] == number]
+        first = min((item[0] for item in items), default=0)
+        last = max((item[1] for item in items), default=0)
         begins.append(stage.marks.get(("iteration begin", number), first))
         ends.append(max(stage.marks.get(("iteration end", number), last), begins[-1]))
     node.spans(pid, layout.STEP, begins, ends, iterations, 2, -1, -1)
-    busy = union(start, end)
+    busy = merge_intervals(start, end)
     low, high = min(begins), max(ends)
     node.busy(
         device, *busy, min(low, int(start.min(initial=low))), max(high, int(end.max(initial=high)))
     )
-    for kind, way in ((layout.FORWARD, 0), (layout.BACKWARD, 1)):
-        rows = np.array([piece[3] == way for *_, piece in stage.work], np.bool_)
+    for kind, direction in ((layout.FORWARD, 0), (layout.BACKWARD, 1)):
+        rows = np.array([piece[3] == direction for *_, piece in stage.work], np.bool_)
         node.spans(pid, kind, start[rows], end[rows])
-    whole = sum(e - b for b, e in zip(begins, ends))
-    if whole > 0:
-        bubble = 1 - float((busy[1] - busy[0]).sum()) / whole
+    total_ns = sum(e - b for b, e in zip(begins, ends))
+    if total_ns > 0:
+        bubble = 1 - float((busy[1] - busy[0]).sum()) / total_ns
         account.notes.append(
             f"stage {rank}: {bubble:.1%} bubble (neither forward nor backward),"
             f" {(busy[1] - busy[0]).sum() / 1e6 / len(iterations):.1f} ms of work an iteration"
@@ -211,28 +222,29 @@ def _add_steps(
 
 
 def _add_waits(
-    node: NodeTables, stages: dict[Who, _Stage], ranks: dict[Who, int], group: int
+    node: NodeTables, stages: dict[StageKey, _Stage], ranks: dict[StageKey, int], group: int
 ) -> None:
-    """A wait of one stage for another is a message: sent when that one had finished its work."""
-    ends = {one: np.array([end for _, end, _ in stage.work], np.int64)
-            for one, stage in stages.items()}  # fmt: skip
-    made = {one: {piece: end for _, end, piece in stage.work} for one, stage in stages.items()}
+    """Add each wait of one stage for another as a message sent at the end of its work."""
+    ends = {
+        key: np.array([end for _, end, _ in stage.work], np.int64) for key, stage in stages.items()
+    }
+    finished = {key: {piece: end for _, end, piece in stage.work} for key, stage in stages.items()}
     chunks = 1 + max((piece[1] for s in stages.values() for *_, piece in s.work), default=0)
-    found: dict[tuple[Who, Who], list[tuple[int, int]]] = {}
-    for one, stage in stages.items():
+    waits: dict[tuple[StageKey, StageKey], list[tuple[int, int]]] = {}
+    for key, stage in stages.items():
         for (_, before, earlier), (start, _, piece) in pairwise(stage.work):
             if start <= before or earlier[0] != piece[0]:
                 continue
-            waited = None
-            maker = _maker(one, piece, stages, chunks)
-            if maker is not None:
-                at = made[maker[0]].get(maker[1], -1)
-                waited = (maker[0], at) if before < at <= start else None
-            waited = waited or _waited_for(one, before, start, ends)
-            if waited is not None:
-                found.setdefault((waited[0], one), []).append((before, waited[1]))
-    for (source, target), some in found.items():
-        arrive, leave = np.array(sorted(some), np.int64).T
+            awaited = None
+            producer = _find_producer(key, piece, stages, chunks)
+            if producer is not None:
+                finished_ns = finished[producer[0]].get(producer[1], -1)
+                awaited = (producer[0], finished_ns) if before < finished_ns <= start else None
+            awaited = awaited or _find_awaited_stage(key, before, start, ends)
+            if awaited is not None:
+                waits.setdefault((awaited[0], key), []).append((before, awaited[1]))
+    for (source, target), intervals in waits.items():
+        arrive, leave = np.array(sorted(intervals), np.int64).T
         number = np.arange(arrive.size, dtype=np.int64)
         node.collectives(
             ranks[target] + 1, arrive, leave, group, number, -1, layout.RECV, peer=ranks[source]
@@ -242,54 +254,59 @@ def _add_waits(
         )
 
 
-def _maker(
-    one: Who, piece: Piece, stages: dict[Who, _Stage], chunks: int
-) -> tuple[Who, Piece] | None:
-    """The stage whose result a piece of work needs, and what that result was."""
-    iteration, chunk, microbatch, way = piece
-    stage, lane = one
-    last = max(each for each, of in stages if of == lane)
-    source = stage - 1 if way == 0 else stage + 1
+def _find_producer(
+    key: StageKey, piece: WorkItem, stages: dict[StageKey, _Stage], chunks: int
+) -> tuple[StageKey, WorkItem] | None:
+    """Find the stage whose result a piece of work needs, and that result."""
+    iteration, chunk, microbatch, direction = piece
+    stage, lane = key
+    last = max(stage_ for stage_, lane_ in stages if lane_ == lane)
+    source = stage - 1 if direction == 0 else stage + 1
     if source < 0:
         source, chunk = last, chunk - 1
     elif source > last:
         source, chunk = 0, chunk + 1
-    found = (source, lane)
-    if found not in stages or found == one or not 0 <= chunk < chunks:
+    producer = (source, lane)
+    if producer not in stages or producer == key or not 0 <= chunk < chunks:
         return None
-    return found, (iteration, chunk, microbatch, way)
+    return producer, (iteration, chunk, microbatch, direction)
 
 
-def _waited_for(
-    one: Who, since: int, until: int, ends: dict[Who, NDArray[np.int64]]
-) -> tuple[Who, int] | None:
-    """The nearest stage that finished something in this time, and when it last did.
+def _find_awaited_stage(
+    key: StageKey, from_ns: int, until_ns: int, ends: dict[StageKey, NDArray[np.int64]]
+) -> tuple[StageKey, int] | None:
+    """Find the nearest stage that finished work in this time, and when it last did.
 
-    Neighbours stand still until both have come: one that did so hands the wait on behind it.
+    Neighbors are held up until both have arrived, so a wait propagates from stage to stage.
     """
-    ring = sorted(other for other in ends if other[1] == one[1])
-    place = ring.index(one)
-    for away in range(1, len(ring) // 2 + 1):
-        beside = {ring[(place - away) % len(ring)], ring[(place + away) % len(ring)]} - {one}
-        found = []
-        for other in beside:
-            row = int(ends[other].searchsorted(until, side="right")) - 1
-            if row >= 0 and ends[other][row] > since:
-                found.append((int(ends[other][row]), other))
-        if found:
-            at, other = max(found)
-            return other, at
+    ring = sorted(other for other in ends if other[1] == key[1])
+    place = ring.index(key)
+    for distance in range(1, len(ring) // 2 + 1):
+        neighbors = {ring[(place - distance) % len(ring)], ring[(place + distance) % len(ring)]} - {
+            key
+        }
+        candidates = []
+        for other in neighbors:
+            row = int(ends[other].searchsorted(until_ns, side="right")) - 1
+            if row >= 0 and ends[other][row] > from_ns:
+                candidates.append((int(ends[other][row]), other))
+        if candidates:
+            end_ns, other = max(candidates)
+            return other, end_ns
     return None
 
 
 def _add_reduces(
-    node: NodeTables, stages: dict[Who, _Stage], ranks: dict[Who, int], group: int
+    node: NodeTables, stages: dict[StageKey, _Stage], ranks: dict[StageKey, int], group: int
 ) -> None:
-    """Stages wait at the end of an iteration until the last has come."""
-    numbers = sorted({number for stage in stages.values() for name, number in stage.marks
-                      if name == "reduce"})  # fmt: skip
-    whole = [n for n in numbers if all(("reduce", n) in stage.marks for stage in stages.values())]
-    leave = [max(stage.marks["reduce", n] for stage in stages.values()) for n in whole]
-    for one, stage in stages.items():
-        arrive = [stage.marks["reduce", number] for number in whole]
-        node.collectives(ranks[one] + 1, arrive, leave, group, np.arange(len(whole)))
+    """Add the collective at the end of an iteration, where stages wait for the last one."""
+    numbers = sorted(
+        {number for stage in stages.values() for name, number in stage.marks if name == "reduce"}
+    )
+    complete = [
+        n for n in numbers if all(("reduce", n) in stage.marks for stage in stages.values())
+    ]
+    leave = [max(stage.marks["reduce", n] for stage in stages.values()) for n in complete]
+    for key, stage in stages.items():
+        arrive = [stage.marks["reduce", number] for number in complete]
+        node.collectives(ranks[key] + 1, arrive, leave, group, np.arange(len(complete)))

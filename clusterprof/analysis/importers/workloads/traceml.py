@@ -2,20 +2,23 @@
 
 ## What is read
 
-Section `step_time` of schema 1.3 and later: per rank the average of its input wait, step, copies to
-the device, forward, backward and optimizer, in ms, over the steps that were analysed; who each rank
-is; and TraceML's own diagnosis, which is passed on as a note.
+Section `step_time` of schema 1.3 and later: per rank the averages of its input wait,
+step, copies to the device, forward, backward and optimizer in ms, over the analyzed
+steps; the identity of each rank; and TraceML's own diagnosis, which is passed on as a
+note.
 
 ## How it is understood
 
-A summary holds averages, so every step is given the average's length and parts, one behind the
-other: input wait, copies, forward, backward, optimizer, what is left. Sums over the steps are what
-was measured; how steps differed is gone. What TraceML never measured (`null`) stays unknown.
+A summary holds averages, so every step gets the average length and parts, one after
+the other: input wait, copies, forward, backward, optimizer, rest. Sums over the steps
+are as measured; differences between steps are lost. Values that TraceML did not
+measure (`null`) stay unknown.
 
 ## Where it is blind
 
-TraceML does not time collective operations: a slow network looks like a long backward pass. Nothing
-says what the device did meanwhile, so waits are those of the host, an upper bound.
+TraceML does not time collective operations: a slow network looks like a long backward
+pass. The activity of the device is not recorded, so waits are those of the host, an
+upper bound.
 """
 
 from __future__ import annotations
@@ -27,16 +30,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from clusterprof.importers.base import Account, CannotImportError, Source
-from clusterprof.importers.tables import NodeTables
-from clusterprof.importers.text_lines import whole_bytes
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.core.text import read_json_bytes
 from clusterprof.probe import layout
 
-_STEPS_AT_MOST = 1_000_000
-_STEPS_OF_ALL = 1 << 18
-"""Of all ranks together; more of the same say nothing more."""
-_MS_AT_MOST = 1e9
-_PARTS = (
+_MAX_STEPS = 1_000_000
+_MAX_TOTAL_STEPS = 1 << 18
+"""Largest number of steps over all ranks; more identical steps add no information."""
+_MAX_MS = 1e9
+_PHASES = (
     ("h2d_ms", layout.H2D),
     ("forward_ms", layout.FORWARD),
     ("backward_ms", layout.BACKWARD),
@@ -45,14 +48,14 @@ _PARTS = (
 
 
 class TraceML:
-    """TraceML's final summaries."""
+    """Importer of TraceML's final summaries."""
 
     name: ClassVar[str] = "traceml"
     title: ClassVar[str] = "TraceML summary"
-    together: ClassVar[bool] = False
+    combines_files: ClassVar[bool] = False
 
-    def recognises(self, head: bytes, path: Path) -> bool:
-        """Say whether this is a summary: its schema and one of its sections come first."""
+    def recognizes(self, head: bytes, path: Path) -> bool:
+        """Return whether this is a summary: it begins with its schema and one of its sections."""
         return (
             head.lstrip()[:1] == b"{"
             and b'"schema_version"' in head[:4096]
@@ -60,58 +63,64 @@ class TraceML:
         )
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
-        """Yield a node per host. Raises CannotImportError when no rank has a step time."""
+        """Yield a node per host.
+
+        Raises: CannotImportError when no rank has a step time.
+        """
         for source, account in zip(sources, accounts):
-            content = _content(source)
-            said = content.get("primary_diagnosis")
-            if isinstance(said, dict) and said.get("status"):
-                words = f"{said.get('status')}: {said.get('summary') or ''}".strip(": ")
-                account.notes.append(f"TraceML's own diagnosis: {words[:300]}")
-            yield from _nodes(content, account)
+            content = _read_content(source)
+            diagnosis = content.get("primary_diagnosis")
+            if isinstance(diagnosis, dict) and diagnosis.get("status"):
+                text = f"{diagnosis.get('status')}: {diagnosis.get('summary') or ''}".strip(": ")
+                account.notes.append(f"TraceML's own diagnosis: {text[:300]}")
+            yield from _build_nodes(content, account)
 
 
-def _content(source: Source) -> dict[str, Any]:
+def _read_content(source: Source) -> dict[str, Any]:
     try:
-        found = json.loads(whole_bytes(source))
+        content = json.loads(read_json_bytes(source))
     except (ValueError, RecursionError) as error:
-        raise CannotImportError(f"no JSON that can be read ({str(error)[:120]})") from error
-    return found if isinstance(found, dict) else {}
+        raise CannotImportError(f"not readable JSON ({str(error)[:120]})") from error
+    return content if isinstance(content, dict) else {}
 
 
-def _nodes(content: Mapping[str, Any], account: Account) -> Iterator[NodeTables]:
-    section = _part(content, "step_time")
-    rows = _part(_part(section, "groups"), "rows")
-    window = _part(_part(section, "global"), "window")
-    steps, first = _whole(window.get("steps_analyzed")), _whole(window.get("start_step"))
+def _build_nodes(content: Mapping[str, Any], account: Account) -> Iterator[NodeTables]:
+    section = _get_section(content, "step_time")
+    rows = _get_section(_get_section(section, "groups"), "rows")
+    window = _get_section(_get_section(section, "global"), "window")
+    steps, first = (
+        _convert_integer(window.get("steps_analyzed")),
+        _convert_integer(window.get("start_step")),
+    )
     nodes: dict[str, NodeTables] = {}
-    most = min(_STEPS_AT_MOST, _STEPS_OF_ALL // max(len(rows), 1) + 1)
-    if steps and steps > most:
-        account.notes.append(f"{most:,} of {steps:,} steps are shown: all are alike here")
+    max_steps = min(_MAX_STEPS, _MAX_TOTAL_STEPS // max(len(rows), 1) + 1)
+    if steps and steps > max_steps:
+        account.notes.append(f"{max_steps:,} of {steps:,} steps are shown: all have the same times")
     for key, row in rows.items():
         if not isinstance(row, dict):
             continue
-        who, metrics = _part(row, "identity"), _part(row, "metrics")
-        rank = _whole(who.get("global_rank", key))
-        step_ms = _milliseconds(metrics.get("step_time_ms"))
-        wait_ms = _milliseconds(metrics.get("input_wait_ms"))
+        identity, metrics = _get_section(row, "identity"), _get_section(row, "metrics")
+        rank = _convert_integer(identity.get("global_rank", key))
+        step_ms = _convert_milliseconds(metrics.get("step_time_ms"))
+        wait_ms = _convert_milliseconds(metrics.get("input_wait_ms"))
         if wait_ms is None:
-            wait_ms = _milliseconds(metrics.get("dataloader_ms"))
+            wait_ms = _convert_milliseconds(metrics.get("dataloader_ms"))
         if rank is None or not step_ms or not steps:
             account.skipped["ranks without a step time"] += 1
             continue
-        host = who.get("hostname")
+        host = identity.get("hostname")
         host = host[:255] if isinstance(host, str) else ""
         node = nodes.setdefault(host, NodeTables(host, TraceML.name))
-        node.rank(rank + 1, rank, _whole(who.get("world_size")))
-        count = min(steps, most)
+        node.rank(rank + 1, rank, _convert_integer(identity.get("world_size")))
+        count = min(steps, max_steps)
         _add_steps(node, rank + 1, count, first or 1, step_ms, wait_ms, metrics)
         account.read["ranks"] += 1
         account.read["steps"] += count
     if not nodes:
         raise CannotImportError(
-            "no rank has a step time in it", "TraceML writes one once some steps were traced"
+            "no rank has a step time", "TraceML writes it after some steps were traced"
         )
-    account.notes.append("averages over all steps: how steps differed is not known")
+    account.notes.append("averages over all steps: differences between steps are unknown")
     yield from nodes.values()
 
 
@@ -130,28 +139,28 @@ def _add_steps(
     node.spans(pid, layout.STEP, start, start + length, first + np.arange(count), 2, -1, -1)
     if wait_ns:
         node.spans(pid, layout.DATA_WAIT, start, start + wait_ns, -1, -1, -1, -1)
-    at = start + wait_ns
-    for name, kind in _PARTS:
-        part_ms = _milliseconds(metrics.get(name))
-        part_ns = min(round((part_ms or 0.0) * 1e6), int(start[0] + length - at[0]))
-        if part_ns:
-            node.spans(pid, kind, at, at + part_ns, -1, -1)
-            at = at + part_ns
+    phase_start = start + wait_ns
+    for name, kind in _PHASES:
+        phase_ms = _convert_milliseconds(metrics.get(name))
+        phase_ns = min(round((phase_ms or 0.0) * 1e6), int(start[0] + length - phase_start[0]))
+        if phase_ns:
+            node.spans(pid, kind, phase_start, phase_start + phase_ns, -1, -1)
+            phase_start = phase_start + phase_ns
 
 
-def _part(some: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = some.get(key)
-    return found if isinstance(found, dict) else {}
+def _get_section(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:
+    section = mapping.get(key)
+    return section if isinstance(section, dict) else {}
 
 
-def _whole(value: Any) -> int | None:
+def _convert_integer(value: Any) -> int | None:
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         value = int(value)
-    good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
-    return value if good else None
+    is_valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+    return value if is_valid else None
 
 
-def _milliseconds(value: Any) -> float | None:
+def _convert_milliseconds(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if 0 <= value < _MS_AT_MOST else None  # nor NaN
+    return float(value) if 0 <= value < _MAX_MS else None  # also rejects NaN

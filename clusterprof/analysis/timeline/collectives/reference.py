@@ -1,27 +1,26 @@
-"""Match the collective spans of many ranks to operations: same job, same group, same number.
+"""Match the collective spans of many ranks to operations by job, group and number.
 
-What cannot be matched honestly is left out and counted with a reason:
+Spans that cannot be matched reliably are left out and counted with a reason:
 
 | reason | what was seen |
 |---|---|
 | `group-unknown` | the span names no group |
 | `number-unknown` | the span has no number |
-| `peer-unknown` | a send or receive that does not say with whom |
+| `peer-unknown` | a send or receive that does not name its peer |
 | `issue-not-seen` · `wait-not-seen` | half of an asynchronous operation |
 | `backwards` | it ends before it begins, or blocks for longer than it lasts |
 | `seen-twice` | the same rank a second time in one operation |
-| `another-operation` | its kind is not what most members of that number did |
-| `restart-unclear` | the rank began again more or less often than the others of its group |
-| `sequence-skew` | its numbers are off: its leaves fit the operation before or after |
+| `another-operation` | its kind differs from that of most members with that number |
+| `restart-unclear` | the rank restarted more or less often than the others of its group |
+| `sequence-skew` | its numbers are shifted: its leaves fit the operation before or after |
 | `too-late` | so many operations waited for it that they were settled without it |
 
-Send and receive are matched by sender, receiver and number; both belong to the team of the pair.
-An operation is settled when every member that was recorded has been read beyond it. Operations come
-out in an order in which every member left them; clocks, roughly aligned or not at all, only help
-to find it.
+Send and receive are matched by sender, receiver and number; both belong to the process
+group of the pair. An operation is settled when every recorded member has been read
+beyond it. Operations are yielded in an order in which every member left them; clocks,
+roughly aligned or not aligned, only help to find that order.
 
     spans of a rank ──> rows in blocks ──> directory of channels ──> windows ──> operations
-                        operation_rows     collectives_directory     collectives_window, _stream
 """
 
 from __future__ import annotations
@@ -32,27 +31,27 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.timeline.collectives_directory import Ahead, Person
-from clusterprof.timeline.collectives_stream import Stream
-from clusterprof.timeline.model import Int
-from clusterprof.timeline.operation_rows import BLOCK_ROWS, RankRows
-from clusterprof.timeline.operations import Operations
+from clusterprof.analysis.timeline.collectives.matching import ClockOffset, RankEntry
+from clusterprof.analysis.timeline.collectives.operations import Operations
+from clusterprof.analysis.timeline.collectives.rows import BLOCK_ROWS, RankRowBuilder
+from clusterprof.analysis.timeline.collectives.stream import OperationStream
+from clusterprof.analysis.timeline.model import Int
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class CollectiveSpans:
     """Spans of collective operations, n rows in any order."""
 
     rank: Int
     """Process: 0 … ranks - 1 over all jobs; a restarted process is another one."""
     global_rank: Int
-    """The number by which its job calls it."""
+    """Rank number within its job."""
     job: Int
     arrive_ns: Int
     leave_ns: Int
     blocked_ns: Int
     when_ns: Int
-    """`leave_ns` on a roughly common clock; of each rank the same time ahead or behind."""
+    """`leave_ns` on a roughly common clock; the offset is constant for each rank."""
     group: Int
     sequence: Int
     bytes: Int
@@ -61,24 +60,24 @@ class Arrivals:
     """Global rank of the other side of a send or receive, -1 for everything else."""
     source: Int
 
-    def take(self, rows: Int | NDArray[np.bool_]) -> Arrivals:
+    def take(self, rows: Int | NDArray[np.bool_]) -> CollectiveSpans:
         """Return some of the rows."""
-        return Arrivals(*(getattr(self, one.name)[rows] for one in fields(self)))
+        return CollectiveSpans(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
-    """What spans became."""
+class MatchResult:
+    """Result of matching."""
 
     operations: Operations
     unmatched: Mapping[str, int]
     """Reason -> spans left out."""
 
 
-def together(*parts: Arrivals) -> Arrivals:
-    """Put spans behind each other."""
-    return Arrivals(
-        *(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Arrivals))
+def concat_spans(*parts: CollectiveSpans) -> CollectiveSpans:
+    """Concatenate spans."""
+    return CollectiveSpans(
+        *(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(CollectiveSpans))
     )
 
 
@@ -92,61 +91,70 @@ class _InMemory:
         return data
 
 
-def match(
-    spans: Arrivals,
+def match_spans(
+    spans: CollectiveSpans,
     members: Mapping[tuple[int, int], Int] | None = None,
     block_rows: int = BLOCK_ROWS,
-) -> Matched:
-    """Match spans that are in memory to operations; how they are cut changes none of them.
+) -> MatchResult:
+    """Match spans in memory to operations; the block size does not change the result.
 
-    `members` holds the global ranks of each (job, group) that was announced; where it is missing
-    the members are those who were seen.
+    members: the global ranks of each announced (job, group), int64[k]; if missing, the
+    members are those that were seen.
     """
-    stream = Stream(people_of(spans, block_rows), members or {}, (0,), in_memory)
-    parts = list(stream.stretches(1 << 62))
-    ops = joined([part.operations for part in parts], [part.at_arrive[:, 0] for part in parts])
-    return Matched(ops, stream.unmatched)
+    stream = OperationStream(build_rank_entries(spans, block_rows), members or {}, (0,), get_block)
+    parts = list(stream.read_batches(1 << 62))
+    ops = concat_operations(
+        [part.operations for part in parts], [part.at_arrive[:, 0] for part in parts]
+    )
+    return MatchResult(ops, stream.unmatched)
 
 
-def people_of(spans: Arrivals, block_rows: int = BLOCK_ROWS) -> list[Person]:
-    """Return spans as rows of each rank; of what it had spent they hold `source`."""
-    parts = (spans.take(np.flatnonzero(spans.rank == rank)) for rank in np.unique(spans.rank))
-    people = [_person(part, block_rows) for part in parts]
-    return [one for one in people if one is not None]
+def build_rank_entries(spans: CollectiveSpans, block_rows: int = BLOCK_ROWS) -> list[RankEntry]:
+    """Build the rows of each rank from spans; their time spent holds `source`."""
+    rank_spans = (spans.take(np.flatnonzero(spans.rank == rank)) for rank in np.unique(spans.rank))
+    entries = [_build_rank_entry(part, block_rows) for part in rank_spans]
+    return [entry for entry in entries if entry is not None]
 
 
-def in_memory(place: int | bytes, length: int) -> bytes:
-    """Give back data that was kept in memory."""
+def get_block(place: int | bytes, length: int) -> bytes:
+    """Return the data of a block that is kept in memory."""
     assert isinstance(place, bytes) and len(place) == length
     return place
 
 
-def _person(spans: Arrivals, block_rows: int) -> Person | None:
+def _build_rank_entry(spans: CollectiveSpans, block_rows: int) -> RankEntry | None:
     spans = spans.take(np.argsort(spans.leave_ns, kind="stable"))
-    rows = RankRows(_InMemory(), block_rows)
-    how = spans.operation | (spans.peer + 1) << 16
+    rows = RankRowBuilder(_InMemory(), block_rows)
+    code = spans.operation | (spans.peer + 1) << 16
     table = (
-        spans.arrive_ns, spans.leave_ns, spans.group, spans.sequence, spans.bytes, how,
+        spans.arrive_ns,
+        spans.leave_ns,
+        spans.group,
+        spans.sequence,
+        spans.bytes,
+        code,
         spans.blocked_ns,
-    )  # fmt: skip
+    )
     source = spans.source[None, :]
     rows.add(np.stack(table), source, source)
-    found = rows.finish()
+    operations = rows.finish()
     first = {name: int(getattr(spans, name)[0]) for name in ("rank", "global_rank", "job")}
-    ahead_ns = int(spans.when_ns[0] - spans.leave_ns[0])
+    shift_ns = int(spans.when_ns[0] - spans.leave_ns[0])
     return (
-        None if found is None else Person(**first, ahead=Ahead(shift_ns=ahead_ns), operations=found)
+        None
+        if operations is None
+        else RankEntry(**first, clock_offset=ClockOffset(shift_ns=shift_ns), operations=operations)
     )
 
 
-def joined(parts: list[Operations], sources: list[Int]) -> Operations:
-    """Put stretches of operations behind each other, with new numbers of their rows."""
-    none = np.zeros(0, np.int64)
-    size = np.concatenate([np.diff(part.first) for part in parts] or [none])
+def concat_operations(parts: list[Operations], sources: list[Int]) -> Operations:
+    """Concatenate batches of operations and renumber their source rows, int64[n]."""
+    no_rows = np.zeros(0, np.int64)
+    size = np.concatenate([np.diff(part.first) for part in parts] or [no_rows])
     first = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
     rest = {
-        one.name: np.concatenate([getattr(part, one.name) for part in parts] or [none])
-        for one in fields(Operations)
-        if one.name not in ("first", "source")
+        field.name: np.concatenate([getattr(part, field.name) for part in parts] or [no_rows])
+        for field in fields(Operations)
+        if field.name not in ("first", "source")
     }
-    return Operations(first=first, source=np.concatenate([*sources, none]), **rest)
+    return Operations(first=first, source=np.concatenate([*sources, no_rows]), **rest)

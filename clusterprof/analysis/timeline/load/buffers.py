@@ -1,8 +1,17 @@
-"""Spans of all processes that have been read and not yet handed out.
+"""Frames of a node that were read and not yet assigned to a chunk.
 
-Each span is handed out in the chunk in which it ended; one that came too late for its chunk, in the
-next. With it go the spans of the last `REACH_NS`, the last fetch, wait and step of its process, and
-the marks that hold for all later time. All processes are sorted in one go: by process and kind.
+Each buffer keeps the frames as read and concatenates them once per chunk, so that a
+frame costs one list append. A chunk also gets the `LOOKBACK_NS` before
+it, and at least the last reading, so that differences and fetches that end inside the
+chunk have their start.
+
+Spans of all processes that were read and not yet assigned to a chunk.
+
+Each span belongs to the chunk in which it ended; a span that arrived too late for its
+chunk belongs to the next one. A chunk also gets the spans of the last
+`LOOKBACK_NS`, the last fetch, wait and step of each process, and the
+kinds that stay valid for all later time. All processes are sorted in one pass, by
+process and kind.
 """
 
 from __future__ import annotations
@@ -10,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof.analysis.timeline.model import Float, Int, Series, SpanTable
 from clusterprof.probe.layout import (
     BACKWARD,
     COLLECTIVE,
@@ -30,28 +40,30 @@ from clusterprof.probe.layout import (
     STEP,
     WORKER_START,
 )
-from clusterprof.timeline.model import Int, SpanTable
-from clusterprof.trace.schema import SPAN_FIELDS, Spans
-from clusterprof.trace.spanframes import PackedSpans, unfold
+from clusterprof.trace.column_decoder import BlockColumns, concat_columns
+from clusterprof.trace.decoder import PackedSpans, decode_span_frames
+from clusterprof.trace.schema import SPAN_FIELDS, Column, Columns, Rows, Spans
 
-REACH_NS = 2_000_000_000
-LASTING = (LOADER_START, WORKER_START, HOOK_NOTE)
-LAST_ONE = (FETCH, DATA_WAIT, STEP, OPTIMIZER)  # say what a process is, however long ago
-TRAINING = (DATA_WAIT, STEP, OPTIMIZER, EXPOSED, LOADER_START)  # a process with these trains
-# Of these and of a user's own kinds a training process needs no more than when it was seen; of
-# collective operations those of a group that is known, which can be laid beside other ranks'.
-_UNREAD = (FORWARD, BACKWARD, OPTIMIZER, COLLECTIVE)
+LOOKBACK_NS = 2_000_000_000
+"""Time before a chunk from which spans and samples are repeated, in ns."""
+PERSISTENT_KINDS = (LOADER_START, WORKER_START, HOOK_NOTE)
+LATEST_ONLY_KINDS = (FETCH, DATA_WAIT, STEP, OPTIMIZER)  # the last one shows what a process is
+TRAINING_KINDS = (DATA_WAIT, STEP, OPTIMIZER, EXPOSED, LOADER_START)  # training process
+# Of these kinds and of user-defined kinds a training process needs only the spans that show when
+# it was active. Collectives of a known group are kept whole: they are matched with other ranks.
+_THINNED_KINDS = (FORWARD, BACKWARD, OPTIMIZER, COLLECTIVE)
 FETCH_NAME = KIND_NAMES[FETCH]
 _KIND, _END = SPAN_FIELDS.index("kind"), SPAN_FIELDS.index("end_ns")
 _GROUP = SPAN_FIELDS.index("a")  # of a collective operation
 _SEQUENCE = len(SPAN_FIELDS)
-_MOST = 128  # kinds there can be; a foreign or impossible span counts as this one and goes
+# limit of kind numbers; a foreign or impossible span gets this number and is dropped
+_KIND_LIMIT = 128
 _TABLE_ORDER = [*map(SPAN_FIELDS.index, ("start_ns", "end_ns", "a", "b", "c", "d")), _SEQUENCE]
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Spans and the number under which each one's process is kept here."""
+class _OwnedSpans:
+    """Spans and, for each span, the internal number of its process."""
 
     table: Int
     """int64[8, n]: SPAN_FIELDS and the sequence number."""
@@ -62,32 +74,32 @@ class _Rows:
 class ChunkSpans:
     """The spans of one chunk."""
 
-    of: dict[int, dict[int, SpanTable]]
+    by_pid: dict[int, dict[int, SpanTable]]
     """By pid, then kind, sorted by start."""
     last_end_ns: dict[int, int]
-    """By pid: when the last of them ended."""
+    """By pid: end of the last span."""
 
 
 class SpanBuffer:
-    """Takes spans of any process in frames, gives those of a chunk by process and kind."""
+    """Collects spans of all processes and returns those of a chunk by process and kind."""
 
     def __init__(self) -> None:
         self._frames: list[Spans | PackedSpans] = []
-        # Of each part of each frame: whose it is, how many spans, the first one's sequence number.
+        # For each part of each frame: process, number of spans, sequence number of the first.
         self._owners: list[int] = []
         self._sizes: list[int] = []
         self._firsts: list[int] = []
         self._number: dict[int, int] = {}  # pid -> the number of its rows
         self._ticks: dict[int, int] = {}
-        self._named: dict[int, set[int]] = {}  # number -> its kinds that are called "fetch"
+        self._named: dict[int, set[int]] = {}  # number -> its kinds that are named "fetch"
         self._next = 0
-        none = np.zeros((_SEQUENCE + 1, 0), np.int64)
-        self._waiting = self._recent = _Rows(none, none[0])
-        # One piece of memory for every chunk: fresh pages cost more than the copying.
+        no_spans = np.zeros((_SEQUENCE + 1, 0), np.int64)
+        self._waiting = self._recent = _OwnedSpans(no_spans, no_spans[0])
+        # One buffer for all chunks: allocating fresh pages costs more than the copying.
         self._scratch = np.zeros((_SEQUENCE + 1, 1 << 14), np.int64)
 
     def add(self, spans: Spans | PackedSpans) -> None:
-        """Take one frame; a process id that was given anew starts afresh."""
+        """Add one frame; a reused process id starts anew."""
         self._frames.append(spans)
         parts: Sequence[Any] = spans.parts if isinstance(spans, PackedSpans) else (spans,)
         ticks, numbers = self._ticks, self._number
@@ -96,7 +108,7 @@ class SpanBuffer:
                 self._begin(part.pid, part.started_ticks)
             number = numbers[part.pid]
             self._owners.append(number)
-            self._sizes.append(part.rows if part is not spans else _count(spans))
+            self._sizes.append(part.rows if part is not spans else _count_spans(spans))
             self._firsts.append(part.first_sequence)
             if part.names and FETCH_NAME in part.names.values():
                 kinds = {kind for kind, name in part.names.items() if name == FETCH_NAME}
@@ -113,11 +125,11 @@ class SpanBuffer:
         self._ticks.pop(pid, None)
 
     def started_ticks(self, pid: int) -> int | None:
-        """Return which process of that id the spans are of; None when there are none."""
+        """Return the start ticks of the process that has these spans; None without spans."""
         return self._ticks.get(pid)
 
-    def forget(self, seen: set[int]) -> None:
-        """Drop processes that are not among those seen and have nothing to hand out."""
+    def drop_unseen(self, seen: set[int]) -> None:
+        """Drop processes that are not among those seen and have no pending spans."""
         waiting = set(self._waiting.owner.tolist())
         for pid in [p for p, n in self._number.items() if p not in seen and n not in waiting]:
             self._drop(pid)
@@ -126,58 +138,55 @@ class SpanBuffer:
         """Return the spans of a chunk."""
         pids = list(self._number)
         numbers = [self._number[pid] for pid in pids]
-        rows = self._joined()
+        rows = self._concat_frames()
         table = rows.table
         place = np.full(self._next + 1, -1, np.int32)
         place[numbers] = np.arange(len(pids))
         owner = place[rows.owner]
         for number, kinds in self._named.items():
             self._name_fetches(table, rows.owner == number, kinds)
-        kind = np.clip(table[_KIND], -1, _MOST).astype(np.int16)
-        kind[(kind < 0) | (owner < 0) | (table[_END] < table[0])] = _MOST
+        kind = np.clip(table[_KIND], -1, _KIND_LIMIT).astype(np.int16)
+        kind[(kind < 0) | (owner < 0) | (table[_END] < table[0])] = _KIND_LIMIT
         late = np.flatnonzero(table[_END] >= end_ns) if not last else np.zeros(0, np.int64)
-        self._waiting = _picked(rows, late[owner[late] >= 0])
-        kind[late] = _MOST
-        table, groups, bounds = _grouped(table, np.maximum(owner, 0), kind, len(pids))
-        self._recent = self._kept(table, groups, bounds, np.array(numbers, np.int64), end_ns)
-        found: dict[int, dict[int, SpanTable]] = {pid: {} for pid in pids}
+        self._waiting = _select_rows(rows, late[owner[late] >= 0])
+        kind[late] = _KIND_LIMIT
+        table, groups, bounds = _group_by_process_and_kind(
+            table, np.maximum(owner, 0), kind, len(pids)
+        )
+        self._recent = self._select_kept(table, groups, bounds, np.array(numbers, np.int64), end_ns)
+        tables_by_pid: dict[int, dict[int, SpanTable]] = {pid: {} for pid in pids}
         ends: dict[int, int] = {}
-        tables = _span_tables(table, bounds)
+        tables = _build_span_tables(table, bounds)
         latest = np.maximum.reduceat(table[_END], bounds[:-1]).tolist() if groups else []
-        for (process, of_kind), one, end in zip(groups, tables, latest):
+        for (process, kind_number), span_table, end in zip(groups, tables, latest):
             pid = pids[process]
-            found[pid][of_kind] = one
+            tables_by_pid[pid][kind_number] = span_table
             ends[pid] = max(ends.get(pid, end), end)
-        return ChunkSpans(found, ends)
+        return ChunkSpans(tables_by_pid, ends)
 
     def _name_fetches(self, table: Int, own: NDArray[np.bool_], kinds: set[int]) -> None:
-        """A user's span called "fetch" is one that did not measure CPU time and bytes."""
+        """Treat user spans named "fetch" as fetches without measured CPU time and bytes."""
         rows = own & np.isin(table[_KIND], list(kinds))
         table[_KIND, rows] = FETCH
         for name in "abcd":
             table[SPAN_FIELDS.index(name), rows] = -1
 
-    def _kept(
-        self,
-        table: Int,
-        groups: list[tuple[int, int]],
-        bounds: Int,
-        numbers: Int,
-        end_ns: int,
-    ) -> _Rows:
-        """What the next chunk gets of this one."""
-        keep = table[_END] >= end_ns - REACH_NS
+    def _select_kept(
+        self, table: Int, groups: list[tuple[int, int]], bounds: Int, numbers: Int, end_ns: int
+    ) -> _OwnedSpans:
+        """Select the spans of this chunk that the next chunk also gets."""
+        keep = table[_END] >= end_ns - LOOKBACK_NS
         for (_, kind), low, high in zip(groups, bounds[:-1].tolist(), bounds[1:].tolist()):
-            if kind in LASTING:
+            if kind in PERSISTENT_KINDS:
                 keep[low:high] = True
-            elif kind in LAST_ONE:
+            elif kind in LATEST_ONLY_KINDS:
                 keep[high - 1] = True
         process = np.repeat([process for process, _ in groups], np.diff(bounds))
         rows = np.flatnonzero(keep)
-        return _Rows(table[:, rows], numbers[process[rows].astype(np.int64)])
+        return _OwnedSpans(table[:, rows], numbers[process[rows].astype(np.int64)])
 
-    def _joined(self) -> _Rows:
-        """What was handed out lately, what waited, and what came, in shared memory."""
+    def _concat_frames(self) -> _OwnedSpans:
+        """Concatenate the spans kept, the spans pending and the new spans in the shared buffer."""
         frames, self._frames = self._frames, []
         owners, sizes, firsts = self._owners, self._sizes, self._firsts
         self._owners, self._sizes, self._firsts = [], [], []
@@ -190,72 +199,83 @@ class SpanBuffer:
         table[:, :before] = self._recent.table
         table[:, before:waiting] = self._waiting.table
         new = table[:, waiting:]
-        _write(frames, new[:_SEQUENCE])
+        _write_columns(frames, new[:_SEQUENCE])
         first = np.array(firsts, np.int64)
         at = np.cumsum([0, *sizes[:-1]])
         new[_SEQUENCE] = np.arange(new.shape[1])
         new[_SEQUENCE] += np.repeat(first - at[: first.size], sizes)
-        came = np.repeat(np.array(owners, np.int64), sizes)
-        return _Rows(table, np.concatenate([self._recent.owner, self._waiting.owner, came]))
+        new_owners = np.repeat(np.array(owners, np.int64), sizes)
+        return _OwnedSpans(
+            table, np.concatenate([self._recent.owner, self._waiting.owner, new_owners])
+        )
 
 
-def _count(one: Spans | PackedSpans) -> int:
-    """How many spans a frame holds."""
-    return one.rows if isinstance(one, PackedSpans) else len(one.columns["start_ns"])
+def _count_spans(frame: Spans | PackedSpans) -> int:
+    """Count the spans of a frame."""
+    return frame.rows if isinstance(frame, PackedSpans) else len(frame.columns["start_ns"])
 
 
-def _write(frames: Iterable[Spans | PackedSpans], table: Int) -> None:
-    past = 0
-    for packed, some in groupby(frames, lambda one: isinstance(one, PackedSpans)):
-        run = list(some)
-        first, past = past, past + sum(map(_count, run))
+def _write_columns(frames: Iterable[Spans | PackedSpans], table: Int) -> None:
+    end_row = 0
+    for packed, group in groupby(frames, lambda frame: isinstance(frame, PackedSpans)):
+        run = list(group)
+        first_row, end_row = end_row, end_row + sum(map(_count_spans, run))
         if packed:
-            unfold([one for one in run if isinstance(one, PackedSpans)], table[:, first:past])
+            decode_span_frames(
+                [frame for frame in run if isinstance(frame, PackedSpans)],
+                table[:, first_row:end_row],
+            )
             continue
         for row, name in enumerate(SPAN_FIELDS):
-            columns = [one.columns[name] for one in run if isinstance(one, Spans)]
-            np.concatenate(columns, out=table[row, first:past])
+            columns = [frame.columns[name] for frame in run if isinstance(frame, Spans)]
+            np.concatenate(columns, out=table[row, first_row:end_row])
 
 
-def _picked(rows: _Rows, chosen: Int) -> _Rows:
-    return _Rows(rows.table[:, chosen], rows.owner[chosen])
+def _select_rows(rows: _OwnedSpans, chosen: Int) -> _OwnedSpans:
+    return _OwnedSpans(rows.table[:, chosen], rows.owner[chosen])
 
 
-def _grouped(
+def _group_by_process_and_kind(
     table: Int, owner: Int, kind: Int, processes: int
 ) -> tuple[Int, list[tuple[int, int]], Int]:
-    """Sort by process and kind, in order of arrival; return (process, kind) of each group and where
-    the groups begin and end. Kind `_MOST` is left out."""
-    kinds = np.flatnonzero(np.bincount(kind, minlength=_MOST + 1)[:_MOST])
+    """Sort spans by process and kind, in order of arrival.
+
+    Returns the sorted table, (process, kind) of each group and the row bounds of the
+    groups. Spans of kind `_KIND_LIMIT` are left out.
+    """
+    kinds = np.flatnonzero(np.bincount(kind, minlength=_KIND_LIMIT + 1)[:_KIND_LIMIT])
     width = len(kinds) + 1
-    # Two bytes are sorted by counting.
+    # Two-byte keys are sorted by counting.
     size = np.int16 if processes * width < 1 << 15 else np.int64
-    dense = np.full(_MOST + 1, len(kinds), size)
+    dense = np.full(_KIND_LIMIT + 1, len(kinds), size)
     dense[kinds] = np.arange(len(kinds))
     key = owner.astype(size)
     key *= size(width)
     key += dense[kind]
-    key[kind == _MOST] = processes * width
+    key[kind == _KIND_LIMIT] = processes * width
     sizes = np.bincount(key, minlength=processes * width + 1)[:-1]
     order = np.argsort(key, kind="stable")[: int(sizes.sum())]
-    some = np.flatnonzero(sizes)
-    groups = [(at // width, int(kinds[at % width])) for at in some.tolist()]
-    order, bounds = _thinned(table, order, groups, sizes[some].tolist())
+    used_keys = np.flatnonzero(sizes)
+    groups = [(at // width, int(kinds[at % width])) for at in used_keys.tolist()]
+    order, bounds = _drop_unread_spans(table, order, groups, sizes[used_keys].tolist())
     return np.take(table, order, axis=1), groups, bounds
 
 
-def _thinned(
+def _drop_unread_spans(
     table: Int, order: Int, groups: list[tuple[int, int]], sizes: list[int]
 ) -> tuple[Int, Int]:
-    """Keep of what nobody reads the first, the last and the latest to arrive: half of all spans."""
+    """Drop spans that no analysis reads.
+
+    Of each group keep the first, last and latest to arrive. This removes half of all spans.
+    """
     workers = {process for process, kind in groups if kind == WORKER_START}
-    trains = {process for process, kind in groups if kind in TRAINING} - workers
+    trains = {process for process, kind in groups if kind in TRAINING_KINDS} - workers
     rows: list[Int] = []
-    past = 0
+    end_row = 0
     for (process, kind), size in zip(groups, sizes):
-        first, past = past, past + size
-        own = order[first:past]
-        if process in trains and (kind in _UNREAD or kind >= FIRST_USER_KIND):
+        first_row, end_row = end_row, end_row + size
+        own = order[first_row:end_row]
+        if process in trains and (kind in _THINNED_KINDS or kind >= FIRST_USER_KIND):
             edges = {int(table[0, own].argmin()), int(table[_END, own].argmax()), size - 1}
             keep = np.zeros(size, np.bool_) if kind != COLLECTIVE else table[_GROUP, own] != 0
             keep[list(edges)] = True
@@ -265,17 +285,212 @@ def _thinned(
     return np.concatenate([order[:0], *rows]), bounds
 
 
-def _span_tables(table: Int, bounds: Int) -> list[SpanTable]:
-    """One table per group, sorted by start."""
+def _build_span_tables(table: Int, bounds: Int) -> list[SpanTable]:
+    """Build one table per group, sorted by start."""
     start = table[0]
-    back = np.flatnonzero(start[1:] < start[:-1]) + 1
-    group = np.searchsorted(bounds, back, side="right") - 1
-    unsorted = set(group[bounds[group] != back].tolist())
-    found = []
+    backward_rows = np.flatnonzero(start[1:] < start[:-1]) + 1
+    group = np.searchsorted(bounds, backward_rows, side="right") - 1
+    unsorted = set(group[bounds[group] != backward_rows].tolist())
+    tables = []
     edges = bounds.tolist()
     for index, (low, high) in enumerate(pairwise(edges)):
-        one = table[:, low:high]
+        columns = table[:, low:high]
         if index in unsorted:
-            one = one[:, np.argsort(one[0], kind="stable")]
-        found.append(SpanTable(*[one[row] for row in _TABLE_ORDER]))
-    return found
+            columns = columns[:, np.argsort(columns[0], kind="stable")]
+        tables.append(SpanTable(*[columns[row] for row in _TABLE_ORDER]))
+    return tables
+
+
+Key = tuple[str, str]
+Frame = TypeVar("Frame")
+
+
+class ColumnBuffer:
+    """Samples of one collector with one set of columns."""
+
+    def __init__(self, signals: Sequence[str], devices: Sequence[str]) -> None:
+        self._signals, self._devices = signals, devices
+        self.keys = list(zip(signals, devices))
+        self._frames: list[Columns] = []
+
+    def matches(self, columns: Columns) -> bool:
+        """Return whether a frame has this set of columns."""
+        signals, devices = columns.signals, columns.devices
+        same = signals is self._signals and devices is self._devices
+        return same or (signals == self._signals and devices == self._devices)
+
+    def add(self, columns: Columns) -> None:
+        """Add one frame."""
+        if len(columns.t_ns):
+            self._frames.append(columns)
+
+    def take(self, start_ns: int, end_ns: int) -> dict[Key, Series]:
+        """Return the series of a chunk.
+
+        From the reading before `start_ns` to the first reading at or after `end_ns`.
+        """
+        frames = self._frames
+        if not frames:
+            return {}
+        t_ns, columns = _concat_frames(frames)
+        order = np.argsort(t_ns, kind="stable") if np.any(t_ns[1:] < t_ns[:-1]) else None
+        t_ns = t_ns if order is None else t_ns[order]
+        low = max(int(np.searchsorted(t_ns, start_ns - LOOKBACK_NS, side="right")) - 1, 0)
+        high = int(np.searchsorted(t_ns, end_ns, side="left")) + 1
+        t_ns = t_ns[low:high]
+        masked = {
+            i
+            for frame in frames
+            if frame.masks.count(None) < len(frame.masks)
+            for i, mask in enumerate(frame.masks)
+            if mask is not None
+        }
+        series_by_key = {}
+        for index, (key, values) in enumerate(zip(self.keys, columns)):
+            if index in masked:
+                values[np.concatenate([_decode_mask(frame, index) for frame in frames])] = np.nan
+            values = values if order is None else values[order]
+            series_by_key[key] = Series(t_ns, values[low:high], key[0].endswith("_total"))
+        self._frames = _select_needed_frames(frames, [frame.t_ns[-1] for frame in frames], end_ns)
+        return series_by_key
+
+
+def _concat_frames(frames: Sequence[Columns]) -> tuple[Int, list[Float]]:
+    """Concatenate the times and each column of all frames, int64[n] and float64[n]."""
+    runs: list[tuple[Int, list[Float]]] = []
+    for folded, run in groupby(frames, lambda frame: isinstance(frame.values, BlockColumns)):
+        frames_of_run = list(run)
+        if folded:
+            (t_ns,) = concat_columns([block.t_ns.columns for block in frames_of_run], np.int64)
+            values: list[Any] = [block.values for block in frames_of_run]
+            runs.append((t_ns, concat_columns(values, np.float64)))
+            continue
+        columns = zip(*(block.values for block in frames_of_run))
+        runs.append(
+            (
+                np.concatenate([block.t_ns for block in frames_of_run]),
+                [np.concatenate(c, dtype=np.float64, casting="unsafe") for c in columns],
+            )
+        )
+    if len(runs) == 1:
+        return runs[0]
+    t_ns = np.concatenate([t_ns for t_ns, _ in runs])
+    return t_ns, [np.concatenate(parts) for parts in zip(*(columns for _, columns in runs))]
+
+
+def _select_needed_frames(frames: list[Frame], last_ns: list[int], end_ns: int) -> list[Frame]:
+    """Select the frames that the next chunk needs, and the one with the last reading before."""
+    before = [(t_ns, i) for i, t_ns in enumerate(last_ns) if t_ns < end_ns - LOOKBACK_NS]
+    latest = max(before)[1] if before else -1
+    return [f for i, f in enumerate(frames) if i == latest or last_ns[i] >= end_ns - LOOKBACK_NS]
+
+
+def _decode_mask(frame: Columns, index: int) -> NDArray[np.bool_]:
+    mask = frame.masks[index]
+    if mask is None:
+        return np.zeros(len(frame.t_ns), np.bool_)
+    return np.frombuffer(mask, np.uint8) != 0
+
+
+class RowBuffer:
+    """Rows of one table, in which the entities change over time."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._frames: list[Rows] = []
+        self._last_ns: list[int] = []
+
+    def add(self, rows: Rows) -> None:
+        """Add one frame; columns with unknown names are ignored."""
+        t_ns = get_row_times(rows)
+        if len(t_ns):
+            self._frames.append(rows)
+            self._last_ns.append(int(t_ns[-1]))
+
+    def take(self, end_ns: int) -> dict[str, Int]:
+        """Return the columns for a chunk; columns missing from the recording are -1 throughout."""
+        parts: dict[str, list[Int]] = {name: [np.zeros(0, np.int64)] for name in self._names}
+        for _, run in groupby(self._frames, _get_row_layout):
+            for name, column in _concat_rows(list(run), self._names).items():
+                parts[name].append(column)
+        table = {name: np.concatenate(columns) for name, columns in parts.items()}
+        keep = table["t_ns"] < end_ns + LOOKBACK_NS
+        kept = _select_needed_frames(list(zip(self._frames, self._last_ns)), self._last_ns, end_ns)
+        self._frames = [rows for rows, _ in kept]
+        self._last_ns = [last_ns for _, last_ns in kept]
+        return table if keep.all() else {name: column[keep] for name, column in table.items()}
+
+
+def get_row_times(rows: Rows) -> Column:
+    """Return the sample times of the rows, at least the first and last.
+
+    Empty if there is no such column. int64[n], ns.
+    """
+    if "t_ns" not in rows.names:
+        return ()
+    index = rows.names.index("t_ns")
+    if isinstance(rows.columns, BlockColumns):
+        return rows.columns.encoded_column(index)
+    return rows.columns[index]
+
+
+def _get_row_layout(rows: Rows) -> tuple[Any, ...]:
+    """Return the layout that frames must share for their columns to be concatenated."""
+    return tuple(rows.names), isinstance(rows.columns, BlockColumns)
+
+
+def _concat_rows(frames: Sequence[Rows], names: Sequence[str]) -> dict[str, Int]:
+    """Concatenate the named columns of frames with equal layout.
+
+    -1 throughout for missing columns.
+    """
+    place = {name: index for index, name in enumerate(frames[0].names)}
+    columns: Sequence[Int]
+    if isinstance(frames[0].columns, BlockColumns):
+        folded: list[Any] = [rows.columns for rows in frames]
+        columns = concat_columns(folded, np.int64)
+    else:
+        columns = [
+            np.concatenate(c).astype(np.int64) for c in zip(*(rows.columns for rows in frames))
+        ]
+    missing = np.full(len(columns[place["t_ns"]]), -1, np.int64)
+    return {name: columns[place[name]] if name in place else missing for name in names}
+
+
+def split_by_column(table: dict[str, Int], name: str) -> dict[int, dict[str, Int]]:
+    """Split a table by the values of one column, rows sorted by time.
+
+    One sort and one copy. table: int64[n] columns. Returns for each value the columns of
+    its rows.
+    """
+    keys = table[name]
+    distinct = np.array(sorted(set(keys.tolist())), np.int64)
+    compact = np.searchsorted(distinct, keys)
+    small = compact.astype(np.int16 if len(distinct) < 2**15 else np.int64)
+    t_ns = table["t_ns"]
+    if np.all(t_ns[1:] >= t_ns[:-1]):
+        order = np.argsort(small, kind="stable")
+    else:
+        order = np.lexsort((t_ns, small))
+    ordered = {column: values[order] for column, values in table.items()}
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(small, minlength=len(distinct)))]).tolist()
+    return {
+        key: {column: values[low:high] for column, values in ordered.items()}
+        for key, low, high in zip(distinct.tolist(), bounds[:-1], bounds[1:])
+    }
+
+
+def merge_series(target: dict[Key, Series], added: Iterable[tuple[Key, Series]]) -> None:
+    """Merge series into `into`.
+
+    If a signal changed its set of columns, concatenate both parts.
+    """
+    for key, series in added:
+        existing = target.get(key)
+        if existing is None:
+            target[key] = series
+            continue
+        t_ns = np.concatenate([existing.t_ns, series.t_ns])
+        t_ns, first = np.unique(t_ns, return_index=True)
+        values = np.concatenate([existing.values, series.values])[first]
+        target[key] = Series(t_ns, values, series.is_counter)

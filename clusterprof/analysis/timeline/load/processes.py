@@ -1,19 +1,94 @@
-"""The processes of a node in one chunk: spans, samples of threads, I/O, and who they are."""
+"""Processes of a node in one chunk: spans, thread samples, I/O and identity.
+
+Placement of a node's processes, chunk by chunk: allowed CPUs and NUMA nodes, CPUs used.
+
+Map processes to the accelerators they use, as observed by collectors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from clusterprof.probe.layout import WORKER_START
-from clusterprof.timeline.buffers import RowBuffer, groups
-from clusterprof.timeline.model import Int, Process, ProcessIo, SpanTable, ThreadTable
-from clusterprof.timeline.placement import Placements
-from clusterprof.timeline.spans import SpanBuffer
-from clusterprof.trace.schema import Event, Rows, Spans
-from clusterprof.trace.spanframes import PackedSpans
+import numpy as np
 
-_THREADS = {
+from clusterprof.analysis.timeline.load.buffers import RowBuffer, SpanBuffer, split_by_column
+from clusterprof.analysis.timeline.model import (
+    Int,
+    Placement,
+    Process,
+    ProcessIo,
+    SpanTable,
+    ThreadTable,
+)
+from clusterprof.probe.layout import WORKER_START
+from clusterprof.trace.decoder import PackedSpans
+from clusterprof.trace.schema import Event, Rows, Spans
+from clusterprof.util.ranges import parse_cpulist
+
+_COLUMNS = ("t_ns", "pid", "processor", "cpus_allowed", "nodes_allowed")
+_LISTS = ("cpus_allowed", "nodes_allowed")
+
+
+class PlacementBuffer:
+    """Rows of the table `placement` that were read and not yet assigned to a chunk."""
+
+    def __init__(self) -> None:
+        self._rows = RowBuffer(_COLUMNS)
+        self._lists: dict[str, tuple[frozenset[int], ...]] = dict.fromkeys(_LISTS, ())
+        self._tables: Mapping[int, Mapping[str, Int]] = {}
+        self._known: dict[int, Placement] = {}
+        self._start_ns = self._end_ns = 0
+
+    def add(self, rows: Rows) -> None:
+        """Add a frame of the table."""
+        self._rows.add(rows)
+        for name in _LISTS:
+            cpu_lists = rows.strings.get(name, ())
+            if len(cpu_lists) > len(self._lists[name]):
+                self._lists[name] = tuple(_parse_cpu_set(cpu_list) for cpu_list in cpu_lists)
+
+    def start_chunk(self, start_ns: int, end_ns: int) -> None:
+        """Start the chunk from `start_ns` to `end_ns`."""
+        self._start_ns, self._end_ns = start_ns, end_ns
+        self._tables = split_by_column(self._rows.take(end_ns), "pid")
+
+    def find(self, pid: int) -> Placement | None:
+        """Return the placement of a process; without new samples, the last one known."""
+        table = self._tables.get(pid)
+        if table is not None:
+            inside = (table["t_ns"] >= self._start_ns) & (table["t_ns"] < self._end_ns)
+            cpus, nodes = (self._last(name, table) for name in _LISTS)
+            ran_on = table["processor"][inside]
+            self._known[pid] = Placement(cpus, nodes, ran_on[ran_on >= 0])
+        elif pid in self._known:
+            self._known[pid] = replace(self._known[pid], observed_cpus=np.zeros(0, np.int64))
+        return self._known.get(pid)
+
+    def drop_unseen(self, seen: set[int]) -> None:
+        """Drop processes that were not in this chunk."""
+        for pid in [pid for pid in self._known if pid not in seen]:
+            del self._known[pid]
+
+    def _last(self, name: str, table: Mapping[str, Int]) -> frozenset[int]:
+        list_index = int(table[name][-1])
+        return (
+            self._lists[name][list_index]
+            if 0 <= list_index < len(self._lists[name])
+            else frozenset()
+        )
+
+
+def _parse_cpu_set(cpu_list: str) -> frozenset[int]:
+    """Parse a list of numbers; a malformed list is empty, which means unknown."""
+    try:
+        return parse_cpulist(str(cpu_list))
+    except ValueError:
+        return frozenset()
+
+
+_THREAD_COLUMNS = {
     "t_ns": "t_ns",
     "state": "state",
     "on_cpu_ns": "on_cpu_ns_total",
@@ -24,7 +99,7 @@ _THREADS = {
     "major_faults": "major_faults_total",
     "wchan": "wchan",
 }
-_IO = {
+_IO_COLUMNS = {
     "t_ns": "t_ns",
     "rss_bytes": "rss_bytes",
     "read_chars": "read_chars_total",
@@ -32,17 +107,17 @@ _IO = {
     "read_bytes": "read_bytes_total",
     "write_bytes": "write_bytes_total",
 }
-_WHO = ("pid", "parent_pid", "started_ticks", "name")
+_IDENTITY_COLUMNS = ("pid", "parent_pid", "started_ticks", "name")
 
 
 class ProcessBuffer:
-    """Everything about processes that has been read and not yet handed out."""
+    """All process data that were read and not yet assigned to a chunk."""
 
     def __init__(self) -> None:
-        self._threads = RowBuffer([*_THREADS.values(), "pid", "tid", "name"])
-        self._rows = RowBuffer([*_IO.values(), *_WHO])
+        self._threads = RowBuffer([*_THREAD_COLUMNS.values(), "pid", "tid", "name"])
+        self._rows = RowBuffer([*_IO_COLUMNS.values(), *_IDENTITY_COLUMNS])
         self._spans = SpanBuffer()
-        self._placements = Placements()
+        self._placements = PlacementBuffer()
         self._registered: dict[int, Mapping[str, Any]] = {}
         self._exited_ns: dict[int, int] = {}
         self._who: dict[int, tuple[int, int, str]] = {}  # parent, started ticks, name
@@ -51,23 +126,23 @@ class ProcessBuffer:
         self._thread_names: tuple[str, ...] = ()
 
     def add_rows(self, rows: Rows) -> None:
-        """Take a frame of one of the three tables; others are not ours."""
+        """Add a frame of one of the three process tables; other tables are ignored."""
         if rows.table == "threads":
             self._threads.add(rows)
-            self._wchan_names = _longer(self._wchan_names, rows.strings.get("wchan"))
-            self._thread_names = _longer(self._thread_names, rows.strings.get("name"))
+            self._wchan_names = _choose_longer(self._wchan_names, rows.strings.get("wchan"))
+            self._thread_names = _choose_longer(self._thread_names, rows.strings.get("name"))
         elif rows.table == "processes":
             self._rows.add(rows)
-            self._names = _longer(self._names, rows.strings.get("name"))
+            self._names = _choose_longer(self._names, rows.strings.get("name"))
         elif rows.table == "placement":
             self._placements.add(rows)
 
     def add_spans(self, spans: Spans | PackedSpans) -> None:
-        """Take a frame of spans."""
+        """Add a frame of spans."""
         self._spans.add(spans)
 
     def add_event(self, event: Event) -> None:
-        """Take a registration or an exit."""
+        """Add a registration or an exit."""
         pid = event.attributes.get("pid")
         if not isinstance(pid, int):
             return
@@ -80,30 +155,30 @@ class ProcessBuffer:
     def take(
         self, start_ns: int, end_ns: int, last: bool
     ) -> tuple[dict[int, Process], tuple[str, ...]]:
-        """Return the processes of a chunk by pid, and what their threads' `wchan` points to."""
-        threads = _by_thread(self._threads.take(end_ns), self._thread_names)
+        """Return the processes of a chunk by pid, and the names that their `wchan` points to."""
+        threads = _split_by_thread(self._threads.take(end_ns), self._thread_names)
         rows = self._rows.take(end_ns)
-        io = {pid: _io(table) for pid, table in groups(rows, "pid").items()}
-        self._learn(rows)
-        self._placements.turn(start_ns, end_ns)
+        io = {pid: _make_process_io(table) for pid, table in split_by_column(rows, "pid").items()}
+        self._update_identities(rows)
+        self._placements.start_chunk(start_ns, end_ns)
         taken = self._spans.take(end_ns, last)
-        spans = taken.of
+        spans = taken.by_pid
         registered = [p for p in self._registered if self._exited_ns.get(p, end_ns) >= start_ns]
         active = {pid for pid, last_ns in taken.last_end_ns.items() if last_ns >= start_ns}
         pids = sorted({*threads, *io, *active, *registered})
-        found = {
+        processes = {
             pid: self._process(pid, spans.get(pid, {}), threads.get(pid, {}), io.get(pid))
             for pid in pids
         }
-        self._forget(start_ns, set(pids))
-        return found, self._wchan_names
+        self._drop_unseen(start_ns, set(pids))
+        return processes, self._wchan_names
 
-    def _learn(self, rows: dict[str, Int]) -> None:
-        """Remember parent, start and name as last seen."""
+    def _update_identities(self, rows: dict[str, Int]) -> None:
+        """Update parent, start and name of each process to the last values seen."""
         for row in {pid: row for row, pid in enumerate(rows["pid"].tolist())}.values():
-            pid, parent, ticks, name = (int(rows[column][row]) for column in _WHO)
-            known = self._names[name] if 0 <= name < len(self._names) else ""
-            self._who[pid] = parent, ticks, known
+            pid, parent, ticks, name = (int(rows[column][row]) for column in _IDENTITY_COLUMNS)
+            process_name = self._names[name] if 0 <= name < len(self._names) else ""
+            self._who[pid] = parent, ticks, process_name
 
     def _process(
         self,
@@ -116,18 +191,18 @@ class ProcessBuffer:
         parent, ticks, name = self._who.get(pid, (-1, -1, ""))
         if parent < 0 and WORKER_START in spans:
             parent = int(spans[WORKER_START].c[-1])
-        of_spans = self._spans.started_ticks(pid)
-        if of_spans is not None:
-            ticks = of_spans
+        span_ticks = self._spans.started_ticks(pid)
+        if span_ticks is not None:
+            ticks = span_ticks
         elif ticks < 0:
             ticks = int(registration.get("started_ticks", -1))
-        placement = self._placements.of(pid)
+        placement = self._placements.find(pid)
         return Process(pid, ticks, parent, name, registration, spans, threads, io, placement)
 
-    def _forget(self, start_ns: int, seen: set[int]) -> None:
-        """Drop processes that were not in this chunk at all."""
-        self._spans.forget(seen)
-        self._placements.forget(seen)
+    def _drop_unseen(self, start_ns: int, seen: set[int]) -> None:
+        """Drop processes that were not in this chunk."""
+        self._spans.drop_unseen(seen)
+        self._placements.drop_unseen(seen)
         for pid in [pid for pid in self._who if pid not in seen]:
             del self._who[pid]
         for pid in [pid for pid, t in self._exited_ns.items() if t < start_ns]:
@@ -136,21 +211,68 @@ class ProcessBuffer:
                 self._registered.pop(pid, None)
 
 
-def _longer(before: tuple[str, ...], now: Any) -> tuple[str, ...]:
-    """The list of strings only ever grows; a frame out of order may bring an older one."""
+def _choose_longer(before: tuple[str, ...], now: Any) -> tuple[str, ...]:
+    """Choose the longer list of strings.
+
+    Lists only grow, and a late frame may contain an older one.
+    """
     return tuple(now) if now is not None and len(now) > len(before) else before
 
 
-def _by_thread(rows: dict[str, Int], names: tuple[str, ...]) -> dict[int, dict[int, ThreadTable]]:
+def _split_by_thread(
+    rows: dict[str, Int], names: tuple[str, ...]
+) -> dict[int, dict[int, ThreadTable]]:
     """Split the table by process and thread; a tid is unique on a node."""
-    found: dict[int, dict[int, ThreadTable]] = {}
-    for tid, table in groups(rows, "tid").items():
-        columns = {name: table[column] for name, column in _THREADS.items()}
-        at = int(table["name"][-1])
-        name = names[at] if 0 <= at < len(names) else ""
-        found.setdefault(int(table["pid"][-1]), {})[tid] = ThreadTable(**columns, name=name)
-    return found
+    threads_by_pid: dict[int, dict[int, ThreadTable]] = {}
+    for tid, table in split_by_column(rows, "tid").items():
+        columns = {name: table[column] for name, column in _THREAD_COLUMNS.items()}
+        name_index = int(table["name"][-1])
+        name = names[name_index] if 0 <= name_index < len(names) else ""
+        threads_by_pid.setdefault(int(table["pid"][-1]), {})[tid] = ThreadTable(
+            **columns, name=name
+        )
+    return threads_by_pid
 
 
-def _io(table: dict[str, Int]) -> ProcessIo:
-    return ProcessIo(**{name: table[column] for name, column in _IO.items()})
+def _make_process_io(table: dict[str, Int]) -> ProcessIo:
+    return ProcessIo(**{name: table[column] for name, column in _IO_COLUMNS.items()})
+
+
+class DeviceUsers:
+    """Device owners and users from the events of a node; the last event of each kind counts.
+
+    `device-owner` (device, pid): a tool names the process that owns a device; a process may
+    own several. `device-used` (pid, device): the one device that a process was seen to use.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[object, object] = {}
+        self._works_on: dict[int, str] = {}
+
+    def observe(self, event: Event) -> bool:
+        """Process an event; return whether it concerned the use of a device."""
+        pid, device = event.attributes.get("pid"), event.attributes.get("device")
+        if event.kind == "device-owner":
+            self._owners[device] = pid
+        elif event.kind == "device-used" and isinstance(pid, int):
+            self._works_on[pid] = str(device)
+        else:
+            return False
+        return True
+
+    def with_users(self, devices: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the devices with their owner as `pid` and their observed users as `users`."""
+        devices_with_owner = [
+            {**entry, "pid": self._owners[entry["id"]]}
+            if entry.get("id") in self._owners
+            else entry
+            for entry in devices
+        ]
+        if not self._works_on:
+            return devices_with_owner
+        users: dict[str, list[int]] = {}
+        for pid, device in self._works_on.items():
+            users.setdefault(device, []).append(pid)
+        return [
+            {**entry, "users": users.get(str(entry.get("id")), [])} for entry in devices_with_owner
+        ]

@@ -1,74 +1,100 @@
-"""The sentences that every output for people shares: verdict, warnings, culprits, evidence.
+"""Sentences shared by all text outputs: verdict, warnings, culprits, evidence.
 
-All foreign strings leave here through `safe_text`. Rounding happens here and nowhere earlier.
+Every foreign string passes through `escape_text` here. Numbers
+are rounded here and nowhere earlier.
+
+Formatting of the numbers that support a claim.
+
+Confidence in a cause: a percentage, with the kind of evidence where there is room.
+
+98 %                                        in a column
+98 %: a marker and a counter agree (class A)    where there is room
+
+Coverage gaps, and the reasons why lost time has no cause, as sentences.
 """
 
 from __future__ import annotations
 
-from clusterprof.findings import UNATTRIBUTED, Finding, RankLedger, Report
-from clusterprof.renderers import whose
-from clusterprof.renderers.text_safety import safe_text
-from clusterprof.underfill import imbalances as fill_imbalances
-from clusterprof.units import human
+import math
+
+from clusterprof.output.renderers.text import culprits
+from clusterprof.output.renderers.text.safety import escape_text
+from clusterprof.report.impact import list_utilization_sums as fill_imbalances
+from clusterprof.report.model import (
+    UNATTRIBUTED,
+    CoverageGap,
+    Evidence,
+    Finding,
+    RankLedger,
+    Report,
+)
+from clusterprof.units import format_quantity
 
 _HOUR_NS = 3600 * 10**9
-# below this share a first cause is not worth a reader's day
-_HARDLY_RATIO = 0.01
-# a larger share of the recorded time outside steps is worth a sentence of the verdict
-_WORTH_SAYING_RATIO = 0.05
-_SMALLEST_COST = 0.01  # of any currency: less would read "0.00"
-_UNMEASURED_RATIO = 0.01  # less is in the ledger, and no cause for alarm
-_MOST_IMBALANCES = 3
-_SMALLEST_LIKE = 0.01  # of a unit that does not suit
+# a loss below this share of the in-step time is not worth a reader's day
+_NEGLIGIBLE_LOSS_RATIO = 0.01
+# a larger share of the recorded time outside steps gets a sentence in the verdict
+_NOTABLE_OUTSIDE_RATIO = 0.05
+_MIN_COST = 0.01  # in any currency; a smaller amount would be printed as "0.00"
+_NOTABLE_UNMEASURED_RATIO = 0.01  # a smaller share appears in the ledger only, without a warning
+_MAX_IMBALANCES = 3
+# of the preferred unit; smaller amounts are written in their own unit
+_MIN_IN_PREFERRED_UNIT = 0.01
 
-NOTHING_TO_MEND = "Nothing to mend here: the accelerators were kept busy."
-_NOT_KNOWN = (
-    "No device was measured, and no wait of the host was seen: nothing is known of how busy the"
+NO_SIGNIFICANT_LOSS = "Nothing to fix: the accelerators were kept busy."
+_NOTHING_MEASURED = (
+    "No device was measured and no host wait was recorded, so it is not known how busy the"
     " accelerators were."
 )
-WITHOUT_EVIDENCE = "Most of the loss is without sufficient evidence: see Unattributed and Not seen."
+WITHOUT_EVIDENCE = "Most of the loss lacks sufficient evidence: see Unattributed and Not seen."
 LEGEND = (
-    "sure: how certain the cause is, not how large. fixing wins: device time won back by fixing"
-    " only this."
+    "sure: how certain the cause is, not how large. fixing wins: device time saved by fixing"
+    " this cause only."
 )
 
 
-def gpu_time(ns: int, like: str = "") -> str:
-    """Write device time in GPU-seconds, -minutes or -hours, whichever suits, or `like` another."""
+def format_gpu_time(ns: int, preferred_unit: str = "") -> str:
+    """Format device time in GPU-seconds, GPU-minutes or GPU-hours.
+
+    ns: device time in nanoseconds.
+    preferred_unit: such as "GPU-hours"; "" for the unit that suits the amount.
+    """
     seconds = ns / 1e9
     for unit, size, from_seconds in (("hours", 3600, 5400), ("minutes", 60, 90), ("seconds", 1, 0)):
         value = seconds / size
-        if seconds >= from_seconds or (like == f"GPU-{unit}" and value >= _SMALLEST_LIKE):
-            few = unit == "seconds" or like
+        if seconds >= from_seconds or (
+            preferred_unit == f"GPU-{unit}" and value >= _MIN_IN_PREFERRED_UNIT
+        ):
+            few = unit == "seconds" or preferred_unit
             digits = 0 if value >= 100 else 1 if value >= 10 or not few else 2
             return f"{value:,.{digits}f} GPU-{unit}"
-    raise AssertionError("unreachable: device time is never negative")
+    return f"{seconds:,.2f} GPU-seconds"
 
 
-def share(part_ns: int, whole_ns: int) -> str:
-    """Write a part as a percentage of a whole; nothing of nothing is nothing."""
-    return human(part_ns / whole_ns if whole_ns else 0.0, "ratio")
+def format_share(part_ns: int, whole_ns: int) -> str:
+    """Format a part as a percentage of a whole; "0.0 %" if the whole is zero."""
+    return format_quantity(part_ns / whole_ns if whole_ns else 0.0, "ratio")
 
 
-def measured(rank: RankLedger) -> bool:
-    """True where lost time of a rank was looked for: no loss of what nobody measured is no zero."""
+def is_measured(rank: RankLedger) -> bool:
+    """Return whether the lost time of a rank was measured; where it was not, 0 is no result."""
     return bool(rank.device) or rank.lost_ns > 0
 
 
-def rank_share(rank: RankLedger) -> str:
-    """Write the lost part of a rank's time in steps; "-" where it was not measured."""
-    return share(rank.lost_ns, rank.in_step_ns) if measured(rank) else "-"
+def format_rank_share(rank: RankLedger) -> str:
+    """Format the lost share of a rank's time in steps; "-" if it was not measured."""
+    return format_share(rank.lost_ns, rank.in_step_ns) if is_measured(rank) else "-"
 
 
-def bounded(report: Report) -> bool:
-    """True when lost time of any rank is known only as "at most"."""
+def is_upper_bound(report: Report) -> bool:
+    """Return whether the lost time of any rank or finding is only an upper bound."""
     return any(rank.source == "host-spans" and rank.lost_ns for rank in report.ranks) or any(
         finding.upper_bound for finding in report.findings
     )
 
 
-def summed(report: Report) -> dict[str, int]:
-    """Return the in-step buckets of all ranks together, by cause, unattributed among them."""
+def sum_buckets(report: Report) -> dict[str, int]:
+    """Sum the in-step buckets of all ranks by cause, including "unattributed" (nanoseconds)."""
     sums: dict[str, int] = {UNATTRIBUTED: 0}
     for rank in report.ranks:
         for cause, ns in rank.buckets:
@@ -76,105 +102,126 @@ def summed(report: Report) -> dict[str, int]:
     return sums
 
 
-def small_causes(report: Report) -> list[tuple[str, int]]:
-    """Return causes that are in the ledger and too small for a finding, largest first."""
-    found = {finding.cause.id for finding in in_step(report)} | {UNATTRIBUTED}
-    small = [(cause, ns) for cause, ns in summed(report).items() if ns and cause not in found]
+def list_small_causes(report: Report) -> list[tuple[str, int]]:
+    """List (cause, ns) of causes that are too small for a finding, largest first."""
+    reported = {finding.cause.id for finding in select_in_step_findings(report)} | {UNATTRIBUTED}
+    small = [
+        (cause, ns) for cause, ns in sum_buckets(report).items() if ns and cause not in reported
+    ]
     return sorted(small, key=lambda bucket: (-bucket[1], bucket[0]))
 
 
-def verdict(report: Report) -> str:
-    """Say what cost most, how much and whose it was; of one rank what it lost."""
+def describe_verdict(report: Report) -> str:
+    """Describe what cost most, how much, and who caused it; for one rank, what it lost."""
     if not report.ranks:
-        return f"No training process was recorded: nothing can be said about {_gpu(report)}."
+        return (
+            f"No training process was recorded: nothing can be said about"
+            f" {_get_gpu_time_noun(report)}."
+        )
     if report.in_step_ns == 0:
         theirs = "its" if len(report.ranks) == 1 else "their"
         why = "No steps were seen"
         if any(rank.steps for rank in report.ranks):
-            why = "Nobody measured a device inside the steps"
-        return f"{why}: what the job did with {theirs} {_gpu(report)} cannot be judged."
-    if not _leads_with_cause(report):
-        return total(report)
-    first = in_step(report)[0]
-    part, whole = _part_of(first.lost_ns, report.in_step_ns, report)
+            why = "No device was measured inside the steps"
+        return f"{why}: how the job used {theirs} {_get_gpu_time_noun(report)} cannot be judged."
+    if not _can_lead_with_cause(report):
+        return describe_total_loss(report)
+    first = select_in_step_findings(report)[0]
+    part, whole = _format_part_and_whole(first.lost_ns, report.in_step_ns, report)
     at_most = "at most " if first.upper_bound else ""
-    ratio = share(first.lost_ns, report.in_step_ns)
-    name = safe_text(first.cause.id, 60)
+    ratio = format_share(first.lost_ns, report.in_step_ns)
+    name = escape_text(first.cause.id, 60)
     much = f"{at_most}{part} of {whole} ({ratio})"
-    return f"{title(first)} ({name}). That cost most: {much}, {whose.blame(first)}."
+    return (
+        f"{format_title(first)} ({name}). This cost the most: {much},"
+        f" {culprits.describe_blame(first)}."
+    )
 
 
-def chief_cause(report: Report) -> str:
-    """Say what stands beside the verdict: the first cause, or the total, or that there is none."""
+def describe_main_cause(report: Report) -> str:
+    """Describe the line below the verdict: the main cause, or the total, or that none is."""
     if not report.ranks or report.in_step_ns == 0:
         return ""
-    if _leads_with_cause(report):
-        return f"In all {total(report, begin=False)}"
-    if not worth_mending(report):
-        return nothing_lost(report)
-    first = chief(report)
+    if _can_lead_with_cause(report):
+        return f"In total {describe_total_loss(report, starts_sentence=False)}"
+    if not has_significant_loss(report):
+        return describe_no_loss(report)
+    first = find_main_cause(report)
     if first is None:
         return WITHOUT_EVIDENCE
-    part = share(first.lost_ns, report.lost_ns)
-    where = f", first on {whose.culprit(first.culprits[0])}" if first.culprits else ""
-    return f"Chiefly {safe_text(first.cause.id, 60)}: {part} of the loss{where}."
+    part = format_share(first.lost_ns, report.lost_ns)
+    where = f", mostly on {culprits.format_culprit(first.culprits[0])}" if first.culprits else ""
+    return f"Mainly {escape_text(first.cause.id, 60)}: {part} of the loss{where}."
 
 
-def nothing_lost(report: Report) -> str:
-    """Say that hardly anything was lost, or that nobody looked at a device."""
+def describe_no_loss(report: Report) -> str:
+    """Describe that hardly anything was lost, or that no device was measured."""
     measured = any(rank.device for rank in report.ranks)
-    return NOTHING_TO_MEND if measured or report.lost_ns else _NOT_KNOWN
+    return NO_SIGNIFICANT_LOSS if measured or report.lost_ns else _NOTHING_MEASURED
 
 
-def worth_mending(report: Report) -> bool:
-    """True when more than a hundredth of the time inside steps was lost."""
-    return report.lost_ns > _HARDLY_RATIO * report.in_step_ns
+def has_significant_loss(report: Report) -> bool:
+    """Return whether more than a hundredth of the time inside steps was lost."""
+    return report.lost_ns > _NEGLIGIBLE_LOSS_RATIO * report.in_step_ns
 
 
-def chief(report: Report) -> Finding | None:
-    """Return the first cause; None when more was lost without a cause."""
-    findings = in_step(report)
+def find_main_cause(report: Report) -> Finding | None:
+    """Find the largest finding inside steps; None if more time was lost without a cause."""
+    findings = select_in_step_findings(report)
     return findings[0] if findings and findings[0].lost_ns >= report.unattributed_ns else None
 
 
-def _leads_with_cause(report: Report) -> bool:
-    """True when one cause of several ranks' loss is worth the first sentence."""
-    return len(report.ranks) > 1 and worth_mending(report) and chief(report) is not None
+def _can_lead_with_cause(report: Report) -> bool:
+    """Return whether the verdict of a multi-rank job can start with one cause."""
+    return (
+        len(report.ranks) > 1
+        and has_significant_loss(report)
+        and find_main_cause(report) is not None
+    )
 
 
-def total(report: Report, begin: bool = True, was_lost: str = " was lost") -> str:
-    """Say how much of the time inside steps was lost, or that nobody could measure it."""
-    if not any(measured(rank) for rank in report.ranks):
+def describe_total_loss(
+    report: Report, starts_sentence: bool = True, was_lost: str = " was lost"
+) -> str:
+    """Describe how much of the time inside steps was lost, or that it was not measured.
+
+    starts_sentence: capitalize the first word. was_lost: words after "inside steps".
+    """
+    if not any(is_measured(rank) for rank in report.ranks):
         return (
-            f"{'Not' if begin else 'not'} measured: no accelerator was, nor any wait of the host."
+            f"{'Not' if starts_sentence else 'not'} measured: neither an accelerator nor a host"
+            " wait."
         )
-    part, whole = _part_of(report.lost_ns, report.in_step_ns, None)
-    ratio = share(report.lost_ns, report.in_step_ns)
-    at_most = "at most " if bounded(report) else ""
-    at_most = at_most.capitalize() if begin else at_most
-    return f"{at_most}{ratio} of {_gpu(report)} inside steps{was_lost}: {part} of {whole}."
+    part, whole = _format_part_and_whole(report.lost_ns, report.in_step_ns, None)
+    ratio = format_share(report.lost_ns, report.in_step_ns)
+    at_most = "at most " if is_upper_bound(report) else ""
+    at_most = at_most.capitalize() if starts_sentence else at_most
+    return (
+        f"{at_most}{ratio} of {_get_gpu_time_noun(report)} inside steps{was_lost}: {part}"
+        f" of {whole}."
+    )
 
 
-def _gpu(report: Report) -> str:
+def _get_gpu_time_noun(report: Report) -> str:
     return "emulated GPU time" if report.emulated else "GPU time"
 
 
-def _part_of(part_ns: int, whole_ns: int, several: Report | None) -> tuple[str, str]:
-    """Write two amounts of device time; the unit once when it is the same."""
-    whole = gpu_time(whole_ns)
-    part = gpu_time(part_ns, whole.split()[1] if several else "")
+def _format_part_and_whole(part_ns: int, whole_ns: int, several: Report | None) -> tuple[str, str]:
+    """Format two amounts of device time; the unit appears once if both share it."""
+    whole = format_gpu_time(whole_ns)
+    part = format_gpu_time(part_ns, whole.split()[1] if several else "")
     if part.split()[1] != whole.split()[1]:
-        part = gpu_time(part_ns, whole.split()[1])
+        part = format_gpu_time(part_ns, whole.split()[1])
     if part.split()[1] == whole.split()[1]:
         part = part.split()[0]
     emulated = several is not None and several.emulated
     return part, whole.replace(" GPU", " emulated GPU") if emulated else whole
 
 
-def money(report: Report, price_per_hour: float | None, currency: str) -> str:
-    """Say what the loss cost, "" when no price is known or the GPUs are not real.
+def describe_cost(report: Report, price_per_hour: float | None, currency: str) -> str:
+    """Describe what the loss cost; "" if no price is known or the GPUs are emulated.
 
-    The report's own worth counts; the price given is for a report that comes without.
+    A price in the report takes precedence; `price_per_hour` serves reports without one.
     """
     cost = None
     if report.worth is not None:
@@ -182,54 +229,56 @@ def money(report: Report, price_per_hour: float | None, currency: str) -> str:
         cost = report.worth.lost_cost
     elif price_per_hour is not None and not report.emulated:
         cost = report.lost_ns / _HOUR_NS * price_per_hour
-    if cost is None or price_per_hour is None or cost < _SMALLEST_COST:
+    if cost is None or price_per_hour is None or cost < _MIN_COST:
         return ""
-    about = "at most" if bounded(report) else "about"
-    unit = safe_text(currency, 12)
+    about = "at most" if is_upper_bound(report) else "about"
+    unit = escape_text(currency, 12)
     return f"That is {about} {cost:,.2f} {unit} at {price_per_hour:,.2f} {unit} per GPU-hour."
 
 
-def outside(report: Report) -> str:
-    """Say how much device time lay outside steps, "" when it was little."""
-    if report.part or report.outside_ns <= _WORTH_SAYING_RATIO * report.window_ns:
+def describe_time_outside_steps(report: Report) -> str:
+    """Describe how much device time was outside steps; "" if it was little."""
+    if report.part or report.outside_ns <= _NOTABLE_OUTSIDE_RATIO * report.window_ns:
         return ""
     causes = sorted(report.outside_buckets, key=lambda bucket: -bucket[1])[:2]
-    named = ", ".join(f"{safe_text(cause, 60)} {human(ns, 'ns')}" for cause, ns in causes)
-    part = share(report.outside_ns, report.window_ns)
-    return f"Outside steps passed {part} of the recorded device time: {named}."
+    named = ", ".join(
+        f"{escape_text(cause, 60)} {format_quantity(ns, 'ns')}" for cause, ns in causes
+    )
+    part = format_share(report.outside_ns, report.window_ns)
+    return f"{part} of the recorded device time was outside steps: {named}."
 
 
-def warnings(report: Report) -> list[str]:
-    """Return what a reader must know before believing any number, loudest first."""
-    lines = [safe_text(note, 400) for note in report.notes if note.startswith("progress stopped")]
+def list_warnings(report: Report) -> list[str]:
+    """List what a reader must know before trusting any number, most important first."""
+    lines = [escape_text(note, 400) for note in report.notes if note.startswith("progress stopped")]
     if report.part:
-        lines.append(f"ONLY A PART of the run: {safe_text(report.part)}.")
+        lines.append(f"ONLY A PART of the run: {escape_text(report.part)}.")
     if report.emulated:
         lines.append("EMULATED ACCELERATORS: no GPU was measured; device times are an emulator's.")
     unmeasured = [rank for rank in report.ranks if rank.source == "host-spans" and rank.lost_ns]
-    if bounded(report):
+    if is_upper_bound(report):
         who = "" if len(unmeasured) == len(report.ranks) else f" for {len(unmeasured)} of the ranks"
         lines.append(
             f'UPPER BOUND: no device was measured{who}; losses marked "at most" may be smaller.'
         )
-    if report.unmeasured_ns > _UNMEASURED_RATIO * report.window_ns:
-        part = share(report.unmeasured_ns, report.window_ns)
-        lines.append(f"NOT MEASURED: {part} of the device time, neither busy nor idle.")
+    if report.unmeasured_ns > _NOTABLE_UNMEASURED_RATIO * report.window_ns:
+        part = format_share(report.unmeasured_ns, report.window_ns)
+        lines.append(f"NOT MEASURED: {part} of the device time: not counted as busy or idle.")
     damaged = sum(node.damaged_bytes for node in report.nodes)
     dropped = sum(node.dropped_spans for node in report.nodes)
     if damaged or dropped:
         lines.append(
-            f"DAMAGED: {human(damaged, 'bytes')} of the recording could not be read,"
+            f"DAMAGED: {format_quantity(damaged, 'bytes')} of the recording could not be read,"
             f" {dropped:,} spans were dropped; the rest was used."
         )
-    for error in imbalances(report)[:_MOST_IMBALANCES]:
+    for error in list_imbalances(report)[:_MAX_IMBALANCES]:
         lines.append(f"THE LEDGER DOES NOT BALANCE, please report it: {error}")
     return lines
 
 
-def imbalances(report: Report) -> list[str]:
-    """Recompute the law of the ledger from what is shown; [] when every sum holds to the ns."""
-    buckets = summed(report)
+def list_imbalances(report: Report) -> list[str]:
+    """List the sums of the ledger that differ when recomputed; [] if all hold to the ns."""
+    buckets = sum_buckets(report)
     sums = [
         ("window", report.window_ns, report.unmeasured_ns + report.outside_ns + report.in_step_ns),
         ("in steps", report.in_step_ns, report.productive_ns + report.lost_ns),
@@ -244,11 +293,11 @@ def imbalances(report: Report) -> list[str]:
         sums.append(("caused", report.lost_ns, caused + sum(ns for _, ns in report.nobody)))
     sums += fill_imbalances(report.underfill)
     sums += [
-        (f"{safe_text(f.cause.id, 60)} of ranks", f.lost_ns, buckets.get(f.cause.id, 0))
-        for f in in_step(report)
+        (f"{escape_text(f.cause.id, 60)} of ranks", f.lost_ns, buckets.get(f.cause.id, 0))
+        for f in select_in_step_findings(report)
     ]
     for rank in report.ranks:
-        name = rank_name(rank)
+        name = format_rank_name(rank)
         parts = rank.unmeasured_ns + rank.outside_ns + rank.in_step_ns
         sums += [
             (f"window of {name}", rank.window_ns, parts),
@@ -259,38 +308,145 @@ def imbalances(report: Report) -> list[str]:
     return [f"{name} {a:,} ns is not {b:,} ns" for name, a, b in sums if a != b]
 
 
-def in_step(report: Report) -> list[Finding]:
-    """Return the findings whose time lies inside steps, in the report's order."""
+def select_in_step_findings(report: Report) -> list[Finding]:
+    """Select the findings whose time lies inside steps, in the report's order."""
     return [finding for finding in report.findings if not finding.outside_steps]
 
 
-def title(finding: Finding) -> str:
-    return safe_text(finding.cause.title)
+def format_title(finding: Finding) -> str:
+    return escape_text(finding.cause.title)
 
 
-def lost(finding: Finding, at_most: str = "at most ") -> str:
-    """Write the device time of a finding; a bound says so."""
-    return (at_most if finding.upper_bound else "") + human(finding.lost_ns, "ns")
+def format_lost_time(finding: Finding, at_most: str = "at most ") -> str:
+    """Format the device time of a finding, with "at most" before an upper bound."""
+    return (at_most if finding.upper_bound else "") + format_quantity(finding.lost_ns, "ns")
 
 
-def more_why(finding: Finding) -> str:
-    """Say why fixing a finding wins more than was lost to it; "" where it does not."""
-    why = safe_text(finding.more_why, 200)
+def explain_extra_savings(finding: Finding) -> str:
+    """Explain why fixing a finding saves more than was lost to it; "" if it does not."""
+    why = escape_text(finding.more_why, 200)
     return f"more than was lost: {why}" if why else ""
 
 
-def wins(finding: Finding) -> str:
-    """Say what fixing a finding wins, and why that is more than was lost where it is."""
-    more = more_why(finding)
-    return recoverable(finding, "cannot be said") + (f", {more}" if more else "")
+def describe_savings(finding: Finding) -> str:
+    """Describe what fixing a finding saves, and why that can exceed what was lost."""
+    more = explain_extra_savings(finding)
+    return format_recoverable_time(finding, "not known") + (f", {more}" if more else "")
 
 
-def recoverable(finding: Finding, unknown: str) -> str:
+def format_recoverable_time(finding: Finding, unknown: str) -> str:
+    """Format the device time that fixing a finding saves; `unknown` if it is not known."""
     if finding.recoverable_ns is None:
         return unknown
-    return human(finding.recoverable_ns, "ns")
+    return format_quantity(finding.recoverable_ns, "ns")
 
 
-def rank_name(rank: RankLedger) -> str:
-    """Name a rank in a heading: its number, else its process."""
+def format_rank_name(rank: RankLedger) -> str:
+    """Format the name of a rank for a heading: its number, or the process id without one."""
     return f"pid {rank.pid}" if rank.rank is None else f"rank {rank.rank}"
+
+
+_SMALLEST_RATIO = 0.0005  # a smaller ratio would be printed as "0.0 %"
+
+
+def format_evidence(item: Evidence, with_note: bool = True) -> str:
+    """Format one piece of evidence: name, number and, with `with_note`, what it means."""
+    note = f" ({escape_text(item.note)})" if item.note and with_note else ""
+    return f"{escape_text(item.name, 60)} {format_evidence_value(item)}{note}"
+
+
+def format_evidence_value(item: Evidence) -> str:
+    """Format the number of a piece of evidence.
+
+    A tiny ratio is not rounded to zero, and a number that is not finite becomes "not
+    measured".
+    """
+    if not math.isfinite(item.value):
+        return "not measured"
+    if item.unit == "ratio" and 0 < item.value < _SMALLEST_RATIO:
+        return f"below {format_quantity(2 * _SMALLEST_RATIO, 'ratio')}"
+    return format_quantity(item.value, item.unit)
+
+
+_GRADES = {
+    "A": "a marker and a counter agree",
+    "B": "one direct signal",
+    "C": "correlation only",
+    "D": "prior knowledge, nothing observed",
+}
+
+
+def format_confidence(finding: Finding) -> str:
+    """Format the confidence in a cause as a percentage."""
+    return f"{100 * finding.confidence_ratio:.0f} %"
+
+
+def describe_evidence_grade(grade: str) -> str:
+    """Describe a class of evidence, with the letter that JSON uses for it."""
+    return f"{_GRADES[grade]} (class {grade})" if grade in _GRADES else f"class {grade}"
+
+
+def describe_confidence(finding: Finding) -> str:
+    """Describe the confidence in a cause and the evidence it rests on."""
+    return f"{format_confidence(finding)}: {describe_evidence_grade(finding.grade)}"
+
+
+_MAX_GAP_NAMES = 12
+
+
+def list_coverage_gaps(report: Report) -> list[str]:
+    """List the coverage gaps and what would close them; one line per reason.
+
+    What the machine does not have (no quota, no NFS) shares the last line: nothing is
+    missed there.
+    """
+    by_reason: dict[tuple[str, str, str], list[str]] = {}
+    for item in report.blinds:
+        if not _is_feature_absent(item):
+            reason = (item.kind, item.message, item.remedy)
+            by_reason.setdefault(reason, []).append(escape_text(item.what, 80))
+    lines = [_format_coverage_gap(names, *reason) for reason, names in by_reason.items()]
+    not_there = [
+        f"{escape_text(item.what, 80)} ({escape_text(item.message, 200)})"
+        for item in report.blinds
+        if _is_feature_absent(item)
+    ]
+    return [*lines, f"Not present: {'; '.join(not_there)}."] if not_there else lines
+
+
+def count_coverage_gaps(report: Report) -> int:
+    """Count the coverage gaps, without what the machine does not have."""
+    return len(list_coverage_gaps(report)) - any(_is_feature_absent(item) for item in report.blinds)
+
+
+def _is_feature_absent(item: CoverageGap) -> bool:
+    return item.kind == "absent" and not item.remedy
+
+
+def _format_coverage_gap(names: list[str], kind: str, message: str, remedy: str) -> str:
+    what = ", ".join(names[:_MAX_GAP_NAMES])
+    if len(names) > _MAX_GAP_NAMES:
+        what += f" and {len(names) - _MAX_GAP_NAMES:,} more"
+    then = f" What to do: {escape_text(remedy, 400)}." if remedy else ""
+    return f"{what}, {escape_text(kind, 20)}: {escape_text(message, 400).rstrip('.')}.{then}"
+
+
+_UNATTRIBUTED_REASONS = {
+    "no-signal": "no signal shows what the host was doing",
+    "blocked-unknown": "the loading thread was blocked on something unrecorded (sleep, lock, pipe)",
+    "hand-over": "the batch was ready and in transit from the worker to the main process",
+    "evaluation": "the job evaluated its model",
+    "peers": "in operations with other ranks, too many or too few of them to match across ranks",
+    "peers-unknown": "waiting for a rank that was late for an unknown reason",
+    "asleep": "the main thread slept inside a step: waiting for ranks, or something unrecorded",
+    "sending": "the main thread slept while its node sent data: waiting for ranks or for data",
+    "spinning": "a kernel busy-waited: for other ranks in an operation that was not recorded",
+    "jitter": "ranks waiting for each other in turn, because work varies from step to step",
+    "gap": "samples are missing",
+    "low-confidence": "the evidence was too weak for a cause",
+}
+
+
+def describe_unattributed_reason(code: str) -> str:
+    """Describe why lost time has no cause."""
+    return _UNATTRIBUTED_REASONS.get(code) or escape_text(code, 400)

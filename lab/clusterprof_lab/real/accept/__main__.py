@@ -18,12 +18,19 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from ..cable import Cable, Link, build
-from ..job import train
-from ..node import Node, why_not_here
-from .faults import SCENARIOS, Scenario, command_options, hogs, make_records, slow_disk
-from .judge import HEADER, Run, analysed, judged, lines_of, summary
-from .truth import table, truth
+from clusterprof_lab.real.accept.faults import (
+    SCENARIOS,
+    Scenario,
+    command_options,
+    hogs,
+    make_records,
+    slow_disk,
+)
+from clusterprof_lab.real.accept.judge import HEADER, Run, analysed, judged, lines_of, summary
+from clusterprof_lab.real.accept.truth import table, truth
+from clusterprof_lab.real.cable import Cable, Link, build
+from clusterprof_lab.real.job import train
+from clusterprof_lab.real.node import Node, why_not_here
 
 ROOT = Path(__file__).resolve().parents[4]
 KNOWN = {scenario.name: scenario for scenario in SCENARIOS}

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..cable import Link
-from ..node import Node
+from clusterprof_lab.real.cable import Link
+from clusterprof_lab.real.node import Node
 
 DATA_BYTES = 64 << 20
 SLOW_DISK_BYTES_PER_SECOND = 8_000_000
@@ -89,10 +89,7 @@ SCENARIOS = (
         links={1: Link(rate_bits_per_second=300_000_000)},
     ),
     Scenario(
-        "latency",
-        "12 ms one way to node 1",
-        (Expected(NETWORK),),
-        links={1: Link(delay_s=0.012)},
+        "latency", "12 ms one way to node 1", (Expected(NETWORK),), links={1: Link(delay_s=0.012)}
     ),
     Scenario(
         "loss",

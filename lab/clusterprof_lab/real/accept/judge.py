@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .faults import SYNCHRONIZATION, Expected, Scenario
-from .truth import WORK, shares
+from clusterprof_lab.real.accept.faults import SYNCHRONIZATION, Expected, Scenario
+from clusterprof_lab.real.accept.truth import WORK, shares
 
 OFF_AT_MOST_RATIO = 0.03
 CLEAN_BELOW_RATIO = 0.03
@@ -74,9 +74,10 @@ def judged(scenario: Scenario, findings: Sequence[dict[str, Any]], said: dict[st
     inversions = [
         f"{one['cause']}: {_name(one)}"
         for one in findings
-        if one["share_ratio"] >= NAMED_FROM_RATIO and _named(one) is not None
+        if one["share_ratio"] >= NAMED_FROM_RATIO
+        and _named(one) is not None
         and _caused(true, _named(one)) < CAUSED_AT_LEAST_RATIO
-    ]  # fmt: skip
+    ]
     if not scenario.expected:
         lines = [_clean(findings, true)]
     else:

@@ -74,9 +74,11 @@ def undoing(shell: str, *words: str) -> Iterator[None]:
     """Run a piece of shell ($0, $1, …) at the end, also when this process is killed."""
     guard = subprocess.Popen(
         ["sh", "-c", f"cat >/dev/null; {shell}", *words],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
-    )  # fmt: skip
+    )
     assert guard.stdin is not None
     try:
         yield

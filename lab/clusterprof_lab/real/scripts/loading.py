@@ -15,9 +15,14 @@ from turns import Turns
 
 ITEMS_PER_BATCH = 8
 ITEM = (
-    "begun_ns", "read_ns", "made_ns", "read_delay_ns", "decode_delay_ns", "decode_cpu_ns",
+    "begun_ns",
+    "read_ns",
+    "made_ns",
+    "read_delay_ns",
+    "decode_delay_ns",
+    "decode_cpu_ns",
     "read_user_ns",
-)  # fmt: skip
+)
 now_ns = time.monotonic_ns
 
 
@@ -92,7 +97,7 @@ class Records(Dataset):
 
     def _my_turn(self, batch: int) -> bool:
         options = self.options
-        turn = self.rank if options.turn < 0 else options.turn
+        turn = self.rank if options.start_chunk < 0 else options.start_chunk
         return bool(options.turns) and batch // options.turn_every % options.turns == turn
 
     def _read_file(self, reads: int, choose: random.Random) -> None:

@@ -221,14 +221,19 @@ def loaded(records: Records, turns: Turns) -> list:
         if len(turns.loaders) > 1:
             mine = [
                 step * ITEMS_PER_BATCH + item
-                for step in range(options.steps) if turns.on(step) == (number == 0)
+                for step in range(options.steps)
+                if turns.on(step) == (number == 0)
                 for item in range(ITEMS_PER_BATCH)
-            ]  # fmt: skip
+            ]
         prefetch = {"prefetch_factor": options.prefetch} if options.workers else {}
         loader = DataLoader(
-            records, ITEMS_PER_BATCH, sampler=mine, num_workers=options.workers,
-            worker_init_fn=hold, **prefetch,
-        )  # fmt: skip
+            records,
+            ITEMS_PER_BATCH,
+            sampler=mine,
+            num_workers=options.workers,
+            worker_init_fn=hold,
+            **prefetch,
+        )
         out.append(iter(loader))
     return out
 

@@ -162,8 +162,13 @@ def train(options: argparse.Namespace, rank: int, world: int) -> dict:
             stamps[name].append(value)
     total_ns = now_ns() - began_ns
     items = dict(zip(ITEM, records.watch.T.tolist()))
-    return {"loss": float(loss.detach()), "began_ns": began_ns, "total_ns": total_ns,
-            "stamps": stamps, "items": items}  # fmt: skip
+    return {
+        "loss": float(loss.detach()),
+        "began_ns": began_ns,
+        "total_ns": total_ns,
+        "stamps": stamps,
+        "items": items,
+    }
 
 
 def main() -> None:
@@ -172,8 +177,13 @@ def main() -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    said = {"rank": rank, "world": world, "host": socket.gethostname(), "steps": options.steps,
-            "chain": options.chain}  # fmt: skip
+    said = {
+        "rank": rank,
+        "world": world,
+        "host": socket.gethostname(),
+        "steps": options.steps,
+        "chain": options.chain,
+    }
     line = json.dumps({**said, **train(of_rank(options, rank), rank, world)})
     with open(__file__) as turn:  # a pipe keeps only short lines of several writers apart
         fcntl.flock(turn, fcntl.LOCK_EX)

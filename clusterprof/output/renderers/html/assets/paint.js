@@ -1,24 +1,10 @@
 // A canvas painted pixel by pixel: a thousand rows cost no more than ten.
 
-// eight by eight, a letter that is not '.' is a stroke; the same as in swatch.py
-const TILES = {
-  cpu: (x, y) => (x + y) % 8 < 2 && (x + y) % 8 >= 0,
-  input: (x, y) => (x + y) % 4 === 0 && x % 2 === 0,
-  h2d: (x, y) => y % 4 === 2,
-  launch: (x, y) => x % 4 === 2,
-  network: (x, y) => (y === 2 && x > 0 && x < 3) || (y === 6 && x > 4 && x < 7),
-  synchronization: (x, y) => (x - y + 8) % 8 < 2,
-  checkpoint: (x, y) => x === 4 || y === 4,
-  eval: (x, y) => y === 4 && x === 4,
-  startup: (x, y) => y === 4,
-  device: (x, y) => x === y || x + y === 7,
-  fail: (x, y) => y % 4 === 1 || x === 2,
-  waiting: (x, y) => (x + y) % 8 === 0,
-};
-
+// TILES (report/families.py): eight rows of two hexadecimal digits, the lowest bit left.
 const MASKS = {};
-for (const [family, inside] of Object.entries(TILES)) {
-  MASKS[family] = Uint8Array.from({ length: 64 }, (_, at) => (inside(at & 7, at >> 3) ? 1 : 0));
+for (const [family, rows] of Object.entries(TILES)) {
+  const bit = (at) => parseInt(rows.slice((at >> 3) * 2, (at >> 3) * 2 + 2), 16) >> (at & 7) & 1;
+  MASKS[family] = Uint8Array.from({ length: 64 }, (_, at) => bit(at));
 }
 
 class Raster {

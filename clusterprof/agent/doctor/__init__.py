@@ -1,0 +1,1 @@
+"""What this node can record and what in its environment should change, for `clusterprof doctor`."""

@@ -1,0 +1,1 @@
+"""Helper processes for vendor libraries that can hang or crash."""

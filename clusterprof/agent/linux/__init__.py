@@ -1,0 +1,1 @@
+"""Readers of kernel interfaces: one module per domain of /proc, /sys and netlink."""

@@ -1,0 +1,1 @@
+"""Network interfaces, sockets, netlink and RDMA ports as the kernel reports them."""

@@ -1,0 +1,1 @@
+"""Disks, network mounts and Lustre clients as the kernel reports them."""

@@ -1,0 +1,335 @@
+"""The options of a recording: of `clusterprof record` and of `python -m clusterprof.agent`.
+
+Both parse them with argparse: a command-line library with rich output would cost each
+rank of a job 0.3 s of CPU time. An invalid option is a `UsageError` that names the
+nearest valid one.
+
+The effective sampling plan: plain numbers combined from the profile and the command line.
+
+The launcher reads the profile (YAML) and writes `plan.json`; the agent reads only that
+file, so that it never imports a YAML library.
+
+    {"hz": 10, "collectors": {"cpu": {"enabled": true, "interval_ns": 100000000}},
+     "recording": {"segment_bytes": …, "max_bytes": …, "keep_free_bytes": …}, "profile": {…}}
+
+The request to a recorder, and its reply once it records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from clusterprof.errors import UsageError
+from clusterprof.units import SECOND_NS
+
+if TYPE_CHECKING:
+    from clusterprof.agent.linux.files import Roots
+
+
+class Option(NamedTuple):
+    """An option that takes a value."""
+
+    flags: tuple[str, ...]
+    metavar: str
+    help: str
+    type: Callable[[str], Any] = str
+
+
+OUT = Option(("-o", "--out"), "DIR", "Default: clusterprof-out/<job>.", Path)
+PROFILE = Option(("--profile",), "NAME", "Profile: a shipped one by name, or a file.")
+DURATION = Option(("--duration",), "TIME", "Stop recording after this time (90s, 10m, 2h).")
+HZ = Option(("--hz",), "N", "Samples per second; slow sources keep their own rate.", float)
+INJECT = Option(("--inject",), "auto|off|strict", "Whether Pythons of the job report spans.")
+PID = Option(("--pid",), "PID", "Attach to a running process (no spans).", int)
+KEEP_FREE = Option(("--keep-free",), "SIZE", "Pause writing when less disk than this is left.")
+
+RECORD_OPTIONS = (OUT, PROFILE, DURATION, HZ, INJECT, PID, KEEP_FREE)
+HELP = ("-h", "--help")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that raises `UsageError` and suggests the nearest valid option."""
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog=prog, allow_abbrev=False, **settings)
+
+    def add_option(self, option: Option) -> None:
+        """Add one of the options defined above."""
+        self.add_argument(*option.flags, metavar=option.metavar, help=option.help, type=option.type)
+
+    def parse(self, words: Sequence[str] | None) -> argparse.Namespace:
+        """Parse the words.
+
+        Raises: UsageError for an unknown option or an invalid value.
+        """
+        values, unknown = self.parse_known_args(words)
+        if unknown:
+            raise self.unknown_option_error(unknown[0])
+        return values
+
+    def unknown_option_error(self, word: str) -> UsageError:
+        """Return the error for an unknown option, with the nearest valid one."""
+        if not word.startswith("-"):
+            return UsageError(f"unexpected argument: {word!r}", self._hint())
+        name = word.partition("=")[0]
+        return UsageError(
+            f"no such option: {name}{format_suggestion(name, self._list_flags())}", self._hint()
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError instead of printing the message and exiting."""
+        raise UsageError(message, self._hint())
+
+    def _list_flags(self) -> list[str]:
+        shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
+        return [flag for action in shown for flag in action.option_strings]
+
+    def _hint(self) -> str:
+        return f"see: {self.prog} --help"
+
+
+class RecordOptions(NamedTuple):
+    """The options and the command of `clusterprof record`; None = not given."""
+
+    command: Sequence[str]
+    out: Path | None = None
+    profile: str | None = None
+    duration: str | None = None
+    hz: float | None = None
+    inject: str = "auto"
+    pid: int | None = None
+    gpu_events: bool = True
+    keep_free: str | None = None
+
+
+def parse_record_arguments(words: Sequence[str]) -> RecordOptions | None:
+    """Parse the words after `record`; None when help is requested.
+
+    The first word that is not an option begins the command, which is passed on unchanged.
+    Raises: UsageError for an unknown option or a missing value.
+    """
+    parser = Parser("clusterprof record", add_help=False)
+    for option in RECORD_OPTIONS:
+        parser.add_option(option)
+    parser.add_argument("--gpu-events", action=argparse.BooleanOptionalAction, default=True)
+    parser.set_defaults(inject="auto")
+    options, command = _split_arguments(words)
+    if options is None:
+        return None
+    return RecordOptions(command, **vars(parser.parse(options)))
+
+
+def format_suggestion(word: str, candidates: Iterable[str]) -> str:
+    """Return '; did you mean …?' when a candidate is close to the word, else ''."""
+    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _split_arguments(words: Sequence[str]) -> tuple[list[str] | None, Sequence[str]]:
+    """Return the options as `--name=value`, and the command; (None, ()) for help."""
+    long_flags = {flag: option.flags[-1] for option in RECORD_OPTIONS for flag in option.flags}
+    options: list[str] = []
+    remaining = list(words)
+    while remaining:
+        word = remaining[0]
+        if word == "--":
+            return options, remaining[1:]
+        if word in HELP:
+            return None, ()
+        if not word.startswith("-") or word == "-":
+            break
+        del remaining[0]
+        if word in long_flags:
+            if not remaining:
+                raise UsageError(f"option {word} needs a value", "see: clusterprof record --help")
+            # `-o -x` names a folder "-x": joined with `=`, argparse does not read it as an option
+            options.append(f"{long_flags[word]}={remaining.pop(0)}")
+        else:
+            options.append(word)
+    return options, remaining
+
+
+DEFAULT_HZ = 10.0
+MIN_HZ = 0.01
+MAX_HZ = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which collectors to sample how often, and how much disk space to use."""
+
+    hz: float = DEFAULT_HZ
+    """Rate of the fast group; slower collectors keep their own interval."""
+    collectors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """name -> {"enabled", "interval_ns"}; a collector that is not listed keeps its defaults."""
+    recording: Mapping[str, int] = field(default_factory=dict)
+    """segment_bytes, max_bytes, keep_free_bytes."""
+    profile: Mapping[str, Any] = field(default_factory=dict)
+    """Effective values of the profile, for the header."""
+
+    def enabled(self, name: str) -> bool:
+        """Return whether the collector is opened at all."""
+        return bool(self.collectors.get(name, {}).get("enabled", True))
+
+    def use_portable(self) -> bool | None:
+        """Return whether the portable collectors replace those of Linux; None = decide by /proc.
+
+        True or False where the profile sets `sampling.collectors.portable.enabled`.
+        """
+        sampling = self.profile.get("sampling", {})
+        enabled = sampling.get("collectors", {}).get("portable", {}).get("enabled")
+        return None if enabled is None else bool(enabled)
+
+    def helper_options(self, name: str) -> tuple[str, ...]:
+        """Return the extra command-line options of an isolated collector's helper."""
+        sampling = self.profile.get("sampling")
+        use_gpm = isinstance(sampling, Mapping) and sampling.get("gpm") is True
+        return ("--gpm", "off") if name == "gpu_nvidia" and not use_gpm else ()
+
+    def interval_ns(self, name: str, default_ns: int) -> int:
+        """Return the collector's interval, ns: its own, unless it belongs to the fast group.
+
+        The fast group holds all collectors planned at 10 Hz or more often; `--hz` changes their
+        rate together and slows down other collectors only where they would be faster than that.
+        """
+        configured_ns = int(self.collectors.get(name, {}).get("interval_ns") or default_ns)
+        fast_ns = round(SECOND_NS / self.hz)
+        if configured_ns <= round(SECOND_NS / DEFAULT_HZ):
+            return fast_ns if self.hz != DEFAULT_HZ else max(configured_ns, fast_ns)
+        return max(configured_ns, fast_ns)
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """Encode the plan as the content of `plan.json`."""
+    values = {
+        "hz": plan.hz,
+        "collectors": {name: dict(entry) for name, entry in plan.collectors.items()},
+        "recording": dict(plan.recording),
+        "profile": dict(plan.profile),
+    }
+    return json.dumps(values).encode()
+
+
+def decode_plan(content: bytes) -> Plan:
+    """Decode the content of a `plan.json`.
+
+    Raises: UsageError when the content is not a valid plan.
+    """
+    try:
+        values = json.loads(content)
+        collectors = values.get("collectors", {})
+        plan = Plan(
+            hz=float(values.get("hz", DEFAULT_HZ)),
+            collectors={str(name): dict(entry) for name, entry in collectors.items()},
+            recording={str(k): int(v) for k, v in values.get("recording", {}).items()},
+            profile=dict(values.get("profile", {})),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"the sampling plan cannot be read: {error}") from error
+    return with_hz(plan, plan.hz)
+
+
+def with_hz(plan: Plan, hz: float) -> Plan:
+    """Return the plan with another rate of the fast group.
+
+    Raises: UsageError when the rate is out of range.
+    """
+    if not MIN_HZ <= hz <= MAX_HZ:
+        raise UsageError(f"{hz:g} Hz is not between {MIN_HZ:g} and {MAX_HZ:g}")
+    return Plan(hz, plan.collectors, plan.recording, plan.profile)
+
+
+def build_plan(
+    profile: Mapping[str, Any], hz: float | None = None, keep_free_bytes: int | None = None
+) -> Plan:
+    """Build the plan from a profile's effective values and the command line.
+
+    hz, keep_free_bytes: override the profile unless None.
+    Raises: UsageError when the rate is out of range.
+    """
+    sampling = profile.get("sampling", {})
+    collectors = {}
+    for name, settings in sampling.get("collectors", {}).items():
+        entry: dict[str, Any] = {"enabled": bool(settings.get("enabled", True))}
+        if settings.get("hz"):
+            entry["interval_ns"] = round(SECOND_NS / settings["hz"])
+        collectors[name] = entry
+    recording = {key: int(value) for key, value in profile.get("recording", {}).items()}
+    if keep_free_bytes is not None:
+        recording["keep_free_bytes"] = keep_free_bytes
+    rate = hz if hz is not None else float(sampling.get("hz", DEFAULT_HZ))
+    return with_hz(Plan(rate, collectors, recording, profile), rate)
+
+
+DEFAULT_OUT = "clusterprof-out"
+_NS_PER_UNIT = {"": 1e9, "ms": 1e6, "s": 1e9, "m": 60e9, "min": 60e9, "h": 3600e9, "d": 86400e9}
+
+
+def parse_duration(text: str) -> int:
+    """Convert a duration, e.g. 10m, 90s, 1.5h or 45 (seconds) to nanoseconds.
+
+    Raises: UsageError when the text is not a positive duration.
+    """
+    stripped = text.strip()
+    number = stripped.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = stripped[len(number) :].strip()
+    try:
+        value = float(number) * _NS_PER_UNIT[unit]
+    except (ValueError, KeyError):
+        value = math.nan
+    if not 0 < value < 2**62:
+        raise UsageError(f"{text!r} is not a duration", "write 90s, 10m or 2h")
+    return round(value)
+
+
+def _make_roots() -> Roots:
+    """Import the module of kernel files, which loads msgspec, only for a recorder's request."""
+    from clusterprof.agent.linux.files import Roots
+
+    return Roots()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingRequest:
+    """The request for one recording of one node."""
+
+    out: Path
+    """Folder of the recording; the node's subfolder is created in it."""
+    run_dir: Path
+    plan: Plan
+    job: str
+    follow: bool = False
+    """End when the last registered process has exited."""
+    duration_ns: int | None = None
+    """End after this time, ns; None = no limit."""
+    pid: int | None = None
+    """Attach to this running process."""
+    roots: Roots = field(default_factory=_make_roots)
+
+
+@dataclass(frozen=True, slots=True)
+class UnavailableCollector:
+    """A collector that is unavailable, and the reason."""
+
+    collector: str
+    kind: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingStarted:
+    """The recorder's reply when the recording has begun."""
+
+    folder: Path
+    """The node's folder."""
+    unseen: Sequence[UnavailableCollector]
+    emulated: bool
+    """True when one of the accelerators is emulated."""

@@ -1,0 +1,1 @@
+"""The processes of the job and the span rings that they write."""

@@ -1,0 +1,1 @@
+"""The sampling service: what is sampled when, and what each collector costs."""

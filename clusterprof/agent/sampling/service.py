@@ -1,0 +1,456 @@
+"""One recording from start to end: collectors, registrations, rings, loop and writer.
+
+The cost of recording: the `self` collector reads the recorder's process and its helpers.
+
+Process settings that keep the recorder out of the job's way when resources are short.
+
+SCHED_BATCH at nice 0 (a niced sampler wakes a third of a second late on a full machine,
+a batch one 8 ms), preferred by the OOM killer, a bounded address space, no garbage
+collector.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from clusterprof.agent.collectors.base import Context, Value
+from clusterprof.agent.isolation import drivers
+from clusterprof.agent.launch import identity
+from clusterprof.agent.launch.election import (
+    RUN_DIR_PREFIX,
+    remove_stale_run_dirs,
+    remove_unused_run_dir,
+    write_private_file,
+)
+from clusterprof.agent.launch.identity import read_stat_fields
+from clusterprof.agent.linux import without_proc
+from clusterprof.agent.linux.files import FolderWatch, Roots, open_file
+from clusterprof.agent.options import (
+    DEFAULT_HZ,
+    RecordingRequest,
+    RecordingStarted,
+    UnavailableCollector,
+)
+from clusterprof.agent.processes.registry import (
+    FlightRecorderDumps,
+    ProcessGroups,
+    Registry,
+    has_live_process,
+)
+from clusterprof.agent.processes.span_rings import SpanRings
+from clusterprof.agent.sampling import inventory
+from clusterprof.agent.sampling.collector_runner import CollectorRunner, ErrorLogger
+from clusterprof.agent.sampling.scheduler import (
+    NEVER_NS,
+    Budget,
+    Schedule,
+    SystemClock,
+    record_batches,
+)
+from clusterprof.errors import CannotStart, DevicesChanged, Unavailable
+from clusterprof.signals import SELF_CPU, SELF_LATE, SELF_RSS, SELF_TICKS_MISSED, Signal
+from clusterprof.signals.host import is_absence_normal
+from clusterprof.trace.schema import Clock as ClockRecord
+from clusterprof.trace.schema import Header
+from clusterprof.trace.writer import RecordingWriter
+
+_CPU_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PROCESS_GONE = Unavailable("failed", "the process is gone")
+RECORDER = "recorder"
+
+
+class SelfCollector:
+    """CPU time and memory of the recorder and its helpers, lateness and missed ticks."""
+
+    name: ClassVar[str] = "self"
+    isolated: ClassVar[bool] = False
+    interval_ns: ClassVar[int] = 1_000_000_000
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        cpu_ns: Callable[[], int],
+        helpers: Callable[[], Mapping[str, int]],
+        proc: str = "/proc",
+    ) -> None:
+        self._schedule = schedule
+        self._cpu_ns = cpu_ns
+        self._helpers = helpers
+        self._proc = proc
+        self._open_helpers: dict[str, int] = {}
+        self._statm = open_file(f"{proc}/self/statm")
+
+    def open(self) -> Sequence[tuple[Signal, str]]:
+        """Return two columns per process and two of the loop."""
+        self._open_helpers = dict(self._helpers())
+        columns = []
+        for process in (RECORDER, *self._open_helpers):
+            columns += [(SELF_CPU, process), (SELF_RSS, process)]
+        return [*columns, (SELF_LATE, ""), (SELF_TICKS_MISSED, "")]
+
+    def sample(self) -> Sequence[Value]:
+        """Read /proc/self and the helpers; a changed set of helpers raises DevicesChanged."""
+        if self._helpers() != self._open_helpers:
+            raise DevicesChanged
+        values: list[Value] = [self._cpu_ns(), self._rss()]
+        for pid in self._open_helpers.values():
+            fields = read_stat_fields(self._proc, pid)
+            if fields is None:
+                values += [_PROCESS_GONE, _PROCESS_GONE]
+            else:
+                values += [
+                    (int(fields[11]) + int(fields[12])) * _CPU_TICK_NS,
+                    _get_rss_bytes(fields),
+                ]
+        return [*values, self._schedule.late_ns, self._schedule.missed]
+
+    def close(self) -> None:
+        """Do nothing: the open file is used again by the next `open()`."""
+
+    def _rss(self) -> Value:
+        try:
+            return int(self._statm.read().split(None, 2)[1]) * _PAGE_BYTES
+        except Unavailable as reason:
+            return reason
+
+
+def _get_rss_bytes(fields: Sequence[bytes]) -> int:
+    return int(fields[21]) * _PAGE_BYTES
+
+
+OOM_SCORE_ADJUST = 500
+ADDRESS_SPACE_BYTES = 512 << 20
+
+
+def apply_process_limits() -> None:
+    """Set scheduling policy, CPU affinity, OOM score and open-file limit of this process.
+
+    Settings that the system refuses are left unchanged.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        # A launcher may have bound the rank that started us to cores of its own; use other cores
+        # if there are any. The kernel reduces the set to what the cgroup allows.
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    with contextlib.suppress(OSError):
+        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, str(OOM_SCORE_ADJUST).encode())
+        finally:
+            os.close(descriptor)
+    with contextlib.suppress(OSError, ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def limit_address_space() -> None:
+    """Limit the address space.
+
+    Only the soft limit is set, so that a helper with a driver can raise it.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, hard))
+
+
+def stop_garbage_collector() -> None:
+    """Exclude all start-up objects from garbage collection and stop the collector.
+
+    The loop creates no reference cycles; those left by exceptions are collected once a
+    minute by `collect_garbage`.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def collect_garbage() -> None:
+    """Collect the few reference cycles that exceptions have left."""
+    gc.collect()
+
+
+_MAX_TICK_NS = round(1_000_000_000 / DEFAULT_HZ)
+_REGISTRATION_TIMEOUT_NS = 10_000_000_000
+_OPEN_TIMEOUT_SECONDS = 1.0  # out of the 2 s that a launcher waits for the recorder
+_GARBAGE_INTERVAL_NS = 60_000_000_000
+_MAX_ENVIRON_BYTES = 1 << 20
+
+
+class Service:
+    """All resources that one recording holds open."""
+
+    def __init__(
+        self, request: RecordingRequest, collectors: Sequence[type], wake: int, note: ErrorLogger
+    ) -> None:
+        """Create the collectors; `wake` is a descriptor that becomes readable on a signal."""
+        proc = str(request.roots.proc)
+        self._order = request
+        self._registry = Registry(request.run_dir, proc)
+        self._rings = SpanRings(
+            request.run_dir, proc, skip_old=(request.run_dir / "agent.pid").exists()
+        )
+        self._news = _watch_run_dir(request.run_dir)
+        self._clock = SystemClock([wake, self._registry.descriptor], self._news)
+        self._schedule = Schedule()
+        self._note = note
+        self._runners: list[CollectorRunner] = []
+        self._runners = self._build(collectors)
+
+    def run(
+        self, stop_reason: Callable[[], str], on_start: Callable[[RecordingStarted], None]
+    ) -> str:
+        """Record until a stop is requested or no process is left; return the reason.
+
+        `on_start` is called once, when the first frames are on disk.
+        Raises: CannotStart before that call, never after it.
+        """
+        request, clock = self._order, self._clock
+        self._register()
+        self._open(isolated=False)
+        start = clock.read()
+        header = self._header(start)
+        folder = request.out / header.node["key"]
+        writer = RecordingWriter(folder, header, clock.read, **_select_writer_options(request))
+        self._open(isolated=True)  # a driver may be slow; the first frames are already on disk
+        on_start(
+            RecordingStarted(
+                folder, self._unavailable, any(d.get("emulated") for d in header.devices)
+            )
+        )
+        limit_address_space()
+        stop_garbage_collector()
+        remove_stale_run_dirs(
+            request.run_dir.parent, f"{RUN_DIR_PREFIX}{os.geteuid()}-", has_live_process
+        )
+        stop_condition = _StopCondition(request, self._registry, start.monotonic_ns, stop_reason)
+        budget = Budget(request.plan.hz, clock.now_ns(), clock.cpu_ns())
+        tick_ns = min(_MAX_TICK_NS, round(1e9 / request.plan.hz))
+        dumps = FlightRecorderDumps(request.run_dir, folder, str(request.roots.proc))
+        sources = (self._registry, self._rings, ProcessGroups(request.run_dir), dumps)
+        collect_ns = start.monotonic_ns + _GARBAGE_INTERVAL_NS
+        for batch in record_batches(
+            self._runners,
+            sources,
+            clock,
+            self._schedule,
+            budget,
+            tick_ns,
+            stop_condition.check,
+            stop_condition.end_ns,
+        ):
+            writer.append(*batch)
+            if clock.now_ns() >= collect_ns:
+                collect_ns += _GARBAGE_INTERVAL_NS
+                collect_garbage()
+        writer.close()
+        self._rings.close()
+        self._registry.close()
+        return stop_condition.reason
+
+    def close(self) -> None:
+        """Close inotify; it takes tens of ms in the kernel, so it is done after everything else."""
+        if self._news is not None:
+            self._news.close()
+
+    def _register(self) -> None:
+        request, now_ns = self._order, self._clock.now_ns()
+        ticks = identity.read_start_ticks(str(request.roots.proc), os.getpid())
+        write_private_file(request.run_dir / "agent.pid", f"{os.getpid()} {ticks}\n".encode())
+        if request.pid is not None:
+            variables = read_process_variables(request.roots.proc, request.pid)
+            if not self._registry.attach(request.pid, variables, now_ns):
+                raise CannotStart(f"process {request.pid} does not exist", "name a running process")
+        self._registry.look(now_ns)
+
+    def _open(self, isolated: bool) -> None:
+        for runner in self._runners:
+            if runner.collector.isolated == isolated:
+                runner.open(self._clock.now_ns())
+
+    def _build(self, collectors: Sequence[type]) -> list[CollectorRunner]:
+        request = self._order
+        context = Context(request.roots, request.run_dir, self._registry.job_pids)
+        runners = []
+        for kind in collectors:
+            name, default_ns = str(kind.name), int(kind.interval_ns)  # type: ignore[attr-defined]
+            if not request.plan.enabled(name) or not _is_collector_possible(kind, request.roots):
+                continue
+            try:
+                options = request.plan.helper_options(name)
+                isolated = kind.isolated  # type: ignore[attr-defined]
+                collector = (
+                    make_isolated_collector(name, context, options) if isolated else kind(context)
+                )
+            except Exception as error:
+                self._note(name, error)
+                continue
+            runners.append(
+                CollectorRunner(collector, request.plan.interval_ns(name, default_ns), self._note)
+            )
+        self_collector = SelfCollector(
+            self._schedule, self._clock.cpu_ns, self._helper_pids, str(request.roots.proc)
+        )
+        return [*runners, CollectorRunner(self_collector, self_collector.interval_ns, self._note)]
+
+    def _helper_pids(self) -> Mapping[str, int]:
+        pids = {runner.name: getattr(runner.collector, "pid", None) for runner in self._runners}
+        return {f"helper:{name}": pid for name, pid in pids.items() if pid is not None}
+
+    def _header(self, start: ClockRecord) -> Header:
+        request = self._order
+        devices = [device for runner in self._runners for device in runner.devices_for_header()]
+        variables = identity.select_launcher_variables(os.environ)
+        return Header(
+            node=inventory.build_node_identity(request.roots, start, os.environ),
+            started={
+                "monotonic_ns": start.monotonic_ns,
+                "boottime_ns": start.boottime_ns,
+                "realtime_ns": start.realtime_ns,
+            },
+            host=inventory.build_host_inventory(request.roots),
+            devices=devices,
+            launcher={
+                "job": request.job,
+                "named": identity.is_job_name(request.job),
+                "variables": variables,
+            },
+            versions=inventory.list_versions(),
+            profile=dict(request.plan.profile),
+            collectors=[
+                {"name": runner.name, "interval_ns": runner.interval_ns, "status": runner.status}
+                for runner in self._runners
+            ],
+        )
+
+    @property
+    def _unavailable(self) -> list[UnavailableCollector]:
+        unavailable = []
+        available = {
+            runner.name for runner in self._runners if runner.status in ("available", "opening")
+        }
+        has_vendor_gpu = any(name.startswith("gpu_") for name in available - {"gpu_emulated"})
+        for runner in self._runners:
+            reason = runner.reason
+            if reason is not None and not is_absence_normal(
+                runner.name, reason.kind, reason.remedy, has_vendor_gpu
+            ):
+                unavailable.append(
+                    UnavailableCollector(runner.name, reason.kind, reason.message, reason.remedy)
+                )
+        return unavailable
+
+
+class _StopCondition:
+    """Decides when a recording ends, and removes the run directory when no process is left."""
+
+    def __init__(
+        self,
+        request: RecordingRequest,
+        registry: Registry,
+        begin_ns: int,
+        stop_reason: Callable[[], str],
+    ) -> None:
+        self._order = request
+        self._registry = registry
+        self._begin_ns = begin_ns
+        self._stop_reason = stop_reason
+        self.reason = ""
+        self.end_ns = NEVER_NS if request.duration_ns is None else begin_ns + request.duration_ns
+
+    def check(self, now_ns: int) -> str:
+        """Return why the recording ends now, "" while it continues."""
+        reason = self._find_reason(now_ns)
+        if reason:
+            self.reason = reason
+            if reason != "no process is left":
+                remove_unused_run_dir(self._order.run_dir, self._registry.has_processes)
+        return reason
+
+    def _find_reason(self, now_ns: int) -> str:
+        signal_name = self._stop_reason()
+        if signal_name:
+            return signal_name
+        if now_ns >= self.end_ns:
+            return "the duration is over"
+        if not self._order.follow:
+            return ""
+        if self._registry.has_processes():
+            return ""
+        may_end = (
+            self._registry.has_registered or now_ns - self._begin_ns >= _REGISTRATION_TIMEOUT_NS
+        )
+        if may_end and self._remove_run_dir(now_ns):
+            return "no process is left"
+        return ""
+
+    def _remove_run_dir(self, now_ns: int) -> bool:
+        """Check the registrations once more while no process can join; remove the run directory."""
+
+        def has_processes() -> bool:
+            self._registry.look_again(now_ns)
+            return self._registry.has_processes()
+
+        return remove_unused_run_dir(self._order.run_dir, has_processes)
+
+
+def _is_collector_possible(kind: Any, roots: Roots) -> bool:
+    """Return False for collectors of accelerators that this node lacks: no gap is recorded."""
+    why_absent = getattr(kind, "why_absent", None)
+    if why_absent is not None:
+        return why_absent(roots) is None
+    name = str(kind.name)
+    return (
+        name not in drivers.OPTIONAL_COLLECTORS or drivers.explain_absence(name, os.environ) is None
+    )
+
+
+def _watch_run_dir(run_dir: Path) -> FolderWatch | None:
+    """Watch the run directory with inotify for new registrations and rings; None = impossible."""
+    try:
+        return FolderWatch([str(run_dir / name) for name in ("register", "rings")])
+    except Unavailable:
+        return None
+
+
+def make_isolated_collector(name: str, context: Context, options: Sequence[str] = ()) -> Any:
+    """Make a collector that runs in its own process, since its driver may hang or crash."""
+    from clusterprof.agent.isolation.collector import IsolatedCollector
+
+    return IsolatedCollector(
+        name, context, options=options, first_wait_seconds=_OPEN_TIMEOUT_SECONDS
+    )
+
+
+def read_process_variables(proc: Path, pid: int) -> dict[str, str]:
+    """Read the launcher variables of a running process, nothing else of its environment.
+
+    From psutil where there is no Linux /proc.
+    """
+    if not without_proc.has_linux_proc(Roots(proc)):
+        return identity.select_launcher_variables(without_proc.read_environ(pid))
+    try:
+        with open(proc / str(pid) / "environ", "rb") as environ:
+            content = environ.read(_MAX_ENVIRON_BYTES)
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in content.split(b"\0"))
+    return identity.select_launcher_variables(
+        {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
+    )
+
+
+def _select_writer_options(request: RecordingRequest) -> dict[str, Any]:
+    option_names = ("segment_bytes", "max_bytes", "keep_free_bytes")
+    return {
+        name: request.plan.recording[name]
+        for name in option_names
+        if name in request.plan.recording
+    }

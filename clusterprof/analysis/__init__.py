@@ -1,0 +1,1 @@
+"""The analysis wing: needs a recording only, never the node that wrote it."""

@@ -1,0 +1,1 @@
+"""Recommendations for each cause, filled in with facts of the run."""

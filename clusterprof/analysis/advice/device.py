@@ -1,0 +1,369 @@
+"""Recommendations for steps delayed by copies to the accelerator or by waits for it.
+
+Recommendations for a host that launches work too slowly.
+
+Recommendations for an imported trace that shows late data without the reason.
+"""
+
+from __future__ import annotations
+
+from clusterprof.analysis.advice.base import (
+    ExclusionRule,
+    FilledRecommendation,
+    Recommendation,
+    mark_command,
+)
+from clusterprof.analysis.advice.context import AdviceContext
+from clusterprof.analysis.advice.rules import (
+    GPU_MEMORY_FREE,
+    GPU_MEMORY_FULL,
+    make_missing_evidence_rule,
+)
+from clusterprof.units import format_quantity
+
+_PINNED_GAIN = "1.02-1.15x (Gao et al., ICSE 2024)"
+
+
+def _fill_pinned_memory(context: AdviceContext) -> FilledRecommendation:
+    loader = context.setup.loader
+    reasons = ("pin_memory is off",) if loader is not None and loader.pinned is False else ()
+    pinned, copied = (
+        mark_command("DataLoader(pin_memory=True)"),
+        mark_command('batch.to("cuda", non_blocking=True)'),
+    )
+    return FilledRecommendation(f"{pinned} and {copied}", reasons)
+
+
+def _fill_copy_stream(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        mark_command(
+            "with torch.cuda.stream(copies): next_batch = batch.to(device, non_blocking=True)"
+        )
+        + f"; then {mark_command('torch.cuda.current_stream().wait_stream(copies)')} before it"
+        f" is used"
+    )
+
+
+def _fill_rare_metrics(context: AdviceContext) -> FilledRecommendation:
+    syncs_per_step = context.find_evidence("per_step_count")
+    each = f" ({syncs_per_step.value:.1f} in a step now)" if syncs_per_step is not None else ""
+    return FilledRecommendation(
+        f"{mark_command('total += loss.detach()')} and"
+        f" {mark_command('if step % 100 == 0: print(total.item())')}: no"
+        f" .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in every step{each}"
+    )
+
+
+def _fill_delayed_results(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        mark_command('value = loss.detach().to("cpu", non_blocking=True)')
+        + " into pinned memory, read one step later; torch.where instead of if tensor:"
+    )
+
+
+COPY_RECOMMENDATIONS = (
+    Recommendation(
+        "pin-memory",
+        ("h2d-copy",),
+        "Copy from pinned memory without blocking the host",
+        'pin_memory=True in the loader, .to("cuda", non_blocking=True)',
+        _fill_pinned_memory,
+        evidence_names=("blocking_ratio", "pcie_receive_bytes_per_second"),
+        published=_PINNED_GAIN,
+        expected_change="h2d.blocking_ratio falls to 0",
+        worse="pinned memory cannot be swapped out: prefetched batches always occupy it",
+        unless=(
+            make_missing_evidence_rule("blocking_ratio", "no copy blocked the host"),
+            ExclusionRule(
+                "memory-short",
+                "the node is short of memory, which pinned pages make worse",
+                lambda s: s.machine.is_memory_short or "cpu-memory" in s.other_causes,
+            ),
+        ),
+        effort="setting",
+    ),
+    Recommendation(
+        "copy-ahead",
+        ("h2d-copy",),
+        "Copy the next batch while the current one is computed",
+        "a separate stream for copies",
+        _fill_copy_stream,
+        evidence_names=("blocking_ratio", "pcie_receive_bytes_per_second"),
+        published=_PINNED_GAIN,
+        expected_change="copies no longer cause lost time",
+        worse="memory of the accelerator for one more batch",
+        unless=(
+            ExclusionRule(
+                "gpu-memory-full",
+                "less than a fifth of the accelerator's memory was free",
+                lambda s: (f := s.setup.gpu_memory_free_ratio) is not None and f < 0.2,
+            ),
+        ),
+        effort="code",
+    ),
+    Recommendation(
+        "fetch-metrics-rarely",
+        ("h2d-sync",),
+        "Keep metrics on the accelerator, fetch them rarely",
+        "no .item(), .cpu() or synchronize() in every step",
+        _fill_rare_metrics,
+        evidence_names=("per_step_count", "sync.per_step_ns", "host.per_step_ns"),
+        published="cases only (Gao et al., ICSE 2024)",
+        expected_change="sync.per_step_count falls below 0.1",
+        worse="metrics are seen later",
+        unless=(
+            ExclusionRule(
+                "few-waits",
+                "the host waited less than once in ten steps",
+                lambda s: (v := s.value("sync.per_step_count")) is not None and v < 0.1,
+            ),
+        ),
+        effort="code",
+    ),
+    Recommendation(
+        "look-a-step-later",
+        ("h2d-sync",),
+        "Read results a step later",
+        "non-blocking copies into pinned memory; torch.where instead of if tensor:",
+        _fill_delayed_results,
+        evidence_names=("per_step_count", "sync.per_step_ns"),
+        expected_change="sync.per_step_ns falls",
+        worse="a NaN is noticed a step later",
+        effort="code",
+    ),
+)
+
+
+_BATCH_GAIN = "3.4-4.9x for batches that were too small (Gao et al., ICSE 2024)"
+
+
+def _describe_free_memory(context: AdviceContext) -> tuple[str, ...]:
+    free = context.setup.gpu_memory_free_ratio
+    if free is None:
+        return ("free accelerator memory was not recorded: check it first",)
+    return (f"{format_quantity(free, 'ratio')} of the accelerator's memory was always free",)
+
+
+def _fill_larger_batch(context: AdviceContext) -> FilledRecommendation:
+    free = context.setup.gpu_memory_free_ratio
+    factor = "2x" if free is None else f"up to {max(1.1, 0.8 / max(1 - free, 0.05)):.1f}x"
+    return FilledRecommendation(
+        f"batch_size {factor} of the current one, using at most 80 % of the memory (adjust the"
+        " learning rate too)",
+        _describe_free_memory(context),
+    )
+
+
+def _fill_compilation(context: AdviceContext) -> FilledRecommendation:
+    length = context.setup.step_ns
+    reasons = (f"a step takes {format_quantity(length, 'ns')}",) if length else ()
+    return FilledRecommendation(
+        mark_command('model = torch.compile(model, mode="reduce-overhead")')
+        + " (CUDA graphs); fused=True for the optimizer",
+        reasons,
+    )
+
+
+def _fill_expandable_segments(context: AdviceContext) -> FilledRecommendation:
+    command = mark_command("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    return FilledRecommendation(command, _describe_free_memory(context))
+
+
+def _fill_empty_cache(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        mark_command("grep -rn empty_cache CODE")
+        + " in the training code, and remove it from the loop; pad or bucket batches to a few"
+        " shapes"
+    )
+
+
+def _fill_smaller_batch(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        "batch_size a tenth smaller, or torch.utils.checkpoint for activations",
+        _describe_free_memory(context),
+    )
+
+
+def _fill_dynamic_shapes(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        f"{mark_command('export TORCH_LOGS=recompiles')} says what changed; then"
+        f" {mark_command('torch._dynamo.mark_dynamic(tensor, dim)')} or"
+        f" {mark_command('torch.compile(dynamic=True)')}, or pad batches to a few lengths"
+    )
+
+
+def _fill_early_compilation(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        "run evaluation and every other late branch once before step 1, with"
+        " TORCHINDUCTOR_FX_GRAPH_CACHE=1 and a cache folder that outlives the job"
+        " (TORCHINDUCTOR_CACHE_DIR)"
+    )
+
+
+def _get_recompile_ratio(context: AdviceContext) -> float | None:
+    return context.value("compile.again_ratio")
+
+
+LAUNCH_RECOMMENDATIONS = (
+    Recommendation(
+        "larger-batch",
+        ("launch-bound",),
+        "Raise the batch size",
+        "while memory is at most 80 % used (docs/underfill.md: when kernels are too small)",
+        _fill_larger_batch,
+        evidence_names=("thread.on_cpu_ratio",),
+        published=_BATCH_GAIN,
+        expected_change="gpu.busy_ratio and gpu.sm_active_ratio rise",
+        worse="convergence: the learning rate must follow",
+        unless=(GPU_MEMORY_FULL,),
+        place="job",
+        effort="setting",
+    ),
+    Recommendation(
+        "fewer-launches",
+        ("launch-bound",),
+        "Launch less and larger work",
+        "torch.compile, CUDA graphs, fused optimizers",
+        _fill_compilation,
+        evidence_names=("thread.on_cpu_ratio",),
+        published=_BATCH_GAIN,
+        expected_change="thread.on_cpu_ratio falls in steps",
+        worse="start-up grows by the compilation, and shapes must not change in every step",
+        place="job",
+        effort="code",
+    ),
+    Recommendation(
+        "expandable-segments",
+        ("launch-alloc",),
+        "Let the allocator's segments grow",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        _fill_expandable_segments,
+        evidence_names=("retries_total", "mallocs_total", "frees_total"),
+        published="cases only (ByteDance, OSDI 2025)",
+        expected_change="allocator.retries_total stays 0",
+        worse="not with CUDA IPC of some versions: shared tensors may fail",
+        effort="setting",
+    ),
+    Recommendation(
+        "no-empty-cache",
+        ("launch-alloc",),
+        "Remove empty_cache() from the loop, and keep shapes fixed",
+        "torch.cuda.empty_cache(), shapes that change",
+        _fill_empty_cache,
+        evidence_names=("mallocs_total", "frees_total"),
+        expected_change="allocator.mallocs_total stops rising",
+        worse="the process keeps memory that it returned before",
+        unless=(make_missing_evidence_rule("frees_total", "no block was returned to the driver"),),
+        effort="code",
+    ),
+    Recommendation(
+        "smaller-footprint",
+        ("launch-alloc",),
+        "Leave some memory of the accelerator free",
+        "a smaller batch, or activation checkpointing",
+        _fill_smaller_batch,
+        evidence_names=("retries_total",),
+        expected_change="allocator.retries_total stays 0",
+        worse="a smaller batch uses the device less",
+        unless=(
+            make_missing_evidence_rule("retries_total", "no allocation was retried"),
+            GPU_MEMORY_FREE,
+        ),
+        effort="setting",
+    ),
+    Recommendation(
+        "dynamic-shapes",
+        ("launch-recompile",),
+        "Mark changing dimensions as dynamic, or pad them",
+        "mark_dynamic, dynamic=True, bucketed shapes; TORCH_LOGS=recompiles",
+        _fill_dynamic_shapes,
+        evidence_names=("compile.mean_ns", "compile.again_ratio"),
+        expected_change="no compilation after the first ten steps",
+        worse="dynamic code is a little slower",
+        unless=(
+            ExclusionRule(
+                "first-time",
+                "all of it was code compiled for the first time",
+                lambda s: _get_recompile_ratio(s) == 0,
+            ),
+        ),
+        effort="code",
+    ),
+    Recommendation(
+        "compile-early",
+        ("launch-recompile",),
+        "Compile late code paths before the first step",
+        "run evaluation once at the start; keep the compile cache",
+        _fill_early_compilation,
+        evidence_names=("compile.mean_ns", "compile.again_ratio"),
+        expected_change="compilations move to start-up",
+        worse="start-up takes longer",
+        unless=(
+            ExclusionRule(
+                "compiled-before",
+                "all of it was code that had been compiled before",
+                lambda s: _get_recompile_ratio(s) == 1,
+            ),
+        ),
+        effort="code",
+    ),
+)
+
+
+_PLUMBER = "up to 47x for pipelines that were set up wrongly (Plumber, MLSys 2022)"
+
+
+def _has_no_workers(context: AdviceContext) -> bool:
+    workers = context.find_evidence("loader.workers_count")
+    return workers is not None and workers.value == 0
+
+
+def _fill_workers(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        mark_command("DataLoader(num_workers=4, persistent_workers=True)")
+        + " instead of num_workers=0",
+        ("the training process loads its batches itself, between steps",),
+    )
+
+
+def _fill_recording(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        f"{mark_command('clusterprof record -- COMMAND')} for a minute: it splits the same"
+        " wait among disks, servers, CPUs and loader settings",
+        ("a profiler trace shows the wait but not what the loader did",),
+    )
+
+
+INPUT_RECOMMENDATIONS = (
+    Recommendation(
+        "load-in-workers",
+        ("input-wait",),
+        "Load batches in worker processes",
+        "DataLoader(num_workers=N)",
+        _fill_workers,
+        evidence_names=("loader.workers_count",),
+        published=_PLUMBER,
+        expected_change="the wait for data falls",
+        worse="each worker needs memory for its copy of the data set and the batches it holds",
+        unless=(
+            ExclusionRule(
+                "has-workers",
+                "the loader has workers, or that is not known",
+                lambda s: not _has_no_workers(s),
+            ),
+        ),
+        effort="setting",
+    ),
+    Recommendation(
+        "record-the-loader",
+        ("input-wait",),
+        "Learn what the loader waits for",
+        "record with clusterprof: threads, disks and connections show it",
+        _fill_recording,
+        evidence_names=("input.unseen_ratio",),
+        expected_change="the wait has a cause",
+        diagnose=True,
+        place="job",
+        effort="setting",
+    ),
+)

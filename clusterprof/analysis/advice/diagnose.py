@@ -1,0 +1,150 @@
+"""What to record or check if a cause is too uncertain to recommend a change.
+
+Used instead of the recommendations for a family of causes, and for a cause below the
+confidence limit from which it is named.
+"""
+
+from __future__ import annotations
+
+from clusterprof.analysis.advice.base import (
+    ExclusionRule,
+    FilledRecommendation,
+    Recommendation,
+    mark_command,
+)
+from clusterprof.analysis.advice.context import AdviceContext
+from clusterprof.analysis.attribution.confidence import MIN_SCORE_TO_NAME
+from clusterprof.units import format_quantity
+
+_MIN_LOSS_NS = 2_000_000_000
+"""Lost time, ns; a smaller loss rests on a handful of samples."""
+
+
+def _explain_uncertainty(context: AdviceContext) -> str:
+    if context.is_family:
+        return "only the family of the cause could be determined"
+    sure = format_quantity(context.finding.confidence_ratio, "ratio")
+    return f"the cause is only {sure} certain, and counts as certain from {MIN_SCORE_TO_NAME:.0%}"
+
+
+def _fill_probe(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        f"{mark_command('clusterprof record --inject auto -- COMMAND')};"
+        f" {mark_command('clusterprof doctor')} says"
+        " whether the probe can be loaded",
+        (_explain_uncertainty(context), "no process of the job carried the probe"),
+    )
+
+
+def _fill_missing_counters(context: AdviceContext) -> FilledRecommendation:
+    holes = [f"{what}: {remedy}" for what, remedy in context.coverage_gaps]
+    lacking = [f"the recording has no {name}" for name in context.missing_signals]
+    change = "; ".join(holes[:3]) or "clusterprof doctor shows how to enable what is missing"
+    return FilledRecommendation(change, (_explain_uncertainty(context), *lacking[:3]))
+
+
+def _fill_longer_recording(context: AdviceContext) -> FilledRecommendation:
+    steps = context.setup.steps
+    many = max(200, 4 * steps)
+    return FilledRecommendation(
+        f"record {many:,} steps or more (now {steps:,}), then"
+        f" {mark_command('clusterprof analyze RUN')}",
+        (
+            _explain_uncertainty(context),
+            f"{format_quantity(context.finding.lost_ns, 'ns')} of loss is only a few samples",
+        ),
+    )
+
+
+def _fill_manual_check(context: AdviceContext) -> FilledRecommendation:
+    if context.is_family:
+        how = "lists the possible causes; explain of each shows how to verify it by hand"
+    else:
+        how = "shows how to verify it by hand on a running job"
+    return FilledRecommendation(
+        f"{mark_command(f'clusterprof explain {context.cause}')} {how}",
+        (_explain_uncertainty(context),),
+    )
+
+
+PROBE_PRESENT = ExclusionRule(
+    "probe-there", "the processes of the job carried the probe", lambda s: s.has_probe
+)
+NOTHING_MISSING = ExclusionRule(
+    "nothing-missing",
+    "nothing that the family needs is known to be missing",
+    lambda s: not s.missing_signals and not s.coverage_gaps,
+)
+LONG_ENOUGH = ExclusionRule(
+    "long-enough", "the loss is two seconds or more", lambda s: s.finding.lost_ns >= _MIN_LOSS_NS
+)
+
+DIAGNOSES = (
+    Recommendation(
+        "record-with-probe",
+        (),
+        "Record with the probe to learn the cause",
+        "clusterprof record --inject auto",
+        _fill_probe,
+        diagnose=True,
+        expected_change="the cause itself is named",
+        unless=(PROBE_PRESENT,),
+        worse="a probe in the process: its cost is in docs/accuracy.md",
+        place="job",
+        effort="look",
+    ),
+    Recommendation(
+        "record-what-is-missing",
+        (),
+        "Record what is missing to learn the cause",
+        "what clusterprof doctor lists as missing",
+        _fill_missing_counters,
+        diagnose=True,
+        expected_change="the cause itself is named",
+        unless=(NOTHING_MISSING,),
+        place="job",
+        effort="look",
+    ),
+    Recommendation(
+        "record-longer",
+        (),
+        "Record longer to be sure of the cause",
+        "more steps",
+        _fill_longer_recording,
+        diagnose=True,
+        expected_change="the cause is more certain, or gone",
+        unless=(LONG_ENOUGH,),
+        place="job",
+        effort="setting",
+    ),
+    Recommendation(
+        "verify-by-hand",
+        (),
+        "Check the cause by hand before changing anything",
+        "clusterprof explain CAUSE",
+        _fill_manual_check,
+        diagnose=True,
+        expected_change="the manual check agrees",
+        place="job",
+        effort="look",
+    ),
+)
+
+
+def _fill_check_of_cause(context: AdviceContext) -> FilledRecommendation:
+    check = context.finding.cause.manual_check
+    command = mark_command(f"clusterprof explain {context.cause}")
+    return FilledRecommendation(check or f"{command} describes how it is decided")
+
+
+FOLLOW_MANUAL_CHECK = Recommendation(
+    "follow-manual-check",
+    (),
+    "Verify the cause by hand, and see what it depends on",
+    "clusterprof explain CAUSE",
+    _fill_check_of_cause,
+    diagnose=True,
+    expected_change="the manual check agrees",
+    effort="look",
+)
+"""Given for a cause that is certain and has no recommendation of its own."""

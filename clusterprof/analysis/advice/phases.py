@@ -1,0 +1,329 @@
+"""Recommendations for checkpoints, evaluation, start-up, and devices below their clock."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from clusterprof.analysis.advice.base import (
+    ExclusionRule,
+    FilledRecommendation,
+    Recommendation,
+    describe_location,
+    mark_command,
+)
+from clusterprof.analysis.advice.context import AdviceContext
+from clusterprof.analysis.advice.rules import MEMORY_SHORT, ONE_RANK, make_missing_evidence_rule
+from clusterprof.units import format_quantity
+
+_ASYNC_GAIN = "1.02-1.52x (Gao et al., ICSE 2024); saves 3.6-58.7x cheaper (Acme, arXiv 2403.07648)"
+_SAVE_COST_RATIO = 0.05
+"""Share of the time that saves may cost."""
+_MIN_START_NS = 60e9
+"""A shorter start (ns) does not justify a change of images."""
+
+
+def _fill_async_save(context: AdviceContext) -> FilledRecommendation:
+    size = context.find_evidence("checkpoint.mean_bytes")
+    reasons: tuple[str, ...] = ()
+    if size is not None and size.value > 0 and context.machine.min_available_bytes is not None:
+        free = format_quantity(context.machine.min_available_bytes, "bytes")
+        reasons = (
+            f"the host needs {format_quantity(size.value, 'bytes')} for the copy and had"
+            f" {free} left",
+        )
+    return FilledRecommendation(
+        mark_command("torch.distributed.checkpoint.async_save(state, checkpoint_id=PATH)")
+        + " instead of torch.save(state, PATH); wait for its future before the next save",
+        reasons,
+    )
+
+
+def _is_copy_too_large(context: AdviceContext) -> bool:
+    size, free = context.find_evidence("checkpoint.mean_bytes"), context.machine.min_available_bytes
+    return size is not None and free is not None and size.value > free / 2
+
+
+def _fill_rarer_saves(context: AdviceContext) -> FilledRecommendation:
+    factor = max(2, math.ceil(context.finding.share_ratio / _SAVE_COST_RATIO))
+    length = context.find_evidence("checkpoint.mean_ns")
+    reasons = []
+    if length is not None:
+        reasons.append(
+            f"saves of {format_quantity(length.value, 'ns')} cost {_SAVE_COST_RATIO:.0%} when"
+            f" they come every"
+            f" {format_quantity(length.value / _SAVE_COST_RATIO, 'ns')}"
+        )
+    return FilledRecommendation(
+        f"save every {factor} times as many steps",
+        tuple(reasons),
+        f"Save {factor} times less often",
+    )
+
+
+def _fill_local_save(context: AdviceContext) -> FilledRecommendation:
+    size, length = (
+        context.find_evidence("checkpoint.mean_bytes"),
+        context.find_evidence("checkpoint.mean_ns"),
+    )
+    reasons: tuple[str, ...] = ()
+    if size is not None and length is not None and length.value > 0:
+        rate = format_quantity(1e9 * size.value / length.value, "bytes/s")
+        reasons = (f"a save wrote {rate}",)
+    return FilledRecommendation(
+        "torch.save to a local NVMe folder, then copy it to the shared store in a thread or a"
+        " separate process",
+        reasons,
+    )
+
+
+def _fill_sharded_save(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        "torch.distributed.checkpoint.save (each rank writes its shard) instead of gathering"
+        " the state on rank 0",
+        (f"the job has {context.ranks} ranks",),
+    )
+
+
+def _fill_background_log(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        "logging.handlers.QueueHandler with a QueueListener; no fsync or flush in every step;"
+        " uploads in a separate thread"
+    )
+
+
+def _fill_rarer_evaluation(context: AdviceContext) -> FilledRecommendation:
+    factor = max(2, math.ceil(context.finding.share_ratio / 0.05))
+    return FilledRecommendation(
+        f"evaluate every {factor} times as many steps, on part of the data, or on other devices"
+        " from the last checkpoint",
+        what=f"Evaluate {factor} times less often",
+    )
+
+
+def _fill_gpu_metrics(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        "torchmetrics on CUDA tensors, .item() once at the end; what must run on the CPU goes to a"
+        " separate process"
+    )
+
+
+def _fill_prebuilt_image(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        "install packages into the image, not at the start; TORCHINDUCTOR_CACHE_DIR and"
+        " TRITON_CACHE_DIR on a disk that outlives the job"
+    )
+
+
+def _fill_parallel_restore(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        "torch.distributed.checkpoint.load (each rank reads its shard), or torch.load(mmap=True);"
+        f" {mark_command('python -X importtime TRAIN.py')} names slow imports"
+    )
+
+
+def _fill_clock_check(context: AdviceContext) -> FilledRecommendation:
+    device = context.finding.culprits[0].device if context.finding.culprits else ""
+    device_option = f" -i {shlex.quote(device)}" if device.startswith("GPU-") else ""
+    return FilledRecommendation(
+        mark_command(f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER,CLOCK{device_option}")
+        + " (AMD:"
+        f" {mark_command('amd-smi metric')}) on the node names the reason; then fans, filters,"
+        f" air flow,"
+        " power supply",
+        what="Find out what slows the device, and fix it",
+    )
+
+
+def _fill_node_drain(context: AdviceContext) -> FilledRecommendation:
+    node = shlex.quote(context.finding.culprits[0].node) if context.finding.culprits else "NODE"
+    change = {
+        "slurm": mark_command(f"scontrol update NodeName={node} State=DRAIN Reason=throttled")
+        + f"; {mark_command(f'sbatch --exclude={node}')}",
+        "kubernetes": mark_command(f"kubectl cordon {node}"),
+    }.get(context.machine.launcher, f"leave {node} out of the hosts of the next run")
+    return FilledRecommendation(change)
+
+
+SHORT_START = ExclusionRule(
+    "short-start",
+    "the slowest rank started in less than a minute, and a start happens only once",
+    lambda s: (v := s.find_evidence("startup.longest_ns")) is not None and v.value < _MIN_START_NS,
+)
+NO_EVAL = make_missing_evidence_rule("eval.mean_ns", "no evaluation was marked")
+_EVERYWHERE = ExclusionRule(
+    "everywhere",
+    "the cause is not limited to one node or rank: check the room's cooling or settings instead",
+    lambda s: not describe_location(s),
+)
+
+_ALL_SAVE = ExclusionRule(
+    "all-save",
+    "all ranks spend equally long in saves: these may be shards already",
+    lambda s: s.ranks > 1 and bool(s.finding.culprits) and not describe_location(s),
+)
+
+PHASE_RECOMMENDATIONS = (
+    Recommendation(
+        "save-in-background",
+        ("checkpoint",),
+        "Save in the background: snapshot, then write",
+        "torch.distributed.checkpoint.async_save, or a snapshot to host memory",
+        _fill_async_save,
+        evidence_names=("checkpoint.mean_ns", "checkpoint.mean_bytes"),
+        published=_ASYNC_GAIN,
+        expected_change="checkpoint.mean_ns falls to the time of the snapshot",
+        worse="host memory for a copy of the state; a crash may lose the save in progress",
+        unless=(
+            MEMORY_SHORT,
+            ExclusionRule(
+                "copy-does-not-fit",
+                "a copy of the state is more than half of the host memory left",
+                _is_copy_too_large,
+            ),
+        ),
+        effort="code",
+    ),
+    Recommendation(
+        "save-locally-first",
+        ("checkpoint",),
+        "Write to a local disk first, upload afterwards",
+        "a local NVMe folder, and a copy in the background",
+        _fill_local_save,
+        evidence_names=("checkpoint.mean_ns", "checkpoint.mean_bytes"),
+        published=_ASYNC_GAIN,
+        expected_change="checkpoint.mean_ns falls",
+        worse="a save is safe only when the copy is done",
+        unless=(
+            make_missing_evidence_rule(
+                "checkpoint.mean_bytes", "how much a save wrote is not known"
+            ),
+        ),
+        effort="code",
+    ),
+    Recommendation(
+        "save-shards",
+        ("checkpoint",),
+        "Let each rank write its own shard",
+        "torch.distributed.checkpoint.save",
+        _fill_sharded_save,
+        evidence_names=("checkpoint.mean_ns",),
+        published="below 0.9 % of the time at a save in every step (ByteRobust, SOSP 2025)",
+        expected_change="checkpoint.mean_ns falls with the number of ranks",
+        worse="a save is many files, which must be regrouped to load it with another world size",
+        unless=(ONE_RANK, _ALL_SAVE),
+        place="job",
+        effort="code",
+    ),
+    Recommendation(
+        "save-less-often",
+        ("checkpoint",),
+        "Save less often",
+        "a longer interval",
+        _fill_rarer_saves,
+        evidence_names=("checkpoint.mean_ns",),
+        expected_change="the share falls with the interval",
+        worse="a failure costs more steps",
+        place="job",
+        effort="setting",
+    ),
+    Recommendation(
+        "log-in-background",
+        ("eval-host",),
+        "Log from a separate thread, and not in every step",
+        "QueueHandler, no fsync in steps",
+        _fill_background_log,
+        evidence_names=("writing_ratio", "write_chars_total"),
+        expected_change="thread.writing_ratio falls",
+        worse="the last lines before a crash may be missing",
+        unless=(
+            make_missing_evidence_rule(
+                "writing_ratio", "the main thread was not blocked in writing"
+            ),
+        ),
+        effort="code",
+    ),
+    Recommendation(
+        "evaluate-less",
+        ("eval-host",),
+        "Evaluate less often",
+        "a longer interval, fewer samples",
+        _fill_rarer_evaluation,
+        evidence_names=("eval.mean_ns",),
+        expected_change="the share falls with the interval",
+        worse="a bad run is noticed later",
+        unless=(NO_EVAL,),
+        place="job",
+        effort="setting",
+    ),
+    Recommendation(
+        "metrics-on-gpu",
+        ("eval-host",),
+        "Compute metrics on the accelerator",
+        "torchmetrics on CUDA tensors",
+        _fill_gpu_metrics,
+        evidence_names=("thread.on_cpu_ratio",),
+        expected_change="thread.on_cpu_ratio falls",
+        worse="a little time and memory of the accelerator",
+        unless=(
+            make_missing_evidence_rule(
+                "thread.on_cpu_ratio", "the main thread did not compute in such pauses"
+            ),
+        ),
+        effort="code",
+    ),
+    Recommendation(
+        "prebuilt-image",
+        ("startup",),
+        "Use a prebuilt image and keep the compile cache",
+        "packages in the image; TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR",
+        _fill_prebuilt_image,
+        evidence_names=("startup.longest_ns", "startup.share_ratio"),
+        published="installing for 10 min or more was 1.7 % of all issues (Gao et al., ICSE 2024)",
+        expected_change="startup.longest_ns falls",
+        worse="images must be rebuilt for new packages",
+        unless=(SHORT_START,),
+        place="job",
+        effort="code",
+    ),
+    Recommendation(
+        "restore-in-parallel",
+        ("startup",),
+        "Load checkpoints in parallel, import less",
+        "sharded or memory-mapped loading; python -X importtime",
+        _fill_parallel_restore,
+        evidence_names=("startup.longest_ns", "startup.share_ratio"),
+        expected_change="startup.longest_ns falls",
+        worse="load on the store at the start",
+        unless=(SHORT_START,),
+        place="job",
+        effort="code",
+    ),
+    Recommendation(
+        "mend-cooling",
+        ("device-throttled",),
+        "Find out what slows the device, and fix it",
+        "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+        _fill_clock_check,
+        evidence_names=("sm_clock_hertz",),
+        published="MFU up to 1.7x by watching nodes (Guard, MLSys 2026)",
+        expected_change="gpu.sm_clock_hertz is that of the other devices",
+        worse="the node is unavailable meanwhile",
+        place="node",
+        effort="look",
+    ),
+    Recommendation(
+        "drain-node",
+        ("device-throttled",),
+        "Drain the node until it is repaired",
+        "scontrol update State=DRAIN, kubectl cordon",
+        _fill_node_drain,
+        evidence_names=("sm_clock_hertz",),
+        published="step times vary 1 % instead of 20 % (Guard, MLSys 2026)",
+        expected_change="the cause is gone without the node",
+        worse="one node less",
+        unless=(_EVERYWHERE,),
+        place="node",
+        effort="site",
+    ),
+)

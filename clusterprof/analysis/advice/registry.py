@@ -1,0 +1,101 @@
+"""All recommendations, and the order in which they are given.
+
+The lists start with what gains most, as far as gains are published. Of those that fit a
+run the first few are given, and of these the one with the least effort comes first: it
+is soon tried, and whether the waits disappear shows whether the cause was right.
+"""
+
+from __future__ import annotations
+
+from clusterprof.analysis.advice import cpu, device, network, phases, storage, synchronization
+from clusterprof.analysis.advice import device as input_
+from clusterprof.analysis.advice.base import ExclusionRule, Recommender
+from clusterprof.analysis.advice.context import AdviceContext
+from clusterprof.analysis.advice.diagnose import DIAGNOSES, FOLLOW_MANUAL_CHECK
+from clusterprof.report.model import EFFORTS, Advice
+
+MAX_ADVICE = 4
+"""Limit of the advice about one finding: few readers would read a fifth."""
+
+RECOMMENDATIONS: tuple[Recommender, ...] = (
+    *storage.MOUNT_RECOMMENDATIONS,
+    *storage.STORAGE_RECOMMENDATIONS,
+    *storage.FALLBACK_RECOMMENDATIONS,
+    *cpu.CPU_RECOMMENDATIONS,
+    *cpu.CPU_TIME_RECOMMENDATIONS,
+    *input_.INPUT_RECOMMENDATIONS,
+    *device.COPY_RECOMMENDATIONS,
+    *device.LAUNCH_RECOMMENDATIONS,
+    *phases.PHASE_RECOMMENDATIONS,
+    *network.PATH_RECOMMENDATIONS,
+    *network.TRANSFER_RECOMMENDATIONS,
+    *network.FAULT_RECOMMENDATIONS,
+    *synchronization.SYNCHRONIZATION_RECOMMENDATIONS,
+)
+
+NOTHING_LOST = ExclusionRule(
+    "nothing-lost",
+    "nothing was lost to the cause: a wait that the device's queue hid costs nothing",
+    lambda s: s.finding.lost_ns <= 0 or s.finding.recoverable_ns == 0,
+)
+"""Excludes every recommendation."""
+
+
+_EFFORT_ORDER = {effort: at for at, effort in enumerate(EFFORTS)}
+
+
+def list_recommendations(cause: str) -> tuple[Recommender, ...]:
+    """List the recommendations for a cause, least effort first."""
+    return tuple(
+        sorted(
+            _select_by_cause(cause), key=lambda recommendation: _EFFORT_ORDER[recommendation.effort]
+        )
+    )
+
+
+def _select_by_cause(cause: str) -> list[Recommender]:
+    """Select the recommendations for a cause, largest gain first."""
+    return [recommendation for recommendation in RECOMMENDATIONS if cause in recommendation.causes]
+
+
+def select_advice(context: AdviceContext) -> tuple[Advice, ...]:
+    """Select the advice for a finding, best first; empty if no recommendation fits.
+
+    If the cause is too uncertain, or only its family is known, diagnostic steps are given
+    instead; for a cause without any recommendation its manual check.
+    """
+    if NOTHING_LOST.holds(context):
+        return ()
+    if not context.is_certain:
+        diagnoses = DIAGNOSES
+        advice_list = [
+            advice for diagnosis in diagnoses if (advice := diagnosis.advise(context)) is not None
+        ]
+        return tuple(advice_list[:2])
+    recommendations = _select_by_cause(context.cause) or [FOLLOW_MANUAL_CHECK]
+    fit = [
+        (recommendation, advice)
+        for recommendation in recommendations
+        if (advice := recommendation.advise(context)) is not None
+    ][:MAX_ADVICE]
+    fit.sort(key=lambda pair: _get_effort_key(pair[0], context))
+    return tuple(advice for _, advice in fit)
+
+
+def explain_withheld(context: AdviceContext) -> tuple[str, ...]:
+    """Explain why recommendations that a reader may expect are not given in this run."""
+    if NOTHING_LOST.holds(context) or not context.is_certain:
+        return ()
+    sentences = []
+    for recommendation in _select_by_cause(context.cause):
+        rule = next((rule for rule in recommendation.unless if rule.holds(context)), None)
+        if recommendation.withheld_text and rule is not None and rule.why is not None:
+            sentences.append(f"{recommendation.withheld_text}: {rule.why(context)}")
+    return tuple(dict.fromkeys(sentences))
+
+
+def _get_effort_key(recommendation: Recommender, context: AdviceContext) -> tuple[int, bool]:
+    """Return a sort key: least effort first, then those that evidence of this run supports."""
+    return _EFFORT_ORDER[recommendation.effort], not any(
+        context.find_evidence(ending) for ending in recommendation.evidence_names
+    )

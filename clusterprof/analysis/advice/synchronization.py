@@ -1,0 +1,308 @@
+"""Recommendations for ranks that wait for each other, hang, or restart."""
+
+from __future__ import annotations
+
+import shlex
+
+from clusterprof.analysis.advice.base import (
+    ExclusionRule,
+    FilledRecommendation,
+    Recommendation,
+    mark_command,
+)
+from clusterprof.analysis.advice.context import AdviceContext
+
+
+def _quote_main_culprit(context: AdviceContext) -> tuple[str, str, str]:
+    """Return node, rank and device of the main culprit, quoted for a command."""
+    culprits = context.finding.culprits
+    if not culprits:
+        return "NODE", "RANK", ""
+    culprit = culprits[0]
+    rank = "RANK" if culprit.rank is None else str(culprit.rank)
+    return shlex.quote(culprit.node) if culprit.node else "NODE", rank, culprit.device
+
+
+def _fill_balance(context: AdviceContext) -> FilledRecommendation:
+    _, rank, _ = _quote_main_culprit(context)
+    return FilledRecommendation(
+        f"count tokens (and the sum of their squares) per step on rank {rank} and on another; then"
+        " batch by tokens (max_tokens), sort or pack by length, distribute by squared length"
+    )
+
+
+def _fill_device_comparison(context: AdviceContext) -> FilledRecommendation:
+    node, rank, device = _quote_main_culprit(context)
+    device_option, comparison = "", " (compare it with the others)"
+    if context.nodes > 1:
+        device_option = f" -i {shlex.quote(device)}" if device.startswith("GPU-") else ""
+        comparison = " (and on a node that waits)"
+    return FilledRecommendation(
+        f"on {node}:"
+        f" {mark_command('nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER' + device_option)}"
+        f"{comparison};"
+        f" {mark_command('dcgmi diag -r 2')}",
+        (f"rank {rank} arrived last",) if rank != "RANK" else (),
+    )
+
+
+def _fill_node_swap(context: AdviceContext) -> FilledRecommendation:
+    node, rank, _ = _quote_main_culprit(context)
+    return FilledRecommendation(
+        f"run the job once with {node} last in the host file: if the late rank moves with the"
+        f" node, it is the machine; if it stays rank {rank} , it is the work",
+        what=f"Swap {node} with another node to see whether machine or work is the reason",
+    )
+
+
+def _fill_microbatches(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        "twice as many micro-batches of half the size; an interleaved schedule"
+        " (torch.distributed.pipelining.ScheduleInterleaved1F1B, Megatron"
+        " --num-layers-per-virtual-pipeline-stage)"
+    )
+
+
+def _fill_last_stage(context: AdviceContext) -> FilledRecommendation:
+    _, rank, _ = _quote_main_culprit(context)
+    return FilledRecommendation(
+        "one or two layers less in the late stage; if it also computes the loss:"
+        " Megatron --decoder-last-pipeline-num-layers",
+        what=f"Give the stage of rank {rank} fewer layers" if rank != "RANK" else "",
+    )
+
+
+def _fill_record_all(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        f"{mark_command('srun clusterprof record -- COMMAND')} on every node, and"
+        f" {mark_command('clusterprof analyze RUN/')} with all folders in one place"
+    )
+
+
+def _fill_stack_dump(context: AdviceContext) -> FilledRecommendation:
+    node, rank, _ = _quote_main_culprit(context)
+    return FilledRecommendation(
+        f"on {node}: {mark_command('py-spy dump --pid PID')} of rank {rank}, and"
+        f" {mark_command('dmesg -T | tail -50')}; with"
+        f" {mark_command('export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1')}"
+        " the next time records the operation of each rank",
+        what=f"Look at what rank {rank} is doing" if rank != "RANK" else "",
+    )
+
+
+def _fill_collective_order(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        f"{mark_command('TORCH_DISTRIBUTED_DEBUG=DETAIL python TRAIN.py')} says where ranks"
+        f" call different"
+        " collectives; branches on rank or on data around a collective are the usual reason"
+    )
+
+
+def _fill_timeout(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        f"{mark_command('dist.init_process_group(timeout=timedelta(minutes=10))')}: a hang"
+        f" then ends the"
+        f" job, and {mark_command('torchrun --max-restarts=3')} restarts it"
+    )
+
+
+def _fill_first_failure(context: AdviceContext) -> FilledRecommendation:
+    node, rank, _ = _quote_main_culprit(context)
+    return FilledRecommendation(
+        f"the log of rank {rank} on {node}"
+        f" ({mark_command('torchrun --log-dir DIR --redirects 3')}), and"
+        f" {mark_command('dmesg -T')} there: Xid, out of memory, mount errors",
+        what=f"Find out why rank {rank} on {node} failed" if rank != "RANK" else "",
+    )
+
+
+def _fill_exclusion(context: AdviceContext) -> FilledRecommendation:
+    node, _, _ = _quote_main_culprit(context)
+    change = {
+        "slurm": mark_command(f"sbatch --exclude={node}"),
+        "kubernetes": mark_command(f"kubectl cordon {node}"),
+    }.get(context.machine.launcher, f"leave {node} out of the hosts")
+    return FilledRecommendation(f"{change}, if it fails a second time")
+
+
+def _fill_faster_restart(context: AdviceContext) -> FilledRecommendation:
+    return FilledRecommendation(
+        "checkpoints on a local disk, a compile cache that outlives the job"
+        " (TORCHINDUCTOR_CACHE_DIR), torchrun --max-restarts instead of a new job"
+    )
+
+
+NO_RANK_NAMED = ExclusionRule(
+    "nobody-named", "no rank stands out", lambda s: not s.finding.culprits
+)
+RANK_NAMED = ExclusionRule(
+    "rank-named", "the others wait for one rank", lambda s: bool(s.finding.culprits)
+)
+THROTTLED = ExclusionRule(
+    "device-throttled",
+    "device-throttled was found too: then that is the reason",
+    lambda s: "device-throttled" in s.other_causes,
+)
+
+SYNCHRONIZATION_RECOMMENDATIONS = (
+    Recommendation(
+        "more-microbatches",
+        ("sync-bubble",),
+        "Use more micro-batches or an interleaved schedule",
+        "more micro-batches, virtual stages",
+        _fill_microbatches,
+        published="the bubble is (stages - 1) / (micro-batches + stages - 1) of a step",
+        expected_change="stall.synchronization_ratio falls",
+        worse="smaller micro-batches use the devices less; more messages between stages",
+        place="job",
+        effort="setting",
+    ),
+    Recommendation(
+        "lighter-last-stage",
+        ("sync-bubble", "sync-imbalance"),
+        "Give the last stage fewer layers",
+        "layers by stage",
+        _fill_last_stage,
+        published="+9.9 % (ByteDance, OSDI 2025)",
+        expected_change="stall.synchronization_ratio falls",
+        worse="the other stages need more memory",
+        unless=(
+            ExclusionRule(
+                "no-pipeline",
+                "no time was lost to a pipeline's schedule",
+                lambda s: s.cause != "sync-bubble" and "sync-bubble" not in s.other_causes,
+            ),
+        ),
+        place="job",
+        effort="code",
+    ),
+    Recommendation(
+        "balance-work",
+        ("sync-imbalance",),
+        "Give all ranks the same amount of work per step",
+        "batches by tokens, sequences distributed by squared length, equal shards",
+        _fill_balance,
+        published="+23.9 % by redistributing sequences (ByteDance, OSDI 2025)",
+        expected_change="stall.synchronization_ratio falls",
+        worse="the order of samples is no longer random across ranks",
+        place="job",
+        effort="code",
+    ),
+    Recommendation(
+        "compare-devices",
+        ("sync-slow-compute", "sync-imbalance"),
+        "Compare its device with that of another rank: clocks, errors, other processes",
+        "nvidia-smi, dcgmi diag",
+        _fill_device_comparison,
+        evidence_names=("step.worked_ns",),
+        published="outliers of 1.5x among like GPUs (arXiv 2208.11035)",
+        expected_change="both show the same clocks",
+        worse="dcgmi diag stops the job's work on the device",
+        unless=(THROTTLED, NO_RANK_NAMED),
+        effort="look",
+    ),
+    Recommendation(
+        "swap-nodes",
+        ("sync-slow-compute",),
+        "Swap the node to see whether machine or work is the reason",
+        "another order of hosts",
+        _fill_node_swap,
+        expected_change="the late rank moves with the node, or stays",
+        unless=(
+            NO_RANK_NAMED,
+            ExclusionRule("one-node", "the job runs on one node", lambda s: s.nodes < 2),
+        ),
+        diagnose=True,
+        place="job",
+        effort="setting",
+    ),
+    Recommendation(
+        "record-every-node",
+        ("sync-unknown-peer",),
+        "Record on every node of the job",
+        "clusterprof record by the launcher",
+        _fill_record_all,
+        expected_change="sync-unknown-peer becomes a cause of a rank",
+        diagnose=True,
+        place="job",
+        effort="setting",
+    ),
+    Recommendation(
+        "look-at-the-stack",
+        ("fail-hang",),
+        "Look at what the late rank is doing",
+        "py-spy dump, dmesg, NCCL's flight recorder",
+        _fill_stack_dump,
+        evidence_names=("longest_ns", "waiting_count"),
+        expected_change="no operation is under way at the end",
+        unless=(NO_RANK_NAMED,),
+        diagnose=True,
+        place="job",
+        effort="look",
+    ),
+    Recommendation(
+        "same-order",
+        ("fail-hang",),
+        "Check that all ranks call the same operations in the same order",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL",
+        _fill_collective_order,
+        evidence_names=("longest_ns", "waiting_count"),
+        expected_change="no operation is under way at the end",
+        worse="the debug level costs time",
+        unless=(RANK_NAMED,),
+        diagnose=True,
+        place="job",
+        effort="setting",
+    ),
+    Recommendation(
+        "end-hangs-early",
+        ("fail-hang",),
+        "Let a hang end the job instead of holding its devices",
+        "a timeout of the process group, restarts by the launcher",
+        _fill_timeout,
+        evidence_names=("longest_ns",),
+        published="hangs were 9.9 % of incidents (ByteRobust, SOSP 2025)",
+        expected_change="fail-hang is no longer than the timeout",
+        worse="a slow save or a long evaluation inside an operation looks like a hang",
+        place="job",
+        effort="setting",
+    ),
+    Recommendation(
+        "first-failure",
+        ("fail-restart",),
+        "Find out why the first rank failed",
+        "log and kernel messages of its node",
+        _fill_first_failure,
+        evidence_names=("restart.longest_ns",),
+        expected_change="no restart",
+        unless=(NO_RANK_NAMED,),
+        diagnose=True,
+        place="job",
+        effort="look",
+    ),
+    Recommendation(
+        "restart-faster",
+        ("fail-restart",),
+        "Restart faster",
+        "local checkpoints, compile cache, restarts by the launcher",
+        _fill_faster_restart,
+        evidence_names=("restart.longest_ns",),
+        expected_change="restart.longest_ns falls",
+        place="job",
+        effort="code",
+    ),
+    Recommendation(
+        "exclude-node",
+        ("fail-restart",),
+        "Leave the node out when it fails again",
+        "sbatch --exclude, kubectl cordon",
+        _fill_exclusion,
+        evidence_names=("restart.longest_ns",),
+        published="lemon nodes: failures of large jobs from 14 % to 4 % (Meta, HPCA 2025)",
+        expected_change="no restart",
+        worse="one node less",
+        unless=(NO_RANK_NAMED,),
+        place="node",
+        effort="setting",
+    ),
+)

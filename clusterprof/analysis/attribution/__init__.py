@@ -1,0 +1,1 @@
+"""From lost time to causes: exact shares, precedence, confidence, what-if replay."""

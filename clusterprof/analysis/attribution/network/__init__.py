@@ -1,0 +1,1 @@
+"""The transfer time of operations: split between sending, links and faults."""

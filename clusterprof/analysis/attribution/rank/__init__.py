@@ -1,0 +1,1 @@
+"""The lost time of one rank: device activity, host phases, claims, history."""

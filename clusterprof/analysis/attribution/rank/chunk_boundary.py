@@ -1,0 +1,468 @@
+"""Find which segments of a rank can be settled now, while its recording arrives in chunks.
+
+Time can be settled only after every span and sample that covers it has ended. A segment
+therefore ends at a sample before the last step end, which is an edge of intervals
+anyway: one chunk or many give the same intervals. Time after the last step is
+provisional until another step ends.
+
+    steps      |----|----|----|-- still running
+    samples    .  .  .  .  .  .  .
+    settled    ............|              the rest is settled with the next chunk
+
+Restrict a run to the selected part; time outside of it counts as outside the steps.
+
+    run       |--------------------------------------|
+    selection           |-----------|                  by time: between device samples
+    steps     |---|---|---|---|---|---|---|            by number: between step ends
+
+Carry the unsettled end of one chunk over to the next chunk.
+
+    chunk k        ......|--- step still running
+    chunk k + 1          |--- ... step ends ......
+    concatenated |- kept -|----- chunk k + 1 -----|
+
+Records present in both (the timeline reaches back where intervals need it) are taken
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from clusterprof.analysis.attribution.rank.device_activity import (
+    MAX_LATENESS_NS,
+    NO_ACTIVITY,
+    DeviceActivity,
+    build_device_windows,
+    get_sample_times,
+)
+from clusterprof.analysis.timeline.collectives.operations import select_unfinished
+from clusterprof.analysis.timeline.model import Chunk, Process, Rank, Series, SpanTable, ThreadTable
+from clusterprof.probe import layout
+
+# A segment that is open for longer is settled without waiting for the end of the open span.
+MAX_OPEN_NS = 300_000_000_000
+# How far a wait is followed to see whether its device was idle to its end.
+LOOKAHEAD_NS = 1_000_000_000
+# Within this time a device has passed the events of a collective operation, or the job hangs.
+MAX_MEASURE_DELAY_NS = 30_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """State of a rank carried over from chunk to chunk; all None before its first record."""
+
+    settled_ns: int | None = None
+    """Everything before this time is settled."""
+    step_begin_ns: int | None = None
+    """Start of the first wait or step (without spans: of the device's first work), as far as
+    it was not settled yet: time settled before it was known is excluded.
+    """
+    reported_begin_ns: int | None = None
+    """The same start, however late it was reported: a first step may last longer than any
+    segment is kept open.
+    """
+    step_end_ns: int | None = None
+    """End of the last step or wait so far (without spans: of the device's last work)."""
+    first_ns: int | None = None
+    """Time of the rank's first record; `last_ns` of its last."""
+    last_ns: int | None = None
+    """First and last record of the rank."""
+    activity: DeviceActivity = NO_ACTIVITY
+    """Activity of its device, as far as it is settled."""
+    since_ns: int | None = None
+    """Begin of the selected part of the run (analysis.attribution.rank.chunk_boundary), `until_ns`
+    its end; None
+    = no bound.
+    """
+    until_ns: int | None = None
+    """Bounds of what was asked for (`attribution.window`); None = none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment that can be settled now."""
+
+    start_ns: int
+    end_ns: int
+    provisional: bool
+    """True if no step has ended after it yet: it is inside the steps only if another one does."""
+
+
+def find_settled_segments(
+    rank: Rank, state: RankState, last: bool
+) -> tuple[list[Segment], RankState]:
+    """Find the segments that can be settled now; one after the last step is provisional."""
+    first_ns, last_ns = _find_record_bounds(rank, state)
+    step_begin_ns, step_end_ns, closed_ns = (
+        _find_step_bounds if rank.marked else _find_work_bounds
+    )(rank, last)
+    reported_begin_ns = step_begin_ns
+    if state.step_begin_ns is not None:
+        step_begin_ns, reported_begin_ns = state.step_begin_ns, state.reported_begin_ns
+    elif step_begin_ns is not None and state.settled_ns is not None:
+        step_begin_ns = max(step_begin_ns, state.settled_ns)
+    step_end_ns = _choose_later(step_end_ns, state.step_end_ns)
+    until_ns = _find_settled_end(rank, closed_ns, step_end_ns, last)
+    if state.settled_ns is not None:
+        until_ns = max(until_ns, state.settled_ns)
+    next_state = replace(
+        state,
+        settled_ns=until_ns,
+        step_begin_ns=step_begin_ns,
+        reported_begin_ns=reported_begin_ns,
+        step_end_ns=step_end_ns,
+        first_ns=first_ns if reported_begin_ns is None else min(first_ns, reported_begin_ns),
+        last_ns=last_ns if step_end_ns is None else max(last_ns, step_end_ns),
+    )
+    if step_begin_ns is None or step_end_ns is None:
+        return [], next_state
+    begin = step_begin_ns if state.settled_ns is None else max(step_begin_ns, state.settled_ns)
+    edge = until_ns if last else _find_sample_before(rank, min(step_end_ns, until_ns))
+    cuts = [begin, max(begin, min(edge, until_ns)), max(begin, until_ns)]
+    segments = [Segment(cuts[0], cuts[1], False), Segment(cuts[1], cuts[2], True)]
+    return [segment for segment in segments if segment.end_ns > segment.start_ns], next_state
+
+
+def _find_settled_end(
+    rank: Rank, closed_ns: int | None, step_end_ns: int | None, last: bool
+) -> int:
+    """Return the time up to which nothing can change any more."""
+    end_ns = rank.chunk.end_ns
+    if last:
+        return step_end_ns if step_end_ns is not None else end_ns
+    overdue_ns = _find_sample_before(rank, end_ns - MAX_OPEN_NS)
+    if closed_ns is None:
+        return overdue_ns
+    times = get_sample_times(rank)
+    if times.size:
+        closed_ns = min(closed_ns, int(times[-1]) - MAX_LATENESS_NS - LOOKAHEAD_NS)
+    return max(_find_sample_before(rank, closed_ns), overdue_ns)
+
+
+def _find_sample_before(rank: Rank, t_ns: int) -> int:
+    times = get_sample_times(rank)
+    row = int(times.searchsorted(t_ns, "right")) - 1
+    return int(times[row]) if row >= 0 else t_ns
+
+
+def _choose_later(first: int | None, second: int | None) -> int | None:
+    known = [t for t in (first, second) if t is not None]
+    return max(known) if known else None
+
+
+def _find_record_bounds(rank: Rank, state: RankState) -> tuple[int, int]:
+    """Return the times of the first and the last record of the process itself."""
+    times = [t for t in (state.first_ns, state.last_ns) if t is not None]
+    for thread in rank.main.threads.values():
+        if thread.t_ns.size:
+            times += [int(thread.t_ns[0]), int(thread.t_ns[-1])]
+    for table in rank.main.spans.values():
+        if table.start_ns.size:
+            times += [int(table.start_ns[0]), int(table.end_ns.max())]
+    times += [
+        event.t_ns
+        for event in rank.chunk.events
+        if event.kind in ("process-registered", "process-exited")
+        and event.attributes.get("pid") == rank.pid
+    ]
+    if not times:
+        times = [rank.chunk.start_ns, rank.chunk.end_ns]
+    return min(times), max(times)
+
+
+def _find_step_bounds(rank: Rank, last: bool) -> tuple[int | None, int | None, int | None]:
+    """Return the begin of the first wait or step, the last step end, and the closed end.
+
+    With `last` the end of the last wait counts too. All spans that touch the time before
+    the closed end have ended.
+    """
+    steps, waits = (get_spans(rank, kind) for kind in (layout.STEP, layout.DATA_WAIT))
+    starts = [int(t.start_ns[0]) for t in (steps, waits) if t is not None]
+    ends = [int(t.end_ns.max()) for t in ((steps, waits) if last else (steps,)) if t is not None]
+    closed_ns = ends[0] if steps is not None else None
+    if closed_ns is not None and steps is not None:
+        closed_ns = _find_measured_end(rank, steps, closed_ns)
+    return min(starts, default=None), max(ends, default=None), closed_ns
+
+
+def _find_measured_end(rank: Rank, steps: SpanTable, closed_ns: int) -> int | None:
+    """Return the time up to which the device measurements of waits have arrived.
+
+    Measurements arrive some steps later, in the order of the waits. Not every collective
+    operation is measured, so the next measurement is awaited for no longer than it can
+    take.
+    """
+    waits, collectives = (get_spans(rank, k) for k in (layout.EXPOSED, layout.EXPOSED_COLLECTIVE))
+    if waits is None and collectives is None:
+        return closed_ns
+    until_ns = max(int(table.end_ns.max()) for table in (waits, collectives) if table is not None)
+    if waits is None:
+        until_ns = max(until_ns, closed_ns - MAX_MEASURE_DELAY_NS)
+    measured = steps.end_ns[steps.end_ns <= until_ns]
+    return int(measured.max()) if measured.size else None
+
+
+def get_spans(rank: Rank, kind: int) -> SpanTable | None:
+    table = rank.main.spans.get(kind)
+    return table if table is not None and table.start_ns.size else None
+
+
+def _find_work_bounds(rank: Rank, last: bool) -> tuple[int | None, int | None, int | None]:
+    """Return the bounds of the device's work, for a rank without spans.
+
+    Only while the process existed: a restarted process has the device of its predecessor.
+    """
+    windows = build_device_windows(rank)
+    if windows is None:
+        return None, None, None
+    closed_ns = int(get_sample_times(rank)[-1])
+    final = windows.end_ns <= (closed_ns if last else closed_ns - MAX_LATENESS_NS)
+    thread = rank.main.threads.get(rank.pid)
+    if thread is not None and thread.t_ns.size:
+        final &= (windows.end_ns > thread.t_ns[0]) & (windows.start_ns < thread.t_ns[-1])
+    busy = np.flatnonzero((windows.end_ns - windows.start_ns > windows.idle_ns) & final)
+    if not busy.size:
+        return None, None, closed_ns
+    return int(windows.start_ns[busy[0]]), int(windows.end_ns[busy[-1]]), closed_ns
+
+
+OUTSIDE_SELECTION = "not-asked"
+_BEFORE_ALL_NS = -(1 << 62)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Selected part of a run: bounds on a node's clock, or step numbers; None = no bound."""
+
+    since_ns: int | None = None
+    until_ns: int | None = None
+    first_step: int | None = None
+    end_step: int | None = None
+    """The first step that is not selected any more."""
+
+    @property
+    def by_steps(self) -> bool:
+        """Return whether the selection is by step numbers."""
+        return self.first_step is not None or self.end_step is not None
+
+
+WHOLE_RUN = Selection()
+
+
+def with_selection_bounds(rank: Rank, state: RankState, selection: Selection) -> RankState:
+    """Return the state with the selection's bounds on the rank's clock, as far as known."""
+    if not selection.by_steps:
+        return replace(state, since_ns=selection.since_ns, until_ns=selection.until_ns)
+    table = rank.main.spans.get(layout.STEP)
+    since_ns, until_ns = state.since_ns, state.until_ns
+    if selection.end_step is not None and until_ns is None:
+        until_ns = _BEFORE_ALL_NS
+    if table is not None and table.end_ns.size:
+        if selection.first_step is not None:
+            ends = table.end_ns[table.a < selection.first_step]
+            since_ns = max(
+                int(ends.max(initial=_BEFORE_ALL_NS)),
+                _BEFORE_ALL_NS if since_ns is None else since_ns,
+            )
+        if selection.end_step is not None and until_ns is not None:
+            ends = table.end_ns[table.a < selection.end_step]
+            until_ns = max(int(ends.max(initial=_BEFORE_ALL_NS)), until_ns)
+    return replace(state, since_ns=since_ns, until_ns=until_ns)
+
+
+def trim_to_selection(
+    rank: Rank, segment: Segment, state: RankState, selection: Selection
+) -> Segment:
+    """Return the selected part of a segment; its length is 0 if nothing is selected."""
+    begin_ns, end_ns = segment.start_ns, segment.end_ns
+    if state.since_ns is not None and state.since_ns > begin_ns:
+        begin_ns = min(
+            _align_to_sample(rank, state.since_ns, "left")
+            if _is_by_time(selection)
+            else state.since_ns,
+            end_ns,
+        )
+    if state.until_ns is not None and state.until_ns < end_ns:
+        end_ns = (
+            _align_to_sample(rank, state.until_ns, "right")
+            if _is_by_time(selection)
+            else state.until_ns
+        )
+    return replace(segment, start_ns=begin_ns, end_ns=max(begin_ns, end_ns))
+
+
+def _is_by_time(selection: Selection) -> bool:
+    return not selection.by_steps
+
+
+def _align_to_sample(rank: Rank, t_ns: int, side: str) -> int:
+    """Return the first device sample from an instant on ("left"), or the last one up to it."""
+    times = get_sample_times(rank)
+    at = int(np.searchsorted(times, t_ns, side=side))  # type: ignore[call-overload]
+    at = at if side == "left" else at - 1
+    return int(times[at]) if 0 <= at < times.size else t_ns
+
+
+# Marks of an instant that apply to all the time after it.
+_PERSISTENT_KINDS = (layout.LOADER_START, layout.WORKER_START, layout.HOOK_NOTE)
+
+
+def select_carry_over(chunk: Chunk, from_ns: int) -> Chunk:
+    """Return the part of a chunk from this instant on, including the last reading before it."""
+    return replace(
+        chunk,
+        series={key: _trim_series(series, from_ns) for key, series in chunk.series.items()},
+        processes={
+            pid: _trim_process(process, from_ns)
+            for pid, process in chunk.processes.items()
+            if _is_active_after(process, from_ns)
+        },
+        events=tuple(event for event in chunk.events if event.t_ns >= from_ns),
+    )
+
+
+def concat_chunks(kept: Chunk | None, chunk: Chunk) -> Chunk:
+    """Return the chunk preceded by what was kept of the previous one."""
+    if kept is None:
+        return chunk
+    series = dict(kept.series)
+    for key, series_of_chunk in chunk.series.items():
+        series[key] = (
+            _concat_samples(kept.series[key], series_of_chunk)
+            if key in kept.series
+            else series_of_chunk
+        )
+    processes = dict(kept.processes)
+    for pid, process in chunk.processes.items():
+        before = kept.processes.get(pid)
+        same = before is not None and before.started_ticks == process.started_ticks
+        processes[pid] = (
+            _concat_processes(before, process) if same and before is not None else process
+        )
+    old = [event for event in kept.events if event not in chunk.events]
+    return replace(
+        chunk,
+        start_ns=min(kept.start_ns, chunk.start_ns),
+        first=kept.first,
+        series=series,
+        processes=processes,
+        events=(*old, *chunk.events),
+    )
+
+
+def _concat_processes(before: Process, process: Process) -> Process:
+    spans: dict[int, SpanTable] = dict(before.spans)
+    for kind, table in process.spans.items():
+        spans[kind] = _concat_spans(spans[kind], table) if kind in spans else table
+    threads: dict[int, ThreadTable] = dict(before.threads)
+    for tid, thread in process.threads.items():
+        threads[tid] = _concat_samples(threads[tid], thread) if tid in threads else thread
+    io = process.io if before.io is None else before.io
+    if before.io is not None and process.io is not None:
+        io = _concat_samples(before.io, process.io)
+    registration = process.registration or before.registration
+    return replace(process, registration=registration, spans=spans, threads=threads, io=io)
+
+
+def _concat_samples(before: Any, after: Any) -> Any:
+    """Concatenate two tables with a `t_ns`; where they overlap the later one is taken."""
+    if not after.t_ns.size:
+        return before
+    end = int(np.searchsorted(before.t_ns, after.t_ns[0], side="left"))
+    if end == 0:
+        return after
+    return _with_columns(
+        after, lambda name: np.concatenate([getattr(before, name)[:end], getattr(after, name)])
+    )
+
+
+def _concat_spans(before: SpanTable, after: SpanTable) -> SpanTable:
+    shared = after.sequence[after.start_ns <= before.start_ns[-1]]  # later spans cannot be in both
+    new = ~np.isin(before.sequence, shared)
+    if not new.any():
+        return after
+    start = np.concatenate([before.start_ns[new], after.start_ns])
+    order = np.argsort(start, kind="stable")
+    return _with_columns(
+        after,
+        lambda name: np.concatenate([getattr(before, name)[new], getattr(after, name)])[order],
+    )
+
+
+def _trim_series(series: Series, from_ns: int) -> Series:
+    return _trim_samples(series, from_ns)  # type: ignore[no-any-return]
+
+
+def _is_active_after(process: Process, from_ns: int) -> bool:
+    """Return False for a process that had ended by then, so that it is not kept forever."""
+    ends = [int(t.end_ns.max()) for t in process.spans.values() if t.start_ns.size]
+    ends += [int(thread.t_ns[-1]) for thread in process.threads.values() if thread.t_ns.size]
+    return max(ends, default=from_ns) >= from_ns
+
+
+def _trim_process(process: Process, from_ns: int) -> Process:
+    spans = {
+        kind: table if kind in _PERSISTENT_KINDS else _trim_spans(table, from_ns)
+        for kind, table in process.spans.items()
+    }
+    spans |= _trim_device_waits(process, from_ns)
+    saves = process.spans.get(layout.CHECKPOINT)
+    if saves is not None:  # the time from one save to the next may belong to a checkpoint
+        spans[layout.CHECKPOINT] = _trim_spans_to_previous(saves, from_ns)
+    threads = {tid: _trim_samples(thread, from_ns) for tid, thread in process.threads.items()}
+    io = None if process.io is None else _trim_samples(process.io, from_ns)
+    return replace(process, spans=_drop_empty(spans), threads=threads, io=io)
+
+
+def _drop_empty(spans: Mapping[int, SpanTable]) -> dict[int, SpanTable]:
+    return {kind: table for kind, table in spans.items() if table.start_ns.size}
+
+
+def _trim_spans(table: SpanTable, from_ns: int) -> SpanTable:
+    return _select_spans(table, table.end_ns > from_ns)
+
+
+def _trim_spans_to_previous(table: SpanTable, from_ns: int) -> SpanTable:
+    keep = table.end_ns > from_ns
+    before = np.flatnonzero(~keep)
+    if before.size:
+        keep[before[-1]] = True
+    return _select_spans(table, keep)
+
+
+def _trim_device_waits(process: Process, from_ns: int) -> dict[int, SpanTable]:
+    """Keep measured waits, and operations whose device may wait longer than their host."""
+    measured = process.spans.get(layout.EXPOSED_COLLECTIVE)
+    if measured is None:
+        return {}
+    measured = _select_spans(measured, select_unfinished(measured, from_ns))
+    spans = {layout.EXPOSED_COLLECTIVE: measured}
+    operations = process.spans.get(layout.COLLECTIVE)
+    if operations is not None:
+        keep = (operations.end_ns > from_ns) | np.isin(operations.sequence, measured.a)
+        spans[layout.COLLECTIVE] = _select_spans(operations, keep)
+    return spans
+
+
+def _select_spans(table: SpanTable, keep: Any) -> SpanTable:
+    return table if keep.all() else _with_columns(table, lambda name: getattr(table, name)[keep])  # type: ignore[no-any-return]
+
+
+def _trim_samples(table: Any, from_ns: int) -> Any:
+    first = max(0, int(np.searchsorted(table.t_ns, from_ns, side="right")) - 1)
+    return table if first == 0 else _with_columns(table, lambda name: getattr(table, name)[first:])
+
+
+def _with_columns(table: Any, column: Any) -> Any:
+    """Return a table of the same kind with every array column replaced."""
+    changed = {
+        field.name: column(field.name)
+        for field in fields(table)
+        if isinstance(getattr(table, field.name), np.ndarray)
+    }
+    return replace(table, **changed)

@@ -1,0 +1,359 @@
+"""Measure idle and slowed-down time of the device in each window between two samples.
+
+`gpu.busy_ns_total` is an integral: idle time of a window = its length - the increase.
+Drivers hand over their sample buffer late and in batches, so a window can show more
+busy time than its length; the excess belongs to the windows just before. Cumulative
+idle time, `t - busy(t)`, can only grow; therefore the smallest value within the next
+MAX_LATENESS_NS is used, which does not change totals:
+
+    t ms                 0    100   200   300
+    busy ms              0      0   150   250
+    t - busy             0    100    50    50
+    idle so far          0     50    50    50      50 ms idle, not 100
+
+Without that counter the snapshot `gpu.busy_ratio` is used. It holds for the time since
+the previous sample if that is at most SNAPSHOT_VALID_NS ago.
+
+Detect busy-waiting on the device: a kernel that counts as work but computes nothing.
+
+A collective that runs on the device waits there for late ranks. A sampler of
+utilization sees a device at 100 %; the activity of its multiprocessors and its power
+show the difference:
+
+    utilization     1.0   1.0   1.0   1.0
+    SM activity     0.90  0.88  0.05  0.40        usual 0.9, busy-wait 0.05
+    busy-wait                   all   59 %        (0.9 - 0.40) / (0.9 - 0.05)
+
+The usual activity is the 90 % quantile of the device's own busy windows so far, counted
+in histogram bins and updated at fixed numbers of windows, so that where a recording is
+cut into chunks changes nothing. No busy-wait is detected before windows below a third
+of the usual activity have been seen. From then on a window busy-waits in proportion if
+it, or the previous one, is below the activity of working windows: the less they vary,
+the smaller a drop counts, from a fiftieth to a fifth. Without SM activity power is
+used; without either nothing is detected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from clusterprof import signals
+from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
+
+MAX_LATENESS_NS = 1_500_000_000
+_READINGS = "readings"  # name in `Chunk.shared`
+SNAPSHOT_VALID_NS = 2_500_000_000
+# NVML: HW slowdown 0x8, software thermal 0x20, hardware thermal 0x40, power brake 0x80. The power
+# cap (0x4) is excluded: large GPUs run at it all day, and that clock is their normal one.
+THROTTLE_REASON_BITS = 0x8 | 0x20 | 0x40 | 0x80
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWindows:
+    """Windows of measured device time, sorted and disjoint; n rows."""
+
+    start_ns: Int
+    end_ns: Int
+    idle_ns: Int
+    """0 <= idle_ns <= end - start."""
+    slowed_ns: Int
+    """Part of the busy time that a device at full clock would not have needed, ns."""
+
+
+def get_sample_times(rank: Rank) -> Int:
+    """Return the sample times of the rank's device: int64[n], ns, empty without samples."""
+    return _get_readings(rank)[0]
+
+
+def build_device_windows(rank: Rank) -> DeviceWindows | None:
+    """Return all windows between two device samples of this chunk; None without a device."""
+    t_ns, busy_ns = _get_readings(rank)
+    if t_ns.size < 2:
+        return None
+    idle_so_far = _compute_future_minimum(t_ns, t_ns - t_ns[0] - (busy_ns - busy_ns[0]))
+    start, end = t_ns[:-1], t_ns[1:]
+    grown = np.rint(idle_so_far[1:] - idle_so_far[:-1])
+    idle = np.minimum(np.maximum(grown, 0), end - start).astype(np.int64)
+    is_valid = (
+        busy_ns[1:] - busy_ns[:-1] >= 0
+    )  # neither NaN (no reading) nor a counter that decreased
+    if not is_valid.all():
+        start, end, idle = start[is_valid], end[is_valid], idle[is_valid]
+    return DeviceWindows(start, end, idle, _compute_slowed_time(rank, start, end - start - idle))
+
+
+def trim_windows(windows: DeviceWindows, start_ns: int, end_ns: int) -> DeviceWindows:
+    """Return the windows inside `[start_ns, end_ns)`; busy time of a cut window stays inside.
+
+    Outside the steps are start-up and shutdown, where the device has no work.
+    """
+    first = int(np.searchsorted(windows.end_ns, start_ns, side="right"))
+    last = int(np.searchsorted(windows.start_ns, end_ns, side="left"))
+    keep = slice(first, max(first, last))
+    start = np.maximum(windows.start_ns[keep], start_ns)
+    end = np.minimum(windows.end_ns[keep], end_ns)
+    busy = windows.end_ns[keep] - windows.start_ns[keep] - windows.idle_ns[keep]
+    idle = np.maximum(end - start - busy, 0)
+    slowed = np.minimum(windows.slowed_ns[keep], end - start - idle)
+    return DeviceWindows(start, end, idle, slowed)
+
+
+def _get_readings(rank: Rank) -> tuple[Int, Float]:
+    """Return sample times and cumulative busy time; a NaN or a decrease marks unmeasured time."""
+    known = rank.chunk.shared.get((_READINGS, rank.device))
+    if known is None:
+        known = rank.chunk.shared[_READINGS, rank.device] = _read_busy_time(rank)
+    return known  # type: ignore[no-any-return]
+
+
+def _read_busy_time(rank: Rank) -> tuple[Int, Float]:
+    total = rank.chunk.series.get((signals.GPU_BUSY_TIME.name, rank.device))
+    if total is not None and total.t_ns.size:
+        known = ~np.isnan(total.values)
+        # A counter needs no reading in between: the next one still contains all of it.
+        return total.t_ns[known], total.values[known]
+    ratio = rank.chunk.series.get((signals.GPU_BUSY.name, rank.device))
+    if ratio is None or not rank.device:
+        return np.zeros(0, np.int64), np.zeros(0)
+    return ratio.t_ns, _sum_busy_ratio(ratio)
+
+
+def _sum_busy_ratio(ratio: Series) -> Float:
+    """Compute cumulative busy time of a snapshot series; decreases mark unmeasured time."""
+    interval_ns = np.diff(ratio.t_ns).astype(np.float64)
+    step = np.rint(interval_ns * ratio.values[1:])
+    step[interval_ns > SNAPSHOT_VALID_NS] = np.nan
+    so_far = np.concatenate([[0.0], np.nancumsum(step)])
+    # A missing step makes the counter decrease, which readers interpret as not measured.
+    fallen = np.concatenate([[0.0], np.cumsum(np.isnan(step) * 1.0)])
+    return so_far - fallen * (float(ratio.t_ns[-1] - ratio.t_ns[0]) + 1.0)
+
+
+def _compute_future_minimum(t_ns: Int, idle_so_far: Float) -> Float:
+    """Return the smallest value within the next MAX_LATENESS_NS of each row."""
+    if not (idle_so_far[1:] < idle_so_far[:-1]).any():
+        return idle_so_far
+    horizon = np.searchsorted(t_ns, t_ns + MAX_LATENESS_NS, side="right")
+    out = idle_so_far.copy()
+    reach, shifted = 1, idle_so_far
+    longest = int(np.max(horizon - np.arange(t_ns.size)))
+    while reach < longest:
+        shifted = np.append(shifted[1:], np.inf)
+        within_reach = np.arange(t_ns.size) + reach < horizon
+        out = np.where(within_reach, np.minimum(out, shifted), out)
+        reach += 1
+    return out
+
+
+def _compute_slowed_time(rank: Rank, start_ns: Int, busy_ns: Int) -> Int:
+    """Compute busy time lost to a lowered clock while the device reported a fault."""
+    series = [
+        rank.chunk.series.get((signal.name, rank.device))
+        for signal in (signals.GPU_THROTTLE, signals.GPU_SM_CLOCK, signals.GPU_SM_CLOCK_MAX)
+    ]
+    if any(column is None or not column.t_ns.size for column in series):
+        return np.zeros(start_ns.size, np.int64)
+    bits, clock, highest = (
+        _sample_gauge(column, start_ns) for column in series if column is not None
+    )
+    slowed = (np.nan_to_num(bits).astype(np.int64) & THROTTLE_REASON_BITS) != 0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        missing_ratio = np.clip(np.nan_to_num(1.0 - clock / highest), 0.0, 1.0)
+    return np.where(slowed, np.rint(busy_ns * missing_ratio), 0.0).astype(np.int64)
+
+
+def _sample_gauge(series: Series, t_ns: Int) -> Float:
+    """Return the value of a gauge at each instant: the last reading; NaN before the first one."""
+    row = np.searchsorted(series.t_ns, t_ns, side="right") - 1
+    return np.where(row >= 0, series.values[np.maximum(row, 0)], np.nan)
+
+
+USUAL_QUANTILE = 0.9
+BUSY_WAIT_RATIO = 1 / 3
+"""Part of the usual activity below which a busy device computes nothing."""
+PARTIAL_RATIO, MAX_PARTIAL_RATIO = 0.8, 0.98
+"""Part of the usual activity below which a window worked only for a part of its time; the
+upper limit applies if activity hardly varies by itself.
+"""
+NEAR_USUAL_RATIO, MIN_SEEN_WINDOWS = 0.25, 16
+"""Part of the windows, of at least MIN_SEEN_WINDOWS, whose distance
+from the usual activity measures how much it varies.
+"""
+MIN_BUSY_WAIT_WINDOWS_RATIO = 0.01
+"""Part of the busy windows so far that must show busy-waiting, at least
+MIN_BUSY_WAIT_WINDOWS of them.
+"""
+MIN_BUSY_WAIT_WINDOWS = 3
+_DEFAULT_BUSY_WAIT_RATIO = 0.06
+"""Activity of busy-waiting, as a part of the usual one, assumed where it was never seen
+alone.
+"""
+_MIN_BUSY_RATIO = 0.5  # below it a window is no evidence of the usual activity
+_MIN_READABLE_RATIO = (
+    0.1  # below it no evidence of device activity; 0.5 for power, drawn when idle too
+)
+_BINS = 1000
+_MAX_WATTS = 2000.0
+_FIRST_UPDATE, _UPDATE_INTERVAL = 4, 128
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceActivity:
+    """Activity of one device in its busy windows so far, and its usual activity."""
+
+    counts: tuple[int, ...] = ()
+    """Number of windows per activity bin."""
+    windows_seen: int = 0
+    usual: float = 0.0
+    """Usual activity as of the last update; 0 = not known yet."""
+    busy_wait_level: float = 0.0
+    """Activity of a device that busy-waits; 0 = never seen."""
+    confirmed: bool = False
+    partial_ratio: float = PARTIAL_RATIO
+    """Part of the usual activity below which a window is less active than normal variation
+    explains.
+    """
+    previous: float = 1.0
+    """Activity of the last window, as a part of the usual one."""
+
+
+NO_ACTIVITY = DeviceActivity()
+
+
+def detect_busy_wait(
+    rank: Rank, windows: DeviceWindows, known: DeviceActivity
+) -> tuple[Int, Int, DeviceActivity]:
+    """Detect for how long the device busy-waited, or is suspected of it, in each window.
+
+    Returns int64[n] each, ns, 0 <= confirmed + suspected <= busy, and the updated activity.
+    All 0 if neither SM activity nor power was recorded. Suspected: the device was less
+    active than usual, but no window of busy-waiting alone was seen; steps may be too short
+    for that.
+    """
+    none = np.zeros(windows.start_ns.size, np.int64)
+    for name, scale in ((signals.GPU_SM_ACTIVE.name, 1.0), (signals.GPU_POWER.name, _MAX_WATTS)):
+        series = rank.chunk.series.get((name, rank.device))
+        if series is None or not series.t_ns.size or not none.size:
+            continue
+        # A reading describes the time before it.
+        row = np.searchsorted(series.t_ns, windows.end_ns, side="left")
+        value = series.values[np.minimum(row, series.t_ns.size - 1)] / scale
+        value[row >= series.t_ns.size] = np.nan
+        if not np.isnan(value).all():
+            return _estimate_busy_wait(windows, np.clip(value, 0.0, 1.0), scale == 1.0, known)
+    return none, none, known
+
+
+def _estimate_busy_wait(
+    windows: DeviceWindows, value: Float, counts_idle: bool, known: DeviceActivity
+) -> tuple[Int, Int, DeviceActivity]:
+    """Estimate confirmed and suspected busy-waiting of each window.
+
+    counts_idle: the value is 0 while the device is idle, otherwise about that of
+    busy-waiting.
+    """
+    length = windows.end_ns - windows.start_ns
+    busy = np.where(length > 0, 1.0 - windows.idle_ns / np.maximum(length, 1), 0.0)
+    level = value / np.maximum(busy, _MIN_READABLE_RATIO) if counts_idle else value
+    level = np.minimum(level, 1.0)
+    readable = ~np.isnan(level)
+    informative = (busy >= _MIN_BUSY_RATIO) & readable
+    judged = (busy >= _MIN_READABLE_RATIO) & readable if counts_idle else informative
+    confirmed, suspected = np.zeros((2, length.size), np.int64)
+    at = 0
+    while at < length.size:
+        # Up to the next update all windows are judged alike.
+        room = _compute_next_update(known.windows_seen) - known.windows_seen
+        until_update = np.flatnonzero(informative[at:])[:room]
+        end = length.size if until_update.size < room else at + int(until_update[-1]) + 1
+        window_range = slice(at, end)
+        relative = np.where(
+            judged[window_range], level[window_range] / known.usual if known.usual else 1.0, 1.0
+        )
+        is_below = (
+            np.minimum(relative, np.append(known.previous, relative[:-1])) < known.partial_ratio
+        )
+        if known.confirmed:
+            ratio = _compute_busy_wait_part(
+                value[window_range], busy[window_range], counts_idle, known
+            )
+            confirmed[window_range] = np.where(
+                judged[window_range] & is_below, np.rint(ratio * length[window_range]), 0
+            )
+        elif known.usual and counts_idle:
+            guess = replace(known, busy_wait_level=_DEFAULT_BUSY_WAIT_RATIO * known.usual)
+            ratio = _compute_busy_wait_part(
+                value[window_range], busy[window_range], counts_idle, guess
+            )
+            suspected[window_range] = np.where(
+                judged[window_range] & is_below, np.rint(ratio * length[window_range]), 0
+            )
+        known = _update_activity(
+            replace(known, previous=float(relative[-1])),
+            level[window_range][informative[window_range]],
+        )
+        at = end
+    work = length - windows.idle_ns
+    return np.minimum(confirmed, work), np.minimum(suspected, work), known
+
+
+def _compute_busy_wait_part(
+    value: Float, busy: Float, counts_idle: bool, known: DeviceActivity
+) -> Float:
+    """Return the part of each window in which the device was busy below its usual activity."""
+    usual, busy_wait_level = known.usual, known.busy_wait_level
+    if counts_idle:
+        part = (usual * busy - value) / (usual - busy_wait_level)
+    else:
+        part = busy - (value - busy_wait_level) / (usual - busy_wait_level)
+    return np.clip(np.nan_to_num(part), 0.0, busy)
+
+
+def _compute_next_update(windows_seen: int) -> int:
+    if windows_seen < _UPDATE_INTERVAL:
+        update = _FIRST_UPDATE
+        while update <= windows_seen:
+            update *= 2
+        return update
+    return (windows_seen // _UPDATE_INTERVAL + 1) * _UPDATE_INTERVAL
+
+
+def _update_activity(known: DeviceActivity, level: Float) -> DeviceActivity:
+    """Count the activity of windows, and update the usual activity when due."""
+    if not level.size:
+        return known
+    counts = np.array(known.counts or (0,) * (_BINS + 1), np.int64)
+    counts += np.bincount(np.rint(level * _BINS).astype(np.int64), minlength=_BINS + 1)
+    windows_seen = known.windows_seen + level.size
+    known = replace(known, counts=tuple(counts.tolist()), windows_seen=windows_seen)
+    if windows_seen != _compute_next_update(windows_seen - 1):
+        return known
+    until = np.cumsum(counts)
+    usual = float(np.searchsorted(until, USUAL_QUANTILE * windows_seen)) / _BINS
+    busy_wait_windows = int(until[int(usual * BUSY_WAIT_RATIO * _BINS)])
+    enough = max(MIN_BUSY_WAIT_WINDOWS, MIN_BUSY_WAIT_WINDOWS_RATIO * windows_seen)
+    busy_wait_level = float(np.searchsorted(until, max(1, busy_wait_windows // 8))) / _BINS
+    return replace(
+        known,
+        usual=usual,
+        busy_wait_level=busy_wait_level,
+        confirmed=usual > 0 and busy_wait_windows >= enough,
+        partial_ratio=_compute_partial_ratio(until, round(usual * _BINS), windows_seen),
+    )
+
+
+def _compute_partial_ratio(until: Int, usual: int, windows_seen: int) -> float:
+    """Compute the part of the usual activity that working windows hardly ever fall below.
+
+    The spread of windows near the usual activity measures its variation: of a normal
+    distribution a quarter lies within 0.7 standard deviations of its 90 % quantile, and one
+    window in 400 lies 6 times that below it. until: number of windows up to each bin.
+    """
+    width = np.arange(1, max(usual, 2))
+    low, high = np.maximum(usual - width - 1, 0), np.minimum(usual + width, _BINS)
+    near = np.flatnonzero(until[high] - until[low] >= NEAR_USUAL_RATIO * windows_seen)
+    if not near.size or windows_seen < MIN_SEEN_WINDOWS or not usual:
+        return PARTIAL_RATIO
+    return float(np.clip(1 - 6 * width[near[0]] / usual, PARTIAL_RATIO, MAX_PARTIAL_RATIO))

@@ -1,0 +1,391 @@
+"""Sum what a rank had spent its time on when it arrived at each operation.
+
+    |== work 200 ==|-- data wait: storage 80, cpu 20 --|== work 50 ==| arrives
+    at arrival: storage 80, cpu 20, work 250
+
+The blame compares these sums between ranks (docs/design/waits-between-ranks.md). They run from
+the first step on, segment by segment, without the time in operations itself. What no
+cause claimed is UNEXPLAINED; what was not lost is work, minus the time
+in which the main thread had no CPU.
+
+Estimate the part of a rank's work in which its main thread was runnable but had no CPU.
+
+Without a device this is not lost time of the rank itself. But a rank that waits for it
+in an operation waits for a CPU, not for more work or slower computation.
+
+    samples      |------ 100 ms, 30 of them runnable ------|
+    work         |== 60 ==|   wait 40              18 of the 60 were no work
+
+Sum what a rank without peers lost by cause, in time bins of its steps.
+
+No loss of the rank is a wait of another rank. Without a cause it is therefore earlier
+by what it lost to the cause and by what is hidden behind other work
+(analysis.attribution.rank.hidden_cost). The bins show how much that varies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from clusterprof import signals
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
+from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
+from clusterprof.analysis.attribution.rank.hidden_cost import (
+    HIDDEN_COLUMNS,
+    HiddenCostSums,
+    compute_hidden_cost,
+)
+from clusterprof.analysis.attribution.rank.without_probe import has_peers
+from clusterprof.analysis.attribution.wait_for.blame import WORK
+from clusterprof.analysis.timeline.collectives.operations import (
+    apply_device_times,
+    find_device_waits,
+)
+from clusterprof.analysis.timeline.collectives.rows import RankOperations, RankRowBuilder, Store
+from clusterprof.analysis.timeline.model import (
+    PHASE_BUSY_WAIT,
+    PHASE_COLLECTIVE,
+    Float,
+    Int,
+    LostTime,
+    Rank,
+    SpanTable,
+)
+from clusterprof.analysis.timeline.series import compute_differences, compute_increase
+from clusterprof.probe import layout
+
+MIN_RUNNABLE_RATIO = 0.02  # less is the normal cost of every scheduler
+
+
+class RunnableSums:
+    """Running sums of one settled segment; the delay between two samples is spread evenly."""
+
+    def __init__(self, rank: Rank, segment: Segment, work_until: Callable[[Int], Float]) -> None:
+        """work_until: returns the work in the segment before each time, ns."""
+        edges, rate = _estimate_runnable_rates(rank, segment)
+        self._edges, self._rate = edges, rate
+        self._idle = not rate.any()
+        if not self._idle:
+            self._work = work_until(edges)
+            self._before = np.concatenate([[0.0], np.cumsum(rate * np.diff(self._work))])
+
+    def sum_until(self, t_ns: Int, work_ns: Float) -> Float | float:
+        """Return how much of the work before each time was waiting for a CPU: float64[n], ns."""
+        if self._idle:
+            return 0.0
+        row = np.searchsorted(self._edges, t_ns, side="right") - 1
+        row = np.clip(row, 0, self._rate.size - 1)
+        out: Float = self._before[row] + self._rate[row] * (work_ns - self._work[row])
+        return np.clip(out, 0.0, work_ns)
+
+
+def _estimate_runnable_rates(rank: Rank, segment: Segment) -> tuple[Int, Float]:
+    """Return sample times within the segment, its bounds, and the runnable parts between."""
+    bounds = np.array([segment.start_ns, segment.end_ns], np.int64)
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or len(thread.t_ns) < 2:
+        return bounds, np.zeros(1)
+    t_ns = thread.t_ns
+    growth, _ = compute_differences(thread.run_delay_ns)  # 0 where unknown
+    ratio = np.clip(growth / np.maximum(np.diff(t_ns), 1), 0.0, 1.0)
+    inside = t_ns[(t_ns > segment.start_ns) & (t_ns < segment.end_ns)]
+    edges = np.concatenate([bounds[:1], inside, bounds[1:]])
+    row = np.searchsorted(t_ns, edges[:-1], side="right") - 1
+    known = (row >= 0) & (row < ratio.size)
+    rate = np.where(known, ratio[np.clip(row, 0, ratio.size - 1)], 0.0)
+    quota = rank.chunk.series.get((signals.CGROUP_THROTTLED.name, ""))
+    if quota is not None and rate.any():  # that is cpu-throttled and stays work
+        length = np.maximum(np.diff(edges), 1)
+        rate -= np.clip(
+            np.nan_to_num(compute_increase(quota, edges[:-1], edges[1:])) / length, 0.0, 1.0
+        )
+    rate[rate < MIN_RUNNABLE_RATIO] = 0.0
+    return edges, rate
+
+
+MAX_OWN_BINS = 256
+"""Number of bins above which each two become one."""
+BINS_PER_SEGMENT = 16
+"""Most bins per settled segment."""
+
+
+class OwnLosses:
+    """Sums per time bin; `causes` are the names of its columns."""
+
+    def __init__(self, causes: Sequence[str]) -> None:
+        self._causes = tuple(causes)
+        self._bins: list[tuple[int, Int]] = []
+        self._tentative: list[tuple[int, Int]] = []
+
+    def add(
+        self,
+        rank: Rank,
+        segment: Segment,
+        lost: LostTime,
+        shares: Mapping[str, Int],
+        hidden: Mapping[int, Int],
+    ) -> None:
+        """Add a settled segment.
+
+        shares: int64[n] of its lost intervals per cause, in 1/SHARE_SCALE.
+        """
+        edges = _find_bin_edges(rank, segment)
+        row = np.searchsorted(edges, lost.end_ns, side="left") - 1
+        row = np.clip(row, 0, edges.size - 2)
+        sums = np.zeros((edges.size - 1, len(self._causes) + 1), np.int64)
+        for column, cause in enumerate(self._causes):
+            share = shares.get(cause)
+            if share is not None and share.any():
+                ns = lost.lost_ns * share // SHARE_SCALE
+                sums[:, -1] += np.bincount(row, ns, edges.size - 1).astype(np.int64)
+                if cause in HIDDEN_COLUMNS:
+                    ns = ns + hidden.get(HIDDEN_COLUMNS.index(cause), 0)
+                sums[:, column] = np.bincount(row, ns, edges.size - 1)
+        sums[:, -1] = np.maximum(sums[:, -1], sums[:, :-1].max(axis=1))
+        self._tentative += zip(np.diff(edges).tolist(), sums)
+        if not segment.provisional:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Take over provisional segments: another step has ended."""
+        self._bins += self._tentative
+        self._tentative = []
+        while len(self._bins) > MAX_OWN_BINS:
+            even = len(self._bins) // 2 * 2
+            pairs = zip(self._bins[:even:2], self._bins[1:even:2])
+            merged = [(first[0] + second[0], first[1] + second[1]) for first, second in pairs]
+            self._bins = [*merged, *self._bins[even:]]
+
+    def build_table(self) -> tuple[Int, Int] | None:
+        """Return int64[n] lengths and int64[n, causes + 1], ns; the last column is all causes."""
+        if not self._bins:
+            return None
+        lengths, sums = zip(*self._bins)
+        return np.array(lengths, np.int64), np.stack(sums)
+
+
+def _find_bin_edges(rank: Rank, segment: Segment) -> Int:
+    """Return the edges of bins: a few step ends, and the bounds of the segment."""
+    steps = rank.main.spans.get(layout.STEP)
+    inside = np.zeros(0, np.int64)
+    if steps is not None:
+        inside = steps.end_ns[(steps.end_ns > segment.start_ns) & (steps.end_ns < segment.end_ns)]
+        inside = np.unique(inside)
+        inside = inside[:: max(inside.size // BINS_PER_SEGMENT, 1)]
+    return np.concatenate([[segment.start_ns], inside, [segment.end_ns]]).astype(np.int64)
+
+
+UNEXPLAINED = "unexplained"
+"""Category of lost time that no cause claimed."""
+CONTENTION = "cpu-contention"
+"""Work without a CPU counts as this cause, although it is not lost time of the rank
+itself.
+"""
+
+
+class TimeSpent:
+    """Running sums of what one rank spends, recorded at its operations."""
+
+    def __init__(self, causes: tuple[str, ...], store: Store) -> None:
+        """causes: the possible causes; categories are these, UNEXPLAINED and work."""
+        self.categories = (*causes, UNEXPLAINED, WORK)
+        self._contention = causes.index(CONTENTION) if CONTENTION in causes else None
+        self._sums = np.zeros(len(self.categories), np.int64)
+        self._rows = RankRowBuilder(store)
+        self._tentative: list[tuple[Int, Int, Int]] = []
+        self._hidden = HiddenCostSums()
+        self._own = OwnLosses(causes)
+
+    def add(self, rank: Rank, segment: Segment, lost: LostTime, shares: Mapping[str, Int]) -> None:
+        """Add a settled segment.
+
+        The columns of HIDDEN_COLUMNS, additional savings of a fix, follow the
+        categories.
+        shares: int64[n] of its lost intervals per cause, in 1/SHARE_SCALE.
+        """
+        spans = _select_ended_spans(_get_operations(rank), segment)
+        inside = lost.phase == PHASE_COLLECTIVE
+        own_ns = np.where(inside | (lost.phase == PHASE_BUSY_WAIT), 0, lost.lost_ns)
+        amounts = split_amounts(self.categories, own_ns, lost, shares)
+        sums = RunningSums(self._sums, rank, segment, lost, amounts, self._contention)
+        hidden_cost = compute_hidden_cost(rank, lost, shares)
+        if spans is not None:
+            table = np.stack([*spans, _measure_blocked_time(spans, segment, lost, inside)])
+            times = np.maximum(spans[0], segment.start_ns), spans[1]
+            at_arrive, at_leave = (
+                np.concatenate([sums.sum_until(t_ns), hidden])
+                for t_ns, hidden in zip(times, self._hidden.add(lost, hidden_cost, *times))
+            )
+            self._tentative.append((table, at_arrive, at_leave))
+        else:
+            self._hidden.add(lost, hidden_cost)
+        if not has_peers(rank):
+            self._own.add(rank, segment, lost, shares, hidden_cost)
+        if not segment.provisional:
+            self.confirm()
+        self._sums = sums.sum_to_end()
+
+    def confirm(self) -> None:
+        """Take over provisional segments: another step has ended."""
+        for operations in self._tentative:
+            self._rows.add(*operations)
+        self._tentative = []
+        self._own.confirm()
+
+    def own_losses(self) -> tuple[Int, Int] | None:
+        """Return what a rank without peers lost (analysis.attribution.rank.time_spent); None for a
+        rank with
+        peers.
+        """
+        return self._own.build_table()
+
+    def operations(self) -> RankOperations | None:
+        """Return all operations inside steps; None if there were none. Call once."""
+        return self._rows.finish()
+
+
+def split_amounts(
+    categories: tuple[str, ...], own_ns: Int, lost: LostTime, shares: Mapping[str, Int]
+) -> dict[int, Float]:
+    """Split the counted loss of each interval by category.
+
+    Returns index -> float64[n], ns; empty categories omitted.
+
+    own_ns: int64[n], the part of each interval's loss that counts. shares: int64[n] per
+    cause, in 1/SHARE_SCALE of the whole loss.
+    """
+    out: dict[int, Float] = {}
+    rest = own_ns.astype(np.float64)
+    for column, cause in enumerate(categories[:-2]):
+        share = shares.get(cause)
+        if share is not None and share.any():
+            out[column] = np.minimum(own_ns, lost.lost_ns * (share / SHARE_SCALE))
+            rest -= out[column]
+    if rest.any():
+        out[len(categories) - 2] = rest
+    return out
+
+
+class RunningSums:
+    """Running sums over the lost intervals of a segment, which are sorted and disjoint."""
+
+    def __init__(
+        self,
+        before: Int,
+        rank: Rank,
+        segment: Segment,
+        lost: LostTime,
+        amounts: Mapping[int, Float],
+        contention: int | None,
+    ) -> None:
+        """contention: category of work without a CPU, None = none."""
+        self._before, self._region, self._lost = before, segment, lost
+        self._parts = {column: (ns, _compute_running_sum(ns)) for column, ns in amounts.items()}
+        self._all = (lost.lost_ns, _compute_running_sum(lost.lost_ns))
+        self._contention = contention
+        if contention is not None:
+            self._runnable = RunnableSums(
+                rank, segment, lambda t_ns: self._sum_in_segment(t_ns)[-1]
+            )
+
+    def sum_until(self, t_ns: Int) -> Int:
+        """Return what had been spent at each time, by category: int64[K, m], ns.
+
+        All intervals before each time, and the part before it of the interval that contains it.
+        """
+        table = self._sum_in_segment(t_ns)
+        if self._contention is not None:
+            delayed = np.rint(self._runnable.sum_until(t_ns, table[-1])).astype(np.int64)
+            table[self._contention] += delayed
+            table[-1] -= delayed
+        table += self._before[:, None]
+        return table
+
+    def _sum_in_segment(self, t_ns: Int) -> Int:
+        """Return the sums since the beginning of the segment, with all time that was not lost as
+        work.
+        """
+        table = np.zeros((self._before.size, t_ns.size), np.int64)
+        table[-1] = t_ns - self._region.start_ns
+        start, end = self._lost.start_ns, self._lost.end_ns
+        if not start.size:
+            return table
+        row = np.searchsorted(start, t_ns, side="right") - 1
+        at = np.maximum(row, 0)
+        part = np.minimum((t_ns - start[at]) / np.maximum(end[at] - start[at], 1), 1.0)
+        part[row < 0] = 0.0  # before the first interval
+        for column, (ns, sums) in self._parts.items():
+            table[column] += np.rint(sums[at] + ns[at] * part).astype(np.int64)
+        lost_ns, sums = self._all
+        # What was not lost is work.
+        table[-1] -= np.rint(sums[at] + lost_ns[at] * part).astype(np.int64)
+        return table
+
+    def sum_to_end(self) -> Int:
+        """Return what had been spent at the end of the segment: int64[K], ns."""
+        return self.sum_until(np.array([self._region.end_ns]))[:, 0]
+
+
+def _compute_running_sum(ns: Float | Int) -> Float:
+    out = np.zeros(ns.size + 1)
+    np.cumsum(ns, out=out[1:])
+    return out
+
+
+def _get_operations(rank: Rank) -> SpanTable | None:
+    """Return the collective spans of a rank, with device times where measured."""
+    table = rank.main.spans.get(layout.COLLECTIVE)
+    return None if table is None else apply_device_times(table, find_device_waits(rank.main))
+
+
+def _select_ended_spans(table: SpanTable | None, segment: Segment) -> tuple[Int, ...] | None:
+    """Return start, end, a to d of the spans of known groups that ended in a segment, by end."""
+    if table is None:
+        return None
+    ended = (table.end_ns > segment.start_ns) & (table.end_ns <= segment.end_ns)
+    rows = np.flatnonzero(ended & (table.a != 0))
+    if not rows.size:
+        return None
+    ends = table.end_ns[rows]
+    if (ends[1:] < ends[:-1]).any():
+        rows = rows[np.argsort(ends, kind="stable")]
+    columns = (table.start_ns, table.end_ns, table.a, table.b, table.c, table.d)
+    return tuple(column[rows] for column in columns)
+
+
+def _measure_blocked_time(
+    spans: tuple[Int, ...], segment: Segment, lost: LostTime, inside: np.ndarray
+) -> Int:
+    """Return lost time in operations inside each span, each nanosecond once: int64[n], ns."""
+    start, end, *_, form = spans
+    waits = (form >> layout.FORM_SHIFT & layout.FORM_MASK) != layout.ISSUE
+    reach = np.maximum.accumulate(np.where(waits, end, segment.start_ns))
+    begin = np.maximum(start, np.append(segment.start_ns, reach[:-1]))
+    end = np.where(waits, end, begin)
+    # Spans that touch share an interval: the part inside each span counts.
+    until = _make_lost_time_sum(lost, np.flatnonzero(inside))
+    # Both are rounded: the difference may be a nanosecond too large.
+    return np.clip(until(end) - until(begin), 0, np.maximum(end - begin, 0))
+
+
+def _make_lost_time_sum(lost: LostTime, rows: Int) -> Callable[[Int], Int]:
+    """Return a function that sums the time lost in disjoint intervals before given times."""
+    start, length, ns = (
+        lost.start_ns[rows],
+        lost.end_ns[rows] - lost.start_ns[rows],
+        lost.lost_ns[rows],
+    )
+    before = np.concatenate([[0], np.cumsum(ns)])
+
+    def until(t_ns: Int) -> Int:
+        row = np.searchsorted(start, t_ns, side="right") - 1
+        if not start.size:
+            return np.zeros(t_ns.size, np.int64)
+        at = np.maximum(row, 0)
+        part = np.clip((t_ns - start[at]) / np.maximum(length[at], 1), 0.0, 1.0)
+        lost_before = before[at] + np.floor(ns[at] * part).astype(np.int64)
+        return np.where(row < 0, 0, lost_before)
+
+    return until

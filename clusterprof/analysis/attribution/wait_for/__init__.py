@@ -1,0 +1,1 @@
+"""Waits between ranks: who was waited for, wait-for chains, hangs."""

@@ -1,0 +1,157 @@
+"""Find the roots of hangs: the ranks that operations without end wait for.
+
+    rank 0   in all_reduce 812 of the world since 90 s
+    rank 1   in all_reduce 812 of the world since 90 s      waits for rank 2
+    rank 2   in recv 40 from rank 3 since 95 s              waits for rank 3
+    rank 3   not in any operation                           all others wait for it
+
+Roots are ranks that others wait for and that wait in no operation themselves: a crash,
+an endless loop, a stuck read. Ranks that wait for each other in a cycle called
+different operations in different order; there is no root, and the cycle is reported
+instead. If all members of an operation are in it and none leaves, the operation itself
+hangs: the network or a device.
+
+Find in flight recorder dumps which rank is stuck in which operation.
+
+    rank 0   all_reduce 812 begun, not ended      stuck
+    rank 1   all_reduce 811 ended, nothing begun  not stuck: rank 0 waits for it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from clusterprof.analysis.importers.nccl.flight_recorder import Dump, Entry
+
+
+@dataclass(frozen=True, slots=True)
+class StuckRank:
+    """A rank that arrived at an operation and had not left it when its recording ended."""
+
+    rank: int
+    group: int
+    number: int
+    """Number of the operation in its process group; members wait for each other only in the
+    same one.
+    """
+    since_ns: int
+    """How long it had been waiting at the end, ns, on its own clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A root, one rank or a cycle of ranks, and the ranks that wait for it in the end."""
+
+    roots: tuple[int, ...]
+    """One rank that waits for no other, the ranks of a cycle (`is_cycle`), or all members of
+    an operation (`is_complete`).
+    """
+    is_cycle: bool
+    waiting: tuple[int, ...]
+    """Ranks that wait for the root, directly or through others; longest first."""
+    waiting_ns: int
+    """Sum of their waits; a rank that waits for several roots counts for each."""
+    recorded: bool
+    """False if the root has no recording: what it did is not known."""
+    is_complete: bool = False
+    """True if the roots are all members of one operation and all have arrived at it."""
+
+
+def find_hangs(
+    stuck: Sequence[StuckRank], members: Mapping[int, Sequence[int]], recorded: frozenset[int]
+) -> tuple[Hang, ...]:
+    """Find the roots of all waits that did not end, longest total wait first.
+
+    members: ranks of each process group. recorded: ranks that have a recording.
+    """
+    waits_for, present = _find_absent_members(stuck, members)
+    since = {entry.rank: entry.since_ns for entry in stuck}
+    reached = {rank: _find_reachable(rank, waits_for) for rank in waits_for}
+    waiting_by_roots: dict[tuple[int, ...], set[int]] = {}
+    complete = {present[rank] for rank, others in waits_for.items() if not others}
+    for rank, others in reached.items():
+        if present[rank] in complete:
+            waiting_by_roots.setdefault(present[rank], set()).add(rank)
+        for root in others:
+            if root not in waits_for:
+                waiting_by_roots.setdefault((root,), set()).add(rank)
+            elif present[root] in complete:
+                waiting_by_roots.setdefault(present[root], set()).add(rank)
+            elif root in reached[root]:
+                cycle = tuple(sorted(o for o in reached[root] if root in reached.get(o, ())))
+                # A cycle with ranks that also wait for a rank outside of it has its root there.
+                if not any(o not in waits_for or present[o] in complete for o in reached[root]):
+                    waiting_by_roots.setdefault(cycle, set()).add(rank)
+    out = [
+        Hang(
+            roots,
+            len(roots) > 1 and roots not in complete,
+            tuple(sorted(ranks, key=lambda rank: (-since[rank], rank))),
+            sum(since[rank] for rank in ranks),
+            all(root in recorded for root in roots),
+            roots in complete,
+        )
+        for roots, ranks in waiting_by_roots.items()
+    ]
+    return tuple(sorted(out, key=lambda hang: (-hang.waiting_ns, hang.roots)))
+
+
+def _find_absent_members(
+    stuck: Sequence[StuckRank], members: Mapping[int, Sequence[int]]
+) -> tuple[dict[int, frozenset[int]], dict[int, tuple[int, ...]]]:
+    """Return per stuck rank the absent and the present members of its operation."""
+    present: dict[tuple[int, int], set[int]] = {}
+    for entry in stuck:
+        present.setdefault((entry.group, entry.number), set()).add(entry.rank)
+    absent = {key: frozenset(members.get(key[0], ())) - ranks for key, ranks in present.items()}
+    return (
+        {entry.rank: absent[(entry.group, entry.number)] for entry in stuck},
+        {entry.rank: tuple(sorted(present[(entry.group, entry.number)])) for entry in stuck},
+    )
+
+
+def _find_reachable(rank: int, waits_for: Mapping[int, frozenset[int]]) -> set[int]:
+    """Return all ranks that a rank waits for, directly or through others."""
+    seen: set[int] = set()
+    pending = list(waits_for[rank])
+    while pending:
+        other = pending.pop()
+        if other not in seen:
+            seen.add(other)
+            pending.extend(waits_for.get(other, ()))
+    return seen
+
+
+def find_stuck_ranks(dumps: Sequence[Dump]) -> list[StuckRank]:
+    """Find per rank and group the oldest collective that was issued and had not ended.
+
+    Groups are numbered as in docs/design/waits-between-ranks.md; operations as in the dumps, from
+    1. Sends and receives are excluded: the two sides number them differently.
+    """
+    stuck_ranks = []
+    for dump in dumps:
+        oldest: dict[str, Entry] = {}
+        for entry in dump.entries:
+            if not entry.done and not entry.message and entry.group in dump.members:
+                known = oldest.get(entry.group)
+                if known is None or entry.number < known.number:
+                    oldest[entry.group] = entry
+        for group, entry in oldest.items():
+            since_ns = 0 if entry.created_ns is None else max(0, dump.at_ns - entry.created_ns)
+            group_number = compute_group_number(dump.members[group])
+            stuck_ranks.append(StuckRank(dump.rank, group_number, entry.number, since_ns))
+    return stuck_ranks
+
+
+def list_group_members(dumps: Sequence[Dump]) -> dict[int, tuple[int, ...]]:
+    """Return the global ranks of each process group, by the group number of the stuck ranks."""
+    return {compute_group_number(ranks): ranks for dump in dumps for ranks in dump.members.values()}
+
+
+def compute_group_number(ranks: Sequence[int]) -> int:
+    """Compute the number of a group as the probe does (docs/design/waits-between-ranks.md)."""
+    text = ",".join(str(rank) for rank in sorted(ranks))
+    first = blake2b(text.encode()).digest()[:8]
+    return int.from_bytes(first, "little") & (1 << 63) - 1

@@ -1,0 +1,597 @@
+"""Sum the blamed waits of all blocks: by rank, by step, by what ending them saves, by time.
+
+`WaitTotals` sums by victim and by culprit, `VictimCounts` by pair of ranks.
+
+`SlowSteps`: the tail of step times often has a cause of its own. One rank per job is
+evaluated, because in synchronous training a slow step is slow for all ranks. The waits in
+the operations of its slow steps are summed by culprit. The culprit that caused most of them
+set the step, if the others waited for it for a good part of what the step took longer.
+
+`SavingsTotals` estimates what all ranks would save if a single culprit arrived in time.
+
+    rank 0   |== work ==|------------ waits 50 ------------|        saved: 30
+    rank 1   |== work ==|-- storage 20 --|---- waits 30 ---|        saved: 30
+    rank 2   |== work ==|-- storage 50 --------------------|        continues 30 earlier
+
+The savings reach only to the next late rank. A rank that was late because it had itself
+waited for the same culprit elsewhere (its node, its pipeline stage) would also be in
+time: it does not count as the next late rank. This holds for waits since the previous
+operation of the process group, which all its members had left together.
+
+What is saved in one operation may be lost again in a later one if another rank is
+equally late there. If all ranks of a job meet in every step this cannot happen: the
+time by which they continue earlier is saved. Otherwise the waits that end are added up,
+which may be too much.
+
+Without a cause, for all ranks that it made late, an operation of this kind ends earlier
+by the time between the last arrival and the arrival that would then be last
+(estimate_savings_by_category): 50 above, because rank 0 is in time.
+
+`WaitTimeBins` judges the persistence of waits: one steady culprit, a transient one, or
+changing ones.
+
+    time bins of the run      1    2    3    4    5    6    7    8
+    rank 3 caused            90   80   95   85   90   90   80   90     steady
+    rank 3 caused             0    0    0   95   90    0    0    0     transient
+    rank 0, 1, 2, … caused   r3   r0   r6   r1   r7   r3   r2   r5     wandering
+
+Waits are summed per time bin of the run, cause and culprit. A bin is one second long at
+first; its length doubles whenever there would be too many bins, so memory does not grow
+with the run. The order of blocks does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
+from clusterprof.analysis.attribution.wait_for.blame import (
+    IMBALANCE,
+    NO_CULPRIT,
+    SLOW_COMPUTE,
+    TRANSFER,
+    BlockBlame,
+    list_causes,
+)
+from clusterprof.analysis.timeline.collectives.operations import Operations
+from clusterprof.analysis.timeline.model import Float, Int
+from clusterprof.report.model import Persistence
+
+
+class WaitTotals:
+    """Totals of waits over all blocks; integers, so the order of blocks does not matter."""
+
+    def __init__(self, ranks: int, categories: Sequence[str]) -> None:
+        self.causes = list_causes(categories)
+        shape = (ranks, len(self.causes))
+        self.victim_ns = np.zeros(shape, np.int64)
+        """int64[rank, cause]: time in operations by what kept the rank there, ns."""
+        self.culprit_ns = np.zeros((ranks + 1, len(self.causes)), np.int64)
+        """int64[culprit, cause], ns; the last row is NO_CULPRIT, which holds transfers."""
+        self.recoverable_ns = np.zeros_like(self.culprit_ns)
+        """Of `culprit_ns`: waiting that ends if this culprit alone arrives with the second last,
+        ns.
+        """
+        self.late_peers = np.zeros(ranks, np.int64)
+        """int64[ranks]: number of other late ranks in the operations where the rank arrived last.
+        """
+        self.last_arrivals = np.zeros(ranks, np.int64)
+        """int64[ranks]: number of operations in which the rank arrived last."""
+
+    def add(self, ops: Operations, blamed: BlockBlame) -> None:
+        """Add the blame of one block of operations."""
+        rank, row = ops.rank, blamed.row
+        self.victim_ns += _sum_into_table(rank[row], blamed.cause, blamed.ns, self.victim_ns.shape)
+        self.culprit_ns += _sum_into_table(
+            blamed.culprit, blamed.cause, blamed.ns, self.culprit_ns.shape
+        )
+        transfer = self.causes.index(TRANSFER)
+        transfer_ns = np.bincount(rank, weights=blamed.transfer_ns, minlength=len(self.victim_ns))
+        self.victim_ns[:, transfer] += transfer_ns.astype(np.int64)
+        self.culprit_ns[NO_CULPRIT, transfer] += int(blamed.transfer_ns.sum())
+        wait = ops.blocked_ns - blamed.transfer_ns
+        recoverable = np.minimum(np.repeat(blamed.recoverable_ns, np.diff(ops.first)), wait)
+        recoverable_ratio = (recoverable / np.maximum(wait, 1))[row]
+        recoverable_ratio[blamed.culprit < 0] = 0.0
+        recoverable = np.rint(blamed.ns * recoverable_ratio)
+        self.recoverable_ns += _sum_into_table(
+            blamed.culprit, blamed.cause, recoverable, self.culprit_ns.shape
+        )
+        known = blamed.last_arrival >= 0
+        np.add.at(self.last_arrivals, blamed.last_arrival[known], 1)
+        np.add.at(self.late_peers, blamed.last_arrival[known], blamed.late_peers[known])
+
+    def culprits(self, role: Int | None = None) -> list[tuple[int, int]]:
+        """Return (rank, ns caused) of all culprits, largest first, without waits that have no
+        culprit.
+
+        role: int64[ranks], peer group of each rank (find_peer_groups). If
+        given, work counts only beyond the median of the peer group: the stages of a pipeline
+        make the next stage wait by design.
+        """
+        total = self.culprit_ns[:-1].sum(axis=1)
+        if role is not None:
+            columns = [self.causes.index(IMBALANCE), self.causes.index(SLOW_COMPUTE)]
+            work = self.culprit_ns[:-1, columns].sum(axis=1)
+            for group in np.unique(role):
+                peers = np.flatnonzero(role == group)
+                median = int(np.sort(work[peers])[(peers.size - 1) // 2])
+                total[peers] -= np.minimum(work[peers], median)
+        order = np.argsort(-total, kind="stable")
+        return [(int(rank), int(total[rank])) for rank in order if total[rank]]
+
+
+def find_peer_groups(ops: Operations, ranks: int) -> Int:
+    """Find the peers of each rank: the process group in which it met others most often.
+
+    Members of one group do the same work.
+
+    Point-to-point pairs are neighbors, not peers. Returns int64[ranks], a label per rank;
+    -1 = the rank took part in point-to-point operations only.
+    """
+    size = np.diff(ops.first)
+    labels, group = np.unique(ops.process_group, return_inverse=True)
+    row_group = np.repeat(np.where(is_point_to_point(ops.operation), -1, group), size)
+    met = row_group >= 0
+    code, count = np.unique(ops.rank[met] * labels.size + row_group[met], return_counts=True)
+    order = np.argsort(count, kind="stable")
+    out = np.full(ranks, -1, np.int64)
+    out[code[order] // labels.size] = code[order] % labels.size
+    return out
+
+
+def _sum_into_table(rank: Int, cause: Int, ns: Int | Float, shape: tuple[int, ...]) -> Int:
+    """Sum into a table; row -1 is the last. Floats are exact up to 2**53 ns (104 days)."""
+    cell = np.where(rank < 0, shape[0] - 1, rank) * shape[1] + cause
+    sums = np.bincount(cell, weights=ns, minlength=shape[0] * shape[1])
+    return sums.astype(np.int64).reshape(shape)
+
+
+MAX_COUNTED_RANKS = 4096
+"""With more ranks victims are not counted: memory is one number per pair of ranks."""
+_MIN_WAIT_RATIO = 0.1
+
+
+class VictimCounts:
+    """How long each rank waited for each other rank, over all causes."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._waited_ns = np.zeros(ranks * ranks if ranks <= MAX_COUNTED_RANKS else 0)
+
+    def add(self, ops: Operations, blamed: BlockBlame) -> None:
+        """Add one block of operations and its blame."""
+        known = np.flatnonzero(blamed.culprit >= 0)
+        if not known.size:
+            return
+        row, culprit, ns = blamed.row[known], blamed.culprit[known], blamed.ns[known]
+        if self._waited_ns.size:
+            np.add.at(self._waited_ns, culprit * self._ranks + ops.rank[row], ns.astype(float))
+
+    def count_victims(self, culprit: int) -> int | None:
+        """Count the ranks that waited for the culprit at least a tenth as long as its longest
+        victim.
+
+        None if victims were not counted.
+        """
+        if not self._waited_ns.size:
+            return None
+        waited = self._waited_ns[culprit * self._ranks : (culprit + 1) * self._ranks].copy()
+        waited[culprit] = 0
+        longest = waited.max(initial=0)
+        return int(np.count_nonzero(waited >= _MIN_WAIT_RATIO * longest)) if longest else 0
+
+
+MIN_STEPS_FOR_TAIL = 20
+"""With fewer steps the tail of step times is not evaluated."""
+SLOW_STEPS_RATIO = 0.01
+"""Part of the steps, the slowest, that counts as slow."""
+MIN_SLOW_STEPS = 3
+"""At least this many of the slowest steps count as slow …"""
+SLOW_STEP_FACTOR = 1.05
+"""… if they took longer than the median step by this factor."""
+EXPLAINED_RATIO = 0.25
+"""Part of what a step took longer than the median step for which the others must have waited."""
+
+
+class SlowSteps:
+    """The slow steps of one rank, and the waits in each by culprit."""
+
+    def __init__(
+        self, rank: int, steps: Mapping[int, int], steps_made: int | None, ranks: int
+    ) -> None:
+        """steps: start -> length of the longest steps, ns, by the rank's own clock.
+        steps_made: number of steps of the run; None to evaluate all of `steps`.
+        """
+        limit = len(steps) if steps_made is None else 0
+        if steps_made is not None and steps_made >= MIN_STEPS_FOR_TAIL:
+            limit = max(MIN_SLOW_STEPS, round(SLOW_STEPS_RATIO * steps_made))
+        order = sorted(steps.items(), key=lambda step: (-step[1], step[0]))[:limit]
+        order.sort()
+        self.count = steps_made or 0
+        self.rank = self._rank = rank
+        self._start_ns = np.array([start for start, _ in order], np.int64)
+        self.length_ns = np.array([ns for _, ns in order], np.int64)
+        self._caused_ns = np.zeros((len(order), ranks), np.int64)
+        self._met = np.zeros(ranks, np.bool_)
+
+    def add(self, ops: Operations, blamed: BlockBlame) -> None:
+        """Add one block of operations and its blame."""
+        mine = np.flatnonzero(ops.rank == self._rank)
+        if not mine.size or not self.length_ns.size:
+            return
+        op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
+        leave_ns = ops.leave_ns[mine]
+        step = np.searchsorted(self._start_ns, leave_ns, side="left") - 1
+        inside = step >= 0
+        inside &= leave_ns <= self._start_ns[step] + self.length_ns[step]
+        of_op = np.full(ops.process_group.size, -1)
+        of_op[op[mine[inside]]] = step[inside]
+        self._met[ops.rank[of_op[op] >= 0]] = True
+        entry = of_op[op[blamed.row]]
+        known = np.flatnonzero((entry >= 0) & (blamed.culprit >= 0))
+        np.add.at(self._caused_ns, (entry[known], blamed.culprit[known]), blamed.ns[known])
+
+    def count_steps_by_culprit(self, median_ns: float) -> dict[int, int]:
+        """Count the slow steps that each rank delayed: rank -> steps.
+
+        median_ns: length of the median step.
+        """
+        others = self._count_others()
+        out: dict[int, int] = {}
+        for length_ns, caused_ns in zip(self.length_ns, self._caused_ns):
+            if length_ns < SLOW_STEP_FACTOR * median_ns:
+                continue
+            rank = int(np.argmax(caused_ns))
+            waited_ns = caused_ns[rank] / others
+            if waited_ns > 0 and waited_ns >= EXPLAINED_RATIO * (length_ns - median_ns):
+                out[rank] = out.get(rank, 0) + 1
+        return out
+
+    def find_culprit_per_step(self, min_ratio: float) -> dict[int, int]:
+        """Return start of a step -> rank that delayed the others most in it.
+
+        min_ratio: part of the step, at least, that the others must have waited for this rank.
+        """
+        others = self._count_others()
+        out: dict[int, int] = {}
+        for start_ns, length_ns, caused_ns in zip(
+            self._start_ns.tolist(), self.length_ns.tolist(), self._caused_ns
+        ):
+            rank = int(np.argmax(caused_ns))
+            if caused_ns[rank] >= max(min_ratio * length_ns * others, 1):
+                out[start_ns] = rank
+        return out
+
+    def _count_others(self) -> int:
+        """Count the ranks that met in the slow steps, without the evaluated one; at least 1."""
+        return max(int(np.count_nonzero(self._met)) - 1, 1)
+
+
+_NONE = -1
+MIN_SYNCHRONOUS_RATIO = 0.9
+"""All ranks meet in every step if this part of their steps has an operation of all ranks."""
+
+
+class SavingsTotals:
+    """Possible savings by culprit and cause, summed over all blocks."""
+
+    def __init__(self, job_size: Int, causes: int) -> None:
+        """job_size: int64[ranks], number of ranks in the job of each rank."""
+        ranks = len(job_size)
+        self._ranks, self._causes, self._job_size = ranks, causes, job_size
+        self.others_ns = np.zeros((ranks, causes), np.int64)
+        """int64[culprit, cause], ns: of the waits blamed on it, the part that ends if it is in
+        time.
+        """
+        self.own_ns = np.zeros((ranks, causes), np.int64)
+        """int64[culprit, cause], ns: how much earlier the culprit itself would have continued."""
+        self.all_ns = np.zeros((ranks, causes), np.int64)
+        """int64[culprit, cause], ns: how much earlier all ranks would have left operations of all
+        ranks.
+        """
+        self.cause_ns = np.zeros((ranks, causes), np.int64)
+        """int64[rank, cause], ns: how much earlier the rank would have left operations of all
+        ranks without the cause.
+        """
+        self.all_rank_operations = np.zeros(ranks, np.int64)
+        """int64[ranks]: number of operations of all ranks of its job that the rank took part in."""
+        self._culprit = np.full(ranks, _NONE)
+        """The rank each rank waited for last; `_when` is the number of that operation."""
+        self._when = np.full(ranks, _NONE)
+        self._last_operation: dict[int, int] = {}
+        """Process group -> number of its last operation."""
+        self._count = 0
+
+    def add(self, ops: Operations, blamed: BlockBlame) -> None:
+        """Add one block of operations and its blame."""
+        if not ops.process_group.size:
+            return
+        op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
+        recent_culprit = self._find_recent_culprits(ops, blamed, op)
+        self._count += ops.process_group.size
+        all_members = np.diff(ops.first)[op] == self._job_size[ops.rank]
+        self.all_rank_operations += np.bincount(ops.rank[all_members], minlength=self._ranks)
+        all_member_rows = np.flatnonzero(all_members)
+        for cause in np.flatnonzero(blamed.savings_ns.any(axis=1)).tolist():
+            ns = blamed.savings_ns[cause, op[all_member_rows]]
+            self.cause_ns[:, cause] += np.bincount(
+                ops.rank[all_member_rows], ns, self._ranks
+            ).astype(np.int64)
+        known = np.flatnonzero(blamed.culprit >= 0)
+        if not known.size:
+            return
+        row, culprit, cause = blamed.row[known], blamed.culprit[known], blamed.cause[known]
+        pair, at = _index_keys(op[row] * self._ranks + culprit)
+        savings = np.minimum(blamed.ns[known], self._compute_savings(ops, recent_culprit, pair)[at])
+        shape = self.others_ns.shape
+        self.others_ns += _sum_into_table(culprit, cause, savings, shape)
+        # A rank waited for through other ranks arrived last elsewhere; it continues earlier there.
+        itself = np.flatnonzero(culprit == blamed.last_arrival[op[row]])
+        largest = self._find_largest(pair, at, cause, savings, itself)
+        self.own_ns += _sum_into_table(*largest, shape)
+        with_all_ranks = np.flatnonzero(np.diff(ops.first)[op[row]] == self._job_size[culprit])
+        largest = self._find_largest(pair, at, cause, savings, with_all_ranks)
+        self.all_ns += _sum_into_table(*largest, shape)
+
+    def estimate_savings(self, culprit: int, causes: Sequence[int], own_ns: int, steps: int) -> int:
+        """Estimate what all ranks save if the culprit is in time, ns, as far as these causes made
+        it late.
+
+        own_ns: time the culprit itself lost to the causes. steps: number of its steps.
+        """
+        if steps > 0 and self.all_rank_operations[culprit] >= MIN_SYNCHRONOUS_RATIO * steps:
+            earlier_ns = int(self.all_ns[culprit, causes].sum())
+            return (int(self._job_size[culprit]) - 1) * earlier_ns + min(own_ns, earlier_ns)
+        earlier_ns = int(self.own_ns[culprit, causes].sum())
+        return int(self.others_ns[culprit, causes].sum()) + min(own_ns, earlier_ns)
+
+    def estimate_savings_without_causes(
+        self, causes: Sequence[int], steps: Sequence[int]
+    ) -> int | None:
+        """Estimate what all ranks save if these causes made no rank late, ns.
+
+        None if not all ranks of a job met in (nearly) all of their steps.
+        """
+        made = np.asarray(steps)
+        if ((self.all_rank_operations < MIN_SYNCHRONOUS_RATIO * made) | (self._job_size < 2))[
+            made > 0
+        ].any():
+            return None
+        return int(self.cause_ns[:, list(causes)].sum())
+
+    def _find_largest(
+        self, pair: Int, at: Int, cause: Int, savings: Int, chosen: Int
+    ) -> tuple[Int, Int, Int]:
+        """Return culprit, cause and the largest savings of each operation, from the chosen
+        entries.
+        """
+        most = np.zeros(pair.size * self._causes, np.int64)
+        np.maximum.at(most, at[chosen] * self._causes + cause[chosen], savings[chosen])
+        nonzero = np.flatnonzero(most)
+        return pair[nonzero // self._causes] % self._ranks, nonzero % self._causes, most[nonzero]
+
+    def _find_recent_culprits(self, ops: Operations, blamed: BlockBlame, op: Int) -> Int:
+        """Return per row the rank waited for since the previous operation of the group, -1 =
+        none."""
+        main_culprit = _find_main_culprits(blamed, op.size)
+        sort_key = (
+            ops.rank.astype(np.uint16) if self._ranks <= 1 << 16 else ops.rank
+        )  # sorts faster
+        order = np.argsort(sort_key, kind="stable")  # rows of a rank stay in order of time
+        rank = ops.rank[order]
+        number = self._count + op[order]
+        opens = np.append(True, rank[1:] != rank[:-1])
+        start = np.maximum.accumulate(np.where(opens, np.arange(rank.size), 0))
+        waited = main_culprit[order] != _NONE
+        latest = np.maximum.accumulate(np.where(waited, np.arange(rank.size), -1))
+        before = np.append(-1, latest[:-1])
+        here = before >= start
+        culprit = np.where(here, main_culprit[order][before], self._culprit[rank])
+        when = np.where(here, number[before], self._when[rank])
+        recent = when > self._find_previous_operations(ops)[op[order]]
+        out = np.empty_like(main_culprit)
+        out[order] = np.where(recent, culprit, _NONE)
+        ends = np.flatnonzero(np.append(opens[1:], True))
+        seen = ends[latest[ends] >= start[ends]]
+        self._culprit[rank[seen]] = main_culprit[order][latest[seen]]
+        self._when[rank[seen]] = number[latest[seen]]
+        return out
+
+    def _find_previous_operations(self, ops: Operations) -> Int:
+        """Return the number of the group's previous operation for each operation, -1 = none."""
+        groups, group = np.unique(ops.process_group, return_inverse=True)
+        order = np.argsort(group, kind="stable")
+        number = self._count + order
+        opens = np.append(True, group[order][1:] != group[order][:-1])
+        carried = np.array([self._last_operation.get(label, _NONE) for label in groups.tolist()])
+        previous = np.empty_like(group)
+        previous[order] = np.where(opens, carried[group[order]], np.append(_NONE, number[:-1]))
+        ends = np.append(opens[1:], True)
+        self._last_operation.update(zip(groups.tolist(), number[ends].tolist()))
+        return previous
+
+    def _compute_savings(self, ops: Operations, recent_culprit: Int, pair: Int) -> Int:
+        """Return how much earlier an operation ends if a culprit and its victims are in time.
+
+        pair: operation * ranks + culprit.
+        """
+        op, culprit = np.divmod(pair, self._ranks)
+        size = np.diff(ops.first)
+        stay = ops.leave_ns - ops.arrive_ns
+        shortest = np.minimum.reduceat(stay, ops.first[:-1])
+        begin = np.cumsum(size[op]) - size[op]
+        row = np.arange(int(size[op].sum())) - np.repeat(begin - ops.first[op], size[op])
+        row_culprit = np.repeat(culprit, size[op])
+        with_culprit = (recent_culprit[row] == row_culprit) | (ops.rank[row] == row_culprit)
+        others = np.where(with_culprit, np.iinfo(np.int64).max, stay[row])
+        return np.minimum.reduceat(others, begin) - shortest[op]
+
+
+def _find_main_culprits(blamed: BlockBlame, rows: int) -> Int:
+    """Return per row the rank that most of its wait is blamed on, -1 if it did not wait."""
+    main_culprit = np.full(rows, _NONE)
+    if blamed.row.size:
+        begin = np.flatnonzero(np.append(True, blamed.row[1:] != blamed.row[:-1]))
+        most = np.maximum.reduceat(blamed.ns, begin)
+        size = np.diff(np.append(begin, blamed.row.size))
+        largest = np.flatnonzero(blamed.ns == np.repeat(most, size))
+        main_culprit[blamed.row[largest]] = blamed.culprit[largest]
+    return main_culprit
+
+
+def _index_keys(key: Int) -> tuple[Int, Int]:
+    """Return the distinct keys, ascending, and the index of each given key among them."""
+    span = int(key.max()) + 1
+    if span > max(1 << 20, 8 * key.size):
+        keys, at = np.unique(key, return_inverse=True)
+        return keys, at
+    number = np.zeros(span, np.int64)
+    number[key] = 1
+    keys = np.flatnonzero(number)
+    number[keys] = np.arange(keys.size)
+    return keys, number[key]
+
+
+FIRST_BIN_NS = 1_000_000_000
+"""Length of a time bin at first, ns."""
+MAX_TIME_BINS = 128
+"""Number of time bins above which their length doubles."""
+MIN_TIME_BINS = 8
+"""With fewer time bins persistence is not judged."""
+MAX_CELLS = 1 << 19
+"""Limit of (time bin, cause, culprit) sums; above it bins grow, and finally the smallest
+are dropped.
+"""
+RELEVANT_BINS_RATIO = 0.9
+"""The relevant bins hold this part of the waiting; jitter in between is ignored."""
+TRANSIENT_EXTENT_RATIO = 0.5
+"""Transient: the relevant bins lie within this part of the run …"""
+CONTIGUOUS_RATIO = 2 / 3
+"""… and are at least this part of the bins between the first and the last of them."""
+MAIN_CULPRITS_RATIO = 2 / 3
+"""The main culprits are the fewest that caused this part of the waiting."""
+RANKS_PER_STEADY_CULPRIT = 3
+"""Steady: the main culprits are at most one of this many ranks (rounded up), or all on one
+node …
+"""
+STEADY_PRESENCE_RATIO = 2 / 3
+"""… and are present in at least this part of the relevant bins."""
+_PRESENCE_SHARE_RATIO = 0.5  # present: at least this part of its share of the whole
+
+
+class WaitTimeBins:
+    """Waits per time bin of the run, cause and culprit."""
+
+    def __init__(self, causes: int, begin_ns: Int, node: Sequence[int]) -> None:
+        """begin_ns: per rank, begin of the run on its own clock. node: a label per rank."""
+        self._causes, self._ranks = causes, len(begin_ns)
+        self._begin_ns = begin_ns
+        self._node = np.asarray(node)
+        self.length_ns = FIRST_BIN_NS
+        self._operations = np.zeros(MAX_TIME_BINS, np.int64)
+        self._cell = np.zeros(0, np.int64)
+        self._ns = np.zeros(0, np.int64)
+
+    def add(self, ops: Operations, blamed: BlockBlame) -> None:
+        """Add one block of operations and its blame."""
+        if not ops.process_group.size:
+            return
+        head = ops.first[:-1]
+        when_ns = np.maximum(ops.leave_ns[head] - self._begin_ns[ops.rank[head]], 0)
+        while int(when_ns.max()) // self.length_ns >= MAX_TIME_BINS:
+            self._double_bin_length()
+        time_bin = when_ns // self.length_ns
+        self._operations += np.bincount(time_bin, minlength=MAX_TIME_BINS)
+        known = np.flatnonzero(blamed.culprit >= 0)
+        if not known.size:
+            return
+        op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))[blamed.row[known]]
+        cell = time_bin[op] * self._causes + blamed.cause[known]
+        cell, ns = _sum_by_cell(cell * self._ranks + blamed.culprit[known], blamed.ns[known])
+        self._cell, self._ns = _sum_by_cell(
+            np.concatenate([self._cell, cell]), np.concatenate([self._ns, ns])
+        )
+        while self._cell.size > MAX_CELLS and np.count_nonzero(self._operations) > 16:
+            self._double_bin_length()
+        if self._cell.size > MAX_CELLS:
+            keep = np.sort(np.argsort(-self._ns, kind="stable")[: MAX_CELLS // 2])
+            self._cell, self._ns = self._cell[keep], self._ns[keep]
+
+    def _double_bin_length(self) -> None:
+        self.length_ns *= 2
+        pairs = self._operations.reshape(-1, 2).sum(axis=1)
+        self._operations = np.concatenate([pairs, np.zeros_like(pairs)])
+        width = self._causes * self._ranks
+        time_bin, rest = np.divmod(self._cell, width)
+        self._cell, self._ns = _sum_by_cell(time_bin // 2 * width + rest, self._ns)
+
+    def persistence(self, causes: Collection[int]) -> Persistence | None:
+        """Judge the waiting for these causes together; None if the run is too short or there was
+        none.
+        """
+        used_bins = np.flatnonzero(self._operations)
+        rows = np.isin(self._cell // self._ranks % self._causes, list(causes))
+        if used_bins.size < MIN_TIME_BINS or not rows.any():
+            return None
+        cell, ns = self._cell[rows], self._ns[rows]
+        ranks, column = np.unique(cell % self._ranks, return_inverse=True)
+        line = np.searchsorted(used_bins, cell // (self._ranks * self._causes))
+        table = np.zeros((used_bins.size, ranks.size), np.int64)
+        np.add.at(table, (line, column), ns)
+        relevant = np.sort(_select_fewest(table.sum(axis=1), RELEVANT_BINS_RATIO))
+        main = _select_fewest(table.sum(axis=0), MAIN_CULPRITS_RATIO)
+        present = self._count_present_bins(table[relevant], table.sum(axis=0), ranks, main)
+        kind = self._classify(relevant, used_bins.size, ranks[main], present)
+        return Persistence(
+            kind=kind,  # type: ignore[arg-type]
+            from_ns=int(used_bins[relevant[0]]) * self.length_ns,
+            to_ns=int(used_bins[relevant[-1]] + 1) * self.length_ns,
+            stretches=relevant.size,
+            seen=used_bins.size,
+            culprits=np.unique(np.argmax(table[relevant], axis=1)).size,
+            most=present,
+        )
+
+    def _count_present_bins(self, table: Int, total: Int, ranks: Int, main: Int) -> int:
+        """Count the bins in which the main culprit, or the node of all main culprits, has its
+        usual part.
+        """
+        chosen = main if self._is_one_node(ranks[main]) else main[:1]
+        share = total[chosen].sum() / total.sum()
+        part = table[:, chosen].sum(axis=1) / table.sum(axis=1)
+        return int(np.count_nonzero(part >= _PRESENCE_SHARE_RATIO * share))
+
+    def _classify(self, relevant: Int, seen: int, main: Int, present: int) -> str:
+        extent = int(relevant[-1] - relevant[0]) + 1
+        if extent <= TRANSIENT_EXTENT_RATIO * seen and relevant.size >= CONTIGUOUS_RATIO * extent:
+            return "transient"
+        few = main.size <= -(-self._ranks // RANKS_PER_STEADY_CULPRIT) or self._is_one_node(main)
+        return "steady" if few and present >= STEADY_PRESENCE_RATIO * relevant.size else "wandering"
+
+    def _is_one_node(self, ranks: Int) -> bool:
+        """Return whether the ranks are all on one node, and it is not the only node."""
+        on_one_node = np.unique(self._node[ranks]).size == 1
+        return on_one_node and np.unique(self._node).size > 1
+
+
+def _select_fewest(total: Int, ratio: float) -> Int:
+    """Return the indices of the fewest totals that sum up to this part of all, largest first."""
+    order = np.argsort(-total, kind="stable")
+    enough = np.searchsorted(np.cumsum(total[order]), ratio * total.sum()) + 1
+    return order[:enough]
+
+
+def _sum_by_cell(cell: Int, ns: Int) -> tuple[Int, Int]:
+    """Sum by cell; cells are returned ascending. Floats are exact up to 2**53 ns per cell."""
+    if not cell.size:
+        return cell, ns
+    lowest = int(cell.min())
+    if int(cell.max()) - lowest < max(1 << 20, 2 * cell.size):
+        sums = np.bincount(cell - lowest, weights=ns)
+        cells = np.flatnonzero(sums)
+        return cells + lowest, sums[cells].astype(np.int64)
+    cells, at = np.unique(cell, return_inverse=True)
+    return cells, np.bincount(at, weights=ns).astype(np.int64)

@@ -1,0 +1,488 @@
+"""Replay the operations of all ranks without a cause (what-if), and sum the savings.
+
+    storage 50 |== work ==|                 arrives at 150, without storage at 100
+    storage 40 |== work ==|                 arrives at 140, without at 100
+               |== work ==|-- waits --|     arrives at 100: all continue 50 earlier
+
+All ranks leave an operation when the last one has arrived, without the intervals lost
+to the cause. The savings of each rank accumulate. It arrives earlier by these, by what
+it lost to the cause itself since its previous operation, and by the hidden cost
+(analysis.attribution.rank.hidden_cost). All leave when the last has arrived; ranks that are early
+wait
+for less. If all ranks meet in one process group nothing needs to be propagated, because
+they leave together. Otherwise operations that do not depend on each other are replayed
+at once, front after front.
+
+There are four columns in addition to the causes: all causes at once; no transfer; even
+work (`compute_uneven_work`; with several groups: no rank has more than the lower median
+of the job); and, with several groups, balanced work: each rank does the mean, in even
+parts, and ranks with less work do more; a transfer takes as long as others of its kind.
+
+Noise in the data of single operations makes the savings too small: a rank with too
+little recorded loss delays the others. Therefore each bin is also evaluated by the rank
+that waited least, with and without the cause; the larger result is used.
+
+Prepare a block for the replay: fronts, ends of time bins, and uneven work.
+
+Estimate the savings of fixing one cause, without a what-if replay.
+
+Attributed time is additive; recoverable time is not, and the two are never mixed. For a
+rank that no other waits for, device time attributed to a cause was idle because of it
+and nothing else at that instant; without the cause the host would have been earlier by
+at least that much. So the attributed time is a lower bound of the savings, and that is
+what is reported:
+
+    production of a batch   60 read + 40 decode = 100, of which 30 hidden behind compute
+    lost 70                 42 is for reading; without it the wait is 10: saves 60 >= 42
+
+No value is reported if no device was measured (the loss itself is only an upper bound).
+Where ranks wait for each other, the next late rank limits the savings: a culprit saves
+the time between the next late rank and itself, a cause the time between the last rank
+and the one that would be last without the cause (analysis.attribution.wait_for.totals). If ranks
+do not all meet in every step, a cause saves what its culprits save individually plus
+what all ranks lost in common:
+
+    rank 0   |-- storage 20 --|== work ==|                        arrives at 120
+    rank 1   |-- storage 20 --|== work ==|                        arrives at 120
+    rank 2   |-- storage 50 --------------|== work ==|            arrives at 150
+    rank 2 alone saves 3 * 30, all without storage 3 * 30 + 3 * 20
+
+No value is reported if operations of ranks were not matched. A report uses this
+estimate only where no what-if replay was possible (analysis.findings.report).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
+from clusterprof.analysis.attribution.wait_for.blame import BlockBlame
+from clusterprof.analysis.timeline.collectives.operations import Operations, combine_labels
+from clusterprof.analysis.timeline.model import Float, Int
+
+CLOSE_FRONTS = 4
+"""Group fronts within this distance count as one: groups that meet in parallel."""
+BINS_PER_BLOCK = 16
+"""Most time bins per block."""
+
+
+def sum_by_rank(ranks: int, rank: Int, wait: Int, own: Int) -> tuple[Int, Int]:
+    """Sum waits and losses by rank: int64[ranks] and int64[ranks, columns], ns.
+
+    rank, wait: int64[n]. own: int64[n, columns], ns.
+    """
+    waited = np.bincount(rank, wait, ranks).astype(np.int64)
+    lost = np.stack([np.bincount(rank, column, ranks) for column in own.T], axis=1)
+    return waited, lost.astype(np.int64)
+
+
+def select_operations(ops: Operations, chosen: NDArray[np.bool_], rows: Int) -> Operations:
+    """Return the chosen operations.
+
+    chosen: bool[operations]. rows: int64[m], rows of these operations.
+    """
+    size = np.diff(ops.first)[chosen]
+    return replace(
+        ops,
+        first=np.append(0, np.cumsum(size)),
+        process_group=ops.process_group[chosen],
+        operation=ops.operation[chosen],
+        bytes=ops.bytes[chosen],
+        complete=ops.complete[chosen],
+        **{
+            name: getattr(ops, name)[rows]
+            for name in ("rank", "arrive_ns", "leave_ns", "blocked_ns", "source")
+        },
+        on_device=ops.on_device[rows] if ops.on_device.size else ops.on_device,
+    )
+
+
+def compute_uneven_work(work_deficit: Int, ops: Operations, job: Int) -> Int:
+    """Compute by how much the work of each row deviates from even work: int64[n], ns.
+
+    work_deficit: int64[n], how much less than the last arrival each rank had worked.
+    Variation between operations is split evenly; a rank with permanently more work gets the
+    lower median. Negative where a rank would get more work. job: int64[ranks].
+    """
+    size = np.diff(ops.first)
+    op = np.repeat(np.arange(size.size), size)
+    difference = np.add.reduceat(work_deficit, ops.first[:-1])[op] / size[op] - work_deficit
+    rows = np.bincount(ops.rank, minlength=job.size)
+    level = np.bincount(ops.rank, difference, job.size) / np.maximum(rows, 1)
+    median_level = np.zeros(job.size)
+    for number in np.unique(job[ops.rank]).tolist():
+        mine = np.flatnonzero((job == number) & (rows > 0))
+        median_level[mine] = np.sort(level[mine])[(mine.size - 1) // 2]
+    return np.rint(difference - median_level[ops.rank]).astype(np.int64)
+
+
+def compute_usual_work(ops: Operations, work: Int) -> Float:
+    """Compute the mean work of a row's rank between operations of the same groups and kinds.
+
+    work: int64[n], ns before each row. Returns float64[n], ns: mean over rows of the rank
+    whose operation and previous operation have the same process group and kind as here.
+    """
+    op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
+    kind = combine_labels(ops.process_group[op], ops.operation[op])
+    order = np.argsort(ops.rank, kind="stable")
+    before = np.zeros_like(kind)
+    before[order[1:]] = np.where(ops.rank[order[1:]] == ops.rank[order[:-1]], kind[order[:-1]], 0)
+    _, which = np.unique(combine_labels(ops.rank, before, kind), return_inverse=True)
+    mean: Float = np.bincount(which, work) / np.bincount(which)
+    return mean[which]
+
+
+def compute_transfer_excess(ops: Operations, transfer_ns: Int) -> Int:
+    """Compute how much longer than the median of its kind each transfer took.
+
+    transfer_ns: int64[n]. Returns int64[operations], ns.
+    """
+    took = np.minimum.reduceat(transfer_ns, ops.first[:-1])
+    _, which = np.unique(
+        combine_labels(ops.operation, np.diff(ops.first), ops.bytes), return_inverse=True
+    )
+    order = np.lexsort((took, which))
+    count = np.bincount(which)
+    median = took[order[np.cumsum(count) - count + (count - 1) // 2]]
+    return np.asarray(took - median[which], np.int64)
+
+
+def find_bin_ends(ops: Operations, front: Int) -> frozenset[int]:
+    """Find the fronts after which a time bin ends.
+
+    These are fronts where ranks met in process groups, if they do not only send to each
+    other, and the last front. front: int64[operations].
+    """
+    last = int(front.max())
+    group_fronts = np.unique(front[~is_point_to_point(ops.operation)])
+    # Of several close together take the last: groups that meet in parallel.
+    group_fronts = (
+        group_fronts[np.append(np.diff(group_fronts) > CLOSE_FRONTS, True)]
+        if group_fronts.size
+        else np.arange(last + 1)
+    )
+    bin_ends = group_fronts[
+        np.unique(np.linspace(0, group_fronts.size, BINS_PER_BLOCK + 1)[1:].astype(np.int64) - 1)
+    ]
+    return frozenset([*bin_ends.tolist(), last])
+
+
+def assign_fronts(ops: Operations, ranks: int) -> Int:
+    """Assign each operation to the first front after all operations it waits for.
+
+    Returns int64[operations].
+    """
+    last = [-1] * ranks
+    out = []
+    rank, first = ops.rank.tolist(), ops.first.tolist()
+    for begin, end in pairwise(first):
+        members = rank[begin:end]
+        front = 1 + max(map(last.__getitem__, members))
+        for member in members:
+            last[member] = front
+        out.append(front)
+    return np.array(out, np.int64)
+
+
+MAX_FRONTS = 1 << 11
+"""Fronts that are replayed in full; beyond that fewer blocks are: a part of the steps is
+enough.
+"""
+MIN_COMMON_GROUP_RATIO = 0.9
+"""All ranks meet in one process group if this part of the operations includes them all."""
+MAX_SAVINGS_BINS = 512
+ALL, TRANSFER, WORK, BALANCED = -4, -3, -2, -1
+"""Columns after those of the causes."""
+EXTRA_COLUMNS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfSavings:
+    """Savings of a job in a what-if replay; n time bins."""
+
+    length_ns: Int
+    """Duration of each bin, ns."""
+    savings_ns: Int
+    """int64[n, causes + 4], ns."""
+    skipped: bool
+    """True if parts of the run were not replayed."""
+    several_groups: bool
+    """True if ranks met in several process groups: then sums over bins measure the extra work."""
+
+
+class WhatIfReplay:
+    """Replays the operations of all jobs without each cause; ranks as in the blame."""
+
+    def __init__(self, job: Sequence[int], size: Int, causes: int) -> None:
+        """job: job of each rank. size: number of ranks in the job of each rank. causes: number of
+        columns.
+        """
+        ranks = len(job)
+        self._job, self._size = np.asarray(job, np.int64), size
+        self._at_leave = np.zeros((ranks, causes + 1), np.int64)
+        """Time each rank had spent, hidden cost included, when it left its last operation."""
+        self._work = np.zeros(ranks, np.int64)
+        self._savings = np.zeros((ranks, causes + EXTRA_COLUMNS), np.int64)
+        self._last_leave_ns = np.full(ranks, -1, np.int64)
+        """When each rank left its last operation, ns."""
+        self.from_ns = self._last_leave_ns.copy()
+        """Begin of the replay of each rank, -1 = never; of ranks that always meet only some are
+        recorded.
+        """
+        self._fronts = self._blocks = self._next = 0
+        self._skipped = False
+        self._bins: dict[int, list[tuple[int, Int]]] = {}
+        """Job -> (length, savings) of time bins."""
+
+    def add(
+        self,
+        ops: Operations,
+        blamed: BlockBlame,
+        at_arrive: Int,
+        at_leave: Int,
+        work: tuple[Int, Int],
+        work_causes: Sequence[int],
+    ) -> None:
+        """Replay a block of operations.
+
+        at_arrive, at_leave: int64[n, causes + 1], ns spent on arrival and on leave, hidden cost
+        included; the last column is all causes. work: int64[n] each, likewise. work_causes:
+        causes of `blamed` that stand for work.
+        """
+        if not ops.process_group.size:
+            return
+        transfer_ns = blamed.transfer_ns
+        work_entries = np.isin(blamed.cause, list(work_causes))
+        work_deficit = np.bincount(
+            blamed.row[work_entries], blamed.ns[work_entries], ops.rank.size
+        ).astype(np.int64)
+        size = np.diff(ops.first)
+        is_common = size == self._size[ops.rank[ops.first[:-1]]]
+        if is_common.mean() >= MIN_COMMON_GROUP_RATIO:
+            common_rows = np.flatnonzero(np.repeat(is_common, size))
+            if not is_common.all():
+                at_arrive, at_leave, transfer_ns, work_deficit = (
+                    at_arrive[common_rows],
+                    at_leave[common_rows],
+                    transfer_ns[common_rows],
+                    work_deficit[common_rows],
+                )
+                work = work[0][common_rows], work[1][common_rows]
+                ops = select_operations(ops, is_common, common_rows)
+            self._replay_common_group(
+                ops,
+                transfer_ns,
+                work_deficit,
+                self._compute_lost_since(ops, at_arrive, at_leave, *work),
+            )
+        else:
+            self._replay_fronts(
+                ops, transfer_ns, self._compute_lost_since(ops, at_arrive, at_leave, *work)
+            )
+        self._blocks += 1
+
+    def get_savings(self) -> dict[int, WhatIfSavings]:
+        """Return the savings of each job."""
+        return {
+            job: WhatIfSavings(
+                np.array([length_ns for length_ns, _ in bins], np.int64),
+                np.array([savings for _, savings in bins], np.int64),
+                self._skipped,
+                self._fronts > 0,
+            )
+            for job, bins in self._bins.items()
+        }
+
+    def _compute_lost_since(
+        self, ops: Operations, at_arrive: Int, at_leave: Int, work: Int, worked: Int
+    ) -> Int:
+        """Return what each rank had lost since its previous operation: int64[n, causes + 4], ns."""
+        n = ops.rank.size
+        order = np.argsort(ops.rank, kind="stable")
+        rank = ops.rank[order]
+        starts = np.append(True, rank[1:] != rank[:-1])
+        own = np.zeros((n, at_arrive.shape[1] - 1 + EXTRA_COLUMNS), np.int64)
+        before, busy = np.empty_like(at_arrive), np.empty_like(work)
+        before[order[1:]], busy[order[1:]] = at_leave[order[:-1]], worked[order[:-1]]
+        heads = order[starts]
+        before[heads], busy[heads] = self._at_leave[ops.rank[heads]], self._work[ops.rank[heads]]
+        own[:, : at_arrive.shape[1]] = np.maximum(at_arrive - before, 0)
+        own[:, WORK] = np.maximum(work - busy, 0)
+        ends = order[np.append(starts[1:], True)]
+        self._at_leave[ops.rank[ends]], self._work[ops.rank[ends]] = at_leave[ends], worked[ends]
+        return own
+
+    def _replay_common_group(
+        self, ops: Operations, transfer_ns: Int, work_deficit: Int, own: Int
+    ) -> None:
+        """Replay jobs with all ranks in one process group: each operation ends earlier by
+        itself."""
+        first = ops.first[:-1]
+        stay = ops.leave_ns - ops.arrive_ns
+        own[:, WORK] = compute_uneven_work(work_deficit, ops, self._job)
+        own[:, TRANSFER] = own[:, BALANCED] = 0
+        savings = -np.minimum.reduceat(stay, first)[:, None] - np.maximum.reduceat(
+            -stay[:, None] - own, first
+        )
+        savings[:, TRANSFER] = np.minimum.reduceat(transfer_ns, first)
+        np.maximum(savings, 0, out=savings)
+        head = ops.rank[first]
+        wait = ops.blocked_ns - transfer_ns
+        for job in np.unique(self._job[head]).tolist():
+            mine = np.flatnonzero(self._job[head] == job)
+            cuts = np.unique(np.linspace(0, mine.size, BINS_PER_BLOCK + 1).astype(np.int64))
+            sums = np.add.reduceat(savings[mine], cuts[:-1], axis=0)
+            for at, (low, high) in enumerate(pairwise(cuts.tolist())):
+                rows = np.arange(ops.first[mine[low]], ops.first[mine[high - 1] + 1])
+                rows = rows[self._job[ops.rank[rows]] == job]
+                least = self._compute_lower_bound(ops.rank[rows], wait[rows], own[rows])
+                sums[at] = np.maximum(sums[at], least)
+            head_rank = ops.rank[first[mine[0]]]
+            leave = ops.leave_ns[first[mine]]
+            begin_ns = self._last_leave_ns[head_rank]
+            bin_ends = leave[cuts[1:] - 1]
+            if begin_ns < 0:
+                begin_ns = self.from_ns[head_rank] = leave[0]
+            begin = np.append(begin_ns, bin_ends[:-1])
+            self._append_bins(job, bin_ends - begin, sums)
+            self._last_leave_ns[head_rank] = bin_ends[-1]
+
+    def _compute_lower_bound(self, rank: Int, wait: Int, own: Int) -> Int:
+        """Return the savings of a bin by the rank that waited least, with and without the cause."""
+        waited, lost = sum_by_rank(self._job.size, rank, wait, own)
+        ranks = np.unique(rank)
+        least: Int = (waited[ranks, None] + lost[ranks]).min(axis=0) - waited[ranks].min()
+        return least
+
+    def _append_bins(self, job: int, length: Int, savings: Int) -> None:
+        bins = self._bins.setdefault(job, [])
+        bins += [(int(ns), row) for ns, row in zip(length, savings) if ns >= 0]
+        while len(bins) > MAX_SAVINGS_BINS:
+            even = len(bins) // 2 * 2
+            neighbors = zip(bins[:even:2], bins[1:even:2])
+            bins[:] = [
+                *((first[0] + second[0], first[1] + second[1]) for first, second in neighbors),
+                *bins[even:],
+            ]
+
+    # --- several process groups
+
+    def _begin_new_ranks(self, ops: Operations) -> None:
+        """Set the begin of ranks without an operation so far to their first arrival."""
+        new = np.flatnonzero(self._last_leave_ns[ops.rank] < 0)[::-1]
+        # a rank's first row is assigned last
+        self._last_leave_ns[ops.rank[new]] = ops.arrive_ns[new]
+        new = new[self.from_ns[ops.rank[new]] < 0]
+        self.from_ns[ops.rank[new]] = ops.arrive_ns[new]
+
+    def _replay_fronts(self, ops: Operations, transfer_ns: Int, own: Int) -> None:
+        if self._blocks < self._next:
+            self._skipped = True
+            self._savings[:] = 0
+            self._last_leave_ns[:] = -1
+            return
+        self._even_work(ops, own)
+        front = assign_fronts(ops, self._job.size)
+        last = find_bin_ends(ops, front)
+        order = np.argsort(front, kind="stable")
+        size = np.diff(ops.first)[order]
+        rows = np.repeat(ops.first[:-1][order] - np.append(0, np.cumsum(size)[:-1]), size)
+        rows += np.arange(rows.size)
+        stay, blocked = (ops.leave_ns - ops.arrive_ns)[rows], ops.blocked_ns[rows]
+        # A rank that waited for most of its stay waited for all of it; samples may show less.
+        blocked = np.where(2 * blocked >= stay, stay, blocked)
+        beyond = compute_transfer_excess(ops, transfer_ns)[order]
+        transfer_ns, rank, own = transfer_ns[rows], ops.rank[rows], own[rows]
+        leave = ops.leave_ns[rows]
+        begins = np.append(0, np.cumsum(size))
+        cuts = np.searchsorted(front[order], np.arange(int(front[-1]) + 2))
+        self._begin_new_ranks(ops)
+        savings_before = self._savings.copy()
+        times_before = self._last_leave_ns.copy()
+        latest = self._last_leave_ns.copy()
+        bin_begin = 0
+        own[:, TRANSFER] = transfer_ns
+        for number in range(cuts.size - 1):
+            low, high = cuts[number], cuts[number + 1]
+            span = slice(int(begins[low]), int(begins[high]))
+            first = begins[low:high] - begins[low]
+            members, stays = rank[span], stay[span]
+            rank_savings = self._savings[members] + own[span]
+            rank_savings[:, TRANSFER] -= own[span, TRANSFER]  # is in the operation itself
+            shortest = np.minimum.reduceat(stays, first)
+            savings = np.maximum.reduceat(-stays[:, None] - rank_savings, first)
+            savings = -shortest[:, None] - savings
+            savings[:, TRANSFER] += np.minimum.reduceat(transfer_ns[span], first)
+            savings[:, BALANCED] += beyond[low:high]
+            of_op = np.repeat(savings, size[low:high], axis=0)
+            self._savings[members] = np.minimum(rank_savings + blocked[span][:, None], of_op)
+            latest[members] = leave[span]
+            if number in last:
+                bin_rows = slice(bin_begin, span.stop)
+                since = sum_by_rank(
+                    self._job.size,
+                    rank[bin_rows],
+                    blocked[bin_rows] - transfer_ns[bin_rows],
+                    own[bin_rows],
+                )
+                self._append_front_bin(savings_before, times_before, latest, *since)
+                bin_begin = span.stop
+                savings_before, times_before = self._savings.copy(), latest.copy()
+        self._last_leave_ns = latest
+        self._fronts += cuts.size - 1
+        self._next = self._blocks + 1 + self._fronts // MAX_FRONTS
+
+    def _append_front_bin(
+        self, savings_before: Int, times_before: Int, latest: Int, waited: Int, own: Int
+    ) -> None:
+        """Append a bin with the mean savings of each job's ranks since the previous bin."""
+        progressed = (times_before >= 0) & (latest > times_before)
+        for job in np.unique(self._job[progressed]).tolist():
+            mine = progressed & (self._job == job)
+            grown = (self._savings[mine] - savings_before[mine]).mean(axis=0).astype(np.int64)
+            least = (waited[mine, None] + own[mine]).min(axis=0) - waited[mine].min()
+            least[BALANCED] = grown[BALANCED]  # ranks with less work get more: no lower bound
+            grown = np.maximum(grown, least)
+            length = int((latest[mine] - times_before[mine]).mean())
+            self._append_bins(job, np.array([length]), grown[None])
+
+    def _even_work(self, ops: Operations, own: Int) -> None:
+        """Reduce the work column to work beyond the lower median of the job, and balance the other
+        one.
+
+        Balanced is the work beyond a rank's part of the mean, per usual work between two
+        operations.
+        """
+        total = np.bincount(ops.rank, own[:, WORK], self._job.size)
+        part, mean = np.zeros(self._job.size), np.ones(self._job.size)
+        for job in np.unique(self._job[ops.rank]).tolist():
+            mine = np.flatnonzero((self._job == job) & (total > 0))
+            if not mine.size:  # all of its time was in operations
+                continue
+            usual = np.sort(total[mine])[(mine.size - 1) // 2]
+            part[mine] = np.maximum(1.0 - usual / total[mine], 0.0)
+            mean[mine] = total[mine].mean() / total[mine]
+        shared = compute_usual_work(ops, own[:, WORK]) * mean[ops.rank]
+        own[:, BALANCED] = np.rint(own[:, WORK] - shared).astype(np.int64)
+        own[:, WORK] = np.rint(own[:, WORK] * part[ops.rank]).astype(np.int64)
+
+
+def compute_recoverable_ns(attributed_ns: int, upper_bound: bool, has_peers: bool) -> int | None:
+    """Return the device time that fixing only this cause saves at least, ns; None = unknown."""
+    if upper_bound or has_peers:
+        return None
+    return attributed_ns
+
+
+def compute_common_ns(own_ns: Sequence[int]) -> int:
+    """Return the sum of what all ranks lost in common: ranks times the smallest loss, ns.
+
+    Assumes that it was lost in the same steps; otherwise the ranks waited for each other
+    instead.
+    """
+    return len(own_ns) * min(own_ns, default=0)

@@ -1,0 +1,378 @@
+"""Collect what the report needs on culprits and slow steps while waits are blamed.
+
+Replay a job without each cause: columns of spent time in, saved job time out.
+
+Collect the longest waits of ranks for each other while waits are blamed.
+
+The longest few of every culprit are kept, so that the largest culprit does not hide the
+others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterprof.analysis.attribution.ledger import RankResult
+from clusterprof.analysis.attribution.rank.hidden_cost import ALL_CAUSES, HIDDEN_COLUMNS
+from clusterprof.analysis.attribution.rank.time_spent import UNEXPLAINED
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.attribution.wait_for.blame import (
+    BLAME_CAUSES,
+    IMBALANCE,
+    NO_CULPRIT,
+    SLOW_COMPUTE,
+    BlockBlame,
+)
+from clusterprof.analysis.attribution.wait_for.blame import list_causes as blame_causes
+from clusterprof.analysis.attribution.wait_for.totals import (
+    MIN_STEPS_FOR_TAIL,
+    SavingsTotals,
+    SlowSteps,
+    VictimCounts,
+    WaitTimeBins,
+    WaitTotals,
+)
+from clusterprof.analysis.attribution.what_if import WhatIfReplay, WhatIfSavings
+from clusterprof.analysis.node.analyze import NodeResult
+from clusterprof.analysis.timeline.collectives.operations import Operations
+from clusterprof.analysis.timeline.model import Int
+from clusterprof.report.model import Persistence, Tail
+from clusterprof.util.statistics import find_quantile
+
+_TOO_FEW_STEPS = f"fewer than {MIN_STEPS_FOR_TAIL} steps were recorded"
+_NO_SLOW_RANK = "no rank delayed the others in them, or they took hardly longer than the rest"
+
+
+class CulpritObserver:
+    """Observes blame for the report; ranks are numbered over all nodes in order."""
+
+    def __init__(self, ranks: Sequence[tuple[NodeResult, RankResult]], totals: WaitTotals) -> None:
+        """Start without blocks.
+
+        totals: accumulates the same blocks by itself; read for the totals.
+        """
+        self._summed = totals
+        self._ranks = [rank for _, rank in ranks]
+        begin_ns = np.array([node.loaded.first_ns for node, _ in ranks], np.int64)
+        keys = [node.facts.key for node, _ in ranks]
+        causes = len(totals.causes)
+        self._stretches = WaitTimeBins(causes, begin_ns, [keys.index(key) for key in keys])
+        self._victims = VictimCounts(len(ranks))
+        self._gains = SavingsTotals(_count_job_ranks(self._ranks), causes)
+        self._slow = _choose_slow_step_ranks(self._ranks)
+
+    def add(self, ops: Operations, blamed: BlockBlame) -> None:
+        """Add one block of operations and the blame for each wait in it."""
+        self._stretches.add(ops, blamed)
+        self._victims.add(ops, blamed)
+        self._gains.add(ops, blamed)
+        for slow in self._slow:
+            slow.add(ops, blamed)
+
+    def persistence(self, leaves: Collection[str]) -> Persistence | None:
+        """Return how the culprits of some causes change over the run; None = not known."""
+        return self._stretches.persistence(self._cause_numbers(leaves))
+
+    def victim_count(self, at: int) -> int | None:
+        """Return how many other ranks waited for a rank; None where that is not known."""
+        return self._victims.count_victims(at)
+
+    def recoverable_ns(self, at: int, leaves: Collection[str], own_ns: int) -> int:
+        """Return the device time all ranks save when one culprit is on time.
+
+        own_ns: what the culprit lost by itself.
+        """
+        steps = self._ranks[at].ledger.steps
+        return self._gains.estimate_savings(at, self._cause_numbers(leaves), own_ns, steps)
+
+    def all_recoverable_ns(self, leaves: Collection[str]) -> int | None:
+        """Return the device time all ranks save without some causes; None where it is not known.
+
+        Work is none of these causes: without work there is no job.
+        """
+        if not set(leaves).isdisjoint(BLAME_CAUSES):
+            return None
+        steps = [rank.ledger.steps for rank in self._ranks]
+        return self._gains.estimate_savings_without_causes(self._cause_numbers(leaves), steps)
+
+    def unblamed_ns(self) -> dict[str, int]:
+        """Return the time in operations that has no culprit, ns by cause."""
+        column = self._summed.culprit_ns[NO_CULPRIT]
+        return {cause: int(ns) for cause, ns in zip(self._summed.causes, column) if ns}
+
+    def tail(self, lengths: Mapping[int, int]) -> Tail:
+        """Return how long steps take and which ranks set the length of slow ones.
+
+        lengths: step length in ns -> number of steps, over all ranks.
+        """
+        p50, p99 = (find_quantile(lengths, share) for share in (0.5, 0.99))
+        counts: dict[int, int] = {}
+        for slow in self._slow:
+            for rank, steps in slow.count_steps_by_culprit(p50 or 0.0).items():
+                counts[rank] = counts.get(rank, 0) + steps
+        order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        slow_steps = sum(slow.length_ns.size for slow in self._slow)
+        why = "" if counts else _NO_SLOW_RANK if slow_steps else _TOO_FEW_STEPS
+        return Tail(
+            steps=sum(slow.count for slow in self._slow),
+            slow=slow_steps,
+            p50_ns=None if p50 is None else int(p50),
+            p99_ns=None if p99 is None else int(p99),
+            set_by=tuple(
+                (self._ranks[at].ledger.node, self._ranks[at].ledger.rank, steps)
+                for at, steps in order
+            ),
+            why_missing=why,
+        )
+
+    def _cause_numbers(self, leaves: Collection[str]) -> list[int]:
+        families = {leaf for leaf in leaves if leaf in ("network", "synchronization")}
+        return [
+            number
+            for number, cause in enumerate(self._summed.causes)
+            if cause in leaves or (cause in CAUSES and CAUSES[cause].family in families)
+        ]
+
+
+def _count_job_ranks(ranks: Sequence[RankResult]) -> Int:
+    """Count for each rank the recorded ranks of its job, int64[ranks]."""
+    jobs = [rank.job for rank in ranks]
+    counts = Counter(jobs)
+    return np.array([counts[job] for job in jobs], np.int64)
+
+
+def _choose_slow_step_ranks(ranks: Sequence[RankResult]) -> list[SlowSteps]:
+    """Choose the rank with the most steps of each job, the first of several."""
+    chosen: dict[int, int] = {}
+    for at, rank in enumerate(ranks):
+        if rank.operations is None:
+            continue
+        best = chosen.setdefault(rank.job, at)
+        if rank.ledger.steps > ranks[best].ledger.steps:
+            chosen[rank.job] = at
+    return [
+        SlowSteps(at, ranks[at].accumulator.slowest, ranks[at].ledger.steps, len(ranks))
+        for at in chosen.values()
+    ]
+
+
+class WhatIfObserver:
+    """Observes blame, and replays each block without each cause."""
+
+    def __init__(self, job: Sequence[int], categories: Sequence[str]) -> None:
+        """Start without blocks.
+
+        job: number of the job of each rank. categories: names of spent time; work is the last.
+        """
+        self._job, self._categories = job, tuple(categories)
+        self.causes: tuple[str, ...] = ()
+        """Causes to which some time was lost."""
+        self._cause_columns: list[int] = []
+        self._hidden: list[tuple[int, int]] = []
+        self._all_causes_column: int | None = None
+        self._work = 0
+        self._work_causes = (0, 0)
+        self._replay: WhatIfReplay | None = None
+        self._begun_ns = np.full(len(job), -1, np.int64)
+        """When each rank's steps began, ns on its own clock; -1 = not yet. int64[ranks]."""
+
+    def begin(self, columns: Sequence[int], spent: Sequence[int]) -> list[int]:
+        """Take the categories that have time; return the further columns that are needed."""
+        names = [self._categories[c] for c in columns]
+        self._cause_columns = [at for at, name in enumerate(names[:-1]) if name != UNEXPLAINED]
+        self.causes = tuple(names[at] for at in self._cause_columns)
+        self._work = len(columns) - 1
+        named = blame_causes(names)
+        self._work_causes = named.index(IMBALANCE), named.index(SLOW_COMPUTE)
+        hidden = [c for c in spent if c >= len(self._categories)]
+        more = [HIDDEN_COLUMNS[c - len(self._categories)] for c in hidden]
+        self._hidden = [
+            (self.causes.index(name), len(columns) + at)
+            for at, name in enumerate(more)
+            if name in self.causes
+        ]
+        self._all_causes_column = (
+            len(columns) + more.index(ALL_CAUSES) if ALL_CAUSES in more else None
+        )
+        job = np.asarray(self._job)
+        _, which, count = np.unique(job, return_inverse=True, return_counts=True)
+        self._replay = WhatIfReplay(self._job, count[which], len(self.causes))
+        return hidden
+
+    def add(self, ops: Operations, blamed: BlockBlame, arrive: Int, leave: Int) -> None:
+        """Add a block of operations with its blame and all columns of spent time.
+
+        arrive, leave: spent ns up to arrival and leaving, int64[rows, columns].
+        """
+        assert self._replay is not None, "begin() comes first"
+        self._record_first_rows(ops, arrive)
+        work = arrive[:, self._work], leave[:, self._work]
+        self._replay.add(
+            ops, blamed, self._lost(arrive), self._lost(leave), work, self._work_causes
+        )
+
+    def _record_first_rows(self, ops: Operations, arrive: Int) -> None:
+        new = np.flatnonzero(self._begun_ns[ops.rank] < 0)[::-1]
+        began = ops.arrive_ns[new] - arrive[new, : self._work + 1].sum(axis=1)
+        self._begun_ns[ops.rank[new]] = began  # the first row of each rank is written last
+
+    def unreplayed_ns(self, job: int) -> int:
+        """Return the mean time ranks of a job spent in steps before the first replayed block,
+        ns."""
+        if self._replay is None:
+            return 0
+        from_ns = self._replay.from_ns
+        rows = (np.asarray(self._job) == job) & (from_ns >= 0) & (self._begun_ns >= 0)
+        return int((from_ns - self._begun_ns)[rows].mean()) if rows.any() else 0
+
+    def savings(self) -> dict[int, WhatIfSavings]:
+        """Return by job what would have been saved, by `causes` and the columns behind them."""
+        return {} if self._replay is None else self._replay.get_savings()
+
+    def _lost(self, spent: Int) -> Int:
+        """Return lost and hidden ns by cause, then of all causes; int64[rows, causes + 1]."""
+        own = spent[:, self._cause_columns]
+        all_causes = own.sum(axis=1)
+        if self._hidden:
+            into, columns = (list(numbers) for numbers in zip(*self._hidden))
+            hidden = spent[:, columns]
+            own[:, into] += hidden  # own is a copy
+        if self._all_causes_column is not None:
+            all_causes += spent[:, self._all_causes_column]
+        return np.column_stack([own, all_causes])
+
+
+WAITS_PER_CULPRIT = 12
+"""Waits that are kept of each culprit."""
+RESERVED_PER_CULPRIT = 4
+"""Waits of each culprit that are listed first, even if others were longer."""
+MAX_WAITS = 256
+"""Waits in a report."""
+MAX_SLOW_STEPS = 20
+"""Slow steps listed per job."""
+_LATE_RATIO = 0.05  # of a step: a rank that delays the others by less did not make the step slow
+_BUFFER_WAITS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class LongWait:
+    """One wait; times are ns on the victim's own clock."""
+
+    victim: int
+    culprit: int
+    """Number of the rank over all nodes; -1 = no culprit, or not known."""
+    cause: int
+    start_ns: int
+    duration_ns: int
+
+
+class LongWaitObserver:
+    """Observes blame for the longest waits; ranks are numbered over all nodes in order."""
+
+    def __init__(self, ranks: Sequence[RankResult], causes: Sequence[str]) -> None:
+        self.causes = tuple(causes)
+        self._floor_ns = np.zeros(len(ranks) + 1, np.int64)
+        """By culprit: waits no longer than this are not among its longest, int64[culprits + 1]."""
+        self._kept = np.zeros((5, 0), np.int64)
+        """Rows: culprit, ns, victim, cause, start; int64[5, waits]."""
+        self._slow = _choose_slow_step_observers(ranks)
+
+    def add(self, ops: Operations, blamed: BlockBlame) -> None:
+        """Add one block of operations and the blame for each wait in it."""
+        for slow in self._slow:
+            slow.add(ops, blamed)
+        row = blamed.row
+        if not row.size:
+            return
+        # A row blamed in parts is one wait, listed for the culprit with the largest part.
+        starts = np.flatnonzero(np.append(True, row[1:] != row[:-1]))
+        largest_ns = np.maximum.reduceat(blamed.ns, starts)
+        main = np.flatnonzero(
+            blamed.ns == np.repeat(largest_ns, np.diff(np.append(starts, row.size)))
+        )
+        main = main[np.append(True, row[main[1:]] != row[main[:-1]])]
+        whole_ns = np.add.reduceat(blamed.ns, starts)
+        culprit = blamed.culprit[main]
+        long_enough = np.flatnonzero(whole_ns > self._floor_ns[culprit])
+        if not long_enough.size:
+            return
+        main, culprit, ns = main[long_enough], culprit[long_enough], whole_ns[long_enough]
+        at = row[main]
+        begin_ns = ops.leave_ns[at] - ops.blocked_ns[at]
+        new = np.stack([culprit, ns, ops.rank[at], blamed.cause[main], begin_ns])
+        self._kept = np.concatenate([self._kept, new], axis=1)
+        if self._kept.shape[1] > _BUFFER_WAITS + WAITS_PER_CULPRIT * self._floor_ns.size:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Keep the longest few waits of each culprit; ties by start, then by victim."""
+        culprit, ns, victim, _, start = self._kept
+        order = np.lexsort((victim, start, -ns, culprit))
+        kept = self._kept[:, order]
+        starts = np.flatnonzero(np.append(True, kept[0, 1:] != kept[0, :-1]))
+        place = np.arange(kept.shape[1])
+        place -= np.repeat(starts, np.diff(np.append(starts, place.size)))
+        last = np.flatnonzero(place == WAITS_PER_CULPRIT - 1)
+        self._floor_ns[kept[0, last]] = kept[1, last]
+        self._kept = kept[:, place < WAITS_PER_CULPRIT]
+
+    def longest(self, named: Collection[int]) -> list[LongWait]:
+        """Return the longest waits, with a few reserved for each of the `named` culprits."""
+        if not self._kept.shape[1]:
+            return []
+        self._settle()
+        culprit, ns = self._kept[:2]
+        is_start = np.append(True, culprit[1:] != culprit[:-1])
+        place = np.arange(culprit.size) - np.maximum.accumulate(
+            np.where(is_start, np.arange(culprit.size), 0)
+        )
+        first = np.isin(culprit, list(named)) & (place < RESERVED_PER_CULPRIT)
+        order = np.lexsort((np.arange(ns.size), -ns, ~first))[:MAX_WAITS]
+        return [
+            LongWait(int(victim), int(culprit_rank), int(cause), int(start), int(ns))
+            for culprit_rank, ns, victim, cause, start in self._kept[:, order].T.tolist()
+        ]
+
+    def last_arrivals(self) -> dict[tuple[int, int], int]:
+        """Return which rank arrived last in slow steps: (rank, start of its step) -> culprit."""
+        return {
+            (slow.rank, start_ns): culprit
+            for slow in self._slow
+            for start_ns, culprit in slow.find_culprit_per_step(_LATE_RATIO).items()
+        }
+
+
+def list_slowest_steps(ranks: Sequence[RankResult]) -> dict[int, list[int]]:
+    """List the numbers of the slowest steps of each job, slowest first.
+
+    A step is as long as for the rank that took longest.
+    """
+    longest: dict[int, dict[int, int]] = {}
+    for rank in ranks:
+        steps_ns = longest.setdefault(rank.job, {})
+        steps = rank.history.slowest[[0, 2]].T.tolist() if rank.history is not None else []
+        for number, ns in steps:
+            steps_ns[number] = max(ns, steps_ns.get(number, 0))
+    return {
+        job: sorted(steps_ns, key=lambda number: (-steps_ns[number], number))[:MAX_SLOW_STEPS]
+        for job, steps_ns in longest.items()
+    }
+
+
+def _choose_slow_step_observers(ranks: Sequence[RankResult]) -> list[SlowSteps]:
+    """Choose for the slow steps of each job the rank that recorded most of them."""
+    numbers = list_slowest_steps(ranks)
+    chosen: dict[int, tuple[int, Mapping[int, int]]] = {}
+    for at, rank in enumerate(ranks):
+        if rank.history is None or rank.operations is None:
+            continue
+        wanted = set(numbers[rank.job])
+        steps = rank.history.slowest[:3].T.tolist()
+        own_steps = {start: ns for number, start, ns in steps if number in wanted}
+        if own_steps and len(own_steps) > len(chosen.get(rank.job, (0, {}))[1]):
+            chosen[rank.job] = at, own_steps
+    return [SlowSteps(at, steps, None, len(ranks)) for at, steps in chosen.values()]

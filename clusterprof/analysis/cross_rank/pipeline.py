@@ -1,0 +1,113 @@
+"""Compare the ranks of all nodes: one pass after the other over the state of the job.
+
+    results of ranks ──> CROSS_RANK_PASSES ──> results with causes of their waits
+    node by node         one after the other    findings, notes, coverage gaps
+
+`CROSS_RANK_PASSES` is the whole order. A pass takes a JobState and returns a changed copy.
+A pass that needs something an earlier one could not provide returns its state unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from clusterprof.analysis.cross_rank.hang_findings import (
+    attribute_common_pauses,
+    attribute_hangs,
+    attribute_unmarked_hangs,
+)
+from clusterprof.analysis.cross_rank.implicit_collectives import (
+    apply_implicit_barriers,
+    blame_unrecorded_peers,
+    find_jobs_with_network_faults,
+    revert_suspected_busy_wait,
+)
+from clusterprof.analysis.cross_rank.state import JobState
+from clusterprof.analysis.cross_rank.wait_totals import align_cause_ids
+from clusterprof.analysis.cross_rank.waits import attribute_waits
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.job.clock_sync import align_node_clocks
+from clusterprof.analysis.job.ranks import assign_jobs, attribute_restarts
+from clusterprof.analysis.node.analyze import NodeResult
+from clusterprof.analysis.spill import IN_MEMORY, SpillLocation
+
+
+def identify_jobs(state: JobState) -> JobState:
+    """Decide which ranks belong to one job, and leave out what was recorded twice."""
+    assignment = assign_jobs(state.nodes)
+    return replace(
+        state,
+        nodes=assignment.nodes,
+        jobs=assignment.jobs,
+        notes=(*state.notes, *assignment.notes),
+        blinds=(*state.blinds, *assignment.blinds),
+    )
+
+
+def link_restarts(state: JobState) -> JobState:
+    """Link each restarted rank to its earlier incarnation, and report the time lost between."""
+    restarts = attribute_restarts(state.nodes, state.jobs)
+    return replace(state, nodes=restarts.nodes, findings=(*state.findings, *restarts.findings))
+
+
+def align_clocks(state: JobState) -> JobState:
+    """Align the clocks of all nodes, by marked operations: ends of steps are too inexact."""
+    return replace(state, clock=align_node_clocks(state.nodes))
+
+
+def find_network_faults(state: JobState) -> JobState:
+    """Find the jobs whose network shows a fault: they may have waited for transfers longer."""
+    return replace(state, faulty_jobs=find_jobs_with_network_faults(state.nodes, state.limits))
+
+
+def move_hangs_first(state: JobState) -> JobState:
+    """Put the findings and notes on hangs before all others."""
+    return replace(
+        state,
+        findings=(*state.hang_findings, *state.findings),
+        notes=(*state.hang_notes, *state.notes),
+        hang_findings=(),
+        hang_notes=(),
+    )
+
+
+CROSS_RANK_PASSES: tuple[Callable[[JobState], JobState], ...] = (
+    # Who is who, and at what time.
+    identify_jobs,
+    link_restarts,
+    align_clocks,
+    # Who waited for whom in operations, and why; where none were marked, in steps.
+    find_network_faults,
+    apply_implicit_barriers,
+    attribute_waits,
+    blame_unrecorded_peers,
+    revert_suspected_busy_wait,  # after the waits have had their chance to confirm it
+    # What all ranks of a job did together.
+    attribute_common_pauses,
+    attribute_hangs,
+    attribute_unmarked_hangs,  # of the time that the marked hangs have left
+    # How it is reported.
+    align_cause_ids,
+    move_hangs_first,
+)
+"""The cross-rank analysis, in order."""
+
+
+def analyze_across_ranks(
+    nodes: Sequence[NodeResult],
+    place: SpillLocation = IN_MEMORY,
+    limits: Mapping[str, Any] | None = None,
+) -> JobState:
+    """Match the operations of all ranks and attribute the waiting time in them to causes.
+
+    place: where the analysis of the nodes has stored the operations. When they cannot be
+    read back, all waiting time stays "peers": compared with only part of the ranks, the
+    others would count as unknown. limits: bound limits object per cause id; None = the
+    defaults.
+    """
+    state = JobState(tuple(nodes), place, limits or build_limits({}))
+    for apply_pass in CROSS_RANK_PASSES:
+        state = apply_pass(state)
+    return state

@@ -1,0 +1,352 @@
+"""Blame the time that ranks waited for each other in operations.
+
+    results of ranks ──> operations matched ──> waits, transfers ──> results with causes
+                         job, group, number     who arrived last, and why
+
+The ledger of every rank keeps its sums: the time booked as "peers" becomes the causes
+for which the rank waited there. Operations are read from where the analysis of each
+node has stored them, and blamed block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from clusterprof.analysis.attribution.accumulator import (
+    SHARE_SCALE,
+    Accumulator,
+    merge_accumulators,
+)
+from clusterprof.analysis.attribution.ledger import RankResult, with_attributed_waits
+from clusterprof.analysis.attribution.rank.claims import JITTER, PEERS_UNKNOWN, WITH_PEERS
+from clusterprof.analysis.attribution.rank.time_spent import UNEXPLAINED
+from clusterprof.analysis.attribution.taxonomy import CLAIMABLE_CAUSES
+from clusterprof.analysis.attribution.wait_for.blame import (
+    UNKNOWN,
+    UNKNOWN_PEER,
+    WORK,
+    BlockBlame,
+    blame_waits,
+    list_causes,
+)
+from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
+from clusterprof.analysis.attribution.wait_for.uncharged_waits import Jitter, PipelineBubbles
+from clusterprof.analysis.cross_rank.implicit_collectives import (
+    cap_transfer,
+    limit_transfer_ns,
+    measure_sending_ns,
+    subtract_waits_from_reasons,
+    sum_by_family,
+)
+from clusterprof.analysis.cross_rank.network import NetworkResult, TransferObserver
+from clusterprof.analysis.cross_rank.observers import (
+    CulpritObserver,
+    LongWaitObserver,
+    WhatIfObserver,
+)
+from clusterprof.analysis.cross_rank.state import JobState
+from clusterprof.analysis.job.clock_sync import NodeClockAlignment
+from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB
+from clusterprof.analysis.node.analyze import NodeResult, list_ranks, with_ranks
+from clusterprof.analysis.spill import SpillReader
+from clusterprof.analysis.timeline.collectives.matching import RankEntry
+from clusterprof.analysis.timeline.collectives.operations import Operations
+from clusterprof.analysis.timeline.collectives.rows import RankOperations
+from clusterprof.analysis.timeline.collectives.stream import OperationStream
+from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
+from clusterprof.report.model import Grade
+
+GROUP_ANNOUNCED = "group-announced"
+CATEGORIES = (*CLAIMABLE_CAUSES, UNEXPLAINED, WORK)
+BLOCK_ROWS = 32_000
+"""Rows that are blamed at once: their working set stays in the CPU caches."""
+_MARKED_GRADE: Grade = "B"  # durations of marked spans; no counter confirms them
+
+_NumberedRank = tuple[int, NodeResult, RankResult]
+"""Number of a rank over all nodes in order, its node, its result."""
+
+
+def attribute_waits(state: JobState) -> JobState:
+    """Attribute the time in which ranks waited in operations to what they waited for.
+
+    Where the operations cannot be read back, `not_compared` says why, and the waits stay
+    without a cause.
+    """
+    if state.not_compared:
+        return state
+    with_operations = _select_ranks_with_operations(state.nodes)
+    if not with_operations:
+        return replace(state, notes=(*state.notes, *state.barriers.notes))
+    lost = [
+        rank.operations.why_lost for _, _, rank in with_operations if rank.operations is not None
+    ]
+    if any(lost):
+        return replace(state, not_compared=max(lost))
+    observers = _build_observers(state.nodes, state.limits)
+    try:
+        unmatched = _observe_blame(state, with_operations, observers)
+    except OSError as error:
+        return replace(state, not_compared=str(error))
+    clock = _require_clock(state)
+    network = observers.network.result()
+    return replace(
+        state,
+        nodes=_with_attributed_waits(state, with_operations, observers, network),
+        unmatched=unmatched,
+        clock_bound_ns=clock.bound_ns,
+        clock_reason=clock.reason,
+        notes=(*state.notes, *clock.notes, *state.barriers.notes),
+        network=network,
+        observer=observers.culprits,
+        long_waits=observers.long_waits,
+        what_if=observers.what_if,
+    )
+
+
+def _require_clock(state: JobState) -> NodeClockAlignment:
+    assert state.clock is not None, "clocks are aligned before waits are attributed"
+    return state.clock
+
+
+def _select_ranks_with_operations(nodes: Sequence[NodeResult]) -> list[_NumberedRank]:
+    ranks = [(node, rank) for node in nodes for rank in node.ranks]
+    return [
+        (at, node, rank)
+        for at, (node, rank) in enumerate(ranks)
+        if rank.operations is not None and rank.job != AMBIGUOUS_JOB
+    ]
+
+
+# --- observing the blame ---
+
+
+class BlameObserver(Protocol):
+    """Accumulates the results of blame, block after block."""
+
+    def add(self, ops: Operations, blamed: BlockBlame) -> None:
+        """Add one block of operations and the blame for each wait in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WaitObservers:
+    """What is accumulated while the waits of all ranks are blamed."""
+
+    totals: WaitTotals
+    network: TransferObserver
+    bubbles: PipelineBubbles
+    jitter: Jitter
+    culprits: CulpritObserver
+    long_waits: LongWaitObserver | None
+    """None where no history was requested."""
+    what_if: WhatIfObserver
+    """Takes the columns of spent time too, so it is not among `list_all`."""
+
+    def list_all(self) -> list[BlameObserver]:
+        """List the observers in the order in which they take each block."""
+        own: list[BlameObserver] = [
+            self.totals,
+            self.network,
+            self.bubbles,
+            self.jitter,
+            self.culprits,
+        ]
+        return own if self.long_waits is None else [*own, self.long_waits]
+
+
+def _build_observers(nodes: Sequence[NodeResult], limits: Mapping[str, Any]) -> _WaitObservers:
+    ranks = list_ranks(nodes)
+    totals = WaitTotals(len(ranks), CATEGORIES)
+    has_history = any(rank.history is not None for rank in ranks)
+    return _WaitObservers(
+        totals=totals,
+        network=TransferObserver(nodes, CATEGORIES, limits),
+        bubbles=PipelineBubbles(len(ranks), CATEGORIES),
+        jitter=Jitter(len(ranks), CATEGORIES),
+        culprits=CulpritObserver([(node, rank) for node in nodes for rank in node.ranks], totals),
+        long_waits=LongWaitObserver(ranks, totals.causes) if has_history else None,
+        what_if=WhatIfObserver([rank.job for rank in ranks], CATEGORIES),
+    )
+
+
+def _observe_blame(
+    state: JobState, with_operations: Sequence[_NumberedRank], observers: _WaitObservers
+) -> Mapping[str, int]:
+    """Read and blame operations block by block; return unmatched spans by reason.
+
+    Raises: OSError when the operations cannot be read back.
+    """
+    with SpillReader(state.place) as reader:
+        entries = _build_rank_entries(with_operations, state.nodes, _require_clock(state))
+        members = {**_read_group_members(with_operations), **state.barriers.members}
+        return _blame_blocks(entries, members, len(list_ranks(state.nodes)), reader, observers)
+
+
+def _blame_blocks(
+    entries: Sequence[RankEntry],
+    members: Mapping[tuple[int, int], Int],
+    ranks: int,
+    reader: SpillReader,
+    observers: _WaitObservers,
+) -> Mapping[str, int]:
+    blocks = (block for entry in entries for block in entry.operations.blocks)
+    spent = sorted(
+        {int(c) for block in blocks for c in (*block.arrive_categories, *block.leave_categories)}
+    )
+    # Most categories have no time at all; work, the last one, is always requested.
+    columns = [*(c for c in spent if c < len(CATEGORIES) - 1), len(CATEGORIES) - 1]
+    hidden = observers.what_if.begin(columns, spent)
+    used_causes, all_causes = list_causes([CATEGORIES[c] for c in columns]), list_causes(CATEGORIES)
+    number = np.array([all_causes.index(name) for name in used_causes])
+    stream = OperationStream(entries, members, [*columns, *hidden], reader.get)
+    carry = None
+    own = slice(len(columns))
+    for ops, arrive, leave in stream.read_batches(BLOCK_ROWS):
+        blamed, carry = blame_waits(ops, arrive[:, own], leave[:, own], ranks, carry)
+        observers.what_if.add(ops, blamed, arrive, leave)
+        savings_ns = np.zeros((len(all_causes), blamed.savings_ns.shape[1]), np.int64)
+        savings_ns[number[: len(blamed.savings_ns)]] = blamed.savings_ns
+        blamed = replace(blamed, cause=number[blamed.cause], savings_ns=savings_ns)
+        for observer in observers.list_all():
+            observer.add(ops, blamed)
+    return stream.unmatched
+
+
+def _build_rank_entries(
+    with_operations: Sequence[_NumberedRank], nodes: Sequence[NodeResult], clock: NodeClockAlignment
+) -> list[RankEntry]:
+    number = {id(node): at for at, node in enumerate(nodes)}
+    entries = []
+    for at, node, rank in with_operations:
+        operations: RankOperations = rank.operations  # type: ignore[assignment]
+        name = at if rank.ledger.rank is None else rank.ledger.rank
+        offset = clock.fit_offset(number[id(node)], rank.first_ns, rank.last_ns)
+        entries.append(RankEntry(at, name, rank.job, offset, operations))
+    return entries
+
+
+def _read_group_members(with_operations: Sequence[_NumberedRank]) -> dict[tuple[int, int], Int]:
+    """Return the global ranks of every announced group by (job, group), int64[members]."""
+    jobs = {(node.facts.key, rank.ledger.pid): rank.job for _, node, rank in with_operations}
+    members: dict[tuple[int, int], Int] = {}
+    for node in {node.facts.key: node for _, node, _ in with_operations}.values():
+        for event in node.loaded.events:
+            if event.kind == GROUP_ANNOUNCED:
+                attributes = event.attributes
+                job = jobs.get((node.facts.key, attributes["pid"]))
+                if job is not None:
+                    members[job, attributes["group"]] = np.array(attributes["ranks"], np.int64)
+    return members
+
+
+# --- moving the waits from "peers" to their causes ---
+
+
+@dataclass(frozen=True, slots=True)
+class _RankWaits:
+    """The waits of one rank in operations, and the waits of others for it."""
+
+    victim_ns: Mapping[str, int]
+    """What the rank lost waiting, ns by cause."""
+    culprit_ns: Mapping[str, int]
+    """What all ranks lost waiting for it, ns by cause."""
+    unknown_ns: int
+    """Waits without a cause."""
+    jitter_ns: int
+    """Waits for arrivals that vary by chance."""
+
+    @property
+    def all_ns(self) -> int:
+        """Return all waits of the rank."""
+        return sum(self.victim_ns.values()) + self.unknown_ns + self.jitter_ns
+
+
+def _with_attributed_waits(
+    state: JobState,
+    with_operations: Sequence[_NumberedRank],
+    observers: _WaitObservers,
+    network: NetworkResult,
+) -> tuple[NodeResult, ...]:
+    """Return the nodes with the waits of their ranks in operations moved to causes."""
+    observers.bubbles.finish()
+    observers.jitter.finish()
+    ranks, barriers = list_ranks(state.nodes), state.barriers
+    limits_ns = limit_transfer_ns(
+        ranks, state.faulty_jobs, barriers.common_wait_ns, measure_sending_ns(state.nodes)
+    )
+    for at, _, rank in with_operations:
+        waits = _measure_rank_waits(at, observers, network, rank.job in barriers.complete_jobs)
+        if rank.job in barriers.jobs:
+            waits = _generalize_step_waits(waits, limits_ns.get(rank.job))
+            taken_ns = subtract_waits_from_reasons(
+                rank, waits.victim_ns, waits.unknown_ns + waits.jitter_ns
+            )
+        else:
+            taken_ns = {WITH_PEERS: -waits.all_ns}
+        ranks[at] = _with_wait_causes(rank, waits, taken_ns, network.checked[at])
+    return with_ranks(state.nodes, ranks)
+
+
+def _measure_rank_waits(
+    at: int, observers: _WaitObservers, network: NetworkResult, complete: bool
+) -> _RankWaits:
+    """Measure the waits of the rank with this number.
+
+    complete: the waits are those of its steps, and no rank of its job is missing; where a
+    rank seems to be missing, its steps could not be matched.
+    """
+    totals, bubbles, jitter = observers.totals, observers.bubbles, observers.jitter
+    victim_ns = {c: int(ns) for c, ns in zip(totals.causes, totals.victim_ns[at]) if ns}
+    culprit_ns = {c: int(ns) for c, ns in zip(totals.causes, totals.culprit_ns[at]) if ns}
+    unknown_ns = sum(
+        victim_ns.pop(name, 0)
+        for name in (UNEXPLAINED, UNKNOWN, *((UNKNOWN_PEER,) if complete else ()))
+    )
+    victim_ns = bubbles.add_causes(
+        network.with_transfer_causes(at, victim_ns), bubbles.victim_change(at)
+    )
+    culprit_ns = bubbles.add_causes(culprit_ns, bubbles.culprit_change(at))
+    return _RankWaits(
+        victim_ns=bubbles.add_causes(victim_ns, jitter.victim_change(at)),
+        culprit_ns=bubbles.add_causes(culprit_ns, jitter.culprit_change(at)),
+        unknown_ns=unknown_ns,
+        jitter_ns=jitter.jitter_ns(at),
+    )
+
+
+def _generalize_step_waits(waits: _RankWaits, max_transfer_ns: int | None) -> _RankWaits:
+    """Return waits in steps by family of causes; max_transfer_ns: see limit_transfer_ns."""
+    return replace(
+        waits,
+        victim_ns=cap_transfer(sum_by_family(waits.victim_ns), max_transfer_ns),
+        culprit_ns=sum_by_family(waits.culprit_ns),
+    )
+
+
+def _with_wait_causes(
+    rank: RankResult, waits: _RankWaits, taken_ns: Mapping[str, int], checked: Accumulator
+) -> RankResult:
+    """Return the result of a rank with its waits in operations attributed to causes.
+
+    taken_ns: what each reason loses to the waits, negative. checked: the causes that the
+    network counters of its node could have shown.
+    """
+    source = SOURCE_DEVICE_SAMPLES if rank.ledger.device else SOURCE_HOST_SPANS
+    grade: Grade = _MARKED_GRADE if rank.marked else "C"
+    left_ns = {**taken_ns}
+    if waits.unknown_ns:
+        left_ns[PEERS_UNKNOWN] = waits.unknown_ns
+    if waits.jitter_ns:
+        left_ns[JITTER] = waits.jitter_ns
+    moved = Accumulator(
+        claimed={(cause, grade, source): ns * SHARE_SCALE for cause, ns in waits.victim_ns.items()},
+        unexplained={reason: ns * SHARE_SCALE for reason, ns in left_ns.items()},
+    )
+    partial = merge_accumulators(rank.accumulator, moved, checked)
+    left = {reason: units for reason, units in partial.unexplained.items() if units}
+    return with_attributed_waits(
+        rank, replace(partial, unexplained=left), waits.victim_ns, waits.culprit_ns
+    )

@@ -1,0 +1,1 @@
+"""Causes in the host CPU: preprocessing, contention, throttling, GIL, garbage collection."""

@@ -1,0 +1,1 @@
+"""Causes in feeding the device: copies, launches, allocation, throttling."""

@@ -1,0 +1,347 @@
+"""Evaluation, metrics or logging on the host hold the step up.
+
+## What it sees
+
+Lost time inside steps in which the training process evaluated (if it has a span), or in
+which its main thread was blocked writing a file or sending over a connection.
+
+## Why the GPU waits
+
+Metrics on the CPU, a log that is synchronized after every line, results that are
+uploaded before the next step: while the main thread does this, it launches nothing.
+
+## How it decides
+
+Its share is the whole of a lost segment inside a span `clusterprof.span("eval")`.
+Without a span it is the time in which the main thread slept in a kernel function of
+writing or sending (`wchan`: a journal, write-back, fsync, a full send buffer), inside a
+step and outside any wait for data, other ranks, the device, copies and saves. How long
+it slept, or worked in the kernel, is counted in each segment; which part of that was
+writing is estimated from the samples of all segments together. If the process wrote
+meanwhile the grade is B, else C. Time that the main thread computed in its own code
+counts too, while the GPU was idle for 0.1 s or more in two consecutive samples, if
+fewer than half of the steps have such a pause: slow launching is slow in every step.
+The grade of that is B if the pauses occur at regular numbers of steps, else C. **A save
+is not logging**: blocking for a second or more without a break, with 64 MiB or more
+written, is a checkpoint without a span and is left unattributed.
+
+## What to do
+
+Log from a separate thread or process, and every few hundred steps. Keep metrics on the
+GPU, and fetch them once at the end. Evaluate less often, or on other devices.
+
+## Where it is blind
+
+Logging or metrics that keep the main thread on a CPU for less than 0.1 s at a time look
+like launching (`launch-bound`). If `wchan` may not be read, blocked writes are not
+seen. Waiting for the answer to an upload cannot be distinguished from waiting for other
+ranks and is not claimed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof import signals
+from clusterprof.analysis.detectors.base import (
+    Claims,
+    allocate_shares,
+    compute_claimed_mean,
+    compute_place_ratio,
+    measure_main_thread,
+    measure_sleep,
+    select_phases,
+)
+from clusterprof.analysis.timeline.data_wait.samples import find_runs, find_sleep_samples
+from clusterprof.analysis.timeline.model import (
+    PHASE_COMPUTE,
+    PHASE_EVAL,
+    SOURCE_DEVICE_SAMPLES,
+    DataWaitBreakdown,
+    Float,
+    Int,
+    LostTime,
+    Rank,
+)
+from clusterprof.analysis.timeline.series import compute_column_increase
+from clusterprof.probe import layout
+from clusterprof.report.model import Cause, Evidence, Grade
+
+_MIN_SAMPLE_RATIO = 0.9  # of a slow sampler: two 1 s samples with 0.05 s idle each are no pause
+_USUAL_QUANTILE = 0.25  # nearly half of all steps may have pauses, and more of the samples
+_MIN_REGULAR_PAUSES = 3  # pauses
+
+
+class PauseLimits(Protocol):
+    """Limits for a pause; those of `eval-host`."""
+
+    @property
+    def nothing_launched_at_least_ns(self) -> int: ...
+
+    @property
+    def on_cpu_at_least_ratio(self) -> float: ...
+
+
+def find_pauses(rank: Rank, lost: LostTime, limits: PauseLimits) -> tuple[Float, bool]:
+    """Find pauses: the share of each segment's loss that the main thread computed in one.
+
+    float64[n]. The second value is True if the pauses occur at regular numbers of steps.
+    """
+    zeros = np.zeros(lost.start_ns.size)
+    idle = select_phases(lost, PHASE_COMPUTE) & (lost.step != 0)
+    idle &= lost.source == SOURCE_DEVICE_SAMPLES
+    window = _locate_device_samples(rank, lost.start_ns)
+    if window is None or not idle.any():
+        return zeros, False
+    length = lost.end_ns - lost.start_ns
+    user_ns = np.nan_to_num(measure_main_thread(rank, "user_ns", lost, idle)) * length
+    number = window[0] - window[0].min()
+    count = int(number.max()) + 1
+    idle_ns = np.bincount(number, np.where(idle, lost.lost_ns, 0), count)
+    busy_ns = np.bincount(number, np.where(idle, np.minimum(user_ns, lost.lost_ns), 0), count)
+    min_idle_ns = max(limits.nothing_launched_at_least_ns, _MIN_SAMPLE_RATIO * window[1])
+    pair_idle_ns, pair_busy_ns = idle_ns[:-1] + idle_ns[1:], busy_ns[:-1] + busy_ns[1:]
+    is_idle = idle_ns >= min_idle_ns
+    pair = (pair_idle_ns >= min_idle_ns) & (
+        pair_busy_ns >= limits.on_cpu_at_least_ratio * pair_idle_ns
+    )
+    if pair_idle_ns.size:
+        usual_ns = 2 * float(np.quantile(pair_idle_ns, _USUAL_QUANTILE))
+        pair &= is_idle[:-1] | is_idle[1:] | (pair_idle_ns >= usual_ns)
+    in_pause = np.append(pair, False) | np.append(False, pair)
+    is_neighbor = ~is_idle & (np.append(is_idle[1:], False) | np.append(False, is_idle[:-1]))
+    core = idle & (in_pause & ~is_neighbor)[number]
+    idle &= in_pause[number]
+    if not core.any():
+        return zeros, False
+    steps, count = _find_pause_steps(lost, core, number)
+    if 2 * count >= _count_steps(rank, lost):
+        return zeros, False
+    share = np.where(idle, np.minimum(user_ns, lost.lost_ns) / np.maximum(lost.lost_ns, 1), 0.0)
+    return share, _is_regular(steps)
+
+
+def _locate_device_samples(rank: Rank, t_ns: Int) -> tuple[Int, float] | None:
+    """Return the number of the device sample after each instant, and the time between samples."""
+    for signal in (signals.GPU_BUSY_TIME, signals.GPU_BUSY):
+        series = rank.chunk.series.get((signal.name, rank.device))
+        if series is not None and series.t_ns.size > 1:
+            interval_ns = float(np.median(np.diff(series.t_ns)))
+            return np.searchsorted(series.t_ns, t_ns, side="right"), interval_ns
+    return None
+
+
+def _find_pause_steps(lost: LostTime, selected: NDArray[np.bool_], number: Int) -> tuple[Int, int]:
+    """Find the step of each pause (of its longest segment); count the steps with a pause.
+
+    Consecutive samples form one pause; it may reach into a second step.
+    """
+    (rows,) = selected.nonzero()
+    pause = np.cumsum(np.append(False, np.diff(number[rows]) > 1))
+    order = np.lexsort((lost.lost_ns[rows], pause))
+    last = np.append(np.flatnonzero(np.diff(pause[order])), rows.size - 1)
+    steps: Int = lost.step[rows[order[last]]]
+    pairs = np.unique(np.stack([pause, lost.step[rows]]), axis=1)
+    count = np.maximum(np.bincount(pairs[0]) - 1, 1)
+    return steps, int(count.sum())
+
+
+def _count_steps(rank: Rank, lost: LostTime) -> int:
+    steps = rank.main.spans.get(layout.STEP)
+    if steps is None:
+        return 0
+    return int(((steps.end_ns > lost.start_ns[0]) & (steps.start_ns < lost.end_ns[-1])).sum())
+
+
+def _is_regular(steps: Int) -> bool:
+    """Return whether three quarters of the pauses are equally far apart in steps.
+
+    Equal means the median distance, by a third of it: a pause that reaches into a second
+    step may count there.
+    """
+    if steps.size < _MIN_REGULAR_PAUSES:
+        return False
+    in_order = np.sort(steps)
+    distances = in_order[1:] - in_order[:-1]
+    median_distance = float(np.median(distances))
+    regular_count = int((3 * np.abs(distances - median_distance) <= median_distance).sum())
+    return median_distance > 1 and 4 * regular_count >= 3 * distances.size
+
+
+_WRITE_FUNCTIONS = (
+    "jbd2",
+    "fsync",
+    "log_wait_commit",
+    "log_force",
+    "xlog",
+    "writeback",
+    "folio_wait_stable",
+    "sync_dirty_buffer",
+    "balance_dirty",
+    "wait_for_stable",
+    "flush",
+    "sk_stream_wait_memory",
+    "tcp_sendmsg",
+    "nfs_file_fsync",
+    "nfs_wb",
+    "nfs_commit",
+)
+_PAGE_WAIT_PREFIXES = (
+    "folio_wait",
+    "wait_on_page",
+    "io_schedule",
+    "rpc_wait",
+    "wbt_",
+    "rq_qos",
+    "submit_bio",
+)
+"""Prefixes of kernel functions in which reads sleep too: they count only while the process
+writes and does not read.
+"""
+
+
+class EvalHost:
+    """Claims evaluation that has a span, and time of the main thread blocked in writing."""
+
+    cause = Cause(
+        "eval-host",
+        "eval",
+        "Evaluation, metrics or logging on the host hold the step up",
+        "Log from a thread of its own and less often, and keep metrics on the GPU",
+        precedence=130,
+        hidden_cost="pause",
+        trace_spans=(layout.EVAL,),
+        manual_check=(
+            "`py-spy dump --pid PID` in a pause: what the main thread is in; `strace -p PID -e "
+            "trace=write,fsync,sendto -T`: how long its writes take."
+        ),
+    )
+    needs = ("spans",)
+
+    @dataclass(frozen=True, slots=True)
+    class Limits:
+        """Limits for logging and for saves."""
+
+        blocked_at_least_ratio: float = 0.05
+        """A smaller share of the segments blocked in writing is left unattributed."""
+        nothing_launched_at_least_ns: int = 90_000_000
+        """Time for which the GPU must be idle in two consecutive samples: less may be slow
+        launching.
+        """
+        on_cpu_at_least_ratio: float = 0.5
+        """Share of that time in which the main thread must have been on a CPU."""
+        save_at_least_ns: int = 1_000_000_000
+        """Blocking for this long without a break, with much written, is a save without a span."""
+        save_at_least_bytes: int = 67_108_864
+        """Bytes written while blocked that make it a save."""
+
+    def claim(
+        self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
+    ) -> Claims | None:
+        """Claim lost time of evaluation, and of blocked writes and pauses inside steps."""
+        share = np.where(select_phases(lost, PHASE_EVAL), 1.0, 0.0)
+        evidence = []
+        table = rank.main.spans.get(layout.EVAL)
+        grade: Grade = "A"
+        if share.any() and table is not None:
+            length = float((table.end_ns - table.start_ns).mean())
+            evidence.append(Evidence("eval.mean_ns", length, "ns", "an evaluation took on average"))
+        writing = _estimate_write_share(rank, lost, limits)
+        if writing.any():
+            written_chars = _measure_io_increase(rank, "write_chars", lost, writing)
+            if writing @ lost.lost_ns > share @ lost.lost_ns:
+                grade = "C" if written_chars is None or written_chars <= 0 else "B"
+            evidence.append(
+                Evidence(
+                    "thread.writing_ratio",
+                    compute_claimed_mean(lost, writing),
+                    "ratio",
+                    "of that time the main thread was blocked in writing or sending",
+                )
+            )
+            if written_chars is not None:
+                note = "the process wrote meanwhile"
+                evidence.append(Evidence("process.write_chars_total", written_chars, "bytes", note))
+        pause_share, regular = find_pauses(rank, lost, limits)
+        if pause_share.any():
+            if pause_share @ lost.lost_ns > (share + writing) @ lost.lost_ns:
+                grade = "B" if regular else "C"
+            note = "of that time the main thread computed, and the GPU had no work"
+            ratio = compute_claimed_mean(lost, pause_share)
+            evidence.append(Evidence("thread.on_cpu_ratio", ratio, "ratio", note))
+        return Claims(share + np.maximum(writing, pause_share), grade, tuple(evidence))
+
+
+def _estimate_write_share(rank: Rank, lost: LostTime, limits: EvalHost.Limits) -> Float:
+    """Estimate the share of each segment inside a step that blocked writes explain.
+
+    Returns float64[n].
+    """
+    out = np.zeros(lost.start_ns.size)
+    inside = select_phases(lost, PHASE_COMPUTE)
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or not inside.any():
+        return out
+    names = rank.chunk.wchan_names
+    write_samples = find_sleep_samples(
+        thread, names, lambda name: any(word in name for word in _WRITE_FUNCTIONS)
+    )
+    page_samples = find_sleep_samples(
+        thread, names, lambda name: name.startswith(_PAGE_WAIT_PREFIXES)
+    )
+    write_samples |= page_samples & _find_write_only_samples(rank, thread.t_ns)
+    if not write_samples.any():
+        return out
+    for first, last in zip(*(side.tolist() for side in find_runs(thread.t_ns, write_samples))):
+        start, end = thread.t_ns[first], thread.t_ns[min(last + 1, thread.t_ns.size - 1)]
+        if end - start >= limits.save_at_least_ns and _is_unmarked_save(rank, start, end, limits):
+            write_samples[first : last + 1] = False
+    # A write works in the kernel before and after it sleeps there.
+    length = lost.end_ns - lost.start_ns
+    kernel = np.nan_to_num(measure_main_thread(rank, "system_ns", lost, inside)) * length
+    unavailable_ns = measure_sleep(rank, lost, inside) + kernel
+    writing_ns = compute_place_ratio(rank, lost, inside, write_samples) * float(
+        unavailable_ns.sum()
+    )
+    if writing_ns < limits.blocked_at_least_ratio * float(length[inside].sum()):
+        return out
+    # Nothing was launched while it was blocked: idle time of a segment belongs to it.
+    return allocate_shares(writing_ns, unavailable_ns, lost, inside)
+
+
+def _find_write_only_samples(rank: Rank, t_ns: np.ndarray) -> NDArray[np.bool_]:
+    """Find the samples around which the process wrote to a device and read from none: bool[n]."""
+    io = rank.main.io
+    if io is None or io.t_ns.size < 2:
+        return np.zeros(t_ns.size, np.bool_)
+    row = np.clip(np.searchsorted(io.t_ns, t_ns, side="right") - 1, 0, io.t_ns.size - 2)
+    bytes_written, bytes_read = np.diff(io.write_bytes), np.diff(io.read_bytes)
+    return (bytes_written[row] > 0) & (bytes_read[row] <= 0)
+
+
+def _is_unmarked_save(rank: Rank, start_ns: int, end_ns: int, limits: EvalHost.Limits) -> bool:
+    """Return whether much was written at once.
+
+    True if the amount is unknown, because it may be a save.
+    """
+    io = rank.main.io
+    if io is None or io.t_ns.size < 2:
+        return True
+    low = max(int(np.searchsorted(io.t_ns, start_ns, side="right")) - 1, 0)
+    high = min(int(np.searchsorted(io.t_ns, end_ns, side="left")), io.t_ns.size - 1)
+    return int(io.write_chars[high] - io.write_chars[low]) >= limits.save_at_least_bytes
+
+
+def _measure_io_increase(rank: Rank, column: str, lost: LostTime, share: Float) -> float | None:
+    io = rank.main.io
+    if io is None or io.t_ns.size < 2:
+        return None
+    claimed = share > 0
+    increase = compute_column_increase(
+        io.t_ns, getattr(io, column), lost.start_ns[claimed], lost.end_ns[claimed]
+    )
+    return None if np.isnan(increase).all() else float(np.nansum(increase))

@@ -1,0 +1,1 @@
+"""Causes in storage: disks, network file systems, object stores, the page cache."""

@@ -1,0 +1,1 @@
+"""From attributed time to the report: findings, comparisons, impact, coverage, advice."""

@@ -1,0 +1,174 @@
+"""Add advice to every finding, from the context of the rank that caused most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from clusterprof.analysis.advice.context import AdviceContext, Machine, RankSetup
+from clusterprof.analysis.advice.registry import explain_withheld, select_advice
+from clusterprof.analysis.attribution.ledger import RankResult
+from clusterprof.analysis.attribution.rank.claims import collect_evidence
+from clusterprof.analysis.attribution.taxonomy import FAMILIES
+from clusterprof.analysis.detectors.cross_rank import PEER_CAUSES
+from clusterprof.analysis.detectors.registry import DETECTORS
+from clusterprof.analysis.findings.comparisons import with_worker_counts
+from clusterprof.analysis.node.analyze import NodeResult
+from clusterprof.analysis.node.setup import NodeSetup, ProcessSetup, detect_launcher
+from clusterprof.report.impact import RankUtilization
+from clusterprof.report.model import Evidence, Finding, Report
+
+_LEAF_CAUSES = {detector.cause.id for detector in DETECTORS} | {cause.id for cause in PEER_CAUSES}
+_FAMILY_SOURCES: dict[str, tuple[str, ...]] = {
+    "storage": ("mounts", "nfs", "lustre", "cifs", "disk", "threads", "processes"),
+    "cpu": ("threads", "processes", "pressure", "cgroup", "placement", "runqueue"),
+    "network": ("network", "ethtool", "rdma", "tcp", "sockets"),
+    "launch": ("threads", "processes"),
+    "device": ("gpu_nvidia", "gpu_amd", "gpu_intel", "gpu"),
+}
+"""Family -> collectors, and first words of signals, that distinguish its causes."""
+_NodeRank = tuple[NodeResult, RankResult]
+
+
+def with_advice(report: Report, nodes: Sequence[NodeResult]) -> Report:
+    """Return the report with advice for each finding."""
+    ranked = [(node, rank) for node in nodes for rank in node.ranks]
+    findings = []
+    for finding in with_worker_counts(report.findings, nodes):
+        context = build_advice_context(finding, report, nodes, ranked)
+        findings.append(
+            replace(finding, advice=select_advice(context), withheld=explain_withheld(context))
+        )
+    return replace(report, findings=tuple(findings))
+
+
+def build_advice_context(
+    finding: Finding, report: Report, nodes: Sequence[NodeResult], ranked: Sequence[_NodeRank]
+) -> AdviceContext:
+    """Build the context that recommendations for one finding may examine."""
+    cause = finding.cause
+    main_rank = _find_main_rank(finding, ranked)
+    node = main_rank[0] if main_rank is not None else _find_node(finding, nodes)
+    is_family = cause.id in FAMILIES and cause.id not in _LEAF_CAUSES
+    evidence = finding.evidence if main_rank is None else _collect_evidence(finding, main_rank[1])
+    others = (other.cause.id for other in report.findings if other is not finding)
+    return AdviceContext(
+        finding=finding,
+        evidence=evidence,
+        setup=RankSetup() if main_rank is None else _build_setup(finding, main_rank, report),
+        machine=_build_machine(node, main_rank),
+        ranks=max(1, len(ranked)),
+        nodes=max(1, len(nodes)),
+        has_probe=main_rank[1].marked
+        if main_rank is not None
+        else all(rank.marked for _, rank in ranked),
+        is_family=is_family,
+        other_causes=frozenset(others),
+        missing_signals=_list_missing_signals(cause.family, main_rank) if is_family else (),
+        coverage_gaps=_list_relevant_gaps(cause.family, report),
+    )
+
+
+def _find_main_rank(finding: Finding, ranked: Sequence[_NodeRank]) -> _NodeRank | None:
+    """Find the rank that caused most; without a culprit only in a job of one rank."""
+    if not finding.culprits:
+        return ranked[0] if len(ranked) == 1 else None
+    culprit = finding.culprits[0]
+    if culprit.rank is None and not culprit.device and len(ranked) > 1:
+        return None
+    for node, rank in ranked:
+        ledger = rank.ledger
+        if (ledger.node, ledger.rank, ledger.device) == (
+            culprit.node,
+            culprit.rank,
+            culprit.device,
+        ):
+            return node, rank
+    return None
+
+
+def _find_node(finding: Finding, nodes: Sequence[NodeResult]) -> NodeResult | None:
+    if not finding.culprits:
+        return nodes[0] if nodes else None
+    name = finding.culprits[0].node
+    return next((node for node in nodes if node.facts.name == name), None)
+
+
+def _collect_evidence(finding: Finding, rank: RankResult) -> tuple[Evidence, ...]:
+    """Collect all metrics of that rank, and those of the finding that the rank lacks."""
+    id_ = finding.cause.id
+    leaves = next((bucket.causes for bucket in rank.buckets if bucket.id == id_), (id_,))
+    evidence = [
+        item for leaf in leaves or (id_,) for item in collect_evidence(rank.accumulator, leaf)
+    ]
+    names = {item.name for item in evidence}
+    return (*evidence, *(item for item in finding.evidence if item.name not in names))
+
+
+def _build_setup(finding: Finding, main_rank: _NodeRank, report: Report) -> RankSetup:
+    node, rank = main_rank
+    ledger, own = rank.ledger, finding.culprits[0].own_ns if finding.culprits else None
+    known = _get_rank_setup(node, rank)
+    shares = [
+        other
+        for neighbor in node.ranks
+        if (other := _get_rank_setup(node, neighbor)).cpus & known.cpus
+    ]
+    lost = own if own is not None else dict(ledger.buckets).get(finding.cause.id)
+    return RankSetup(
+        loader=known.loader,
+        cpus_allowed=len(known.cpus) or None,
+        cores_allowed=known.cores,
+        ranks_sharing_cpus=max(1, len(shares)),
+        ranks_on_node=max(1, len(node.ranks)),
+        gpu_memory_free_ratio=_find_free_memory_ratio(rank, report),
+        step_ns=ledger.in_step_ns // ledger.steps if ledger.steps else None,
+        steps=ledger.steps,
+        own_loss_ratio=lost / ledger.in_step_ns if lost and ledger.in_step_ns else None,
+    )
+
+
+def _get_rank_setup(node: NodeResult, rank: RankResult) -> ProcessSetup:
+    return node.setup.ranks.get((rank.ledger.pid, rank.started_ticks), ProcessSetup())
+
+
+def _find_free_memory_ratio(rank: RankResult, report: Report) -> float | None:
+    fills: tuple[RankUtilization, ...] = (
+        report.underfill.ranks if report.underfill is not None else ()
+    )
+    ledger = rank.ledger
+    for fill in fills:
+        if (fill.node, fill.pid, fill.device) == (ledger.node, ledger.pid, ledger.device):
+            return fill.levels.memory_free_ratio
+    return None
+
+
+def _build_machine(node: NodeResult | None, main_rank: _NodeRank | None) -> Machine:
+    setup = node.setup if node is not None else NodeSetup()
+    launcher = setup.machine.launcher or (
+        detect_launcher(main_rank[1].identity) if main_rank else ""
+    )
+    return replace(setup.machine, launcher=launcher)
+
+
+def _list_missing_signals(family: str, main_rank: _NodeRank | None) -> tuple[str, ...]:
+    """List what the main culprit's recording lacks to distinguish causes of the family."""
+    if main_rank is None or not main_rank[1].marked:
+        return ()
+    of_family = {detector.cause.id for detector in DETECTORS if detector.cause.family == family}
+    lacking = {
+        need for cause, need in main_rank[1].accumulator.missing if cause in of_family and need
+    }
+    return tuple(sorted(lacking))
+
+
+def _list_relevant_gaps(family: str, report: Report) -> tuple[tuple[str, str], ...]:
+    """List the coverage gaps that matter to the family, with their remedies."""
+    of_family = _FAMILY_SOURCES.get(family, ())
+    return tuple(
+        (blind.what, blind.remedy)
+        for blind in report.blinds
+        if blind.what.partition(".")[0].partition(":")[0] in of_family
+        and blind.remedy
+        and not blind.remedy.startswith("clusterprof explain")
+    )

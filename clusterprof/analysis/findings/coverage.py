@@ -1,0 +1,248 @@
+"""List coverage gaps: lost records, failed sources, causes that could not be checked.
+
+Describe the errors that drivers reported about devices during the recording.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from clusterprof.analysis.attribution.accumulator import merge_accumulators
+from clusterprof.analysis.attribution.ledger import RankResult
+from clusterprof.analysis.attribution.rank.claims import MISSING_TRACE_DATA
+from clusterprof.analysis.detectors.registry import DETECTORS
+from clusterprof.analysis.node.analyze import NodeResult
+from clusterprof.report.model import CoverageGap
+from clusterprof.signals.host import is_absence_normal
+from clusterprof.trace.reader import SkippedInput
+from clusterprof.trace.schema import Event, Gap
+from clusterprof.util.ranges import format_host_list
+
+_OPERATIONS = "operations between ranks"
+_REPORT_BUG = "if it happens often, please report it with `clusterprof dump`"
+_UNMATCHED_TEXTS = {
+    "group-unknown": ("name no group of ranks", "use process groups of torch.distributed"),
+    "peer-unknown": ("do not say with whom they were", "name the peer in send and recv"),
+    "issue-not-seen": ("end an operation whose begin was not recorded", ""),
+    "wait-not-seen": ("begin an operation whose wait was not recorded", ""),
+    "backwards": ("end before they begin", _REPORT_BUG),
+    "seen-twice": ("repeat a rank in an operation", _REPORT_BUG),
+    "another-operation": (
+        "differ in kind from the operation of other ranks with that number",
+        "check that all ranks call the same operations in the same order",
+    ),
+    "number-unknown": ("carry no number", _REPORT_BUG),
+    "too-late": (
+        "arrived after those of the other ranks had been discarded",
+        "record all nodes of the job in one go",
+    ),
+    "restart-unclear": (
+        "surround a restart that not all ranks of the group made",
+        "restart all ranks of a job together",
+    ),
+    "sequence-skew": (
+        "carry numbers that are off from those of the other ranks",
+        "record from the start of the job on",
+    ),
+}
+
+
+def list_coverage_gaps(
+    nodes: Sequence[NodeResult],
+    ranks: Sequence[RankResult],
+    unmatched: Mapping[str, int],
+    left_out: Sequence[SkippedInput],
+) -> tuple[CoverageGap, ...]:
+    """List the coverage gaps of a recording, lost data first."""
+    gaps: dict[tuple[str, str], CoverageGap] = {}
+    where: dict[tuple[str, str], list[str]] = {}
+    lacking = _collect_lacking_nodes(nodes)
+    everywhere = {node.facts.name for node in nodes}
+    for node in nodes:
+        for blind in _report_lost_records(node):
+            gaps[(blind.what, blind.message)] = blind
+        for gap in node.loaded.gaps:
+            if _is_elsewhere(node, gap) and (
+                gap.collector.startswith("gpu_") or lacking[gap.collector] == everywhere
+            ):
+                continue  # but what only some nodes lack is reported, accelerators aside
+            what = gap.signal or gap.collector
+            gaps.setdefault(
+                (what, gap.message), CoverageGap(what, gap.kind, gap.message, gap.remedy)
+            )
+            where.setdefault((what, gap.message), []).append(node.facts.name)
+    for key, names in where.items():
+        if set(names) < everywhere:  # not on all of them
+            coverage_gap = gaps[key]
+            gaps[key] = replace(
+                coverage_gap,
+                message=f"{coverage_gap.message.rstrip('.')} (on {format_host_list(names)})",
+            )
+    lost = [
+        CoverageGap(str(folder.path), "lost", f"left out: {folder.why}", folder.remedy)
+        for folder in left_out
+        if not folder.is_copy
+    ]
+    blinds = sorted(gaps.values(), key=lambda b: (b.kind != "lost", b.what, b.message))
+    return (*lost, *blinds, *_report_unmatched(unmatched), *_report_unchecked_causes(ranks))
+
+
+def _collect_lacking_nodes(nodes: Sequence[NodeResult]) -> dict[str, set[str]]:
+    """Return by collector the nodes that have no device of its kind."""
+    nodes_by_collector: dict[str, set[str]] = {}
+    for node in nodes:
+        for gap in node.loaded.gaps:
+            if _is_elsewhere(node, gap):
+                nodes_by_collector.setdefault(gap.collector, set()).add(node.facts.name)
+    return nodes_by_collector
+
+
+def _is_elsewhere(node: NodeResult, gap: Gap) -> bool:
+    """Return whether a node simply lacks the device, such as a GPU of another vendor."""
+    real = any(not device.get("emulated") for device in node.loaded.header.devices)
+    return not gap.signal and is_absence_normal(gap.collector, gap.kind, gap.remedy, real)
+
+
+def _report_unmatched(counts: Mapping[str, int]) -> list[CoverageGap]:
+    """Report spans of operations that could not be matched with those of other ranks."""
+    out = []
+    for reason, spans in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if spans:
+            why, remedy = _UNMATCHED_TEXTS.get(reason, (f"do not fit ({reason})", ""))
+            message = f"{spans:,} of their spans {why}; waits in them have no cause"
+            out.append(CoverageGap(_OPERATIONS, "failed", message, remedy))
+    return out
+
+
+def _report_lost_records(node: NodeResult) -> list[CoverageGap]:
+    """Report records that cannot be read, and spans that were dropped before recording."""
+    damage, name = node.loaded.damage, node.facts.name
+    what = f"recording of {name}"
+    out = []
+    if damage.damaged_places:
+        message = f"{damage.damaged_bytes:,} bytes in {damage.damaged_places} places are damaged"
+        out.append(CoverageGap(what, "lost", message, "check the file system it was kept on"))
+    if damage.torn_tail_bytes:
+        message = f"the last {damage.torn_tail_bytes:,} bytes belong to a truncated frame"
+        out.append(CoverageGap(what, "lost", message, ""))
+    if damage.unknown_frames:
+        message = f"{damage.unknown_frames:,} frames are not understood"
+        out.append(CoverageGap(what, "lost", message, "analyze with a newer clusterprof"))
+    if node.loaded.dropped_spans:
+        message = f"{node.loaded.dropped_spans:,} spans were dropped before they could be stored"
+        out.append(CoverageGap("spans", "lost", message, "give the recorder more CPU time"))
+    return out
+
+
+_RECORD_INSTEAD = "record the same job with clusterprof record"
+
+
+def _report_unchecked_causes(ranks: Sequence[RankResult]) -> list[CoverageGap]:
+    """Report causes that could not be checked on any rank."""
+    combined = merge_accumulators(*(rank.accumulator for rank in ranks))
+    out = []
+    unmarked = [rank for rank in ranks if not rank.marked]
+    if unmarked:
+        message = f"{len(unmarked)} of {len(ranks)} training processes carried no probe"
+        remedy = "record with --inject auto; `clusterprof doctor` says whether it can be loaded"
+        out.append(CoverageGap("causes below family level", "absent", message, remedy))
+    for detector in DETECTORS:
+        id_ = detector.cause.id
+        needs = sorted(need for cause, need in combined.missing if cause == id_)
+        if id_ not in combined.evaluated and needs:
+            lacking = ", ".join(need for need in needs if need) or "a measure of it"
+            if needs == [MISSING_TRACE_DATA]:  # of an imported trace: many causes, one reason
+                message = f"cannot be told: the trace has no {MISSING_TRACE_DATA}"
+                out.append(CoverageGap(id_, "absent", message, _RECORD_INSTEAD))
+                continue
+            message = f"cannot tell {id_}: the recording has no {lacking}"
+            out.append(CoverageGap(id_, "absent", message, f"clusterprof explain {id_}"))
+    return out
+
+
+_ERROR_NAMES = {"gpu-xid": "Xid", "nvswitch-sxid": "SXid"}
+_MAX_ERROR_NOTES = 8
+_PCI_ADDRESS = re.compile(r"^(?:([0-9a-f]+):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.[0-9a-f]+)?$")
+
+
+def describe_driver_errors(nodes: Sequence[NodeResult]) -> tuple[str, ...]:
+    """Describe every kind of error of every device in a note, in order of first occurrence."""
+    notes = []
+    for node in nodes:
+        start_ns = int(node.loaded.header.started.get("monotonic_ns", 0))
+        notes += _describe_node_errors(
+            node.facts.name, node.loaded.events, node.loaded.header.devices, start_ns
+        )
+    more = len(notes) - _MAX_ERROR_NOTES
+    if more > 0:
+        notes[_MAX_ERROR_NOTES:] = [f"{more} more kinds of driver errors were recorded"]
+    return tuple(notes)
+
+
+def _describe_node_errors(
+    name: str, events: Sequence[Event], devices: Sequence[Mapping[str, Any]], start_ns: int
+) -> list[str]:
+    first: dict[tuple[Any, ...], Event] = {}
+    times: dict[tuple[Any, ...], int] = {}
+    for event in events:
+        attributes = event.attributes
+        key: tuple[Any, ...]
+        if event.kind in _ERROR_NAMES:
+            key = (
+                event.kind,
+                attributes.get("pci"),
+                attributes.get("code"),
+                attributes.get("gpu_instance"),
+            )
+        elif event.kind == "device-lost":
+            key = (event.kind, attributes.get("device"), attributes.get("message"))
+        else:
+            continue
+        first.setdefault(key, event)
+        count = attributes.get("count", 1)
+        times[key] = times.get(key, 0) + (count if isinstance(count, int) else 1)
+    return [
+        _describe_error(name, event, times[key], devices, (event.t_ns - start_ns) / 1e9)
+        for key, event in first.items()
+    ]
+
+
+def _describe_error(
+    name: str, event: Event, times: int, devices: Sequence[Mapping[str, Any]], seconds: float
+) -> str:
+    attributes = event.attributes
+    when = f"after {max(0.0, seconds):.0f} s" + (f", {times} times" if times > 1 else "")
+    if event.kind == "device-lost":
+        return f"{attributes.get('device')} on {name} was lost {when}: {attributes.get('message')}"
+    where = f"NVSwitch {attributes.get('pci')}"
+    if event.kind == "gpu-xid":
+        where = _format_gpu(str(attributes.get("pci")), devices)
+        if "gpu_instance" in attributes:
+            where += f", GPU instance {attributes['gpu_instance']}"
+    text = str(attributes.get("text") or "").strip()
+    error = f"{_ERROR_NAMES[event.kind]} {attributes.get('code')} of {where} on {name} {when}"
+    return f"the NVIDIA driver reported {error}" + (f": {text}" if text else "")
+
+
+def _format_gpu(pci: str, devices: Sequence[Mapping[str, Any]]) -> str:
+    """Format the GPU at a PCI address, with its index and id where the header has them."""
+    address = _parse_pci_address(pci)
+    for device in devices:
+        if (
+            "parent" not in device
+            and address
+            and _parse_pci_address(str(device.get("pci_bus_id"))) == address
+        ):
+            return f"GPU {device.get('index')} ({device.get('id')}, {pci})"
+    return f"the GPU at {pci}"
+
+
+def _parse_pci_address(pci: str) -> tuple[int, int, int] | None:
+    """Parse domain, bus and device of a PCI address, however many digits it has."""
+    parts = _PCI_ADDRESS.match(pci.lower())
+    if parts is None:
+        return None
+    return (int(parts[1] or "0", 16), int(parts[2], 16), int(parts[3], 16))

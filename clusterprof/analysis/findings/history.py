@@ -1,0 +1,523 @@
+"""Build a run's history: lost time by rank and time bin, longest waits, slow steps.
+
+Split one rank's lost time into time bins, with the names and sums of its ledger.
+
+The lost time of a rank is known by time bin under the names of causes. The ledger may
+name a family instead, and has attributed the time in operations to its causes. Here
+every ledger line that is the rank's own keeps its sum, and its waits for others are
+`WAITING`.
+
+Find ranks that ended while others of their job continued.
+
+    rank 0  ████████████                  loses 0 %      both together 20 %
+    rank 1  ████████████████████████      loses 40 %     then rank 1 alone: 40 %
+
+Nothing changed when rank 0 ended, except that it is no longer counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
+from clusterprof.analysis.attribution.ledger import RankResult
+from clusterprof.analysis.attribution.rank.claims import WITH_PEERS as PEERS_LEFT
+from clusterprof.analysis.attribution.rank.history import (
+    IN_STEP,
+    MIN_BIN_NS,
+    PEERS,
+    SUSPECTED_LOSS,
+    SUSPECTED_PEERS,
+    UNEXPLAINED,
+    RankTimeHistory,
+)
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.cross_rank.observers import (
+    MAX_SLOW_STEPS,
+    LongWaitObserver,
+    list_slowest_steps,
+)
+from clusterprof.analysis.cross_rank.state import JobState
+from clusterprof.analysis.cross_rank.wait_totals import (
+    Amounts,
+    choose_reported_ids,
+    compute_culprit_totals,
+)
+from clusterprof.analysis.job.clock_sync import NodeClockAlignment
+from clusterprof.analysis.node.analyze import NodeResult
+from clusterprof.analysis.spill import SpillLocation, SpillReader
+from clusterprof.analysis.timeline.collectives.rows import unpack_table
+from clusterprof.analysis.timeline.model import Int
+from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep, Wait
+from clusterprof.report.model import UNATTRIBUTED
+
+_CAUSE_BEFORE = {"eval": "cpu"}
+"""Causes found from all ranks together, and the cause that had their time before."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossRows:
+    """Lost time by name and time bin of the run: whole ns, and the remainder in 1/SHARE ns."""
+
+    names: tuple[str, ...]
+    whole: Int
+    """int64[names, bins], ns."""
+    rest: Int
+    """int64[names, bins], 1/SHARE ns."""
+
+    def sum(self, names: tuple[str, ...]) -> tuple[Int, Int]:
+        """Return the sum of some rows: whole ns and remainder, int64[bins] each."""
+        rows = [number for number, name in enumerate(self.names) if name in names]
+        return self.whole[rows].sum(axis=0), self.rest[rows].sum(axis=0)
+
+
+def align_to_bins(edges_ns: Int, whole: Int, rest: Int, at_ns: Int) -> tuple[Int, Int]:
+    """Convert amounts between `edges_ns` into amounts between `at_ns`.
+
+    edges_ns: int64[n + 1], at_ns: int64[bins + 1], ns. whole, rest: int64[rows, n], ns and
+    1/SHARE ns. Returns int64[rows, bins] of both. Amounts outside the first and the last of
+    `at_ns` go to the nearest bin; where edges differ, amounts are taken as even.
+    """
+    row = np.clip(np.searchsorted(edges_ns, at_ns, side="right") - 1, 0, edges_ns.size - 2)
+    length = np.maximum(edges_ns[row + 1] - edges_ns[row], 1)
+    part = np.clip((at_ns - edges_ns[row]) / length, 0.0, 1.0)
+    out = []
+    for amounts in (whole, rest):
+        before = np.concatenate([np.zeros((len(amounts), 1), np.int64), amounts], axis=1)
+        before = np.cumsum(before, axis=1)
+        until = before[:, row] + np.floor(amounts[:, row] * part).astype(np.int64)
+        until[:, 0], until[:, -1] = 0, before[:, -1]
+        out.append(np.diff(until, axis=1))
+    return out[0], out[1]
+
+
+def split_own_and_waiting(rank: RankResult, own: Amounts) -> dict[str, int]:
+    """Split a rank's lost time into its own ledger lines and `WAITING`.
+
+    own: CulpritTotals.own. Together the lines are its lost time in ns, and none
+    is negative.
+    """
+    lines = dict(own)
+    left = min(dict(rank.reasons).get(PEERS_LEFT, 0), max(lines.get(UNATTRIBUTED, 0), 0))
+    lines[UNATTRIBUTED] = lines.get(UNATTRIBUTED, 0) - left
+    lines[WAITING_FOR_RANKS] = rank.ledger.lost_ns - sum(lines.values())
+    for name in [name for name, ns in lines.items() if ns < 0]:
+        most = max(lines, key=lambda name: lines[name])
+        lines[most] += lines[name]
+        lines[name] = 0
+    return {name: ns for name, ns in lines.items() if ns}
+
+
+def allocate_lost_time(rank: RankResult, own: Amounts, rows: LossRows) -> dict[str, Int]:
+    """Allocate a rank's lost time to time bins, by ledger line.
+
+    Returns int64[bins] per line, ns; the sums are those of its ledger to the ns.
+    """
+    lines = split_own_and_waiting(rank, own)
+    profiles = _build_profiles(rank, lines, rows)
+    all_rows = rows.sum(tuple(name for name in rows.names if name not in (IN_STEP, SUSPECTED_LOSS)))
+    out = {}
+    for name, ns in lines.items():
+        whole, rest = profiles.get(name, all_rows)
+        if not (whole.any() or rest.any()):
+            whole, rest = all_rows if all_rows[0].any() else rows.sum((IN_STEP,))
+        out[name] = allocate_by_weight(ns, whole, rest)
+    _settle_rounding(out, rows.sum((IN_STEP,))[0])
+    return out
+
+
+def _build_profiles(
+    rank: RankResult, lines: Mapping[str, int], rows: LossRows
+) -> dict[str, tuple[Int, Int]]:
+    """Build for each line the rows that show when its time was lost."""
+    named = {leaf for bucket in rank.buckets for leaf in bucket.causes}
+    known = set(rows.names)
+    profiles = {}
+    for bucket in rank.buckets:
+        leaves = tuple(leaf for leaf in bucket.causes if leaf in known)
+        if not leaves and bucket.id in _CAUSE_BEFORE:
+            leaves = (_CAUSE_BEFORE[bucket.id],)
+        profiles[bucket.id] = rows.sum(leaves)
+    special = {IN_STEP, PEERS, SUSPECTED_PEERS, SUSPECTED_LOSS, UNEXPLAINED}
+    unsure = tuple(name for name in rows.names if name not in named and name not in special)
+    pool = (
+        (PEERS, SUSPECTED_PEERS, SUSPECTED_LOSS)
+        if is_busy_wait_counted(rank, rows)
+        else (PEERS, SUSPECTED_PEERS)
+    )
+    waited = rows.sum(pool)
+    profiles[WAITING_FOR_RANKS] = waited
+    rest = rows.sum((UNEXPLAINED, *unsure))
+    pooled = int(waited[0].sum())
+    over = max(pooled - lines.get(WAITING_FOR_RANKS, 0), 0)
+    if over > 1:  # part of what may have been waiting was none: it has no cause
+        rest = (rest[0] + allocate_by_weight(over, *waited), rest[1])
+    profiles[UNATTRIBUTED] = rest
+    return profiles
+
+
+def is_busy_wait_counted(rank: RankResult, rows: LossRows) -> bool:
+    """Return whether suspected busy-waiting counts as lost time of a rank."""
+    names = tuple(name for name in rows.names if name != IN_STEP)
+    whole, rest = rows.sum(names)
+    suspected = int(rows.sum((SUSPECTED_LOSS,))[0].sum())
+    return (
+        rank.ledger.lost_ns > int(whole.sum()) + int(rest.sum()) // SHARE_SCALE - suspected // 2 - 1
+    )
+
+
+def allocate_by_weight(total_ns: int, whole: Int, rest: Int) -> Int:
+    """Allocate whole ns in proportion to amounts; the largest remainders are rounded up.
+
+    10 by 1.5, 1.5 and 2.0 is 3, 3 and 4. whole, rest: int64[n], ns and 1/SHARE ns. Returns
+    int64[n], whose sum is total_ns.
+    """
+    out = whole + rest // SHARE_SCALE
+    left = rest % SHARE_SCALE
+    difference = (total_ns - int(whole.sum())) * SHARE_SCALE - int(rest.sum())
+    if abs(difference) < SHARE_SCALE:
+        missing = total_ns - int(out.sum())
+        out[np.argsort(-left, kind="stable")[:missing]] += 1
+        return out
+    weights = [int(a) * SHARE_SCALE + int(b) for a, b in zip(whole.tolist(), rest.tolist())]
+    total_weight = sum(weights)
+    if not total_weight:
+        weights, total_weight = [1] * len(weights), len(weights)
+    parts = [divmod(total_ns * weight, total_weight) for weight in weights]
+    out = np.array([part for part, _ in parts], np.int64)
+    missing = total_ns - int(out.sum())
+    order = sorted(range(len(parts)), key=lambda at: (-parts[at][1], at))
+    out[order[:missing]] += 1
+    return out
+
+
+def _settle_rounding(lost: dict[str, Int], in_step: Int) -> None:
+    """Move the ns by which rounding put more into a time bin than it holds."""
+    if not lost:
+        return
+    over = sum(lost.values()) - in_step
+    for at in np.flatnonzero(over > 0).tolist():
+        for name in sorted(lost, key=lambda name: -int(lost[name][at])):
+            room = np.flatnonzero(over < 0)
+            for to in room[np.argsort(np.abs(room - at), kind="stable")].tolist():
+                moved = min(int(over[at]), -int(over[to]), int(lost[name][at]))
+                lost[name][at] -= moved
+                lost[name][to] += moved
+                over[at] -= moved
+                over[to] += moved
+                if over[at] <= 0:
+                    break
+            if over[at] <= 0:
+                break
+
+
+EARLY_RATIO = 1 / 24
+"""Part of the run by which a rank must end before the others to have ended early."""
+
+
+def find_early_ends(
+    ranks: Sequence[RankHistory],
+    results: Sequence[RankResult],
+    begin_ns: int,
+    stretch_ns: int,
+    step_every: int,
+) -> tuple[tuple[int, int], ...]:
+    """Find the ranks whose last step ended early: (place, run time in ns), by place.
+
+    A process that was restarted as the same rank has not ended.
+    """
+    ends: dict[int, int] = {}
+    for rank in ranks:
+        bins_with_steps = [at for at, ns in enumerate(rank.in_step_ns) if ns]
+        if bins_with_steps:
+            end_ns = begin_ns + (bins_with_steps[-1] + 1) * stretch_ns
+            known = step_every == 1 and rank.step_ends_ns
+            ends[rank.rank] = min(end_ns, rank.step_ends_ns[-1]) if known else end_ns
+    last: dict[tuple[int, str, int | None, int], int] = {}
+    for at, end_ns in ends.items():
+        last[_get_rank_identity(results[at])] = max(
+            last.get(_get_rank_identity(results[at]), 0), end_ns
+        )
+    jobs: dict[int, int] = {}
+    for identity, end_ns in last.items():
+        jobs[identity[0]] = max(jobs.get(identity[0], 0), end_ns)
+    return tuple(
+        (at, end_ns)
+        for at, end_ns in sorted(ends.items())
+        if last[_get_rank_identity(results[at])] == end_ns
+        and end_ns < jobs[results[at].job] - EARLY_RATIO * (jobs[results[at].job] - begin_ns)
+    )
+
+
+def _get_rank_identity(rank: RankResult) -> tuple[int, str, int | None, int]:
+    ledger = rank.ledger
+    number = ledger.pid if ledger.rank is None else 0
+    return rank.job, ledger.node if ledger.rank is None else "", ledger.rank, number
+
+
+MAX_BINS = 240
+MIN_BINS = 30
+MAX_CELLS = 240_000
+"""Time bins times ranks; many ranks get fewer bins, but at least the minimum."""
+MAX_STEP_ENDS, MIN_STEP_ENDS = 512, 32
+"""Step ends stored per rank, at most and at least."""
+_NO_STEPS = "no time inside steps was recorded"
+_CLOCKS_NOT_ALIGNED = "the nodes' clocks could not be aligned: times are those of their wall clocks"
+
+
+def build_history(across: JobState, place: SpillLocation, windowed: bool = False) -> History:
+    """Build the history of a run.
+
+    The nodes must have been analyzed with `history`; place: where they have stored their
+    data. windowed: only a part of the run was analyzed.
+    """
+    nodes = across.nodes
+    pairs = [(at, rank) for at, node in enumerate(nodes) for rank in node.ranks]
+    ranks = [rank for _, rank in pairs]
+    if across.clock is None or all(rank.history is None for rank in ranks):
+        return History(None, 0, 0, (), why_missing=_NO_STEPS)
+    try:
+        with SpillReader(place) as reader:
+            return _build_from_tables(across, across.clock, pairs, reader, windowed)
+    except OSError as error:
+        return History(None, 0, 0, (), why_missing=f"it could not be read back: {error}")
+
+
+def _build_from_tables(
+    across: JobState,
+    clock: NodeClockAlignment,
+    pairs: Sequence[tuple[int, RankResult]],
+    reader: SpillReader,
+    windowed: bool,
+) -> History:
+    results = [rank for _, rank in pairs]
+    tables = [_load_rank_table(node, rank, clock, reader) for node, rank in pairs]
+    known = [table for table in tables if table is not None]
+    if not known:
+        why = next(
+            (
+                rank.history.missing_reason
+                for rank in results
+                if rank.history and rank.history.missing_reason
+            ),
+            _NO_STEPS,
+        )
+        return History(None, 0, 0, (), why_missing=why)
+    start_ns = min(
+        _find_run_start_ns(across.nodes, clock), *(int(table.edges[0]) for table in known)
+    )
+    begin_ns = (min(int(table.edges[0]) for table in known) - start_ns) if windowed else 0
+    end_ns = max(int(table.edges[-1]) for table in known) - start_ns
+    most = max(MIN_BINS, min(MAX_BINS, MAX_CELLS // len(results)))
+    length = min(MIN_BIN_NS, *(table.times.bin_ns for table in known))
+    while -(-end_ns // length) - begin_ns // length > most:
+        length *= 2
+    first, count = begin_ns // length, -(-end_ns // length) - begin_ns // length
+    at_ns = start_ns + (first + np.arange(count + 1)) * length
+    stride = _choose_step_stride(results)
+    own = [totals.own for totals in compute_culprit_totals(results)]
+    ranks = tuple(
+        _build_rank_history(at, results[at], table, own[at], at_ns, (stride, start_ns, reader))
+        for at, table in enumerate(tables)
+    )
+    ended = find_early_ends(ranks, results, first * length, length, stride)
+    events = _EventBuilder(pairs, clock, start_ns, reader)
+    whys = [
+        rank.history.missing_reason
+        for rank in results
+        if rank.history is not None and rank.history.missing_reason
+    ]
+    is_unaligned = (
+        len(across.nodes) > 1 and across.clock_bound_ns is None and _is_on_wall_clocks(clock)
+    )
+    return History(
+        started_at_ns=start_ns if _has_wall_clocks(across.nodes) else None,
+        stretch_ns=length,
+        stretches=count,
+        ranks=ranks,
+        waits=events.waits(across.long_waits),
+        slow_steps=events.slow_steps(across.long_waits, results),
+        step_every=stride,
+        why_missing=max(whys, default=_CLOCKS_NOT_ALIGNED if is_unaligned else ""),
+        begin_ns=first * length,
+        ended=ended,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _RankTable:
+    edges: Int
+    """Edges of its time bins on the clock of the run; int64[bins + 1], ns."""
+    times: RankTimeHistory
+    whole: Int
+    rest: Int
+    clock: NodeClockAlignment
+    node: int
+
+
+def _load_rank_table(
+    node: int, rank: RankResult, clock: NodeClockAlignment, reader: SpillReader
+) -> _RankTable | None:
+    times = rank.history
+    if times is None or times.place is None or not times.names:
+        return None
+    table = unpack_table(reader.get(times.place, times.length))
+    count = len(times.names)
+    table = table.reshape(count, 2, -1)
+    edges = times.begin_ns + (times.first_bin + np.arange(table.shape[2] + 1)) * times.bin_ns
+    whole, rest = np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
+    return _RankTable(clock.to_common_ns(node, edges), times, whole, rest, clock, node)
+
+
+def _build_rank_history(
+    at: int,
+    rank: RankResult,
+    table: _RankTable | None,
+    own: Mapping[str, int],
+    at_ns: Int,
+    marks: tuple[int, int, SpillReader],
+) -> RankHistory:
+    if table is None:
+        none = (0,) * (at_ns.size - 1)
+        return RankHistory(at, none, (), ())
+    rows = LossRows(table.times.names, *align_to_bins(table.edges, table.whole, table.rest, at_ns))
+    lost = allocate_lost_time(rank, own, rows)
+    order = sorted(lost, key=lambda name: (-int(lost[name].sum()), name))
+    stride, start_ns, reader = marks
+    ends = [
+        steps[2][steps[0] % stride == 0]
+        for steps in (_load_steps(block, reader) for block in table.times.blocks)
+    ]
+    own_ns = np.concatenate([np.zeros(0, np.int64), *ends])
+    return RankHistory(
+        rank=at,
+        in_step_ns=tuple(rows.sum((IN_STEP,))[0].tolist()),
+        lost=tuple((name, tuple(lost[name].tolist())) for name in order),
+        step_ends_ns=tuple((table.clock.to_common_ns(table.node, own_ns) - start_ns).tolist()),
+    )
+
+
+def _load_steps(block: tuple[int | bytes, int, int, int], reader: SpillReader) -> Int:
+    return unpack_table(reader.get(block[0], block[1]))
+
+
+def _choose_step_stride(ranks: Sequence[RankResult]) -> int:
+    most = max(MIN_STEP_ENDS, min(MAX_STEP_ENDS, 4 * MAX_CELLS // len(ranks)))
+    stride = 1
+    while max(rank.ledger.steps for rank in ranks) > most * stride:
+        stride *= 2
+    return stride
+
+
+def _find_run_start_ns(nodes: Sequence[NodeResult], clock: NodeClockAlignment) -> int:
+    """Find the start of the first recording on the clock of the run, ns."""
+    starts = []
+    for at, node in enumerate(nodes):
+        begin = node.loaded.header.started.get("monotonic_ns", node.loaded.first_ns)
+        starts.append(int(clock.to_common_ns(at, np.array([int(begin)]))[0]))
+    return min(starts)
+
+
+def _has_wall_clocks(nodes: Sequence[NodeResult]) -> bool:
+    return all(node.loaded.header.started.get("realtime_ns") for node in nodes)
+
+
+def _is_on_wall_clocks(clock: NodeClockAlignment) -> bool:
+    """Return whether clocks of several machines are related by their wall clocks only."""
+    return len(clock.clocks.lines) > 1 and any(line is None for line in clock.clocks.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _EventBuilder:
+    """Builds waits and slow steps for the report."""
+
+    pairs: Sequence[tuple[int, RankResult]]
+    clock: NodeClockAlignment
+    start_ns: int
+    reader: SpillReader
+
+    def waits(self, observer: LongWaitObserver | None) -> tuple[Wait, ...]:
+        """Return the longest waits by start."""
+        if observer is None:
+            return ()
+        ranks = [rank for _, rank in self.pairs]
+        named = {at for at, rank in enumerate(ranks) if rank.culprit_ns}
+        ids = choose_reported_ids(ranks)
+        out = [
+            Wait(
+                start_ns=self._to_run_ns(wait.victim, wait.start_ns),
+                duration_ns=wait.duration_ns,
+                victim=wait.victim,
+                culprit=wait.culprit if wait.culprit >= 0 else None,
+                cause=_find_reported_id(observer.causes[wait.cause], ids),
+                step=self._find_step(wait.victim, wait.start_ns),
+            )
+            for wait in observer.longest(named)
+        ]
+        return tuple(sorted(out, key=lambda wait: (wait.start_ns, wait.victim)))
+
+    def _to_run_ns(self, at: int, t_ns: int) -> int:
+        return int(self.clock.to_common_ns(self.pairs[at][0], np.array([t_ns]))[0]) - self.start_ns
+
+    def _find_step(self, at: int, t_ns: int) -> int | None:
+        """Return the step of a rank at an instant of its own clock; None = outside its steps."""
+        times = self.pairs[at][1].history
+        for block in times.blocks if times is not None else ():
+            if block[3] > t_ns:
+                number, start, end = _load_steps(block, self.reader)
+                inside = np.flatnonzero((start <= t_ns) & (end > t_ns))
+                return int(number[inside[0]]) if inside.size else None
+        return None
+
+    def slow_steps(
+        self, observer: LongWaitObserver | None, ranks: Sequence[RankResult]
+    ) -> tuple[SlowStep, ...]:
+        """Return the slowest steps of all jobs, slowest first."""
+        last = {} if observer is None else observer.last_arrivals()
+        out = [
+            self._build_slow_step(job, number, last)
+            for job, numbers in list_slowest_steps(ranks).items()
+            for number in numbers
+        ]
+        out.sort(key=lambda step: (-step.duration_ns, step.number))
+        return tuple(out[:MAX_SLOW_STEPS])
+
+    def _build_slow_step(
+        self, job: int, number: int, last: Mapping[tuple[int, int], int]
+    ) -> SlowStep:
+        lost: dict[str, int] = {}
+        longest, rank = (0, 0, 0), None
+        for at, (_, result) in enumerate(self.pairs):
+            if result.job != job or result.history is None:
+                continue
+            for column in np.flatnonzero(result.history.slowest[0] == number)[:1].tolist():
+                _, start_ns, duration_ns, *amounts = result.history.slowest[:, column].tolist()
+                longest = max(longest, (duration_ns, -at, start_ns))
+                rank = last.get((at, start_ns), rank)
+                for name, ns in zip(result.history.names, amounts):
+                    id_ = _find_ledger_line(result, name)
+                    if id_ and ns:
+                        lost[id_] = lost.get(id_, 0) + ns
+        duration, at, start = longest[0], -longest[1], longest[2]
+        lines = tuple(sorted(lost.items(), key=lambda line: (-line[1], line[0])))
+        return SlowStep(number, self._to_run_ns(at, start), duration, rank, lines)
+
+
+def _find_reported_id(cause: str, ids: Mapping[str, str]) -> str:
+    """Return the id under which the report lists a cause of waiting; "" when not known."""
+    if cause in ids:
+        return ids[cause]
+    family = CAUSES[cause].family if cause in CAUSES else ""
+    return family if family in ids.values() else cause if cause in CAUSES else ""
+
+
+def _find_ledger_line(rank: RankResult, name: str) -> str:
+    """Return the ledger line that a row of a rank's table belongs to; "" for none."""
+    if name == SUSPECTED_LOSS:
+        return WAITING_FOR_RANKS if rank.victim_ns else ""
+    if name == PEERS or (name == SUSPECTED_PEERS and rank.victim_ns):
+        return WAITING_FOR_RANKS
+    return next((b.id for b in rank.buckets if name in b.causes), UNATTRIBUTED)

@@ -1,0 +1,513 @@
+"""Build the report from the results of all ranks.
+
+Report the savings of a fix from the replay, in device time, where there is one.
+
+    impact      the job would end 10 s sooner     of 8 devices
+    finding     fixing only this saves 80 s       of device time
+
+Savings by the sums of attribution (analysis.attribution.what_if,
+analysis.attribution.wait_for.totals)
+are reported only where nothing could be replayed: these sums ignore what hides behind
+what.
+
+Summarize the recorded part of the job: number of ranks, devices, coverage.
+
+Build the fingerprint of a run: the facts that decide whether two runs are comparable.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from clusterprof.analysis.attribution.accumulator import merge_accumulators
+from clusterprof.analysis.attribution.ledger import RankResult
+from clusterprof.analysis.attribution.rank.step_blocks import REPORTED, SAMPLES, TOKENS
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.attribution.wait_for.blame import IMBALANCE, SLOW_COMPUTE
+from clusterprof.analysis.cross_rank.state import JobState
+from clusterprof.analysis.cross_rank.wait_totals import (
+    CulpritTotals,
+    compute_culprit_totals,
+    sum_unblamed_waits,
+)
+from clusterprof.analysis.findings.advice import with_advice
+from clusterprof.analysis.findings.comparisons import (
+    CHIEF_RATIO,
+    with_comparisons,
+    with_onsets,
+    with_read_counts,
+    with_work_evidence,
+)
+from clusterprof.analysis.findings.coverage import describe_driver_errors, list_coverage_gaps
+from clusterprof.analysis.findings.findings import build_findings
+from clusterprof.analysis.findings.impact import (
+    OUTSIDE_STEPS,
+    PIPELINE_ORDER,
+    UNRECORDED_RANKS,
+    UPPER_BOUND_ONLY,
+    build_impact,
+    list_impact_metrics,
+)
+from clusterprof.analysis.findings.metrics import build_metrics, build_step_stats
+from clusterprof.analysis.findings.utilization import build_device_utilization
+from clusterprof.analysis.node.analyze import NodeResult, list_ranks
+from clusterprof.analysis.node.observations import merge_node_notes
+from clusterprof.analysis.node.selection import ENTIRE_RUN, PartOfRun, with_part_note
+from clusterprof.report.history import History
+from clusterprof.report.impact import CauseImpact, Impact
+from clusterprof.report.model import (
+    CoverageGap,
+    Culprit,
+    Finding,
+    JobFacts,
+    Report,
+    RunFingerprint,
+    Tail,
+)
+from clusterprof.trace.reader import SkippedInput
+
+_NO_ANSWER = (PIPELINE_ORDER, UNRECORDED_RANKS, OUTSIDE_STEPS, UPPER_BOUND_ONLY)
+"""Reasons that lie in the cause: no other method gives an answer either."""
+
+
+MIN_EXTRA_RATIO = 1.02
+"""Savings over lost time from which the difference is explained."""
+
+
+def with_savings(findings: Sequence[Finding], worth: Impact) -> tuple[Finding, ...]:
+    """Return the findings with the savings of fixing them.
+
+    worth: impact with one line per finding, in their order.
+
+    Raises: ValueError when the number of lines differs.
+    """
+    return tuple(
+        _with_finding_savings(finding, impact, worth.gpus)
+        for finding, impact in zip(findings, worth.causes, strict=True)
+    )
+
+
+def _with_finding_savings(finding: Finding, impact: CauseImpact, gpus: int) -> Finding:
+    if impact.saved_ns is None:
+        return (
+            replace(finding, recoverable_ns=None) if impact.why_missing in _NO_ANSWER else finding
+        )
+    saved_ns = max(impact.saved_ns, 0) * gpus
+    culprits = tuple(
+        _cap_culprit_savings(culprit, saved_ns, len(finding.culprits))
+        for culprit in finding.culprits
+    )
+    more = (
+        _explain_extra_savings(finding, gpus)
+        if saved_ns > MIN_EXTRA_RATIO * finding.lost_ns
+        else ""
+    )
+    if more and len(culprits) > 1:
+        # Of one of several culprits attribution knows only the waiting time. Next to these savings
+        # fixing the culprit of nearly all of it would seem to save less than it caused.
+        culprits = tuple(replace(culprit, recoverable_ns=None) for culprit in culprits)
+    return replace(finding, recoverable_ns=saved_ns, culprits=culprits, more_why=more)
+
+
+def _explain_extra_savings(finding: Finding, gpus: int) -> str:
+    """Explain savings beyond the lost time: every device benefits from an earlier end."""
+    if finding.cause.id in (SLOW_COMPUTE, IMBALANCE) and finding.culprits:
+        rank = finding.culprits[0].rank
+        alone = len(finding.culprits) == 1 or _sum_caused_ns(
+            finding, 1
+        ) < CHIEF_RATIO * _sum_caused_ns(finding, 0)
+        if rank is not None and alone:
+            return f"rank {rank} itself finishes sooner, too"
+        return "the late ranks themselves finish sooner, too"
+    return f"all {gpus:,} devices finish sooner, whatever they lost" if gpus > 1 else ""
+
+
+def _sum_caused_ns(finding: Finding, at: int) -> int:
+    culprit = finding.culprits[at]
+    return (culprit.own_ns or 0) + (culprit.others_ns or 0)
+
+
+def _cap_culprit_savings(culprit: Culprit, saved_ns: int, count: int) -> Culprit:
+    """Cap the savings of one culprit at those of its cause; a single culprit saves just these."""
+    if culprit.recoverable_ns is None:
+        return culprit
+    return replace(
+        culprit, recoverable_ns=saved_ns if count == 1 else min(culprit.recoverable_ns, saved_ns)
+    )
+
+
+_ONLY_DURATIONS = "durations alone were compared"
+
+
+def build_job_facts(
+    nodes: Sequence[NodeResult], clock_bound_ns: int | None = None, clock_why: str = ""
+) -> JobFacts:
+    """Build the facts of the job for the header of the report."""
+    ranks = [rank for node in nodes for rank in node.ranks]
+    window_ns = sum(rank.ledger.window_ns for rank in ranks)
+    seen_ns = window_ns - sum(rank.ledger.unmeasured_ns for rank in ranks)
+    devices = {
+        _get_device_key(node, rank) for node in nodes for rank in node.ranks if rank.ledger.device
+    }
+    sizes: dict[int, int | None] = {}  # by job: equal on all its ranks
+    for rank in ranks:
+        sizes[rank.job] = sizes.get(rank.job) or rank.place.world_size
+    known = [size for size in sizes.values() if size is not None]
+    return JobFacts(
+        world_size=sum(known) if known and len(known) == len(sizes) else None,
+        gpus=len(devices),
+        coverage_ratio=seen_ns / window_ns if window_ns > 0 else None,
+        clock_bound_ns=clock_bound_ns,
+        clock_why=""
+        if len(nodes) < 2 or clock_bound_ns is not None
+        else clock_why or _ONLY_DURATIONS,
+    )
+
+
+def _get_device_key(node: NodeResult, rank: RankResult) -> tuple[str, str]:
+    """Return a key unique to a device: its UUID, else its id on its node."""
+    device = rank.ledger.device
+    return ("" if device.startswith(("GPU-", "MIG-")) else node.facts.key), device
+
+
+def build_fingerprint(nodes: Sequence[NodeResult], job: JobFacts) -> RunFingerprint:
+    """Build the fingerprint of a run; a fact that no recording has is left unknown."""
+    ranks = [rank for node in nodes for rank in node.ranks]
+    headers = [node.loaded.header for node in nodes]
+    started = [
+        int(header.started["realtime_ns"]) for header in headers if "realtime_ns" in header.started
+    ]
+    frameworks = {
+        (name, version)
+        for node in nodes
+        for event in node.loaded.events
+        if event.kind == "process-registered"
+        for name, _, version in _parse_frameworks(event.attributes.get("frameworks"))
+    }
+    return RunFingerprint(
+        started_at_ns=min((ns for ns in started if ns > 0), default=None),
+        recordings=tuple(sorted(node.facts.key for node in nodes)),
+        gpu_models=tuple(sorted(_count_models(nodes).items())),
+        nodes=len({node.facts.boot_id or node.facts.key for node in nodes}) or None,
+        world_size=job.world_size,
+        batch_size=_compute_median_per_step(ranks, SAMPLES),
+        tokens=_compute_median_per_step(ranks, TOKENS),
+        measured_by=tuple(sorted({rank.ledger.source for rank in ranks})),
+        frameworks=tuple(sorted(frameworks)),
+        drivers=_sort_distinct(
+            str(device.get("driver") or "") for header in headers for device in header.devices
+        ),
+        recorder=_sort_distinct(header.versions.get("clusterprof", "") for header in headers),
+        restarts=len({(rank.job, rank.place.restart) for rank in ranks}) - 1 if ranks else 0,
+    )
+
+
+def _parse_frameworks(frameworks: object) -> list[tuple[str, str, str]]:
+    """Parse the imported frameworks of a process: "torch 2.13.0, jax 0.10.2".
+
+    Returns (name, " ", version) of each.
+    """
+    words = frameworks.split(", ") if isinstance(frameworks, str) else []
+    return [parts for parts in (word.partition(" ") for word in words) if parts[2]]
+
+
+def _count_models(nodes: Sequence[NodeResult]) -> Counter[str]:
+    """Count the devices of each model that the ranks used."""
+    out: Counter[str] = Counter()
+    seen = set()
+    for node in nodes:
+        names = {
+            str(device.get("id")): str(device.get("name") or "")
+            for device in node.loaded.header.devices
+        }
+        for rank in node.ranks:
+            device = rank.ledger.device
+            place = (node.facts.boot_id or node.facts.key, device)
+            if device and place not in seen:
+                seen.add(place)
+                out[names.get(device, "")] += 1
+    return Counter({name: count for name, count in out.items() if name})
+
+
+def _compute_median_per_step(ranks: Sequence[RankResult], row: int) -> float | None:
+    """Compute the median over ranks of samples or tokens per step; None = not reported."""
+    values = [
+        int(rank.blocks.sums[row].sum()) / int(counted)
+        for rank in ranks
+        if rank.blocks is not None and (counted := rank.blocks.sums[REPORTED].sum())
+    ]
+    return float(median(values)) or None if values else None
+
+
+def _sort_distinct(words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({word for word in words if word}))
+
+
+_SUMMED_FIELDS = (
+    "window_ns",
+    "unmeasured_ns",
+    "outside_ns",
+    "in_step_ns",
+    "productive_ns",
+    "lost_ns",
+)
+"""Fields of the report that are sums over all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What a report states about a run besides the results of its ranks."""
+
+    left_out: Sequence[SkippedInput] = ()
+    """Recordings that were not analyzed."""
+    site: Mapping[str, Any] = field(default_factory=dict)
+    """Facts of the site, from its profile."""
+    notes: tuple[str, ...] = ()
+    """Notes on the input files."""
+    history: History | None = None
+    """Lost time over the run; None when it was not requested."""
+    part: PartOfRun = ENTIRE_RUN
+    """The part of the run that was analyzed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportState:
+    """A report in the making, and what its passes read."""
+
+    report: Report
+    across: JobState
+    ranks: tuple[RankResult, ...]
+    """The ranks of all nodes in order, as `report.ranks`."""
+    totals: Sequence[CulpritTotals]
+    """By rank: time that it caused to be lost."""
+    context: RunContext
+
+
+def build_report(title: str, across: JobState, context: RunContext | None = None) -> Report:
+    """Merge the results of all nodes, in their order, into one report.
+
+    Raises: UsageError when the requested part of the run contains no time inside steps.
+    """
+    state = _begin_report(title, across, context or RunContext())
+    for apply_pass in REPORT_PASSES:
+        state = apply_pass(state)
+    return state.report
+
+
+def _begin_report(title: str, across: JobState, context: RunContext) -> ReportState:
+    """Begin a report with the ledgers of all ranks and their sums."""
+    ranks = tuple(list_ranks(across.nodes))
+    totals = compute_culprit_totals(ranks)
+    ledgers = tuple(rank.ledger for rank in ranks)
+    if across.observer is not None:
+        ledgers = tuple(
+            replace(ledger, caused=tuple(total.total.items()))
+            for ledger, total in zip(ledgers, totals)
+        )
+    sums = {name: sum(getattr(ledger, name) for ledger in ledgers) for name in _SUMMED_FIELDS}
+    reasons = _sum_amounts(rank.reasons for rank in ranks)
+    outside = _sum_amounts(ledger.outside_buckets for ledger in ledgers)
+    report = Report(
+        title=title,
+        emulated=any(rank.emulated for rank in ranks),
+        nodes=tuple(node.facts for node in across.nodes),
+        ranks=ledgers,
+        **sums,
+        findings=(),
+        unattributed_ns=sum(reasons.values()),
+        unattributed_reasons=_sort_by_amount(reasons),
+        outside_buckets=_sort_by_amount(outside),
+        metrics=(),
+        blinds=(),
+        nobody=() if across.observer is None else _sort_by_amount(sum_unblamed_waits(ranks)),
+        causes=CAUSES,
+    )
+    return ReportState(report, across, ranks, totals, context)
+
+
+def _with_report(state: ReportState, **changes: Any) -> ReportState:
+    return replace(state, report=replace(state.report, **changes))
+
+
+def add_findings(state: ReportState) -> ReportState:
+    """Add a finding for each cause of lost time."""
+    sums = state.report.in_step_ns, state.report.window_ns
+    findings = build_findings(state.ranks, state.totals, state.across.observer, *sums)
+    return _with_report(state, findings=findings)
+
+
+def add_network_evidence(state: ReportState) -> ReportState:
+    """Add the evidence of network counters to the findings about transfers."""
+    findings = state.across.network.with_network_evidence(state.report.findings)
+    return _with_report(state, findings=tuple(findings))
+
+
+def insert_job_findings(state: ReportState) -> ReportState:
+    """Insert hangs and restarts before the other findings outside steps."""
+    findings = state.report.findings
+    inside = [finding for finding in findings if not finding.outside_steps]
+    outside = [finding for finding in findings if finding.outside_steps]
+    return _with_report(state, findings=(*inside, *state.across.findings, *outside))
+
+
+def add_work_evidence(state: ReportState) -> ReportState:
+    """Add the time and batch size per step to findings about a rank's own work."""
+    report = state.report
+    return _with_report(
+        state, findings=with_work_evidence(report.findings, report.ranks, state.ranks)
+    )
+
+
+def compare_culprits(state: ReportState) -> ReportState:
+    """Compare the culprits of findings with the other ranks."""
+    return _with_report(state, findings=with_comparisons(state.report.findings, state.ranks))
+
+
+def add_read_counts(state: ReportState) -> ReportState:
+    """Add the number of reads to evidence with the size of reads."""
+    return _with_report(state, findings=tuple(with_read_counts(state.report.findings, state.ranks)))
+
+
+def add_metrics(state: ReportState) -> ReportState:
+    """Add the metrics, the utilization of devices and the blocks of steps."""
+    utilization = build_device_utilization(state.ranks)
+    return _with_report(
+        state,
+        metrics=tuple(build_metrics(state.ranks, state.report.nodes, utilization)),
+        underfill=utilization,
+        steps=build_step_stats(state.ranks),
+        tail=_build_tail(state.across, state.ranks),
+    )
+
+
+def add_impact(state: ReportState) -> ReportState:
+    """Add what the findings cost, and what the job would save without each."""
+    report = state.report
+    impact = build_impact(state.ranks, state.across, report.findings, state.context.site)
+    return _with_report(
+        state,
+        findings=with_savings(report.findings, impact),
+        metrics=(*report.metrics, *list_impact_metrics(impact)),
+        worth=impact,
+    )
+
+
+def describe_job(state: ReportState) -> ReportState:
+    """Add the facts of the job and the fingerprint of the run."""
+    across = state.across
+    job = build_job_facts(across.nodes, across.clock_bound_ns, across.clock_reason)
+    return _with_report(state, job=job, likeness=build_fingerprint(across.nodes, job))
+
+
+def report_coverage(state: ReportState) -> ReportState:
+    """Report what was not recorded, and what a reader must know about the rest."""
+    across, ranks, context = state.across, state.ranks, state.context
+    return _with_report(
+        state,
+        blinds=(
+            *_report_unmatched_operations(across),
+            *list_coverage_gaps(across.nodes, ranks, across.unmatched, context.left_out),
+            *across.blinds,
+        ),
+        notes=(
+            *_build_notes(ranks),
+            *describe_driver_errors(across.nodes),
+            *merge_node_notes([(node.facts.name, node.notes) for node in across.nodes]),
+            *across.notes,
+            *_describe_copies(context.left_out),
+            *context.notes,
+        ),
+    )
+
+
+def add_advice(state: ReportState) -> ReportState:
+    """Add advice to each finding; it reads the whole report."""
+    return replace(state, report=with_advice(state.report, state.across.nodes))
+
+
+def add_history(state: ReportState) -> ReportState:
+    """Add what happened when, and the note of the part that was analyzed."""
+    report = replace(state.report, history=state.context.history)
+    return replace(state, report=with_part_note(report, state.context.part))
+
+
+def date_causes(state: ReportState) -> ReportState:
+    """Add the time at which causes began, where the history shows it."""
+    return replace(state, report=with_onsets(state.report))
+
+
+REPORT_PASSES: tuple[Callable[[ReportState], ReportState], ...] = (
+    # The findings, from the causes to what they cost.
+    add_findings,
+    add_network_evidence,
+    insert_job_findings,
+    add_work_evidence,
+    compare_culprits,
+    add_read_counts,
+    add_metrics,
+    add_impact,
+    # What the report covers.
+    describe_job,
+    report_coverage,
+    # What is derived from the report itself.
+    add_advice,
+    add_history,
+    date_causes,
+)
+"""How a report is put together, in order."""
+
+
+def _report_unmatched_operations(across: JobState) -> tuple[CoverageGap, ...]:
+    if not across.not_compared:
+        return ()
+    message = f"operations of different ranks could not be matched: {across.not_compared}"
+    remedy = (
+        "set TMPDIR to a folder with room for a quarter of the recordings' size, and analyze again"
+    )
+    return (CoverageGap("waits between ranks", "failed", message, remedy),)
+
+
+def _build_tail(across: JobState, ranks: Sequence[RankResult]) -> Tail | None:
+    if len(ranks) < 2 or across.observer is None:
+        return None
+    return across.observer.tail(merge_accumulators(*(rank.accumulator for rank in ranks)).steps)
+
+
+def _describe_copies(left_out: Sequence[SkippedInput]) -> tuple[str, ...]:
+    return tuple(
+        f"{folder.path} was left out: {folder.why}" for folder in left_out if folder.is_copy
+    )
+
+
+def _sum_amounts(lines: Iterable[Iterable[tuple[str, int]]]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for pairs in lines:
+        for id_, ns in pairs:
+            out[id_] = out.get(id_, 0) + ns
+    return out
+
+
+def _sort_by_amount(amounts: dict[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(((k, ns) for k, ns in amounts.items() if ns), key=lambda p: (-p[1], p[0])))
+
+
+def _build_notes(ranks: Sequence[RankResult]) -> tuple[str, ...]:
+    notes = []
+    if any(rank.emulated for rank in ranks):
+        notes.append("accelerators are emulated: times are real, the devices are not")
+    if any(rank.ledger.source == "host-spans" for rank in ranks):
+        notes.append(
+            "lost time is an upper bound: no accelerator was measured, so each wait of the host"
+            " counts in full"
+        )
+    if any(not rank.marked and rank.ledger.device for rank in ranks):
+        notes.append(
+            "without the probe causes are inferred from co-occurrence, at family level only"
+        )
+    if any(not rank.marked and not rank.ledger.device for rank in ranks):
+        notes.append("neither an accelerator nor the job was observed: its time is unmeasured")
+    return tuple(notes)

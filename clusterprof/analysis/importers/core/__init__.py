@@ -1,0 +1,1 @@
+"""What importers share: byte sources, bounded parsing, columns and node tables."""

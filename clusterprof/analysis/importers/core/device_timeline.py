@@ -1,0 +1,184 @@
+"""Interval arithmetic on a device timeline: busy, idle, exposed, starved.
+
+    busy = merge_intervals(start_ns, end_ns)         # sorted, disjoint
+    idle = find_gaps(busy, first_ns, last_ns)
+    measure_overlap(start_ns, end_ns, busy)          # ns of each interval in the union
+
+Intervals are two int64 arrays of equal length, starts and ends in ns; those of a
+union are sorted and disjoint. Nothing here depends on a file format; the arithmetic
+itself is in `analysis.timeline.intervals`.
+
+Match collective operations seen on several ranks by their overlap in time.
+
+    # one sequence per rank and stream
+    sequences = [OperationSequence(key, start_ns, end_ns, operation), ...]
+    for group in match_operations(sequences):
+        group.members, group.first_numbers      # number of the row 0 of each
+
+A device stays in an operation until all members have entered it, so the members' rows
+of one operation overlap in time. Operations that one rank recorded before the others'
+profiles began or after they ended overlap with no row. Times must be of one clock, or
+of clocks that agree to within about one operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.analysis.timeline import intervals
+
+Int = NDArray[np.int64]
+Intervals = tuple[Int, Int]
+MIN_GAP_NS = 1_000
+"""Shortest gap in ns that counts: shorter ones occur between any two kernels, however
+early they were launched.
+"""
+NEVER = 1 << 62
+NO_INTERVALS: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def merge_intervals(start_ns: Int, end_ns: Int) -> Intervals:
+    """Merge intervals into the sorted, disjoint intervals that cover the same instants.
+
+    start_ns, end_ns: int64[n], ns. Returns two int64[m], ns; empty intervals are dropped.
+    """
+    merged = intervals.merge_intervals((start_ns, end_ns))
+    return merged.start_ns, merged.end_ns
+
+
+def find_gaps(busy: Intervals, from_ns: int, until_ns: int) -> Intervals:
+    """Find the gaps that a union leaves in [from_ns, until_ns]. Two int64[n], ns."""
+    start, end = trim_intervals(busy, from_ns, until_ns)
+    opens, closes = np.append(from_ns, end), np.append(start, until_ns)
+    nonempty = closes > opens
+    return opens[nonempty], closes[nonempty]
+
+
+def trim_intervals(union: Intervals, from_ns: int, until_ns: int) -> Intervals:
+    """Trim a union to [from_ns, until_ns]. Two int64[n], ns."""
+    trimmed = intervals.trim_intervals(union, from_ns, until_ns)
+    return trimmed.start_ns, trimmed.end_ns
+
+
+def measure_overlap(start_ns: Int, end_ns: Int, cover: Intervals) -> Int:
+    """Measure how many ns of each interval lie in a union.
+
+    start_ns, end_ns: int64[n], ns. Returns int64[n], ns.
+    """
+    return intervals.measure_overlap((start_ns, end_ns), cover)
+
+
+def compute_intersection(first: Intervals, second: Intervals) -> Intervals:
+    """Compute the intersection of two unions. Two int64[n], ns."""
+    common = intervals.find_intersection(first, second)
+    return common.start_ns, common.end_ns
+
+
+def subtract_intervals(union: Intervals, removed: Intervals) -> Intervals:
+    """Subtract the second union from the first. Two int64[n], ns."""
+    remaining = intervals.subtract_intervals(union, removed)
+    return remaining.start_ns, remaining.end_ns
+
+
+def find_late_launches(
+    start_ns: Int, end_ns: Int, call_start_ns: Int, call_end_ns: Int, blocking: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], Int]:
+    """Find the device gaps whose following work was launched too late by the host.
+
+        host      launch A |      | launch B |
+        device             | A |.............| B |
+                               ^ the call was not over yet: the queue was empty
+
+    All arrays have length n, one row per gap, times int64 in ns:
+    start_ns, end_ns: the gap.
+    call_start_ns, call_end_ns: the call that launched the work after the gap; -1 if
+    unknown (never late), `NEVER` if nothing was launched any more.
+    blocking: bool[n], true for a call that returns only after its work, like a copy
+    between host and device; it is late if it began after the gap did.
+    Returns bool[n], whether the launch was late, and int64[n], until when in ns: the end
+    of the call.
+    """
+    decisive_ns = np.where(blocking, call_start_ns, call_end_ns)
+    is_late = (call_end_ns >= 0) & (decisive_ns > start_ns) & (end_ns - start_ns > MIN_GAP_NS)
+    return is_late, np.minimum(call_end_ns, end_ns)
+
+
+def compute_exposed_ns(start_ns: Int, end_ns: Int, other_work: Intervals) -> Int:
+    """Compute for how many ns of each operation the device did nothing else.
+
+    start_ns, end_ns: int64[n], ns. other_work: union of all other work. Returns int64[n],
+    ns.
+    """
+    return (end_ns - start_ns) - measure_overlap(start_ns, end_ns, other_work)
+
+
+MIN_MATCHED_SHARE = 0.8
+_MAX_SHIFT = 32
+_MAX_ROWS_COMPARED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class OperationSequence:
+    """Operations of one rank on one stream, in order."""
+
+    key: Hashable
+    """Identity of the rank: no two sequences of one rank are in one group."""
+    start_ns: Int
+    end_ns: Int
+    operation: Int
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedGroup:
+    """Sequences whose operations match."""
+
+    members: tuple[int, ...]
+    """Indices into the list of sequences."""
+    first_numbers: tuple[int, ...]
+    """For each member, the number within the group of its first row."""
+
+
+def match_operations(sequences: Sequence[OperationSequence]) -> list[MatchedGroup]:
+    """Match the sequences that overlap in time; one without a match is in no group."""
+    unmatched = [number for number, sequence in enumerate(sequences) if sequence.start_ns.size]
+    groups = []
+    while unmatched:
+        head, *rest = unmatched
+        shifts = {head: 0}
+        for other in rest:
+            if sequences[other].key in {sequences[member].key for member in shifts}:
+                continue
+            shift = _find_row_shift(sequences[head], sequences[other])
+            if shift is not None:
+                shifts[other] = shift
+        unmatched = [sequence_index for sequence_index in rest if sequence_index not in shifts]
+        if len(shifts) > 1:
+            low = min(shifts.values())
+            groups.append(
+                MatchedGroup(tuple(shifts), tuple(shift - low for shift in shifts.values()))
+            )
+    return groups
+
+
+def _find_row_shift(first: OperationSequence, second: OperationSequence) -> int | None:
+    """Return by how many rows the first sequence begins earlier; None without a match."""
+    best, best_share = None, 0.0
+    for shift in sorted(range(-_MAX_SHIFT, _MAX_SHIFT + 1), key=abs):
+        a, b = max(shift, 0), max(-shift, 0)
+        rows = min(first.start_ns.size - a, second.start_ns.size - b, _MAX_ROWS_COMPARED)
+        # a shift that leaves less than half of the shorter sequence proves nothing
+        if rows < max(1, min(first.start_ns.size, second.start_ns.size) // 2):
+            continue
+        first_rows, second_rows = slice(a, a + rows), slice(b, b + rows)
+        matches = (first.start_ns[first_rows] < second.end_ns[second_rows]) & (
+            second.start_ns[second_rows] < first.end_ns[first_rows]
+        )
+        matches &= first.operation[first_rows] == second.operation[second_rows]
+        share = float(np.mean(matches))
+        if share > best_share:
+            best, best_share = shift, share
+    return best if best_share >= MIN_MATCHED_SHARE else None

@@ -1,0 +1,510 @@
+"""Traces of the PyTorch profiler (Kineto) in Chrome JSON.
+
+    torch.profiler.profile(..., on_trace_ready=tensorboard_trace_handler("traces/"))
+    clusterprof analyze traces/
+
+## What is read
+
+Files of `export_chrome_trace` and `tensorboard_trace_handler` from PyTorch 1.8 and
+later, plain or packed with gzip, zstd or zip: the object with `traceEvents`, and the
+bare list of old versions. One file is one rank; the rank is in `distributedInfo` or
+in the file name (`rank3`, `rank-3`, `rank_3`). Devices of NVIDIA, AMD, Intel and
+others, traces without a device, and several devices in one file are supported.
+
+## How it is understood
+
+* **Busy**: a device is busy while any of its streams runs a kernel, a copy or a
+  memset; it is idle for the rest of the window. The window lasts from the start of the
+  first `ProfilerStep#` to the end of the last. Without these, steps end where the
+  optimizer steps do; without those, everything from the first to the last work on the
+  device is one step.
+* **Exposed**: the time of a kernel of NCCL, RCCL, oneCCL, … in which no other kernel
+  ran on the device; concurrent copies hide nothing. Of two concurrent operations it
+  counts once. Lost time is idle plus exposed.
+* **Late host**: in a gap of more than 1 µs the host was late if the call that
+  launched the next work (by correlation id) had not ended when the gap began. A copy
+  between host and device, whose call may return only after the copy, was launched
+  late if the call had not begun. This gap is `starved` until that call ends, and is
+  split by the activity of the launching threads. In other gaps work was already
+  queued and waited for other work.
+* **Waits for data** are `enumerate(DataLoader)#….__next__` on the thread of the
+  steps. Operators that ran in it without worker processes count as loading.
+* **Waits for the device** are synchronizing calls, and copies from the device whose
+  call returned only after the copy. Copies to the device with that property are
+  `h2d`.
+* **Communication operations** are matched by process group and sequence number if the
+  kernels record them, else by their order in the group, else by their order among the
+  operations of one kind on all ranks.
+
+## Where it is blind
+
+The file does not show the work of loader worker processes, Python between operators,
+storage, network and other processes. Steps that the profiler did not record are
+missing. The profiler itself slows the host: launches take longer than without it.
+
+Identity of a trace: its rank, host, devices, and the wall clock at its origin.
+
+Build a node from what was gathered of one file: one process for each device.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from clusterprof.analysis.importers.core import text
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.columns import select_dtype
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.kineto import classify, host
+from clusterprof.analysis.importers.kineto import device as kineto_device
+from clusterprof.analysis.importers.kineto.device import (
+    DeviceWork,
+    HostActivity,
+    RuntimeCalls,
+    find_launch_calls,
+    find_starved_gaps,
+)
+from clusterprof.analysis.importers.kineto.event_stream import Document
+from clusterprof.analysis.importers.kineto.gather import (
+    GatheredEvents,
+    Int,
+    Table,
+    count_values,
+    join_sorted_chunks,
+)
+from clusterprof.analysis.importers.kineto.host import (
+    HostTimeline,
+    Marks,
+    add_host_spans,
+    find_blocking_copies,
+)
+from clusterprof.probe import layout
+
+_EVENT_PATTERN = re.compile(
+    rb'"cat"\s*:\s*"(?:Operator|Kernel|Runtime|Memcpy|Memset|cpu_op|kernel|cuda_runtime|'
+    rb'hip_runtime|xpu_runtime|gpu_memcpy|gpu_memset|python_function|user_annotation)"'
+)
+_DOCUMENT_KEYS = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')
+
+
+class Kineto:
+    """Importer of PyTorch profiler traces."""
+
+    name: ClassVar[str] = "kineto"
+    title: ClassVar[str] = "PyTorch profiler (Kineto) trace"
+    combines_files: ClassVar[bool] = False
+
+    def recognizes(self, head: bytes, path: Path) -> bool:
+        """Return whether a file has keys or categories that all profiler traces contain."""
+        start = head.lstrip(b" \t\r\n\xef\xbb\xbf")[:1]
+        if start == b"{":
+            return any(word in head for word in _DOCUMENT_KEYS)
+        return start == b"[" and _EVENT_PATTERN.search(head) is not None
+
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
+        """Yield the node of each file.
+
+        Raises: CannotImportError when a file holds nothing usable.
+        """
+        for source, account in zip(sources, accounts):
+            yield _import_file(source, account)
+
+
+def _import_file(source: Source, account: Account) -> NodeTables:
+    from clusterprof.analysis.importers.kineto.event_stream import CommonEventDecoder, EventStream
+    from clusterprof.analysis.importers.kineto.gather import GatheredEvents
+
+    gathered = GatheredEvents(account)
+    trace = EventStream(source, account, CommonEventDecoder(gathered.kinds).events)
+    for events in trace.events():
+        gathered.take(events)
+        gathered.kinds.check_refills()
+        del events  # freed before the next block is decoded
+    gathered.finish()
+    text.set_eager_release()
+    return build_node(gathered, trace.document, source)
+
+
+_RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_WORKER = re.compile(r"([A-Za-z][\w.-]*?)_(\d{1,10})\.\d{8,20}\.pt\.trace\.json")
+_MIN_WALL_US = 1e15
+"""Larger times are microseconds since 1970; smaller ones count from the start of the
+machine or program.
+"""
+_AMD = re.compile(r"amd|radeon|instinct|\bmi\d{2,3}", re.IGNORECASE)
+_NVIDIA = re.compile(r"nvidia|tesla|geforce|quadro|rtx|[ahbvlt]\d{1,3}\b|grace", re.IGNORECASE)
+_INTEL = re.compile(r"intel|gaudi|\bmax \d", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceIdentity:
+    """What one file records about its process."""
+
+    rank: int | None
+    world_size: int | None
+    host: str
+    """Hostname in the file name; empty if there is none."""
+    host_pid: int | None
+    """Pid in the file name: the hostname is used only if the trace has this process."""
+    distributed: Mapping[str, Any]
+    devices: Mapping[int | str, Mapping[str, Any]]
+    """Device number -> facts for `NodeTables.device`."""
+    rank_from_name: bool
+
+
+def read_identity(source: Source, document: Document) -> TraceIdentity:
+    """Read the identity of a trace from its metadata and file name."""
+    distributed = document.distributed if isinstance(document.distributed, dict) else {}
+    rank, world = (_parse_count(distributed.get(key)) for key in ("rank", "world_size"))
+    by_name = _RANK.search(source.path.name)
+    worker = _WORKER.search(source.path.name)
+    from_name = rank is None and by_name is not None
+    if from_name and by_name is not None:
+        rank = int(by_name[1])
+    if world is not None and (world < 1 or (rank is not None and rank >= world)):
+        world = None
+    return TraceIdentity(
+        rank,
+        world,
+        worker[1] if worker else "",
+        int(worker[2]) if worker else None,
+        distributed,
+        _read_device_facts(document),
+        from_name,
+    )
+
+
+def compute_wall_offset(document: Document, origin_us: float) -> int | None:
+    """Compute the wall clock at the origin of the tables in ns; None if unknown."""
+    base_ns = document.base_ns
+    if isinstance(base_ns, int) and not isinstance(base_ns, bool) and 0 < base_ns < 1 << 62:
+        return base_ns + int(origin_us) * 1000
+    if math.isfinite(origin_us) and _MIN_WALL_US < origin_us < 9e15:
+        return int(origin_us) * 1000
+    return None
+
+
+def _read_device_facts(document: Document) -> dict[int | str, dict[str, Any]]:
+    listed = document.device_properties
+    facts_by_device: dict[int | str, dict[str, Any]] = {}
+    for properties in listed if isinstance(listed, list) else ():
+        if (
+            not isinstance(properties, dict)
+            or (number := _parse_count(properties.get("id"))) is None
+        ):
+            continue
+        name = properties.get("name") if isinstance(properties.get("name"), str) else ""
+        facts: dict[str, Any] = {"name": name[:100]} if name else {}
+        memory = _parse_count(properties.get("totalGlobalMem"))
+        if memory:
+            facts["memory_bytes"] = memory
+        vendor = _guess_vendor(name or "", document.runtime is not None)
+        if vendor:
+            facts["vendor"] = vendor
+        facts_by_device[number] = facts
+    return facts_by_device
+
+
+def _guess_vendor(name: str, has_hip: bool) -> str:
+    if has_hip or _AMD.search(name):
+        return "amd"
+    if _NVIDIA.search(name):
+        return "nvidia"
+    return "intel" if _INTEL.search(name) else ""
+
+
+def _parse_count(value: Any) -> int | None:
+    if isinstance(value, str) and value.strip().isdigit() and len(value) < 18:
+        value = int(value)
+    fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+    return value if fits else None
+
+
+FIRST_EXTRA_DEVICE_PID = 1 << 23
+"""First pid given to further devices of a process, each shown as a separate process;
+above all real pids.
+"""
+_EMPTY = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class _Device:
+    """Work of one device and the process that launched it."""
+
+    number: int
+    key: object
+    work: DeviceWork
+    pid: int
+    """Process that launched the work, as named in the trace."""
+
+
+def build_node(gathered: GatheredEvents, document: Document, source: Source) -> NodeTables:
+    """Build the node of a trace.
+
+    Raises: CannotImportError when the trace has no events of the profiler, or neither
+    steps nor work.
+    """
+    account = gathered.account
+    identity = read_identity(source, document)
+    if math.isnan(gathered.origin_us):
+        raise CannotImportError(
+            "the file has no event of the PyTorch profiler (kernel, cuda_runtime, cpu_op, …)",
+            "export with torch.profiler's export_chrome_trace or tensorboard_trace_handler",
+        )
+    low = _find_first_ns(gathered)
+    wall_ns = compute_wall_offset(document, gathered.origin_us)
+    calls, marks = _take_calls(gathered, low), _take_marks(gathered, low)
+    for stretches in (*gathered.busy_host.values(), *gathered.operators.values()):
+        stretches.shift(-low)
+    text.trim_heap()
+    devices = list(_split_devices(gathered, calls, low))
+    calls = replace(calls, link=_EMPTY)  # the correlation ids are not needed any more
+    text.trim_heap()
+    node = NodeTables(
+        _select_hostname(identity, gathered),
+        "kineto",
+        None if wall_ns is None else wall_ns + low,
+        key=f"rank{identity.rank}"
+        if identity.rank is not None
+        else source.path.name.partition(".")[0],
+    )
+    processes: list[_Device | None] = [*devices] or [None]
+    for index, device in enumerate(processes):
+        _add_process(node, gathered, identity, calls, marks, device, index)
+    if len(devices) > 1:
+        account.notes.append(f"{len(devices)} devices in the trace: each is shown as a process")
+    if identity.rank is None:
+        account.notes.append("neither the trace nor its file name contains the rank")
+    elif identity.rank_from_name:
+        account.notes.append(f"rank {identity.rank} is taken from the file name only")
+    return node
+
+
+def _select_hostname(identity: TraceIdentity, gathered: GatheredEvents) -> str:
+    """Return the hostname in the file name if its process is in the trace, else an empty text."""
+    is_recorded = any(key[0] == identity.host_pid for key in gathered.threads)  # type: ignore[index]
+    return identity.host if identity.host_pid is not None and is_recorded else ""
+
+
+def _find_first_ns(gathered: GatheredEvents) -> int:
+    """Find the first instant of all data, so that no time becomes negative."""
+    tables = (gathered.device, gathered.calls, gathered.marks)
+    low = [at for table in tables if (at := table.start.minimum()) is not None]
+    low += [int(s.result()[0][0]) for s in gathered.busy_host.values() if s.result()[0].size]
+    return min(low, default=0)
+
+
+def _take_calls(gathered: GatheredEvents, low: int) -> RuntimeCalls:
+    table, gathered.calls = gathered.calls, Table()  # free the columns as soon as they are sorted
+    return RuntimeCalls(*_sort_table(table, low))
+
+
+def _take_marks(gathered: GatheredEvents, low: int) -> Marks:
+    start, duration, *rest = _sort_table(gathered.marks, low)
+    return Marks(start, start + duration, *rest)
+
+
+def _sort_table(table: Table, low: int) -> tuple[Int, Int, Int, Int, Int]:
+    """Return start, duration, kind, location and link, sorted by start."""
+    start = table.start.result().astype(np.int64, copy=False)
+    start -= low
+    order = _sort_rows(start)
+    columns = (table.duration, table.kind, table.location, table.link)
+    duration, kind, where, link = (column.result()[order] for column in columns)
+    text.trim_heap()
+    return start[order], duration, kind, where, link
+
+
+def _sort_rows(start: Int) -> Int | slice:
+    """Return the rows sorted by start."""
+    if (start[1:] >= start[:-1]).all():
+        return slice(None)
+    return np.argsort(start, kind="stable").astype(select_dtype(0, start.size))
+
+
+def _split_devices(gathered: GatheredEvents, calls: RuntimeCalls, low: int) -> Iterator[_Device]:
+    """Yield the devices of a trace, the one with most work first."""
+    table, gathered.device = gathered.device, Table()
+    start, duration, kind, where, link = (
+        column.result()
+        for column in (table.start, table.duration, table.kind, table.location, table.link)
+    )
+    text.trim_heap()
+    names = list(gathered.devices)
+    threads = [key[0] for key in gathered.threads]  # type: ignore[index]
+    count = count_values(where, len(names))
+    copied, size = (column.result() for column in gathered.copy_sizes)
+    for number in np.argsort(-count, kind="stable").tolist():
+        if not count[number]:
+            continue
+        rows = np.flatnonzero(where == number).astype(select_dtype(0, where.size))
+        work_start = start[rows].astype(np.int64, copy=False)
+        if rows.size == where.size:
+            del start, where  # not needed any more: free the memory
+        work_start -= low
+        order = _sort_rows(work_start)
+        rows, work_start = rows[order], work_start[order]
+        del order
+        text.trim_heap()
+        call = find_launch_calls(calls, link[rows], work_start)
+        work = DeviceWork(work_start, duration[rows], kind[rows], copied, size, rows, call)
+        thread = count_values(calls.thread[call[call >= 0]])
+        pid = threads[int(thread.argmax())] if thread.size else _find_first_pid(threads)
+        yield _Device(number, names[number], work, pid)
+
+
+def _find_first_pid(threads: list[object]) -> int:
+    positive_pids = [pid for pid in threads if isinstance(pid, int) and pid > 0]
+    return positive_pids[0] if positive_pids else 1
+
+
+def _add_process(
+    node: NodeTables,
+    gathered: GatheredEvents,
+    identity: TraceIdentity,
+    calls: RuntimeCalls,
+    marks: Marks,
+    device: _Device | None,
+    index: int,
+) -> None:
+    """Add one process: its rank, steps, waits, and the activity of its device."""
+    account = gathered.account
+    keys = list(gathered.threads)
+    trace_pid = device.pid if device else _find_step_pid(marks, keys)
+    of_process = np.array([key[0] == trace_pid for key in keys], np.bool_)  # type: ignore[index]
+    pid = trace_pid if isinstance(trace_pid, int) and 0 < trace_pid < FIRST_EXTRA_DEVICE_PID else 1
+    if index:
+        pid = FIRST_EXTRA_DEVICE_PID + index
+    id_ = ""
+    if device is not None:
+        id_ = f"gpu{device.key}" if isinstance(device.key, int) else str(device.key)[:40]
+        node.device(id_, **identity.devices.get(device.key, {}))  # type: ignore[call-overload]
+    node.rank(pid, identity.rank if not index else None, identity.world_size, id_)
+    own_calls = _select_calls_of_threads(calls, of_process)
+    own_marks = marks.of_threads(of_process)
+    process_steps = _find_steps(own_marks, device, account, gathered, of_process)
+    node.spans(
+        pid, layout.STEP, process_steps.start, process_steps.end, process_steps.number, 2, -1, -1
+    )
+    if not index:
+        account.read["steps"] += process_steps.start.size
+    copies = find_blocking_copies(device.work, calls, own_calls) if device else None
+    launches = count_values(own_calls.thread, len(keys))
+    work = [
+        pair
+        for number, pair in _list_busy_intervals(gathered, of_process)
+        if device is None or launches[number]
+    ]
+    host_side = HostTimeline(own_calls, own_marks, copies, work)
+    add_host_spans(node, pid, host_side, _list_operator_intervals(gathered, of_process), account)
+    if device is not None:
+        _add_device_activity(
+            node, pid, id_, device, calls, host_side, process_steps, identity, gathered
+        )
+
+
+def _find_step_pid(marks: Marks, keys: list[object]) -> int:
+    """Find the process of the steps; without any, the first one."""
+    step = marks.thread[marks.kind == classify.STEP]
+    threads = step if step.size else marks.thread
+    pids = [key[0] for key in keys]  # type: ignore[index]
+    return pids[int(count_values(threads).argmax())] if threads.size else _find_first_pid(pids)
+
+
+def _select_calls_of_threads(calls: RuntimeCalls, of_process: np.ndarray) -> RuntimeCalls:
+    keep = of_process[calls.thread]
+    if keep.all():
+        return calls
+    return RuntimeCalls(
+        calls.start[keep], calls.duration[keep], calls.kind[keep], calls.thread[keep], _EMPTY
+    )
+
+
+def _list_busy_intervals(
+    gathered: GatheredEvents, of_process: np.ndarray
+) -> Iterator[tuple[int, tuple[Int, Int]]]:
+    for number, stretches in gathered.busy_host.items():
+        if of_process[number]:
+            yield number, stretches.result()
+
+
+def _list_operator_intervals(
+    gathered: GatheredEvents, of_process: np.ndarray
+) -> dict[int, tuple[Int, Int]]:
+    operators = gathered.operators.items()
+    return {number: stretches.result() for number, stretches in operators if of_process[number]}
+
+
+def _find_steps(
+    marks: Marks,
+    device: _Device | None,
+    account: Account,
+    gathered: GatheredEvents,
+    of_process: np.ndarray,
+) -> host.Steps:
+    """Find the steps of a process.
+
+    Raises: CannotImportError when nothing shows when the process worked.
+    """
+    which = marks.kind == classify.STEP
+    marked = host.select_marked_steps(
+        marks.start[which], marks.end[which], marks.number[which], account
+    )
+    if marked is not None:
+        return marked
+    optimizers = marks.end[marks.kind == classify.OPTIMIZER]
+    if device is not None:
+        end = device.work.last_end()
+        return host.infer_steps(int(device.work.start[0]), end, optimizers, account)
+    covered = [pair for _, pair in _list_busy_intervals(gathered, of_process) if pair[0].size]
+    if not covered:
+        raise CannotImportError("the trace has no steps, no device work and no operators")
+    first = min(int(start[0]) for start, _ in covered)
+    last = max(int(end[-1]) for _, end in covered)
+    return host.infer_steps(first, last, optimizers, account)
+
+
+def _add_device_activity(
+    node: NodeTables,
+    pid: int,
+    id_: str,
+    device: _Device,
+    calls: RuntimeCalls,
+    host_side: HostTimeline,
+    process_steps: host.Steps,
+    identity: TraceIdentity,
+    gathered: GatheredEvents,
+) -> None:
+    """Add the busy time of a device, its starved gaps, and its communication operations."""
+    work = device.work
+    from_ns, until_ns = int(process_steps.start[0]), int(process_steps.end[-1])
+    start, end = join_sorted_chunks(work.chunks())
+    low, high = min(from_ns, int(work.start[0])), max(until_ns, work.last_end())
+    node.busy(id_, start, end, low, high)
+    del start, end
+    host = HostActivity.of(
+        host_side.work, host_side.calls, host_side.copies_in(), host_side.copies_out()
+    )
+    for gaps in find_starved_gaps(work, calls, host, from_ns, until_ns):
+        host_times = (gaps.at_work, gaps.in_sync, gaps.in_alloc, gaps.in_copy)
+        node.spans(pid, layout.STARVED, gaps.start, gaps.end, *host_times)
+        gathered.account.read["gaps with a late host"] += gaps.start.size
+    text.trim_heap()
+    exposed = kineto_device.measure_exposed_collectives(work)
+    rows = work.row[exposed.row]
+    at = gathered.comm_rows.searchsorted(rows)
+    if (at < gathered.comm_rows.size).all():
+        descriptions = [
+            gathered.comm_table.all[place] for place in gathered.comm_index[at].tolist()
+        ]
+        groups = kineto_device.ProcessGroups(
+            identity.distributed, identity.rank, identity.world_size
+        )
+        kineto_device.add_collectives(node, pid, exposed, descriptions, groups, gathered.account)

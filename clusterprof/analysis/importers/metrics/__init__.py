@@ -1,0 +1,1 @@
+"""Time series of monitoring tools: Prometheus, nvidia-smi, rocm-smi, Dynolog, TensorBoard."""

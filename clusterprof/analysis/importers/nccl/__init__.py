@@ -1,0 +1,1 @@
+"""NCCL flight recorder dumps, Inspector logs and text logs."""

@@ -1,0 +1,399 @@
+"""Dumps of the PyTorch flight recorder: collective operations started and completed.
+
+A rank writes one file when an operation times out or on request: a pickle, or JSON
+(`TORCH_FR_DUMP_TEMP_FILE`, formerly `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`, followed by
+the rank). The fields are those of version 2 of the format; earlier versions lack
+some:
+
+    {"version": "2.10",
+     "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
+     "pg_status": {"0": {"last_enqueued_collective": 7, "last_started_collective": 7,
+                         "last_completed_collective": 6}},
+     "entries": [{"process_group": ["0", "default_pg"], "pg_id": 0,
+                  "collective_seq_id": 7, "p2p_seq_id": 0, "is_p2p": false,
+                  "profiling_name": "nccl:all_reduce", "time_created_ns": …,
+                  "time_discovered_started_ns": …,
+                  "time_discovered_completed_ns": null,
+                  "state": "started", "retired": false}]}
+
+Times are wall-clock ns. A backend that records no times leaves them null (0 in JSON)
+and marks every finished operation as `retired`, whatever its state.
+
+PyTorch flight recorder dumps given as files: JSON, one per rank.
+
+## What is read
+
+The JSON form of a dump, whose file name ends with its rank
+(`nccl_trace_rank_3.json`). Pickles are never read here: a pickle may run code when it
+is loaded. (Dumps that our recorder copied into a recording, `nccl/` in a node's
+folder, are read by an unpickler that can run nothing.)
+
+## How it is understood
+
+A collective operation with a recorded start and end belongs to the rank: the rank
+arrived when the recorder noticed the start, and left when it noticed the end.
+Operations are matched by process group and number. The covered time is one step, from
+the first operation to the last. An operation that was issued and had not ended when
+the dump was written is one in which the rank waited; the ranks that had not reached
+it are listed.
+
+## Where it is blind
+
+The recorder polls, so start and end are late by up to a second. It does not know what
+else the device did, so the time in operations is an upper bound of the time lost.
+Sends and receives are left out: the two sides number them differently.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
+from clusterprof.analysis.importers.core.text import read_json_bytes
+from clusterprof.errors import Unavailable
+from clusterprof.probe import layout
+
+MAX_DUMP_BYTES = 64 << 20
+COMPLETED = "completed"
+_PICKLE_ERRORS = (
+    pickle.UnpicklingError,
+    struct.error,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    AssertionError,
+)
+_RANK_SUFFIX = re.compile(r"(\d+)(?:\.json)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One operation as the flight recorder saw it."""
+
+    group: str
+    """Name of the process group."""
+    number: int
+    """Number of a collective operation in its group, from 1; of a message 0 or undefined."""
+    name: str
+    """Name given by the backend, like `nccl:all_reduce`."""
+    message: bool
+    """True for send and receive."""
+    created_ns: int | None
+    """When it was issued, wall clock."""
+    started_ns: int | None
+    """When the recorder noticed that the device had started it, wall clock."""
+    completed_ns: int | None
+    done: bool
+    """True if it had ended, whether or not the time was recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """Flight recorder dump of one rank."""
+
+    rank: int
+    at_ns: int
+    """When the file was written: wall clock, from the file system."""
+    version: str
+    members: Mapping[str, tuple[int, ...]]
+    """Global ranks of each group; groups without that information are left out."""
+    completed: Mapping[str, int]
+    """By group id: number of the last collective that ended, -1 if none."""
+    entries: tuple[Entry, ...]
+    """Oldest first; the recorder keeps the last few thousand."""
+
+
+def read_dump(path: Path) -> Dump:
+    """Read one dump from a file; a pickle is read without calling anything that it names.
+
+    Raises: Unavailable("failed") when the file is not a dump, is too large, or holds more
+    than plain values.
+    """
+    match = _RANK_SUFFIX.search(path.name)
+    if match is None:
+        raise _build_error(path, "its name does not end with a rank")
+    try:
+        status = path.stat()
+        if status.st_size > MAX_DUMP_BYTES:
+            raise _build_error(path, f"{status.st_size} bytes exceed {MAX_DUMP_BYTES}")
+        data = path.read_bytes()
+    except OSError as error:
+        raise _build_error(path, str(error)) from error
+    try:
+        return parse_dump(data, int(match[1]), status.st_mtime_ns)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _build_error(path, f"{type(error).__name__}: {error}") from error
+
+
+def parse_dump(data: bytes | bytearray, rank: int, at_ns: int) -> Dump:
+    """Parse a dump.
+
+    Raises: ValueError, TypeError, KeyError or AttributeError when the bytes are not a dump.
+    """
+    content = json.loads(data) if data[:1] in b"{" else _load_plain_pickle(data)
+    if not isinstance(content, dict) or not isinstance(content.get("entries"), (list, tuple)):
+        raise ValueError("not a flight recorder dump")
+    members = {}
+    for name, group in (content.get("pg_config") or {}).items():
+        ranks = group.get("ranks")
+        ranks = json.loads(ranks) if isinstance(ranks, str) else ranks
+        if ranks:
+            members[str(group.get("name", name))] = tuple(sorted(int(rank_) for rank_ in ranks))
+    status = content.get("pg_status") or {}
+    return Dump(
+        rank,
+        at_ns,
+        str(content.get("version", "")),
+        members,
+        {
+            str(k): int(group_status.get("last_completed_collective", -1))
+            for k, group_status in status.items()
+        },
+        tuple(_parse_entry(entry) for entry in content["entries"]),
+    )
+
+
+def _parse_entry(entry: Mapping[str, Any]) -> Entry:
+    group = entry.get("process_group", ("", ""))
+    name = str(entry.get("profiling_name", ""))
+    words = name.rpartition(":")[2].split()
+    message = bool(entry.get("is_p2p", words[:1] in (["send"], ["recv"])))
+    return Entry(
+        str((*group, "")[0] if isinstance(group, (list, tuple)) else group),
+        int(entry.get("collective_seq_id", entry.get("seq_id", 0))),
+        name,
+        message,
+        _convert_time(entry.get("time_created_ns")),
+        _convert_time(entry.get("time_discovered_started_ns")),
+        _convert_time(entry.get("time_discovered_completed_ns")),
+        entry.get("state") == COMPLETED or bool(entry.get("retired", False)),
+    )
+
+
+def _convert_time(value: Any) -> int | None:
+    """Convert a time; null, or 0 in JSON, means that it was not recorded."""
+    return int(value) or None if value is not None else None
+
+
+class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
+    """Unpickler of containers, text and numbers; refuses pickles that name any code.
+
+    This is the unpickler written in Python: five bytes can make the C version allocate
+    all memory.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise ValueError(f"it refers to {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise ValueError("it refers to an external object")
+
+
+def _load_plain_pickle(data: bytes | bytearray) -> Any:
+    try:
+        return _PlainUnpickler(io.BytesIO(data)).load()
+    except _PICKLE_ERRORS as error:
+        raise ValueError(f"{type(error).__name__} {error}") from error
+
+
+def _build_error(path: Path, why: str) -> Unavailable:
+    return Unavailable("failed", f"{path.name}: {why}", "leave it out, or dump again")
+
+
+_FILE_RANK = re.compile(r"(\d{1,9})(?:\.json)?(?:\.gz|\.zst)?$")
+_PICKLE = b"\x80"
+_PICKLE_REFUSAL = (
+    "a pickle: loading one may run arbitrary code, so it is not read; dump as JSON"
+    " (torch._C._distributed_c10d._dump_nccl_trace_json())"
+)
+_OPERATIONS = {
+    "all_reduce": layout.ALL_REDUCE,
+    "_all_gather_base": layout.ALL_GATHER,
+    "all_gather": layout.ALL_GATHER,
+    "reduce_scatter": layout.REDUCE_SCATTER,
+    "_reduce_scatter_base": layout.REDUCE_SCATTER,
+    "broadcast": layout.BROADCAST,
+    "reduce": layout.REDUCE,
+    "gather": layout.GATHER,
+    "scatter": layout.SCATTER,
+    "all_to_all": layout.ALL_TO_ALL,
+    "barrier": layout.BARRIER,
+}
+_MAX_VALUE = 1 << 62
+_MAX_SHOWN = 8
+_MAX_RANKS = 1 << 24
+
+
+class FlightRecorder:
+    """Importer of the dumps of all ranks of one job."""
+
+    name: ClassVar[str] = "flight-recorder"
+    title: ClassVar[str] = "PyTorch flight recorder dump"
+    combines_files: ClassVar[bool] = True
+
+    def recognizes(self, head: bytes, path: Path) -> bool:
+        """Return whether a file is a dump: JSON, or a pickle (to refuse it by name)."""
+        first_byte = head.lstrip()[:1]
+        if first_byte == b"{":
+            return b'"entries"' in head and (b'"pg_config"' in head or b"profiling_name" in head)
+        return first_byte == _PICKLE and (b"pg_config" in head or b"profiling_name" in head)
+
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
+        """Yield a node per rank.
+
+        Raises: CannotImportError when no dump could be read.
+        """
+        dumps: dict[int, tuple[Dump, Account]] = {}
+        for source, account in zip(sources, accounts):
+            dump = _read_source(source, account)
+            if dump is None:
+                continue
+            if dump.rank in dumps:
+                account.refuse(f"rank {dump.rank} is in another file as well")
+            else:
+                dumps[dump.rank] = dump, account
+        if not dumps:
+            raise CannotImportError(
+                "; ".join(dict.fromkeys(account.cut for account in accounts)),
+                "give dumps as JSON, each file named after its rank",
+            )
+        ordered = [dumps[rank] for rank in sorted(dumps)]
+        ordered[0][1].notes += describe_stuck_ranks([dump for dump, _ in ordered])
+        world = 1 + max(max((*dump.members.get("0", ()), dump.rank)) for dump, _ in ordered)
+        for dump, account in ordered:
+            node = _build_node(dump, account, world)
+            if node is not None:
+                yield node
+
+
+def _read_source(source: Source, account: Account) -> Dump | None:
+    if source.head.lstrip()[:1] == _PICKLE:
+        account.refuse(_PICKLE_REFUSAL)
+        return None
+    rank = _FILE_RANK.search(source.path.name)
+    if rank is None:
+        account.refuse("its name does not end with a rank")
+        return None
+    try:
+        data = read_json_bytes(source, MAX_DUMP_BYTES)
+    except CannotImportError as error:
+        account.refuse(error.message)
+        return None
+    try:
+        dump = parse_dump(data.lstrip(), int(rank[1]), 0)
+        if not all(
+            0 <= rank_ < _MAX_RANKS for members in dump.members.values() for rank_ in members
+        ):
+            raise ValueError("impossible ranks")
+        return dump
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ) as error:
+        account.refuse(f"not a readable dump ({type(error).__name__}: {str(error)[:120]})")
+        return None
+
+
+def _build_node(dump: Dump, account: Account, world: int) -> NodeTables | None:
+    """Build the node of a rank: its clock is the wall clock of its host."""
+    entries: list[Entry] = []
+    for entry in dump.entries:
+        if entry.message:
+            account.skipped["sends and receives"] += 1
+        elif entry.started_ns is None or entry.completed_ns is None:
+            account.skipped["operations without start and end times"] += 1
+        elif not 0 < entry.started_ns <= entry.completed_ns < _MAX_VALUE:
+            account.skipped["operations that end before they start"] += 1
+        elif not 0 < entry.number < _MAX_VALUE:
+            account.skipped["operations with impossible numbers"] += 1
+        else:
+            entries.append(entry)
+    account.read["operations"] += len(entries)
+    if not entries:
+        account.notes.append(f"rank {dump.rank}: no operation has start and end times")
+        return None
+    node = NodeTables(f"rank {dump.rank}", FlightRecorder.name, wall_minus_own_ns=0)
+    node.versions["flight-recorder"] = dump.version
+    pid = dump.rank + 1
+    node.rank(pid, dump.rank, world)
+    groups = {name: compute_group_number(ranks) for name, ranks in dump.members.items()}
+    for name, ranks in dump.members.items():
+        node.group(pid, groups[name], ranks)
+    start, end, number = (
+        np.array([value for value in column], np.int64)
+        for column in zip(*((e.started_ns, e.completed_ns, e.number - 1) for e in entries))
+    )
+    node.collectives(
+        pid,
+        start,
+        end,
+        [groups.get(e.group) or compute_group_number(e.group) for e in entries],
+        number,
+        operation=[find_operation(e.name) for e in entries],
+    )
+    node.spans(pid, layout.STEP, [int(start.min())], [int(end.max())], 1, 2, -1, -1)
+    return node
+
+
+def find_operation(name: str) -> int:
+    """Find the operation in a backend's name: `nccl:all_reduce`, `nccl:_all_gather_base`."""
+    operation = name.rpartition(":")[2].split(" ")[0].lower().removesuffix("_coalesced")
+    code = _OPERATIONS.get(
+        operation.removeprefix("_") if operation not in _OPERATIONS else operation
+    )
+    return layout.ALL_TO_ALL if operation.startswith(("all_to_all", "alltoall")) else code or 15
+
+
+def describe_stuck_ranks(dumps: Sequence[Dump]) -> list[str]:
+    """Describe in which operations ranks waited, and which ranks had not reached them."""
+    waiting: dict[tuple[str, int], dict[int, Entry]] = {}
+    reached: dict[tuple[int, str], int] = {}
+    for dump in dumps:
+        oldest: dict[str, Entry] = {}
+        for operation in (entry for entry in dump.entries if not entry.message):
+            key = (dump.rank, operation.group)
+            reached[key] = max(reached.get(key, 0), operation.number)
+            oldest_entry = oldest.get(operation.group)
+            if not operation.done and (
+                oldest_entry is None or operation.number < oldest_entry.number
+            ):
+                oldest[operation.group] = operation
+        for group, entry in oldest.items():
+            waiting.setdefault((group, entry.number), {})[dump.rank] = entry
+    dumped_ranks = {dump.rank for dump in dumps}
+    notes = []
+    for (group, number), ranks in sorted(waiting.items(), key=lambda item: item[0][1]):
+        members = next((d.members[group] for d in dumps if group in d.members), ())
+        late = [r for r in members if r in dumped_ranks and reached.get((r, group), 0) < number]
+        missing = [r for r in members if r not in dumped_ranks]
+        name = next(iter(ranks.values())).name
+        line = f"{_format_ranks(sorted(ranks))} waited in {name} {number} of group {group}"
+        if late:
+            last = "; ".join(f"rank {r} had reached {reached.get((r, group), 0)}" for r in late[:4])
+            line += f"; {_format_ranks(late)} had not reached it ({last}): look there first"
+        if missing:
+            line += f"; no dump of {_format_ranks(missing)}"
+        notes.append(line)
+    return notes[:_MAX_SHOWN] or ["no rank waited in an operation at that time"]
+
+
+def _format_ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MAX_SHOWN]))
+    more = f" and {len(ranks) - _MAX_SHOWN} more" if len(ranks) > _MAX_SHOWN else ""
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"

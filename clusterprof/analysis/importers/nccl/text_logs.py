@@ -1,0 +1,399 @@
+"""Output of NCCL: its log (NCCL_DEBUG=INFO), and the tables of nccl-tests.
+
+## What is read
+
+Logs of one or more ranks, alone or mixed with other output: the version, the chosen
+network, the RDMA devices found, the variables set, and the transport of every channel
+(`via P2P`, `SHM`, `NET/IB/0/GDRDMA`, `NET/Socket/0`). Tables of nccl-tests
+(`all_reduce_perf -b 8 -e 16G -f 2`): size, type, operation, time, bandwidths, out of
+place and in place; a launcher's prefix like `0: ` is skipped. Both may be in one
+file. A log has no times, so it yields no spans: it is given together with a recording
+or traces of the same job.
+
+## How it is understood
+
+Data take a slow path (`net-path`) when ranks on different nodes communicate through
+`NET/Socket` although NCCL found RDMA devices, or was instructed not to look
+(`NCCL_IB_DISABLE=1`); when RDMA runs without GPUDirect (`GDRDMA`); and when GPUs of
+one node communicate through host memory (`SHM`) because `NCCL_P2P_DISABLE` is set. A
+table shows how long an operation takes on this network without disturbance: at each
+size the shorter time of out of place and in place, between sizes in proportion. The
+transfers of traces given together with it are expected to take that long if the rate
+of the links is unknown.
+
+## Where it is blind
+
+A log without `NCCL_DEBUG=INFO` names no channel. `No device found` does not tell
+whether there is one: run `ibv_devinfo` on that host. A table is valid for the ranks
+it was measured with; whether the job has as many is unknown.
+
+Facts and notes for a job from NCCL's log and the tables of nccl-tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.core.text import parse_number, read_lines
+from clusterprof.probe import layout
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One size of an nccl-tests table."""
+
+    operation: int
+    """`layout.ALL_REDUCE` or a similar constant; 15 if no program is named."""
+    bytes: int
+    element: str
+    """Element type, like `float`."""
+    reduction: str
+    """Reduction, like `sum`; empty for operations without one."""
+    time_us: float
+    """Out of place."""
+    algorithm_gbps: float
+    """GB/s."""
+    bus_gbps: float
+    """GB/s."""
+    in_place_us: float | None
+
+    @property
+    def expected_ns(self) -> int:
+        """Shortest measured time in ns."""
+        times = [time_us for time_us in (self.time_us, self.in_place_us) if time_us]
+        return round(min(times, default=0.0) * 1000)
+
+
+@dataclass(slots=True)
+class NcclText:
+    """Content of one file."""
+
+    versions: Counter[str] = field(default_factory=Counter)
+    networks: Counter[str] = field(default_factory=Counter)
+    """Number of ranks by network: `IB`, `Socket`, `AWS Libfabric`."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Variables set in the environment, as logged by NCCL; without addresses."""
+    rdma: set[str] = field(default_factory=set)
+    no_rdma: set[str] = field(default_factory=set)
+    """Hosts on which NCCL found no RDMA device."""
+    hosts: set[str] = field(default_factory=set)
+    socket_hosts: set[str] = field(default_factory=set)
+    """Hosts with channels through TCP."""
+    channels: Counter[str] = field(default_factory=Counter)
+    """By transport: P2P, SHM, NET/IB, NET/Socket, …"""
+    gpudirect_channels: int = 0
+    """Channels between nodes that copy between NIC and GPU without host memory."""
+    ranks: int = 0
+    nodes: int = 0
+    warnings: Counter[str] = field(default_factory=Counter)
+    rows: list[TableRow] = field(default_factory=list)
+    test_ranks: int = 0
+    """Ranks of the tables; 0 if unknown."""
+    average_gbps: float | None = None
+
+    @property
+    def network_channels(self) -> int:
+        """Number of channels that go through a network."""
+        return sum(n for name, n in self.channels.items() if name.startswith("NET/"))
+
+
+def build_facts(content: NcclText) -> dict[str, Any]:
+    """Build the facts for the analysis of other files: plain values for a recording's header."""
+    facts: dict[str, Any] = {}
+    if content.rows:
+        facts["transfer_expected"] = [
+            [row.operation, row.bytes, row.expected_ns] for row in content.rows if row.expected_ns
+        ]
+    slow = find_slow_paths(content)
+    if slow:
+        facts["slow_paths"] = [[name, count, problem] for name, count, problem, _ in slow]
+    return facts
+
+
+def find_slow_paths(content: NcclText) -> list[tuple[str, int, str, str]]:
+    """Find slow data paths in a log: name, number of channels, problem, action."""
+    slow = []
+    sockets, disabled = content.channels["NET/Socket"], content.variables.get("NCCL_IB_DISABLE")
+    socket = sockets or (content.networks["Socket"] and content.nodes > 1)
+    where = _format_hosts(content.socket_hosts)
+    if socket and disabled == "1":
+        slow.append(
+            (
+                "nccl.socket_channels_count",
+                sockets,
+                f"go through TCP sockets because NCCL_IB_DISABLE=1 is set{where}",
+                "remove NCCL_IB_DISABLE from the job's environment",
+            )
+        )
+    elif socket and content.rdma:
+        slow.append(
+            (
+                "nccl.socket_channels_count",
+                sockets,
+                f"go through TCP sockets although NCCL saw {_format_names(content.rdma)}{where}",
+                "find out why NCCL ignores it: NCCL_NET, NCCL_IB_HCA, link state (ibv_devinfo)",
+            )
+        )
+    elif socket and content.no_rdma:
+        slow.append(
+            (
+                "nccl.socket_channels_count",
+                sockets,
+                f"go through TCP sockets because NCCL found no RDMA device{where}",
+                "if the node has one (ibv_devinfo), give the container /dev/infiniband, rdma-core"
+                " and an unlimited memlock; otherwise nothing is wrong",
+            )
+        )
+    rdma = content.network_channels - sockets
+    if rdma and not content.gpudirect_channels and "GDRDMA" not in content.networks:
+        slow.append(
+            (
+                "nccl.staged_channels_count",
+                rdma,
+                "use RDMA without GPUDirect: every byte passes through host memory",
+                "load nvidia-peermem, or use a kernel with DMA-BUF; check NCCL_NET_GDR_LEVEL",
+            )
+        )
+    if content.channels["SHM"] and content.variables.get("NCCL_P2P_DISABLE") == "1":
+        slow.append(
+            (
+                "nccl.host_memory_channels_count",
+                content.channels["SHM"],
+                "go through host memory because NCCL_P2P_DISABLE=1 is set",
+                "remove NCCL_P2P_DISABLE",
+            )
+        )
+    return slow
+
+
+def build_notes(content: NcclText) -> list[str]:
+    """Build the notes for the report."""
+    notes = []
+    if content.versions:
+        versions = ", ".join(sorted(content.versions))
+        size = f", {content.ranks} ranks on {content.nodes} nodes" if content.ranks else ""
+        used = ", ".join(f"{n:,} {name}" for name, n in content.channels.most_common(8))
+        notes.append(f"NCCL {versions}{size}" + (f"; channels: {used}" if used else ""))
+        if len(content.versions) > 1:
+            notes.append("ranks run different versions of NCCL: load the same version everywhere")
+    for _, count, problem, action in find_slow_paths(content):
+        counted = f"{count:,} channels" if count else "channels between nodes"
+        notes.append(f"net-path: {counted} {problem}. To do: {action}")
+    rdma = {name: n for name, n in content.channels.items() if name.startswith("NET/")}
+    if rdma and not find_slow_paths(content):
+        direct = (
+            f", {content.gpudirect_channels:,} of them with GPUDirect"
+            if content.gpudirect_channels
+            else ""
+        )
+        notes.append(
+            f"between nodes: {content.network_channels:,} channels by RDMA{direct}: normal"
+        )
+    for text, times in content.warnings.most_common(3):
+        notes.append(f"NCCL warned {times:,} times: {text}")
+    if content.rows:
+        notes.append(_describe_table(content))
+    return notes
+
+
+def _describe_table(content: NcclText) -> str:
+    last = max(content.rows, key=lambda row: row.bytes)
+    ranks = f" of {content.test_ranks} ranks" if content.test_ranks else ""
+    average = f", {content.average_gbps} GB/s on average" if content.average_gbps else ""
+    return (
+        f"nccl-tests{ranks}, {len(content.rows)} sizes up to {last.bytes:,} bytes:"
+        f" {last.time_us:,.1f} us, {last.algorithm_gbps} GB/s, bus {last.bus_gbps}"
+        f" GB/s{average}; used as the expected transfer time where the link rate is unknown"
+    )
+
+
+def _format_names(names: set[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:8]) + (f" and {len(ordered) - 8} more" if len(ordered) > 8 else "")
+
+
+def _format_hosts(hosts: set[str]) -> str:
+    known = {host for host in hosts if host}
+    return f" (on {_format_names(known)})" if known else ""
+
+
+# Lines may be anything: every pattern runs in linear time.
+_INFO = re.compile(r"NCCL (INFO|WARN) ")
+_HOST = re.compile(r"(?<![\w.-])([\w.-]{1,255}):\d{1,10}:\d{1,10} \[-?\d{1,6}\] (?:\S{1,128} )?$")
+_HOST_CHARACTERS = 448  # characters before NCCL that can hold the host
+_VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+-]*)")
+_VARIABLE = re.compile(
+    r"(?<![A-Z0-9_])(NCCL_[A-Z0-9_]{1,64}) set (?:by environment )?to (\S+?)\.?\s*$"
+)
+_CHANNEL = re.compile(r"Channel \d+(?:/\d+)? ?: ?\d")
+_VIA = re.compile(r"(P2P|SHM|NET|COLLNET|NVLS)(?:/(.+))?")
+_USING = "Using network "
+_NETWORK = re.compile(r"\w[\w .-]{0,63}")
+_RDMA_DEVICE = re.compile(r"\[\d+\] ?([A-Za-z][\w.-]*):\d+/(?:IB|RoCE|IB/SHARP|uverbs)")
+_SIZE = re.compile(r"\bn[rR]anks (\d+) n[nN]odes (\d+)")
+_TABLE_HEAD = re.compile(r"#\s+size\s+count\s+type(?:\s+redop)?(?:\s+root)?\s+time\s+algbw\s+busbw")
+_TABLE_ROW = re.compile(
+    r"(?<!\d)(\d{1,18})\s+\d+\s+([a-z]\w*)(?:\s+([a-z]\w*|none))?(?:\s+-?\d+)?"
+    r"\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(?:\S+)"
+    r"(?:\s+([\d.]+|N/A)\s+([\d.]+|N/A)\s+([\d.]+|N/A)\s+\S+)?\s*$"
+)
+_AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*([\d.]+)")
+_RANK = re.compile(r"#\s+Rank\s+\d+\s")
+_PROGRAMS = {
+    "all_reduce": layout.ALL_REDUCE,
+    "all_gather": layout.ALL_GATHER,
+    "reduce_scatter": layout.REDUCE_SCATTER,
+    "broadcast": layout.BROADCAST,
+    "reduce": layout.REDUCE,
+    "alltoall": layout.ALL_TO_ALL,
+    "gather": layout.GATHER,
+    "scatter": layout.SCATTER,
+    "sendrecv": layout.SEND,
+}
+_PROGRAM = re.compile(
+    r"\b(all_reduce|all_gather|reduce_scatter|broadcast|alltoall|gather|scatter|"
+    r"sendrecv|reduce)_perf\b"
+)
+_MAX_ROWS = 4096
+_MAX_HOSTS = 65_536
+_MAX_NAMES = 32
+
+
+def read_text(lines: Iterator[bytes]) -> NcclText:
+    """Read the lines of a log or table; other lines are skipped."""
+    text = NcclText()
+    operation = layout.OTHER_OPERATION
+    table = False
+    for raw in lines:
+        line = raw.decode("utf-8", "replace").strip()
+        if "NCCL" in line:
+            version = _VERSION.search(line)
+            if version:
+                text.versions[version[1]] += 1
+            message = _INFO.search(line)
+            if message:
+                host = _HOST.search(
+                    line[max(message.start() - _HOST_CHARACTERS, 0) : message.start()]
+                )
+                _parse_log_line(text, host[1] if host else "", message[1], line[message.end() :])
+        elif program := _PROGRAM.search(line):
+            operation = _PROGRAMS[program[1]]
+        if table or "size" in line or "#" in line:
+            table = _parse_table_line(text, line, operation) or table
+    _infer_operation(text)
+    return text
+
+
+def _infer_operation(text: NcclText) -> None:
+    """Infer the operation of a table without a program name: only all_reduce moves data twice.
+
+    Its bus bandwidth is 2 (n - 1) / n times its bandwidth for n ranks.
+    """
+    last = max(text.rows, key=lambda row: row.algorithm_gbps, default=None)
+    if last is None or last.algorithm_gbps < 1:
+        return
+    ratio = last.bus_gbps / last.algorithm_gbps
+    if last.operation == layout.OTHER_OPERATION and last.reduction and 1.05 < ratio < 2:
+        text.rows = [replace(row, operation=layout.ALL_REDUCE) for row in text.rows]
+        last = replace(last, operation=layout.ALL_REDUCE)
+    if last.operation == layout.ALL_REDUCE and not text.test_ranks and ratio < 2:
+        ranks = 2 / (2 - ratio)
+        # Two decimals of both bandwidths determine few ranks exactly, and many ranks not at all.
+        text.test_ranks = round(ranks) if ranks <= 64 and abs(ranks - round(ranks)) < 0.1 else 0
+
+
+def _parse_log_line(content: NcclText, host: str, level: str, text: str) -> None:
+    if host and len(content.hosts) < _MAX_HOSTS:
+        content.hosts.add(host)
+    if level == "WARN":
+        if len(content.warnings) < _MAX_NAMES:
+            content.warnings[text[:120]] += 1
+        return
+    before, _, transport = text.rpartition(" via ")
+    if (channel := _VIA.match(transport)) and _CHANNEL.search(before):
+        kind, details = channel[1], channel[2] or ""
+        content.channels[f"NET/{details.partition('/')[0]}" if kind == "NET" else kind] += 1
+        content.gpudirect_channels += "GDRDMA" in details
+        if kind == "NET" and details.startswith("Socket"):
+            content.socket_hosts.add(host)
+    elif network := _NETWORK.fullmatch(text.partition(_USING)[2].strip()):
+        content.networks[network[0]] += 1
+    elif text.startswith("NET/IB"):
+        if "No device found" in text:
+            content.no_rdma.add(host)
+        elif "Using" in text:
+            content.rdma |= set(_RDMA_DEVICE.findall(text)[:_MAX_NAMES])
+    elif (
+        (variable := _VARIABLE.search(text))
+        and ":" not in variable[2]
+        and (len(content.variables) < _MAX_NAMES or variable[1] in content.variables)
+    ):
+        content.variables[variable[1]] = variable[2]
+    if size := _SIZE.search(text):
+        content.ranks = max(content.ranks, int(size[1][:9]))
+        content.nodes = max(content.nodes, int(size[2][:9]))
+
+
+def _parse_table_line(content: NcclText, line: str, operation: int) -> bool:
+    """Parse a line of a table; True from its head on."""
+    if _TABLE_HEAD.search(line):
+        return True
+    if average := _AVERAGE.search(line):
+        content.average_gbps = parse_number(average[1])
+    elif _RANK.search(line):
+        content.test_ranks += 1
+    row = _TABLE_ROW.search(line)
+    if row is None or len(content.rows) >= _MAX_ROWS or len(row[1]) > 18:
+        return False
+    time_us, algorithm, bus = (parse_number(row[at]) for at in (4, 5, 6))
+    in_place_us = parse_number(row[7] or "")
+    if time_us is None or algorithm is None or bus is None:
+        return False
+    content.rows.append(
+        TableRow(operation, int(row[1]), row[2], row[3] or "", time_us, algorithm, bus, in_place_us)
+    )
+    return True
+
+
+class NcclOutput:
+    """Importer of NCCL logs and nccl-tests tables."""
+
+    name: ClassVar[str] = "nccl-text"
+    title: ClassVar[str] = "NCCL log or nccl-tests table"
+    combines_files: ClassVar[bool] = False
+    tells: ClassVar[bool] = True
+
+    def recognizes(self, head: bytes, path: Path) -> bool:
+        """Return whether NCCL or nccl-tests wrote lines of this text."""
+        if head[:1] in (b"{", b"[", b"\x80") or b"\x00" in head[:64]:
+            return False
+        if b"NCCL INFO " in head or b"NCCL WARN " in head:
+            return True
+        text = head[:8192].decode("utf-8", "replace")
+        return any(_TABLE_HEAD.search(line) for line in text.splitlines())
+
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
+        """Yield nothing; add notes and the expected transfer times (`Account.facts`).
+
+        Raises: CannotImportError when the files hold nothing usable.
+        """
+        for source, account in zip(sources, accounts):
+            text = read_text(read_lines(source, account))
+            account.read["channels"] += sum(text.channels.values())
+            account.read["rows of a table"] += len(text.rows)
+            account.read["variables"] += len(text.variables)
+            account.notes += build_notes(text)
+            account.facts.update(build_facts(text))
+            if not account.notes:
+                raise CannotImportError(
+                    "the file names no transport and has no table",
+                    "run the job with NCCL_DEBUG=INFO, or nccl-tests",
+                )
+        yield from ()

@@ -1,0 +1,1 @@
+"""Tracers and logs of workloads: DFTracer, DLIO, MLPerf logs, step times, operator tables."""

@@ -1,0 +1,553 @@
+"""DFTracer traces: reads, loading and computation of training processes, call by call.
+
+## What is read
+
+`.pfw` and `.pfw.gz`: one event of the Chrome format per line, in microseconds, after
+a first line `[`; a file that was never closed is read to its last whole line. All
+files of a job belong together, one per process: give the folder.
+
+    export DFTRACER_ENABLE=1 DFTRACER_INC_METADATA=1
+    DFTRACER_LOG_FILE=trace DFTRACER_DATA_DIR=all python train.py
+
+The host is taken from `HH`, the file systems from the paths of `FH`, rank and size of
+the job from a file name as written by DLIO (`trace-3-of-8.pfw`); otherwise the rank
+stays unknown. These events are understood: reads, opens and status calls on files
+(categories POSIX and STDIO), items (`__getitem__`, `data.item`), waits for batches
+(`loop.iter`, `fetch.iter`), computation (`TorchFramework.compute`; `forward`,
+`backward`, `step` of the AI annotations), epochs, evaluations, checkpoints and copies
+to the device. The rest is counted and left out. A process that only loads is a
+dataloader worker of its parent.
+
+## How it is understood
+
+A step ends with the last computation before the next wait for data, and begins where
+the previous step ended, the first of an epoch where the epoch began. Steps are
+numbered from 1 in the order of time: the numbers in the file are those of the loader,
+which runs ahead.
+
+Waiting for data is the time of the training process in `__getitem__` and in the loop
+over the loader, minus any computation. It is split: time in which at least one file
+system call was running is *reading*, the rest of the items is *computing* (decoding,
+copying, Python: no file system call was running). Waits for worker processes are
+split by the activity of all workers together during the wait.
+
+DLIO emulates computation by a sleep, so its accelerator is marked as emulated: busy
+while it sleeps, idle otherwise. For other programs the device is not visible: their
+loss is at most the time their host spent in waits.
+
+## Where it is blind
+
+The device; reads by memory mapping; the network. Collective operations of the AI
+annotations are left out. A path tells little about its file system: names like
+`lustre`, `gpfs` and `nfs` count as network file systems, `/tmp` and similar ones as
+local, all others as unknown.
+
+DFTracer events gathered by process into arrays.
+
+Nodes of a DFTracer job: steps, waits for data, loader activity during the waits.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.core.text import convert_to_ns, read_lines
+from clusterprof.analysis.timeline.intervals import (
+    Intervals,
+    find_intersection,
+    measure_overlap,
+    merge_intervals,
+    subtract_intervals,
+)
+from clusterprof.probe import layout
+
+MICROSECOND_NS = 1000
+LOCAL, NETWORK, OBJECT = 1, 2, 3
+MAX_NAMES = 1_000_000
+"""Largest number of files and hosts whose names are kept."""
+MAX_CLASSES = MAX_PROCESSES = 65_536
+_TOO_MANY_PROCESSES = f"events of more than {MAX_PROCESSES:,} processes"
+
+Value = int | float | str | bool | None
+Key = int | float | str
+
+
+class _Arguments(msgspec.Struct):
+    """Used fields of `args`; versions before 2 write hashes as numbers."""
+
+    hhash: Value = None
+    fhash: Value = None
+    name: Value = None
+    value: Value = None
+    ret: Value = None
+    size: Value = None
+    ppid: Value = None
+
+
+class _Line(msgspec.Struct):
+    name: str
+    ph: str
+    cat: str = ""
+    pid: Value = None
+    tid: Value = None
+    ts: Value = None
+    dur: Value = None
+    args: _Arguments = msgspec.field(default_factory=_Arguments)
+
+
+(WAIT, ITEM, COMPUTE, FORWARD, BACKWARD, OPTIMIZER, EPOCH, EVALUATION, CHECKPOINT, TRANSFER) = (
+    range(10)
+)
+
+_IO = ("POSIX", "STDIO")
+_LOADERS = ("data_loader", "dataloader", "fetch", "data")
+_PHASES = {"compute": COMPUTE, "forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
+_DLIO = ("dlio_benchmark", "ai_framework")
+_READ_CALLS = frozenset(("read", "pread", "readv", "preadv"))
+_INPUT_CALLS = _READ_CALLS | {
+    "fread",
+    "open",
+    "openat",
+    "fopen",
+    "close",
+    "fclose",
+    "lseek",
+    "fseek",
+    "stat",
+    "lstat",
+    "fstat",
+    "xstat",
+    "lxstat",
+    "fxstat",
+    "fxstatat",
+    "opendir",
+    "readdir",
+    "closedir",
+    "access",
+}
+_NETWORK_PATH = re.compile(
+    r"lustre|gpfs|(^|[/_-])nfs|beegfs|ceph|weka|panfs|daos|juicefs|glusterfs|/afs/", re.IGNORECASE
+)
+_LOCAL_PATH = re.compile(
+    r"^/(tmp|dev/shm|local|raid|l/ssd|mnt/(nvme|ssd)|nvme|scratch/local)\d*(/|$)"
+)
+
+
+def guess_file_system(path: str) -> int:
+    """Guess the file system from a path: LOCAL, NETWORK, OBJECT, 0 = unknown."""
+    if re.match(r"(s3|gs|az|abfss?|hf)://", path):
+        return OBJECT
+    if _NETWORK_PATH.search(path):
+        return NETWORK
+    return LOCAL if _LOCAL_PATH.match(path) else 0
+
+
+@dataclass(slots=True)
+class TracedProcess:
+    """One process and its recorded activity."""
+
+    pid: int
+    host: Key
+    parent: int = 0
+    rank: int | None = None
+    world: int | None = None
+    kinds: array[int] = field(default_factory=lambda: array("q"))
+    """WAIT, ITEM, …: the kind of each entry of `spans`."""
+    spans: array[int] = field(default_factory=lambda: array("q"))
+    """Two numbers each: start and end in ns."""
+    reads: array[int] = field(default_factory=lambda: array("q"))
+    """Four numbers each: start and end in ns, bytes, kind of file system."""
+    emulated: bool = False
+    """True for a DLIO process, which emulates computation by a sleep."""
+
+
+class TracedJob:
+    """All files of a job, read one by one."""
+
+    def __init__(self) -> None:
+        self.processes: dict[tuple[Key, int], TracedProcess] = {}
+        self.hosts: dict[Key, str] = {}
+        self.files: dict[Key, int] = {}
+        """Kind of file system by hash."""
+        self._decode: Callable[[bytes], _Line] = msgspec.json.Decoder(_Line).decode
+        self._classes: dict[tuple[str, str], int | None] = {}
+        self._uncached_events = 0
+
+    def read(self, source: Source, account: Account) -> None:
+        """Read one file."""
+        rank, world = parse_rank(source.path.name)
+        for line in read_lines(source, account):
+            line = line.strip().rstrip(b",")
+            if line in (b"", b"[", b"]"):
+                continue
+            try:
+                event = self._decode(line.lstrip(b"["))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                account.skipped["lines that are not events"] += 1
+                continue
+            if event.ph == "M":
+                self._record_name(event)
+            elif event.ph == "X":
+                self._add_event(event, account, rank, world)
+            else:
+                account.skipped["events of other kinds"] += 1
+
+    def _record_name(self, event: _Line) -> None:
+        value, name = _check_key(event.args.value), event.args.name
+        if value is None or not isinstance(name, str):
+            return
+        if event.name == "HH" and len(self.hosts) < MAX_NAMES:
+            self.hosts[value] = name
+        elif event.name == "FH" and len(self.files) < MAX_NAMES:
+            self.files[value] = guess_file_system(name)
+
+    def _add_event(
+        self, event: _Line, account: Account, rank: int | None, world: int | None
+    ) -> None:
+        start, length = (
+            convert_to_ns(event.ts, MICROSECOND_NS),
+            convert_to_ns(event.dur, MICROSECOND_NS),
+        )
+        if start is None or length is None or not isinstance(event.pid, int):
+            account.skipped["events without a time, a duration or a process"] += 1
+            return
+        if start < 0 or length < 0 or abs(event.pid) >= 1 << 31:
+            account.skipped["events with a negative time or an invalid process"] += 1
+            return
+        process = self._get_process(event, account)
+        if process is None:
+            return
+        if rank is not None and process.rank is None:
+            process.rank, process.world = rank, world
+        if event.cat in _IO:
+            self._add_input(event, process, start, start + length, account)
+            return
+        process.emulated |= event.cat in _DLIO
+        if event.name == "start" and isinstance(event.args.ppid, int):
+            process.parent = event.args.ppid
+        kind = self._label_event(event)
+        if kind is None or not length:
+            return
+        process.kinds.append(kind)
+        process.spans.extend((start, start + length))
+        account.read[_READ_LABELS[kind]] += 1
+
+    def _label_event(self, event: _Line) -> int | None:
+        """Return the kind of an event; None if it has none.
+
+        Raises: CannotImportError when too many events have distinct names.
+        """
+        key = (event.cat, event.name)
+        if key in self._classes:
+            return self._classes[key]
+        kind = label_event(*key)
+        if len(self._classes) < MAX_CLASSES:
+            self._classes[key] = kind
+            return kind
+        self._uncached_events += 1
+        if self._uncached_events > MAX_NAMES:
+            raise CannotImportError(
+                f"more than {MAX_NAMES:,} events with distinct names",
+                "use event names that do not contain a counter or a time",
+            )
+        return kind
+
+    def _get_process(self, event: _Line, account: Account) -> TracedProcess | None:
+        host = _check_key(event.args.hhash)
+        key = ("" if host is None else host, int(event.pid or 0))
+        if key not in self.processes:
+            if len(self.processes) >= MAX_PROCESSES:
+                account.skipped[_TOO_MANY_PROCESSES] += 1
+                if account.skipped[_TOO_MANY_PROCESSES] > MAX_NAMES:
+                    raise CannotImportError(_TOO_MANY_PROCESSES, "give the traces of fewer nodes")
+                return None
+            self.processes[key] = TracedProcess(key[1], key[0])
+        return self.processes[key]
+
+    def _add_input(
+        self, event: _Line, process: TracedProcess, start: int, end: int, account: Account
+    ) -> None:
+        name = event.name.strip("_").removesuffix("64")
+        if name not in _INPUT_CALLS:
+            account.skipped["writes and other system calls"] += 1
+            return
+        count = event.args.ret if name in _READ_CALLS or name == "fread" else 0
+        size = event.args.size if name == "fread" else 1
+        bytes_ = count * size if isinstance(count, int) and isinstance(size, int) else 0
+        kind = self.files.get(_check_key(event.args.fhash) or "", 0)
+        process.reads.extend((start, end, min(max(bytes_, 0), 1 << 50), kind))
+        account.read["reads, opens and status calls"] += 1
+
+
+_READ_LABELS = {
+    WAIT: "waits for a batch",
+    ITEM: "items loaded",
+    COMPUTE: "computations",
+    FORWARD: "forward passes",
+    BACKWARD: "backward passes",
+    OPTIMIZER: "optimizer steps",
+    EPOCH: "epochs",
+    EVALUATION: "evaluations",
+    CHECKPOINT: "checkpoints",
+    TRANSFER: "copies to the device",
+}
+
+
+def label_event(category: str, name: str) -> int | None:
+    """Label an event of the application with its kind; None if it has none."""
+    last = name.rpartition(".")[2]
+    if category in _LOADERS:
+        if last in ("__getitem__", "item"):
+            return ITEM
+        return WAIT if last in ("iter", "fetch") else None
+    if category == "ai_framework":
+        return COMPUTE if last == "compute" else None
+    if category == "compute":
+        return _PHASES.get(last)
+    if category == "checkpoint":
+        return CHECKPOINT if last in ("save_checkpoint", "capture", "checkpoint") else None
+    if category == "device":
+        return TRANSFER if last == "transfer" else None
+    if category in ("pipeline", "dlio_benchmark"):
+        if last in ("_eval", "evaluate", "test"):
+            return EVALUATION
+        return EPOCH if last in ("_train", "epoch") or name == "epoch.block" else None
+    return None
+
+
+def _check_key(value: Value) -> Key | None:
+    return value if isinstance(value, (int, float, str)) and value == value else None
+
+
+def parse_rank(name: str) -> tuple[int | None, int | None]:
+    """Parse rank and size of the job from a file name as written by DLIO: trace-3-of-8.pfw."""
+    match = re.search(r"-(\d{1,7})-of-(\d{1,7})\.pfw", name)
+    return (int(match[1]), int(match[2])) if match else (None, None)
+
+
+MIN_WALL_CLOCK_NS = 1_000_000_000 * 1_000_000_000  # earlier times do not count from 1970
+MAX_ITEM_GAP_NS = 1_000_000
+"""Longest gap in ns between two items of one wait: the items of a batch follow each
+other closely.
+"""
+_SPAN_KINDS = (
+    (FORWARD, layout.FORWARD),
+    (BACKWARD, layout.BACKWARD),
+    (OPTIMIZER, layout.OPTIMIZER),
+    (EVALUATION, layout.EVAL),
+    (TRANSFER, layout.H2D),
+    (CHECKPOINT, layout.CHECKPOINT),
+)
+_UNKNOWN_SIZE_KINDS = (TRANSFER, CHECKPOINT)
+
+
+def build_nodes(job: TracedJob, account: Account) -> Iterator[NodeTables]:
+    """Build a node for each host of a job, with its training processes."""
+    training = {key: process for key, process in job.processes.items() if _is_training(process)}
+    workers: dict[tuple[Key, int], list[TracedProcess]] = {key: [] for key in training}
+    for process in job.processes.values():
+        owner = _find_owner(process, training)
+        if owner is not None:
+            workers[owner].append(process)
+        elif not _is_training(process) and process.kinds:
+            account.skipped["loader processes whose training process is not in the traces"] += 1
+    for host in dict.fromkeys(key[0] for key in training):
+        name = job.hosts.get(host, "")
+        first = min(int(process.spans[0]) for key, process in training.items() if key[0] == host)
+        wall_offset = 0 if first > MIN_WALL_CLOCK_NS else None
+        node = NodeTables(name, "dftracer", wall_offset, key=name or f"host-{str(host)[:16]}")
+        on_host = [(process, workers[key]) for key, process in training.items() if key[0] == host]
+        for process, loaders in sorted(on_host, key=lambda pair: (pair[0].rank or 0, pair[0].pid)):
+            _add_rank(node, process, loaders, account)
+        yield node
+
+
+def _is_training(process: TracedProcess) -> bool:
+    """Return whether a process trains: one that only loads items belongs to a data loader."""
+    return any(kind != ITEM for kind in process.kinds)
+
+
+def _find_owner(
+    process: TracedProcess, training: dict[tuple[Key, int], TracedProcess]
+) -> tuple[Key, int] | None:
+    """Find the process that a loader serves: its parent, or the only one on its host."""
+    if _is_training(process) or not process.kinds:
+        return None
+    if (process.host, process.parent) in training:
+        return process.host, process.parent
+    on_host = [key for key in training if key[0] == process.host]
+    return on_host[0] if len(on_host) == 1 else None
+
+
+def _select_intervals(process: TracedProcess, *kinds: int) -> Intervals:
+    """Select when a process did something of the given kinds, as a union of intervals."""
+    table = np.array(process.spans, np.int64).reshape(-1, 2)
+    rows = table[np.isin(np.array(process.kinds, np.int64), kinds)]
+    return merge_intervals((rows[:, 0], rows[:, 1]))
+
+
+def _add_rank(
+    node: NodeTables, process: TracedProcess, workers: Sequence[TracedProcess], account: Account
+) -> None:
+    items, waits = _select_intervals(process, ITEM), _select_intervals(process, WAIT)
+    computing = _select_intervals(process, COMPUTE, FORWARD, BACKWARD, OPTIMIZER)
+    waiting = subtract_intervals(_merge_close(merge_intervals(items, waits)), computing)
+    device = ""
+    if process.emulated:
+        device = f"emulated-{process.pid if process.rank is None else process.rank}"
+        node.device(device, vendor="emulated", name="DLIO's sleep", emulated=True)
+    node.rank(process.pid, process.rank, process.world, device)
+    steps = find_steps(_select_intervals(process, EPOCH), waiting, computing)
+    account.read["steps"] += steps.start_ns.size
+    numbers = np.arange(1, steps.start_ns.size + 1)
+    node.spans(process.pid, layout.STEP, *steps, numbers, 2, -1, -1)
+    loaded_here = items.start_ns.size > 0
+    owner = 0 if loaded_here else -1
+    node.spans(process.pid, layout.DATA_WAIT, *waiting, -1, owner, 0 if loaded_here else -1, -1)
+    for kind, span_kind in _SPAN_KINDS:
+        intervals = _select_intervals(process, kind)
+        if intervals.start_ns.size:
+            node.spans(process.pid, span_kind, *intervals, -1 if kind in _UNKNOWN_SIZE_KINDS else 0)
+    if loaded_here:
+        _add_loading(node, process, items, [process])
+    elif workers:
+        _add_loading(node, process, waiting, workers)
+    if process.emulated and computing.start_ns.size and steps.start_ns.size:
+        low = min(int(computing.start_ns[0]), int(steps.start_ns[0]))
+        node.busy(device, *computing, low, int(computing.end_ns[-1]))
+
+
+def _merge_close(intervals: Intervals) -> Intervals:
+    """Merge intervals that are separated by short gaps."""
+    if intervals.start_ns.size < 2:
+        return intervals
+    gap_rows = np.flatnonzero(intervals.start_ns[1:] - intervals.end_ns[:-1] > MAX_ITEM_GAP_NS)
+    first, last = (
+        np.concatenate([[0], gap_rows + 1]),
+        np.concatenate([gap_rows, [intervals.start_ns.size - 1]]),
+    )
+    return Intervals(intervals.start_ns[first], intervals.end_ns[last])
+
+
+def find_steps(epochs: Intervals, waiting: Intervals, computing: Intervals) -> Intervals:
+    """Find the steps: each ends with the last computation before the next wait.
+
+    It begins where the previous step ended; the first of an epoch where the epoch began,
+    or with its first wait. Without computation a step lasts from wait to wait; without
+    waits it is the computation. Intervals: int64[n] starts and ends, ns.
+    """
+    if not computing.start_ns.size:
+        return Intervals(waiting.start_ns[:-1], waiting.start_ns[1:])
+    if not waiting.start_ns.size:
+        return computing
+    before = waiting.start_ns.searchsorted(computing.start_ns)  # waits begun before each
+    last = np.append(before[1:] != before[:-1], True) & (before > 0)
+    end = computing.end_ns[last]
+    if not end.size:
+        return Intervals(waiting.start_ns[:-1], waiting.start_ns[1:])
+    start = np.concatenate([waiting.start_ns[:1], end[:-1]])
+    if epochs.start_ns.size:
+        row = epochs.start_ns.searchsorted(end) - 1
+        epoch_start = epochs.start_ns[np.maximum(row, 0)]
+        start = np.where((row >= 0) & (epoch_start > start), epoch_start, start)
+        start[0] = min(start[0], epoch_start[0]) if row[0] >= 0 else start[0]
+    keep = end > start
+    return Intervals(start[keep], end[keep])
+
+
+def _add_loading(
+    node: NodeTables, process: TracedProcess, windows: Intervals, loaders: Iterable[TracedProcess]
+) -> None:
+    """Add the activity of the loaders in each window: reads, and the rest of their items.
+
+    Several loaders share each window in equal proportion, because the file does not tell
+    whose batch it was.
+    """
+    if not windows.start_ns.size:
+        return
+    reading = np.zeros(windows.start_ns.size, np.int64)
+    working = np.zeros(windows.start_ns.size, np.int64)
+    bytes_ = np.zeros(windows.start_ns.size)
+    file_system_ns = np.zeros((windows.start_ns.size, 4))
+    for loader in loaders:
+        items = _select_intervals(loader, ITEM)
+        rows = np.array(loader.reads, np.int64).reshape(-1, 4)
+        within = find_intersection(items, merge_intervals((rows[:, 0], rows[:, 1])))
+        reading += measure_overlap(windows, within)
+        working += measure_overlap(windows, items)
+        window = windows.start_ns.searchsorted(rows[:, 0], "right") - 1
+        inside = (window >= 0) & (rows[:, 0] < windows.end_ns[np.maximum(window, 0)])
+        window, rows = window[inside], rows[inside]
+        np.add.at(bytes_, window, rows[:, 2])
+        np.add.at(file_system_ns, (window, rows[:, 3]), rows[:, 1] - rows[:, 0] + 1)
+    length = windows.end_ns - windows.start_ns
+    has_work = working > 0
+    reading_share = np.divide(reading, working, out=np.zeros(working.size), where=has_work)
+    covered = np.minimum(working, length)
+    reading_ns = np.minimum(np.rint(reading_share * covered).astype(np.int64), covered)
+    kind = np.where(file_system_ns.any(axis=1), file_system_ns.argmax(axis=1), 0)
+    node.spans(
+        process.pid,
+        layout.LOADING,
+        windows.start_ns[has_work],
+        windows.end_ns[has_work],
+        reading_ns[has_work],
+        (covered - reading_ns)[has_work],
+        np.rint(bytes_[has_work]).astype(np.int64),
+        kind[has_work],
+    )
+
+
+_FIRST = re.compile(rb"\[?\s*\{([^\n]*)")
+_PHASE = re.compile(rb'"ph"\s*:')
+_ARGUMENTS, _HOST = re.compile(rb'"args"\s*:\s*\{'), re.compile(rb'"hhash"\s*:')
+_CATEGORY = re.compile(rb'"cat"\s*:\s*"(?:dftracer|POSIX|STDIO)"')
+
+
+class Dftracer:
+    """Importer of the files of a DFTracer run."""
+
+    name: ClassVar[str] = "dftracer"
+    title: ClassVar[str] = "DFTracer trace"
+    combines_files: ClassVar[bool] = True
+
+    def recognizes(self, head: bytes, path: Path) -> bool:
+        """Return whether the first event has the hash of its host or a category of the tracer."""
+        first = _FIRST.match(head)
+        if first is None or not _PHASE.search(first[1]):
+            return False
+        arguments = _ARGUMENTS.search(first[1])
+        with_host = arguments is not None and _HOST.search(first[1], arguments.end()) is not None
+        return with_host or _CATEGORY.search(first[1]) is not None
+
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
+        """Yield the hosts of the job.
+
+        Raises: CannotImportError when no process of the job trains.
+        """
+        job = TracedJob()
+        for source, account in zip(sources, accounts):
+            job.read(source, account)
+        node_count = 0
+        for node in build_nodes(job, accounts[0]):
+            node_count += 1
+            yield node
+        if not node_count:
+            raise CannotImportError(
+                "no process waited for batches or computed: the traces hold only reads",
+                "annotate the training loop, or trace DLIO: docs/importers.md",
+            )
+        if any(process.emulated for process in job.processes.values()):
+            accounts[0].notes.append(
+                "DLIO sleeps instead of computing: its emulated accelerators are busy meanwhile"
+            )

@@ -1,0 +1,1 @@
+"""Which inputs are recordings and which are traces of other tools."""

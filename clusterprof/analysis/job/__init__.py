@@ -1,0 +1,1 @@
+"""Which ranks belong to one job, restarts, and a common clock of its nodes."""

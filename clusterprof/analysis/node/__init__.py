@@ -1,0 +1,1 @@
+"""One node's recording: selection, setup, attribution of its ranks, observations."""

@@ -1,0 +1,231 @@
+"""Analyze a recording on this machine, one node and one chunk at a time.
+
+    report = analyze("clusterprof-20260101-120000")
+    report = analyze(["host1", "host2"])         # collected from node-local disks
+
+`analyze` is also `clusterprof.analyze`. The command line fills an AnalysisRequest.
+
+Open the paths of the command line for analysis: recordings, or files to import.
+
+    with open_inputs([Path("my-run/")]) as inputs:
+        inputs.paths, inputs.notes
+
+Readers of foreign formats take time to load, so they are loaded only when needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from clusterprof.analysis.attribution.rank.chunk_boundary import Selection
+from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
+from clusterprof.analysis.cross_rank.state import JobState
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.findings.history import build_history
+from clusterprof.analysis.findings.report import RunContext, build_report
+from clusterprof.analysis.inputs.profiler_traces import describe_dumps, read_dumps
+from clusterprof.analysis.node.analyze import NodeResult, analyze_node
+from clusterprof.analysis.node.selection import (
+    ENTIRE_RUN,
+    PartOfRun,
+    ProgressCallback,
+    ProgressReporter,
+    build_windows,
+)
+from clusterprof.analysis.spill import SpillLocation, open_spill
+from clusterprof.errors import NoRecording, UsageError
+from clusterprof.report.model import Report
+from clusterprof.trace.reader import find_nodes, list_node_folders
+from clusterprof.util.ranges import format_host_list
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Recordings to analyze, and notes on imported files."""
+
+    paths: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+
+
+@contextmanager
+def open_inputs(
+    paths: Sequence[Path], jobs: int = 1, leave_unknown: bool = False
+) -> Iterator[Inputs]:
+    """Yield the recordings among some paths, and import the foreign files.
+
+    jobs: number of processes for the import (analysis.inputs.foreign).
+
+    Raises: NoRecording for files of no known format, unless `leave_unknown` leaves them
+    out.
+    """
+    if all(map(_is_recording_or_missing, paths)):
+        yield Inputs(tuple(paths))
+        return
+    from clusterprof.analysis.inputs.foreign import import_inputs
+
+    with import_inputs(paths, jobs, leave_unknown) as imported:
+        yield Inputs(imported.paths, imported.notes)
+
+
+def _is_recording_or_missing(path: Path) -> bool:
+    """Return whether a path is a recording, or missing: then reading it reports the error."""
+    try:
+        return not path.exists() or bool(list_node_folders(path))
+    except NoRecording:
+        return False
+
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisRequest:
+    """What an analysis shall produce, and how; the defaults are those of `analyze`."""
+
+    jobs: int = 1
+    """Number of processes that share the nodes and the files to import."""
+    limits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Limits of causes by cause id, as in a profile."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Facts of the site, as in a profile."""
+    history: bool = False
+    """Whether to report also what happened when (`Report.history`)."""
+    on_progress: ProgressCallback | None = None
+    """Called with the progress."""
+    part: PartOfRun = ENTIRE_RUN
+    """The analyzed part; everything outside it counts as outside the steps."""
+    leave_unknown: bool = False
+    """Whether to leave files of no known format out and name them in a note."""
+
+
+DEFAULT_REQUEST = AnalysisRequest()
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """A report, and the data it was built from."""
+
+    report: Report
+    folders: tuple[Path, ...]
+    """Folders of the nodes, in the order of `across.nodes`."""
+    across: JobState
+    """Results of all nodes; `Report.ranks` are the ledgers of their ranks in order."""
+
+
+def analyze(
+    paths: Path | str | Sequence[Path | str],
+    *,
+    jobs: int = 1,
+    limits: Mapping[str, Mapping[str, Any]] = _EMPTY,
+    facts: Mapping[str, Any] = _EMPTY,
+    history: bool = False,
+    on_progress: ProgressCallback | None = None,
+    part: PartOfRun = ENTIRE_RUN,
+    leave_unknown: bool = False,
+) -> Report:
+    """Analyze where the device time of a recording went, and the causes of lost time.
+
+    paths: one recording, or several folders or files that belong to one run; each node
+    counts once. Files of other tools are imported first (docs/importers.md).
+    jobs: number of processes that share the nodes.
+    limits: limits of causes by cause id, as in a profile.
+    facts: facts of the site, as in a profile.
+    history: report also what happened when (`Report.history`).
+    on_progress: called with the progress (analysis.node.selection.Progress).
+    part: everything outside this part of the run counts as outside the steps.
+    leave_unknown: leave files of no known format out, and name them in a note.
+
+    Raises: UsageError for no path at all, for an unknown cause id or key in `limits`, and for
+    a part without steps; NoRecording when there is nothing to read.
+    """
+    request = AnalysisRequest(jobs, limits, facts, history, on_progress, part, leave_unknown)
+    return analyze_with_request(_list_paths(paths), request)
+
+
+def _list_paths(paths: Path | str | Sequence[Path | str]) -> list[Path]:
+    return [Path(paths)] if isinstance(paths, Path | str) else [Path(path) for path in paths]
+
+
+def analyze_with_request(paths: Sequence[Path], request: AnalysisRequest) -> Report:
+    """Analyze a recording as requested; errors are those of `analyze`."""
+    return analyze_with_details(paths, request).report
+
+
+def analyze_with_details(
+    paths: Sequence[Path], request: AnalysisRequest = DEFAULT_REQUEST
+) -> Analysis:
+    """Analyze a recording, and return also the data the report was built from.
+
+    Recordings of imported files are removed by then: open_analysis keeps them.
+    """
+    with open_analysis(paths, request) as analysis:
+        return analysis
+
+
+@contextmanager
+def open_analysis(
+    paths: Sequence[Path], request: AnalysisRequest = DEFAULT_REQUEST
+) -> Iterator[Analysis]:
+    """Analyze a recording; inside the context the recordings of imported files still exist.
+
+    Raises: as `analyze`.
+    """
+    if not paths:
+        raise UsageError("no recording was given", "give the folder that `record` wrote")
+    limits = build_limits(request.limits)
+    with open_inputs(paths, request.jobs, request.leave_unknown) as inputs:
+        title = format_host_list(map(str, paths)) if len(paths) > 1 else str(paths[0])
+        yield _run_analysis(title, inputs, limits, request)
+
+
+def _run_analysis(
+    title: str, inputs: Inputs, limits: Mapping[str, Any], request: AnalysisRequest
+) -> Analysis:
+    sources = find_nodes(inputs.paths)
+    folders = sources.folders
+    with open_spill(folders) as place:
+        nodes = _analyze_nodes(folders, limits, place, request)
+        across = analyze_across_ranks(nodes, place, limits)
+        is_partial = not request.part.whole
+        history = build_history(across, place, is_partial) if request.history else None
+    notes = (*inputs.notes, *describe_dumps(*read_dumps(folders)))
+    context = RunContext(sources.skipped, request.facts, notes, history, request.part)
+    return Analysis(build_report(title, across, context), tuple(folders), across)
+
+
+def _analyze_nodes(
+    folders: Sequence[Path],
+    limits: Mapping[str, Any],
+    place: SpillLocation,
+    request: AnalysisRequest,
+) -> list[NodeResult]:
+    """Analyze the nodes in the order of their folders, in several processes if requested."""
+    progress = ProgressReporter(folders, request.on_progress)
+    nodes: list[NodeResult] = []
+    analyze_item = partial(_analyze_item, limits=limits, place=place, history=request.history)
+    work = list(zip(folders, build_windows(folders, request.part)))
+    if request.jobs > 1 and len(folders) > 1:
+        from multiprocessing import get_context  # not needed in a single process
+
+        with get_context("spawn").Pool(min(request.jobs, len(folders))) as pool:
+            # `imap` keeps the order of the folders: the report must not depend on timing.
+            for node in pool.imap(analyze_item, work):
+                nodes.append(node)
+                progress.finish_node()
+        return nodes
+    within = progress.update_node if request.on_progress else None
+    for item in work:
+        nodes.append(analyze_item(item, within=within))
+        progress.finish_node()
+    return nodes
+
+
+def _analyze_item(item: tuple[Path, Selection], **options: Any) -> NodeResult:
+    """Analyze one (folder, window); at module level so that worker processes find it."""
+    return analyze_node(item[0], window=item[1], **options)

@@ -1,0 +1,1 @@
+"""One node as typed columns on one clock: spans, series, operations between ranks."""

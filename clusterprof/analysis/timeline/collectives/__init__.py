@@ -1,0 +1,1 @@
+"""Operations between ranks: rows, matching across ranks, streaming in order of time."""

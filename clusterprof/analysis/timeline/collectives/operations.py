@@ -1,0 +1,206 @@
+"""Collective operations with their members: output of matching and input of blame.
+
+Names of operations between ranks, as in torch.distributed.
+
+Times at which a device was idle in collective operations that its host only issued.
+
+The probe measures for how long the default stream was idle (`exposed_collective`), but
+not when: the host runs ahead of its device. Each wait is assigned the earliest possible
+time: not before the host arrived at the operation, and after the previous wait, because
+a stream runs in order.
+
+    host      |i|  |i|          |i|            arrived at three operations, and went on
+    measured   40   30           20
+    assigned  |----40----|--30--||-20-|        the second waits for the first, the third does not
+
+A *run* is a chain of waits in which each starts where the previous one ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.analysis.timeline.model import Int, Process, SpanTable
+from clusterprof.probe import layout
+
+SEND, RECV = 10, 11
+_HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+def combine_labels(*columns: Int) -> Int:
+    """Combine int64[n] columns into one label per combination of values: int64[n].
+
+    The label is a 64-bit hash.
+    """
+    out = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        out = (out ^ column.astype(np.uint64)) * _HASH_MULTIPLIER
+        out ^= out >> np.uint64(32)
+    return (out >> np.uint64(1)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """m operations in an order in which every member left them, with n member rows in all.
+
+    Rows of operation i are `first[i]:first[i + 1]`, sorted by rank. Times are on each
+    rank's clock.
+    """
+
+    first: Int
+    """int64[m + 1]: first row of each operation."""
+    process_group: Int
+    """int64[m]: label of the members, equal in every block: (job, process group), or a
+    send/recv pair.
+    """
+    operation: Int
+    """Kind of the operation (docs/design/waits-between-ranks.md)."""
+    bytes: Int
+    """int64[m]: the largest message size of any member; -1 unknown."""
+    complete: NDArray[np.bool_]
+    """bool[m]: True if every member of the group was recorded."""
+    rank: Int
+    """int64[n]: process of each row, 0 … ranks - 1 over all jobs and restarts."""
+    arrive_ns: Int
+    leave_ns: Int
+    blocked_ns: Int
+    """int64[n]: time the rank was blocked: leave - arrive, less for asynchronous operations."""
+    source: Int
+    """int64[n]: row in the table that was matched."""
+    on_device: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """bool[n]: True for rows with device times. The device arrived later than `arrive_ns`,
+    by an unknown amount. An empty array means none.
+    """
+
+    def take_range(self, begin: int, end: int) -> Operations:
+        """Return operations `begin` to `end`."""
+        low, high = int(self.first[begin]), int(self.first[end])
+        rows = slice(low, high)
+        return Operations(
+            self.first[begin : end + 1] - low,
+            self.process_group[begin:end],
+            self.operation[begin:end],
+            self.bytes[begin:end],
+            self.complete[begin:end],
+            self.rank[rows],
+            self.arrive_ns[rows],
+            self.leave_ns[rows],
+            self.blocked_ns[rows],
+            self.source[rows],
+            self.on_device[rows],
+        )
+
+
+OPERATION_NAMES = {
+    layout.ALL_REDUCE: "all_reduce",
+    layout.ALL_GATHER: "all_gather",
+    layout.REDUCE_SCATTER: "reduce_scatter",
+    layout.BROADCAST: "broadcast",
+    layout.REDUCE: "reduce",
+    layout.GATHER: "gather",
+    layout.SCATTER: "scatter",
+    layout.ALL_TO_ALL: "all_to_all",
+    layout.BARRIER: "barrier",
+    layout.SEND: "send",
+    layout.RECV: "recv",
+    layout.GRADIENTS: "gradients",
+    layout.OTHER_OPERATION: "collective",
+}
+"""By the number that spans carry (`layout.OPERATION_MASK`)."""
+
+
+ON_DEVICE = 1 << layout.FORM_SHIFT + 4
+"""Bit of field d, set here and never recorded: times are the device's, at their earliest."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWaits:
+    """Measured waits of one process, sorted and disjoint.
+
+    int64[n] columns, some waits of no length.
+    """
+
+    start_ns: Int
+    end_ns: Int
+    blocked_until_ns: Int
+    """When the host went on; until then the device may have had no work at all."""
+    sequence: Int
+    """Sequence number of the collective span that was measured."""
+    run_end_ns: Int
+    """End of the last wait of the same run."""
+
+    def measure_before(self, t_ns: Int) -> Int:
+        """Measure how much of the time before each t lies in waits: int64[m], ns."""
+        total = np.concatenate([[0], np.cumsum(self.end_ns - self.start_ns)])
+        row = np.searchsorted(self.start_ns, t_ns, side="right")
+        excess = np.where(row > 0, self.end_ns[np.maximum(row, 1) - 1] - t_ns, 0)
+        return (total[row] - np.maximum(excess, 0)).astype(np.int64)
+
+    def find_rows(self, start_ns: Int, end_ns: Int) -> Int:
+        """Find the wait in which each interval starts.
+
+        Returns int64[m], -1 if it is not wholly in one run.
+        """
+        row = np.searchsorted(self.start_ns, start_ns, side="right") - 1
+        within_run = (row >= 0) & (end_ns <= self.run_end_ns[row])
+        return np.where(within_run, row, -1)
+
+
+def find_device_waits(process: Process) -> DeviceWaits | None:
+    """Find the measured waits of a process; None if there are none."""
+    table = process.spans.get(layout.EXPOSED_COLLECTIVE)
+    return None if table is None or not table.start_ns.size else assign_wait_times(table)
+
+
+def assign_wait_times(table: SpanTable) -> DeviceWaits:
+    """Assign times to the waits of `exposed_collective` spans, one after the other."""
+    order = np.lexsort((table.a, table.start_ns))
+    issued, until = table.start_ns[order], table.end_ns[order]
+    length = np.maximum(table.b[order], 0)
+    ends = np.cumsum(length)
+    # A wait starts when its host arrived or when the previous wait ended, whichever is later.
+    start = np.maximum.accumulate(issued - (ends - length)) + ends - length
+    end = start + length
+    opens = np.ones(start.size, np.bool_)
+    opens[1:] = start[1:] > end[:-1]
+    last = np.append(np.flatnonzero(opens)[1:] - 1, start.size - 1)
+    return DeviceWaits(start, end, until, table.a[order], end[last][np.cumsum(opens) - 1])
+
+
+def select_unfinished(table: SpanTable, from_ns: int) -> NDArray[np.bool_]:
+    """Select `exposed_collective` spans whose run has not ended at `from_ns`: bool[n].
+
+    A run starts when its first host arrived, whatever was before: kept waits get the same
+    times again.
+    """
+    waits = assign_wait_times(table)
+    keep = np.empty(table.start_ns.size, np.bool_)
+    keep[np.lexsort((table.a, table.start_ns))] = waits.run_end_ns > from_ns
+    return keep | (table.end_ns > from_ns)
+
+
+def apply_device_times(table: SpanTable, waits: DeviceWaits | None) -> SpanTable:
+    """Return collective spans with device times where they were measured, sorted by start.
+
+    Blocking operations among them are marked `ON_DEVICE`: both
+    arrival and leave are the device's.
+    """
+    if waits is None:
+        return table
+    order = np.argsort(waits.sequence, kind="stable")
+    known = waits.sequence[order]
+    row = np.minimum(np.searchsorted(known, table.sequence), known.size - 1)
+    has_wait = known[row] == table.sequence
+    wait = order[row]
+    start = np.where(has_wait, waits.start_ns[wait], table.start_ns)
+    end = np.where(has_wait, waits.end_ns[wait], table.end_ns)
+    order_by_start = np.argsort(start, kind="stable")
+    blocking = has_wait & (table.d >> layout.FORM_SHIFT & layout.FORM_MASK == layout.BLOCKING)
+    code = np.where(blocking, table.d | ON_DEVICE, table.d)
+    rest = (table.a, table.b, table.c, code, table.sequence)
+    return SpanTable(
+        start[order_by_start], end[order_by_start], *(column[order_by_start] for column in rest)
+    )

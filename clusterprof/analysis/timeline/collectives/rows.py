@@ -1,0 +1,567 @@
+"""Operations of one rank in order of ending: joined, numbered by channel, in blocks.
+
+Blocks hold the same rows in whatever order the spans arrived; they go to a store as
+bytes.
+
+Number message channels.
+
+A *channel* has its own sequence numbers: a process group, or the messages from one rank
+to another within a group. When a rank restarts its counting, a new incarnation, and so
+a new channel, begins.
+
+Packing of int64 tables: each row as steps between values, in as few bytes as they need.
+
+    100 130 160 191   ->   first 100, smallest step 30, the rest in one byte each: 0 0 1
+
+A row with equal steps costs only its header. A row that does not fit is stored in full.
+
+Sample of the operations of one rank, for aligning the clocks of nodes.
+
+Whether an operation is in the sample depends on the operation alone, so that every node
+keeps the same ones without communication. The size is bounded, however long the
+recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.analysis.timeline.collectives.operations import (
+    ON_DEVICE,
+    RECV,
+    SEND,
+    combine_labels,
+)
+from clusterprof.analysis.timeline.model import Int
+from clusterprof.probe import layout
+from clusterprof.probe.layout import BARRIER, BLOCKING, FORM_MASK, FORM_SHIFT, ISSUE, WAIT
+
+
+class ChannelNumbering:
+    """The channels of one rank, and the progress of each."""
+
+    def __init__(self) -> None:
+        self.channels: list[tuple[int, int, int, int]] = []
+        """Group; peer, -1 for none; kind (send, receive, or 0 for all others); incarnation."""
+        self._known: dict[tuple[int, int], int] = {}  # (line, life) -> channel
+        # A line is a channel with all its incarnations. By its label, ascending:
+        no_lines = np.zeros(0, np.int64)
+        self._label, self._of_label = no_lines, no_lines
+        # By line: its present incarnation, and the progress within it.
+        self._life, self._channel = no_lines, no_lines
+        self._number, self._arrive_ns = no_lines, no_lines
+
+    def assign(self, group: Int, peer: Int, direction: Int, arrive_ns: Int, number: Int) -> Int:
+        """Return the channel of each operation: int64[n].
+
+        Operations are in the order of their ends.
+        """
+        line = self._find_lines(group, peer, direction)
+        order = np.argsort(arrive_ns, kind="stable")
+        # Two-byte keys are sorted by counting.
+        short = line[order].astype(np.int16 if self._life.size < 1 << 15 else np.int64)
+        order = order[np.argsort(short, kind="stable")]
+        sorted_line, sorted_number, sorted_arrive_ns = line[order], number[order], arrive_ns[order]
+        opens = np.ones(sorted_line.size, np.bool_)
+        opens[1:] = sorted_line[1:] != sorted_line[:-1]
+        restarts = np.zeros(sorted_line.size, np.bool_)
+        restarts[1:] = ~opens[1:] & (sorted_number[1:] < sorted_number[:-1])
+        heads = np.flatnonzero(opens)
+        line_heads = sorted_line[heads]
+        # An operation that began before the latest one is merely late, not a restart.
+        restarts[heads] = (sorted_number[heads] < self._number[line_heads]) & (
+            sorted_arrive_ns[heads] > self._arrive_ns[line_heads]
+        )
+        tails = np.append(heads[1:], sorted_line.size) - 1
+        later = sorted_arrive_ns[tails] > self._arrive_ns[line_heads]
+        self._number[line_heads] = np.where(later, sorted_number[tails], self._number[line_heads])
+        self._arrive_ns[line_heads] = np.maximum(
+            sorted_arrive_ns[tails], self._arrive_ns[line_heads]
+        )
+        if not restarts.any():
+            return self._channel[line]
+        restart_count = np.cumsum(restarts)
+        before: Int = np.repeat(
+            restart_count[heads] - restarts[heads], np.diff([*heads, sorted_line.size])
+        )
+        incarnation = self._life[sorted_line] + restart_count - before
+        self._life[line_heads] = incarnation[tails]
+        out = np.empty(sorted_line.size, np.int64)
+        for line_number, line_incarnation in sorted(
+            set(zip(sorted_line.tolist(), incarnation.tolist()))
+        ):
+            out[(sorted_line == line_number) & (incarnation == line_incarnation)] = (
+                self._get_incarnation_channel(line_number, line_incarnation)
+            )
+        self._channel[line_heads] = out[tails]
+        channel = np.empty(sorted_line.size, np.int64)
+        channel[order] = out
+        return channel
+
+    def _find_lines(self, group: Int, peer: Int, direction: Int) -> Int:
+        label = combine_labels(group, peer, direction)
+        at = np.minimum(np.searchsorted(self._label, label), max(self._label.size - 1, 0))
+        if not self._label.size or not (self._label[at] == label).all():
+            new, first = np.unique(label, return_index=True)
+            self._add_lines(
+                *(
+                    column[np.sort(first[~np.isin(new, self._label)])]
+                    for column in (label, group, peer, direction)
+                )
+            )
+            at = np.searchsorted(self._label, label)
+        return self._of_label[at]
+
+    def _add_lines(self, label: Int, group: Int, peer: Int, direction: Int) -> None:
+        count = self._life.size
+        all_labels = np.concatenate([self._label, label])
+        all_lines = np.concatenate([self._of_label, count + np.arange(label.size)])
+        order = np.argsort(all_labels)
+        self._label, self._of_label = all_labels[order], all_lines[order]
+        channels = len(self.channels) + np.arange(label.size)
+        none = np.zeros(label.size, np.int64)
+        self._life = np.concatenate([self._life, none])
+        self._number = np.concatenate([self._number, none - 1])
+        self._arrive_ns = np.concatenate([self._arrive_ns, none + np.iinfo(np.int64).min])
+        self._channel = np.concatenate([self._channel, channels])
+        for number, key in enumerate(zip(group.tolist(), peer.tolist(), direction.tolist())):
+            self._known[count + number, 0] = len(self.channels)
+            self.channels.append((*key, 0))
+
+    def _get_incarnation_channel(self, line: int, incarnation: int) -> int:
+        if (line, incarnation) not in self._known:
+            self._known[line, incarnation] = len(self.channels)
+            self.channels.append((*self.channels[self._known[line, 0]][:3], incarnation))
+        return self._known[line, incarnation]
+
+
+_WIDTHS = (1, 2, 4)
+_HEAD = 2  # int64: rows, columns; then first, smallest step and width of each row
+
+
+def pack_table(table: Int) -> bytes:
+    """Pack int64[r, n], n >= 1, into bytes."""
+    r, n = table.shape
+    steps = table[:, 1:] - table[:, :-1]
+    low = steps.min(axis=1) if n > 1 else np.zeros(r, np.int64)
+    step_range = steps.max(axis=1) - low if n > 1 else low
+    width = np.select(
+        [step_range == 0, *((step_range > 0) & (step_range < 1 << 8 * w) for w in _WIDTHS)],
+        (0, 1, 2, 4),
+        8,
+    )
+    low[width == 8] = 0
+    head = np.concatenate([[r, n], table[:, 0], low, width]).astype(np.int64)
+    parts = [head.tobytes()]
+    for w in (*_WIDTHS, 8):
+        rows = np.flatnonzero(width == w)
+        if rows.size:
+            parts.append((steps[rows] - low[rows, None]).astype(f"<u{w}").tobytes())
+    return b"".join(parts)
+
+
+def read_table_shape(data: bytes) -> tuple[int, int]:
+    """Read (rows, columns) of a packed table."""
+    r, n = np.frombuffer(data, np.int64, _HEAD).tolist()
+    return r, n
+
+
+def unpack_table(data: bytes, out: Int | None = None) -> Int:
+    """Unpack a table, int64[r, n]; if `out`, int64[r, n], is given, it is filled."""
+    r, n = read_table_shape(data)
+    first, low, width = np.frombuffer(data, np.int64, 3 * r, 8 * _HEAD).reshape(3, r)
+    table = np.empty((r, n), np.int64) if out is None else out
+    table[:, 0] = first
+    table[width == 0, 1:] = low[width == 0, None]
+    offset = 8 * (_HEAD + 3 * r)
+    for w in (*_WIDTHS, 8):
+        rows = np.flatnonzero(width == w)
+        if rows.size:
+            count = rows.size * (n - 1)
+            steps: NDArray[np.unsignedinteger] = np.frombuffer(data, f"<u{w}", count, offset)
+            table[rows, 1:] = (
+                steps.reshape(rows.size, n - 1).view(f"<u{w}").astype(np.int64) + low[rows, None]
+            )
+            offset += count * w
+    np.cumsum(table, axis=1, out=table)
+    return table
+
+
+MAX_LEAVES = 4096
+"""Limit of the operations of one rank that are kept."""
+_MAX_PENDING_LEAVES = 1024
+# No member leaves these before all have arrived. A broadcast's source does.
+_SYNCHRONIZING_KINDS = (
+    layout.ALL_REDUCE,
+    layout.ALL_GATHER,
+    layout.REDUCE_SCATTER,
+    layout.ALL_TO_ALL,
+    layout.BARRIER,
+    layout.GRADIENTS,
+)
+
+
+class SampledLeaves(NamedTuple):
+    """Arrival and leave times of sampled operations, sorted by key."""
+
+    limit: int
+    """All operations with keys up to this one are in the sample."""
+    key: Int
+    arrive_ns: Int
+    leave_ns: Int
+
+
+class LeaveSampler:
+    """Samples the operations of one rank, block by block."""
+
+    def __init__(
+        self, kinds: Sequence[int] = _SYNCHRONIZING_KINDS, max_leaves: int = MAX_LEAVES
+    ) -> None:
+        self._most = max_leaves
+        self._fits = np.isin(np.arange(256), np.array(kinds))
+        self._limit = int(np.iinfo(np.int64).max)
+        self._table = np.zeros((3, 0), np.int64)
+        self._new: list[Int] = []
+        self._count = 0
+
+    def add(self, kind: Int, group: Int, number: Int, arrive_ns: Int, leave_ns: Int) -> None:
+        """Add operations in which the rank blocked from arrival to leave; int64[n], any order."""
+        rows = np.flatnonzero(self._fits[kind] & (group != 0))
+        if not rows.size:
+            return
+        key = combine_labels(group[rows], number[rows])
+        kept = key <= self._limit
+        if not kept.any():
+            return
+        rows = rows[kept]
+        self._new.append(np.stack([key[kept], arrive_ns[rows], leave_ns[rows]]))
+        self._count += rows.size
+        if self._count >= _MAX_PENDING_LEAVES:
+            self._settle()
+
+    def leaves(self) -> SampledLeaves:
+        """Return the sample so far, sorted by key."""
+        self._settle()
+        return SampledLeaves(self._limit, *self._table)
+
+    def _settle(self) -> None:
+        table = np.concatenate([self._table, *self._new], axis=1)
+        self._new, self._count = [], 0
+        while table.shape[1] > self._most:
+            self._limit //= 2
+            table = table[:, table[0] <= self._limit]
+        self._table = table
+
+
+def combine_leaves(samples: Sequence[tuple[int, SampledLeaves]]) -> tuple[Int, Int, Int]:
+    """Combine samples of several (job, rank) on one clock.
+
+    Returns key, last arrival and first leave, int64[m] each. Times in ns. Leaves out
+    operations that some rank may have dropped from its sample, and keys that stood for
+    several operations.
+    """
+    no_rows = np.zeros(0, np.int64)
+    limit = min((leaves.limit for _, leaves in samples), default=0)
+    keys, arrivals, leave = [no_rows], [no_rows], [no_rows]
+    for job, leaves in samples:
+        rows = leaves.key <= limit
+        keys.append(combine_labels(np.full(int(rows.sum()), job), leaves.key[rows]))
+        arrivals.append(leaves.arrive_ns[rows])
+        leave.append(leaves.leave_ns[rows])
+    key, row = np.unique(np.concatenate(keys), return_inverse=True)
+    last = np.full(key.size, np.iinfo(np.int64).min)
+    first = np.full(key.size, np.iinfo(np.int64).max)
+    np.maximum.at(last, row, np.concatenate(arrivals))
+    np.minimum.at(first, row, np.concatenate(leave))
+    consistent: NDArray[np.bool_] = first >= last
+    return key[consistent], last[consistent], first[consistent]
+
+
+BLOCK_ROWS = 2048
+MAX_PENDING_ISSUES = 4096
+"""Limit of issued asynchronous operations of a rank whose end has not been seen."""
+NO_NUMBER = np.iinfo(np.int64).max
+SPAN_ROWS = 7
+START, END, GROUP, NUMBER, SIZE, CODE, BLOCKED_TIME = range(SPAN_ROWS)
+"""Rows of a table of spans: the fields of a span, and the lost time inside it."""
+HEAD_ROWS = 7
+ARRIVE, DURATION, BLOCKED, SEQUENCE, BYTES, KIND, CHANNEL = range(HEAD_ROWS)
+"""Rows of a block; below them the time spent at arrival, then the additional time spent at
+leave.
+"""
+SAMPLE_EVERY, SAMPLE_RUN = 4096, 32
+
+
+class Store(Protocol):
+    """Storage for blocks."""
+
+    why_full: str
+    """Reason why nothing more is stored, once `put` has returned None."""
+
+    def put(self, data: bytes) -> int | bytes | None:
+        """Return the location of the data, or the data itself; None if there is no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some rows of one rank, in the order in which it left them."""
+
+    rows: int
+    location: int | bytes
+    length: int
+    arrive_categories: Int
+    """Categories in which time had been spent at arrival; the others are 0."""
+    leave_categories: Int
+    """Categories in which more time had been spent at leave than at arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankOperations:
+    """The operations of one rank and the locations of their blocks. Small."""
+
+    channels: Int
+    """int64[c, 4]: group; peer, -1 for none; kind (send, receive, or 0 for all others);
+    incarnation.
+    """
+    counts: Int
+    """int64[c]: rows of each channel."""
+    blocks: tuple[Block, ...]
+    lowest: Int
+    """int64[blocks + 1, c]: the lowest number of a channel in this block or a later one;
+    `NO_NUMBER` if there is none.
+    """
+    samples: Int
+    """int64[3, m]: channel, number and leave time of some operations, selected alike on all
+    ranks.
+    """
+    left_out: Mapping[str, int]
+    """Reason (`timeline.collectives`) -> spans."""
+    leaves: SampledLeaves
+    """A sample of the operations in which the rank blocked, for aligning clocks."""
+    barriers: SampledLeaves
+    """The corresponding sample of barriers only: in these the host itself waits, not only
+    the
+    device.
+    """
+    why_lost: str = ""
+    """Reason why blocks are missing although there were operations; "" if all are there."""
+
+
+def select_sampled(number: Int) -> NDArray[np.bool_]:
+    """Select the first 32 of every 4,096 numbers and after each power of two: bool[n].
+
+    number: int64[n], sequence numbers of operations.
+    """
+    top = np.left_shift(1, np.frexp(np.maximum(number, 1).astype(np.float64))[1] - 1)
+    return (number % SAMPLE_EVERY < SAMPLE_RUN) | (number - top < SAMPLE_RUN)
+
+
+class RankRowBuilder:
+    """Builds blocks from the collective spans of one rank, in the order in which they ended."""
+
+    def __init__(self, store: Store, block_rows: int = BLOCK_ROWS) -> None:
+        self._store, self._size = store, block_rows
+        self._waiting: list[tuple[Int, Int, Int]] = []
+        self._count = 0
+        self._pending: tuple[Int, Int, Int] | None = None
+        self._channels = ChannelNumbering()
+        self._blocks: list[Block] = []
+        self._lowest: list[Int] = []
+        self._totals: list[Int] = []
+        self._samples: list[Int] = []
+        self._left_out: dict[str, int] = {}
+        self._leaves, self._barriers = LeaveSampler(), LeaveSampler((BARRIER,))
+        self._why_lost = ""
+
+    def add(self, spans: Int, at_arrive: Int, at_leave: Int) -> None:
+        """Add spans and the time spent so far at their start and end.
+
+        int64[7, n] spans; int64[K, n] each, ns.
+        """
+        self._waiting.append((spans, at_arrive, at_leave))
+        self._count += spans.shape[1]
+        if self._count < self._size:
+            return
+        tables = tuple(
+            np.concatenate(tables_of_column, axis=1) for tables_of_column in zip(*self._waiting)
+        )
+        begin = 0
+        while self._count - begin >= self._size:
+            self._take(*(table[:, begin : begin + self._size] for table in tables))
+            begin += self._size
+        self._waiting = [tuple(table[:, begin:].copy() for table in tables)]  # type: ignore[list-item]
+        self._count -= begin
+
+    def finish(self) -> RankOperations | None:
+        """Return the operations of the rank; None if there were none."""
+        if self._count:
+            self._take(
+                *(
+                    np.concatenate(tables_of_column, axis=1)
+                    for tables_of_column in zip(*self._waiting)
+                )
+            )
+        self._waiting, self._count = [], 0
+        if self._pending is not None:
+            self._leave_out("wait-not-seen", self._pending[0].shape[1])
+        if not self._channels.channels and not self._left_out:
+            return None
+        channels_seen = len(self._channels.channels)
+        lowest = np.full((len(self._blocks) + 1, channels_seen), NO_NUMBER)
+        counts = np.zeros(channels_seen, np.int64)
+        for number, (block_lowest, total) in enumerate(zip(self._lowest, self._totals)):
+            lowest[number, : block_lowest.size] = block_lowest
+            counts[: total.size] += total
+        lowest = np.minimum.accumulate(lowest[::-1])[::-1].copy()
+        samples = np.concatenate([np.zeros((3, 0), np.int64), *self._samples], axis=1)
+        channels = np.array(self._channels.channels, np.int64).reshape(-1, 4)
+        blocks = tuple(self._blocks)
+        if self._why_lost:
+            blocks, lowest = (), lowest[-1:]
+        return RankOperations(
+            channels,
+            counts,
+            blocks,
+            lowest,
+            samples,
+            dict(self._left_out),
+            self._leaves.leaves(),
+            self._barriers.leaves(),
+            self._why_lost,
+        )
+
+    def _leave_out(self, reason: str, count: int) -> None:
+        if count:
+            self._left_out[reason] = self._left_out.get(reason, 0) + count
+
+    def _take(self, spans: Int, at_arrive: Int, at_leave: Int) -> None:
+        if self._why_lost:
+            return
+        if self._pending is not None or (spans[CODE] >> FORM_SHIFT & FORM_MASK).any():
+            spans, at_arrive, at_leave = self._join_halves(spans, at_arrive, at_leave)
+        duration = spans[END] - spans[START]
+        backwards, unnumbered = (
+            (spans[BLOCKED_TIME] < 0) | (spans[BLOCKED_TIME] > duration),
+            spans[NUMBER] < 0,
+        )
+        if backwards.any() or unnumbered.any():
+            self._leave_out("backwards", int(np.count_nonzero(backwards)))
+            self._leave_out("number-unknown", int(np.count_nonzero(unnumbered & ~backwards)))
+            fits = ~(backwards | unnumbered)
+            spans, at_arrive, at_leave, duration = (
+                spans[:, fits],
+                at_arrive[:, fits],
+                at_leave[:, fits],
+                duration[fits],
+            )
+        if not spans.shape[1]:
+            return
+        kind = spans[CODE] & 255
+        direction = np.where((kind == SEND) | (kind == RECV), kind, 0)
+        peer = np.where(direction > 0, (spans[CODE] >> 16 & 0xFFFFFFFF) - 1, -1)
+        channel = self._channels.assign(spans[GROUP], peer, direction, spans[START], spans[NUMBER])
+        self._record_totals(channel, spans)
+        increase = at_leave - at_arrive
+        arrive_rows, leave_rows = (
+            np.flatnonzero(at_arrive.any(axis=1)),
+            np.flatnonzero(increase.any(axis=1)),
+        )
+        code = spans[CODE] & (255 | ON_DEVICE)
+        head = (spans[START], duration, spans[BLOCKED_TIME], spans[NUMBER], spans[SIZE], code)
+        data = pack_table(
+            np.concatenate(
+                [np.stack([*head, channel]), at_arrive[arrive_rows], increase[leave_rows]]
+            )
+        )
+        place = self._store.put(data)
+        if place is None:
+            self._why_lost = self._store.why_full
+            self._blocks = []
+            return
+        self._blocks.append(Block(spans.shape[1], place, len(data), arrive_rows, leave_rows))
+
+    def _join_halves(self, spans: Int, at_arrive: Int, at_leave: Int) -> tuple[Int, Int, Int]:
+        """Join issues and waits of asynchronous operations, also with pending issues."""
+        if self._pending is not None:
+            pending = self._pending
+            spans, at_arrive, at_leave = (
+                np.concatenate(pair, axis=1) for pair in zip(pending, (spans, at_arrive, at_leave))
+            )
+        begin, end = match_halves(spans)
+        unmatched = np.ones(spans.shape[1], np.bool_)
+        unmatched[begin] = unmatched[end] = False
+        issue = (spans[CODE] >> FORM_SHIFT & FORM_MASK) == ISSUE
+        self._leave_out("issue-not-seen", int(np.count_nonzero(unmatched & ~issue)))
+        waiting = np.flatnonzero(unmatched & issue)
+        self._leave_out("wait-not-seen", waiting.size - waiting[-MAX_PENDING_ISSUES:].size)
+        waiting = waiting[-MAX_PENDING_ISSUES:]
+        self._pending = (
+            (spans[:, waiting], at_arrive[:, waiting], at_leave[:, waiting])
+            if waiting.size
+            else None
+        )
+        out = spans[:, end]
+        out[[START, SIZE]] = spans[:, begin][[START, SIZE]]
+        return out, at_arrive[:, begin], at_leave[:, end]
+
+    def _record_totals(self, channel: Int, spans: Int) -> None:
+        """Record the facts of a block that must be known before any block is read."""
+        lowest = np.full(len(self._channels.channels), NO_NUMBER)
+        np.minimum.at(lowest, channel, spans[NUMBER])
+        self._lowest.append(lowest)
+        self._totals.append(np.bincount(channel, minlength=lowest.size))
+        kind = spans[CODE] & 255
+        blocking_kind = np.where(spans[CODE] >> FORM_SHIFT & FORM_MASK, 0, kind)  # 0 is no kind
+        for sample in (self._leaves, self._barriers):
+            sample.add(blocking_kind, spans[GROUP], spans[NUMBER], spans[START], spans[END])
+        sampled_rows = np.flatnonzero(
+            select_sampled(spans[NUMBER]) & (kind != SEND) & (kind != RECV)
+        )
+        if sampled_rows.size:
+            sampled_values = (
+                channel[sampled_rows],
+                spans[NUMBER, sampled_rows],
+                spans[END, sampled_rows],
+            )
+            self._samples.append(np.stack(sampled_values))
+
+
+def match_halves(spans: Int) -> tuple[Int, Int]:
+    """Match the first and the last span of each complete operation.
+
+    Returns int64[m] rows each, in order of the ends. For blocking operations both are the
+    same span. spans: int64[7, n].
+    """
+    form = spans[CODE] >> FORM_SHIFT & FORM_MASK
+    operation = spans[CODE] & ~(FORM_MASK << FORM_SHIFT)
+    order = np.lexsort((spans[END], operation, spans[NUMBER], spans[GROUP]))
+    key = spans[[GROUP, NUMBER]][:, order]
+    same = (key[:, 1:] == key[:, :-1]).all(axis=0) & (operation[order][1:] == operation[order][:-1])
+    kind = form[order]
+    pair = np.flatnonzero(same & (kind[:-1] == ISSUE) & (kind[1:] == WAIT))
+    plain = np.flatnonzero(form == BLOCKING)
+    begin = np.concatenate([plain, order[pair]])
+    end = np.concatenate([plain, order[pair + 1]])
+    by_end = np.argsort(end, kind="stable")
+    return begin[by_end], end[by_end]
+
+
+def read_block(data: bytes, block: Block, slot: Int, out: Int) -> None:
+    """Read a block into a table: its rows, time spent at arrival and at leave.
+
+    out: int64[7 + 2 * slots, n]. slot: int64[categories], the row offset of each category.
+    """
+    table = unpack_table(data)
+    middle = (out.shape[0] - HEAD_ROWS) // 2 + HEAD_ROWS
+    arrive_end = block.arrive_categories.size + HEAD_ROWS
+    out[:HEAD_ROWS] = table[:HEAD_ROWS]
+    out[HEAD_ROWS:] = 0
+    out[HEAD_ROWS + slot[block.arrive_categories]] = out[middle + slot[block.arrive_categories]] = (
+        table[HEAD_ROWS:arrive_end]
+    )
+    out[middle + slot[block.leave_categories]] += table[arrive_end:]

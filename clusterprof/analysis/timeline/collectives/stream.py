@@ -1,0 +1,416 @@
+"""Stream of the operations of all ranks, read in blocks from each rank's stored rows.
+
+The next rows of a rank are read as long as none of its rows wait. If operations wait
+for a member, that member's rows are read. Ranks therefore advance together however far
+apart their clocks are, and memory depends on the number of ranks, not on the length of
+the recording. The block boundaries do not change any operation.
+
+Match rows of many ranks to operations, as far as no further row can arrive for them.
+
+rank 0   1  2  3  4  5 | 6 7        rows in the order in which each rank left them
+rank 1   1  2  3           may still arrive at 4: 4 is open, and what any rank left after it
+settled  1  2  3           waits with it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.analysis.timeline.collectives.matching import (
+    ChannelDirectory,
+    RankEntry,
+    build_directory,
+)
+from clusterprof.analysis.timeline.collectives.operations import ON_DEVICE, RECV, SEND, Operations
+from clusterprof.analysis.timeline.collectives.rows import (
+    ARRIVE,
+    BLOCK_ROWS,
+    BLOCKED,
+    BYTES,
+    CHANNEL,
+    DURATION,
+    HEAD_ROWS,
+    KIND,
+    NO_NUMBER,
+    SEQUENCE,
+    read_block,
+)
+from clusterprof.analysis.timeline.model import Int
+
+_SPARE_CELLS = 1 << 20
+_MAX_ORDER_PASSES = (
+    12  # passes for finding an order that fits all ranks; clocks mostly need one or two
+)
+
+
+class SettledOperations(NamedTuple):
+    """Result of one window."""
+
+    operations: Operations
+    waiting: NDArray[np.bool_]
+    """bool[n]: rows that are not settled yet; the last rows of each rank."""
+    open: tuple[Int, Int]
+    """Channel and number, int64[k], of operations for which a row may still arrive."""
+    unmatched: dict[str, int]
+
+
+class _GroupedRows(NamedTuple):
+    """Rows by operation, `order[first[i]:first[i + 1]]`, sorted by rank, without duplicates."""
+
+    order: Int
+    first: Int
+    op: Int
+    """Operation of each row of the window."""
+    once: NDArray[np.bool_]
+
+
+def settle_operations(
+    table: Int, rank: Int, when_ns: Int, directory: ChannelDirectory, lowest_unread: Int
+) -> SettledOperations:
+    """Settle the operations of a window.
+
+    table: int64[rows of a block, n] as named in `analysis.timeline.collectives.rows`, CHANNEL
+    being the entry in the directory, sorted by rank. rank, when_ns: int64[n]; when_ns is
+    the leave time on a roughly common clock, in ns. coming: int64[channels], the lowest
+    number that an unread row may have.
+    """
+    entry, number = table[CHANNEL], table[SEQUENCE]
+    channel = directory.channel[entry]
+    grouped = _group_rows(channel, number, directory.member_index[entry], directory.members)
+    head = grouped.order[grouped.first[:-1]]
+    is_open = number[head] >= lowest_unread[channel[head]]
+    settled, waiting = _find_settled(grouped, is_open, rank)
+    begin, end = grouped.first[:-1][settled], grouped.first[1:][settled]
+    order = grouped.order[_expand_ranges(begin, end)]
+    unmatched: dict[str, int] = {}
+    duplicates = int(np.count_nonzero(~grouped.once & ~waiting))
+    if duplicates:
+        unmatched["seen-twice"] = duplicates
+    size = end - begin
+    kind = table[KIND] & ~ON_DEVICE
+    order, size = _filter_majority_kind(order, size, kind, unmatched)
+    first = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
+    operation_order = _order_operations(order, first, rank, when_ns)
+    order = order[_expand_ranges(first[:-1][operation_order], first[1:][operation_order])]
+    size = size[operation_order]
+    first = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
+    operation_channel = channel[order[first[:-1]]]
+    message_bytes = table[BYTES][order]
+    arrive = table[ARRIVE][order]
+    operations = Operations(
+        first,
+        directory.process_group[operation_channel],
+        kind[order[first[:-1]]],
+        np.maximum.reduceat(message_bytes, first[:-1])
+        if operation_channel.size
+        else operation_channel,
+        size >= directory.expected_members[operation_channel],
+        rank[order],
+        arrive,
+        arrive + table[DURATION][order],
+        table[BLOCKED][order],
+        order,
+        (table[KIND][order] & ON_DEVICE) != 0,
+    )
+    return SettledOperations(
+        operations, waiting, (channel[head[is_open]], number[head[is_open]]), unmatched
+    )
+
+
+def _group_rows(channel: Int, number: Int, member_index: Int, members: Int) -> _GroupedRows:
+    """Find the rows of each operation: every (channel, number, member) is a cell."""
+    n = channel.size
+    low, high = np.full(members.size, np.iinfo(np.int64).max), np.full(members.size, -1)
+    np.minimum.at(low, channel, number)
+    np.maximum.at(high, channel, number)
+    width = np.where(high >= low, high - low + 1, 0)
+    if float(width.astype(np.float64) @ members) > 8 * n + _SPARE_CELLS:
+        order = np.lexsort((member_index, number, channel))
+        c, k, p = channel[order], number[order], member_index[order]
+        new = np.ones(n, np.bool_)
+        new[1:] = (c[1:] != c[:-1]) | (k[1:] != k[:-1])
+        first_seen = new.copy()
+        first_seen[1:] |= p[1:] != p[:-1]
+        op = np.empty(n, np.int64)
+        op[order] = np.cumsum(new) - 1
+        once = np.empty(n, np.bool_)
+        once[order] = first_seen
+        order = order[first_seen]
+    else:
+        cells = width * members
+        start = np.cumsum(cells) - cells
+        cell = start[channel] + (number - low[channel]) * members[channel] + member_index
+        rows = np.full(int(cells.sum()), -1, np.int32)
+        rows[cell[::-1]] = np.arange(n - 1, -1, -1, dtype=np.int32)  # the first stays
+        order = rows[rows >= 0].astype(np.int64)
+        c, k = channel[order], number[order]
+        new = np.ones(order.size, np.bool_)
+        new[1:] = (c[1:] != c[:-1]) | (k[1:] != k[:-1])
+        op = np.empty(n, np.int64)
+        op[order] = np.cumsum(new) - 1
+        once = np.ones(n, np.bool_)
+        if order.size < n:
+            kept = rows[cell]
+            once = kept == np.arange(n)
+            op = op[kept]
+        first = np.flatnonzero(new)
+        return _GroupedRows(order, np.append(first, order.size), op, once)
+    sorted_op = op[order]
+    first = np.flatnonzero(np.concatenate([[True], sorted_op[1:] != sorted_op[:-1]])[: order.size])
+    return _GroupedRows(order, np.append(first, order.size), op, once)
+
+
+def _find_settled(
+    grouped: _GroupedRows, is_open: NDArray[np.bool_], rank: Int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which operations can be settled, and which rows wait.
+
+    Rows that a rank left after a waiting row also wait, and with them all rows of their
+    operations.
+    """
+    op, n = grouped.op, rank.size
+    if not is_open.any():
+        return ~is_open, np.zeros(n, np.bool_)
+    blocked = is_open.copy()
+    starts = np.flatnonzero(np.concatenate([[True], rank[1:] != rank[:-1]]))
+    ends = np.append(starts[1:], n)
+    number = np.repeat(np.arange(starts.size), ends - starts)
+    reach = ends.copy()  # rows of each rank before this one do not wait
+    while True:
+        blocked_rows = np.flatnonzero(blocked[op])
+        nearest = ends.copy()
+        np.minimum.at(nearest, number[blocked_rows], blocked_rows)
+        if np.array_equal(nearest, reach):
+            break
+        reach = nearest
+        waiting = np.arange(n) >= reach[number]
+        blocked[op[waiting]] = True
+    return ~blocked, blocked[op]
+
+
+def _expand_ranges(begin: Int, end: Int) -> Int:
+    """Expand ranges: 0 1 2 7 8 for 0-3 and 7-9."""
+    count = end - begin
+    before = np.cumsum(count) - count
+    return np.arange(int(count.sum())) + np.repeat(begin - before, count)
+
+
+def _filter_majority_kind(
+    order: Int, size: Int, kind: Int, unmatched: dict[str, int]
+) -> tuple[Int, Int]:
+    """Drop rows whose kind differs from that of most rows of their operation."""
+    row_kind = kind[order]
+    row_kind = np.where(row_kind == RECV, SEND, row_kind)
+    first = np.cumsum(size) - size
+    if (row_kind == np.repeat(row_kind[first], size)).all():
+        return order, size
+    op = np.repeat(np.arange(size.size), size)
+    codes, count = np.unique(op * 256 + row_kind, return_counts=True)
+    best = np.empty(size.size, np.int64)
+    by_count = np.argsort(count, kind="stable")
+    best[codes[by_count] // 256] = codes[by_count] % 256
+    same = row_kind == best[op]
+    unmatched["another-operation"] = int(np.count_nonzero(~same))
+    return order[same], np.bincount(op[same], minlength=size.size)
+
+
+def _order_operations(order: Int, first: Int, rank: Int, when_ns: Int) -> Int:
+    """Order the operations so that every rank left them in that order.
+
+    They are sorted by the leave time of the last member. Where this contradicts the order
+    in which a rank left them, an operation moves behind all operations that its members
+    left before it, repeatedly until there is no contradiction. This fails only if ranks
+    left the same operations in different order; then the clocks decide.
+    """
+    if first.size < 3:
+        return np.arange(first.size - 1)
+    heads = first[:-1]
+    key = np.maximum.reduceat(when_ns[order], heads)
+    key -= key.min()
+    by_time = np.argsort(key, kind="stable")
+    of_row = np.full(rank.size, -1)
+    of_row[order] = np.repeat(np.arange(heads.size), np.diff(first))
+    rows = np.flatnonzero(of_row >= 0)
+    op, rank_of_row = of_row[rows], rank[rows]
+    rank_of_row = np.cumsum(np.concatenate([[0], rank_of_row[1:] != rank_of_row[:-1]]))
+    place = np.arange(rows.size)
+    adjusted = key
+    for _ in range(_MAX_ORDER_PASSES):
+        row_time = adjusted[op]
+        if ((row_time[1:] > row_time[:-1]) | (rank_of_row[1:] != rank_of_row[:-1])).all():
+            return by_time if adjusted is key else np.argsort(adjusted, kind="stable")
+        rank_gap = int(row_time.max()) + rows.size + 1
+        if rank_gap > (1 << 62) // (int(rank_of_row[-1]) + 1):
+            break
+        lift = rank_of_row * rank_gap - place
+        running_max = np.maximum.accumulate(row_time + lift) - lift
+        column = np.zeros(rank.size, np.int64)
+        column[rows] = running_max
+        adjusted = np.maximum.reduceat(column[order], heads)
+    return by_time
+
+
+MAX_WAITING_ROWS = 1 << 20
+"""Limit of rows that may wait for members; beyond it operations are settled without them."""
+MAX_WAITING_BLOCKS = 6
+"""The limit of waiting rows in blocks per rank; the larger of both limits applies."""
+MIN_READ_AHEAD_ROWS = 1024
+"""A rank with no more waiting rows than this is read further."""
+GetBlock = Callable[[int | bytes, int], bytes]
+
+
+class OperationBatch(NamedTuple):
+    """Some operations with the time that each member had spent at arrival and at leave."""
+
+    operations: Operations
+    at_arrive: Int
+    """int64[n, categories], ns."""
+    at_leave: Int
+    """int64[n, categories], ns."""
+
+
+class OperationStream:
+    """Reads and matches operations; `unmatched` is complete when all batches have been read."""
+
+    def __init__(
+        self,
+        ranks: Sequence[RankEntry],
+        announced: Mapping[tuple[int, int], Int],
+        categories: Sequence[int],
+        get: GetBlock,
+    ) -> None:
+        """Set up the stream. categories: of time spent, to include. get: reads stored data."""
+        self._people, self._get = ranks, get
+        self._book: ChannelDirectory = build_directory(ranks, announced)
+        max_category = max((int(c) for c in categories), default=-1)
+        self._slot = np.full(max_category + 1, -1)
+        self._slot[list(categories)] = np.arange(len(categories))
+        self._rows = HEAD_ROWS + 2 * len(categories)
+        self._read = np.zeros(len(ranks), np.int64)
+        self._blocks = np.array([len(entry.operations.blocks) for entry in ranks], np.int64)
+        lowest = [entry.operations.lowest[0] for entry in ranks]
+        self._unread = np.concatenate([*lowest, np.zeros(0, np.int64)])
+        self._table = np.zeros((self._rows, 0), np.int64)
+        self._held = np.zeros(len(ranks), np.int64)
+        self._passed = np.zeros(self._book.process_group.size, np.int64)
+        self.unmatched = dict(self._book.unmatched)
+        for entry in ranks:
+            self._count(entry.operations.left_out)
+
+    def _count(self, reasons: Mapping[str, int]) -> None:
+        for reason, count in reasons.items():
+            self.unmatched[reason] = self.unmatched.get(reason, 0) + count
+
+    def read_batches(self, most_rows: int) -> Iterator[OperationBatch]:
+        """Yield all operations in an order in which every rank left them.
+
+        Batches have up to `most_rows` rows, or one operation.
+        """
+        wanted = np.ones(len(self._people), np.bool_)
+        while (self._read < self._blocks).any():
+            yield from self._split_batches(*self._settle_next(wanted), most_rows)
+            wanted = self._wanted
+        assert not self._table.shape[1]
+
+    def _settle_next(self, wanted: np.ndarray) -> tuple[Operations, Int]:
+        self._load(wanted & (self._read < self._blocks))
+        book, table = self._book, self._table
+        rank_index = np.repeat(np.arange(len(self._people)), self._held)
+        rank = np.array([entry.rank for entry in self._people])[rank_index]
+        when_ns = _shift_to_common_clock(table[ARRIVE] + table[DURATION], self._held, self._people)
+        lowest_unread = np.full(book.process_group.size, NO_NUMBER)
+        good = book.channel >= 0
+        np.minimum.at(lowest_unread, book.channel[good], self._unread[good])
+        window = settle_operations(table, rank, when_ns, book, lowest_unread)
+        max_waiting = max(MAX_WAITING_ROWS, MAX_WAITING_BLOCKS * self._blocks.size * BLOCK_ROWS)
+        if np.count_nonzero(window.waiting) > max_waiting:
+            window = settle_operations(
+                table, rank, when_ns, book, np.full(lowest_unread.size, NO_NUMBER)
+            )
+            channel = book.channel[table[CHANNEL]]
+            np.maximum.at(self._passed, channel, table[SEQUENCE] + 1)
+        self._count(window.unmatched)
+        rows = np.flatnonzero(window.waiting)
+        self._table = table[:, rows]
+        self._held = np.bincount(rank_index[rows], minlength=len(self._people))
+        farthest = np.full(book.process_group.size, -1)
+        np.maximum.at(farthest, *window.open)
+        has_awaited = good.copy()
+        has_awaited[good] = self._unread[good] <= farthest[book.channel[good]]
+        sums = np.concatenate([[0], np.cumsum(has_awaited)])
+        read_limit = max(int(self._held.min(initial=NO_NUMBER)), MIN_READ_AHEAD_ROWS)
+        self._wanted = (np.diff(sums[book.base]) > 0) | (self._held <= read_limit)
+        return window.operations, table
+
+    def _load(self, wanted: np.ndarray) -> None:
+        """Append the next block of each of these ranks to its waiting rows."""
+        book = self._book
+        blocks = [
+            entry.operations.blocks[int(at)] if more else None
+            for entry, at, more in zip(self._people, self._read, wanted)
+        ]
+        new = np.array([0 if block is None else block.rows for block in blocks], np.int64)
+        sizes = self._held + new
+        ends = np.cumsum(sizes)
+        table = np.empty((self._rows, int(ends[-1]) if ends.size else 0), np.int64)
+        old = np.cumsum(self._held) - self._held
+        for number, block in enumerate(blocks):
+            begin, waiting_rows = int(ends[number] - sizes[number]), int(self._held[number])
+            if waiting_rows:
+                table[:, begin : begin + waiting_rows] = self._table[
+                    :, old[number] : old[number] + waiting_rows
+                ]
+            if block is None:
+                continue
+            out = table[:, begin + waiting_rows : int(ends[number])]
+            read_block(self._get(block.location, block.length), block, self._slot, out)
+            out[CHANNEL] += book.base[number]
+            self._read[number] += 1
+            lowest = self._people[number].operations.lowest[self._read[number]]
+            self._unread[book.base[number] : book.base[number + 1]] = lowest
+        self._table, self._held = self._drop_unmatched(table, sizes)
+
+    def _drop_unmatched(self, table: Int, sizes: Int) -> tuple[Int, Int]:
+        """Drop rows of channels left out, and rows too late for operations already settled."""
+        channel = self._book.channel[table[CHANNEL]]
+        keep = channel >= 0
+        if self._passed.any():
+            late = keep & (table[SEQUENCE] < self._passed[channel])
+            self._count({"too-late": int(np.count_nonzero(late))} if late.any() else {})
+            keep &= ~late
+        if keep.all():
+            return table, sizes
+        rank_index = np.repeat(np.arange(sizes.size), sizes)
+        return table[:, keep], np.bincount(rank_index[keep], minlength=sizes.size)
+
+    def _split_batches(
+        self, ops: Operations, table: Int, most_rows: int
+    ) -> Iterator[OperationBatch]:
+        middle = HEAD_ROWS + (self._rows - HEAD_ROWS) // 2
+        at = 0
+        while at < ops.process_group.size:
+            end = int(np.searchsorted(ops.first, ops.first[at] + most_rows, side="right")) - 1
+            end = max(end, at + 1)
+            batch = ops.take_range(at, end)
+            at_arrive, at_leave = (
+                table[HEAD_ROWS:middle, batch.source],
+                table[middle:, batch.source],
+            )
+            yield OperationBatch(batch, at_arrive.T, at_leave.T)
+            at = end
+
+
+def _shift_to_common_clock(t_ns: Int, rows: Int, ranks: Sequence[RankEntry]) -> Int:
+    """Shift times to a common clock; `rows` of them belong to each rank, one after the other."""
+    since_ns, shift_ns = np.array(
+        [(entry.clock_offset.since_ns, entry.clock_offset.shift_ns) for entry in ranks]
+    ).T
+    drift = np.array([entry.clock_offset.drift for entry in ranks])
+    if not drift.any():
+        return t_ns + np.repeat(shift_ns, rows)
+    drift_ns = (t_ns - np.repeat(since_ns, rows)) * np.repeat(drift, rows)
+    return t_ns + np.repeat(shift_ns, rows) + drift_ns.astype(np.int64)

@@ -1,0 +1,1 @@
+"""What a dataloader did while the training loop waited for its batch."""

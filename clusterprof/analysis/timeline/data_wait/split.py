@@ -1,0 +1,419 @@
+"""Data-wait breakdown: split a data wait by the activity of the critical thread.
+
+A rank that waits for data waits for one thread: the worker that owns the awaited batch,
+or its own main thread if it loads the data itself. Every part of the wait is compared
+with that thread's activity and is one of:
+
+    no worker     before the worker's loop began
+    in a fetch    split as that fetch was: CPU, runnable, blocked on what
+    no work       between two fetches, before the awaited batch was ready: prefetch ran dry
+    delivery      after the fetch that made the awaited batch had ended, except while the worker's
+                  interpreter was busy: computing or faulting pages in for its next batch
+
+    main    |---------------- wait for worker 1 ----------------|
+    worker 1   started   |==== fetch ====|   |=== fetch ===|
+            |no worker|nw| in a fetch    |nw | in a fetch  |del.|
+
+Intervals outside any data wait, and ranks without spans, are split by thread samples
+alone.
+
+Find the worker that each data wait waited for, and the fetch behind the awaited batch.
+
+Estimate which data waits a larger prefetch would have avoided.
+
+Throughput identity over the batches that the loader could have had ready with
+`PREFETCH_BATCHES` per worker: the time that all workers together needed
+to make them, against the time in which they were used.
+
+    batches        5  5  5  5 700          4 workers, a step takes 150: 720 / 4 = 180 of 750
+    waited                    150          workers are mostly idle: all of it was avoidable
+    all of 700                             3500 / 4 = 875 of 750: 125 of the waits were needed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.analysis.timeline import intervals
+from clusterprof.analysis.timeline.data_wait import blocked as kinds
+from clusterprof.analysis.timeline.data_wait import fetches
+from clusterprof.analysis.timeline.data_wait.blocked import ReadContext, get_read_context
+from clusterprof.analysis.timeline.data_wait.fetches import fill_unmeasured
+from clusterprof.analysis.timeline.data_wait.samples import (
+    compute_loading_shares,
+    estimate_activity,
+    select_busiest_thread,
+)
+from clusterprof.analysis.timeline.model import (
+    DataWaitBreakdown,
+    Float,
+    Int,
+    Process,
+    Rank,
+    SpanTable,
+)
+from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START, WORKER_START
+
+UNKNOWN_PID = 0
+LONG_AGO_NS = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True, slots=True)
+class DataWaits:
+    """Data waits of a rank, disjoint and sorted; int64[n] columns."""
+
+    start_ns: Int
+    end_ns: Int
+    pid: Int
+    """Process of the critical thread; 0 if unknown."""
+    identified: NDArray[np.bool_]
+    """bool[n]: True if the span named the process, or if only one process fetches at all."""
+
+
+def find_data_waits(rank: Rank) -> DataWaits:
+    """Find the data waits of a rank and the process that each waited for.
+
+    A span that names no worker (-1) waited for the worker whose fetch was the last to end
+    before the wait ended; without workers, for the main thread.
+    """
+    spans = rank.main.spans.get(DATA_WAIT)
+    if spans is None or not len(spans.start_ns):
+        no_waits = np.zeros(0, np.int64)
+        return DataWaits(no_waits, no_waits, no_waits, no_waits.astype(np.bool_))
+    reach = np.maximum.accumulate(spans.end_ns)
+    start = spans.start_ns.copy()
+    np.maximum(start[1:], reach[:-1], out=start[1:])
+    nonempty = spans.end_ns > start  # a wait inside another one belongs to the outer one
+    end, owner = spans.end_ns, spans.b
+    if not nonempty.all():
+        start, end, owner = start[nonempty], end[nonempty], owner[nonempty]
+    pid = np.where(owner == 0, rank.pid, np.maximum(owner, UNKNOWN_PID))
+    unnamed = owner < 0
+    loaders = [p for p in (*rank.workers, rank.main) if select_fetches(p) is not None]
+    if unnamed.any():
+        pid[unnamed] = _find_last_finisher(loaders, end[unnamed])
+    identified = ~unnamed | (len(loaders) == 1)
+    for owner_pid in list_distinct(pid):
+        if owner_pid not in rank.chunk.processes:
+            identified &= pid != owner_pid
+    return DataWaits(start, end, pid, identified)
+
+
+def list_distinct(pids: Int) -> list[int]:
+    """List the distinct values of int64[n] in ascending order."""
+    if pids.size and (pids == pids[0]).all():  # most ranks have one worker, or none
+        return [int(pids[0])]
+    return np.unique(pids).tolist()  # type: ignore[no-any-return]
+
+
+def _find_last_finisher(loaders: list[Process], end_ns: Int) -> Int:
+    """Find the worker whose fetch ended last at or before each instant; 0 if there is none."""
+    ends = [fetch.end_ns for p in loaders if (fetch := select_fetches(p)) is not None]
+    if not ends:
+        return np.full(len(end_ns), UNKNOWN_PID, np.int64)
+    pids = np.repeat([p.pid for p in loaders], [len(e) for e in ends])
+    all_ends = np.concatenate(ends)
+    order = np.argsort(all_ends, kind="stable")
+    row = np.searchsorted(all_ends[order], end_ns, side="right") - 1
+    return np.where(row >= 0, pids[order][np.maximum(row, 0)], UNKNOWN_PID)
+
+
+def select_fetches(process: Process) -> SpanTable | None:
+    """Select the fetches of a process so that they are disjoint and sorted.
+
+    None if there are none.
+    """
+    spans = process.spans.get(FETCH)
+    if spans is None or not len(spans.start_ns):
+        return None
+    if (spans.start_ns[1:] >= spans.end_ns[:-1]).all():
+        return spans
+    reach = np.maximum.accumulate(spans.end_ns)
+    kept = np.append(True, spans.start_ns[1:] >= reach[:-1])
+    columns = (getattr(spans, name)[kept] for name in SpanTable.__slots__)
+    return SpanTable(*columns)
+
+
+def find_worker_start(process: Process) -> int:
+    """Find when a worker was ready to fetch, in ns; the smallest int64 if it was not recorded.
+
+    Between the start of its loop and its first fetch it runs `worker_init_fn`.
+    """
+    spans = process.spans.get(WORKER_START)
+    if spans is None or not len(spans.start_ns):
+        return int(LONG_AGO_NS)
+    fetches = process.spans.get(FETCH)
+    if fetches is not None and np.array_equal(fetches.sequence[:1], spans.sequence[-1:] + 1):
+        return int(fetches.start_ns[0])
+    return int(spans.start_ns[-1])
+
+
+def find_batch_ready(fetches: SpanTable, wait_start_ns: Int, wait_end_ns: Int) -> tuple[Int, Int]:
+    """Find when the awaited batch of each wait was ready, and whether that is certain.
+
+    int64[n] each. The last fetch that ended before the wait ended made the batch. Without
+    an earlier fetch, it was never ready (the end of the wait). A fetch that ended before
+    the wait began is certain only if no record after it is missing: the second array is
+    then 1, else 0. Times in ns.
+    """
+    row = np.searchsorted(fetches.end_ns, wait_end_ns, side="right") - 1
+    known = row >= 0
+    row = np.maximum(row, 0)
+    ready = np.where(known, fetches.end_ns[row], wait_end_ns)
+    following = np.minimum(row + 1, len(fetches.end_ns) - 1)
+    uninterrupted = (following == row) | (fetches.sequence[following] == fetches.sequence[row] + 1)
+    certain = known & ((ready > wait_start_ns) | uninterrupted)
+    return ready, certain.astype(np.int64)
+
+
+SplitFetches = dict[int, tuple[SpanTable, Float]]
+_GIL_COLUMNS = (kinds.USER_CPU, kinds.RUNNABLE, kinds.MEMORY_FEEDING_SHARES)
+"""Activities in which a thread holds the interpreter lock; reads release it."""
+
+
+def split_data_wait(rank: Rank, start_ns: Int, end_ns: Int) -> DataWaitBreakdown:
+    """Split each interval by the activity of the critical thread, in shares.
+
+    start_ns, end_ns: int64[n], sorted by start. The eleven shares of a row, float64[n]
+    each, are not negative and sum to 1. An empty interval is entirely unknown.
+    """
+    start, end = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
+    context = get_read_context(rank.chunk)
+    traced = compute_loading_shares(rank, start, end)
+    if traced is not None:
+        return _build_traced_breakdown(rank, traced)
+    if not rank.marked:
+        table, pids = select_busiest_thread(rank, start, end, context)
+        return _build_breakdown(table, np.zeros(len(start), np.bool_), pids)
+    waits = find_data_waits(rank)
+    overlaps = intervals.find_overlaps((start, end), (waits.start_ns, waits.end_ns))
+    table_ns = kinds.make_empty_table(len(start))
+    fetches = _split_fetches(rank, context)
+    owner = waits.pid[overlaps.interval]
+    for pid in list_distinct(owner):
+        (rows,) = (owner == pid).nonzero()
+        wait_row = overlaps.interval[rows]
+        segment_ns = _split_wait_segment(
+            rank,
+            pid,
+            fetches,
+            context,
+            (overlaps.start_ns[rows], overlaps.end_ns[rows]),
+            (waits.start_ns[wait_row], waits.end_ns[wait_row]),
+        )
+        kinds.add_to_rows(table_ns, overlaps.segment[rows], segment_ns)
+    inside, longest = _measure_wait_overlap(len(start), overlaps)
+    _add_time_outside_waits(table_ns, rank, start, end, inside, context)
+    in_wait = 2 * inside > end - start
+    pids = np.full(len(start), rank.pid, np.int64)
+    identified = np.zeros(len(start), np.bool_)
+    pids[in_wait] = owner[longest[in_wait]]
+    identified[in_wait] = waits.identified[overlaps.interval[longest[in_wait]]] & (
+        pids[in_wait] > 0
+    )
+    table = kinds.normalize_shares(table_ns, end - start)
+    pids[table[:, kinds.UNKNOWN] >= 1.0] = 0
+    return _build_breakdown(table, identified & (pids > 0), pids)
+
+
+def _build_traced_breakdown(rank: Rank, traced: dict[str, Float]) -> DataWaitBreakdown:
+    """Build the breakdown from a trace; reads of unknown origin count as unknown."""
+    shares = {
+        "user_cpu": traced["computing"],
+        "block_io": traced["local"],
+        "remote_io": traced["network"],
+        "socket": traced["object"],
+    }
+    n = len(traced["computing"])
+    table = np.zeros((n, len(kinds.SHARE_NAMES)))
+    for name, share in shares.items():
+        table[:, kinds.SHARE_NAMES.index(name)] = share
+    table[:, kinds.UNKNOWN] = 1.0 - table.sum(axis=1)
+    return _build_breakdown(table, np.ones(n, np.bool_), np.full(n, rank.pid, np.int64))
+
+
+def _build_breakdown(table: Float, identified: NDArray[np.bool_], pids: Int) -> DataWaitBreakdown:
+    columns = {name: table[:, column] for column, name in enumerate(kinds.SHARE_NAMES)}
+    return DataWaitBreakdown(**columns, identified=identified, worker_pid=pids)
+
+
+def _split_fetches(rank: Rank, context: ReadContext) -> SplitFetches:
+    """Return the fetches of every process that loads for this rank, with their shares."""
+    times_by_pid = {}
+    for process in (rank.main, *rank.workers):
+        spans = select_fetches(process)
+        if spans is not None:
+            thread = process.threads.get(process.pid)
+            times_by_pid[process.pid] = fetches.measure_fetches(
+                fill_unmeasured(spans, process), thread, context
+            )
+    if not times_by_pid:
+        return {}
+    pool = fetches.combine_counts(list(times_by_pid.values()))
+    read_bytes = float(sum(int(np.maximum(f.spans.d, 0).sum()) for f in times_by_pid.values()))
+    return {
+        pid: (f.spans, fetches.split_fetches(f, pool, read_bytes, context))
+        for pid, f in times_by_pid.items()
+    }
+
+
+def _split_wait_segment(
+    rank: Rank,
+    pid: int,
+    fetches: SplitFetches,
+    context: ReadContext,
+    segment: intervals.Pair,
+    wait: intervals.Pair,
+) -> Float:
+    """Split segments of waits that all waited for one process: float64[m, 11], ns."""
+    process = rank.chunk.processes.get(pid)
+    if process is None:
+        table, _ = select_busiest_thread(rank, *segment, context)
+        return table * (segment[1] - segment[0])[:, None]
+    if pid == rank.pid:
+        return _split_main_process_wait(process, fetches.get(pid), context, segment)
+    return _split_worker_wait(process, fetches.get(pid), context, segment, wait)
+
+
+def _split_worker_wait(
+    process: Process,
+    fetched: tuple[SpanTable, Float] | None,
+    context: ReadContext,
+    segment: intervals.Pair,
+    wait: intervals.Pair,
+) -> Float:
+    start, end = segment
+    table = kinds.make_empty_table(len(start))
+    begin = np.minimum(np.maximum(find_worker_start(process), start), end)
+    table[:, kinds.NO_WORKER] = begin - start
+    if fetched is None:
+        return table + estimate_activity(process, begin, end, context) * (end - begin)[:, None]
+    spans, split = fetched
+    ready, certain = find_batch_ready(spans, *wait)
+    until = np.minimum(np.maximum(ready, begin), end)
+    table[:, kinds.DELIVERY] = np.where(certain, end - until, 0)
+    # One interpreter does both: while the worker makes the next batch, it delivers none.
+    holding_gil = kinds.make_empty_table(len(start))
+    _add_fetches(holding_gil, spans, split, (np.where(certain, until, end), end))
+    for column in _GIL_COLUMNS:
+        table[:, column] += holding_gil[:, column]
+        table[:, kinds.DELIVERY] -= holding_gil[:, column]
+    covered = _add_fetches(table, spans, split, (begin, until))
+    # Between two fetches the worker had nothing to do. If the fetch that ended the wait is missing
+    # from the recording, the time is unknown instead.
+    table[:, kinds.NO_WORK] = np.where(certain, until - begin - covered, 0)
+    return table
+
+
+def _split_main_process_wait(
+    process: Process,
+    fetched: tuple[SpanTable, Float] | None,
+    context: ReadContext,
+    segment: intervals.Pair,
+) -> Float:
+    """Split segments in which the main thread loads.
+
+    Between fetches it samples, collates or pins memory.
+    """
+    table = kinds.make_empty_table(len(segment[0]))
+    if fetched is None:
+        return (
+            table
+            + estimate_activity(process, *segment, context) * (segment[1] - segment[0])[:, None]
+        )
+    covered = _add_fetches(table, *fetched, segment)
+    table[:, kinds.USER_CPU] += segment[1] - segment[0] - covered
+    return table
+
+
+def _add_fetches(table: Float, spans: SpanTable, split: Float, segment: intervals.Pair) -> Int:
+    """Add to each segment the shares of the fetches inside it; return the ns they cover."""
+    overlaps = intervals.find_overlaps(segment, (spans.start_ns, spans.end_ns))
+    inside = overlaps.end_ns - overlaps.start_ns
+    kinds.add_to_rows(table, overlaps.segment, split[overlaps.interval] * inside[:, None])
+    return np.bincount(overlaps.segment, inside, minlength=len(table)).astype(np.int64)
+
+
+def _add_time_outside_waits(
+    table_ns: Float, rank: Rank, start: Int, end: Int, inside: Int, context: ReadContext
+) -> None:
+    """Add time outside data waits, where the main thread is critical: it launches work."""
+    rows = np.flatnonzero(end - start > inside)
+    if rows.size:
+        left = (end - start - inside)[rows]
+        table_ns[rows] += (
+            estimate_activity(rank.main, start[rows], end[rows], context) * left[:, None]
+        )
+
+
+def _measure_wait_overlap(n: int, overlaps: intervals.Overlaps) -> tuple[Int, Int]:
+    """Measure each interval's time in waits, and find its longest overlap with one."""
+    length = overlaps.end_ns - overlaps.start_ns
+    inside, longest = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    if (overlaps.segment[1:] > overlaps.segment[:-1]).all():  # in one wait each
+        inside[overlaps.segment] = length
+        longest[overlaps.segment] = np.arange(len(length))
+        return inside, longest
+    np.add.at(inside, overlaps.segment, length)
+    order = np.lexsort((length, overlaps.segment))
+    longest[overlaps.segment[order]] = order
+    return inside, longest
+
+
+PREFETCH_BATCHES = 4
+"""Batches per worker that any loader can keep ready; a loader that may keep as many is not
+at fault.
+"""
+MAX_BUSY_RATIO = 0.5
+"""Workers that are busy for a larger fraction of the time do not count as idle."""
+
+
+def estimate_prefetch_savings(rank: Rank, t_ns: Int) -> Float:
+    """Estimate the fraction of the wait at each time that a larger prefetch would avoid.
+
+    float64[n] for t_ns, int64[n]. 0 if the loader may already work that far ahead, has no
+    workers, or its settings were not recorded.
+    """
+    zeros = np.zeros(t_ns.size)
+    fetch_tables = [
+        spans for worker in rank.workers if (spans := select_fetches(worker)) is not None
+    ]
+    waits = find_data_waits(rank)
+    if (
+        not fetch_tables
+        or not waits.start_ns.size
+        or not 0 < _find_prefetch_limit(rank) < PREFETCH_BATCHES
+    ):
+        return zeros
+    n, count = waits.start_ns.size, len(rank.workers)
+    first = np.maximum(np.arange(n) - PREFETCH_BATCHES * count, 0)
+    begin, end = waits.start_ns[first], waits.end_ns
+    total = np.concatenate([[0], np.cumsum(waits.end_ns - waits.start_ns)])
+    waited = total[1:] - total[first]
+    fetch_ns = np.zeros(n, np.int64)
+    for table in fetch_tables:
+        fetch_ns += _measure_time_before(table.start_ns, table.end_ns, end)
+        fetch_ns -= _measure_time_before(table.start_ns, table.end_ns, begin)
+    needed = np.maximum(fetch_ns / count - (end - begin - waited), 0.0)
+    saved = np.clip(1.0 - needed / np.maximum(waited, 1), 0.0, 1.0)
+    saved[fetch_ns > MAX_BUSY_RATIO * count * (end - begin)] = 0.0
+    row = np.searchsorted(waits.start_ns, t_ns, side="right") - 1
+    at = np.maximum(row, 0)
+    return np.where((row >= 0) & (t_ns <= waits.end_ns[at]), saved[at], zeros)
+
+
+def _find_prefetch_limit(rank: Rank) -> int:
+    """Return the largest number of batches that a worker may have ready; 0 unknown."""
+    table = rank.main.spans.get(LOADER_START)
+    return 0 if table is None or not table.c.size else int(table.c.max())
+
+
+def _measure_time_before(start_ns: Int, end_ns: Int, t_ns: Int) -> Int:
+    """Measure how much time before each t lies in intervals (disjoint and sorted)."""
+    before = np.concatenate([[0], np.cumsum(end_ns - start_ns)])
+    row = np.searchsorted(start_ns, t_ns, side="right")
+    over = np.where(row > 0, end_ns[np.maximum(row, 1) - 1] - t_ns, 0)
+    return (before[row] - np.maximum(over, 0)).astype(np.int64)

@@ -1,0 +1,1 @@
+"""From the records of a folder to chunks, processes and ranks."""

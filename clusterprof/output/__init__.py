@@ -1,0 +1,1 @@
+"""Everything that writes a result: reports for people, exports for programs."""

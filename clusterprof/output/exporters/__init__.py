@@ -1,0 +1,1 @@
+"""Recordings and results for other programs: Perfetto, CSV, Parquet, OTLP, OpenMetrics."""

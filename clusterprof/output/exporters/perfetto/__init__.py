@@ -1,0 +1,1 @@
+"""The recording as a Perfetto trace."""

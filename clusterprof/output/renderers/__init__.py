@@ -1,0 +1,1 @@
+"""Report formats: terminal, plain, Markdown, JSON, HTML, OpenMetrics, live."""

@@ -1,0 +1,411 @@
+"""The JSON document of the charts, whose size hardly grows with the job.
+
+Ranks have one column per quantity. What is drawn over time has one *row* per rank, or
+per node if there are too many ranks to look at (`output.renderers.html.data`), and its
+numbers are packed as bytes (`output.renderers.html.data`). Amounts in words come from
+Python and are exact; what the page reads from a chart is rounded.
+
+Rows of everything drawn over time: ranks, or nodes if there are too many ranks.
+
+In a large job each node has a row with the mean of its ranks, and so do the few ranks
+that the report is about. If there are more nodes than can be drawn, adjacent nodes
+share a row.
+
+`Report.history` packed as bytes: lost shares of equal time bins, by row and cause.
+
+A byte is lost time over the time of the bin: 255 is all of it, 1 is little but not
+zero. If the total is too large, adjacent bins are merged until it fits; sums over the
+run come from the ledger and are not affected.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from clusterprof.output.renderers.html.markup import get_color
+from clusterprof.output.renderers.text import culprits
+from clusterprof.output.renderers.text.safety import escape_text
+from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory
+from clusterprof.report.model import UNATTRIBUTED, Finding, Report
+
+
+@dataclass(frozen=True, slots=True)
+class ChartRows:
+    """Parallel lists with one entry per row."""
+
+    MAX_ROWS: ClassVar[int] = 1024
+    """Limit of the rows of nodes, and of ranks if rows are ranks."""
+    MAX_SINGLE_RANKS: ClassVar[int] = 32
+    """Rows of single ranks in addition to those of nodes."""
+
+    by: str
+    """"rank" or "node"."""
+    first: list[int]
+    """First node of the row, as an index into the list of nodes."""
+    last: list[int]
+    """Last node of the row, as an index into the list of nodes."""
+    rank: list[int]
+    """Place in `Report.ranks`; -1 for all ranks of the nodes."""
+    members: list[list[int]]
+    """Places in `Report.ranks`."""
+
+
+def build_chart_rows(nodes: Sequence[int], node_count: int, wanted: Sequence[int]) -> ChartRows:
+    """Assign ranks to rows; each rank in `wanted` gets a row of its own.
+
+    nodes: index of the node of each rank.
+    """
+    if len(nodes) <= ChartRows.MAX_ROWS:
+        places = list(range(len(nodes)))
+        return ChartRows("rank", list(nodes), list(nodes), places, [[at] for at in places])
+    each = -(-node_count // ChartRows.MAX_ROWS)
+    count = -(-node_count // each)
+    members: list[list[int]] = [[] for _ in range(count)]
+    for at, node in enumerate(nodes):
+        members[node // each].append(at)
+    first = [row * each for row in range(count)]
+    last = [min(low + each, node_count) - 1 for low in first]
+    ranks = [-1] * count
+    for at in wanted[: ChartRows.MAX_SINGLE_RANKS]:
+        first.append(nodes[at])
+        last.append(nodes[at])
+        ranks.append(at)
+        members.append([at])
+    return ChartRows("node", first, last, ranks, members)
+
+
+MAX_PLANE_BYTES = 900_000
+"""Limit of all planes together, before base64 writes three bytes as four characters."""
+MAX_BINS = 1200
+MAX_STEP_MARKS = 40_000
+_MAX_WAITS, _MAX_SLOW_STEPS = 400, 50
+_MIN_BINS = 16  # time bins of even the largest job
+
+
+def build_history_document(
+    report: Report, causes: Sequence[str], rows: ChartRows, room: int = 1 << 30
+) -> dict[str, Any]:
+    """Build the data of the charts over time, with planes of at most `room` bytes.
+
+    {"why": reason} if there is no history.
+    """
+    history = report.history
+    if history is None:
+        return {"why": "the history was not requested in this analysis"}
+    if not history.ranks or history.stretches < 1 or history.stretch_ns < 1:
+        return {"why": escape_text(history.why_missing or "no rank had steps", 400)}
+    number_of = {cause: at for at, cause in enumerate(causes)}
+    lost, in_step = _sum_by_row(history, rows, number_of)
+    present = lost.any(axis=2)
+    merge = _choose_merge_factor(int(present.sum()) + len(rows.rank), history.stretches, room)
+    lost, in_step = _merge_bins(lost, merge), _merge_bins(in_step, merge)
+    ranks = np.array([max(len(members), 1) for members in rows.members], dtype=float)
+    full = ranks[:, None] * history.stretch_ns * merge
+    everyone = [at for at, by in enumerate(rows.rank) if by < 0 or rows.by == "rank"]
+    return {
+        "why": escape_text(history.why_missing, 400),
+        "started_at_ms": None if history.started_at_ns is None else history.started_at_ns // 10**6,
+        "stretch_s": history.stretch_ns * merge / 1e9,
+        "stretches": lost.shape[2],
+        "span_s": history.stretch_ns * history.stretches / 1e9,
+        "in_step": pack_array(_scale_to_bytes(in_step, full)),
+        "lost": [
+            {
+                "cause": cause,
+                "rows": kept,
+                "bytes": pack_array(_scale_to_bytes(lost[kept, cause], full[kept])),
+            }
+            for cause in range(len(causes))
+            if (kept := np.flatnonzero(present[:, cause]).tolist())
+        ],
+        "total": _pack_total(lost[everyone], full[everyone]),
+        "steps": _pack_step_marks(history, rows),
+        "step_every": history.step_every,
+        "waits": _list_waits(history, number_of),
+        "waits_left_out": max(len(history.waits) - _MAX_WAITS, 0),
+        "slow_steps": _list_slow_steps(history, number_of),
+    }
+
+
+def _sum_by_row(history: History, rows: ChartRows, number_of: dict[str, int]) -> tuple[Any, Any]:
+    """Sum lost ns by (row, cause, bin) and in-step ns by (row, bin): float64 arrays."""
+    count = history.stretches
+    lost = np.zeros((len(rows.rank), len(number_of), count))
+    in_step = np.zeros((len(rows.rank), count))
+    for row, members in enumerate(rows.members):
+        for at in members:
+            if at >= len(history.ranks):
+                continue
+            rank_history = history.ranks[at]
+            in_step[row] += _pad_to_length(rank_history.in_step_ns, count)
+            for cause, ns in rank_history.lost:
+                lost[row, number_of[cause]] += _pad_to_length(ns, count)
+    return lost, in_step
+
+
+def _pad_to_length(ns: Sequence[int], count: int) -> Any:
+    padded = np.zeros(count)
+    values = np.asarray(ns[:count], dtype=float)
+    padded[: len(values)] = values
+    return padded
+
+
+def _choose_merge_factor(planes: int, stretches: int, room: int) -> int:
+    """Choose how many time bins share a byte."""
+    each = min(room, MAX_PLANE_BYTES) // max(planes, 1)
+    return -(-stretches // max(min(each, MAX_BINS), _MIN_BINS))
+
+
+def _merge_bins(array: Any, merge: int) -> Any:
+    if merge == 1:
+        return array
+    *head, count = array.shape
+    short = -count % merge
+    padded = np.concatenate([array, np.zeros((*head, short))], axis=-1)
+    return padded.reshape(*head, -1, merge).sum(axis=-1)
+
+
+def _scale_to_bytes(ns: Any, full: Any) -> Any:
+    shares = np.clip(ns / full, 0.0, 1.0)
+    scaled = np.rint(shares * 255).astype(np.uint8)
+    scaled[(scaled == 0) & (ns > 0)] = 1
+    return scaled
+
+
+def _pack_total(lost: Any, full: Any) -> dict[str, Any]:
+    """Pack the lost shares of the whole job by cause and time bin, 16 bits each."""
+    sums = lost.sum(axis=0)
+    kept = np.flatnonzero(sums.any(axis=1))
+    shares = np.clip(sums[kept] / full.sum(), 0.0, 1.0)
+    return {"causes": kept.tolist(), "bytes": pack_array(np.rint(shares * 65535).astype("<u2"))}
+
+
+def _pack_step_marks(history: History, rows: ChartRows) -> list[dict[str, Any]]:
+    """Pack the step marks of each rank row, or of the rank with most marks for all rows."""
+    span = history.stretch_ns * history.stretches
+    rank_rows = [
+        (row, history.ranks[at])
+        for row, at in enumerate(rows.rank)
+        if 0 <= at < len(history.ranks) and history.ranks[at].step_ends_ns
+    ]
+    if (
+        sum(len(rank_history.step_ends_ns) for _, rank_history in rank_rows) <= MAX_STEP_MARKS
+        and rows.by == "rank"
+    ):
+        return [
+            {"row": row, "bytes": _pack_marks(rank_history.step_ends_ns, span)}
+            for row, rank_history in rank_rows
+        ]
+    most: RankHistory = max(history.ranks, key=lambda rank_history: len(rank_history.step_ends_ns))
+    ends = most.step_ends_ns[:: -(-len(most.step_ends_ns) // MAX_STEP_MARKS) or 1]
+    return [{"row": -1, "bytes": _pack_marks(ends, span)}] if ends else []
+
+
+def _pack_marks(ends: Sequence[int], span: int) -> str:
+    parts = np.clip(np.asarray(ends, dtype=float) / span, 0.0, 1.0)
+    return pack_array(np.rint(parts * (2**32 - 1)).astype("<u4"))
+
+
+def _list_waits(history: History, number_of: dict[str, int]) -> list[list[Any]]:
+    """List [start s, length s, victim, culprit or -1, cause or -1, step or null], by start."""
+    count = len(history.ranks)
+    longest = sorted(history.waits, key=lambda wait: -wait.duration_ns)[:_MAX_WAITS]
+    return [
+        [
+            round(wait.start_ns / 1e9, 6),
+            round(wait.duration_ns / 1e9, 6),
+            wait.victim,
+            -1 if wait.culprit is None or not 0 <= wait.culprit < count else wait.culprit,
+            number_of.get(wait.cause, -1),
+            wait.step,
+        ]
+        for wait in sorted(longest, key=lambda wait: wait.start_ns)
+        if 0 <= wait.victim < count
+    ]
+
+
+def _list_slow_steps(history: History, number_of: dict[str, int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "step": step.number,
+            "start_s": round(step.start_ns / 1e9, 6),
+            "length_s": round(step.duration_ns / 1e9, 6),
+            "rank": step.rank,
+            "lost": [[number_of[cause], ns] for cause, ns in step.lost if cause in number_of],
+        }
+        for step in history.slow_steps[:_MAX_SLOW_STEPS]
+    ]
+
+
+def pack_array(array: Any) -> str:
+    """Encode the bytes of an array as base64.
+
+    array: any shape and dtype, written in C order with its own byte order.
+    """
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
+
+
+_MAX_NAME_CHARACTERS = 80  # limit of a node's or cause's name
+_TITLES = {
+    UNATTRIBUTED: "lost without sufficient evidence of a cause",
+    WAITING_FOR_RANKS: "waiting for other ranks: the findings name the culprits",
+}
+_MAX_MARKED_CULPRITS = 64  # culprits of a finding that charts mark
+_ROWS_PER_FINDING = 4  # culprits of a finding with a row of their own
+_MAX_CHARACTERS = 1_700_000  # limit of the document
+_SPARSE_FACTOR = 3  # a value with its rank number takes three times the room
+_UINT16_MAX = 65535
+
+
+def build_script_json(report: Report) -> str:
+    """Build the document as JSON that cannot end the script element around it."""
+    text = _encode_json(build_chart_document(report))
+    for character in "<>&":  # non-ASCII characters are already escaped
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def build_chart_document(report: Report) -> dict[str, Any]:
+    """Build the document as plain values."""
+    names = list_node_names(report)
+    number_of = {name: at for at, name in enumerate(names)}
+    nodes = [number_of[rank.node] for rank in report.ranks]
+    causes = list_cause_ids(report)
+    chiefs = [_find_main_culprits(finding, report) for finding in report.findings]
+    rows = build_chart_rows(nodes, len(names), _select_single_ranks(report, chiefs))
+    made = {
+        "version": 1,
+        "causes": _convert_causes(report, causes),
+        "nodes": [_escape_name(name) for name in names],
+        "ranks": _convert_ranks(report, nodes),
+        "felt": _pack_matrix([rank.buckets for rank in report.ranks], causes),
+        "caused": _pack_matrix([rank.caused for rank in report.ranks], causes),
+        "compared": any(rank.caused for rank in report.ranks),
+        "findings": [
+            {
+                "cause": causes.index(finding.cause.id),
+                "outside": finding.outside_steps,
+                "culprits": culprits[:_MAX_MARKED_CULPRITS],
+                "culprit_count": len(culprits),
+            }
+            for finding, culprits in zip(report.findings, chiefs)
+        ],
+        "rows": {"by": rows.by, "first": rows.first, "last": rows.last, "rank": rows.rank},
+    }
+    room = (_MAX_CHARACTERS - len(_encode_json(made))) * 3 // 4  # base64: 3 bytes -> 4
+    made["history"] = build_history_document(report, causes, rows, room)
+    return made
+
+
+def _encode_json(value: dict[str, Any]) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def list_node_names(report: Report) -> list[str]:
+    """List the nodes that have ranks, in the order of their first rank."""
+    return list(dict.fromkeys(rank.node for rank in report.ranks))
+
+
+def list_cause_ids(report: Report) -> list[str]:
+    """List the causes of all charts, largest loss first; waiting and unattributed last."""
+    sums: dict[str, int] = {finding.cause.id: 0 for finding in report.findings}
+    for rank in report.ranks:
+        for cause, ns in rank.buckets:
+            sums[cause] = sums.get(cause, 0) + ns
+    if report.history is not None:
+        for rank_history in report.history.ranks:
+            for cause, _ in rank_history.lost:
+                sums.setdefault(cause, 0)
+        for wait in report.history.waits:
+            if wait.cause:
+                sums.setdefault(wait.cause, 0)
+    last = {WAITING_FOR_RANKS: 1, UNATTRIBUTED: 2}
+    return sorted(sums, key=lambda cause: (last.get(cause, 0), -sums[cause], cause))
+
+
+def _convert_causes(report: Report, ids: Sequence[str]) -> list[dict[str, Any]]:
+    about = {finding.cause.id: finding.cause for finding in report.findings}
+    converted = []
+    for cause in ids:
+        known = about.get(cause)
+        family, tone = get_color(cause, report)
+        title = known.title if known else _TITLES.get(cause, "")
+        converted.append(
+            {"id": _escape_name(cause), "family": family, "tone": tone, "title": escape_text(title)}
+        )
+    return converted
+
+
+def _convert_ranks(report: Report, nodes: Sequence[int]) -> dict[str, Any]:
+    ranks = report.ranks
+    return {
+        "node": list(nodes),
+        "rank": [rank.rank for rank in ranks],
+        "pid": [rank.pid if rank.rank is None else 0 for rank in ranks],
+        "lost_ns": _pack_floats([rank.lost_ns for rank in ranks]),
+        "caused_ns": _pack_floats([sum(ns for _, ns in rank.caused) for rank in ranks]),
+        "in_step_ns": _pack_floats([rank.in_step_ns for rank in ranks]),
+    }
+
+
+def _pack_matrix(
+    buckets: Sequence[Sequence[tuple[str, int]]], causes: Sequence[str]
+) -> dict[str, Any]:
+    """Pack ns by cause and rank as 16-bit shares of the largest; sparse rows list "ranks"."""
+    number_of = {cause: at for at, cause in enumerate(causes)}
+    ns = np.zeros((len(causes), len(buckets)))
+    for rank, of_rank in enumerate(buckets):
+        for cause, amount in of_rank:
+            if cause in number_of:
+                ns[number_of[cause], rank] += amount
+    largest = float(ns.max()) if ns.size else 0.0
+    if largest <= 0:
+        return {"full_ns": 0, "causes": []}
+    scaled = np.rint(ns / largest * _UINT16_MAX).astype("<u2")
+    scaled[(scaled == 0) & (ns > 0)] = 1  # a small value stays different from zero
+    packed_causes: list[dict[str, Any]] = []
+    for at, values in enumerate(scaled):
+        ranks = np.flatnonzero(values)
+        if len(ranks) * _SPARSE_FACTOR > len(buckets):
+            packed_causes.append({"cause": at, "bytes": pack_array(values)})
+        elif len(ranks):
+            packed_causes.append(
+                {"cause": at, "ranks": ranks.tolist(), "bytes": pack_array(values[ranks])}
+            )
+    return {"full_ns": round(largest), "causes": packed_causes}
+
+
+def _pack_floats(ns: Sequence[int]) -> str:
+    return pack_array(np.array(ns, dtype="<f8"))
+
+
+def _find_main_culprits(finding: Finding, report: Report) -> list[int]:
+    """Find the places of a finding's main culprits in `Report.ranks`."""
+    places = {(rank.node, rank.rank, rank.device): at for at, rank in enumerate(report.ranks)}
+    keys = (
+        (culprit.node, culprit.rank, culprit.device)
+        for culprit in culprits.select_main_culprits(finding)
+    )
+    indices = (places.get(key) for key in keys)
+    return [place for place in indices if place is not None]
+
+
+def _select_single_ranks(report: Report, chiefs: Sequence[Sequence[int]]) -> list[int]:
+    """Select ranks with a row of their own among nodes: culprits, then the longest waits."""
+    wanted = [at for culprits in chiefs for at in culprits[:_ROWS_PER_FINDING]]
+    waits = report.history.waits if report.history is not None else ()
+    for wait in sorted(waits, key=lambda wait: -wait.duration_ns)[: ChartRows.MAX_SINGLE_RANKS]:
+        wanted += [wait.victim] if wait.culprit is None else [wait.culprit, wait.victim]
+    return [at for at in dict.fromkeys(wanted) if 0 <= at < len(report.ranks)][
+        : ChartRows.MAX_SINGLE_RANKS
+    ]
+
+
+def _escape_name(name: str) -> str:
+    return escape_text(name, _MAX_NAME_CHARACTERS)

@@ -1,0 +1,226 @@
+"""Sections below the findings: utilization, coverage gaps, metrics, ledger, recording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterprof.output.renderers.html.markup import (
+    BAR_WIDTH,
+    Markup,
+    build_element,
+    render_bar,
+    render_swatch,
+)
+from clusterprof.output.renderers.text import culprits, impact, summary, wording
+from clusterprof.output.renderers.text.tables import (
+    build_ledger_columns,
+    build_ledger_rows,
+    format_exact_seconds,
+)
+from clusterprof.report.model import Report
+from clusterprof.units import format_quantity
+
+_MAX_RANKS = 8  # columns of the ledger
+_MAX_SINGLE_NODES = 8  # with more nodes, those without damage share a line
+_UTILIZATION_PARTS = (
+    ("lost", "k-waiting", "in the ledger of lost time"),
+    ("filled", "k-productive", "filled"),
+    ("underfilled", "k-underfilled", "under-used"),
+    ("unmeasured", "k-unattributed", "not known"),
+)
+
+
+def render_slow_steps(report: Report) -> Markup | None:
+    """Render how long steps take and which ranks delay the slow ones."""
+    return _render_list(culprits.describe_slow_steps(report))
+
+
+def render_utilization(report: Report) -> Markup | None:
+    """Render the utilization ledger of busy devices; None if it was not computed."""
+    utilization_totals = report.underfill
+    if utilization_totals is None:
+        return None
+    content: list[Markup | str | None] = []
+    if utilization_totals.busy_ns:
+        parts = [
+            (label, color, getattr(utilization_totals, f"{field}_ns"))
+            for field, color, label in _UTILIZATION_PARTS
+        ]
+        legend = [
+            build_element(
+                "li",
+                render_swatch(color),
+                f" {label} ",
+                build_element("b", wording.format_share(ns, utilization_totals.busy_ns)),
+                f" {format_quantity(ns, 'ns')}",
+            )
+            for label, color, ns in parts
+            if ns
+        ]
+        segments = [(color, ns) for _, color, ns in parts]
+        label = "how well busy devices were used"
+        content.append(render_bar(segments, utilization_totals.busy_ns, label, BAR_WIDTH))
+        content.append(build_element("ul", *legend, class_="legend"))
+    content.append(_render_list(impact.describe_utilization(report)))
+    if utilization_totals.why_missing:
+        content.append(
+            build_element("p", f"Not known: {utilization_totals.why_missing}.", class_="note")
+        )
+    elif not impact.describe_utilization(report):
+        content.append(build_element("p", "No recommendation.", class_="note"))
+    return build_element(
+        "section",
+        build_element("h2", "Device utilization while busy, separate from lost time"),
+        build_element(
+            "p",
+            "A device can be busy and under-used. None of this is idle time or counted as lost.",
+            class_="note",
+        ),
+        *content,
+        id="fill",
+        class_="card",
+    )
+
+
+def render_coverage_gaps(report: Report) -> Markup:
+    """Render *Unattributed* and *Not seen*, always."""
+    part = wording.format_share(report.unattributed_ns, report.lost_ns)
+    amount = format_quantity(report.unattributed_ns, "ns")
+    reasons = [
+        f"{format_quantity(ns, 'ns')}: {wording.describe_unattributed_reason(code)}"
+        for code, ns in report.unattributed_reasons
+    ]
+    blinds = wording.list_coverage_gaps(report)
+    return build_element(
+        "section",
+        build_element(
+            "div",
+            build_element("h2", "Unattributed"),
+            build_element(
+                "p", f"{amount}, {part} of the loss, without sufficient evidence of a cause."
+            ),
+            _render_list(reasons),
+        ),
+        build_element(
+            "div",
+            build_element("h2", "Not seen"),
+            _render_list(blinds) or build_element("p", "Nothing is known to be missing."),
+        ),
+        id="unknown",
+        class_="card two",
+    )
+
+
+def render_details(report: Report) -> Markup:
+    """Render the reference sections: metrics, efficiency metrics, ledger, recording, notes."""
+    parts = [
+        ("Measures", _render_metrics(report)),
+        ("Efficiency metrics", _render_efficiency_metrics(report)),
+        ("Ledger, in seconds, exact to the nanosecond", _render_ledger(report)),
+        (
+            "Recording",
+            _render_list(summary.describe_recordings(report, _MAX_SINGLE_NODES, " recorded")),
+        ),
+        ("Notes", _render_list([*report.notes, wording.LEGEND])),
+    ]
+    made = [
+        build_element(
+            "details", build_element("summary", build_element("h2", name)), body, class_="card book"
+        )
+        for name, body in parts
+        if body is not None
+    ]
+    return build_element("section", *made, id="books")
+
+
+def _render_list(lines: Sequence[str]) -> Markup | None:
+    return (
+        build_element("ul", *(build_element("li", line) for line in lines), class_="lines")
+        if lines
+        else None
+    )
+
+
+def _render_metrics(report: Report) -> Markup | None:
+    rows = []
+    for metric in report.metrics:
+        if metric.value is None:
+            cells = [
+                build_element("td", "not known", class_="n"),
+                build_element("td", metric.why_missing),
+            ]
+        else:
+            bound = "" if metric.bound == "exact" else f"{metric.bound} "
+            value = bound + format_quantity(metric.value, metric.unit)
+            cells = [build_element("td", value, class_="n"), build_element("td", "")]
+        rows.append(build_element("tr", build_element("th", metric.name, scope="row"), *cells))
+    return _render_table(rows) if rows else None
+
+
+def _render_efficiency_metrics(report: Report) -> Markup | None:
+    worth = report.worth
+    if worth is None:
+        return None
+    rows = [
+        build_element(
+            "tr",
+            build_element("th", name, scope="row"),
+            build_element("td", "not known" if value is None else f"{value:,.4g}", class_="n"),
+            build_element("td", how),
+        )
+        for name, value, how in worth.yardsticks
+    ]
+    pairs = (
+        ("tokens per second", worth.tokens_per_second, worth.tokens_per_second_if_fixed, ""),
+        ("samples per second", worth.samples_per_second, None, ""),
+        (
+            "cost per million tokens",
+            worth.cost_per_million_tokens,
+            worth.cost_per_million_tokens_if_fixed,
+            f" {worth.currency}",
+        ),
+    )
+    for name, now, fixed, unit in pairs:
+        if now is not None:
+            then = "" if fixed is None else f"{fixed:,.2f}{unit} with every finding fixed"
+            cells = (
+                build_element("td", f"{now:,.2f}{unit}", class_="n"),
+                build_element("td", then),
+            )
+            rows.append(build_element("tr", build_element("th", name, scope="row"), *cells))
+    return _render_table(rows) if rows else None
+
+
+def _render_table(rows: Sequence[Markup]) -> Markup:
+    return build_element(
+        "div", build_element("table", build_element("tbody", *rows)), class_="scroll"
+    )
+
+
+def _render_ledger(report: Report) -> Markup | None:
+    if not report.ranks:
+        return None
+    columns = build_ledger_columns(report, _MAX_RANKS)
+    head = [build_element("th", "", scope="col")]
+    for column in columns:
+        node = None if column.rank is None else build_element("span", f" {column.rank.node}")
+        head.append(build_element("th", column.heading, node, scope="col", class_="n"))
+    lines = [
+        build_element(
+            "tr",
+            build_element("th", row.label, scope="row", class_=f"depth{row.depth}"),
+            *(build_element("td", format_exact_seconds(ns), class_="n") for ns in row.ns),
+        )
+        for row in build_ledger_rows(columns)
+    ]
+    left = len(report.ranks) - _MAX_RANKS
+    more = f"{left:,} ranks that lost less are omitted; --json lists them all." if left > 0 else ""
+    table = build_element(
+        "table",
+        build_element("thead", build_element("tr", *head)),
+        build_element("tbody", *lines),
+        class_="ledger",
+    )
+    return build_element(
+        "div", table, build_element("p", more, class_="note") if more else None, class_="scroll"
+    )

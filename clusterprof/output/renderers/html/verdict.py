@@ -1,0 +1,500 @@
+"""The top of the page: what was lost, how much, why, by whom, what next, the impact.
+
+The recommendations for a finding, or a note that none fits.
+
+Every finding in full: amount, culprits, time, evidence, confidence, advice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterprof.output.renderers.html.markup import (
+    BAR_WIDTH,
+    Markup,
+    build_element,
+    get_css_classes,
+    join_markup,
+    make_slug,
+    render_bar,
+    render_swatch,
+)
+from clusterprof.output.renderers.text import advice, culprits, summary, trend, wording
+from clusterprof.output.renderers.text.safety import escape_text
+from clusterprof.output.renderers.text.tables import format_cell
+from clusterprof.report.model import EFFORTS, UNATTRIBUTED, Advice, Culprit, Finding, Report
+from clusterprof.units import format_quantity
+
+_FIELDS = (
+    ("because", "Because"),
+    ("gain", "What it saves"),
+    ("verify", "How to see that it worked"),
+    ("worse", "What it may make worse"),
+)
+
+
+def list_advice(finding: Finding) -> tuple[Advice, ...]:
+    """List the advice for a finding, or where to read more if none fits."""
+    if finding.advice:
+        return finding.advice
+    command = f"clusterprof explain {escape_text(finding.cause.id, 60)}"
+    return (Advice("No recommendation fits the measurements.", "", command, "", "", ""),)
+
+
+def render_advice(finding: Finding) -> Markup:
+    """Render all advice for a finding as a list, best first."""
+    return build_element(
+        "ol",
+        *(
+            build_element("li", *_render_advice_item(suggestion))
+            for suggestion in list_advice(finding)
+        ),
+        class_="advice",
+    )
+
+
+def _render_advice_item(suggestion: Advice) -> list[Markup | None]:
+    parts: list[Markup | None] = [build_element("p", suggestion.what, class_="do")]
+    parts += render_change(suggestion)
+    rows = []
+    asks = EFFORTS.get(suggestion.effort, "")
+    if asks:
+        rows.append(build_element("div", build_element("dt", "Effort"), build_element("dd", asks)))
+    for field, label in _FIELDS:
+        text = getattr(suggestion, field)
+        if text:
+            rows.append(build_element("div", build_element("dt", label), build_element("dd", text)))
+    return [*parts, build_element("dl", *rows, class_="facts")] if rows else parts
+
+
+def render_change(suggestion: Advice) -> list[Markup | None]:
+    """Render the change as a sentence, and below it the commands to paste."""
+    if not suggestion.commands:
+        return [render_code_block(suggestion.change)]
+    parts = [
+        build_element("code", text) if is_command else text
+        for is_command, text in advice.split_change(suggestion)
+    ]
+    alone = list(suggestion.commands) == [suggestion.change]
+    return [
+        None if alone else build_element("p", *parts),
+        render_code_block("\n".join(suggestion.commands)),
+    ]
+
+
+def render_code_block(command: str) -> Markup | None:
+    """Render a command or an edit as a block that can be copied, line by line as given."""
+    if not command:
+        return None
+    # `escape_text` would escape line breaks, so each line is passed to it separately
+    lines = [escape_text(line, 400) for line in command.splitlines()[:40]]
+    code: list[Markup | str] = []
+    for at, line in enumerate(lines):
+        code += [Markup("\n"), line] if at else [line]
+    return build_element("pre", build_element("code", *code), class_="copy")
+
+
+_MAX_BAR_CAUSES = 12  # causes named below the bar
+_MAX_EVIDENCE = 3  # pieces of evidence for the main cause
+
+
+def render_verdict(report: Report, price: float | None, currency: str) -> Markup:
+    """Render the section that answers what, how much, why, who and what next."""
+    paragraphs = [
+        build_element("p", line, class_="warning") for line in wording.list_warnings(report)
+    ]
+    lines = [wording.describe_main_cause(report), wording.describe_time_outside_steps(report)]
+    if report.worth is None:
+        lines.append(wording.describe_cost(report, price, currency))
+    paragraphs += [build_element("p", line) for line in lines if line]
+    return build_element(
+        "section",
+        render_masthead(report),
+        build_element("h1", wording.describe_verdict(report)),
+        *paragraphs,
+        _render_tiles(report),
+        _render_loss_bar(report),
+        _render_answers(report),
+        id="verdict",
+        class_="card",
+    )
+
+
+def get_bound_prefix(report: Report) -> str:
+    return "≤ " if wording.is_upper_bound(report) else ""
+
+
+def _render_tiles(report: Report) -> Markup | None:
+    if not report.in_step_ns:
+        return None
+    tiles = [
+        _render_tile(
+            get_bound_prefix(report) + wording.format_share(report.lost_ns, report.in_step_ns),
+            "of device time in steps lost",
+        ),
+        _render_tile(
+            get_bound_prefix(report) + wording.format_gpu_time(report.lost_ns), "lost in total"
+        ),
+    ]
+    worth = report.worth
+    if worth is not None and worth.lost_cost is not None and not report.emulated:
+        unit = worth.currency
+        rate = worth.price_per_gpu_hour
+        per = "" if rate is None else f" at {rate:,.2f} {unit} per GPU-hour"
+        tiles.append(
+            _render_tile(f"{get_bound_prefix(report)}{worth.lost_cost:,.2f} {unit}", f"lost{per}")
+        )
+    best = None if worth is None else next((c for c in worth.causes if c.saved_ns), None)
+    if best is not None and best.saved_ns is not None:
+        span = ""
+        if best.saved_low_ns is not None and best.saved_high_ns is not None:
+            span = (
+                f" ({format_quantity(best.saved_low_ns, 'ns')} to"
+                f" {format_quantity(best.saved_high_ns, 'ns')})"
+            )
+        tiles.append(
+            _render_tile(
+                format_quantity(best.saved_ns, "ns"),
+                f"sooner finished with {best.cause} fixed{span}",
+            )
+        )
+    tail = report.tail
+    if tail is not None and tail.p50_ns is not None and tail.p99_ns is not None:
+        tiles.append(
+            _render_tile(
+                format_quantity(tail.p50_ns, "ns"),
+                f"median step; 99 of 100 in {format_quantity(tail.p99_ns, 'ns')}",
+            )
+        )
+    if worth is not None and worth.tokens_per_second is not None:
+        fixed = worth.tokens_per_second_if_fixed
+        then = "" if fixed is None else f"; {fixed:,.0f} if all were fixed"
+        tiles.append(_render_tile(f"{worth.tokens_per_second:,.0f}", f"tokens per second{then}"))
+    return build_element("div", *tiles, class_="tiles")
+
+
+def _render_tile(number: str, about: str) -> Markup:
+    return build_element(
+        "div", build_element("strong", number), build_element("span", about), class_="tile"
+    )
+
+
+def _render_loss_bar(report: Report) -> Markup | None:
+    """Render time in steps as one bar, productive time first, then each cause; with legend."""
+    if not report.in_step_ns:
+        return None
+    sums = sorted(
+        wording.sum_buckets(report).items(), key=lambda b: (b[0] == UNATTRIBUTED, -b[1], b[0])
+    )
+    parts = [(c, get_css_classes(c, report), ns) for c, ns in sums if ns]
+    legend = [_render_legend_item("productive", "k-productive", report.productive_ns, report)]
+    legend += [
+        _render_legend_item(cause, color, ns, report)
+        for cause, color, ns in parts[:_MAX_BAR_CAUSES]
+    ]
+    rest = parts[_MAX_BAR_CAUSES:]
+    if rest:
+        legend.append(build_element("li", f"{len(rest):,} smaller causes, in the ledger"))
+    label = (
+        f"{wording.format_share(report.lost_ns, report.in_step_ns)} of the time in steps was lost"
+    )
+    segments = [("k-productive", report.productive_ns), *((c, ns) for _, c, ns in parts)]
+    return build_element(
+        "figure",
+        render_bar(segments, report.in_step_ns, label, BAR_WIDTH),
+        build_element("figcaption", build_element("ul", *legend, class_="legend")),
+        class_="whole",
+    )
+
+
+def _render_legend_item(name: str, color: str, ns: int, report: Report) -> Markup:
+    part = wording.format_share(ns, report.in_step_ns)
+    return build_element("li", render_swatch(color), f" {name} ", build_element("b", part))
+
+
+def _render_answers(report: Report) -> Markup | None:
+    """Render the answers to the main questions for the first finding."""
+    findings = wording.select_in_step_findings(report)
+    if not findings or findings[0].lost_ns < report.unattributed_ns:
+        return _render_no_answer(report)
+    first = findings[0]
+    answers = [
+        (
+            "What",
+            join_markup(wording.format_title(first), " ", build_element("code", first.cause.id)),
+        ),
+        ("How much", join_markup(_describe_amount(first, report))),
+        ("Why we think so", join_markup(_describe_evidence(first))),
+        ("Who", join_markup(_describe_culprits(first))),
+        ("Next", _render_next_step(first)),
+    ]
+    trend_text = trend.detect_trend(report)
+    if trend_text is not None:
+        answers.insert(4, ("Over time", join_markup(f"{trend.describe_trend(trend_text)}.")))
+    rows = [
+        build_element("div", build_element("dt", question), build_element("dd", answer))
+        for question, answer in answers
+    ]
+    return build_element("dl", *rows, class_="answers")
+
+
+def _render_no_answer(report: Report) -> Markup | None:
+    if not report.ranks:
+        return build_element(
+            "p", "See ", build_element("a", "what could not be seen", href="#unknown"), "."
+        )
+    if not report.in_step_ns:
+        return None
+    blinds = wording.count_coverage_gaps(report)
+    unseen_ = f" and {blinds:,} not seen" if blinds else ""
+    link = build_element("a", f"what is unattributed{unseen_}", href="#unknown")
+    return build_element("p", "No cause stands out; see ", link, ".")
+
+
+def _describe_amount(first: Finding, report: Report) -> str:
+    part = format_quantity(first.share_ratio, "ratio")
+    amount = f"{wording.format_lost_time(first)} of device time, {part} of the time in steps"
+    if first.recoverable_ns is not None:
+        amount += f"; fixing only this saves {wording.describe_savings(first)}"
+    cost = describe_finding_cost(first, report)
+    return f"{amount}; {cost}." if cost else f"{amount}."
+
+
+def _describe_evidence(first: Finding) -> str:
+    seen = [wording.format_evidence(item) for item in first.evidence[:_MAX_EVIDENCE]]
+    evidence = "; ".join(seen) if seen else "no single number was kept as evidence"
+    return f"{evidence}. That is {describe_certainty(first)}."
+
+
+def describe_certainty(finding: Finding) -> str:
+    """Describe the confidence in a cause and the evidence it rests on."""
+    return (
+        f"{wording.format_confidence(finding)} sure:"
+        f" {wording.describe_evidence_grade(finding.grade)}"
+    )
+
+
+def _describe_culprits(first: Finding) -> str:
+    names = culprits.summarize_main_culprits(first) or "not caused by a single rank"
+    comparison = culprits.describe_peer_comparison(first)
+    parts = [
+        f"{names}: {comparison}" if comparison else names,
+        culprits.describe_onset(first),
+        culprits.describe_persistence(first),
+    ]
+    return "; ".join(part for part in parts if part) + "."
+
+
+def _render_next_step(first: Finding) -> Markup:
+    best = list_advice(first)[0]
+    withheld = [
+        build_element("p", f"{sentence}.", class_="note")
+        for sentence in advice.list_withheld_advice(first)
+    ]
+    return join_markup(build_element("p", best.what), *render_change(best), *withheld)
+
+
+def describe_finding_cost(finding: Finding, report: Report) -> str:
+    """Describe what the lost time of a finding cost and how much sooner the job would end."""
+    worth = report.worth
+    impact = None
+    if worth is not None:
+        impact = next((w for w in worth.causes if w.cause == finding.cause.id), None)
+    if worth is None or impact is None or finding.outside_steps:
+        return ""
+    parts = []
+    if impact.lost_cost is not None and not report.emulated:
+        bound = "at most " if finding.upper_bound else ""
+        parts.append(f"{bound}{impact.lost_cost:,.2f} {worth.currency}")
+    if impact.saved_ns is not None:
+        ends = ""
+        if impact.saved_low_ns is not None and impact.saved_high_ns is not None:
+            ends = (
+                f" ({format_quantity(impact.saved_low_ns, 'ns')} to"
+                f" {format_quantity(impact.saved_high_ns, 'ns')}, 95 %)"
+            )
+        parts.append(f"the job would end {format_quantity(impact.saved_ns, 'ns')} sooner{ends}")
+    elif impact.why_missing:
+        parts.append(f"how much sooner the job would end is not known: {impact.why_missing}")
+    return "; ".join(parts)
+
+
+def render_masthead(report: Report) -> Markup:
+    """Render what was recorded, in two lines."""
+    place = summary.describe_nodes(report)
+    return build_element(
+        "div",
+        build_element("p", report.title, class_="title"),
+        build_element(
+            "p", summary.describe_scope(report) + (f" · {place}" if place else ""), class_="scope"
+        ),
+        class_="masthead",
+    )
+
+
+_OPEN_FINDINGS = 1  # findings whose details are open at first
+_MAX_CULPRITS = 8
+_MAX_CULPRIT_GROUPS = 3
+_CARD_BAR_WIDTH = 240
+_AMOUNT_COLUMNS = (("its own", "own_ns"), ("of others", "others_ns"), ("saves", "recoverable_ns"))
+
+
+def render_causes(report: Report) -> Markup:
+    """Render the section of all findings, largest first."""
+    cards = []
+    taken: set[str] = set()
+    for number, finding in enumerate(report.findings, 1):
+        name = f"cause-{make_slug(finding.cause.id)}"
+        name = f"{name}-{number}" if name in taken else name
+        taken.add(name)
+        cards.append(_render_finding_card(number, finding, report, name))
+    small = [
+        f"{cause} {format_quantity(ns, 'ns')}" for cause, ns in wording.list_small_causes(report)
+    ]
+    if small:
+        cards.append(
+            build_element("p", f"Too small for a finding: {', '.join(small)}.", class_="note")
+        )
+    if not report.findings:
+        cards.append(build_element("p", "No cause took enough time for a finding.", class_="note"))
+    return build_element(
+        "section", build_element("h2", "Causes, the largest first"), *cards, id="causes"
+    )
+
+
+def _render_finding_card(number: int, finding: Finding, report: Report, name: str) -> Markup:
+    color = get_css_classes(finding.cause.id, report)
+    part = format_quantity(finding.share_ratio, "ratio")
+    whole = report.window_ns if finding.outside_steps else report.in_step_ns
+    head = build_element(
+        "summary",
+        build_element("span", str(number), class_="number"),
+        render_swatch(color),
+        build_element(
+            "span",
+            build_element("b", finding.cause.id),
+            build_element("span", wording.format_title(finding)),
+            class_="what",
+        ),
+        build_element(
+            "span",
+            build_element("b", part),
+            build_element("span", wording.format_lost_time(finding)),
+            class_="much",
+        ),
+        render_bar([(color, finding.lost_ns)], whole or 1, f"{part} of the time", _CARD_BAR_WIDTH),
+        build_element(
+            "span",
+            f"{wording.format_confidence(finding)} sure",
+            class_="sure",
+            title=f"how certain the cause is: {describe_certainty(finding)}",
+        ),
+    )
+    body = build_element(
+        "div",
+        build_element(
+            "div", build_element("h3", "What to do"), render_advice(finding), class_="do-side"
+        ),
+        build_element("div", *_render_details(finding, report), class_="why-side"),
+        class_="body",
+    )
+    return build_element(
+        "details",
+        head,
+        body,
+        id=name,
+        class_="card finding",
+        data_finding=str(number - 1),
+        open=number <= _OPEN_FINDINGS,
+    )
+
+
+def _render_details(finding: Finding, report: Report) -> list[Markup | None]:
+    whole = "recorded time, outside steps" if finding.outside_steps else "time in steps"
+    facts = [
+        (
+            "Lost",
+            f"{wording.format_lost_time(finding)},"
+            f" {format_quantity(finding.share_ratio, 'ratio')} of the {whole}",
+        ),
+        ("Fixing only this saves", wording.describe_savings(finding)),
+        ("Impact", describe_finding_cost(finding, report)),
+        ("Confidence", describe_certainty(finding)),
+        (
+            "Who",
+            culprits.format_culprits(finding, _MAX_CULPRIT_GROUPS) or "not caused by a single rank",
+        ),
+        ("Peers", culprits.describe_peer_comparison(finding)),
+        ("Since", culprits.describe_onset(finding)),
+        ("Waits", culprits.describe_persistence(finding)),
+    ]
+    rows = [
+        build_element("div", build_element("dt", name), build_element("dd", text))
+        for name, text in facts
+        if text
+    ]
+    return [
+        build_element("dl", *rows, class_="facts"),
+        _render_evidence(finding),
+        _render_culprits(finding),
+    ]
+
+
+def _render_evidence(finding: Finding) -> Markup:
+    if not finding.evidence:
+        return build_element("p", "No single number was kept as evidence.", class_="note")
+    rows = [
+        build_element(
+            "tr",
+            build_element("th", item.name, scope="row"),
+            build_element("td", wording.format_evidence_value(item), class_="n"),
+            build_element("td", item.note),
+        )
+        for item in finding.evidence
+    ]
+    return build_element(
+        "table",
+        build_element("caption", "Evidence"),
+        build_element("tbody", *rows),
+        class_="evidence",
+    )
+
+
+def _render_culprits(finding: Finding) -> Markup | None:
+    """Render what each of the main culprits caused; None if that is not known."""
+    chiefs = culprits.select_main_culprits(finding)
+    if not chiefs or chiefs[0].own_ns is None:
+        return None
+    shown = chiefs[:_MAX_CULPRITS]
+    amounts = [
+        (word, field) for word, field in _AMOUNT_COLUMNS if any(getattr(c, field) for c in shown)
+    ]
+    head = [build_element("th", word, scope="col") for word in ("node", "rank", "resource")]
+    head += [build_element("th", word, scope="col", class_="n") for word, _ in amounts]
+    rows = [_render_culprit_row(culprit, [field for _, field in amounts]) for culprit in shown]
+    left = len(finding.culprits) - len(rows)
+    more = (
+        build_element("p", f"and {left:,} more; --json lists them all", class_="note")
+        if left
+        else None
+    )
+    table = build_element(
+        "table", build_element("thead", build_element("tr", *head)), build_element("tbody", *rows)
+    )
+    about = "Culprits: what each lost itself, and what others lost waiting for it"
+    return join_markup(
+        build_element("p", about, class_="note"), build_element("div", table, class_="scroll"), more
+    )
+
+
+def _render_culprit_row(culprit: Culprit, fields: Sequence[str]) -> Markup:
+    cells = [
+        build_element("th", culprit.node, scope="row", data_node=culprit.node),
+        build_element("td", "" if culprit.rank is None else str(culprit.rank)),
+        build_element("td", culprit.resource),
+        *(
+            build_element("td", "" if ns is None else format_cell(ns), class_="n")
+            for ns in (getattr(culprit, field) for field in fields)
+        ),
+    ]
+    return build_element("tr", *cells)

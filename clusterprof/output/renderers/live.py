@@ -1,0 +1,544 @@
+"""The live screen: the last minute of a job, its losses, culprits and recorders.
+
+No line is wider and no screen is longer than requested.
+
+Rows of the live screen: one per rank, or per node if there are more ranks than lines.
+
+The live screen as sentences, for screen readers, logs and terminals without cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from clusterprof.output.renderers.terminal_tables import Paint
+from clusterprof.output.renderers.text import culprits, summary, wording
+from clusterprof.output.renderers.text.culprits import select_main_culprits
+from clusterprof.output.renderers.text.safety import (
+    count_columns,
+    escape_text,
+    fit_to_width,
+    wrap_text,
+)
+from clusterprof.report.live import LiveView, NodeStatus, RankStatus
+from clusterprof.report.model import RankLedger
+from clusterprof.units import format_quantity
+
+SORT_KEYS = ("lost", "caused", "busy", "step", "name")
+"""Sort keys of the rows.
+
+lost: culprits, then most lost; caused: most caused first; busy: least busy first;
+step: slowest first; name: by node and rank.
+"""
+_MAX_NAME_CHARACTERS = 60
+_MAX_LATE_RANKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRow:
+    """One row; foreign strings are already safe."""
+
+    ranks: str
+    """Number of the rank; for a node, how many ranks it has."""
+    node: str
+    device: str
+    busy_ratio: float | None
+    sm_active_ratio: float | None
+    step_ns: int | None
+    lost_ratio: float | None
+    """Share of the time inside steps; None if no step was seen."""
+    lost_to: str
+    """The largest cause of loss, or why it is not known."""
+    caused_ns: int | None
+    """Time lost by the rank and by ranks that waited for it; None if not compared."""
+    recorder: str
+    is_healthy: bool
+    """True while the recorder writes."""
+    is_late: bool
+    """True if others waited for this rank because of the main cause: it is sorted first."""
+    order: tuple[str, int]
+
+
+def build_rows(live: LiveView, by_node: bool, sort: str) -> list[LiveRow]:
+    """Build all rows, sorted by `sort`; a node without any known rank gets a row too."""
+    nodes = {node.key: node for node in live.nodes}
+    parts: dict[str, list[tuple[RankLedger, RankStatus | None]]] = {key: [] for key in nodes}
+    keys = {(node.name, key) for key, node in nodes.items()}
+    names = {name: key for name, key in sorted(keys, reverse=True)}
+    for ledger in live.report.ranks:
+        rank = live.ranks.get((ledger.node, ledger.pid))
+        key = rank.node_key if rank is not None else names.get(ledger.node, "")
+        if key in parts:
+            parts[key].append((ledger, rank))
+    late = _find_late_ranks(live)
+    rows = []
+    for key, node_ranks in parts.items():
+        groups = [node_ranks] if by_node or not node_ranks else [[pair] for pair in node_ranks]
+        rows += [_build_row(nodes[key], group, by_node, late) for group in groups]
+    return sorted(rows, key=_SORT_FUNCTIONS[sort])
+
+
+def count_rank_rows(live: LiveView) -> int:
+    """Count the rows of the view by rank."""
+    seen = {rank.node_key for rank in live.ranks.values()}
+    return len(live.report.ranks) + sum(node.key not in seen for node in live.nodes)
+
+
+def describe_recorder_state(node: NodeStatus) -> str:
+    """Describe the state of a recorder: age of its last record, or why it does not write."""
+    age = "" if node.age_ns is None else format_duration(node.age_ns)
+    if node.state == "recording":
+        return f"{age} ago" if age else "no record yet"
+    if node.state == "silent":
+        return f"silent for {age}"
+    return node.state
+
+
+def format_duration(ns: int) -> str:
+    """Format a duration (ns) in round units: 0.8 s, 12 s, 3 min, 5 h, 12 days."""
+    seconds = ns / 1e9
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    for least, size, unit in ((172_800, 86_400, "days"), (7_200, 3_600, "h"), (120, 60, "min")):
+        if seconds >= least:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _build_row(
+    node: NodeStatus,
+    pairs: Sequence[tuple[RankLedger, RankStatus | None]],
+    by_node: bool,
+    late: Collection[tuple[str, int | None]],
+) -> LiveRow:
+    ledgers = [ledger for ledger, _ in pairs]
+    lives = [rank for _, rank in pairs if rank is not None]
+    in_step_ns = sum(ledger.in_step_ns for ledger in ledgers)
+    lost_ns = sum(ledger.lost_ns for ledger in ledgers)
+    caused = [ns for ledger in ledgers for _, ns in ledger.caused]
+    first = ledgers[0] if ledgers else None
+    return LiveRow(
+        ranks=_format_ranks(ledgers, by_node),
+        node=escape_text(node.name, _MAX_NAME_CHARACTERS),
+        device=escape_text(first.device, _MAX_NAME_CHARACTERS)
+        if first is not None and not by_node
+        else "",
+        busy_ratio=_compute_mean(rank.busy_ratio for rank in lives),
+        sm_active_ratio=_compute_mean(rank.sm_active_ratio for rank in lives),
+        step_ns=max((rank.step_ns for rank in lives if rank.step_ns is not None), default=None),
+        lost_ratio=lost_ns / in_step_ns if in_step_ns else None,
+        lost_to=_describe_main_loss(ledgers, lives, in_step_ns),
+        caused_ns=sum(caused) if caused else None,
+        recorder=describe_recorder_state(node),
+        is_healthy=node.state == "recording" and not node.why,
+        is_late=any((ledger.node, ledger.rank) in late for ledger in ledgers),
+        order=(node.name, -1 if first is None or first.rank is None else first.rank),
+    )
+
+
+def _find_late_ranks(live: LiveView) -> set[tuple[str, int | None]]:
+    """Find the main culprits that others waited for, or the ranks that caused a hang."""
+    findings = live.report.findings
+    halted = [
+        finding
+        for finding in findings
+        if finding.outside_steps and finding.cause.family != "startup"
+    ]
+    late_findings = halted or [finding for finding in findings if not finding.outside_steps][:1]
+    return {
+        (who.node, who.rank)
+        for finding in late_findings
+        for who in select_main_culprits(finding)[:_MAX_LATE_RANKS]
+        if finding.outside_steps or who.others_ns
+    }
+
+
+def _format_ranks(ledgers: Sequence[RankLedger], by_node: bool) -> str:
+    if by_node:
+        return str(len(ledgers))
+    if not ledgers:
+        return "-"
+    ledger = ledgers[0]
+    return str(ledger.rank) if ledger.rank is not None else f"pid {ledger.pid}"
+
+
+def _describe_main_loss(
+    ledgers: Sequence[RankLedger], lives: Sequence[RankStatus], in_step_ns: int
+) -> str:
+    if not ledgers:
+        return "no training process"
+    if not in_step_ns:
+        since = [rank.since_step_ns for rank in lives if rank.since_step_ns is not None]
+        return f"no step for {format_duration(min(since))}" if since else "no step seen"
+    sums: dict[str, int] = {}
+    for ledger in ledgers:
+        for cause, ns in ledger.buckets:
+            sums[cause] = sums.get(cause, 0) + ns
+    cause, ns = max(sums.items(), key=lambda bucket: bucket[1], default=("", 0))
+    return (
+        f"{escape_text(cause, _MAX_NAME_CHARACTERS)} {format_quantity(ns / in_step_ns, 'ratio')}"
+        if ns
+        else "nothing"
+    )
+
+
+def _compute_mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _make_descending_key(
+    get_value: Callable[[LiveRow], float | None],
+) -> Callable[[LiveRow], tuple[object, ...]]:
+    """Make a sort key: largest first, unknown values last, equal values by name."""
+
+    def key(row: LiveRow) -> tuple[object, ...]:
+        value = get_value(row)
+        return value is None, -(value or 0), row.order
+
+    return key
+
+
+_SORT_FUNCTIONS: dict[str, Callable[[LiveRow], tuple[object, ...]]] = {
+    "lost": _make_descending_key(
+        lambda row: row.lost_ratio + row.is_late if row.lost_ratio is not None else None
+    ),
+    "caused": _make_descending_key(lambda row: row.caused_ns),
+    "busy": _make_descending_key(
+        lambda row: None if row.busy_ratio is None else 1 - row.busy_ratio
+    ),
+    "step": _make_descending_key(lambda row: row.step_ns),
+    "name": lambda row: (row.order,),
+}
+
+
+def describe_recorder_nodes(nodes: Sequence[NodeStatus], most: int) -> str:
+    """Describe at most `most` nodes and the state of their recorders."""
+    states = [
+        f"{escape_text(node.name, _MAX_NAME_CHARACTERS)} {describe_recorder_state(node)}"
+        + (f" ({escape_text(node.why, 80)})" if node.why else "")
+        for node in nodes[:most]
+    ]
+    rest = len(nodes) - most
+    return ", ".join([*states, f"{rest:,} more"] if rest > 0 else states)
+
+
+MIN_WIDTH = 40
+_NEGLIGIBLE_RATIO = 0.0005  # a smaller share would be printed as 0.0 %
+_NO_VALUE = "-"
+_LATE_LEGEND = "* others waited for this rank most, because of the main cause"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the user has chosen to see."""
+
+    width: int = 80
+    height: int = 24
+    sort: str = "lost"
+    """A word of `SORT_KEYS`."""
+    by: str = "auto"
+    """"rank", "node", or "auto": nodes if there are more ranks than lines."""
+    first: int = 0
+    """Index of the top row."""
+
+
+def draw_screen(live: LiveView, view: View, color: bool, foot: str = "") -> list[str]:
+    """Draw the lines of one screen; `foot` is the last line."""
+    width, paint = max(view.width, MIN_WIDTH), Paint(color)
+    head = _draw_head(live, width, paint)
+    foot_lines = [paint("dim", fit_to_width(f" {foot}", width).rstrip())] if foot else []
+    room = max(view.height - len(head) - 2 - len(foot_lines), 3)
+    by_node = view.by == "node" or (view.by == "auto" and count_rank_rows(live) > room)
+    rows = build_rows(live, by_node, view.sort)
+    first = min(max(view.first, 0), max(len(rows) - room, 0))
+    shown = rows[first : first + room]
+    if len(rows) > room:
+        shown = shown[: room - 1]
+    lines = [*head, "", *_draw_table(shown, by_node, width, paint)]
+    if len(rows) > room:
+        what = "nodes" if by_node else "ranks"
+        position = f" {first + 1}-{first + len(shown)} of {len(rows):,} {what}"
+        lines.append(paint("dim", fit_to_width(position, width).rstrip()))
+    if any(row.is_late for row in shown) and len(lines) + len(foot_lines) + 1 < view.height:
+        lines += ["", paint("dim", fit_to_width(f" {_LATE_LEGEND}", width).rstrip())]
+    if foot_lines:
+        lines += [""] * (view.height - len(lines) - len(foot_lines)) + foot_lines
+    return lines
+
+
+def _draw_head(live: LiveView, width: int, paint: Paint) -> list[str]:
+    report = live.report
+    left = f" clusterprof top  {escape_text(live.title)}"
+    right = f"{describe_live_scope(live)}, last {format_duration(live.window_ns)}"
+    if count_columns(left) + count_columns(right) + 3 <= width:
+        gap = " " * (width - 1 - count_columns(left) - count_columns(right))
+        lines = [paint("bold", left) + gap + paint("dim", right)]
+    else:
+        lines = [paint("bold", fit_to_width(left, width).rstrip())]
+        lines += [paint("dim", fit_to_width(f" {right}", width).rstrip())]
+    lines += [paint("bold", line) for line in _wrap_lines(describe_live_verdict(live), width)[:3]]
+    if report.in_step_ns:
+        lines.append(fit_to_width(f" {describe_levels(live)}", width).rstrip())
+        lines.append(" " + _fit_parts(list_live_causes(live), "Lost to: ", width - 2))
+    lines += [
+        paint("warn", line)
+        for warning in list_live_warnings(live)
+        for line in _wrap_lines(f"! {warning}", width)[:2]
+    ]
+    return lines
+
+
+def describe_live_verdict(live: LiveView) -> str:
+    """Describe in one sentence what cost most in the window, and the culprits."""
+    report = live.report
+    for finding in report.findings:
+        if finding.outside_steps and finding.cause.family != "startup":
+            who = culprits.format_culprits(finding, 2)
+            by = f", by {who}" if who else ""
+            return f"{escape_text(finding.cause.id, 60)}: {wording.format_title(finding)}{by}."
+    if not live.nodes or all(node.age_ns is None for node in live.nodes):
+        return "Nothing has been recorded yet."
+    if not report.ranks:
+        return "No training process was seen in this time."
+    if not report.in_step_ns:
+        return "No step ended in this time."
+    return wording.describe_verdict(report)
+
+
+def list_live_causes(live: LiveView) -> list[str]:
+    """List the causes of loss in the window with their share of step time, largest first."""
+    report = live.report
+    sums = sorted(wording.sum_buckets(report).items(), key=lambda bucket: (-bucket[1], bucket[0]))
+    shares = [
+        f"{escape_text(cause, 60)} {wording.format_share(ns, report.in_step_ns)}"
+        for cause, ns in sums
+        if ns >= _NEGLIGIBLE_RATIO * report.in_step_ns
+    ]
+    return shares or ["nothing"]
+
+
+def list_live_warnings(live: LiveView) -> list[str]:
+    """List what the user must know: emulation, troubled recorders, the end of the recording."""
+    out = []
+    if live.report.emulated:
+        out.append("EMULATED accelerators: no GPU was measured")
+    if live.ended:
+        ago = "" if live.age_ns is None else f" {format_duration(live.age_ns)} ago"
+        reasons = dict.fromkeys(escape_text(node.why, 80) for node in live.nodes if node.why)
+        why = f" ({'; '.join(list(reasons)[:2])})" if reasons else ""
+        out.append(
+            f"This recording has ended{ago}{why}: its last {format_duration(live.window_ns)}"
+        )
+    else:
+        out += _describe_recorders(live.nodes)
+    damaged = sum(node.damaged_bytes for node in live.nodes)
+    if damaged:
+        out.append(f"{format_quantity(damaged, 'bytes')} could not be read")
+    if live.trouble:
+        out.append(escape_text(live.trouble))
+    return out
+
+
+def _describe_recorders(nodes: Sequence[NodeStatus]) -> list[str]:
+    troubled = [node for node in nodes if node.state != "recording" or node.why]
+    if troubled and len(troubled) == len(nodes) and all(node.state == "silent" for node in nodes):
+        newest = min(nodes, key=lambda node: node.age_ns or 0)
+        return [f"All recorders are silent; the newest: {describe_recorder_state(newest)}"]
+    return [f"Recorders: {describe_recorder_nodes(troubled, 3)}"] if troubled else []
+
+
+def describe_live_scope(live: LiveView) -> str:
+    """Describe how many nodes and ranks there are."""
+    ranks, size = len(live.report.ranks), None
+    if live.report.job is not None:
+        size = live.report.job.world_size
+    rank_count = summary.format_count(ranks, "rank")
+    if size is not None and size > ranks:
+        rank_count = f"{ranks:,} of {summary.format_count(size, 'rank')}"
+    return f"{summary.format_count(len(live.nodes), 'node')}, {rank_count}"
+
+
+def describe_levels(live: LiveView) -> str:
+    """Describe how busy the devices are, how long steps take and how much time is lost."""
+    parts = []
+    busy = [rank.busy_ratio for rank in live.ranks.values() if rank.busy_ratio is not None]
+    filled = [
+        rank.sm_active_ratio for rank in live.ranks.values() if rank.sm_active_ratio is not None
+    ]
+    steps = [rank.step_ns for rank in live.ranks.values() if rank.step_ns is not None]
+    if busy:
+        parts.append(
+            f"Busy {format_quantity(fmean(busy), 'ratio')} (least"
+            f" {format_quantity(min(busy), 'ratio')})"
+        )
+    if filled:
+        parts.append(f"SM activity {format_quantity(fmean(filled), 'ratio')}")
+    if steps:
+        parts.append(f"step {format_quantity(sorted(steps)[len(steps) // 2], 'ns')}")
+    at_most = "at most " if wording.is_upper_bound(live.report) else ""
+    parts.append(
+        f"lost {at_most}{wording.format_share(live.report.lost_ns, live.report.in_step_ns)}"
+    )
+    return ", ".join(parts) + "."
+
+
+def _fit_parts(parts: Sequence[str], before: str, width: int) -> str:
+    """Join as many parts as a line holds, followed by the number of the others."""
+    for shown in range(len(parts), 0, -1):
+        rest = len(parts) - shown
+        more = [f"{rest} more"] if rest else []
+        line = before + ", ".join([*parts[:shown], *more])
+        if count_columns(line) <= width:
+            return line
+    return fit_to_width(before + parts[0], width).rstrip()
+
+
+def _wrap_lines(text: str, width: int) -> list[str]:
+    return [f" {line}" for line in wrap_text(text, width - 2)]
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+_Cells = tuple[str, ...]
+
+
+def _draw_table(rows: Sequence[LiveRow], by_node: bool, width: int, paint: Paint) -> list[str]:
+    headings = _select_headings(rows, by_node)
+    cells = [_format_cells(row, headings) for row in rows]
+    wide = [
+        max([count_columns(h), *(count_columns(row_cells[at]) for row_cells in cells)])
+        for at, h in enumerate(headings)
+    ]
+    keep = _fit_columns(headings, wide, width - 1)
+    top = " ".join(_align_cell(headings[at], wide[at], headings[at]) for at in keep)
+    lines = [paint("heading", fit_to_width(f" {top}", width).rstrip())]
+    for row, row_cells in zip(rows, cells):
+        text = " ".join(_align_cell(row_cells[at], wide[at], headings[at]) for at in keep)
+        line = fit_to_width(f"{'*' if row.is_late else ' '}{text}", width).rstrip()
+        brush = "bad" if row.is_late else "" if row.is_healthy else "warn"
+        lines.append(paint(brush, line) if brush else line)
+    return lines
+
+
+_LEFT_ALIGNED = frozenset(("NODE", "DEVICE", "LOST TO", "RECORDER"))
+# Columns cut to a width, or dropped (0), one after the other until the rest fits.
+_SHRINK_ORDER = (
+    ("DEVICE", 12),
+    ("NODE", 20),
+    ("DEVICE", 0),
+    ("RECORDER", 14),
+    ("LOST TO", 18),
+    ("NODE", 12),
+    ("SM", 0),
+    ("CAUSED", 0),
+    ("LOST TO", 12),
+    ("RANKS", 0),
+    ("BUSY", 0),
+    ("STEP", 0),
+)
+
+
+def _select_headings(rows: Sequence[LiveRow], by_node: bool) -> _Cells:
+    out = ["NODE", "RANKS"] if by_node else ["RANK", "NODE", "DEVICE"]
+    out.append("BUSY")
+    if any(row.sm_active_ratio is not None for row in rows):
+        out.append("SM")
+    out += ["STEP", "LOST", "LOST TO"]
+    if any(row.caused_ns is not None for row in rows):
+        out.append("CAUSED")
+    return (*out, "RECORDER")
+
+
+def _format_cells(row: LiveRow, headings: _Cells) -> _Cells:
+    cells = {
+        "RANK": row.ranks,
+        "RANKS": row.ranks,
+        "NODE": row.node,
+        "DEVICE": row.device or _NO_VALUE,
+        "BUSY": _format_ratio(row.busy_ratio),
+        "SM": _format_ratio(row.sm_active_ratio),
+        "STEP": _NO_VALUE if row.step_ns is None else _format_step_time(row.step_ns),
+        "LOST": _format_ratio(row.lost_ratio),
+        "LOST TO": row.lost_to,
+        "CAUSED": _NO_VALUE if row.caused_ns is None else format_quantity(row.caused_ns, "ns"),
+        "RECORDER": row.recorder.removesuffix(" ago").replace("silent for", "silent"),
+    }
+    return tuple(cells[heading] for heading in headings)
+
+
+def _format_ratio(value: float | None) -> str:
+    return _NO_VALUE if value is None else format_quantity(value, "ratio")
+
+
+def _format_step_time(ns: int) -> str:
+    """Format a step time in few characters: 74.0 ms, 740 ms, 7.40 s."""
+    return f"{ns / 1e6:.0f} ms" if 99_950_000 <= ns < 999_500_000 else format_quantity(ns, "ns")
+
+
+def _align_cell(text: str, wide: int, heading: str) -> str:
+    if heading in _LEFT_ALIGNED or count_columns(text) > wide:
+        return fit_to_width(text, wide)
+    return " " * (wide - count_columns(text)) + text
+
+
+def _fit_columns(headings: _Cells, wide: list[int], room: int) -> list[int]:
+    """Return the indices of the columns that fit; shrinks entries of `wide` in place."""
+    keep = list(range(len(headings)))
+    for name, least in _SHRINK_ORDER:
+        over = sum(wide[at] + 1 for at in keep) - 1 - room
+        at = headings.index(name) if name in headings else -1
+        if over <= 0 or at not in keep:
+            continue
+        if least:
+            wide[at] = max(min(wide[at], least), wide[at] - over)
+        else:
+            keep.remove(at)
+    return keep
+
+
+_MAX_ROWS = 50
+
+
+def describe_screen(live: LiveView, sort: str = "lost", by: str = "auto") -> str:
+    """Describe what the live screen shows, one line per item."""
+    by_node = by == "node" or (by == "auto" and count_rank_rows(live) > _MAX_ROWS)
+    rows = build_rows(live, by_node, sort)
+    lines = [
+        f"Recording: {escape_text(live.title)}",
+        f"Recorded: {describe_live_scope(live)}; the last {format_duration(live.window_ns)} of"
+        f" it is shown",
+        f"Verdict: {describe_live_verdict(live)}",
+    ]
+    if live.report.in_step_ns:
+        lines += [
+            f"Numbers: {describe_levels(live)}",
+            f"Lost to: {', '.join(list_live_causes(live))}",
+        ]
+    lines += [f"Warning: {warning}" for warning in list_live_warnings(live)]
+    lines += [_describe_row(row, by_node) for row in rows[:_MAX_ROWS]]
+    if len(rows) > _MAX_ROWS:
+        lines.append(f"{summary.format_count(len(rows) - _MAX_ROWS, 'more line')} not shown")
+    return "\n".join(lines) + "\n"
+
+
+def _describe_row(row: LiveRow, by_node: bool) -> str:
+    who = f"{row.node}, {row.ranks} ranks" if by_node else f"{row.node} rank {row.ranks}"
+    if row.ranks == "-":
+        who = row.node
+    parts = [f"on {row.device}"] if row.device else []
+    if row.busy_ratio is not None:
+        parts.append(f"busy {format_quantity(row.busy_ratio, 'ratio')}")
+    if row.sm_active_ratio is not None:
+        parts.append(f"SM activity {format_quantity(row.sm_active_ratio, 'ratio')}")
+    if row.step_ns is not None:
+        parts.append(f"step {format_quantity(row.step_ns, 'ns')}")
+    if row.lost_ratio is not None:
+        parts.append(f"lost {format_quantity(row.lost_ratio, 'ratio')}, most to {row.lost_to}")
+    else:
+        parts.append(row.lost_to)
+    if row.caused_ns is not None:
+        parts.append(f"caused {format_quantity(row.caused_ns, 'ns')}")
+    return f"{who}: {', '.join([*parts, f'recorder {row.recorder}'])}"

@@ -1,0 +1,1 @@
+"""Wording and text blocks that several report formats share."""

@@ -1,0 +1,226 @@
+"""Recommendations for a finding, as short or as long as an output has room for.
+
+Layout of a change in lines: prose is wrapped, commands to paste stay intact.
+
+A command stays in the line if it fits. Otherwise it gets lines of its own, over several lines
+if needed, continued with a backslash at blanks outside quotes, as a shell (and Python) does:
+
+    Change: mount anew:
+      umount /data; mount -t nfs -o nconnect=8,rsize=1048576 \\
+        filer:/export/data /data
+    (or in fstab; the first mount of a server decides)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from clusterprof.output.renderers.text.safety import (
+    count_columns,
+    escape_text,
+    fit_to_width,
+    wrap_text,
+)
+from clusterprof.output.renderers.text.safety import escape_markdown as md
+from clusterprof.report.model import EFFORTS, Advice, Finding, Report
+
+_MAX_CHANGE_CHARACTERS = 1000  # limit of a change, which may be a command
+
+
+def describe_first_step(finding: Finding) -> str:
+    """Describe in one sentence what to do first about a finding, or that nothing fits."""
+    if finding.advice:
+        return escape_text(finding.advice[0].what, 600)
+    id_ = escape_text(finding.cause.id, 60)
+    return f"no recommendation fits the measurements (clusterprof explain {id_})"
+
+
+def get_first_change(finding: Finding) -> str:
+    """Return the edit or command of the first recommendation; "" if there is none."""
+    return escape_text(finding.advice[0].change, _MAX_CHANGE_CHARACTERS) if finding.advice else ""
+
+
+def describe_effort(finding: Finding) -> str:
+    """Describe the effort that the first recommendation takes; "" if there is none."""
+    return EFFORTS.get(finding.advice[0].effort, "") if finding.advice else ""
+
+
+def format_further_advice(finding: Finding) -> str:
+    """List the further recommendations, separated by semicolons; "" if there are none."""
+    return "; ".join(escape_text(advice.what, 300) for advice in finding.advice[1:])
+
+
+def list_withheld_advice(finding: Finding) -> list[str]:
+    """List advice that a reader may expect and why it is not given; no full stops."""
+    return [escape_text(sentence, 300) for sentence in finding.withheld]
+
+
+def list_advice_details(finding: Finding) -> Iterator[tuple[str, str, str]]:
+    """Yield (what, label, text) of all recommendations, in reading order."""
+    for advice in finding.advice:
+        what = escape_text(advice.what, 600)
+        for label, text in _label_advice_parts(advice):
+            if text:
+                yield what, label, escape_text(text, _MAX_CHANGE_CHARACTERS)
+
+
+def _label_advice_parts(advice: Advice) -> tuple[tuple[str, str], ...]:
+    return (
+        ("change", advice.change),
+        ("effort", EFFORTS.get(advice.effort, "")),
+        ("because", advice.because),
+        ("gain", advice.gain),
+        ("verify", advice.verify),
+        ("makes worse", advice.worse),
+    )
+
+
+def build_advice_document(advice: Advice, text: Callable[[str], str]) -> dict[str, Any]:
+    """Build the JSON object of one recommendation; `text` makes foreign strings safe."""
+    return {
+        "id": text(advice.id),
+        "what": text(advice.what),
+        "because": text(advice.because),
+        "change": text(advice.change),
+        "gain": text(advice.gain),
+        "verify": text(advice.verify),
+        "worse": text(advice.worse),
+        "diagnose": advice.diagnose,
+        "effort": text(advice.effort),
+        "commands": [text(command) for command in advice.commands],
+    }
+
+
+def format_advice_as_markdown(report: Report) -> Iterator[str]:
+    """Yield all recommendations as a collapsible Markdown list; nothing if there are none."""
+    if not any(finding.advice for finding in report.findings):
+        return
+    yield from ("", "<details><summary>What to do, in full</summary>", "")
+    for finding in report.findings:
+        last = ""
+        for what, label, text in list_advice_details(finding):
+            if what != last:
+                yield f"- **{md(finding.cause.id)}**: {md(what, 600)}"
+                last = what
+            yield f"  - {label}: {md(text, _MAX_CHANGE_CHARACTERS)}"
+    yield from ("", "</details>")
+
+
+# limit of one piece of a change
+_INDENT = "  "
+_CONTINUATION = " \\"
+_NONBREAKING_BLANK = "\0"  # stands for a blank inside a command, where no line may be broken
+SEE_BELOW = "in full under CAUSES IN FULL, below"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeLine:
+    """One line, and the number of its command; None for prose and inline commands."""
+
+    text: str
+    command: int | None = None
+
+
+def split_change(advice: Advice) -> list[tuple[bool, str]]:
+    """Split the change into pieces (is a command, text), each safe to print."""
+    parts: list[tuple[bool, str]] = []
+    rest = advice.change
+    for command in advice.commands:
+        if not command or command not in rest:
+            continue
+        before, _, after = rest.partition(command)
+        parts += [(False, before), (True, command)]
+        rest = after
+    parts.append((False, rest))
+    return [
+        (is_command, escape_text(text, _MAX_CHANGE_CHARACTERS))
+        for is_command, text in parts
+        if text
+    ]
+
+
+def wrap_change(advice: Advice, width: int, begin: str = "") -> list[ChangeLine]:
+    """Wrap the change, preceded by `begin`, into lines of at most `width` columns."""
+    lines: list[ChangeLine] = []
+    now, adjoins = begin, False
+    for number, (is_command, text) in enumerate(split_change(advice)):
+        if not is_command:
+            adjoins = adjoins and text[:1] != " "
+            *full, now = wrap_text(_join_text(now, text, adjoins), width) or [""]
+            lines += [ChangeLine(_restore_blanks(part)) for part in full]
+            adjoins = text[-1:] != " "
+            continue
+        inline = _join_text(now, text.replace(" ", _NONBREAKING_BLANK), adjoins)
+        if count_columns(inline) <= width:
+            now, adjoins = inline, True
+            continue
+        lines += [ChangeLine(_restore_blanks(now))] if now else []
+        lines += [ChangeLine(part, number) for part in wrap_command(text, width)]
+        now, adjoins = "", True
+    return [*lines, ChangeLine(_restore_blanks(now))] if now else lines
+
+
+def _join_text(before: str, text: str, adjoins: bool) -> str:
+    return before + text if adjoins or not before else f"{before} {text.lstrip()}"
+
+
+def _restore_blanks(line: str) -> str:
+    return line.replace(_NONBREAKING_BLANK, " ")
+
+
+def wrap_command(command: str, width: int) -> list[str]:
+    """Wrap a command into lines to paste together; only words longer than a line are cut."""
+    if count_columns(command) + len(_INDENT) <= width:
+        return [_INDENT + command]
+    lines, now, indent = [], "", _INDENT
+    room = width - len(2 * _INDENT) - len(_CONTINUATION)
+    for word in (part for whole in split_command(command) for part in _wrap_word(whole, room)):
+        longer = f"{now} {word}" if now else indent + word
+        if now and count_columns(longer) + len(_CONTINUATION) > width:
+            lines.append(now + _CONTINUATION)
+            indent = 2 * _INDENT
+            longer = indent + word
+        now = longer
+    return [*lines, now]
+
+
+def _wrap_word(word: str, room: int) -> list[str]:
+    return [word] if count_columns(word) <= room or " " in word else wrap_text(word, room)
+
+
+def split_command(command: str) -> list[str]:
+    """Split a command at blanks outside quotes; a break inside quotes would change the text."""
+    words, now, quote, escaped = [], "", "", False
+    for character in command:
+        if character == " " and not quote and not escaped:
+            words += [now] if now else []
+            now = ""
+            continue
+        if escaped:
+            escaped = False
+        elif character == "\\" and quote != "'":
+            escaped = True
+        elif quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        now += character
+    return [*words, now] if now else words
+
+
+def limit_lines(lines: list[ChangeLine], most: int, width: int) -> list[ChangeLine]:
+    """Limit the lines to `most`; a command that does not fit becomes a pointer to the text."""
+    if len(lines) <= most:
+        return lines
+    kept = lines[:most]
+    cut = kept[-1].command
+    if cut is not None and lines[most].command == cut:
+        kept = [line for line in kept if line.command != cut]
+        if len(kept) < 2:
+            begun = f"{kept[0].text if kept else ''} {SEE_BELOW}".strip()
+            return [ChangeLine(part) for part in wrap_text(begun, width)[:most]]
+    last = kept[-1]
+    cut_short = fit_to_width(f"{last.text} …", width).rstrip()
+    return [*kept[:-1], ChangeLine(cut_short)] if last.command is None else kept

@@ -1,0 +1,271 @@
+"""Culprits in words: which ranks, what each caused, when, and who delays slow steps.
+
+Ranks that caused similar loss are grouped: `gpu-a[01-02] ranks 0-15 (/data)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from clusterprof.output.renderers.text.safety import escape_text
+from clusterprof.output.renderers.text.trend import format_clock_time
+from clusterprof.report.model import Culprit, Finding, PeerComparison, Report
+from clusterprof.units import format_quantity
+from clusterprof.util.ranges import format_host_list, format_number_list
+
+_MAIN_CULPRIT_RATIO = 0.1  # a culprit that caused less than this share of the largest is not named
+_NOTABLE_WAITING_RATIO = 0.4  # of what it caused; from here on the waiting ranks are mentioned
+_AWAITED_RATIO = 0.4  # of all waiting for the culprits; from here on one of many is singled out
+_AWAITED_FACTOR = 1.5  # times the waiting for the second
+_NEGLIGIBLE_PEER_RATIO = 0.001  # of the culprits' value; peers below it have "next to nothing"
+_RANK_NAME = re.compile(r"^rank[-_]?(?=\d)")
+_PERSISTENCE_WORDS = {"steady": "the same ranks each time", "wandering": "different ranks in turn"}
+"""Kind of persistence -> which ranks are culprits; the bars show the times."""
+
+
+def format_culprit(culprit: Culprit) -> str:
+    """Format one culprit: node, rank, resource."""
+    rank = "" if culprit.rank is None else f"rank {culprit.rank}"
+    node = "" if _is_node_named_by_rank(culprit) else escape_text(culprit.node, 60)
+    return f"{' '.join(part for part in (node, rank) if part)}{_format_resource(culprit)}"
+
+
+def _is_node_named_by_rank(culprit: Culprit) -> bool:
+    """Return whether the node is a trace named after its rank ("rank3"), without a host."""
+    return _RANK_NAME.sub("", culprit.node.lower()) == str(culprit.rank) != culprit.node
+
+
+def summarize_main_culprits(finding: Finding) -> str:
+    """Name the culprits that caused most, in at most two groups."""
+    chiefs = select_main_culprits(finding)
+    return ", ".join(
+        _format_group(group) for group in _group_culprits(chiefs, 2)
+    ) + _describe_awaited_rank(chiefs)
+
+
+def format_culprits(finding: Finding, most: int) -> str:
+    """Name the culprits in at most `most` groups, largest first."""
+    chiefs = select_main_culprits(finding)
+    groups = _group_culprits(chiefs, most)
+    text = ", ".join(_format_group(group) for group in groups) + _describe_awaited_rank(chiefs)
+    rest = len(finding.culprits) - len(chiefs)
+    return f"{text} and {rest:,} more that caused little" if rest else text
+
+
+def _describe_awaited_rank(chiefs: Sequence[Culprit]) -> str:
+    """Name the rank that others waited for most, if many culprits lost much themselves."""
+    if len(chiefs) < 3 or chiefs[0].others_ns is None:
+        return ""
+    order = sorted(chiefs, key=lambda culprit: -(culprit.others_ns or 0))
+    first, second = ((culprit.others_ns or 0) for culprit in order[:2])
+    whole = sum(culprit.others_ns or 0 for culprit in chiefs)
+    own = sum(culprit.own_ns or 0 for culprit in chiefs)
+    small = whole < _MAIN_CULPRIT_RATIO * (own + whole)
+    if small or first < _AWAITED_RATIO * whole or first < _AWAITED_FACTOR * second:
+        return ""
+    rank = f"rank {order[0].rank}" if order[0].rank is not None else format_culprit(order[0])
+    return f"; others waited for {rank} most, {format_quantity(first, 'ns')}"
+
+
+def select_main_culprits(finding: Finding) -> list[Culprit]:
+    """Select culprits that caused a tenth of the largest or more; all if unknown."""
+    if not finding.culprits or finding.culprits[0].own_ns is None:
+        return list(finding.culprits)
+    least = _MAIN_CULPRIT_RATIO * sum_caused_ns(finding.culprits[0])
+    return [culprit for culprit in finding.culprits if sum_caused_ns(culprit) >= least]
+
+
+def sum_caused_ns(culprit: Culprit) -> int:
+    """Sum what a culprit lost itself and what others lost waiting for it, in nanoseconds."""
+    return (culprit.own_ns or 0) + (culprit.others_ns or 0)
+
+
+def describe_blame(finding: Finding) -> str:
+    """Describe for the verdict who caused a finding and how many ranks waited."""
+    if not finding.culprits:
+        return "not caused by a single rank"
+    first = finding.culprits[0]
+    waited = ""
+    if first.victims and (first.others_ns or 0) >= _NOTABLE_WAITING_RATIO * sum_caused_ns(first):
+        many = "rank" if first.victims == 1 else "ranks"
+        waited = f", for which {first.victims:,} other {many} waited"
+    chiefs = select_main_culprits(finding)
+    if len(chiefs) > 1:
+        how = finding.persistence
+        waited = " in turn" if how is not None and how.kind == "wandering" else ""
+    return (
+        f"caused by"
+        f" {', '.join(_format_group(group) for group in _group_culprits(chiefs, 2))}{waited}"
+    )
+
+
+def describe_caused_loss(finding: Finding, most: int, in_step_ns: int) -> list[str]:
+    """Describe what each of the first few culprits caused; [] if ranks were not compared."""
+    if not finding.culprits or finding.culprits[0].others_ns is None:
+        return []
+    groups = _group_culprits(select_main_culprits(finding), most)
+    return [_describe_group_loss(group, finding, in_step_ns) for group in groups]
+
+
+def _describe_group_loss(group: Sequence[Culprit], finding: Finding, in_step_ns: int) -> str:
+    own_ns = sum(culprit.own_ns or 0 for culprit in group)
+    others_ns = sum(culprit.others_ns or 0 for culprit in group)
+    gain_ns = sum(culprit.recoverable_ns or 0 for culprit in group)
+    if finding.recoverable_ns is not None:  # a part saves no more than all
+        gain_ns = min(gain_ns, finding.recoverable_ns)
+    at_most = "at most " if finding.upper_bound else ""
+    victims = group[0].victims if len(group) == 1 else None
+    many = "" if victims is None else f"{victims:,} "
+    waited = (
+        f"{format_quantity(others_ns, 'ns')} of"
+        f" {many}{'other' if victims == 1 else 'others'} that waited"
+    )
+    own = f"{format_quantity(own_ns, 'ns')} {'its' if len(group) == 1 else 'their'} own"
+    if own_ns and others_ns:
+        amounts = f"{format_quantity(own_ns + others_ns, 'ns')}, {own} and {waited}"
+    else:
+        amounts = own if own_ns else waited
+    text = f"{_format_group(group)}: {at_most}{amounts}"
+    if not gain_ns or not in_step_ns:
+        return text
+    amount = f"{format_quantity(gain_ns, 'ns')}, {format_quantity(gain_ns / in_step_ns, 'ratio')}"
+    if len(group) == 1:
+        return f"{text}; fixing it alone wins {at_most}{amount}"
+    # The sum over several culprits is a lower bound; with upper-bound losses it is neither bound.
+    return f"{text}; fixing them {'may win' if at_most else 'wins at least'} {amount}"
+
+
+def describe_peer_comparison(finding: Finding) -> str:
+    """Describe in one clause how the culprits differ from their peers; "" if not known."""
+    comparison = finding.compared
+    if comparison is None:
+        return ""
+    value, others = (
+        format_quantity(comparison.value, comparison.unit),
+        _format_peer_value(comparison),
+    )
+    many = "" if comparison.many == 1 else f"{comparison.many:,} "
+    noun = comparison.of if comparison.many == 1 else f"{comparison.of}s"
+    return escape_text(f"{value} {comparison.note}, the other {many}{noun} {others}")
+
+
+def _format_peer_value(comparison: PeerComparison) -> str:
+    """Format the peers' value; a value too small for a useful number becomes words."""
+    if comparison.others == 0:
+        return "nothing"
+    if comparison.others < _NEGLIGIBLE_PEER_RATIO * comparison.value:
+        return "next to nothing"
+    return format_quantity(comparison.others, comparison.unit)
+
+
+def summarize_persistence(finding: Finding) -> str:
+    """Summarize in a few words whether the culprits are always the same ranks."""
+    persistence = finding.persistence
+    if persistence is None:
+        return ""
+    if persistence.kind == "transient":
+        return (
+            f"only from {format_quantity(persistence.from_ns, 'ns')} to"
+            f" {format_quantity(persistence.to_ns, 'ns')}"
+        )
+    return _PERSISTENCE_WORDS.get(persistence.kind, escape_text(persistence.kind, 60))
+
+
+def describe_onset(finding: Finding) -> str:
+    """Describe when a cause began if it was not there from the start; "" otherwise."""
+    onset = finding.since
+    if onset is None:
+        return ""
+    text = f"from {format_clock_time(onset.run_ns)} on"
+    if onset.step is None or onset.steps is None or onset.step >= onset.steps:
+        return text
+    return f"{text} (step {onset.step + 1:,} of {onset.steps:,})"
+
+
+def describe_persistence(finding: Finding) -> str:
+    """Describe whether the culprits are the same throughout the run; "" if that is not known."""
+    persistence = finding.persistence
+    if persistence is None:
+        return ""
+    if persistence.kind == "transient":
+        span = (
+            f"{format_quantity(persistence.from_ns, 'ns')} to"
+            f" {format_quantity(persistence.to_ns, 'ns')} of the run"
+        )
+        return f"only from {span}"
+    always = _PERSISTENCE_WORDS.get(persistence.kind, "")
+    if persistence.kind == "steady":
+        return (
+            f"{always}: in {persistence.most:,} of {persistence.stretches:,} time bins"
+            " of the run with waits"
+        )
+    if persistence.kind == "wandering":
+        many = f"{persistence.culprits:,} ranks were the main culprit"
+        return f"{always}: {many}, in {persistence.stretches:,} time bins of the run with waits"
+    return escape_text(persistence.kind, 60)
+
+
+def describe_slow_steps(report: Report) -> list[str]:
+    """Describe how long steps take and which ranks delay the slow ones; [] for a single rank."""
+    slow_steps = report.tail
+    if slow_steps is None:
+        return []
+    lines = []
+    if slow_steps.p50_ns is not None and slow_steps.p99_ns is not None:
+        lengths = f"half of them within {format_quantity(slow_steps.p50_ns, 'ns')}"
+        lines.append(
+            f"steps of all ranks: {lengths}, 99 of 100 within"
+            f" {format_quantity(slow_steps.p99_ns, 'ns')}"
+        )
+    if not slow_steps.set_by:
+        why = escape_text(slow_steps.why_missing, 300)
+        lines.append(f"which rank was last in the slow steps is not known: {why}")
+        return lines
+    names = ", ".join(
+        f"{format_culprit(Culprit(node, rank, ''))} ({steps:,})"
+        for node, rank, steps in slow_steps.set_by[:4]
+    )
+    more = len(slow_steps.set_by) - 4
+    names += f" and {more:,} more" if more > 0 else ""
+    lines.append(
+        f"last to arrive in the slowest {slow_steps.slow:,} of {slow_steps.steps:,} steps: {names}"
+    )
+    return lines
+
+
+def _group_culprits(culprits: Sequence[Culprit], most: int) -> list[list[Culprit]]:
+    """Group culprits by node and resource, by node, by resource, or all together."""
+    keys: tuple[Callable[[Culprit], object], ...] = (
+        lambda culprit: (culprit.node, culprit.resource),
+        lambda culprit: culprit.node,
+        lambda culprit: culprit.resource,
+    )
+    for key in keys:
+        groups: dict[object, list[Culprit]] = {}
+        for culprit in culprits:
+            groups.setdefault(key(culprit), []).append(culprit)
+        if len(groups) <= most:
+            return list(groups.values())
+    return [list(culprits)]
+
+
+def _format_group(group: Sequence[Culprit]) -> str:
+    if len(group) == 1:
+        return format_culprit(group[0])
+    nodes = (
+        ""
+        if all(map(_is_node_named_by_rank, group))
+        else format_host_list(escape_text(c.node, 60) for c in group)
+    )
+    numbers = [culprit.rank for culprit in group if culprit.rank is not None and culprit.rank >= 0]
+    ranks = f"ranks {format_number_list(numbers)}" if len(numbers) == len(group) else ""
+    ranks = ranks or f"{len(group):,} processes"
+    similar = len({culprit.resource for culprit in group}) == 1
+    return escape_text(f"{nodes} {ranks}".strip(), 400) + (
+        _format_resource(group[0]) if similar else ""
+    )
+
+
+def _format_resource(culprit: Culprit) -> str:
+    return f" ({escape_text(culprit.resource, 60)})" if culprit.resource else ""

@@ -1,0 +1,248 @@
+"""The verdict as a summary: loss, cause, culprits, evidence, next step and what it saves.
+
+    LOST   27.2 % of GPU time inside steps: 7.46 of 27.4 GPU-seconds.
+    WHY    A bad link slows the data down: 5.95 s, 21.7 % (93 % sure).
+    WHO    node0 (eth0)
+    SEEN   tcp.retransmit_ratio 0.2 % (of the segments were sent again)
+    NEXT   Drain the named link, then reseat or replace cable, transceiver or port
+    WINS   About 5.90 s of GPU time; the job ends 2.95 s sooner (21.5 %).
+
+Every line can be read alone; the whole takes half a minute.
+
+Header of a job report: what was recorded, on which nodes, and the clock alignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from clusterprof.output.renderers.text import advice, culprits, wording
+from clusterprof.output.renderers.text.safety import escape_text
+from clusterprof.report.model import Finding, NodeFacts, Report
+from clusterprof.units import format_quantity
+from clusterprof.util.ranges import format_host_list
+
+CHANGE = "Change:"
+TRANSFER_CAUSE = "net-transfer"
+"""Cause id of data transfer; part of it always remains, so savings are an upper bound."""
+_NOTABLE_SAVING_RATIO = 0.01  # of the job's time; a smaller saving is not mentioned
+
+
+def build_summary(
+    report: Report, price_per_hour: float | None, currency: str
+) -> list[tuple[str, str]]:
+    """Build the summary as (label, text) pairs; [] without ranks or time inside steps."""
+    if not report.ranks or not report.in_step_ns:
+        return []
+    money = wording.describe_cost(report, price_per_hour, currency)
+    lines = [
+        ("LOST", wording.describe_total_loss(report, was_lost="") + (f" {money}" if money else ""))
+    ]
+    outside = wording.describe_time_outside_steps(report)
+    if outside:
+        lines.append(("", outside))
+    if not wording.has_significant_loss(report):
+        return [*lines, ("NEXT", wording.describe_no_loss(report))]
+    first = wording.find_main_cause(report)
+    if first is None:
+        lines.append(("WHY", wording.WITHOUT_EVIDENCE))
+        findings = wording.select_in_step_findings(report)
+        if not findings:
+            return [*lines, ("NEXT", "Fix what is listed under Not seen and record again.")]
+        first = findings[0]
+        lines.append(("", f"Best-supported cause: {_describe_cause(first)}"))
+    else:
+        lines.append(("WHY", _describe_cause(first)))
+    who = _describe_culprits(first)
+    if who:
+        lines.append(("WHO", who))
+    lines += [("SEEN", ""), *_describe_next_step(report, first)]
+    return lines
+
+
+def find_summary_finding(report: Report) -> Finding | None:
+    """Find the finding that the summary is about; None if there is none."""
+    findings = wording.select_in_step_findings(report)
+    return wording.find_main_cause(report) or (findings[0] if findings else None)
+
+
+def _describe_cause(first: Finding) -> str:
+    part = format_quantity(first.share_ratio, "ratio")
+    return (
+        f"{wording.format_title(first)}: {wording.format_lost_time(first)}, {part}"
+        f" ({wording.format_confidence(first)} sure)."
+    )
+
+
+def _describe_culprits(first: Finding) -> str:
+    """Describe the culprits, the ranks that waited, and whether culprits change over time."""
+    if not first.culprits:
+        return "No single rank: all ranks are affected alike."
+    chief = first.culprits[0]
+    comparison = culprits.describe_peer_comparison(first)
+    parts = [culprits.summarize_main_culprits(first) + (f": {comparison}" if comparison else "")]
+    if len(culprits.select_main_culprits(first)) == 1 and chief.victims and chief.others_ns:
+        many = "rank" if chief.victims == 1 else "ranks"
+        who = f"{chief.victims:,} other {many}"
+        if first.compared is not None and (first.compared.of, first.compared.many) == (
+            "rank",
+            chief.victims,
+        ):  # the comparison just named these ranks
+            who = "which" if chief.victims == 1 else "these"
+        parts.append(f"{who} lost {format_quantity(chief.others_ns, 'ns')} waiting for it")
+    # An onset implies that the culprits are the same from then on.
+    parts.append(culprits.describe_onset(first) or culprits.summarize_persistence(first))
+    return "; ".join(part for part in parts if part)
+
+
+def _describe_next_step(report: Report, first: Finding) -> list[tuple[str, str]]:
+    """Describe the first thing to do, advice that was withheld, the change, and what it saves."""
+    text = advice.describe_first_step(first)
+    if not text:
+        return []
+    sentences = [text, *advice.list_withheld_advice(first)]
+    lines = [
+        (
+            "NEXT",
+            " ".join(_ensure_full_stop(sentence) for sentence in sentences)
+            if len(sentences) > 1
+            else text,
+        )
+    ]
+    recommendation = first.advice[0] if first.advice else None
+    if recommendation is not None and recommendation.change:
+        lines.append(("", f"{CHANGE} {escape_text(recommendation.change, 400)}"))
+    wins = describe_fix_savings(report, first)
+    return [*lines, ("WINS", wins)] if wins else lines
+
+
+def _ensure_full_stop(text: str) -> str:
+    return text if text[-1] in ".!?" else f"{text}."
+
+
+def describe_fix_savings(report: Report, first: Finding) -> str:
+    """Describe what fixing a finding saves in device time and job time; "" if it is not known."""
+    if first.recoverable_ns is None or not report.in_step_ns:
+        return ""
+    at_most = "At most " if first.upper_bound or first.cause.id == TRANSFER_CAUSE else "About "
+    text = f"{at_most}{format_quantity(first.recoverable_ns, 'ns')} of GPU time"
+    worth = report.worth
+    impacts = (
+        []
+        if worth is None
+        else [impact for impact in worth.causes if impact.cause == first.cause.id]
+    )
+    saved = impacts[0].saved_ns if impacts else None
+    job_ns = worth.job_ns if worth is not None else None
+    if saved and job_ns and saved >= _NOTABLE_SAVING_RATIO * job_ns:
+        # Share of job time, because a share of device time depends on each rank's work.
+        part = format_quantity(saved / job_ns, "ratio")
+        text = f"{text}; the job ends {format_quantity(saved, 'ns')} sooner ({part})"
+    else:
+        text = f"{text}, {format_quantity(first.recoverable_ns / report.in_step_ns, 'ratio')}"
+    more = wording.explain_extra_savings(first)
+    return f"{text}. That is {more}." if more else f"{text}."
+
+
+def describe_scope(report: Report) -> str:
+    """Describe what was recorded: nodes, ranks, accelerators, steps, time and coverage."""
+    steps = max((rank.steps for rank in report.ranks), default=0)
+    longest = max((node.duration_ns for node in report.nodes), default=0)
+    parts = [
+        format_count(_count_machines(report), _get_node_noun(report)),
+        _format_rank_count(report),
+    ]
+    if report.job is not None and report.job.gpus:
+        parts.append(format_count(report.job.gpus, "GPU"))
+    parts += [format_count(steps, "step"), f"{format_quantity(longest, 'ns')} recorded"]
+    if report.job is not None and report.job.coverage_ratio is not None:
+        covered = format_quantity(report.job.coverage_ratio, "ratio")
+        parts[-1] = f"{format_quantity(longest, 'ns')} ({covered} covered)"
+    return ", ".join(parts)
+
+
+def describe_nodes(report: Report) -> str:
+    """Describe the nodes and their clock alignment; "" for a single node."""
+    if len(report.nodes) < 2:
+        return ""
+    hosts = escape_text(format_host_list(escape_text(node.name, 60) for node in report.nodes), 600)
+    hosts += "" if any(node.named for node in report.nodes) else " (hosts unknown)"
+    return (
+        f"{hosts}; {describe_clock_alignment(report)}"
+        if describe_clock_alignment(report)
+        else hosts
+    )
+
+
+def describe_clock_alignment(report: Report) -> str:
+    """Describe how closely the clocks of several nodes were aligned, or why they were not."""
+    job = report.job
+    if job is None or len(report.nodes) < 2:
+        return ""
+    if job.clock_bound_ns is None:
+        why = f": {escape_text(job.clock_why)}" if job.clock_why else ""
+        return f"clocks not aligned{why}"
+    return f"clocks aligned within {format_quantity(job.clock_bound_ns, 'ns')}"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Format a number with its noun: "1 node", "2 nodes"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _get_node_noun(report: Report) -> str:
+    """Return "node", or "trace" if no host is named: the number of machines is unknown."""
+    named = any(node.named for node in report.nodes)
+    return "node" if named or not report.nodes else "trace"
+
+
+def _count_machines(report: Report) -> int:
+    """Count the machines; one machine may have several recordings."""
+    return len({(node.name, node.boot_id or node.key) for node in report.nodes})
+
+
+def _format_rank_count(report: Report) -> str:
+    size = report.job.world_size if report.job is not None else None
+    if size is None or size <= len(report.ranks):
+        return format_count(len(report.ranks), "rank")
+    return f"{len(report.ranks):,} of {format_count(size, 'rank')}"
+
+
+def describe_recordings(report: Report, alone: int, recorded: str = "") -> list[str]:
+    """Describe how completely each node was recorded.
+
+    With more than `alone` nodes, all nodes without damaged or dropped data share one line.
+    """
+    if len(report.nodes) <= alone:
+        return [_describe_recording([node], recorded) for node in report.nodes]
+    whole = [node for node in report.nodes if not node.damaged_bytes and not node.dropped_spans]
+    torn = [node for node in report.nodes if node.damaged_bytes or node.dropped_spans]
+    return [
+        _describe_recording(group, recorded)
+        for group in ([whole] if whole else []) + [[node] for node in torn]
+    ]
+
+
+def _describe_recording(nodes: Sequence[NodeFacts], recorded: str) -> str:
+    names = escape_text(format_host_list(escape_text(node.name) for node in nodes), 600)
+    times = [
+        format_quantity(node.duration_ns, "ns")
+        for node in _find_extremes(nodes, lambda n: n.duration_ns)
+    ]
+    costs = [node for node in nodes if node.recorder_cpu_ratio is not None]
+    percents = [
+        f"{100 * (node.recorder_cpu_ratio or 0.0):.2f}"
+        for node in _find_extremes(costs, lambda n: n.recorder_cpu_ratio or 0.0)
+    ]
+    spent = f"{' to '.join(dict.fromkeys(percents))} % of one core" if percents else "unknown"
+    damaged = sum(node.damaged_bytes for node in nodes)
+    dropped = sum(node.dropped_spans for node in nodes)
+    return (
+        f"{names}: {' to '.join(dict.fromkeys(times))}{recorded}; recorder {spent};"
+        f" unreadable {format_quantity(damaged, 'bytes')}; dropped spans {dropped:,}"
+    )
+
+
+def _find_extremes(nodes: Sequence[NodeFacts], by: Callable[[NodeFacts], float]) -> list[NodeFacts]:
+    """Return the nodes with the smallest and the largest value."""
+    return [min(nodes, key=by), max(nodes, key=by)] if nodes else []

@@ -1,0 +1,1 @@
+"""Verdicts of `gate` and `compare`: text, JSON, Markdown, JUnit, CI annotations."""

@@ -1,0 +1,201 @@
+"""The user's own spans: `with clusterprof.span("tokenize"):`.
+
+The boundaries of optimizer steps, and the samples and tokens handed over within each.
+
+CPU time and disk reads of the calling thread, exact to the microsecond.
+"""
+
+from __future__ import annotations
+
+import resource
+from _thread import get_ident
+from time import monotonic_ns, thread_time_ns
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+
+from . import handle_error, layout, ring
+
+before_step_end: List[Callable[[], None]] = []
+"""Callbacks that record their spans before the step that contains them ends."""
+
+UNKNOWN = -1
+OPTIMIZER, FRAMEWORK, USER = 0, 2, 1  # source of the end of a step: field b of its span
+
+_began_ns = 0  # 0: no activity of the job seen yet
+_number = 0
+_step_source = (
+    OPTIMIZER  # a framework that ends steps overrides optimizers, the user overrides both
+)
+_thread = 0  # thread that ended the last step
+_has_batches = False  # this process has handed over a batch
+_samples = _tokens = 0  # handed over since the last step
+
+
+def begin_first_step(start_ns: int) -> None:
+    """Note activity of the job: the first step begins no later than `start_ns`."""
+    global _began_ns
+    if not _began_ns:
+        _began_ns = start_ns
+
+
+def count_samples(samples: int, tokens: int) -> None:
+    """Count a batch handed to the training loop; -1 = its size is unknown."""
+    global _has_batches, _samples, _tokens
+    _has_batches = True
+    _samples = UNKNOWN if samples < 0 or _samples < 0 else _samples + samples
+    _tokens = UNKNOWN if tokens < 0 or _tokens < 0 else _tokens + tokens
+
+
+def is_training_thread(thread: int) -> bool:
+    """Return whether a thread is the one that trains; True while that thread is unknown."""
+    return _thread in (0, thread)
+
+
+def finish_optimizer_step(end_ns: int) -> None:
+    """End a step after an optimizer step, unless a framework or the user marks steps."""
+    if _step_source == OPTIMIZER:
+        _finish_step(end_ns)
+
+
+def begin_framework_steps() -> None:
+    """Let the framework mark steps: one of its steps may contain many optimizer steps."""
+    global _step_source
+    if _step_source == OPTIMIZER:
+        _step_source = FRAMEWORK
+
+
+def finish_framework_step(end_ns: int) -> None:
+    """End a step after a step of the framework, unless the user marks steps."""
+    if _step_source == FRAMEWORK:
+        _finish_step(end_ns)
+
+
+def mark_step() -> None:
+    """End a step at the user's mark, and from now on at the user's marks only."""
+    global _step_source, _began_ns
+    now = monotonic_ns()
+    if _step_source != USER:
+        _step_source = USER
+        if _number or not _began_ns:
+            # The optimizer has already ended this step, or its start is unknown.
+            _began_ns = now
+            return
+    _finish_step(now)
+
+
+def _finish_step(end_ns: int) -> None:
+    global _began_ns, _number, _samples, _tokens, _thread
+    for prepare in before_step_end:
+        prepare()
+    samples, tokens = (_samples, _tokens) if _has_batches else (UNKNOWN, UNKNOWN)
+    _samples = _tokens = 0
+    _thread = get_ident()
+    ring.emit(layout.STEP, _began_ns, end_ns, _number, _step_source, samples, tokens)
+    _began_ns = end_ns
+    _number += 1
+
+
+def _clear_steps() -> None:
+    global _began_ns, _number, _step_source, _thread, _has_batches, _samples, _tokens
+    _began_ns = _number = _thread = _samples = _tokens = 0
+    _step_source = OPTIMIZER
+    _has_batches = False
+
+
+ring.after_fork.append(_clear_steps)
+
+
+SECTOR_BYTES = 512  # getrusage counts blocks of this size whatever the file system's own
+
+
+def read_usage() -> Any:
+    """Read the thread's current resource usage.
+
+    getrusage alone omits what the running thread used since its last scheduler tick, up to
+    4 ms that would look like blocked time; reading the thread's clock first updates it.
+    """
+    thread_time_ns()
+    return resource.getrusage(resource.RUSAGE_THREAD)
+
+
+def compute_usage_since(before: Any) -> Tuple[int, int, int]:
+    """Return (user CPU ns, system CPU ns, bytes read from block devices) since `before`."""
+    now = read_usage()
+    return (
+        round((now.ru_utime - before.ru_utime) * 1e9),
+        round((now.ru_stime - before.ru_stime) * 1e9),
+        (now.ru_inblock - before.ru_inblock) * SECTOR_BYTES,
+    )
+
+
+# Names of built-in kinds; the values are kind and fields a and b, "unknown" where not known.
+BUILTIN_SPANS: Dict[str, Tuple[int, int, int]] = {
+    "data_wait": (layout.DATA_WAIT, -1, -1),
+    "checkpoint": (layout.CHECKPOINT, -1, 0),
+    "h2d": (layout.H2D, -1, 0),
+    "forward": (layout.FORWARD, 0, 0),
+    "backward": (layout.BACKWARD, 0, 0),
+    "collective": (layout.COLLECTIVE, 0, -1),  # group unknown, without a number
+    "eval": (layout.EVAL, 0, 0),
+    "compile": (layout.COMPILE, 0, 0),
+    "sync": (layout.SYNC, layout.WHOLE_NS, 1),
+}
+
+
+class Span:
+    """Records from entry to exit, also when an exception is raised inside."""
+
+    __slots__ = ("a", "b", "began_ns", "kind")
+
+    def __init__(self, kind: int, a: int, b: int) -> None:
+        self.kind = kind
+        self.a = a
+        self.b = b
+        self.began_ns = 0
+
+    def __enter__(self) -> None:
+        self.began_ns = monotonic_ns()
+
+    def __exit__(self, *exception: Any) -> None:
+        try:
+            begin_first_step(self.began_ns)
+            ring.emit(self.kind, self.began_ns, monotonic_ns(), self.a, self.b)
+        except BaseException as error:
+            handle_error(error)
+
+
+class FetchSpan:
+    """Records how a user's own loader built a batch: wall time, CPU time, bytes read."""
+
+    __slots__ = ("before", "began_ns")
+
+    def __init__(self) -> None:
+        self.before: Any = None
+        self.began_ns = 0
+
+    def __enter__(self) -> None:
+        try:
+            self.before = read_usage()
+        except BaseException as error:
+            handle_error(error)
+        self.began_ns = monotonic_ns()
+
+    def __exit__(self, *exception: Any) -> None:
+        try:
+            ended_ns = monotonic_ns()
+            if self.before is not None:
+                ring.emit(
+                    layout.FETCH, self.began_ns, ended_ns, 1, *compute_usage_since(self.before)
+                )
+        except BaseException as error:
+            handle_error(error)
+
+
+def make_span(name: str) -> "Optional[Union[Span, FetchSpan]]":
+    """Return a context manager for a span of this name, None when all names are taken."""
+    if name == "fetch":
+        return FetchSpan()
+    builtin = BUILTIN_SPANS.get(name)
+    if builtin is not None:
+        return Span(*builtin)
+    kind = ring.assign_kind(name)
+    return None if kind < 0 else Span(kind, 0, 0)
