@@ -190,8 +190,10 @@ class Plan:
     def helper_options(self, name: str) -> tuple[str, ...]:
         """Return the extra command-line options of an isolated collector's helper."""
         sampling = self.profile.get("sampling")
-        use_gpm = isinstance(sampling, Mapping) and sampling.get("gpm") is True
-        return ("--gpm", "off") if name == "gpu_nvidia" and not use_gpm else ()
+        gpm = sampling.get("gpm", "auto") if isinstance(sampling, Mapping) else "auto"
+        if name != "gpu_nvidia" or gpm not in (True, False):
+            return ()
+        return ("--gpm", "on" if gpm else "off")
 
     def interval_ns(self, name: str, default_ns: int) -> int:
         """Return the collector's interval, ns: its own, unless it belongs to the fast group.

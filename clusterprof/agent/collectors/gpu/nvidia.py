@@ -16,8 +16,9 @@ made ten times less often, with an event; in between the last value is repeated.
 **GPM** (Hopper and newer): active multiprocessors, resident warps, tensor operations,
 memory bandwidth, PCIe and NVLink traffic. Each value is the mean since the previous
 reading, over all multiprocessors; the first covers 0.1 s. It needs no administrator
-unless NVreg_RestrictProfilingToAdminUsers is 1. It is read only if a profile enables it
-(`sampling.gpm: true`). Without GPM, PCIe traffic is a measurement of 20 ms during which
+unless NVreg_RestrictProfilingToAdminUsers is 1. It is read unless one reading takes more
+than 2 ms when the recorder starts; a profile can force it (`sampling.gpm: true`) or
+disable it (`false`). Without GPM, PCIe traffic is a measurement of 20 ms during which
 the driver blocks its caller, and the rest is absent.
 
 **MIG**: each compute instance is a device of its own ("MIG-…", `parent` = UUID of its

@@ -32,6 +32,15 @@ _MIB = 1 << 20
 _MAX_PERCENT = 101.0  # allows for rounding; a larger value is not a valid share
 _RATE_METRICS = frozenset({PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_RECEIVE, NVLINK_TRANSMIT})
 GPM_OFF = Unavailable("absent", "GPM is disabled", "set sampling.gpm in the profile to true")
+GPM_BUDGET_NS = 2_000_000
+"""Limit of the time of one reading, measured when the device is opened: at five readings a
+second it is 1 % of a core of the helper's process.
+"""
+GPM_TOO_SLOW = Unavailable(
+    "absent",
+    "one reading of GPM takes longer than its budget of 2 ms here",
+    "set sampling.gpm in the profile to true to read it anyway",
+)
 GPM_UNSUPPORTED = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
 
 

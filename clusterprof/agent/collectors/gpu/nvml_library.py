@@ -380,10 +380,10 @@ class NvmlLibrary:
         skip: Collection[int] = (),
         clock: Callable[[], int] = time.monotonic_ns,
         pause: Callable[[float], None] = time.sleep,
-        use_gpm: bool = True,
+        gpm: str = "auto",
     ) -> None:
         self._nvml, self._mark, self._clock, self._pause = load_pynvml(), mark, clock, pause
-        self._use_gpm = use_gpm
+        self._gpm = gpm
         self.devices: list[Device] = []
         self.inventory: list[dict[str, Any]] = []
         """Per device: id (UUID), vendor, index, versions, and the known facts."""
@@ -533,14 +533,19 @@ class NvmlLibrary:
     def _open_counters(
         self, calls: GuardedCalls, gpu: Any, take: Callable[[Any], Any], metrics: tuple[int, ...]
     ) -> Gpm | Unavailable:
-        if not self._use_gpm:
+        if self._gpm == "off":
             return nvml_counters.GPM_OFF
         nvml = self._nvml
         support = calls.call("GpmQueryDeviceSupport", lambda: nvml.nvmlGpmQueryDeviceSupport(gpu))
         if support is None or not support.isSupportedDevice:
             return nvml_counters.GPM_UNSUPPORTED
         counters = Gpm(nvml, take, metrics, self._clock, self._pause)
-        calls.call("GpmSampleGet", counters.begin)
+        calls.call("GpmSampleGet", counters.begin)  # the first one also loads what it needs
+        if calls.last_reason is None and self._gpm == "auto":
+            began_ns = self._clock()
+            calls.call("GpmSampleGet", counters.begin)
+            if self._clock() - began_ns > nvml_counters.GPM_BUDGET_NS:
+                return nvml_counters.GPM_TOO_SLOW
         return calls.last_reason or counters
 
     def _build_entry(self, index: int) -> dict[str, Any]:

@@ -535,7 +535,11 @@ def plan_gpu_calls(entry: dict[str, Any], counters: Gpm | Unavailable) -> tuple[
     else:
         known = (SIGNAL_BY_METRIC[metric] for metric in list_gpm_metrics(entry))
         signals = tuple(signal for signal in known if signal in CALLS_WITHOUT_GPM[0].signals)
-        if counters in (nvml_counters.GPM_UNSUPPORTED, nvml_counters.GPM_OFF):
+        if counters in (
+            nvml_counters.GPM_UNSUPPORTED,
+            nvml_counters.GPM_OFF,
+            nvml_counters.GPM_TOO_SLOW,
+        ):
             signals = signals[:1]
         middle = (
             Call(CALLS_WITHOUT_GPM[0].name, NEVER_NS, signals, report_missing_gpm),
