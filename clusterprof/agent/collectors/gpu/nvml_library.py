@@ -466,7 +466,8 @@ class NvmlLibrary:
                 compute_max_link_rates(entry),
             )
         else:
-            counters = self._open_gpm(calls, handle, nvml_queries.list_gpm_metrics(entry))
+            wanted = (nvml_counters.GRAPHICS, *nvml_queries.list_gpm_metrics(entry))
+            counters = self._open_gpm(calls, handle, wanted)
             device.set_calls(
                 nvml_queries.plan_gpu_calls(entry, counters),
                 counters,

@@ -91,6 +91,16 @@ class BusyIntegral:
             else:
                 self.until_ns = now_ns
 
+    def add_mean(self, share: float, elapsed_ns: int, now_ns: int, driver_now_ns: int) -> None:
+        """Add a mean that ends now, of a counter without gaps; samples may follow it."""
+        self.total_ns += round(share * elapsed_ns)
+        self.until_ns = self._read_ns = now_ns
+        self.last_us = driver_now_ns // 1000
+
+    def restart(self) -> None:
+        """Count from 0 again: the time since the last value was not measured."""
+        self.total_ns = 0
+
     def _limit_period(self, t_us: int, elapsed_ns: int) -> int:
         """Return the length of a sample's period, ns; a jump of the driver's clock is none."""
         return min((t_us - self.last_us) * 1000, elapsed_ns + _QUIET_NS)
@@ -121,6 +131,7 @@ class DeviceState:
     __slots__ = (
         "clock",
         "contradictions",
+        "counts_busy",
         "gpm",
         "integral",
         "max_rates",
@@ -145,6 +156,8 @@ class DeviceState:
         self.percent: int | None = None
         """Utilization of this sample; None = not available."""
         self.gpm: Gpm | Unavailable = nvml_counters.GPM_UNSUPPORTED
+        self.counts_busy = False
+        """True while GPM, which knows when each of its means begins and ends, counts busy time."""
         self.contradictions = 0
         """Number of consecutive contradictions between GPM and the utilization."""
         self.means: dict[int, Value] = {}
@@ -178,6 +191,8 @@ def _read_utilization(nvml: Any, handle: Any, memory: DeviceState) -> Values:
 
 
 def _read_busy_time(nvml: Any, handle: Any, memory: DeviceState) -> Values:
+    if memory.counts_busy and memory.integral.until_ns is not None:
+        return (memory.integral.total_ns, memory.integral.until_ns)
     samples: list[tuple[int, int]] = []
     has_buffer = True
     try:
@@ -275,9 +290,11 @@ def build_gpm_call(metrics: tuple[int, ...]) -> Call:
 
     def read(nvml: Any, handle: Any, memory: DeviceState) -> Values:
         assert isinstance(memory.gpm, Gpm)
+        memory.counts_busy = False
         means = memory.gpm.read()
         if _is_gpm_stuck(means, memory):
             return (_GPM_STUCK,) * len(metrics)
+        _count_busy_time(memory, means[nvml_counters.GRAPHICS])
         pcie, nvlink = memory.max_rates
         limits = {
             nvml_counters.NVLINK_RECEIVE: nvlink,
@@ -289,6 +306,22 @@ def build_gpm_call(metrics: tuple[int, ...]) -> Call:
 
     signals = tuple(SIGNAL_BY_METRIC[metric] for metric in metrics)
     return Call("GpmMetricsGet", GPM_NS, signals, read)
+
+
+def _count_busy_time(memory: DeviceState, share: Value) -> None:
+    """Add the activity of the compute engine since the last reading to the busy time.
+
+    Without it the samples of the driver go on from where it ended.
+    """
+    if isinstance(share, Unavailable):
+        return
+    assert isinstance(memory.gpm, Gpm)
+    if not memory.gpm.is_gapless:
+        memory.integral.restart()
+    ended_ns = memory.gpm.taken_ns
+    driver_ns = memory.wall_clock() - (memory.clock() - ended_ns)
+    memory.integral.add_mean(share, memory.gpm.elapsed_ns, ended_ns, driver_ns)
+    memory.counts_busy = True
 
 
 def _read_pcie_rate(nvml: Any, handle: Any, memory: DeviceState, direction: int) -> Values:
@@ -611,10 +644,10 @@ def _read_instance_busy(nvml: Any, handle: Any, memory: DeviceState) -> Values:
     means = memory.means = memory.gpm.read()
     share = means[nvml_counters.GRAPHICS]
     if isinstance(share, Unavailable):
-        memory.integral.total_ns = 0
+        memory.integral.restart()
         return (share, share)
     if not memory.gpm.is_gapless:
-        memory.integral.total_ns = 0
+        memory.integral.restart()
     memory.integral.total_ns += round(share * memory.gpm.elapsed_ns)
     return (share, memory.integral.total_ns)
 
