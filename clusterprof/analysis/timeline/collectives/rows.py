@@ -7,7 +7,8 @@ Number message channels.
 
 A *channel* has its own sequence numbers: a process group, or the messages from one rank
 to another within a group. When a rank restarts its counting, a new incarnation, and so
-a new channel, begins.
+a new channel, begins. Threads that start operations at the same time can be seen in the
+wrong order, which is no restart.
 
 Packing of int64 tables: each row as steps between values, in as few bytes as they need.
 
@@ -42,6 +43,20 @@ from clusterprof.probe import layout
 from clusterprof.probe.layout import BARRIER, BLOCKING, FORM_MASK, FORM_SHIFT, ISSUE, WAIT
 
 
+_MAX_DISORDER = 64
+"""Numbers by which operations of several threads can be out of order."""
+
+
+def _is_restart(before: Int, number: Int) -> NDArray[np.bool_]:
+    """Return whether a rank counts from the beginning again: bool[n].
+
+    before, number: int64[n], numbers of operations that follow each other.
+    """
+    fallen = before - number
+    result: NDArray[np.bool_] = (fallen >= _MAX_DISORDER) | ((fallen > 0) & (number == 0))
+    return result
+
+
 class ChannelNumbering:
     """The channels of one rank, and the progress of each."""
 
@@ -70,11 +85,11 @@ class ChannelNumbering:
         opens = np.ones(sorted_line.size, np.bool_)
         opens[1:] = sorted_line[1:] != sorted_line[:-1]
         restarts = np.zeros(sorted_line.size, np.bool_)
-        restarts[1:] = ~opens[1:] & (sorted_number[1:] < sorted_number[:-1])
+        restarts[1:] = ~opens[1:] & _is_restart(sorted_number[:-1], sorted_number[1:])
         heads = np.flatnonzero(opens)
         line_heads = sorted_line[heads]
         # An operation that began before the latest one is merely late, not a restart.
-        restarts[heads] = (sorted_number[heads] < self._number[line_heads]) & (
+        restarts[heads] = _is_restart(self._number[line_heads], sorted_number[heads]) & (
             sorted_arrive_ns[heads] > self._arrive_ns[line_heads]
         )
         tails = np.append(heads[1:], sorted_line.size) - 1
