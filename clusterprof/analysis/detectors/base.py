@@ -388,14 +388,22 @@ def _find_sync_samples(rank: Rank, t_ns: Int) -> NDArray[np.bool_]:
     return np.asarray((row >= 0) & (t_ns < end[at]) & mostly, np.bool_)
 
 
-def compute_place_ratio(
+def compute_place_ratios(
     rank: Rank, lost: LostTime, rows: NDArray[np.bool_], at_place: NDArray[np.bool_]
-) -> float:
-    """Compute the share of the main thread's sleep in the selected segments at a place.
+) -> Float:
+    """Compute which part of each segment's sleep was at a place: float64[n].
 
-    rows: bool[n]. which: bool[samples] of the main thread, True where it slept there.
+    A segment without a sample gets the part of all segments together. rows: bool[n].
+    at_place: bool[samples] of the main thread.
     """
-    return compute_sample_ratio(select_sleep_samples(rank, lost, rows), at_place)
+    thread = rank.main.threads[rank.pid]
+    asleep = select_sleep_samples(rank, lost, rows)
+    row = np.searchsorted(lost.start_ns, thread.t_ns[asleep], side="right") - 1
+    count = np.bincount(row, minlength=lost.start_ns.size)
+    matching = np.bincount(row, at_place[asleep], minlength=lost.start_ns.size)
+    total = float(matching.sum()) / max(int(count.sum()), 1)
+    ratios = np.where(count > 0, matching / np.maximum(count, 1), total)
+    return np.where(rows, ratios, 0.0)
 
 
 def select_sleep_samples(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -420,22 +428,6 @@ def compute_sample_ratio(samples: NDArray[np.bool_], selected: NDArray[np.bool_]
     """
     count = int(samples.sum())
     return float((samples & selected).sum()) / count if count else 0.0
-
-
-def allocate_shares(
-    amount_ns: float, room_ns: Float, lost: LostTime, rows: NDArray[np.bool_]
-) -> Float:
-    """Allocate an amount in ns to the selected segments by room: float64[n] shares.
-
-    room_ns: float64[n], limited to lost time by `limit_to_lost_time`. rows:
-    bool[n].
-    """
-    room_ns = limit_to_lost_time(room_ns, lost, rows)
-    total_room_ns = float(room_ns.sum())
-    if total_room_ns <= 0 or amount_ns <= 0:
-        return np.zeros(lost.start_ns.size)
-    claimed = room_ns * min(1.0, amount_ns / total_room_ns)
-    return np.minimum(claimed / np.maximum(lost.lost_ns, 1), 1.0)
 
 
 def limit_to_lost_time(room_ns: Float, lost: LostTime, rows: NDArray[np.bool_]) -> Float:

@@ -43,9 +43,9 @@ from numpy.typing import NDArray
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
+    compute_place_ratios,
     measure_sleep,
     select_phases,
-    select_sleep_samples,
 )
 from clusterprof.analysis.timeline.data_wait.samples import find_sleep_samples
 from clusterprof.analysis.timeline.model import (
@@ -118,8 +118,8 @@ class HostAsleep:
             connection[:] = False
         length_ns = (lost.end_ns - lost.start_ns).astype(np.float64)
         asleep_ns = measure_sleep(rank, lost, inside)
-        timer_ns = asleep_ns * _compute_place_ratios(rank, lost, inside, timer)
-        connection_ns = asleep_ns * _compute_place_ratios(rank, lost, inside, connection)
+        timer_ns = asleep_ns * compute_place_ratios(rank, lost, inside, timer)
+        connection_ns = asleep_ns * compute_place_ratios(rank, lost, inside, connection)
         busy_ns = length_ns - lost.lost_ns
         certain_ns = np.maximum(connection_ns - busy_ns, 0.0)
         certain_ns -= np.minimum(_measure_other_threads(rank, lost, inside), certain_ns)
@@ -155,24 +155,6 @@ def _build_evidence(
         )
         if ns.any()
     ]
-
-
-def _compute_place_ratios(
-    rank: Rank, lost: LostTime, rows: NDArray[np.bool_], at_place: NDArray[np.bool_]
-) -> Float:
-    """Compute which part of each segment's sleep was at a place: float64[n].
-
-    A segment without a sample gets the part of all segments together. rows: bool[n].
-    at_place: bool[samples] of the main thread.
-    """
-    thread = rank.main.threads[rank.pid]
-    asleep = select_sleep_samples(rank, lost, rows)
-    row = np.searchsorted(lost.start_ns, thread.t_ns[asleep], side="right") - 1
-    count = np.bincount(row, minlength=lost.start_ns.size)
-    matching = np.bincount(row, at_place[asleep], minlength=lost.start_ns.size)
-    total = float(matching.sum()) / max(int(count.sum()), 1)
-    ratios = np.where(count > 0, matching / np.maximum(count, 1), total)
-    return np.where(rows, ratios, 0.0)
 
 
 def _measure_other_threads(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) -> Float:

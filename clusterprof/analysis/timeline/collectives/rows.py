@@ -42,7 +42,6 @@ from clusterprof.analysis.timeline.model import Int
 from clusterprof.probe import layout
 from clusterprof.probe.layout import BARRIER, BLOCKING, FORM_MASK, FORM_SHIFT, ISSUE, WAIT
 
-
 _MAX_DISORDER = 64
 """Numbers by which operations of several threads can be out of order."""
 
