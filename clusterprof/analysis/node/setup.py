@@ -15,6 +15,7 @@ import numpy as np
 
 from clusterprof import signals
 from clusterprof.analysis.advice.context import Disk, LoaderSettings, Machine, Mount
+from clusterprof.analysis.timeline.data_wait.split import count_live_workers
 from clusterprof.analysis.timeline.host_resources import (
     CpuTopology,
     combine_allowed_cpus,
@@ -118,7 +119,7 @@ class SetupCollector:
             for worker in chunk.processes.values()
             if worker.parent_pid == process.pid and is_loader_process(worker)
         ]
-        seen.most_workers = max(seen.most_workers, len(workers_of))
+        seen.most_workers = max(seen.most_workers, count_live_workers(workers_of))
         allowed = combine_allowed_cpus([process, *workers_of], cpus)
         if allowed:
             seen.cpus, seen.cores = allowed, cpus.count_cores(allowed)

@@ -48,6 +48,7 @@ from clusterprof.analysis.detectors.base import (
     estimate_compute_wait,
     limit_to_data_wait,
 )
+from clusterprof.analysis.timeline.data_wait.split import count_live_workers
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
 from clusterprof.report.model import Cause, Evidence
 
@@ -99,7 +100,7 @@ class CpuLoaderConfig:
             *_describe_avoidable_waits(lost, share, avoidable),
             Evidence(
                 "loader.workers_count",
-                float(len(rank.workers)),
+                float(count_live_workers(rank.workers)),
                 "count",
                 "dataloader workers of the rank",
             ),

@@ -50,6 +50,7 @@ from clusterprof.analysis.detectors.base import (
     estimate_compute_wait,
     estimate_handover_delay,
 )
+from clusterprof.analysis.timeline.data_wait.split import count_live_workers
 from clusterprof.analysis.timeline.host_resources import combine_allowed_cpus, get_cpu_topology
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, LostTime, Rank
 from clusterprof.probe import layout
@@ -116,7 +117,7 @@ def _has_unknown_workers(rank: Rank) -> bool:
 def _count_workers(rank: Rank) -> list[Evidence]:
     if _has_unknown_workers(rank):
         return []
-    count = float(len(rank.workers))
+    count = float(count_live_workers(rank.workers))
     return [Evidence("loader.workers_count", count, "count", "of the rank")]
 
 

@@ -32,6 +32,8 @@ to make them, against the time in which they were used.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -388,9 +390,16 @@ def estimate_prefetch_savings(rank: Rank, t_ns: Int) -> Float:
         or not 0 < _find_prefetch_limit(rank) < PREFETCH_BATCHES
     ):
         return zeros
-    n, count = waits.start_ns.size, len(rank.workers)
-    first = np.maximum(np.arange(n) - PREFETCH_BATCHES * count, 0)
+    lifetimes = _find_worker_lifetimes(rank.workers)
+    n, most = waits.start_ns.size, count_live_workers(rank.workers)
+    first = np.maximum(np.arange(n) - PREFETCH_BATCHES * most, 0)
     begin, end = waits.start_ns[first], waits.end_ns
+    # Workers of finished epochs do no work; only those that lived then could have.
+    alive_ns = sum(
+        np.maximum(np.minimum(end, died_ns) - np.maximum(begin, born_ns), 0)
+        for born_ns, died_ns in lifetimes
+    )
+    count = np.clip(alive_ns / np.maximum(end - begin, 1), 1.0, most)
     total = np.concatenate([[0], np.cumsum(waits.end_ns - waits.start_ns)])
     waited = total[1:] - total[first]
     fetch_ns = np.zeros(n, np.int64)
@@ -403,6 +412,32 @@ def estimate_prefetch_savings(rank: Rank, t_ns: Int) -> Float:
     row = np.searchsorted(waits.start_ns, t_ns, side="right") - 1
     at = np.maximum(row, 0)
     return np.where((row >= 0) & (t_ns <= waits.end_ns[at]), saved[at], zeros)
+
+
+def count_live_workers(workers: Iterable[Process]) -> int:
+    """Count the workers of a rank that lived at the same time, at most; 0 without workers.
+
+    A loader without persistent workers starts new ones in every epoch.
+    """
+    lifetimes = _find_worker_lifetimes(workers)
+    births = sorted(born_ns for born_ns, _ in lifetimes)
+    deaths = sorted(died_ns for _, died_ns in lifetimes)
+    return max(
+        (at + 1 - bisect_left(deaths, born_ns) for at, born_ns in enumerate(births)), default=0
+    )
+
+
+def _find_worker_lifetimes(workers: Iterable[Process]) -> list[tuple[int, int]]:
+    """Return when each worker was first and last seen in this chunk, ns."""
+    lifetimes = []
+    for worker in workers:
+        tables = [thread.t_ns for thread in worker.threads.values() if thread.t_ns.size]
+        seen = [(int(t_ns[0]), int(t_ns[-1])) for t_ns in tables]
+        if (spans := select_fetches(worker)) is not None:
+            seen.append((int(spans.start_ns[0]), int(spans.end_ns[-1])))
+        if seen:
+            lifetimes.append((min(t for t, _ in seen), max(t for _, t in seen)))
+    return lifetimes
 
 
 def _find_prefetch_limit(rank: Rank) -> int:
