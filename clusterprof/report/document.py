@@ -159,7 +159,7 @@ class Finding(Document, frozen=True):
 class RankLedger(Document, frozen=True):
     node: str
     rank: Count | None
-    pid: int
+    pid: Count
     device: str
     source: str
     steps: Count
@@ -178,7 +178,7 @@ class RankLedger(Document, frozen=True):
 class RankUtilization(Document, frozen=True):
     node: str
     rank: Count | None
-    pid: int
+    pid: Count
     device: str
     busy_ns: Ns
     lost_ns: Ns
@@ -249,6 +249,7 @@ class Impact(Document, frozen=True):
     cost_per_million_tokens: float | None
     cost_per_million_tokens_if_fixed: float | None
     yardsticks: tuple[EfficiencyMetric, ...]
+    """Common efficiency metrics."""
 
 
 class LateRank(Row, frozen=True):
@@ -296,6 +297,8 @@ class CauseByBlock(Row, frozen=True):
 
 
 class StepStats(Document, frozen=True):
+    """All ranks by block of steps; every array has one item per block."""
+
     width: Annotated[int, Meta(ge=1)]
     steps: tuple[Count, ...]
     step_ns: tuple[Ns, ...]
@@ -348,7 +351,7 @@ class RankId(Document, frozen=True):
 
     node: str
     rank: Count | None
-    pid: int
+    pid: Count
 
 
 class CauseByBin(Row, frozen=True):
@@ -365,6 +368,7 @@ class SlowStep(Document, frozen=True):
     last_to_come: Annotated[RankId | None, take_from("rank")]
     """The rank that arrived last; null when it is not known."""
     lost: Annotated[tuple[Bucket, ...], Meta(max_length=MAX_CAUSES)]
+    """Lost time of all ranks in this step, the largest first."""
 
 
 class Wait(Document, frozen=True):
