@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from clusterprof.report.model import UNATTRIBUTED, Cause, Finding, RankLedger, R
 from clusterprof.units import infer_unit
 
 _Model = TypeVar("_Model")
+_Undecoded = dict[str, msgspec.Raw]
 _RATIO_PREFIXES = ("gpu.", "lost.", "productive.", "stall.", "unattributed.", "coverage.", "au_")
 _LEDGER_FIELDS = (
     "window_ns",
@@ -157,9 +159,8 @@ def load_report(path: Path) -> Report:
             raise NoRecording(f"{path}: is larger than {MAX_BYTES >> 30} GiB", _EXPORT_COMMAND)
         # decoded as text first: the JSON decoder does not validate the bytes of keys it ignores
         text = path.read_bytes().decode("utf-8")
-        plain = msgspec.json.decode(text)
+        stored = _decode_document(text)
         json.loads(text, object_pairs_hook=_check_duplicate_keys)
-        stored = msgspec.convert(_drop_unused_parts(plain), document.Report)
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise NoRecording(f"{path}: {reason}") from None
@@ -189,20 +190,34 @@ def _format_hint() -> str:
     return f"a report is made by: {_EXPORT_COMMAND}"
 
 
-def _drop_unused_parts(plain: Any) -> Any:
-    """Drop the keys with a default, of the report and its findings: no verdict needs them."""
-    _drop_keys(plain, document.Report)
-    findings = plain.get("findings") if isinstance(plain, dict) else None
-    for finding in findings if isinstance(findings, list) else ():
-        _drop_keys(finding, document.Finding)
-    return plain
+class _Findings(msgspec.Struct):
+    """The findings of a report, their keys not decoded yet."""
+
+    findings: tuple[_Undecoded, ...] = ()
 
 
-def _drop_keys(plain: Any, type_: type[document.Document]) -> None:
-    if isinstance(plain, dict):
-        for field in msgspec.structs.fields(type_):
-            if not field.required:
-                plain.pop(field.name, None)
+def _decode_document(text: str) -> document.Report:
+    """Decode the keys without a default, of the report and its findings; no verdict needs others.
+
+    Raises: ValidationError with the place of the first wrong value.
+    """
+    parts: dict[str, object] = {**msgspec.json.decode(text, type=_Undecoded)}
+    findings = msgspec.json.decode(text, type=_Findings).findings
+    if "findings" in parts:
+        parts["findings"] = [_select_required(finding, document.Finding) for finding in findings]
+    required = _select_required(parts, document.Report)
+    return msgspec.json.decode(msgspec.json.encode(required), type=document.Report)
+
+
+def _select_required(
+    parts: Mapping[str, object], type_: type[document.Document]
+) -> dict[str, object]:
+    return {name: parts[name] for name in _list_required_keys(type_) if name in parts}
+
+
+@cache
+def _list_required_keys(type_: type[document.Document]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(type_) if field.required)
 
 
 def _convert_report(stored: document.Report, title: str) -> Report:
