@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated
-
-from msgspec import Meta
 
 # suffix of a signal's name -> unit. Longest suffix first: "_bytes_per_second" before "_bytes".
 UNIT_SUFFIXES: tuple[tuple[str, str], ...] = (
@@ -33,12 +30,6 @@ UNIT_SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_factor", "factor"),
     ("_cost", "cost"),
 )
-
-# numbers of documents that are checked when they are read
-Ns = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Factor = Annotated[float, Meta(ge=0)]
-Ratio = Annotated[float, Meta(ge=0, le=1)]
 
 SECOND_NS = 1_000_000_000  # nanoseconds in a second
 SECTOR_BYTES = 512  # unit of /proc/diskstats and getrusage, whatever the device's own sector size

@@ -281,6 +281,7 @@ def _convert_finding(stored: document.Finding) -> Finding:
         cause=Cause(stored.cause, stored.family, stored.title, stored.advice),
         share_ratio=stored.share_ratio or 0.0,
         confidence_ratio=stored.confidence_ratio or 0.0,
+        culprits=tuple(_build_model(model.Culprit, culprit) for culprit in stored.culprits),
         advice=(),
     )
 

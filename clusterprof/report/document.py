@@ -16,9 +16,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from clusterprof.report.impact import UtilizationAdvice, UtilizationLevels
-from clusterprof.report.model import CoverageGap, Culprit, Evidence, Grade, Onset
-from clusterprof.units import Count, Factor, Ns, Ratio
+from clusterprof.report.impact import AdviceCode
+from clusterprof.report.model import CoverageGap, Evidence, Grade
+
+Ns = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Factor = Annotated[float, Meta(ge=0)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
 
 
 def take_from(path: str) -> Meta:
@@ -130,6 +134,23 @@ class Advice(Document, frozen=True):
     commands: tuple[str, ...]
 
 
+class Culprit(Document, frozen=True):
+    node: str
+    rank: Count | None
+    device: str
+    resource: str
+    own_ns: Ns | None = None
+    others_ns: Ns | None = None
+    victims: Count | None = None
+    recoverable_ns: Ns | None = None
+
+
+class Onset(Document, frozen=True):
+    run_ns: Ns
+    step: Count | None
+    steps: Count | None
+
+
 class Finding(Document, frozen=True):
     cause: Annotated[str, take_from("cause.id")]
     """Id of the cause: `clusterprof explain ID`."""
@@ -173,6 +194,27 @@ class RankLedger(Document, frozen=True):
     buckets: tuple[Bucket, ...]
     outside_buckets: tuple[Bucket, ...]
     caused: tuple[Bucket, ...] = ()
+
+
+class UtilizationLevels(Document, frozen=True):
+    sm_active_ratio: Ratio | None
+    sm_active_p90_ratio: Ratio | None
+    sm_occupancy_ratio: Ratio | None
+    tensor_active_ratio: Ratio | None
+    dram_active_ratio: Ratio | None
+    power_ratio: Ratio | None
+    memory_used_bytes: Count | None
+    memory_total_bytes: Count | None
+    host_on_cpu_ratio: Ratio | None
+
+
+class UtilizationAdvice(Document, frozen=True):
+    code: AdviceCode
+    text: str
+    measured: bool
+    confidence_ratio: Ratio | None
+    grade: Literal["B", "C"]
+    ranks: Count
 
 
 class RankUtilization(Document, frozen=True):

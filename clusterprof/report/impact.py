@@ -15,8 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from clusterprof.units import Count, Ratio
-
 
 @dataclass(frozen=True, slots=True)
 class CauseImpact:
@@ -89,24 +87,24 @@ MIN_KNOWN_RATIO = 0.5
 class UtilizationLevels:
     """Utilization of a device while it was busy; None where it was not recorded."""
 
-    sm_active_ratio: Ratio | None = None
+    sm_active_ratio: float | None = None
     """Share of the multiprocessors that had work, mean over the time with a kernel resident."""
-    sm_active_p90_ratio: Ratio | None = None
+    sm_active_p90_ratio: float | None = None
     """90th percentile of this share over single samples."""
-    sm_occupancy_ratio: Ratio | None = None
+    sm_occupancy_ratio: float | None = None
     """Resident warps over the maximum."""
-    tensor_active_ratio: Ratio | None = None
+    tensor_active_ratio: float | None = None
     """Share of the time in which tensor cores were active."""
-    dram_active_ratio: Ratio | None = None
+    dram_active_ratio: float | None = None
     """Share of the peak memory bandwidth that was used."""
-    power_ratio: Ratio | None = None
+    power_ratio: float | None = None
     """Power while busy, from 0 (idle power) to 1 (power limit). Without a sample of idle power
     it is power over the limit: an upper bound.
     """
-    memory_used_bytes: Count | None = None
+    memory_used_bytes: int | None = None
     """Peak memory in use."""
-    memory_total_bytes: Count | None = None
-    host_on_cpu_ratio: Ratio | None = None
+    memory_total_bytes: int | None = None
+    host_on_cpu_ratio: float | None = None
     """Share of the time outside marked waits in which the main thread was on a CPU."""
 
     @property
@@ -167,10 +165,10 @@ class UtilizationAdvice:
     """An instruction, or why there is nothing to do, without a full stop."""
     measured: bool
     """False when it is inferred from power and memory, because SM activity was not recorded."""
-    confidence_ratio: Ratio
+    confidence_ratio: float
     grade: Literal["B", "C"]
     """B one direct signal, C correlation only."""
-    ranks: Count
+    ranks: int
     """Number of ranks it applies to; `RankUtilization.advice` names them."""
 
 

@@ -29,7 +29,6 @@ from typing import Literal
 
 from clusterprof.report.history import History, StepStats
 from clusterprof.report.impact import DeviceUtilization, Impact
-from clusterprof.units import Count, Ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +77,11 @@ class Persistence:
 class Onset:
     """Onset of a cause that was not active from the first step."""
 
-    run_ns: Ns
+    run_ns: int
     """Run time from which it costs time."""
-    step: Count | None = None
+    step: int | None = None
     """Steps that the main culprit had completed by then; None when unknown."""
-    steps: Count | None = None
+    steps: int | None = None
     """Steps of the main culprit in total; None when unknown."""
 
 
@@ -210,21 +209,21 @@ class Culprit:
 
     node: str
     """Display name of the node."""
-    rank: Count | None
+    rank: int | None
     """Global rank; None when the process had none."""
     device: str
     """The accelerator of that rank; "" when no accelerator was measured."""
     resource: str = ""
     """The disk, mount, NIC or worker behind it ("vda", "/data", "worker 1 (pid 4711)")."""
-    own_ns: Ns | None = None
+    own_ns: int | None = None
     """Device time the culprit itself lost to the cause; None when it is not known."""
-    others_ns: Ns | None = None
+    others_ns: int | None = None
     """Device time that ranks lost waiting for it; None when ranks were not compared."""
-    victims: Count | None = None
+    victims: int | None = None
     """Number of ranks that waited for it at least a tenth as long as the rank that waited
     longest.
     """
-    recoverable_ns: Ns | None = None
+    recoverable_ns: int | None = None
     """Device time of all ranks recovered if only this culprit is in time."""
 
 
