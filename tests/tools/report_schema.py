@@ -45,26 +45,25 @@ def classes_of(module: Any) -> dict[str, type]:
 
 
 def describe(definition: dict[str, Any], class_: type) -> None:
-    """Make an object closed and complete, and describe its keys."""
-    models = [
-        vars(module)[class_.__name__]
-        for module in (model, history, impact)
-        if class_.__name__ in vars(module)
-    ]
-    described = models[0] if models else class_
-    text = class_.__doc__ or described.__doc__ or ""
-    definition.pop("title")
-    definition["description"] = plain(text)
-    sources = {field.name: field.type for field in msgspec.inspect.type_info(class_).fields}
-    for key, value in definition["properties"].items():
+    """Make an object closed and complete, and describe it and its keys."""
+    classes = [class_, *(vars(module).get(class_.__name__) for module in (model, impact, history))]
+    classes = [described for described in classes if described is not None]
+    properties = {}
+    for field in msgspec.inspect.type_info(class_).fields:
+        value = simplified(definition["properties"][field.name])
         value.pop("default", None)
-        extra = getattr(sources[key], "extra", None) or {}
-        attribute = extra.get("source", key).rpartition(".")[2]
-        text = docstrings(class_).get(key) or docstrings(described).get(attribute)
-        merged = {**({"description": plain(text)} if text else {}), **simplified(value)}
-        definition["properties"][key] = merged
-    definition["required"] = list(definition["properties"])
+        extra = getattr(field.type, "extra", None) or {}
+        attribute = extra.get("source", field.name).rpartition(".")[2]
+        texts = [docstrings(class_).get(field.name)]
+        texts += [docstrings(described).get(attribute) for described in classes[1:]]
+        text = next(filter(None, texts), "")
+        properties[field.name] = {"description": plain(text), **value} if text else value
+    definition.clear()
+    definition["description"] = plain(next(filter(None, (c.__doc__ for c in classes))))
+    definition["type"] = "object"
     definition["additionalProperties"] = False
+    definition["required"] = list(properties)
+    definition["properties"] = properties
 
 
 def docstrings(class_: type) -> dict[str, str]:
@@ -94,6 +93,7 @@ def simplified(value: Any) -> Any:
             rest = {key: item for key, item in value.items() if key != "anyOf"}
             known = simplified(others[0])
             return {**rest, **known, "type": [others[0]["type"], "null"]}
+        value = {**value, "anyOf": [*others, NULL]}  # the order differs between versions of msgspec
     if value.get("maximum") == MAX_INT64:
         return simplified({key: item for key, item in value.items() if key != "maximum"})
     if value.get("type") == "number":
