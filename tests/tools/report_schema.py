@@ -36,7 +36,17 @@ def report_schema() -> str:
         "title": "clusterprof report",
     }
     ordered = {name: definitions[name] for name in sorted(definitions)}
-    return json.dumps({**head, **root, "$defs": ordered}, indent=2) + "\n"
+    return formatted({**head, **root, "$defs": ordered}) + "\n"
+
+
+def formatted(value: Any, indent: int = 0) -> str:
+    """JSON with an object on one line where it fits there, and lists on one line."""
+    line = json.dumps(value)
+    if not isinstance(value, dict) or indent + len(line) <= 100:
+        return line
+    inner = indent + 2
+    items = [f"{' ' * inner}{json.dumps(key)}: {formatted(value[key], inner)}" for key in value]
+    return "{\n" + ",\n".join(items) + "\n" + " " * indent + "}"
 
 
 def classes_of(module: Any) -> dict[str, type]:
