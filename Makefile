@@ -66,7 +66,7 @@ types: $(VENV)/dev ## check static types
 contracts: $(VENV)/dev ## check who imports whom
 	$(BIN)/lint-imports
 
-docs: $(VENV)/dev ## generate the pages of causes, collectors, signals, commands, importers and accuracy
+docs: $(VENV)/dev ## generate the pages of causes, collectors, signals, commands, importers, accuracy, and the schema
 	$(BIN)/python tests/tools/generate_docs.py
 
 docs-check: $(VENV)/dev

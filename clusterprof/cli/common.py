@@ -43,8 +43,8 @@ def print_error(message: str, remedy: str = "") -> None:
 
 
 def write_result(text: str, output: Path | None) -> None:
-    """Write a result to stdout, or atomically into a file (see cli.stdout)."""
-    from clusterprof.cli.stdout import write_pending_stdout
+    """Write a result to stdout, or atomically into a file (see cli.app)."""
+    from clusterprof.cli.app import write_pending_stdout
     from clusterprof.util.atomic_file import write_file
 
     if output is not None:
@@ -56,7 +56,7 @@ def write_result(text: str, output: Path | None) -> None:
 
 def write_line(text: str) -> None:
     """Write one line to stdout; characters its encoding lacks are escaped."""
-    from clusterprof.cli.stdout import write_stdout
+    from clusterprof.cli.app import write_stdout
 
     write_stdout(text + "\n")
 

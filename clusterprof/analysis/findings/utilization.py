@@ -22,6 +22,7 @@ from clusterprof.analysis.attribution.confidence import compute_confidence_score
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank import utilization
 from clusterprof.report.impact import (
+    AdviceCode,
     DeviceUtilization,
     RankUtilization,
     UtilizationAdvice,
@@ -44,7 +45,7 @@ MIN_WORK_NS = 1_000_000_000
 ZERO_READING = "zero-reading"
 NOT_MEASURED = "no accelerator was measured inside steps"
 
-ADVICE_TEXTS: Mapping[str, str] = {
+ADVICE_TEXTS: Mapping[AdviceCode, str] = {
     "larger-batch": "Raise the batch size while at most 80 % of the memory is used",
     "fewer-launches": "Launch less and larger work: torch.compile, CUDA graphs, fused optimizers",
     "larger-kernels": "Memory is nearly full: fuse operations with torch.compile, or make room for"
@@ -215,7 +216,7 @@ def _build_advice(fills: Sequence[RankUtilization], peers: bool) -> tuple[Utiliz
 
 
 def _format_advice(
-    code: str, text: str, fills: Sequence[RankUtilization], measured: bool, peers: bool
+    code: AdviceCode, text: str, fills: Sequence[RankUtilization], measured: bool, peers: bool
 ) -> UtilizationAdvice:
     """Format one piece of advice with its confidence.
 

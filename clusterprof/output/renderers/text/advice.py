@@ -13,9 +13,8 @@ if needed, continued with a backslash at blanks outside quotes, as a shell (and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from clusterprof.output.renderers.text.safety import (
     count_columns,
@@ -75,22 +74,6 @@ def _label_advice_parts(advice: Advice) -> tuple[tuple[str, str], ...]:
         ("verify", advice.verify),
         ("makes worse", advice.worse),
     )
-
-
-def build_advice_document(advice: Advice, text: Callable[[str], str]) -> dict[str, Any]:
-    """Build the JSON object of one recommendation; `text` makes foreign strings safe."""
-    return {
-        "id": text(advice.id),
-        "what": text(advice.what),
-        "because": text(advice.because),
-        "change": text(advice.change),
-        "gain": text(advice.gain),
-        "verify": text(advice.verify),
-        "worse": text(advice.worse),
-        "diagnose": advice.diagnose,
-        "effort": text(advice.effort),
-        "commands": [text(command) for command in advice.commands],
-    }
 
 
 def format_advice_as_markdown(report: Report) -> Iterator[str]:
