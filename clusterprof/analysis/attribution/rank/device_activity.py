@@ -40,6 +40,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clusterprof import signals
+from clusterprof.analysis.attribution.rank.phase_shares import NO_SHARES, PhaseShares
 from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
 
 MAX_LATENESS_NS = 1_500_000_000
@@ -238,6 +239,8 @@ class DeviceActivity:
     """
     previous: float = 1.0
     """Activity of the last window, as a part of the usual one."""
+    phase_shares: PhaseShares = NO_SHARES
+    """Idle share of each host phase (analysis.attribution.rank.phase_shares)."""
 
 
 NO_ACTIVITY = DeviceActivity()
