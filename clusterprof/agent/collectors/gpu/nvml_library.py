@@ -178,6 +178,7 @@ _LANE_BYTES = {
 }
 """Bytes per second of a PCIe lane in one direction, by generation, net of its line code."""
 _RATE_TOLERANCE = 1.05
+_TRIAL_READINGS = 5
 
 
 class GuardedCalls:
@@ -542,12 +543,19 @@ class NvmlLibrary:
             return nvml_counters.GPM_UNSUPPORTED
         counters = Gpm(nvml, take, metrics, self._clock, self._pause)
         calls.call("GpmSampleGet", counters.begin)  # the first one also loads what it needs
-        if calls.last_reason is None and self._gpm == "auto":
+        if calls.last_reason is not None or self._gpm != "auto":
+            return calls.last_reason or counters
+        took_ns = self._measure_reading_ns(calls, counters)
+        return counters if took_ns <= nvml_counters.GPM_BUDGET_NS else nvml_counters.GPM_TOO_SLOW
+
+    def _measure_reading_ns(self, calls: GuardedCalls, counters: Gpm) -> int:
+        """Measure the time of one reading: the least of several, because the CPU is shared."""
+        least_ns = nvml_counters.GPM_BUDGET_NS + 1
+        for _ in range(_TRIAL_READINGS):
             began_ns = self._clock()
             calls.call("GpmSampleGet", counters.begin)
-            if self._clock() - began_ns > nvml_counters.GPM_BUDGET_NS:
-                return nvml_counters.GPM_TOO_SLOW
-        return calls.last_reason or counters
+            least_ns = min(least_ns, self._clock() - began_ns)
+        return least_ns
 
     def _build_entry(self, index: int) -> dict[str, Any]:
         """Build the header fields that every device has."""

@@ -49,6 +49,7 @@ from clusterprof.analysis.detectors.base import (
     select_phases,
 )
 from clusterprof.analysis.timeline.data_wait.samples import find_sleep_samples
+from clusterprof.analysis.timeline.load.ranks import parse_identity
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     PHASE_NONE,
@@ -58,6 +59,7 @@ from clusterprof.analysis.timeline.model import (
     Rank,
 )
 from clusterprof.analysis.timeline.series import compute_column_increase
+from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 
 _TIMER_PLACES = ("nanosleep", "do_wait", "kernel_wait", "kernel_clone_wait", "wait_for_vfork")
@@ -115,7 +117,7 @@ class HostAsleep:
         names = rank.chunk.wchan_names
         timer = find_sleep_samples(thread, names, _is_timer)
         connection = find_sleep_samples(thread, names, _is_connection)
-        if not rank.marked:  # it may wait there for a worker or another rank
+        if _may_wait_unseen(rank):
             connection[:] = False
         length_ns = (lost.end_ns - lost.start_ns).astype(np.float64)
         asleep_ns = measure_sleep(rank, lost, inside)
@@ -132,6 +134,14 @@ class HostAsleep:
         share = np.minimum(room_ns / np.maximum(lost.lost_ns, 1), 1.0)
         grade: Grade = "B" if timer_ns.sum() >= connection_ns.sum() else "C"
         return Claims(share, grade, tuple(_build_evidence(lost, share, timer_ns, connection_ns)))
+
+
+def _may_wait_unseen(rank: Rank) -> bool:
+    """Return whether a connection may be a wait for a worker or another rank without a span."""
+    if not rank.marked:
+        return True
+    has_peers = (parse_identity(rank.main.registration).world_size or 1) > 1
+    return has_peers and layout.COLLECTIVE not in rank.main.spans
 
 
 def _is_timer(name: str) -> bool:
