@@ -8,6 +8,7 @@ follow the requested tables and the details (`terminal_tables`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import ClassVar
 
 from rich.console import Group, RenderableType
@@ -109,13 +110,16 @@ class Terminal:
         above = self._draw(*self._masthead(report))
         warnings = self._draw(*self._warnings(report))
         bars = self._draw(*self._over_time(report)) if report.in_step_ns else []
+        pointer = self._draw(indent(make_line(self._pointer(report), "dim")))
+        draw_summary = cache(lambda *wanted: self._draw(*self._summary(report, *wanted)))
+        draw_causes = cache(lambda *wanted: list(self._causes(report, *wanted)))
         for shown, lines_each, most, extras in _DENSITIES:
             blank = [Text()] if "b" in extras else []
-            head = [*above, *blank, *self._draw(*self._summary(report, most, extras)), *warnings]
+            head = [*above, *blank, *draw_summary(most, "s" in extras, "o" in extras), *warnings]
             if report.in_step_ns:
                 head += [*blank, *bars, *([Text()] if "t" in extras else [])]
-                head += self._causes(report, shown, lines_each)
-            head += [*blank, *self._draw(indent(make_line(self._pointer(report), "dim")))]
+                head += draw_causes(shown, lines_each)
+            head += [*blank, *pointer]
             if len(head) <= HEAD_LINES - 1:  # one line for the prompt
                 break
         return head
@@ -133,7 +137,9 @@ class Terminal:
         for warning in wording.list_warnings(report):
             yield render_labeled([("!", Prose(warning, "warn"))], 1, 1, 1, "warn")
 
-    def _summary(self, report: Report, most: int, extras: str) -> Iterator[RenderableType]:
+    def _summary(
+        self, report: Report, most: int, with_evidence: bool, with_outside: bool
+    ) -> Iterator[RenderableType]:
         """Lay out the summary; without time inside steps, the reason why there is none."""
         rows = build_summary(report, self._price, self._currency)
         first = find_summary_finding(report)
@@ -146,8 +152,8 @@ class Terminal:
         for label, text in rows:
             under = label or under
             if label == "SEEN":
-                text = self._evidence(first, most) if "s" in extras else ""
-            elif not label and under == "LOST" and "o" not in extras:
+                text = self._evidence(first, most) if with_evidence else ""
+            elif not label and under == "LOST" and not with_outside:
                 text = ""
             if first is not None and text.startswith(CHANGE) and not label:
                 shown.append(("", self._change(first, most)))

@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleOptions, Group, JustifyMethod, Renderab
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.rule import Rule
+from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
 from rich.theme import Theme
@@ -146,7 +147,8 @@ def draw_lines(renderable: RenderableType, width: int) -> list[Text]:
     """Draw into lines of at most `width` columns, without blanks at their ends."""
     lines = []
     for segments in _make_console(width).render_lines(renderable, pad=False):
-        line = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
+        parts = Segment.simplify(segments)
+        line = Text.assemble(*((part.text, part.style or "") for part in parts))
         line.rstrip()
         lines.append(line)
     return lines
@@ -226,8 +228,9 @@ def _render_heading(text: str) -> RenderableType:
 
 
 def _render_items(texts: Iterable[str]) -> Iterator[RenderableType]:
-    for text in texts:
-        yield render_labeled([("-", Prose(text))], 1, 1, right=1)
+    rows = [("-", Prose(text)) for text in texts]
+    if rows:
+        yield render_labeled(rows, 1, 1, right=1)
 
 
 def _render_causes(report: Report, width: int) -> Iterator[RenderableType]:
