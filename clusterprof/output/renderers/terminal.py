@@ -39,6 +39,7 @@ MIN_WIDTH, MAX_WIDTH = 40, 200
 _BOLD_LABELS = ("LOST", "WHY", "NEXT", "WINS")
 _CAUSE_HEADS = ("", "THE ACCELERATORS WAITED FOR", "lost", "share", "sure", "fixing wins")
 _CAUSE_COLUMNS = (2, 1, 11, 8, 7, 12)  # at least; names get what is left
+_LONG_NAME_COLUMNS = 20  # of a cause, beyond what every column of text has
 _LABEL_COLUMNS = 8  # columns before the texts of the summary
 _MAX_EVIDENCE = 3  # pieces of evidence on the first screen
 # (causes on the first screen, lines for each, lines for each summary text, extras). The first
@@ -228,7 +229,8 @@ class Terminal:
             at_most = "≤ " if wording.is_upper_bound(report) and ns else ""
             part = wording.format_share(ns, report.in_step_ns)
             rows.append((mark, label, at_most + format_quantity(ns, "ns"), part, "", ""))
-        grid = make_grid(_CAUSE_HEADS, rows, (0, 1), self._width - 1, droppable=(5, 4), gap=1)
+        room = self._width - 1 - _LONG_NAME_COLUMNS  # names are worth more than two columns
+        grid = make_grid(_CAUSE_HEADS, rows, (0, 1), room, droppable=(5, 4), gap=1)
         for column, columns in zip(grid.columns, _CAUSE_COLUMNS):
             column.min_width = columns
         grid.columns[1].ratio, grid.expand = 1, True
