@@ -200,7 +200,6 @@ class _Poller(threading.Thread):
 
 
 def _show_screen(job: LiveJob, view: View, width: int, color: bool, interval_s: float) -> None:
-
     try:
         with Screen(color) as screen:
             looker = _Poller(job, interval_s, screen)
@@ -285,20 +284,9 @@ class Screen:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         self._console = Console(
-            file=sys.stdout,
-            color_system="standard" if color else None,
-            no_color=not color,
-            force_terminal=True,
-            force_interactive=True,
-            theme=THEME,
+            color_system="standard" if color else None, force_terminal=True, theme=THEME
         )
-        self._live = Live(
-            console=self._console,
-            screen=True,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
+        self._live = Live(console=self._console, screen=True, auto_refresh=False)
         self._saved_terminal: Any = None
         self._is_stop_requested = False
         self._handlers: dict[int, Any] = {}
