@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from clusterprof.output.renderers.text.safety import (
+    NONBREAKING_BLANK,
     count_columns,
     escape_text,
     fit_to_width,
@@ -94,7 +95,6 @@ def format_advice_as_markdown(report: Report) -> Iterator[str]:
 # limit of one piece of a change
 _INDENT = "  "
 _CONTINUATION = " \\"
-_NONBREAKING_BLANK = "\0"  # stands for a blank inside a command, where no line may be broken
 SEE_BELOW = "in full under CAUSES IN FULL, below"
 
 
@@ -135,7 +135,7 @@ def wrap_change(advice: Advice, width: int, begin: str = "") -> list[ChangeLine]
             lines += [ChangeLine(_restore_blanks(part)) for part in full]
             adjoins = text[-1:] != " "
             continue
-        inline = _join_text(now, text.replace(" ", _NONBREAKING_BLANK), adjoins)
+        inline = _join_text(now, text.replace(" ", NONBREAKING_BLANK), adjoins)
         if count_columns(inline) <= width:
             now, adjoins = inline, True
             continue
@@ -150,7 +150,7 @@ def _join_text(before: str, text: str, adjoins: bool) -> str:
 
 
 def _restore_blanks(line: str) -> str:
-    return line.replace(_NONBREAKING_BLANK, " ")
+    return line.replace(NONBREAKING_BLANK, " ")
 
 
 def wrap_command(command: str, width: int) -> list[str]:
