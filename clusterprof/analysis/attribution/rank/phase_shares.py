@@ -36,6 +36,8 @@ MIN_WINDOWS = 16
 _UPDATE_INTERVAL = 128
 _MIN_VARIANCE = 0.01
 """Least variance of a share: the difference of a window must fit somewhere."""
+_ROUNDING = 0.02
+"""A share this near to 0 or 1 is 0 or 1: samples are not exact to a percent."""
 _ROUNDS, _DESCENT_ROUNDS = 8, 60
 _RIDGE = 1e-3
 """Weight of the assumption that all phases are alike, for phases that windows cannot tell apart."""
@@ -132,7 +134,7 @@ def solve_shares(products: Float, idle_products: Float) -> Float:
             rest = idle_products[at] + ridge * mean - products[at] @ shares
             shares[at] += rest / diagonal[at] - ridge * shares[at] / diagonal[at]
             shares[at] = min(max(shares[at], 0.0), 1.0)
-    return shares
+    return np.where(shares < _ROUNDING, 0.0, np.where(shares > 1 - _ROUNDING, 1.0, shares))
 
 
 def _split_windows(parts_ns: Int | Float, idle_ns: Int, shares: tuple[float, ...]) -> Float:

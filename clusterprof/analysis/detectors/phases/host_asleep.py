@@ -138,10 +138,10 @@ class HostAsleep:
 
 def _may_wait_unseen(rank: Rank) -> bool:
     """Return whether a connection may be a wait for a worker or another rank without a span."""
-    if not rank.marked:
+    if layout.DATA_WAIT not in rank.main.spans:
         return True
-    has_peers = (parse_identity(rank.main.registration).world_size or 1) > 1
-    return has_peers and layout.COLLECTIVE not in rank.main.spans
+    is_alone = parse_identity(rank.main.registration).world_size == 1
+    return not is_alone and layout.COLLECTIVE not in rank.main.spans
 
 
 def _is_timer(name: str) -> bool:
