@@ -24,9 +24,9 @@ from clusterprof.analysis.timeline.model import (
     ProcessIo,
     Rank,
     Series,
-    SpanTable,
     ThreadTable,
 )
+from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.trace.schema import Event, Gap, Header
 
 SECOND = 1_000_000_000
@@ -105,7 +105,8 @@ def spans(*rows: Sequence[float], first_sequence: int = 1) -> SpanTable:
     table = np.array([[*se, *v] for se, v in zip(start_end, values)], np.int64).reshape(-1, 6)
     order = np.argsort(table[:, 0], kind="stable")
     columns = [np.ascontiguousarray(column) for column in table[order].T]
-    return SpanTable(*columns, sequence=first_sequence + order.astype(np.int64))
+    sequence = first_sequence + order.astype(np.int64)
+    return SpanTable(*columns[:2], sequence, *columns[2:])
 
 
 def activity(text: str, start: float = 0.0) -> list[tuple[int, int, str]]:

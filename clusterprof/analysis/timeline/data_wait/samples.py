@@ -55,15 +55,8 @@ from clusterprof.analysis.timeline.data_wait.blocked import (
 from clusterprof.analysis.timeline.data_wait.blocked import BLOCKED_OTHER as SOMETHING
 from clusterprof.analysis.timeline.data_wait.fetches import READING_NS_PER_BYTE
 from clusterprof.analysis.timeline.intervals import find_overlaps
-from clusterprof.analysis.timeline.model import (
-    Chunk,
-    Float,
-    Int,
-    Process,
-    Rank,
-    SpanTable,
-    ThreadTable,
-)
+from clusterprof.analysis.timeline.model import Chunk, Float, Int, Process, Rank, ThreadTable
+from clusterprof.analysis.timeline.spans import LoadingSpans, SpanTimes
 from clusterprof.probe import layout
 
 MIN_INTERVAL_SAMPLES = 5
@@ -326,11 +319,6 @@ def find_runs(t_ns: Int, selected: NDArray[np.bool_]) -> tuple[Int, Int]:
     return first, last
 
 
-STORAGE_LOCAL, STORAGE_NETWORK, STORAGE_OBJECT = (
-    1,
-    2,
-    3,
-)  # field d of `loading`: where the files are stored
 _IMPORTER_KEY = "importer"  # in the header's versions: the importer that made the recording
 
 
@@ -345,7 +333,7 @@ def has_traced_threads(rank: Rank) -> bool:
 
 
 def allocate_span_amounts(
-    table: SpanTable | None, start_ns: Int, end_ns: Int, **columns: Int | None
+    table: SpanTimes | None, start_ns: Int, end_ns: Int, **columns: Int | None
 ) -> Float:
     """Allocate amounts of spans to intervals: float64[k, n], k amounts in n intervals.
 
@@ -368,6 +356,13 @@ def allocate_span_amounts(
     return out
 
 
+_STORAGE_CODES = {
+    "local": layout.STORAGE_LOCAL,
+    "network": layout.STORAGE_NETWORK,
+    "object": layout.STORAGE_OBJECT,
+}
+
+
 def compute_loading_shares(rank: Rank, start_ns: Int, end_ns: Int) -> dict[str, Float] | None:
     """Compute which share of each interval the loading thread read or computed.
 
@@ -375,21 +370,18 @@ def compute_loading_shares(rank: Rank, start_ns: Int, end_ns: Int) -> dict[str, 
     `elsewhere`: reads of unknown origin; `computing`. None if the trace has no such spans.
     Shares of a row sum to at most 1.
     """
-    table = rank.main.spans.get(layout.LOADING)
-    if table is None:
+    loading = rank.main.get_spans(LoadingSpans)
+    if loading is None:
         return None
     reads = {
-        name: np.where(table.d == code, table.a, 0)
-        for name, code in (
-            ("local", STORAGE_LOCAL),
-            ("network", STORAGE_NETWORK),
-            ("object", STORAGE_OBJECT),
-        )
+        name: np.where(loading.storage == code, loading.reading_ns, 0)
+        for name, code in _STORAGE_CODES.items()
     }
-    reads["elsewhere"] = np.where(
-        np.isin(table.d, (STORAGE_LOCAL, STORAGE_NETWORK, STORAGE_OBJECT)), 0, table.a
+    known = np.isin(loading.storage, tuple(_STORAGE_CODES.values()))
+    reads["elsewhere"] = np.where(known, 0, loading.reading_ns)
+    amounts = allocate_span_amounts(
+        loading, start_ns, end_ns, **reads, computing=loading.computing_ns
     )
-    amounts = allocate_span_amounts(table, start_ns, end_ns, **reads, computing=table.b)
     amounts /= np.maximum(end_ns - start_ns, 1)
     amounts /= np.maximum(amounts.sum(axis=0), 1.0)
     return dict(zip((*reads, "computing"), amounts))
