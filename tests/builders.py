@@ -11,11 +11,13 @@ Counters and samples made from it are exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from clusterprof.analysis.timeline.load.chunks import CHUNK_NS, NodeLoader
 from clusterprof.analysis.timeline.model import (
     Chunk,
     Int,
@@ -27,7 +29,9 @@ from clusterprof.analysis.timeline.model import (
     ThreadTable,
 )
 from clusterprof.analysis.timeline.spans import SpanTable
-from clusterprof.trace.schema import Event, Gap, Header
+from clusterprof.trace.decoder import PackedSpans
+from clusterprof.trace.reader import Damage
+from clusterprof.trace.schema import Event, Gap, Header, Record
 
 SECOND = 1_000_000_000
 WCHAN_NAMES = (
@@ -182,6 +186,28 @@ def process(
     """One process with at most its main thread sampled."""
     threads = {} if thread is None else {pid: thread}
     return Process(pid, 1, parent, name, registration or {}, spans or {}, threads, io)
+
+
+def is_whole(damage: Damage) -> bool:
+    """Whether a reader skipped nothing."""
+    return not (damage.damaged_places or damage.torn_tail_bytes or damage.unknown_frames)
+
+
+class _RecordsInMemory:
+    """A source of records that are in memory already."""
+
+    damage = Damage()
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._records = records
+
+    def packed(self) -> Iterator[list[Record | PackedSpans]]:
+        return ([record] for record in self._records)
+
+
+def build_chunks(records: Iterable[Record], chunk_ns: int = CHUNK_NS) -> Iterator[Chunk]:
+    """The chunks of records in memory."""
+    return NodeLoader(Path(), chunk_ns, _RecordsInMemory(records)).chunks()
 
 
 def chunk(

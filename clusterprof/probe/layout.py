@@ -96,8 +96,7 @@ ARGUMENTS = {
     LOADING: ("reading_ns", "computing_ns", "read_bytes", "storage"),
 }
 
-# Where the files of a `loading` span are stored.
-STORAGE_UNKNOWN = 0
+# Where the files of a `loading` span are stored; 0 = unknown.
 STORAGE_LOCAL = 1
 STORAGE_NETWORK = 2
 STORAGE_OBJECT = 3

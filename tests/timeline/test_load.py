@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import header, ns
+from builders import build_chunks, header, is_whole, ns
 
-from clusterprof.analysis.timeline.load.chunks import NodeLoader, build_chunks
+from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks
 from clusterprof.analysis.timeline.model import Chunk
 from clusterprof.analysis.timeline.spans import FetchSpans
@@ -254,7 +254,7 @@ def test_a_recording_on_disk_reads_back_with_its_facts(tmp_path: Path) -> None:
     assert facts.dropped_spans == 40
     assert facts.gaps == (gap,)
     assert [event.kind for event in facts.events] == ["oom-kill"]
-    assert facts.damage.is_whole
+    assert is_whole(facts.damage)
 
 
 def test_damage_is_told_and_the_rest_is_read(tmp_path: Path) -> None:

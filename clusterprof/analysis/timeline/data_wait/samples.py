@@ -262,7 +262,6 @@ def _count_between(selected: np.ndarray, first: Int, last: Int) -> Int:
     return before[last] - before[first]
 
 
-_MAX_HOLD_NS = 250_000_000  # a sample is not valid for longer than this
 _NAME_VALID_NS = 1_000_000_000
 _SLEEP_STATES = (ord("S"), ord("D"))
 
@@ -288,21 +287,6 @@ def find_sleep_samples(
         soon = (after > nameless) & (t_ns[after] - t_ns[nameless] < _NAME_VALID_NS)
         at_place[nameless] = (recent & at_place[before]) | (~recent & soon & at_place[after])
     return at_place
-
-
-def measure_sample_time(
-    t_ns: Int, selected: NDArray[np.bool_], start_ns: Int, end_ns: Int
-) -> Float:
-    """Measure for how much of each interval the selected samples hold: float64[m], ns.
-
-    t_ns: int64[n], sample times. which: bool[n]. start_ns, end_ns: int64[m].
-    """
-    if t_ns.size < 2:
-        return np.zeros(start_ns.size)
-    length = np.minimum(np.diff(t_ns), _MAX_HOLD_NS)
-    edges = np.stack([t_ns[:-1], t_ns[:-1] + length], axis=1).ravel()
-    so_far = np.stack([np.zeros(length.size), selected[:-1] * length], axis=1).ravel().cumsum()
-    return np.interp(end_ns, edges, so_far) - np.interp(start_ns, edges, so_far)
 
 
 def find_runs(t_ns: Int, selected: NDArray[np.bool_]) -> tuple[Int, Int]:
