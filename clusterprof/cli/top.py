@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clusterprof.cli import common
+from clusterprof.cli.common import NO_COLOR, PROFILE, WIDTH, declare_option
 from clusterprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,17 +43,17 @@ def top(
         Optional[list[Path]],  # noqa: UP045
         typer.Argument(metavar="[RUN...]", help="A recording; default: the newest in this folder."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one draw_screen and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one screen and exit.")] = False,
     interval: Annotated[str, typer.Option(help="Time between two updates.")] = "2s",
     window: Annotated[str, typer.Option(help="Length of the window that is shown.")] = "1min",
     sort: Annotated[str, typer.Option(help="lost, caused, busy, step or name.")] = "lost",
     by: Annotated[str, typer.Option(help="rank, node, or auto: whichever fits.")] = "auto",
     format_: Annotated[str, typer.Option("--format", help="terminal or plain.")] = "terminal",
     profile: Annotated[
-        Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
+        Optional[str], declare_option(PROFILE)  # noqa: UP045
     ] = None,
-    width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Without colors.")] = False,
+    width: Annotated[int, declare_option(WIDTH)] = 0,
+    no_color: Annotated[bool, declare_option(NO_COLOR)] = False,
 ) -> None:
     """Watch a job while it is recorded: busy devices, lost time by cause, and late ranks."""
     from clusterprof.analysis.detectors.registry import list_limit_classes
