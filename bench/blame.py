@@ -18,16 +18,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from synthetic.jobs import CATEGORIES, MS, Fault, Job
+from synthetic.matching import CollectiveSpans, build_rank_entries, get_block
 from synthetic.scenarios import LAYOUTS
 
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.timeline.collectives.matching import RankEntry
-from clusterprof.analysis.timeline.collectives.reference import (
-    CollectiveSpans,
-    build_rank_entries,
-    get_block,
-)
 from clusterprof.analysis.timeline.collectives.stream import OperationStream
 
 RANKS = 128

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from clusterprof.agent.options import Option
 from clusterprof.errors import ClusterprofError, OutputFailed, PartialRecording, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +29,22 @@ RUN_HELP = (
     "The recording, or its node folders kept apart: host1/ host2/; or traces of other tools"
     " (docs/importers.md)"
 )
+
+
+PROFILE = Option(("--profile",), None, "Shipped profile, or a file.")
+JOBS = Option(("--jobs",), None, "Worker processes for the nodes.", int, minimum=1)
+OUTPUT = Option(("-o", "--output"), None, "Write to this file.", Path)
+WIDTH = Option(("--width",), None, "Columns; 0 = the terminal's.", int, minimum=0)
+NO_COLOR = Option(("--no-color",), None, "Without colors.", bool, "store_true")
+AS_JSON = Option(("--json",), None, "Same as --format json.", bool, "store_true", "as_json")
+
+
+def declare_option(option: Option) -> Any:
+    """Return the declaration of an option for typer."""
+    import typer
+
+    flags = [] if option.action == "switch" else option.flags  # typer adds the `--no-` form
+    return typer.Option(*flags, metavar=option.metavar, help=option.help, min=option.minimum)
 
 
 def print_error(message: str, remedy: str = "") -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from clusterprof.cli import common, runs
+from clusterprof.cli.common import AS_JSON, JOBS, NO_COLOR, OUTPUT, PROFILE, WIDTH, declare_option
 
 _FORMATS = ("terminal", "plain", "markdown", "json")
 
@@ -24,18 +25,18 @@ def compare(
         typer.Option(metavar="FIELD", help="Allow the runs to differ in this field. Repeatable."),
     ] = None,
     profile: Annotated[
-        Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
+        Optional[str], declare_option(PROFILE)  # noqa: UP045
     ] = None,
     format_: Annotated[
         str, typer.Option("--format", help="terminal, plain, markdown or json.")
     ] = "terminal",
-    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+    as_json: Annotated[bool, declare_option(AS_JSON)] = False,
     output: Annotated[
-        Optional[Path], typer.Option("-o", "--output", help="Write to this file.")  # noqa: UP045
+        Optional[Path], declare_option(OUTPUT)  # noqa: UP045
     ] = None,
-    width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Without colors.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for the nodes.")] = 1,
+    width: Annotated[int, declare_option(WIDTH)] = 0,
+    no_color: Annotated[bool, declare_option(NO_COLOR)] = False,
+    jobs: Annotated[int, declare_option(JOBS)] = 1,
 ) -> None:
     """Show which cause changed from run A to run B, and whether chance explains it."""
     from clusterprof.cli.gate import build_policy

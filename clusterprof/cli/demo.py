@@ -10,6 +10,7 @@ from typing import Annotated, Optional
 import typer
 
 from clusterprof.cli import common
+from clusterprof.cli.common import NO_COLOR, WIDTH, declare_option
 
 
 def demo(
@@ -22,8 +23,8 @@ def demo(
     keep: Annotated[
         Optional[Path], typer.Option(help="Keep recording and ground truth here.")  # noqa: UP045
     ] = None,
-    width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Without colors.")] = False,
+    width: Annotated[int, declare_option(WIDTH)] = 0,
+    no_color: Annotated[bool, declare_option(NO_COLOR)] = False,
 ) -> None:
     """Record and analyze a demo job on emulated accelerators, in a minute."""
     from clusterprof.demo.run import format_truth_comparison, run_scenario

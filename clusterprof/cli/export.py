@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clusterprof.cli import common
+from clusterprof.cli.common import JOBS, PROFILE, declare_option
 
 if TYPE_CHECKING:
     from clusterprof.output.exporters.base import Exporter
@@ -49,9 +50,9 @@ def export(
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of OTLP in seconds.")] = 10.0,
     profile: Annotated[
-        Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
+        Optional[str], declare_option(PROFILE)  # noqa: UP045
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for the nodes.")] = 1,
+    jobs: Annotated[int, declare_option(JOBS)] = 1,
 ) -> None:
     """Write a recording for other programs: a trace, tables, or metrics."""
     if to == _RECORDING_FORMAT:

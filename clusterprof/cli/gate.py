@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clusterprof.cli import common, runs
+from clusterprof.cli.common import AS_JSON, JOBS, OUTPUT, declare_option
 from clusterprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,14 +70,14 @@ def gate(
     min_coverage: Annotated[Optional[float], _MinCoverage] = None,  # noqa: UP045
     on_inconclusive: Annotated[_Text, _OnInconclusive] = None,
     format_: Annotated[str, _Format] = "plain",
-    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+    as_json: Annotated[bool, declare_option(AS_JSON)] = False,
     one_line: Annotated[bool, _OneLine] = False,
-    output: Annotated[_File, typer.Option("-o", "--output", help="Write to this file.")] = None,
+    output: Annotated[_File, declare_option(OUTPUT)] = None,
     junit: Annotated[_File, typer.Option(help="Also write JUnit XML to this file.")] = None,
     markdown: Annotated[_File, typer.Option(help="Also write a Markdown comment.")] = None,
     gitlab_metrics: Annotated[_File, typer.Option(help="Also write GitLab metrics.")] = None,
     github: Annotated[bool, _Github] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for the nodes.")] = 1,
+    jobs: Annotated[int, declare_option(JOBS)] = 1,
 ) -> None:
     """Test a run, alone or against baselines: exit 0 passed, 3 failed, 4 cannot tell."""
     from clusterprof.gate import judge_runs

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clusterprof.cli import common
+from clusterprof.cli.common import NO_COLOR, PROFILE, WIDTH, declare_option
 from clusterprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,10 +52,10 @@ def top(
     by: Annotated[str, typer.Option(help="rank, node, or auto: whichever fits.")] = "auto",
     format_: Annotated[str, typer.Option("--format", help="terminal or plain.")] = "terminal",
     profile: Annotated[
-        Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
+        Optional[str], declare_option(PROFILE)  # noqa: UP045
     ] = None,
-    width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Without colors.")] = False,
+    width: Annotated[int, declare_option(WIDTH)] = 0,
+    no_color: Annotated[bool, declare_option(NO_COLOR)] = False,
 ) -> None:
     """Watch a job while it is recorded: busy devices, lost time by cause, and late ranks."""
     from clusterprof.analysis.detectors.registry import list_limit_classes

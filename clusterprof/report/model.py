@@ -226,6 +226,11 @@ class Culprit:
     recoverable_ns: int | None = None
     """Device time of all ranks recovered if only this culprit is in time."""
 
+    @property
+    def caused_ns(self) -> int:
+        """Return the device time that it and the ranks waiting for it lost, as far as known."""
+        return (self.own_ns or 0) + (self.others_ns or 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Tail:

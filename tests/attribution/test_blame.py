@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from synthetic.jobs import CATEGORIES, MS, WORK, Fault, World, pairs_and_planes, pass_on
-from synthetic.score import booked
+from synthetic.score import booked, rank_culprits
 
 from clusterprof.analysis.attribution.wait_for.blame import NO_CULPRIT
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
@@ -62,7 +62,7 @@ def test_eight_ranks_wait_unequally_for_rank_7() -> None:
     }
     assert felt_ms(books, "cpu-preprocess") == [60, 60, 60, 60, 50, 40, 30, 0]
     assert felt_ms(books, "net-transfer") == [10] * 8
-    assert books.culprits() == [(7, 420 * MS)]
+    assert rank_culprits(books) == [(7, 420 * MS)]
     # Rank 6 comes 30 before rank 7: were rank 7 as early as that, each of seven gains 30.
     assert int(books.recoverable_ns.sum()) == 7 * 30 * MS
 
@@ -112,7 +112,7 @@ def test_blame_goes_through_those_who_were_kept_waiting_themselves() -> None:
     books = booked(world.job())
     assert in_ms(books)[(0, "storage-local")] == 60 * 3
     assert felt_ms(books, "storage-local") == [0, 60, 60, 60]
-    assert [rank for rank, _ in books.culprits()] == [0]
+    assert [rank for rank, _ in rank_culprits(books)] == [0]
 
 
 def test_what_happened_before_a_later_operation_of_another_team_was_paid_there() -> None:

@@ -12,7 +12,6 @@ from clusterprof.analysis.importers.core.device_timeline import (
     NEVER,
     Intervals,
     compute_exposed_ns,
-    compute_intersection,
     find_gaps,
     find_late_launches,
     measure_overlap,
@@ -84,12 +83,11 @@ def test_they_are_sets_of_nanoseconds(
     first, second = instants(one), instants(two)
     assert instants(said(a)) == first
     assert instants(said(subtract_intervals(a, b))) == first - second
-    assert instants(said(compute_intersection(a, b))) == first & second
     assert instants(said(find_gaps(a, 5, 30))) == set(range(5, 30)) - first
     pairs = [(start, end) for start, end in one if start <= end]
     if pairs:
         expected = [len(set(range(start, end)) & second) for start, end in pairs]
         assert measure_overlap(*some(*pairs), b).tolist() == expected
-    for found in (said(a), said(subtract_intervals(a, b)), said(compute_intersection(a, b))):
+    for found in (said(a), said(subtract_intervals(a, b))):
         assert all(start < end for start, end in found)
         assert all(end < start for (_, end), (start, _) in pairwise(found))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from synthetic.jobs import Job
+from synthetic.matching import CollectiveSpans
 
 from clusterprof.analysis.timeline.collectives.operations import RECV, SEND
-from clusterprof.analysis.timeline.collectives.reference import CollectiveSpans
 
 
 def arrivals(job: Job, arrive: np.ndarray, leave: np.ndarray, when: np.ndarray) -> CollectiveSpans:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from synthetic.matching import CollectiveSpans, MatchResult, concat_spans, match_spans
 
 from clusterprof.analysis.timeline.collectives.operations import RECV, SEND
-from clusterprof.analysis.timeline.collectives.reference import (
-    CollectiveSpans,
-    MatchResult,
-    concat_spans,
-    match_spans,
-)
 from clusterprof.analysis.timeline.collectives.rows import match_halves
 
 ALL_REDUCE, BARRIER = 1, 9

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from synthetic.jobs import CATEGORIES, MS, Fault, Job, World
+from synthetic.matching import CollectiveSpans, concat_spans, match_spans
 from synthetic.scenarios import LAYOUTS
 from synthetic.score import booked
 from synthetic.spans import arrivals
@@ -18,11 +19,6 @@ from clusterprof.analysis.attribution.wait_for.blame import blame_waits
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.timeline.collectives import stream
 from clusterprof.analysis.timeline.collectives.matching import ClockOffset, RankEntry
-from clusterprof.analysis.timeline.collectives.reference import (
-    CollectiveSpans,
-    concat_spans,
-    match_spans,
-)
 from clusterprof.analysis.timeline.collectives.rows import (
     RankOperations,
     RankRowBuilder,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from builders import header, ns
+from builders import build_chunks, header, ns
 
-from clusterprof.analysis.timeline.load.chunks import build_chunks
 from clusterprof.trace.schema import Clock, Columns, Event, Record
 
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from builders import header, ints
 
-from clusterprof.analysis.timeline.model import Chunk, Process, Series, SpanTable
+from clusterprof.analysis.timeline.model import Chunk, Process, Series
 from clusterprof.analysis.timeline.network_counters import (
     CounterTotal,
     NetworkMeter,
     NodeNetworkTotals,
     ValueHistogram,
 )
+from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe import layout
 
 SECOND = 1_000_000_000

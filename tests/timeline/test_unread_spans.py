@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import header, ns
+from builders import build_chunks, header, ns
 
-from clusterprof.analysis.timeline.load.chunks import build_chunks
 from clusterprof.probe.layout import FETCH, FIRST_USER_KIND, FORWARD, STEP, WORKER_START
 from clusterprof.trace.schema import SPAN_FIELDS, Spans
 

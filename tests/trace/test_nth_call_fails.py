@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import is_whole
 from trace_samples import HEADER, SECOND_NS, HandClock, second
 
 from clusterprof.trace.reader import NodeReader
@@ -96,4 +97,4 @@ def test_a_disk_that_fails_for_a_while_from_any_moment_on(
         assert sum(1 for _ in reader) > 0
         assert seconds_in(tmp_path / str(n)) == list(range(SECONDS))
         assert writer.trouble == ""
-        assert reader.damage.is_whole
+        assert is_whole(reader.damage)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import is_whole
 from hypothesis import given
 from hypothesis import strategies as st
 from trace_samples import HEADER, HandClock, canonical, second, simple_records, write
@@ -121,7 +122,7 @@ def test_reading_gives_back_what_was_written(batches: list[list[Record]]) -> Non
     assert header == canonical(HEADER)
     assert clock == canonical(HandClock()())
     assert rest == expected(batches)
-    assert reader.damage.is_whole
+    assert is_whole(reader.damage)
 
 
 def test_a_recording_is_read_across_its_segments(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_a_recording_is_read_across_its_segments(tmp_path: Path) -> None:
     reader = NodeReader(tmp_path / "node")
     records = [canonical(r) for r in reader if type(r).__name__ not in ("Header", "Clock")]
     assert records == expected(batches)
-    assert reader.damage.is_whole
+    assert is_whole(reader.damage)
 
 
 def test_planes_of_a_column_are_as_the_design_says() -> None:

@@ -107,9 +107,8 @@ class PsutilProcessTree:
     recorder itself and its helpers are left out.
     """
 
-    def __init__(self, max_processes: int = _MAX_PROCESSES) -> None:
+    def __init__(self) -> None:
         self._psutil = import_psutil()
-        self._max_processes = max_processes
         self._known: dict[int, psutil.Process] = {}
         self._parents: dict[int, int] = {}  # of every process of the machine
 
@@ -150,7 +149,7 @@ class PsutilProcessTree:
                     continue
 
     def _add(self, pid: int) -> bool:
-        if len(self._known) >= self._max_processes:
+        if len(self._known) >= _MAX_PROCESSES:
             return False
         try:
             self._known[pid] = self._psutil.Process(pid)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from clusterprof.analysis.advice.context import AdviceContext
-from clusterprof.report.model import Advice, Culprit, Evidence
+from clusterprof.report.model import Advice, Evidence
 from clusterprof.units import format_quantity
 from clusterprof.util.ranges import format_number_list
 
@@ -158,11 +158,7 @@ def describe_location(context: AdviceContext) -> str:
     culprits = context.finding.culprits
     if not culprits or (context.ranks < 2 and context.nodes < 2):
         return ""
-    chief = [
-        culprit
-        for culprit in culprits
-        if _sum_caused_ns(culprit) * 10 >= _sum_caused_ns(culprits[0])
-    ]
+    chief = [culprit for culprit in culprits if culprit.caused_ns * 10 >= culprits[0].caused_ns]
     names = list(dict.fromkeys(culprit.node for culprit in chief))
     if context.nodes > 1 and len(names) >= context.nodes:
         return ""
@@ -191,10 +187,6 @@ def describe_loss_share(context: AdviceContext) -> str:
         f"{at_most}{format_quantity(finding.lost_ns, 'ns')} of GPU time ({part} of {whole})"
         f" was lost to it"
     )
-
-
-def _sum_caused_ns(culprit: Culprit) -> int:
-    return (culprit.own_ns or 0) + (culprit.others_ns or 0)
 
 
 def _with_location(what: str, context: AdviceContext, whom: str) -> str:

@@ -33,7 +33,7 @@ from clusterprof.analysis.timeline.series import (
     evaluate_increase,
     locate_intervals,
 )
-from clusterprof.probe import layout
+from clusterprof.analysis.timeline.spans import SyncSpans
 from clusterprof.report.model import Cause, Evidence, Grade
 from clusterprof.signals import Signal
 
@@ -363,13 +363,13 @@ def measure_device_sync(rank: Rank, start_ns: Int, end_ns: Int) -> Float:
 
     start_ns, end_ns: int64[n].
     """
-    table = rank.main.spans.get(layout.SYNC)
-    if table is None or not table.start_ns.size:
+    syncs = rank.main.get_spans(SyncSpans)
+    if syncs is None or not syncs.start_ns.size:
         return np.zeros(start_ns.size)
-    order = np.argsort(table.start_ns, kind="stable")
-    start, length = table.start_ns[order], (table.end_ns - table.start_ns)[order]
+    order = np.argsort(syncs.start_ns, kind="stable")
+    start, length = syncs.start_ns[order], (syncs.end_ns - syncs.start_ns)[order]
     edges = np.stack([start, start + length], axis=1).ravel()
-    so_far = np.cumsum(np.minimum(table.a[order], length).astype(np.float64))
+    so_far = np.cumsum(np.minimum(syncs.waited_ns[order], length).astype(np.float64))
     before = np.append(0.0, so_far[:-1])
     sums = np.stack([before, so_far], axis=1).ravel()
     return np.interp(end_ns, edges, sums) - np.interp(start_ns, edges, sums)
@@ -377,11 +377,11 @@ def measure_device_sync(rank: Rank, start_ns: Int, end_ns: Int) -> Float:
 
 def _find_sync_samples(rank: Rank, t_ns: Int) -> NDArray[np.bool_]:
     """Find the instants at which the host was in a marked wait for the device: bool[n]."""
-    table = rank.main.spans.get(layout.SYNC)
-    if table is None or not table.start_ns.size:
+    syncs = rank.main.get_spans(SyncSpans)
+    if syncs is None or not syncs.start_ns.size:
         return np.zeros(t_ns.size, np.bool_)
-    order = np.argsort(table.start_ns, kind="stable")
-    start, end, waited = table.start_ns[order], table.end_ns[order], table.a[order]
+    order = np.argsort(syncs.start_ns, kind="stable")
+    start, end, waited = syncs.start_ns[order], syncs.end_ns[order], syncs.waited_ns[order]
     row = np.searchsorted(start, t_ns, side="right") - 1
     at = np.maximum(row, 0)
     mostly = waited[at] >= _MIN_SYNC_RATIO * (end[at] - start[at])

@@ -124,7 +124,7 @@ def compare_finding(finding: Finding, ranks: Sequence[RankResult]) -> PeerCompar
 
 def _select_main_culprits(finding: Finding) -> list[Culprit]:
     """Select the culprits that caused a good part of what the first one caused."""
-    caused = [(culprit.own_ns or 0) + (culprit.others_ns or 0) for culprit in finding.culprits]
+    caused = [culprit.caused_ns for culprit in finding.culprits]
     most = max(caused, default=0)
     pairs = zip(finding.culprits, caused)
     return [culprit for culprit, ns in pairs if ns > 0 and ns >= CHIEF_RATIO * most]
@@ -350,8 +350,8 @@ def with_worker_counts(
 
 def describe_other_workers(culprits: Sequence[Culprit], nodes: Sequence[NodeResult]) -> str:
     """Describe how many workers ranks have that are no main culprits; "" where unknown."""
-    most = max((_sum_caused_ns(culprit) for culprit in culprits), default=0)
-    main_culprits = {(c.node, c.rank) for c in culprits if _sum_caused_ns(c) >= CHIEF_RATIO * most}
+    most = max((culprit.caused_ns for culprit in culprits), default=0)
+    main_culprits = {(c.node, c.rank) for c in culprits if c.caused_ns >= CHIEF_RATIO * most}
     counts = []
     for node in nodes:
         for rank in node.ranks:
@@ -365,10 +365,6 @@ def describe_other_workers(culprits: Sequence[Culprit], nodes: Sequence[NodeResu
     amount = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     owner = "the other rank" if len(counts) == 1 else f"each of the other {len(counts):,} ranks"
     return f"{owner} has {amount}"
-
-
-def _sum_caused_ns(culprit: Culprit) -> int:
-    return (culprit.own_ns or 0) + (culprit.others_ns or 0)
 
 
 def _with_worker_note(item: Evidence, note: str) -> Evidence:
@@ -430,7 +426,7 @@ def _find_only_culprit(finding: Finding, report: Report) -> int | None:
     if finding.outside_steps or not finding.culprits or finding.culprits[0].rank is None:
         return None
     first, *others = finding.culprits
-    if any(_sum_caused_ns(culprit) >= CHIEF_RATIO * _sum_caused_ns(first) for culprit in others):
+    if any(culprit.caused_ns >= CHIEF_RATIO * first.caused_ns for culprit in others):
         return None
     named = [
         at

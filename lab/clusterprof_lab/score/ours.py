@@ -150,7 +150,7 @@ def _blamed(report: Report) -> tuple[int, ...]:
     for one in report.findings:
         for who in one.culprits:
             if who.rank is not None and not one.outside_steps:
-                ns = (who.own_ns or 0) + (who.others_ns or 0)
+                ns = who.caused_ns
                 caused[who.rank] = caused.get(who.rank, 0) + ns
     order = sorted(caused, key=lambda rank: (-caused[rank], rank))
     return tuple(rank for rank in order if caused[rank] >= BLAMED_RATIO * caused[order[0]])

@@ -79,9 +79,9 @@ class Netlink:
         except OSError as error:
             raise self.reason(error) from None
 
-    def send_request(self, kind: int, flags: int, body: bytes, sequence: int = 1) -> None:
+    def send_request(self, kind: int, flags: int, body: bytes) -> None:
         """Send one request."""
-        self.send(HEADER.pack(HEADER.size + len(body), kind, REQUEST | flags, sequence, 0) + body)
+        self.send(HEADER.pack(HEADER.size + len(body), kind, REQUEST | flags, 1, 0) + body)
 
     def send(self, messages: bytes) -> None:
         """Send requests that are already packed.

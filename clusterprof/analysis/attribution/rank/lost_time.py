@@ -100,6 +100,7 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
+from clusterprof.analysis.timeline.spans import ExposedSpans
 from clusterprof.probe import layout
 
 STARVING_PHASES = {PHASE_H2D: layout.H2D, PHASE_DATA_WAIT: layout.DATA_WAIT, PHASE_GC: layout.GC}
@@ -274,11 +275,13 @@ def _measure_data_waits(
     evaluated.
     """
     none = np.zeros(phases.start_ns.size, np.int64)
-    table = get_spans(rank, layout.EXPOSED)
-    if table is None:
+    exposed = rank.main.get_spans(ExposedSpans)
+    if exposed is None or not exposed.start_ns.size:
         return none, none.astype(bool)
-    order = np.argsort(table.start_ns, kind="stable")
-    start, end, amount = table.start_ns[order], table.end_ns[order], table.b[order]
+    order = np.argsort(exposed.start_ns, kind="stable")
+    start, end, amount = (
+        column[order] for column in (exposed.start_ns, exposed.end_ns, exposed.device_ns)
+    )
     row = np.maximum(np.searchsorted(start, phases.start_ns, side="right") - 1, 0)
     inside = (phases.start_ns >= start[row]) & (phases.end_ns <= end[row])
     length = phases.end_ns - phases.start_ns

@@ -45,9 +45,9 @@ from clusterprof.analysis.timeline.model import (
     Float,
     LostTime,
     Rank,
-    SpanTable,
 )
 from clusterprof.analysis.timeline.series import compute_mean
+from clusterprof.analysis.timeline.spans import H2dSpans
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 
@@ -87,15 +87,15 @@ class H2dCopy:
     ) -> Claims | None:
         """Claim every lost segment inside a copy."""
         inside = select_phases(lost, PHASE_H2D)
-        table = rank.main.spans.get(layout.H2D)
+        copies = rank.main.get_spans(H2dSpans)
         inside &= lost.end_ns - lost.start_ns >= limits.copy_at_least_ns
-        share = np.where(inside, 1.0, _estimate_pending_copies(lost, table))
+        share = np.where(inside, 1.0, _estimate_pending_copies(lost, copies))
         inside = share > 0
         if not inside.any():
             return Claims(share, "B")
         evidence = []
-        if table is not None:
-            blocking = float(np.mean(table.b != 1))
+        if copies is not None:
+            blocking = float(np.mean(copies.non_blocking != 1))
             evidence.append(
                 Evidence("h2d.blocking_ratio", blocking, "ratio", "of the copies blocked the host")
             )
@@ -117,17 +117,17 @@ class H2dCopy:
         return Claims(share, grade, tuple(evidence))
 
 
-def _estimate_pending_copies(lost: LostTime, table: SpanTable | None) -> Float:
+def _estimate_pending_copies(lost: LostTime, spans: H2dSpans | None) -> Float:
     """Estimate the share of each segment in steps in which non-blocking copies may run."""
     share = np.zeros(lost.start_ns.size)
-    if table is None:
+    if spans is None:
         return share
     inside = select_phases(lost, PHASE_COMPUTE) & (lost.step >= 0)
-    nonblocking = np.flatnonzero((table.b == 1) & (table.a > 0))
+    nonblocking = np.flatnonzero((spans.non_blocking == 1) & (spans.bytes > 0))
     if not nonblocking.size or not inside.any():
         return share
-    begins = table.end_ns[nonblocking]
-    ends = begins + (table.a[nonblocking] * (1e9 / LINK_BYTES_PER_SECOND)).astype(np.int64)
+    begins = spans.end_ns[nonblocking]
+    ends = begins + (spans.bytes[nonblocking] * (1e9 / LINK_BYTES_PER_SECOND)).astype(np.int64)
     copies = merge_intervals((begins, ends))
     segments = lost.start_ns[inside], lost.end_ns[inside]
     overlap_rows = find_overlaps(segments, copies)

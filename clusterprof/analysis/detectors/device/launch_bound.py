@@ -45,6 +45,7 @@ from clusterprof.analysis.detectors.base import (
 )
 from clusterprof.analysis.timeline.data_wait.samples import allocate_span_amounts
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, DataWaitBreakdown, LostTime, Rank
+from clusterprof.analysis.timeline.spans import StarvedSpans
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
 
@@ -79,8 +80,9 @@ class LaunchBound:
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
         """Claim time of the main thread on a CPU inside steps."""
-        if layout.STARVED in rank.main.spans:
-            return _measure_traced_gaps(rank, lost)
+        gaps = rank.main.get_spans(StarvedSpans)
+        if gaps is not None:
+            return _measure_traced_gaps(gaps, lost)
         inside = select_phases(lost, PHASE_COMPUTE) & (lost.step != 0)
         if not inside.any():
             return Claims(np.zeros(inside.size), "B")
@@ -97,19 +99,18 @@ class LaunchBound:
         return Claims(share, "B", evidence)
 
 
-def _measure_traced_gaps(rank: Rank, lost: LostTime) -> Claims:
+def _measure_traced_gaps(gaps: StarvedSpans, lost: LostTime) -> Claims:
     """Claim the time in which a trace of kernels shows an idle device and no launched kernel."""
     inside = select_phases(lost, PHASE_COMPUTE)
-    table = rank.main.spans[layout.STARVED]
     late, launching, synced, memory, copying = allocate_span_amounts(
-        table,
+        gaps,
         lost.start_ns,
         lost.end_ns,
         late=None,
-        launching=table.a,
-        synced=table.b,
-        memory=table.c,
-        copying=table.d,
+        launching=gaps.launching_ns,
+        synced=gaps.synced_ns,
+        memory=gaps.memory_ns,
+        copying=gaps.copying_ns,
     )
     share = np.where(inside, np.minimum(late / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
     late = np.maximum(late, 1.0)

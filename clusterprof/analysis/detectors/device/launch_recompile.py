@@ -40,6 +40,7 @@ import numpy as np
 
 from clusterprof.analysis.detectors.base import Claims, select_phases
 from clusterprof.analysis.timeline.model import PHASE_STARTUP, DataWaitBreakdown, LostTime, Rank
+from clusterprof.analysis.timeline.spans import CompileSpans
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
 
@@ -79,12 +80,13 @@ class LaunchRecompile:
             return Claims(np.zeros(inside.size), "A")
         inside &= lost.end_ns - lost.start_ns >= limits.compiling_at_least_ns
         evidence = []
-        table = rank.main.spans.get(layout.COMPILE)
-        if inside.any() and table is not None:
-            length = float((table.end_ns - table.start_ns).mean())
+        compilations = rank.main.get_spans(CompileSpans)
+        if inside.any() and compilations is not None:
+            length = float((compilations.end_ns - compilations.start_ns).mean())
             note = "a compilation took on average"
             evidence.append(Evidence("compile.mean_ns", length, "ns", note))
-            known = table.a[table.a >= 0]  # JAX does not report it
+            before = compilations.compiled_before
+            known = before[before >= 0]  # JAX does not report it
             if known.size:
                 repeated = float(np.mean(known > 0))
                 note = "of the compilations were of code that had been compiled before"

@@ -39,6 +39,7 @@ import numpy as np
 from clusterprof.analysis.detectors.base import Claims, compute_claimed_mean, select_phases
 from clusterprof.analysis.detectors.phases.writes import estimate_write_share, select_save_samples
 from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, DataWaitBreakdown, LostTime, Rank
+from clusterprof.analysis.timeline.spans import CheckpointSpans
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 
@@ -82,11 +83,11 @@ class Checkpoint:
             return Claims(np.zeros(inside.size), "A")
         inside &= lost.end_ns - lost.start_ns >= limits.save_at_least_ns
         evidence = []
-        table = rank.main.spans.get(layout.CHECKPOINT)
-        if inside.any() and table is not None:
-            length = float((table.end_ns - table.start_ns).mean())
+        saves = rank.main.get_spans(CheckpointSpans)
+        if inside.any() and saves is not None:
+            length = float((saves.end_ns - saves.start_ns).mean())
             evidence.append(Evidence("checkpoint.mean_ns", length, "ns", "a save took on average"))
-            known = table.a[table.a >= 0]
+            known = saves.bytes[saves.bytes >= 0]
             if known.size:
                 evidence.append(
                     Evidence(

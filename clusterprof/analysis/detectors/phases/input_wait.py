@@ -38,7 +38,7 @@ import numpy as np
 from clusterprof.analysis.detectors.base import Claims, compute_claimed_mean, select_phases
 from clusterprof.analysis.timeline.data_wait.samples import compute_loading_shares, is_imported
 from clusterprof.analysis.timeline.model import PHASE_DATA_WAIT, DataWaitBreakdown, LostTime, Rank
-from clusterprof.probe import layout
+from clusterprof.analysis.timeline.spans import DataWaitSpans
 from clusterprof.report.model import Cause, Evidence
 
 
@@ -82,7 +82,7 @@ class InputWait:
         share[share < limits.unseen_at_least_ratio] = 0.0
         if not share.any():
             return Claims(share, "B")
-        waits = rank.main.spans.get(layout.DATA_WAIT)
+        waits = rank.main.get_spans(DataWaitSpans)
         evidence = [
             Evidence(
                 "input.unseen_ratio",
@@ -91,8 +91,8 @@ class InputWait:
                 "of the waits for data, the trace does not show what the loader did",
             )
         ]
-        main_process_waits = int((waits.b == 0).sum()) if waits is not None else 0
-        if waits is not None and main_process_waits == waits.b.size:
+        main_process_waits = int((waits.worker_pid == 0).sum()) if waits is not None else 0
+        if waits is not None and main_process_waits == waits.worker_pid.size:
             note = "dataloader workers: the training process loads by itself"
             evidence.append(Evidence("loader.workers_count", 0.0, "count", note))
         return Claims(share, "A", tuple(evidence))  # wait span and idle device

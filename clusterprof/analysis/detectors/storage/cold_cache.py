@@ -53,7 +53,7 @@ from clusterprof.analysis.detectors.base import (
 from clusterprof.analysis.detectors.storage.evidence import PAGE_BYTES, get_read_breakdown
 from clusterprof.analysis.timeline import series
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
-from clusterprof.probe import layout
+from clusterprof.analysis.timeline.spans import FetchSpans
 from clusterprof.report.model import Cause, Evidence
 
 
@@ -127,11 +127,11 @@ def _compute_sample_bytes(rank: Rank, lost: LostTime, share: Float) -> float | N
     start, end = lost.start_ns[rows].min(), lost.end_ns[rows].max()
     samples = read_bytes = 0
     for process in (rank.main, *rank.workers):
-        fetches = process.spans.get(layout.FETCH)
+        fetches = process.get_spans(FetchSpans)
         if fetches is not None:
-            inside = (fetches.end_ns > start) & (fetches.end_ns <= end) & (fetches.d >= 0)
-            samples += int(fetches.a[inside].sum())
-            read_bytes += int(fetches.d[inside].sum())
+            inside = (fetches.end_ns > start) & (fetches.end_ns <= end) & (fetches.read_bytes >= 0)
+            samples += int(fetches.items[inside].sum())
+            read_bytes += int(fetches.read_bytes[inside].sum())
     return read_bytes / samples if samples > 0 else None
 
 

@@ -72,12 +72,6 @@ def measure_overlap(start_ns: Int, end_ns: Int, cover: Intervals) -> Int:
     return intervals.measure_overlap((start_ns, end_ns), cover)
 
 
-def compute_intersection(first: Intervals, second: Intervals) -> Intervals:
-    """Compute the intersection of two unions. Two int64[n], ns."""
-    common = intervals.find_intersection(first, second)
-    return common.start_ns, common.end_ns
-
-
 def subtract_intervals(union: Intervals, removed: Intervals) -> Intervals:
     """Subtract the second union from the first. Two int64[n], ns."""
     remaining = intervals.subtract_intervals(union, removed)

@@ -395,7 +395,7 @@ def _add_process(
     )
     if not index:
         account.read["steps"] += process_steps.start.size
-    copies = find_blocking_copies(device.work, calls, own_calls) if device else None
+    copies = find_blocking_copies(device.work, calls) if device else None
     launches = count_values(own_calls.thread, len(keys))
     work = [
         pair

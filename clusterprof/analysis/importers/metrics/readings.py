@@ -251,13 +251,11 @@ def _sum_tables(tables: list[tuple[Int, Float]]) -> tuple[Int, Float]:
 MAX_LINE_BYTES = 1 << 20
 
 
-def read_stripped_lines(
-    source: Source, account: Account, block_bytes: int = 1 << 20
-) -> Iterator[bytes]:
+def read_stripped_lines(source: Source, account: Account) -> Iterator[bytes]:
     """Yield the lines of a file without line ends; lines longer than 1 MiB are only counted."""
     rest = b""
     skipping = False
-    for block in source.blocks(block_bytes):
+    for block in source.blocks(MAX_LINE_BYTES):
         first, *complete_lines = block.split(b"\n")
         if not complete_lines:
             skipping = skipping or len(rest) + len(first) > MAX_LINE_BYTES

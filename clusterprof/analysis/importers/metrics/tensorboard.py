@@ -147,7 +147,10 @@ class StepBudget:
 
 
 def _read_points(source: Source, account: Account, max_points: int) -> _Points:
-    """Read the usable points: time in ns, step, value."""
+    """Read the usable points: time in ns, step, value.
+
+    Raises: CannotImportError when there are more than `max_points`.
+    """
     points: _Points = []
     for cells in _read_rows(source, account):
         wall, step = (
@@ -159,8 +162,8 @@ def _read_points(source: Source, account: Account, max_points: int) -> _Points:
             continue
         value = convert_number(cells[2])
         points.append((t_ns, int(step), float("nan") if value is None else value))
-        if len(points) > MAX_POINTS:
-            raise CannotImportError(f"more than {MAX_POINTS:,} points in one file", "give fewer")
+        if len(points) > max_points:
+            raise CannotImportError(f"more than {MAX_POINTS:,} points in all files", "give fewer")
     return points
 
 

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -73,17 +73,6 @@ class Operation:
     duration_ns: int
     on_device: bool
     """True if the duration was measured on the device, else on the host."""
-
-
-def read_operations(lines: Iterable[bytes]) -> Iterator[Operation]:
-    """Yield the collective operations of a log in its order, skipping all other lines."""
-    for line in lines:
-        try:
-            record = json.loads(line)
-            if isinstance(record, dict) and isinstance(record.get("coll_perf"), dict):
-                yield parse_operation(record)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
 
 
 def parse_operation(record: Mapping[str, Any]) -> Operation:

@@ -72,7 +72,7 @@ from clusterprof.analysis.timeline.intervals import (
 from clusterprof.probe import layout
 
 MICROSECOND_NS = 1000
-LOCAL, NETWORK, OBJECT = 1, 2, 3
+LOCAL, NETWORK, OBJECT = layout.STORAGE_LOCAL, layout.STORAGE_NETWORK, layout.STORAGE_OBJECT
 MAX_NAMES = 1_000_000
 """Largest number of files and hosts whose names are kept."""
 MAX_CLASSES = MAX_PROCESSES = 65_536

@@ -503,7 +503,7 @@ def _compute_steps(table: StepTable, account: Account) -> StepRows:
     longest = np.maximum.reduceat(own, first)
     begins = np.concatenate([[0], np.cumsum(longest)[:-1]])
     row = np.repeat(np.arange(first.size), np.diff(np.append(first, rank.size)))
-    is_complete = _find_complete_steps(rank, first, row, account)
+    is_complete = _find_complete_steps(rank, first, account)
     number = np.where(is_complete, np.cumsum(is_complete) - 1, -1)[row]
     begin = begins[row]
     end = np.where(number >= 0, begin + longest[row], begin + own)
@@ -521,7 +521,7 @@ def _infer_unit(table: StepTable, duration: Float, account: Account) -> float:
     return 1e9 if seconds else 1e6
 
 
-def _find_complete_steps(rank: Int, first: Int, row: Int, account: Account) -> NDArray[np.bool_]:
+def _find_complete_steps(rank: Int, first: Int, account: Account) -> NDArray[np.bool_]:
     """Find the steps that every rank has; for others the awaited rank is unknown."""
     present = np.diff(np.append(first, rank.size))
     is_complete = present == np.unique(rank).size
@@ -543,7 +543,7 @@ def _build_timed_steps(
     release = np.maximum.reduceat(end, first)
     begins = np.minimum.reduceat(start, first)
     is_synchronous = begins[1:] >= release[:-1]
-    is_complete = _find_complete_steps(rank, first, row, account)
+    is_complete = _find_complete_steps(rank, first, account)
     if first.size < 2 or is_synchronous.mean() < _MIN_SYNCHRONOUS_SHARE:
         account.notes.append(
             "ranks begin steps before all have ended the previous one: no rank is shown to"

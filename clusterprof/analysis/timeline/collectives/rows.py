@@ -185,11 +185,11 @@ def read_table_shape(data: bytes) -> tuple[int, int]:
     return r, n
 
 
-def unpack_table(data: bytes, out: Int | None = None) -> Int:
-    """Unpack a table, int64[r, n]; if `out`, int64[r, n], is given, it is filled."""
+def unpack_table(data: bytes) -> Int:
+    """Unpack a table, int64[r, n]."""
     r, n = read_table_shape(data)
     first, low, width = np.frombuffer(data, np.int64, 3 * r, 8 * _HEAD).reshape(3, r)
-    table = np.empty((r, n), np.int64) if out is None else out
+    table = np.empty((r, n), np.int64)
     table[:, 0] = first
     table[width == 0, 1:] = low[width == 0, None]
     offset = 8 * (_HEAD + 3 * r)
@@ -233,10 +233,7 @@ class SampledLeaves(NamedTuple):
 class LeaveSampler:
     """Samples the operations of one rank, block by block."""
 
-    def __init__(
-        self, kinds: Sequence[int] = _SYNCHRONIZING_KINDS, max_leaves: int = MAX_LEAVES
-    ) -> None:
-        self._most = max_leaves
+    def __init__(self, kinds: Sequence[int] = _SYNCHRONIZING_KINDS) -> None:
         self._fits = np.isin(np.arange(256), np.array(kinds))
         self._limit = int(np.iinfo(np.int64).max)
         self._table = np.zeros((3, 0), np.int64)
@@ -266,7 +263,7 @@ class LeaveSampler:
     def _settle(self) -> None:
         table = np.concatenate([self._table, *self._new], axis=1)
         self._new, self._count = [], 0
-        while table.shape[1] > self._most:
+        while table.shape[1] > MAX_LEAVES:
             self._limit //= 2
             table = table[:, table[0] <= self._limit]
         self._table = table

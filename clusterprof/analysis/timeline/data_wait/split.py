@@ -49,15 +49,9 @@ from clusterprof.analysis.timeline.data_wait.samples import (
     estimate_activity,
     select_busiest_thread,
 )
-from clusterprof.analysis.timeline.model import (
-    DataWaitBreakdown,
-    Float,
-    Int,
-    Process,
-    Rank,
-    SpanTable,
-)
-from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START, WORKER_START
+from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, Int, Process, Rank
+from clusterprof.analysis.timeline.spans import DataWaitSpans, FetchSpans, LoaderStartSpans
+from clusterprof.probe.layout import FETCH, WORKER_START
 
 UNKNOWN_PID = 0
 LONG_AGO_NS = np.iinfo(np.int64).min
@@ -81,7 +75,7 @@ def find_data_waits(rank: Rank) -> DataWaits:
     A span that names no worker (-1) waited for the worker whose fetch was the last to end
     before the wait ended; without workers, for the main thread.
     """
-    spans = rank.main.spans.get(DATA_WAIT)
+    spans = rank.main.get_spans(DataWaitSpans)
     if spans is None or not len(spans.start_ns):
         no_waits = np.zeros(0, np.int64)
         return DataWaits(no_waits, no_waits, no_waits, no_waits.astype(np.bool_))
@@ -89,7 +83,7 @@ def find_data_waits(rank: Rank) -> DataWaits:
     start = spans.start_ns.copy()
     np.maximum(start[1:], reach[:-1], out=start[1:])
     nonempty = spans.end_ns > start  # a wait inside another one belongs to the outer one
-    end, owner = spans.end_ns, spans.b
+    end, owner = spans.end_ns, spans.worker_pid
     if not nonempty.all():
         start, end, owner = start[nonempty], end[nonempty], owner[nonempty]
     pid = np.where(owner == 0, rank.pid, np.maximum(owner, UNKNOWN_PID))
@@ -123,20 +117,18 @@ def _find_last_finisher(loaders: list[Process], end_ns: Int) -> Int:
     return np.where(row >= 0, pids[order][np.maximum(row, 0)], UNKNOWN_PID)
 
 
-def select_fetches(process: Process) -> SpanTable | None:
+def select_fetches(process: Process) -> FetchSpans | None:
     """Select the fetches of a process so that they are disjoint and sorted.
 
     None if there are none.
     """
-    spans = process.spans.get(FETCH)
+    spans = process.get_spans(FetchSpans)
     if spans is None or not len(spans.start_ns):
         return None
     if (spans.start_ns[1:] >= spans.end_ns[:-1]).all():
         return spans
     reach = np.maximum.accumulate(spans.end_ns)
-    kept = np.append(True, spans.start_ns[1:] >= reach[:-1])
-    columns = (getattr(spans, name)[kept] for name in SpanTable.__slots__)
-    return SpanTable(*columns)
+    return spans.select(np.append(True, spans.start_ns[1:] >= reach[:-1]))
 
 
 def find_worker_start(process: Process) -> int:
@@ -153,7 +145,7 @@ def find_worker_start(process: Process) -> int:
     return int(spans.start_ns[-1])
 
 
-def find_batch_ready(fetches: SpanTable, wait_start_ns: Int, wait_end_ns: Int) -> tuple[Int, Int]:
+def find_batch_ready(fetches: FetchSpans, wait_start_ns: Int, wait_end_ns: Int) -> tuple[Int, Int]:
     """Find when the awaited batch of each wait was ready, and whether that is certain.
 
     int64[n] each. The last fetch that ended before the wait ended made the batch. Without
@@ -171,7 +163,7 @@ def find_batch_ready(fetches: SpanTable, wait_start_ns: Int, wait_end_ns: Int) -
     return ready, certain.astype(np.int64)
 
 
-SplitFetches = dict[int, tuple[SpanTable, Float]]
+SplitFetches = dict[int, tuple[FetchSpans, Float]]
 _GIL_COLUMNS = (kinds.USER_CPU, kinds.RUNNABLE, kinds.MEMORY_FEEDING_SHARES)
 """Activities in which a thread holds the interpreter lock; reads release it."""
 
@@ -255,7 +247,8 @@ def _split_fetches(rank: Rank, context: ReadContext) -> SplitFetches:
     if not times_by_pid:
         return {}
     pool = fetches.combine_counts(list(times_by_pid.values()))
-    read_bytes = float(sum(int(np.maximum(f.spans.d, 0).sum()) for f in times_by_pid.values()))
+    fetched = [np.maximum(times.spans.read_bytes, 0) for times in times_by_pid.values()]
+    read_bytes = float(sum(int(bytes_.sum()) for bytes_ in fetched))
     return {
         pid: (f.spans, fetches.split_fetches(f, pool, read_bytes, context))
         for pid, f in times_by_pid.items()
@@ -282,7 +275,7 @@ def _split_wait_segment(
 
 def _split_worker_wait(
     process: Process,
-    fetched: tuple[SpanTable, Float] | None,
+    fetched: tuple[FetchSpans, Float] | None,
     context: ReadContext,
     segment: intervals.Pair,
     wait: intervals.Pair,
@@ -312,7 +305,7 @@ def _split_worker_wait(
 
 def _split_main_process_wait(
     process: Process,
-    fetched: tuple[SpanTable, Float] | None,
+    fetched: tuple[FetchSpans, Float] | None,
     context: ReadContext,
     segment: intervals.Pair,
 ) -> Float:
@@ -331,7 +324,7 @@ def _split_main_process_wait(
     return table
 
 
-def _add_fetches(table: Float, spans: SpanTable, split: Float, segment: intervals.Pair) -> Int:
+def _add_fetches(table: Float, spans: FetchSpans, split: Float, segment: intervals.Pair) -> Int:
     """Add to each segment the shares of the fetches inside it; return the ns they cover."""
     overlaps = intervals.find_overlaps(segment, (spans.start_ns, spans.end_ns))
     inside = overlaps.end_ns - overlaps.start_ns
@@ -442,8 +435,8 @@ def _find_worker_lifetimes(workers: Iterable[Process]) -> list[tuple[int, int]]:
 
 def _find_prefetch_limit(rank: Rank) -> int:
     """Return the largest number of batches that a worker may have ready; 0 unknown."""
-    table = rank.main.spans.get(LOADER_START)
-    return 0 if table is None or not table.c.size else int(table.c.max())
+    starts = rank.main.get_spans(LoaderStartSpans)
+    return 0 if starts is None else int(starts.prefetch_factor.max(initial=0))
 
 
 def _measure_time_before(start_ns: Int, end_ns: Int, t_ns: Int) -> Int:
