@@ -25,8 +25,8 @@ FORMATS = ("terminal", "plain", "json", "markdown", "html", "openmetrics")
 _TABLE_FORMATS = ("terminal", "plain", "markdown")
 _NO_OPTIONS: Mapping[str, Any] = {}
 RUN_HELP = (
-    "The recording, or its node folders kept apart: host1/ host2/; or traces of other tools"
-    " (docs/importers.md)"
+    "A recording, the folders of its nodes (host1/ host2/), or traces of other tools"
+    " (docs/importers)"
 )
 
 

@@ -96,7 +96,9 @@ def _export_recording(files: Sequence[Path], output: str | None, jobs: int) -> N
         common.print_error(note)
     if not any(folder.iterdir()):
         folder.rmdir()
-        raise NoRecording("nothing in these files could be used", "docs/importers.md says what can")
+        raise NoRecording(
+            "nothing in these files could be used", "docs/importers lists the supported formats"
+        )
 
 
 def _build_exporter(

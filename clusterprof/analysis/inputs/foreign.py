@@ -247,7 +247,7 @@ def import_inputs(
         if not has_recordings and not own:
             raise NoRecording(
                 "; ".join(ImportedInputs((), accounts).notes),
-                "record or export again; docs/importers.md says what each format needs",
+                "record or export again; docs/importers describes what each format needs",
             )
         if not leave_unknown:
             _require_useful_files(accounts)
