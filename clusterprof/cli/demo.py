@@ -11,21 +11,24 @@ import typer
 
 from clusterprof.cli import common
 
+_WIDTH = typer.Option(min=0, metavar="N", help="Columns of the output; 0 = terminal width.")
+
 
 def demo(
     scenario: Annotated[
         str,
         typer.Option(
-            help="Which fault: storage, cpu, mixed, checkpoint, network, straggler, or clean."
+            metavar="NAME",
+            help="The fault: storage, cpu, mixed, checkpoint, network, straggler or clean.",
         ),
     ] = "storage",
     keep: Annotated[
-        Optional[Path], typer.Option(help="Keep recording and ground truth here.")  # noqa: UP045
+        Optional[Path], typer.Option(metavar="DIR", help="Keep the recording and the truth here.")  # noqa: UP045
     ] = None,
-    width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Without colors.")] = False,
+    width: Annotated[int, _WIDTH] = 0,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Print without colors.")] = False,
 ) -> None:
-    """Record and analyze a demo job on emulated accelerators, in a minute."""
+    """Record and analyze a small job with a known fault; needs no GPU."""
     from clusterprof.demo.run import format_truth_comparison, run_scenario
 
     result = run_scenario(scenario, keep)

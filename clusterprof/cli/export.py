@@ -24,36 +24,50 @@ if TYPE_CHECKING:
 _TABLE_FORMATS = ("parquet", "csv", "json")
 _RECORDING_FORMAT = "recording"
 
+_JOBS = typer.Option(min=1, metavar="N", help="Number of processes that analyze the nodes.")
+
 
 def export(
     run: Annotated[list[Path], typer.Argument(metavar="RUN...", help=common.RUN_HELP)],
     to: Annotated[
         str,
-        typer.Option("--to", help="perfetto, parquet, csv, json, openmetrics, otlp, recording."),
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="perfetto, parquet, csv, json, openmetrics, otlp, recording.",
+        ),
     ],
     output: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("-o", "--output", help="Write to this file, or into this FOLDER/."),
+        typer.Option("-o", "--output", metavar="PATH", help="Write to this file or FOLDER/."),
     ] = None,
     tables: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--table", help="Only this table (parquet, csv, json). Repeatable."),
+        typer.Option(
+            "--table", metavar="NAME", help="Only this table (parquet, csv, json). Repeatable."
+        ),
     ] = None,
     signals: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--signal", help="Only samples of matching signals: 'gpu.*'. Repeatable."),
+        typer.Option(
+            "--signal",
+            metavar="PATTERN",
+            help="Only samples of these signals: 'gpu.*'. Repeatable.",
+        ),
     ] = None,
     endpoint: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Address of the OTLP receiver: http://HOST:4318."),
+        typer.Option(metavar="URL", help="Address of the OTLP receiver: http://HOST:4318."),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of OTLP in seconds.")] = 10.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Timeout of OTLP.")
+    ] = 10.0,
     profile: Annotated[
-        Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
+        Optional[str], typer.Option(metavar="NAME", help="Name of a shipped profile, or a file.")  # noqa: UP045
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for the nodes.")] = 1,
+    jobs: Annotated[int, _JOBS] = 1,
 ) -> None:
-    """Write a recording for other programs: a trace, tables, or metrics."""
+    """Write a recording for other programs: trace, tables or metrics."""
     if to == _RECORDING_FORMAT:
         _check_options(to, tables, signals, endpoint, output)
         _export_recording(run, output, jobs)
@@ -116,7 +130,7 @@ def _build_exporter(
         selected: Exporter = exporter_type(tables, signals)
     elif to == "otlp":
         if endpoint is None:
-            raise UsageError("--to otlp needs an address", "--endpoint http://HOST:4318")
+            raise UsageError("--to otlp needs an address", "add: --endpoint http://HOST:4318")
         selected = exporter_type(endpoint, timeout_s, os.environ)
     else:
         selected = exporter_type()
@@ -144,10 +158,10 @@ def _check_options(
 def dump(
     path: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="Recordings, nodes' folders, or files of them."),
+        typer.Argument(metavar="PATH...", help="Recordings, folders of nodes, or files in them."),
     ],
 ) -> None:
-    """Print what a recording holds, as JSON lines."""
+    """Print the contents of a recording as JSON lines."""
     from clusterprof.trace.dump import export_records as lines_of
 
     for line in lines_of(*path):

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from clusterprof.report.model import Report
 
 
-RUN_OR_REPORT_HELP = "The recording, its node folders, or its report written by `analyze --json`"
+RUN_OR_REPORT_HELP = (
+    "A recording, the folders of its nodes, or a report written by `analyze --json`"
+)
 
 
 def load_run(paths: Sequence[Path], profile: Profile, jobs: int) -> Report:

@@ -35,7 +35,7 @@ RECOMMENDATIONS: tuple[Recommender, ...] = (
 
 NOTHING_LOST = ExclusionRule(
     "nothing-lost",
-    "nothing was lost to the cause: a wait that the device's queue hid costs nothing",
+    "nothing was lost to the cause (a wait that the queue of the device hid costs nothing)",
     lambda s: s.finding.lost_ns <= 0 or s.finding.recoverable_ns == 0,
 )
 """Excludes every recommendation."""
