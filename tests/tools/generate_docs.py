@@ -67,7 +67,7 @@ def cause_pages() -> dict[str, str]:
 
     pages = {}
     index = [
-        MARK + "# Causes\n\nWhat the GPU waited for, in the order in which causes are asked.\n"
+        MARK + "# Causes\n\nWhat the GPU waited for, in the order in which the analysis examines the causes.\n"
     ]
     for cause in (*(detector.cause for detector in DETECTORS), *PEER_CAUSES):
         pages[f"docs/causes/{cause.id}.md"] = MARK + build_cause_page(cause.id)

@@ -1,15 +1,14 @@
 """What a recommendation is: text for its page, rules that exclude it, and values of a run.
 
-A recommendation is considered for the causes it names. Any of its rules that holds
-excludes it, and the page of the cause prints the rules in their own words, so that the
-documentation states exactly what is done.
+A recommendation is considered for the causes it names. Any of its rules that holds excludes it, and
+the page of the cause prints the rules in their own words, so that the documentation states exactly
+what is done.
 
 Marks in the text of a change for the parts that a reader pastes unchanged.
 
     f"{run('lctl get_param osc.*.rpc_stats')} (root)"
 
-gives the text without marks and, separately, the command, which outputs keep in one
-piece.
+gives the text without marks and, separately, the command, which outputs keep in one piece.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ def compute_max_workers(context: AdviceContext) -> int | None:
 def estimate_needed_workers(context: AdviceContext) -> int | None:
     """Estimate how many workers would prepare a batch within the compute time of a step.
 
-    4 workers, and 0.43 of the steps lost waiting for them: 4 / 0.57, so 8. None if not
-    known.
+    4 workers, and 0.43 of the steps lost waiting for them: 4 / 0.57, so 8. None if not known.
     """
     workers, lost = context.workers, context.setup.own_loss_ratio
     if workers is None or not lost or lost >= 1:

@@ -1,7 +1,7 @@
 """Registry of the foreign formats: one line each, loaded when first needed.
 
-Loading all importers takes twenty times as long as testing one file, so the importers
-after the one that recognizes the file are not loaded.
+Loading all importers takes twenty times as long as testing one file, so the importers after the one
+that recognizes the file are not loaded.
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ class _LazyImporters(Sequence[Importer]):
 
 
 IMPORTERS: Sequence[Importer] = _LazyImporters()
-"""All importers in the order in which they are tried; the first that recognizes a file
-reads it.
-"""
+"""All importers in the order in which they are tried; the first that recognizes a file reads it."""
 
 
 def find_importer(head: bytes, path: Path) -> Importer | None:

@@ -6,24 +6,23 @@ Lost time in which the training process was saving a checkpoint.
 
 ## Why the GPU waits
 
-A synchronous save copies the state to the host, serializes it and writes it before the
-next step may begin.
+A synchronous save copies the state to the host, serializes it and writes it before the next step
+may begin.
 
 ## How it decides
 
-Its share is the whole of a lost segment inside a save that has a span. The phase takes
-precedence over the resource: a save that waits for the disk is a checkpoint, not
-storage.
+Its share is the whole of a lost segment inside a save that has a span. The phase takes precedence
+over the resource: a save that waits for the disk is a checkpoint, not storage.
 
 ## What to do
 
-Snapshot to host memory and write in the background (asynchronous checkpointing), write
-to a local disk first, shard the state over the ranks, or save less often.
+Snapshot to host memory and write in the background (asynchronous checkpointing), write to a local
+disk first, shard the state over the ranks, or save less often.
 
 ## Where it is blind
 
-Formats written without `torch.save` and without a span
-(`clusterprof.span("checkpoint")`) look like part of a step.
+Formats written without `torch.save` and without a span (`clusterprof.span("checkpoint")`) look like
+part of a step.
 """
 
 from __future__ import annotations

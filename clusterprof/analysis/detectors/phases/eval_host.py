@@ -2,40 +2,39 @@
 
 ## What it sees
 
-Lost time inside steps in which the training process evaluated (if it has a span), or in
-which its main thread was blocked writing a file or sending over a connection.
+Lost time inside steps in which the training process evaluated (if it has a span), or in which its
+main thread was blocked writing a file or sending over a connection.
 
 ## Why the GPU waits
 
-Metrics on the CPU, a log that is synchronized after every line, results that are
-uploaded before the next step: while the main thread does this, it launches nothing.
+Metrics on the CPU, a log that is synchronized after every line, results that are uploaded before
+the next step: while the main thread does this, it launches nothing.
 
 ## How it decides
 
-Its share is the whole of a lost segment inside a span `clusterprof.span("eval")`.
-Without a span it is the time in which the main thread slept in a kernel function of
-writing or sending (`wchan`: a journal, write-back, fsync, a full send buffer), inside a
-step and outside any wait for data, other ranks, the device, copies and saves. How long
-it slept, or worked in the kernel, is counted in each segment; which part of that was
-writing is estimated from the samples of all segments together. If the process wrote
-meanwhile the grade is B, else C. Time that the main thread computed in its own code
-counts too, while the GPU was idle for 0.1 s or more in two consecutive samples, if
-fewer than half of the steps have such a pause: slow launching is slow in every step.
-The grade of that is B if the pauses occur at regular numbers of steps, else C. **A save
-is not logging**: blocking for a second or more without a break, with 64 MiB or more
-written, is a checkpoint without a span and is left unattributed.
+Its share is the whole of a lost segment inside a span `clusterprof.span("eval")`. Without a span it
+is the time in which the main thread slept in a kernel function of writing or sending (`wchan`: a
+journal, write-back, fsync, a full send buffer), inside a step and outside any wait for data, other
+ranks, the device, copies and saves. How long it slept, or worked in the kernel, is counted in each
+segment; which part of that was writing is estimated from the samples of all segments together. If
+the process wrote meanwhile the grade is B, else C. Time
+that the main thread computed in its own code counts too, while the GPU was idle for
+0.1 s or more in two consecutive samples. This applies only if fewer than half of the steps have
+such a pause, because slow launching is slow in every step.
+The grade of that is B if the pauses occur at regular numbers of steps, else C. **A save is not
+logging**: blocking for a second or more without a break, with 64 MiB or more written, is a
+checkpoint without a span and is left unattributed.
 
 ## What to do
 
-Log from a separate thread or process, and every few hundred steps. Keep metrics on the
-GPU, and fetch them once at the end. Evaluate less often, or on other devices.
+Log from a separate thread or process, and every few hundred steps. Keep metrics on the GPU, and
+fetch them once at the end. Evaluate less often, or on other devices.
 
 ## Where it is blind
 
-Logging or metrics that keep the main thread on a CPU for less than 0.1 s at a time look
-like launching (`launch-bound`). If `wchan` may not be read, blocked writes are not
-seen. Waiting for the answer to an upload cannot be distinguished from waiting for other
-ranks and is not claimed.
+Logging or metrics that keep the main thread on a CPU for less than 0.1 s at a time look like
+launching (`launch-bound`). If `wchan` may not be read, blocked writes are not seen. Waiting for the
+answer to an upload cannot be distinguished from waiting for other ranks and is not claimed.
 """
 
 from __future__ import annotations
@@ -160,8 +159,8 @@ def _count_steps(rank: Rank, lost: LostTime) -> int:
 def _is_regular(steps: Int) -> bool:
     """Return whether three quarters of the pauses are equally far apart in steps.
 
-    Equal means the median distance, by a third of it: a pause that reaches into a second
-    step may count there.
+    Equal means the median distance, by a third of it: a pause that reaches into a second step may
+    count there.
     """
     if steps.size < _MIN_REGULAR_PAUSES:
         return False
@@ -199,8 +198,8 @@ _PAGE_WAIT_PREFIXES = (
     "rq_qos",
     "submit_bio",
 )
-"""Prefixes of kernel functions in which reads sleep too: they count only while the process
-writes and does not read.
+"""Prefixes of kernel functions in which reads sleep too: they count only while the process writes
+and does not read.
 """
 
 

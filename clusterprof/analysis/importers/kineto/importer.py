@@ -139,8 +139,8 @@ def _import_file(source: Source, account: Account) -> NodeTables:
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _WORKER = re.compile(r"([A-Za-z][\w.-]*?)_(\d{1,10})\.\d{8,20}\.pt\.trace\.json")
 _MIN_WALL_US = 1e15
-"""Larger times are microseconds since 1970; smaller ones count from the start of the
-machine or program.
+"""Larger times are microseconds since 1970; smaller ones count from the start of the machine or
+program.
 """
 _AMD = re.compile(r"amd|radeon|instinct|\bmi\d{2,3}", re.IGNORECASE)
 _NVIDIA = re.compile(r"nvidia|tesla|geforce|quadro|rtx|[ahbvlt]\d{1,3}\b|grace", re.IGNORECASE)
@@ -232,8 +232,8 @@ def _parse_count(value: Any) -> int | None:
 
 
 FIRST_EXTRA_DEVICE_PID = 1 << 23
-"""First pid given to further devices of a process, each shown as a separate process;
-above all real pids.
+"""First pid given to further devices of a process, each shown as a separate process; above all real
+pids.
 """
 _EMPTY = np.zeros(0, np.int64)
 
@@ -252,8 +252,8 @@ class _Device:
 def build_node(gathered: GatheredEvents, document: Document, source: Source) -> NodeTables:
     """Build the node of a trace.
 
-    Raises: CannotImportError when the trace has no events of the profiler, or neither
-    steps nor work.
+    Raises: CannotImportError when the trace has no events of the profiler, or neither steps nor
+    work.
     """
     account = gathered.account
     identity = read_identity(source, document)

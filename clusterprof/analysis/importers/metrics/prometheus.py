@@ -318,8 +318,7 @@ class Prometheus:
     combines_files: ClassVar[bool] = True
 
     def recognizes(self, head: bytes, path: Path) -> bool:
-        """Return whether a file has the comments or names of a scrape, or the keys of a
-        response."""
+        """Return whether a file has the comments or names of a scrape or the keys of a response."""
         return is_answer(head) or is_exposition(head)
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:

@@ -91,8 +91,8 @@ class TensorBoard:
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield every run.
 
-        Raises: CannotImportError when no run has two points or readings, or when all files
-        are event files.
+        Raises: CannotImportError when no run has two points or readings, or when all files are
+        event files.
         """
         runs: dict[str, list[tuple[str, _Points, Account]]] = {}
         point_count = 0

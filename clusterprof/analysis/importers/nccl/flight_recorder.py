@@ -121,8 +121,8 @@ class Dump:
 def read_dump(path: Path) -> Dump:
     """Read one dump from a file; a pickle is read without calling anything that it names.
 
-    Raises: Unavailable("failed") when the file is not a dump, is too large, or holds more
-    than plain values.
+    Raises: Unavailable("failed") when the file is not a dump, is too large, or holds more than
+    plain values.
     """
     match = _RANK_SUFFIX.search(path.name)
     if match is None:
@@ -193,8 +193,7 @@ def _convert_time(value: Any) -> int | None:
 class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
     """Unpickler of containers, text and numbers; refuses pickles that name any code.
 
-    This is the unpickler written in Python: five bytes can make the C version allocate
-    all memory.
+    This is the unpickler written in Python: five bytes can make the C version allocate all memory.
     """
 
     def find_class(self, module: str, name: str) -> Any:

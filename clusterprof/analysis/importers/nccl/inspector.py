@@ -93,8 +93,8 @@ def read_operations(lines: Iterable[bytes]) -> Iterator[Operation]:
 def parse_operation(record: Mapping[str, Any]) -> Operation:
     """Parse the operation of one decoded line.
 
-    Raises: ValueError, KeyError, TypeError, AttributeError or OverflowError when a field
-    is missing or wrong.
+    Raises: ValueError, KeyError, TypeError, AttributeError or OverflowError when a field is missing
+    or wrong.
     """
     header, performance = record["header"], record["coll_perf"]
     pid = (record.get("metadata") or {}).get("pid")

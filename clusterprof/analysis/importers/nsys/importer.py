@@ -191,8 +191,7 @@ SequenceGroups = dict[int, MatchedSequence]
 def read_profile(db: Database, account: Account) -> Profile:
     """Read one file.
 
-    Raises: DamagedError when its strings cannot be read or its numbers of devices are
-    implausible.
+    Raises: DamagedError when its strings cannot be read or its numbers of devices are implausible.
     """
     strings = read_strings(db)
     calls = read_calls(db, strings, account)

@@ -337,8 +337,7 @@ def parse_rank(name: str) -> tuple[int | None, int | None]:
 
 MIN_WALL_CLOCK_NS = 1_000_000_000 * 1_000_000_000  # earlier times do not count from 1970
 MAX_ITEM_GAP_NS = 1_000_000
-"""Longest gap in ns between two items of one wait: the items of a batch follow each
-other closely.
+"""Longest gap in ns between two items of one wait: the items of a batch follow each other closely.
 """
 _SPAN_KINDS = (
     (FORWARD, layout.FORWARD),
@@ -442,9 +441,9 @@ def _merge_close(intervals: Intervals) -> Intervals:
 def find_steps(epochs: Intervals, waiting: Intervals, computing: Intervals) -> Intervals:
     """Find the steps: each ends with the last computation before the next wait.
 
-    It begins where the previous step ended; the first of an epoch where the epoch began,
-    or with its first wait. Without computation a step lasts from wait to wait; without
-    waits it is the computation. Intervals: int64[n] starts and ends, ns.
+    It begins where the previous step ended; the first of an epoch where the epoch began, or with
+    its first wait. Without computation a step lasts from wait to wait; without waits it is the
+    computation. Intervals: int64[n] starts and ends, ns.
     """
     if not computing.start_ns.size:
         return Intervals(waiting.start_ns[:-1], waiting.start_ns[1:])
@@ -470,8 +469,8 @@ def _add_loading(
 ) -> None:
     """Add the activity of the loaders in each window: reads, and the rest of their items.
 
-    Several loaders share each window in equal proportion, because the file does not tell
-    whose batch it was.
+    Several loaders share each window in equal proportion, because the file does not tell whose
+    batch it was.
     """
     if not windows.start_ns.size:
         return

@@ -11,10 +11,9 @@
 ## What is read
 
 The files of a folder are one job; several folders are several jobs. `<rank>_output.json` has the
-seconds of loading, of computation and of the whole step, by epoch and block.
-`per_epoch_stats.json` shows when blocks began, and `summary.json` the published utilization.
-`iostat.json` is the output of `iostat -o JSON -dxmt 1`, which DLIO stores. Members of gzip and zip
-files are read, too.
+seconds of loading, of computation and of the whole step, by epoch and block. `per_epoch_stats.json`
+shows when blocks began, and `summary.json` the published utilization. `iostat.json` is the output
+of `iostat -o JSON -dxmt 1`, which DLIO stores. Members of gzip and zip files are read, too.
 
 ## How the numbers are computed
 
@@ -24,8 +23,8 @@ rest of the step is overhead of the loop. Accelerators are marked as *emulated*:
 
 MLPerf's accelerator utilization (AU) is the computation of an epoch divided by its whole time. The
 share in the report leaves out the first step and the time between the listed steps. A note shows
-both values. Another note shows how much of the waiting was for the first batch of each
-epoch, when caches are cold and workers start.
+both values. Another note shows how much of the waiting was for the first batch of each epoch, when
+caches are cold and workers start.
 
 ## What it cannot see
 

@@ -97,8 +97,8 @@ class MegatronPipeline:
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield one node per file, because all its stages share one clock.
 
-        Raises: CannotImportError when a file is not JSON or has no complete forward or
-        backward pass.
+        Raises: CannotImportError when a file is not JSON or has no complete forward or backward
+        pass.
         """
         for source, account in zip(sources, accounts):
             stages = _read_stages(source, account)

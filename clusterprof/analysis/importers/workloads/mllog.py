@@ -54,9 +54,7 @@ MAX_INTERVALS = 1 << 17
 COLD_RATIO = 1.25
 """Ratio of the first epoch to the median of the others above which caches were cold."""
 SLOW_RATIO = 1.03
-"""Ratio of an instance's fastest epoch to the median of all instances above which it is
-slow.
-"""
+"""Ratio of an instance's fastest epoch to the median of all instances above which it is slow."""
 MIN_INSTANCES = 3
 _KEY = re.compile(r"([a-z_]{1,32})_(start|stop)$")
 _INTERVAL_KINDS = ("init", "staging", "epoch", "block", "eval", "run")

@@ -396,8 +396,8 @@ def _add_messages(
 ) -> None:
     """Add messages of one kind.
 
-    A message sent together with a receive is issued, and its wait ends when the receive
-    is over: the waiting time belongs to the receive.
+    A message sent together with a receive is issued, and its wait ends when the receive is over:
+    the waiting time belongs to the receive.
     """
     unpaired = messages[:, is_unpaired]
     node.collectives(

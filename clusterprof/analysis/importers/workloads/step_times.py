@@ -254,8 +254,7 @@ def _parse_first(data: bytes) -> Any:
 def read_tables(source: Source, account: Account) -> dict[str, StepTable]:
     """Read the rows of each job in a file.
 
-    Raises: CannotImportError when the file is not a table of step times or has too many
-    jobs.
+    Raises: CannotImportError when the file is not a table of step times or has too many jobs.
     """
     heads, rows = _read_rows(source, account)
     columns = match_columns(heads)
