@@ -66,9 +66,7 @@ def cause_pages() -> dict[str, str]:
     from clusterprof.analysis.detectors.registry import DETECTORS
 
     pages = {}
-    index = [
-        MARK + "# Causes\n\nWhat the GPU waited for, in the order in which the analysis examines the causes.\n"
-    ]
+    index = [MARK + "# Causes\n\nWhat the GPU waited for, in the order of the analysis.\n"]
     for cause in (*(detector.cause for detector in DETECTORS), *PEER_CAUSES):
         pages[f"docs/causes/{cause.id}.md"] = MARK + build_cause_page(cause.id)
         index.append(f"* [{cause.id}]({cause.id}.md): {cause.title}.")

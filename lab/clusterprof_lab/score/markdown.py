@@ -196,7 +196,7 @@ def tools(document: Document, testbed: str, names: Mapping[str, str]) -> str:
         lines.append([tool, *cells])
     text = table(["", *names.values()], lines)
     if mute:
-        text += "\n" + _filled("Claiming nothing of this: " + "; ".join(mute) + ".")
+        text += "\n" + _filled("These tools claim none of this: " + "; ".join(mute) + ".")
     return text
 
 
@@ -213,7 +213,7 @@ def versions(document: Document) -> str:
     ]
     if not said:
         return ""
-    return _filled("As they were measured: " + "; ".join(said) + ".")
+    return _filled("Scored versions: " + "; ".join(said) + ".")
 
 
 def modes(document: Document, testbed: str, names: Iterable[str] = tuple(LINES)) -> str:
