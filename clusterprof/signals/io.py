@@ -69,7 +69,7 @@ TCP_JOB_RECEIVED = _signal("tcp.job_received_bytes_total", "nic", "Bytes receive
 NET_PAUSE_FRAMES = _signal(
     "network.pause_frames_total",
     "nic direction",
-    "Pause frames of all priorities; rx: the peer asked this node to stop sending; tx: this node asked the peer.",
+    "Pause frames of all priorities; rx: the peer asked this node to stop; tx: this node asked it.",
 )
 NET_PRIORITY_PAUSE_FRAMES = _signal(
     "network.priority_pause_frames_total",
