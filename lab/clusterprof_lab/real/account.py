@@ -2,7 +2,7 @@
 
 Per rank the time from its first step to its last is cut into pieces: the device computed (its log),
 was in an operation with others, or stood still; a piece that it stood still is charged to what the
-host did then. Whoever comes last to an operation keeps the others waiting for exactly the time by
+host did then. The last rank at an operation keeps the others waiting for exactly the time by
 which it had spent more since all were together; what it had more of shares the wait in proportion,
 under the same culprits. Integers throughout: what is lost adds up to the nanosecond.
 
@@ -118,7 +118,7 @@ def _host(life: Life) -> Iterator[Piece]:
 
 
 def _disjoint(claims: Sequence[Piece]) -> list[Piece]:
-    """Give time that is claimed twice to whoever stands first; return the pieces by time."""
+    """Give time that is claimed twice to the first claim; return the pieces by time."""
     edges = sorted({t for one in claims for t in (one.start_ns, one.end_ns)})
     place = {t: row for row, t in enumerate(edges)}
     owner: list[Piece | None] = [None] * len(edges)

@@ -48,7 +48,7 @@ def lost_rows(
     """Return the lost time of the ranks of one life, exact to the nanosecond.
 
     `stages`: of a pipeline, those at fault. What others wait for the work of any other stage is the
-    order of the pipeline, and nobody's.
+    order of the pipeline, without a culprit.
     """
     by_rank = {life.rank: life for life in lives}
     sums: dict[tuple[str, int | None, int], int] = {}

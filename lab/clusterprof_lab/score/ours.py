@@ -86,7 +86,7 @@ def residual_ns(report: Report) -> int:
     """Return parent less the sum of its children, at the level where it is largest.
 
     Levels: each rank, the job as the sum of its ranks, findings and reasons as sums over ranks,
-    and what is felt against what is caused.
+    and victim time against culprit time.
     """
     gaps = [gap for rank in report.ranks for gap in _gaps(rank)]
     for name in (

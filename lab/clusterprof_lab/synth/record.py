@@ -206,7 +206,7 @@ def _gap(t_ns: int, collector: str, signal: str, device: str, why: Unavailable) 
 
 
 def _stopped(sight: Sight) -> Event:
-    """A recorder ends when the last process has, or is told to."""
+    """A recorder ends after the last process, or when it is stopped."""
     left = [r for r in sight.ranks if sight.exits.get(r.main.pid, sight.end_ns + 1) > sight.end_ns]
     reason = "the duration is over" if left or not sight.ranks else "no process is left"
     pid = _recorder_pid(sight)

@@ -21,7 +21,7 @@ from clusterprof_lab.real.accept.truth import WORK, shares
 OFF_AT_MOST_RATIO = 0.03
 CLEAN_BELOW_RATIO = 0.03
 NAMED_FROM_RATIO = 0.03
-"""Whoever is named for a finding of that much must have caused something."""
+"""A rank named as culprit of a finding of at least this much must have caused something."""
 CAUSED_AT_LEAST_RATIO = 0.01
 Shares = Mapping[str, Mapping[int, float]]
 
@@ -48,7 +48,7 @@ class Run:
     inversions: tuple[str, ...]
     """Who was named and had caused nothing."""
     guilty: frozenset[int]
-    """Ranks that may be named; none where it is nobody's fault."""
+    """Ranks that may be named; empty if no rank is at fault."""
     rules: Mapping[str, int] = field(default_factory=dict)
     """Rule of thumb -> rank it names, -1 for none."""
 

@@ -6,7 +6,7 @@ by (cause, culprit); all of a rank's time since then is in it:
 
     left later than others (the network) + loop + data wait + waits and transfers + compute
 
-Whoever comes last to an operation keeps each other member waiting for exactly the difference of
+The last member of an operation keeps each other member waiting for exactly the difference of
 these sums; what the last had more of shares the wait in proportion, under the same culprits.
 """
 
@@ -35,7 +35,7 @@ Sums = dict[tuple[str, int], float]
 
 
 def truth(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return sums per rank in ns, and all lost time as rows (cause, culprit, who felt it, ns).
+    """Return sums per rank in ns, and all lost time as rows (cause, culprit, victim, ns).
 
     `ranks`: what each printed, in order. The culprit of what was on its way is `NOBODY`.
     """
