@@ -108,8 +108,8 @@ class Recommendation:
     """An instruction, one sentence without a full stop."""
     how: str
     """The change in general, for the page."""
-    fill: Callable[[AdviceContext], FilledRecommendation]
-    """Returns the change with the values of a run."""
+    fill: FilledRecommendation | Callable[[AdviceContext], FilledRecommendation]
+    """The change, or a function that fills in the values of a run."""
     evidence_names: tuple[str, ...] = ()
     """Suffixes of the names of evidence that supports it."""
     published: str = ""
@@ -130,7 +130,8 @@ class Recommendation:
         """Return the advice for this run; None if a rule excludes it."""
         if any(rule.holds(context) for rule in self.unless):
             return None
-        filled = self.fill(context)
+        fill = self.fill
+        filled = fill if isinstance(fill, FilledRecommendation) else fill(context)
         change, commands = strip_command_marks(filled.change)
         return Advice(
             what=_with_location(filled.what or self.what, context, self.place),

@@ -323,9 +323,7 @@ STORAGE_RECOMMENDATIONS = (
         ("storage-cold-cache",),
         "Keep decoded samples on a disk of the node",
         "write decoded samples to local disk in the first epoch",
-        lambda s: FilledRecommendation(
-            "a cache folder on a local disk in the data set's __getitem__"
-        ),
+        FilledRecommendation("a cache folder on a local disk in the data set's __getitem__"),
         evidence_names=("missed_ratio", "sample_read_bytes"),
         expected_change="bytes from the slower store fall after the first epoch",
         worse="storage on that disk; augmentation must come after the cache",
