@@ -6,8 +6,8 @@
 Times are integer nanoseconds of device time. `lost` is what devices stood still (or spun in a
 collective, or ran slowed) inside steps, split to the nanosecond among (cause, culprit, who felt
 it): the sum over everything is the lost time, summed by culprit it is what each caused, by rank
-what each lost itself. It comes from the generator or from the stopwatches of the job and its injector,
-never from a recording.
+what each lost itself. It comes from the generator or from the stopwatches of the job and its
+injector, never from a recording.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def read(folder: Path) -> Truth:
     document = json.loads((folder / FILE).read_text(encoding="utf-8"))
     if document.pop("format", "") != "clusterprof-truth" or document["schema"] != SCHEMA:
         raise ValueError(f"{folder / FILE}: not a truth of schema {SCHEMA}")
-    document["places"] = tuple(Place(**one) for one in document["places"])
+    document["places"] = tuple(Place(**place) for place in document["places"])
     document["injected"] = tuple(
         Injected(one["cause"], tuple(one["culprits"])) for one in document["injected"]
     )

@@ -274,7 +274,8 @@ PHASE_RECOMMENDATIONS = (
         "sharded or memory-mapped loading; python -X importtime",
         FilledRecommendation(
             "torch.distributed.checkpoint.load (each rank reads its shard), or"
-            f" torch.load(mmap=True); {mark_command('python -X importtime TRAIN.py')} names slow imports"
+            f" torch.load(mmap=True); {mark_command('python -X importtime TRAIN.py')} names slow"
+            " imports"
         ),
         evidence_names=("startup.longest_ns", "startup.share_ratio"),
         expected_change="startup.longest_ns falls",

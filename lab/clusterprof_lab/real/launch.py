@@ -141,7 +141,8 @@ class Machine:
 def _cpu_s() -> tuple[float, float, float]:
     """Return seconds of all CPUs: busy, in all, and busy for this process, its kin and the kernel.
 
-    The time of a process that has ended and was waited for is included in its parent's (proc(5), `cutime`).
+    The time of a process that has ended and was waited for is included in its parent's (proc(5),
+    `cutime`).
     """
     all_of = psutil.cpu_times()
     whole = sum(all_of) - all_of.guest - all_of.guest_nice  # these two are in user and nice

@@ -208,13 +208,13 @@ def _both_found(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
         return all(set(leading) & set(one.culprits) for one in faults)
     return all(
         any(
-            FAMILY_OF.get(one.cause) in meant(said)
+            FAMILY_OF.get(fault.cause) in meant(said)
             and bool(said.culprits)
-            and said.culprits[0] in one.culprits
+            and said.culprits[0] in fault.culprits
             and not _small(said.share_ratio or 1.0)
             for said in told
         )
-        for one in faults
+        for fault in faults
     )
 
 

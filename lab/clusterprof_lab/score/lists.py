@@ -8,7 +8,7 @@ from clusterprof_lab.score.markdown import Document, cell, table
 def ablation(document: Document) -> str:
     """Return the time that moved to another cause when a signal was left out."""
     got = document["ablation"]
-    found = [one for one in got["sideways"] if not one["bound"]]
+    found = [sideway for sideway in got["sideways"] if not sideway["bound"]]
     bound_count = len(got["sideways"]) - len(found)
     text = (
         f"Each of {got['signals']} signals was left out of {got['runs']} runs."

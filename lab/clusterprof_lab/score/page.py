@@ -71,10 +71,10 @@ def pages(folder: Path = RESULTS) -> dict[str, str]:
 
 def _curves(documents: Sequence[Document]) -> list[tuple[str, Sequence[Any]]]:
     return [
-        (markdown.named(column), one["reliability"])
+        (markdown.named(column), score["reliability"])
         for column in markdown.columns(documents)
-        for one in markdown.scores_of(column[0], tool=TOOL, mode="M0", testbed=column[1])
-        if one["reliability"]
+        for score in markdown.scores_of(column[0], tool=TOOL, mode="M0", testbed=column[1])
+        if score["reliability"]
     ]
 
 
@@ -105,8 +105,8 @@ def _page(documents: Sequence[Document]) -> Iterator[str]:
     yield "## Confusion between groups\n"
     for column in at_length:
         yield f"**{markdown.named(column)}** (runs; M0)\n"
-        for one in markdown.scores_of(column[0], tool=TOOL, mode="M0", testbed=column[1]):
-            yield markdown.confusion(one)
+        for score in markdown.scores_of(column[0], tool=TOOL, mode="M0", testbed=column[1]):
+            yield markdown.confusion(score)
     yield "## Confidence\n"
     yield CONFIDENCE
     yield f"![Reliability curve: confidence said against part right]({Path(PICTURE).name})\n"

@@ -117,11 +117,11 @@ def _best(column: Column, figure: str) -> str:
     """Return who does best of the others that answer at least half as often as we do."""
     least = _figures(column, TOOL)[figure]["n"] / 2
     others = [
-        (one["figures"][figure]["value"], one["tool"], one["figures"][figure])
-        for one in markdown.scores_of(column[0], testbed=column[1], mode="M0")
-        if one["tool"] != TOOL
-        and one["figures"][figure]["value"] is not None
-        and one["figures"][figure]["n"] >= least
+        (score["figures"][figure]["value"], score["tool"], score["figures"][figure])
+        for score in markdown.scores_of(column[0], testbed=column[1], mode="M0")
+        if score["tool"] != TOOL
+        and score["figures"][figure]["value"] is not None
+        and score["figures"][figure]["n"] >= least
     ]
     if not others:
         return markdown.NO_TRIAL

@@ -80,7 +80,7 @@ _NAMES = {"real": "real, clean run at another time"}
 def store(path: Path, folder: Path = RESULTS) -> Path:
     """Keep what was found for the page, named after its split and testbed."""
     document = _checked(path)
-    beds = sorted({one["testbed"] for one in document["faults"]})
+    beds = sorted({fault["testbed"] for fault in document["faults"]})
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / f"{document['split']}-{'-'.join(beds).replace(' ', '-')}.json"
     kept.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
@@ -101,7 +101,7 @@ def pages(folder: Path = RESULTS) -> dict[str, str]:
 
 
 def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    faults = [{**one, "split": d["split"]} for d in documents for one in d["faults"]]
+    faults = [{**fault, "split": d["split"]} for d in documents for fault in d["faults"]]
     beds = sorted({(one["testbed"], one["split"]) for one in faults}, reverse=True)
     yield HEAD
     yield f"Target: {100 * TARGET_RATIO:.0f} % within {WITHIN_POINTS:g} points. {SEEDS}\n"
@@ -168,9 +168,9 @@ def _by_scenario(
     faults: Sequence[Mapping[str, Any]], bed: tuple[str, str]
 ) -> dict[str, list[Mapping[str, Any]]]:
     out: dict[str, list[Mapping[str, Any]]] = {}
-    for one in faults:
-        if (one["testbed"], one["split"]) == bed:
-            out.setdefault(one["scenario"], []).append(one)
+    for fault in faults:
+        if (fault["testbed"], fault["split"]) == bed:
+            out.setdefault(fault["scenario"], []).append(fault)
     return dict(sorted(out.items()))
 
 

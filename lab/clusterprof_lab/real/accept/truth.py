@@ -177,7 +177,7 @@ def table(found: dict[str, Any]) -> str:
     """Return the truth as two tables, in milliseconds per step and in percent of all time."""
     steps = found["steps"]
     titles = ("step", *SUMS.values())
-    lines = [f"  rank host   {''.join(f'{one:>11}' for one in titles)}   came last"]
+    lines = [f"  rank host   {''.join(f'{title:>11}' for title in titles)}   came last"]
     for row in found["ranks"]:
         cells = "".join(f"{row[name] / steps / 1e6:>11.1f}" for name in ("total_ns", *SUMS))
         lines.append(f"  {row['rank']:<4} {row['host']:<6} {cells}{row['last_times']:>9} x")
