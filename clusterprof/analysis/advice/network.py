@@ -439,9 +439,9 @@ SHORT_TRIP = ExclusionRule(
 )
 FEW_OPERATIONS = ExclusionRule(
     "few-operations",
-    f"a step has fewer than {MANY_OPERATIONS} operations, or each sends"
-    f" {format_quantity(SMALL_BYTES, 'bytes')} or more, or neither is known: there is nothing to"
-    " put together (where round trips are long and neither is known, it is advised)",
+    f"there is nothing to combine: a step has fewer than {MANY_OPERATIONS} operations, each sends"
+    f" {format_quantity(SMALL_BYTES, 'bytes')} or more, or neither is known and round trips are"
+    " short",
     lambda s: (
         not has_many_small_operations(s)
         and (SHORT_TRIP.holds(s) or _get_operation_bytes(s) is not None)
