@@ -45,7 +45,7 @@ def settled(job: Job) -> int:
         books.add(block, blamed)
     assert int(books.victim_ns.sum()) == int(books.culprit_ns.sum()) == int(ops.blocked_ns.sum())
     assert carry is not None
-    kept = sum(getattr(carry.rows, one.name).nbytes for one in fields(carry.rows))
+    kept = sum(getattr(carry.rows, field.name).nbytes for field in fields(carry.rows))
     return kept + sum(column.nbytes for column in carry.entries)
 
 
@@ -80,8 +80,8 @@ def arrivals(job: Job) -> CollectiveSpans:
 def matched(people: list[RankEntry]) -> None:
     """Read the rows of all ranks and match them, block by block."""
     rows = sum(
-        one.operations.rank.size
-        for one in OperationStream(people, {}, (0,), get_block).read_batches(BLOCK)
+        read_batch.operations.rank.size
+        for read_batch in OperationStream(people, {}, (0,), get_block).read_batches(BLOCK)
     )
     assert rows == sum(int(one.operations.counts.sum()) for one in people)
 

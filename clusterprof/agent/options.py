@@ -50,13 +50,21 @@ class Option(NamedTuple):
     """Least value of a whole number."""
 
 
-OUT = Option(("-o", "--out"), "DIR", "Default: clusterprof-out/<job>.", Path)
-PROFILE = Option(("--profile",), "NAME", "Profile: a shipped one by name, or a file.")
+OUT = Option(
+    ("-o", "--out"), "DIR", "Folder of the recording. Default: clusterprof-out/<job>.", Path
+)
+PROFILE = Option(("--profile",), "NAME", "Name of a shipped profile, or a file.")
 DURATION = Option(("--duration",), "TIME", "Stop recording after this time (90s, 10m, 2h).")
 HZ = Option(("--hz",), "N", "Samples per second; slow sources keep their own rate.", float)
-INJECT = Option(("--inject",), "auto|off|strict", "Whether Pythons of the job report spans.")
-PID = Option(("--pid",), "PID", "Attach to a running process (no spans).", int)
-KEEP_FREE = Option(("--keep-free",), "SIZE", "Pause writing when less disk than this is left.")
+INJECT = Option(
+    ("--inject",),
+    "auto|off|strict",
+    "Whether the probe is loaded into the Python processes of the job.",
+)
+PID = Option(("--pid",), "PID", "Attach to a running process; no spans are recorded.", int)
+KEEP_FREE = Option(
+    ("--keep-free",), "SIZE", "Pause writing while less disk space than this is free."
+)
 GPU_EVENTS = Option(
     ("--gpu-events",),
     None,

@@ -26,16 +26,16 @@ FORMATS = ("terminal", "plain", "json", "markdown", "html", "openmetrics")
 _TABLE_FORMATS = ("terminal", "plain", "markdown")
 _NO_OPTIONS: Mapping[str, Any] = {}
 RUN_HELP = (
-    "The recording, or its node folders kept apart: host1/ host2/; or traces of other tools"
-    " (docs/importers.md)"
+    "A recording, the folders of its nodes (host1/ host2/), or traces of other tools"
+    " (docs/importers)"
 )
 
 
-PROFILE = Option(("--profile",), None, "Shipped profile, or a file.")
-JOBS = Option(("--jobs",), None, "Worker processes for the nodes.", int, minimum=1)
-OUTPUT = Option(("-o", "--output"), None, "Write to this file.", Path)
-WIDTH = Option(("--width",), None, "Columns; 0 = the terminal's.", int, minimum=0)
-NO_COLOR = Option(("--no-color",), None, "Without colors.", bool, "store_true")
+PROFILE = Option(("--profile",), "NAME", "Name of a shipped profile, or a file.")
+JOBS = Option(("--jobs",), "N", "Number of processes that analyze the nodes.", int, minimum=1)
+OUTPUT = Option(("-o", "--output"), "FILE", "Write to this file.", Path)
+WIDTH = Option(("--width",), "N", "Columns of the output; 0 = terminal width.", int, minimum=0)
+NO_COLOR = Option(("--no-color",), None, "Print without colors.", bool, "store_true")
 AS_JSON = Option(("--json",), None, "Same as --format json.", bool, "store_true", "as_json")
 
 

@@ -15,7 +15,7 @@ from clusterprof.cli.common import declare_option
 
 def record(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="CMD", help="The job; without it the whole node.")
+        list[str] | None, typer.Argument(metavar="CMD", help="The command of the job.")
     ] = None,
     out: Annotated[Path | None, declare_option(options.OUT)] = None,
     profile: Annotated[str | None, declare_option(options.PROFILE)] = None,
@@ -26,10 +26,10 @@ def record(
     gpu_events: Annotated[bool, declare_option(options.GPU_EVENTS)] = True,
     keep_free: Annotated[str | None, declare_option(options.KEEP_FREE)] = None,
 ) -> None:
-    """Record a job: `record -- CMD` starts a recorder beside CMD and becomes CMD.
+    """Record this node while CMD runs unchanged: record -- CMD.
 
-    CMD keeps its process, signals, terminal and exit status. Without CMD the node is recorded
-    until Ctrl-C, SIGTERM or --duration; with --pid until that process ends.
+    CMD keeps its process, signals, terminal and exit status. Without CMD, the node is recorded
+    until Ctrl-C, SIGTERM or --duration. With --pid, it is recorded until that process ends.
     """
     from clusterprof.cli.recording import run_record
 

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from clusterprof.report.model import Report
 
 
-RUN_OR_REPORT_HELP = "The recording, its node folders, or its report written by `analyze --json`"
+RUN_OR_REPORT_HELP = (
+    "A recording, the folders of its nodes, or a report written by `analyze --json`"
+)
 
 
 def load_run(paths: Sequence[Path], profile: Profile, jobs: int) -> Report:
@@ -201,18 +203,19 @@ class _Bar:
             self._bar = None
 
 
-FORMAT = Option(
-    ("--format",), None, "One of: " + ", ".join(common.FORMATS) + ".", parameter="format_"
-)
+FORMAT = Option(("--format",), "FORMAT", ", ".join(common.FORMATS) + ".", parameter="format_")
 STRICT = Option(
-    ("--strict",), None, "Exit with 6 when anything could not be read.", bool, "store_true"
+    ("--strict",), None, "Exit with 6 if any input could not be read.", bool, "store_true"
 )
 BY = Option(
-    ("--by",), None, "Add a table by node, rank, cause, step or time. Repeatable.", action="append"
+    ("--by",),
+    "WHAT",
+    "Add a table by node, rank, cause, step or time. Repeatable.",
+    action="append",
 )
-TOP = Option(("--top",), None, "Rows in these tables and in the table of ranks.", int, minimum=1)
-SINCE = Option(("--since",), "TIME", f"Analyze only from this time on: {TIME_HELP}")
-UNTIL = Option(("--until",), "TIME", "Analyze only up to this time.")
+TOP = Option(("--top",), "N", "Rows in these tables and in the table of ranks.", int, minimum=1)
+SINCE = Option(("--since",), "TIME", f"Analyze only the time from here on: {TIME_HELP}")
+UNTIL = Option(("--until",), "TIME", "Analyze only the time before this.")
 STEPS = Option(("--steps",), "A:B", "Analyze only steps A to B - 1 of every rank.")
 ANALYZE_OPTIONS = (
     FORMAT,

@@ -34,7 +34,7 @@ def format_suggestion(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; known are {', '.join(sorted(choices)[:12])}" if choices else ""
+    return f"; choose from {', '.join(sorted(choices)[:12])}" if choices else ""
 
 
 def _make_number_parser(at_least: float, at_most: float = math.inf) -> Callable[[Any], float]:

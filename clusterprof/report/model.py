@@ -86,8 +86,8 @@ class Onset:
 
 
 EFFORTS: Mapping[str, str] = {
-    "look": "a check: nothing is changed",
-    "setting": "an option of the job or of its submission, and another run",
+    "look": "a check; nothing is changed",
+    "setting": "a changed option of the job, and another run",
     "code": "a change of the training code or of its image",
     "site": "a change by the operators of the node, the network or the server",
     "data": "data rewritten, copied or moved",

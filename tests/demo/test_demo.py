@@ -127,6 +127,6 @@ def test_without_the_probe_the_family_is_named_and_never_a_leaf(
 
 def test_an_unknown_scenario_is_a_usage_error_that_names_the_known_ones() -> None:
     with pytest.raises(
-        UsageError, match="known are storage, cpu, mixed, checkpoint, network, straggler, clean"
+        UsageError, match="choose from storage, cpu, mixed, checkpoint, network, straggler, clean"
     ):
         run_scenario("stroage")

@@ -82,14 +82,16 @@ def test_small_reads_are_counted_and_packed(tmp_path: Path) -> None:
     assert size.note.startswith("a read requested on average; 100 a second, 3")
     assert size.note.endswith(" in the waits of a step")
     packed = next(one for one in found.advice if one.id == "pack-records")
-    assert packed.what.endswith("read these in order; now a read asks for 16.0 KiB")
+    assert packed.what.endswith("read these in order; now the average read is 16.0 KiB")
     assert found.withheld == ()
 
 
 def test_large_reads_are_left_as_they_are_and_that_is_said(tmp_path: Path) -> None:
     found = finding(analysed(reading(2 * MIB), tmp_path), "storage-local")
     assert "pack-records" not in [one.id for one in found.advice]
-    assert found.withheld == ("Larger records are not advised: a read asks for 2.0 MiB already",)
+    assert found.withheld == (
+        "Larger records are not advised: the average read is 2.0 MiB already",
+    )
 
 
 def split(**more: Any) -> Any:

@@ -127,7 +127,7 @@ def test_reads_that_are_large_already_are_not_packed() -> None:
     found = scene("storage-local", large, culprits=(Culprit("node-a", 3, "GPU-3", "sda"),))
     assert "pack-records" not in [one.id for one in select_advice(found)]
     assert explain_withheld(found) == (
-        "Larger records are not advised: a read asks for 1.0 MiB already",
+        "Larger records are not advised: the average read is 1.0 MiB already",
         "More workers are not advised: the disk was busy for 95.0 % of the waits",
     )
 
@@ -138,7 +138,7 @@ def test_small_reads_are_packed_and_the_advice_says_how_small() -> None:
         one for one in select_advice(scene("storage-local", small)) if one.id == "pack-records"
     )
     assert told.what == (
-        "Pack samples into large records and read these in order; now a read asks for 16.0 KiB"
+        "Pack samples into large records and read these in order; now the average read is 16.0 KiB"
     )
     blind = next(one for one in select_advice(scene("storage-local")) if one.id == "pack-records")
     assert blind.what == "Pack samples into large records and read these in order"

@@ -1,5 +1,4 @@
-"""Write what is generated: pages of causes, collectors, signals, commands, importers, accuracy and
-frameworks, and the schema of the JSON report.
+"""Write the generated pages: causes, collectors, importers, signals, commands, accuracy and more.
 
 python tests/tools/generate_docs.py            write
 python tests/tools/generate_docs.py --check    fail when anything on disk is not current
@@ -16,8 +15,7 @@ from collector_pages import collector_pages  # noqa: E402
 from command_pages import PAGE as COMMANDS_PAGE  # noqa: E402
 from command_pages import command_page  # noqa: E402
 from framework_page import pages as framework_pages  # noqa: E402
-from importer_pages import PAGE as IMPORTERS_PAGE  # noqa: E402
-from importer_pages import importer_page  # noqa: E402
+from importer_pages import importer_pages  # noqa: E402
 from report_schema import PAGE as SCHEMA_PAGE  # noqa: E402
 from report_schema import report_schema  # noqa: E402
 
@@ -32,7 +30,7 @@ def main(arguments: list[str]) -> int:
         COMMANDS_PAGE: command_page(MARK),
         **accuracy_pages(),
         **framework_pages(),
-        IMPORTERS_PAGE: importer_page(MARK),
+        **importer_pages(MARK),
         SCHEMA_PAGE: report_schema(),
     }
     stale = [name for name, text in sorted(pages.items()) if current(name) != text]
@@ -61,7 +59,8 @@ def current(name: str) -> str | None:
 
 
 def generated_files() -> list[Path]:
-    return [*(ROOT / "docs/causes").glob("*.md"), *(ROOT / "docs/collectors").glob("*.md")]
+    folders = ("causes", "collectors", "importers")
+    return [path for name in folders for path in (ROOT / "docs" / name).glob("*.md")]
 
 
 def cause_pages() -> dict[str, str]:
@@ -70,9 +69,7 @@ def cause_pages() -> dict[str, str]:
     from clusterprof.analysis.detectors.registry import DETECTORS
 
     pages = {}
-    index = [
-        MARK + "# Causes\n\nWhat the GPU waited for, in the order in which causes are asked.\n"
-    ]
+    index = [MARK + "# Causes\n\nWhat the GPU waited for, in the order of the analysis.\n"]
     for cause in (*(detector.cause for detector in DETECTORS), *PEER_CAUSES):
         pages[f"docs/causes/{cause.id}.md"] = MARK + build_cause_page(cause.id)
         index.append(f"* [{cause.id}]({cause.id}.md): {cause.title}.")

@@ -7,8 +7,7 @@ Report the savings of a fix from the replay, in device time, where there is one.
 
 Savings by the sums of attribution (analysis.attribution.what_if,
 analysis.attribution.wait_for.totals)
-are reported only where nothing could be replayed: these sums ignore what hides behind
-what.
+are reported only where nothing could be replayed: these sums ignore what hides behind what.
 
 Summarize the recorded part of the job: number of ranks, devices, coverage.
 

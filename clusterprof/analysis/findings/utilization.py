@@ -1,7 +1,7 @@
 """Summarize device utilization during device work, and advise on under-used devices.
 
-Under-used device time is no lost time and is not ranked among its causes. The advice
-follows from measurements while a device was working:
+Under-used device time is no lost time and is not ranked among its causes. The advice follows from
+measurements while a device was working:
 
     SM activity < 0.5            likely ineffective (NVIDIA on DCGM's metric)
       DRAM or tensor cores busy  none: memory bandwidth or tensor cores are the limit
@@ -220,8 +220,8 @@ def _format_advice(
 ) -> UtilizationAdvice:
     """Format one piece of advice with its confidence.
 
-    Collective kernels that could not be identified have low activity too; and a larger
-    batch is a guess while the amount of free memory is not known.
+    Collective kernels that could not be identified have low activity too; and a larger batch is a
+    guess while the amount of free memory is not known.
     """
     blind = code == "larger-batch" and any(fill.levels.memory_free_ratio is None for fill in fills)
     if blind:

@@ -6,27 +6,25 @@ Lost time in which the training process was copying from host memory to the GPU.
 
 ## Why the GPU waits
 
-A copy from pageable memory goes through a staging buffer and blocks the host until it
-is done, so no kernel is launched meanwhile. A copy on the compute stream cannot overlap
-with computation.
+A copy from pageable memory goes through a staging buffer and blocks the host until it is done, so
+no kernel is launched meanwhile. A copy on the compute stream cannot overlap with computation.
 
 ## How it decides
 
-Its share is the whole of a lost segment inside a copy that the probe recorded. A copy
-that did not block the host is still running when its span ends: lost time in the step
-behind it counts too, for as long as its bytes take over a link of 25 GB/s (16 lanes of
-PCIe 4.0).
+Its share is the whole of a lost segment inside a copy that the probe recorded. A copy that did not
+block the host is still running when its span ends: lost time in the step behind it counts too, for
+as long as its bytes take over a link of 25 GB/s (16 lanes of PCIe 4.0).
 
 ## What to do
 
-Set `pin_memory=True` in the loader and `non_blocking=True` in `.to()`; copy the next
-batch on a separate stream while the present one computes.
+Set `pin_memory=True` in the loader and `non_blocking=True` in `.to()`; copy the next batch on a
+separate stream while the present one computes.
 
 ## Where it is blind
 
-Copies that a library makes in native code have no span. Copies that did not block and
-had to wait for the computation before them end later than assumed here. `.item()` and
-printing a tensor synchronize without copying much: that is `h2d-sync`.
+Copies that a library makes in native code have no span. Copies that did not block and had to wait
+for the computation before them end later than assumed here. `.item()` and printing a tensor
+synchronize without copying much: that is `h2d-sync`.
 """
 
 from __future__ import annotations
@@ -52,9 +50,7 @@ from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 
 LINK_BYTES_PER_SECOND = 25_000_000_000
-"""Rate of copies from pinned memory (16 lanes of PCIe 4.0); a faster link would be done
-sooner.
-"""
+"""Rate of copies from pinned memory (16 lanes of PCIe 4.0); a faster link would be done sooner."""
 
 
 class H2dCopy:

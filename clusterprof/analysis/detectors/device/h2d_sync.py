@@ -2,26 +2,25 @@
 
 ## What it sees
 
-Lost time inside steps, outside any other wait, in steps in which the training process
-waited for the device: `.item()`, `.cpu()`, `if tensor:`, `torch.cuda.synchronize()`.
+Lost time inside steps, outside any other wait, in steps in which the training process waited for
+the device: `.item()`, `.cpu()`, `if tensor:`, `torch.cuda.synchronize()`.
 
 ## Why the GPU waits
 
-As long as the host runs ahead, the device always has the next kernel queued. A host
-that asks for a result waits until the device has done everything, and every launch
-after that goes to an idle device, until the host is ahead again.
+As long as the host runs ahead, the device always has the next kernel queued. A host that asks for a
+result waits until the device has done everything, and every launch after that goes to an idle
+device, until the host is ahead again.
 
 ## How it decides
 
 Would the device have been idle without those waits too? The host was working for
-`step - waits for the device - other waits`; a device that was busy for longer than that
-could have been kept busy. The time by which the host's work exceeds the device's is
-left to `launch-bound`; the rest of the lost time in steps with such waits is this, as
-far as the main thread had work to do in it: time slept elsewhere (writing a log, on a
-lock) is not launching.
+`step - waits for the device - other waits`; a device that was busy for longer than that could have
+been kept busy. The time by which the host's work exceeds the device's is left to `launch-bound`;
+the rest of the lost time in steps with such waits is this, as far as the main thread had work to do
+in it: time slept elsewhere (writing a log, on a lock) is not launching.
 
-An imported trace of kernels shows each gap separately: gaps count that begin while the
-host waits for the device, until its next launch.
+An imported trace of kernels shows each gap separately: gaps count that begin while the host waits
+for the device, until its next launch.
 
 ## What to do
 
@@ -31,9 +30,9 @@ Collect metrics on the GPU and fetch them every few hundred steps; copy results 
 
 ## Where it is blind
 
-Operations that synchronize implicitly (`nonzero`, boolean indexing, a pageable copy)
-have no span. Only CUDA tensors of `torch` are seen, and only `torch.cuda.synchronize`,
-not the user's own events; mark other waits with `clusterprof.span("sync")`.
+Operations that synchronize implicitly (`nonzero`, boolean indexing, a pageable copy) have no span.
+Only CUDA tensors of `torch` are seen, and only `torch.cuda.synchronize`, not the user's own events;
+mark other waits with `clusterprof.span("sync")`.
 """
 
 from __future__ import annotations
@@ -174,9 +173,8 @@ def _measure_traced_gaps(
 def _estimate_active_ratio(rank: Rank, lost: LostTime, inside: np.ndarray) -> float:
     """Estimate the share of the lost time in which the main thread can have been active.
 
-    It ran or was runnable for that time, or slept outside marked waits no longer than the
-    rest. 1 = unknown. Measured over all segments together: one sample says little about one
-    segment.
+    It ran or was runnable for that time, or slept outside marked waits no longer than the rest. 1 =
+    unknown. Measured over all segments together: one sample says little about one segment.
     """
     active_share = measure_main_thread(rank, "on_cpu_ns", lost, inside)
     active_share += np.nan_to_num(measure_main_thread(rank, "run_delay_ns", lost, inside))

@@ -2,33 +2,33 @@
 
 ## What it sees
 
-Lost time inside steps, outside any wait, while PyTorch's allocator requested memory
-from the driver, or ran out of memory and retried.
+Lost time inside steps, outside any wait, while PyTorch's allocator requested memory from the
+driver, or ran out of memory and retried.
 
 ## Why the GPU waits
 
-`cudaMalloc` and `cudaFree` go through the driver, and freeing waits for the device.
-Nearly full memory, changing shapes, or `torch.cuda.empty_cache()` in the loop make
-steps pay for that again and again; normally the allocator's cache serves all requests.
+`cudaMalloc` and `cudaFree` go through the driver, and freeing waits for the device. Nearly full
+memory, changing shapes, or `torch.cuda.empty_cache()` in the loop make steps pay for that again and
+again; normally the allocator's cache serves all requests.
 
 ## How it decides
 
-The probe reads the allocator's counters about once a second; a lost segment is judged
-by the reading that covers it, or by the one before, if that is no older than two
-seconds. Allocation counts as churn if an allocation had to be retried after a flush of
-the cache, or if as many blocks were both obtained from the driver and returned to it as
-there were steps. The share of a lost segment in such a second is the time that the main
-thread did not spend in user code: in the driver, or waiting for it.
+The probe reads the allocator's counters about once a second; a lost segment is judged by the
+reading that covers it, or by the one before, if that is no older than two seconds. Allocation
+counts as churn in two
+cases: an allocation had to be retried after a flush of the cache; or at least one block per step
+was obtained from the driver and one returned to it. The share of a lost segment in such a second is
+the time that the main thread did not spend in user code: in the driver, or waiting for it.
 
 ## What to do
 
-Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, remove `empty_cache()` from the
-loop, pad or bucket shapes, and leave some memory free: a smaller batch may be faster.
+Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, remove `empty_cache()` from the loop, pad or
+bucket shapes, and leave some memory free: a smaller batch may be faster.
 
 ## Where it is blind
 
-How long a driver call took is not measured, only that there were some. Allocators other
-than PyTorch's own report nothing, and torch before 2.2 counts only retries.
+How long a driver call took is not measured, only that there were some. Allocators other than
+PyTorch's own report nothing, and torch before 2.2 counts only retries.
 """
 
 from __future__ import annotations

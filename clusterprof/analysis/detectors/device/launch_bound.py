@@ -2,33 +2,31 @@
 
 ## What it sees
 
-Lost time inside a step, outside any wait, in which the main thread was busy on a CPU:
-the next kernel was due, but the main thread had not launched it yet.
+Lost time inside a step, outside any wait, in which the main thread was busy on a CPU: the next
+kernel was due, but the main thread had not launched it yet.
 
 ## Why the GPU waits
 
-Each operation costs the host 5 to 20 µs of Python and driver time. If kernels are
-shorter than that, the queue runs dry, and the GPU waits for the next launch, thousands
-of times in a step.
+Each operation costs the host 5 to 20 µs of Python and driver time. If kernels are shorter than
+that, the queue runs dry, and the GPU waits for the next launch, thousands of times in a step.
 
 ## How it decides
 
-The device must have been measured as idle in that window. Its share is the part of the
-main thread's time spent on a CPU, if that is at least the limit. A main thread that
-slept or was blocked is not evidence of slow launching.
+The device must have been measured as idle in that window. Its share is the part of the main
+thread's time spent on a CPU, if that is at least the limit. A main thread that slept or was blocked
+is not evidence of slow launching.
 
 ## What to do
 
-Raise the batch size as far as memory allows. Fuse operations with `torch.compile`, or
-replay steps as CUDA graphs. Move logging and metrics out of the step.
+Raise the batch size as far as memory allows. Fuse operations with `torch.compile`, or replay steps
+as CUDA graphs. Move logging and metrics out of the step.
 
 ## Where it is blind
 
-Between two device samples the order of idle and busy is unknown: kernel rates, which
-would decide it, are not recorded. An imported trace of kernels does show it: its share
-is the time in which the next kernel had not been launched yet. Anything else that keeps
-the main thread computing inside the step, such as a metric on the CPU, looks alike and
-has the same remedy.
+Between two device samples the order of idle and busy is unknown: kernel rates, which would decide
+it, are not recorded. An imported trace of kernels does show it: its share is the time in which the
+next kernel had not been launched yet. Anything else that keeps the main thread computing inside the
+step, such as a metric on the CPU, looks alike and has the same remedy.
 """
 
 from __future__ import annotations

@@ -2,34 +2,31 @@
 
 ## What it sees
 
-Lost time inside steps, after the first ones, in which `torch.compile` or JAX was
-compiling.
+Lost time inside steps, after the first ones, in which `torch.compile` or JAX was compiling.
 
 ## Why the GPU waits
 
-A compiled graph is valid for what it was traced with: shapes, types, flags. A batch of
-another length, or a Python number that changes, is traced and compiled again, which
-takes seconds during which nothing runs.
+A compiled graph is valid for what it was traced with: shapes, types, flags. A batch of another
+length, or a Python number that changes, is traced and compiled again, which takes seconds during
+which nothing runs.
 
 ## How it decides
 
-The compiler itself reports start and end of each compilation. Its share is the whole of
-a lost segment inside a compilation that the first steps (`startup`) do not explain.
+The compiler itself reports start and end of each compilation. Its share is the whole of a lost
+segment inside a compilation that the first steps (`startup`) do not explain.
 
 ## What to do
 
 Pad or bucket the shapes, mark what changes as dynamic (`torch._dynamo.mark_dynamic`,
-`dynamic=True`), and keep changing Python numbers out of compiled code.
-`TORCH_LOGS=recompiles` shows what changed; JAX shows it with
-`jax_explain_cache_misses`.
+`dynamic=True`), and keep changing Python numbers out of compiled code. `TORCH_LOGS=recompiles`
+shows what changed; JAX shows it with `jax_explain_cache_misses`.
 
 ## Where it is blind
 
-Compilation in a separate thread delays launches but has no span. Other compilers
-(TensorRT, TensorFlow, Triton kernels outside of `torch.compile`) are seen only if the
-user marks them: `clusterprof.span("compile")`. JAX does not report whether it had
-compiled the same code before. Code that is reached late for the first time, such as
-evaluation, is compiled then and counts too.
+Compilation in a separate thread delays launches but has no span. Other compilers (TensorRT,
+TensorFlow, Triton kernels outside of `torch.compile`) are seen only if the user marks them:
+`clusterprof.span("compile")`. JAX does not report whether it had compiled the same code before.
+Code that is reached late for the first time, such as evaluation, is compiled then and counts too.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Lost time in which the training process was saving a checkpoint.
 
 ## Why the GPU waits
 
-A synchronous save copies the state to the host, serializes it and writes it before the
-next step may begin.
+A synchronous save copies the state to the host, serializes it and writes it before the next step
+may begin.
 
 ## How it decides
 
@@ -20,8 +20,8 @@ that is B.
 
 ## What to do
 
-Snapshot to host memory and write in the background (asynchronous checkpointing), write
-to a local disk first, shard the state over the ranks, or save less often.
+Snapshot to host memory and write in the background (asynchronous checkpointing), write to a local
+disk first, shard the state over the ranks, or save less often.
 
 ## Where it is blind
 

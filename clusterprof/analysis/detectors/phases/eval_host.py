@@ -2,13 +2,13 @@
 
 ## What it sees
 
-Lost time inside steps in which the training process evaluated (if it has a span), or in
-which its main thread was blocked writing a file or sending over a connection.
+Lost time inside steps in which the training process evaluated (if it has a span), or in which its
+main thread was blocked writing a file or sending over a connection.
 
 ## Why the GPU waits
 
-Metrics on the CPU, a log that is synchronized after every line, results that are
-uploaded before the next step: while the main thread does this, it launches nothing.
+Metrics on the CPU, a log that is synchronized after every line, results that are uploaded before
+the next step: while the main thread does this, it launches nothing.
 
 ## How it decides
 
@@ -27,15 +27,14 @@ bytes is written, is `checkpoint`.
 
 ## What to do
 
-Log from a separate thread or process, and every few hundred steps. Keep metrics on the
-GPU, and fetch them once at the end. Evaluate less often, or on other devices.
+Log from a separate thread or process, and every few hundred steps. Keep metrics on the GPU, and
+fetch them once at the end. Evaluate less often, or on other devices.
 
 ## Where it is blind
 
-Logging or metrics that keep the main thread on a CPU for less than 0.1 s at a time look
-like launching (`launch-bound`). If `wchan` may not be read, blocked writes are not
-seen. Waiting for the answer to an upload cannot be distinguished from waiting for other
-ranks and is not claimed.
+Logging or metrics that keep the main thread on a CPU for less than 0.1 s at a time look like
+launching (`launch-bound`). If `wchan` may not be read, blocked writes are not seen. Waiting for the
+answer to an upload cannot be distinguished from waiting for other ranks and is not claimed.
 """
 
 from __future__ import annotations
@@ -157,8 +156,8 @@ def _count_steps(rank: Rank, lost: LostTime) -> int:
 def _is_regular(steps: Int) -> bool:
     """Return whether three quarters of the pauses are equally far apart in steps.
 
-    Equal means the median distance, by a third of it: a pause that reaches into a second
-    step may count there.
+    Equal means the median distance, by a third of it: a pause that reaches into a second step may
+    count there.
     """
     if steps.size < _MIN_REGULAR_PAUSES:
         return False

@@ -2,31 +2,29 @@
 
 ## What it sees
 
-Lost time in which the host waited for a batch, in an imported trace of another tool: a
-profiler recorded the wait, but nothing about the threads, disks and connections behind
-it.
+Lost time in which the host waited for a batch, in an imported trace of another tool: a profiler
+recorded the wait, but nothing about the threads, disks and connections behind it.
 
 ## Why the GPU waits
 
-The batch was not ready when the step needed it: its files were being read, it was being
-decoded or augmented, no worker had started on it, or there are no workers.
+The batch was not ready when the step needed it: its files were being read, it was being decoded or
+augmented, no worker had started on it, or there are no workers.
 
 ## How it decides
 
-Its share is the part of the wait that neither reading nor computing of the loading
-thread explains. Clusterprof's own recordings never need it: they have samples of the
-threads that load.
+Its share is the part of the wait that neither reading nor computing of the loading thread explains.
+Clusterprof's own recordings never need it: they have samples of the threads that load.
 
 ## What to do
 
-Find the cause: `clusterprof record -- CMD` for a minute divides the same wait among
-disks, servers, CPUs and the loader's configuration. If the trace shows that the
-training process loads the data itself, give it workers first.
+Find the cause: `clusterprof record -- CMD` for a minute divides the same wait among disks, servers,
+CPUs and the loader's configuration. If the trace shows that the training process loads the data
+itself, give it workers first.
 
 ## Where it is blind
 
-It knows that the data were late, but not why. A wait that is hidden behind work of the
-device costs nothing and is not claimed.
+It knows that the data were late, but not why. A wait that is hidden behind work of the device costs
+nothing and is not claimed.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _label_advice_parts(advice: Advice) -> tuple[tuple[str, str], ...]:
         ("because", advice.because),
         ("gain", advice.gain),
         ("verify", advice.verify),
-        ("makes worse", advice.worse),
+        ("side effect", advice.worse),
     )
 
 
