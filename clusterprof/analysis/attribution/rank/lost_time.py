@@ -89,6 +89,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_EVAL,
     PHASE_GC,
     PHASE_H2D,
+    PHASE_HIDDEN_COLLECTIVE,
     PHASE_NONE,
     PHASE_STARTUP,
     PHASE_SUSPECTED_BUSY_WAIT,
@@ -307,6 +308,7 @@ _HOST_PHASES = (
 # Where a device that busy-waited is assumed to have done so: after the host issued a collective.
 _BUSY_WAIT_ORDER = (
     PHASE_COLLECTIVE,
+    PHASE_HIDDEN_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_NONE,
     PHASE_H2D,
@@ -455,7 +457,8 @@ def _measure_from_samples(
     if busy_wait_ns.any():
         busy_wait = allocate_by_phase(window, phase, left - idle, busy_wait_ns, _BUSY_WAIT_ORDER)
         left, busy_lost = left - busy_wait, busy_lost + busy_wait
-        tails.append((busy_wait, np.where(phase == PHASE_COLLECTIVE, phase, PHASE_BUSY_WAIT)))
+        in_operation = (phase == PHASE_COLLECTIVE) | (phase == PHASE_HIDDEN_COLLECTIVE)
+        tails.append((busy_wait, np.where(in_operation, PHASE_COLLECTIVE, PHASE_BUSY_WAIT)))
     if suspected_ns.any():
         busy_wait = allocate_by_phase(window, phase, left - idle, suspected_ns, _BUSY_WAIT_ORDER)
         left, suspected = left - busy_wait, busy_wait
@@ -495,7 +498,9 @@ def _build_lost(rank: Rank, phases: HostPhases, parts: list[tuple[Int, int]]) ->
         source[part[rows] > 0] = code
     kept = phases.rows(rows)
     steps = find_step_numbers(rank, kept.start_ns, kept.steps_begun)
-    return LostTime(kept.start_ns, kept.end_ns, amount[rows], kept.phase, source, steps)
+    # Idle time there is the main thread's: it had not launched anything.
+    phase = np.where(kept.phase == PHASE_HIDDEN_COLLECTIVE, PHASE_COMPUTE, kept.phase)
+    return LostTime(kept.start_ns, kept.end_ns, amount[rows], phase, source, steps)
 
 
 def _append_busy_losses(
