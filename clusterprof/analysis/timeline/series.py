@@ -258,6 +258,20 @@ def get_busy_readings(rank: Rank) -> tuple[Int, Float]:
     return known  # type: ignore[no-any-return]
 
 
+def get_means_at_driver_times(rank: Rank, name: str) -> Series | None:
+    """Return a series of means of the rank's device at the times up to which they were measured.
+
+    A value that is repeated, because the driver had no newer one, is dropped. None if it was
+    not recorded.
+    """
+    series = rank.chunk.series.get((name, rank.device))
+    until = rank.chunk.series.get((signals.GPU_BUSY_UNTIL.name, rank.device))
+    if series is None or until is None:
+        return series
+    t_ns, values = _move_to_driver_times(series.t_ns, series.values, until)
+    return Series(t_ns, values, series.is_counter)
+
+
 def _read_busy_time(rank: Rank) -> tuple[Int, Float]:
     total = rank.chunk.series.get((signals.GPU_BUSY_TIME.name, rank.device))
     if total is not None and total.t_ns.size:

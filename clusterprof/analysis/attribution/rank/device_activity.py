@@ -42,7 +42,11 @@ import numpy as np
 from clusterprof import signals
 from clusterprof.analysis.attribution.rank.phase_shares import NO_SHARES, PhaseShares
 from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
-from clusterprof.analysis.timeline.series import SNAPSHOT_VALID_NS, get_busy_readings
+from clusterprof.analysis.timeline.series import (
+    SNAPSHOT_VALID_NS,
+    get_busy_readings,
+    get_means_at_driver_times,
+)
 
 MAX_LATENESS_NS = 1_500_000_000
 # NVML: HW slowdown 0x8, software thermal 0x20, hardware thermal 0x40, power brake 0x80. The power
@@ -205,10 +209,15 @@ def detect_busy_wait(
     """
     none = np.zeros(windows.start_ns.size, np.int64)
     for name, scale in ((signals.GPU_SM_ACTIVE.name, 1.0), (signals.GPU_POWER.name, _MAX_WATTS)):
-        series = rank.chunk.series.get((name, rank.device))
+        is_mean = scale == 1.0
+        series = (
+            get_means_at_driver_times(rank, name)
+            if is_mean
+            else rank.chunk.series.get((name, rank.device))
+        )
         if series is None or not series.t_ns.size or not none.size:
             continue
-        if scale == 1.0:  # a mean since the reading before
+        if is_mean:  # since the reading before
             value = _average_over_windows(series, windows)
         else:  # a reading describes the time before it
             row = np.searchsorted(series.t_ns, windows.end_ns, side="left")
