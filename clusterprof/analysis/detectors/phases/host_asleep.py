@@ -1,4 +1,4 @@
-"""The training thread sleeps, and not for data, ranks, the device or a disk.
+"""The training thread sleeps or waits for something outside training.
 
 ## What it sees
 
