@@ -254,7 +254,7 @@ PHASE_RECOMMENDATIONS = (
         "find-the-sleeping-line",
         ("host-asleep",),
         "Find the line that sleeps, and move it out of the step",
-        "py-spy dump in a pause; a thread or a process for uploads, retries and questions to servers",
+        "py-spy dump in a pause; a thread or a process for uploads and retries",
         FilledRecommendation(
             "py-spy dump --pid PID while the GPU is idle names the line; let a thread or a process"
             " of its own sleep, retry, upload or ask instead"

@@ -77,6 +77,7 @@ from clusterprof.analysis.attribution.rank.host_phases import (
 )
 from clusterprof.analysis.attribution.rank.phase_shares import PhaseShares, allocate_by_shares
 from clusterprof.analysis.attribution.rank.utilization import UtilizationSums, sum_utilization
+from clusterprof.analysis.detectors.base import measure_device_sync
 from clusterprof.analysis.timeline.collectives.operations import DeviceWaits, find_device_waits
 from clusterprof.analysis.timeline.intervals import EMPTY, merge_intervals
 from clusterprof.analysis.timeline.load.ranks import parse_identity
@@ -101,6 +102,7 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
+from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import ExposedSpans
 from clusterprof.probe import layout
 
@@ -411,16 +413,41 @@ def measure_lost_intervals(
 
 
 def _measure_from_host(rank: Rank, phases: HostPhases) -> tuple[LostTime, SegmentAccount]:
-    """Use stream events where a wait has them, otherwise the full wait."""
+    """Use stream events where a wait has them, otherwise the full wait.
+
+    Inside a step, outside any wait, the time in which the host slept counts.
+    """
     events = measure_exposed_time(rank, phases)
     in_full = np.isin(phases.phase, _HOST_PHASES) & ~events.measured
     length = phases.end_ns - phases.start_ns
+    inside = np.isin(phases.phase, (PHASE_COMPUTE, PHASE_HIDDEN_COLLECTIVE)) & ~events.measured
     parts = [
         (events.lost_ns, SOURCE_STREAM_EVENTS),
         (np.where(in_full, length, 0), SOURCE_HOST_SPANS),
+        (np.where(inside, _measure_sleep(rank, phases), 0), SOURCE_HOST_SPANS),
     ]
     lost = shift_to_wait_end(_build_lost(rank, phases, parts))
     return lost, SegmentAccount(0, 0, 0, int(np.count_nonzero(events.measured)))
+
+
+def _measure_sleep(rank: Rank, phases: HostPhases) -> Int:
+    """Measure how long the main thread slept in each row: int64[n], ns.
+
+    Marked waits for the device do not count: the device worked meanwhile. Nor does waiting for a
+    CPU, which `analysis.attribution.rank.time_spent` takes from the work. 0 where its threads
+    were not sampled.
+    """
+    length = phases.end_ns - phases.start_ns
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or len(thread.t_ns) < 2:
+        return np.zeros(length.size, np.int64)
+    on_cpu_ns, delay_ns = (
+        compute_column_increase(thread.t_ns, column, phases.start_ns, phases.end_ns)
+        for column in (thread.on_cpu_ns, thread.run_delay_ns)
+    )
+    synced_ns = measure_device_sync(rank, phases.start_ns, phases.end_ns)
+    asleep_ns = np.nan_to_num(length - on_cpu_ns) - np.nan_to_num(delay_ns) - synced_ns
+    return np.clip(np.rint(asleep_ns), 0, length).astype(np.int64)
 
 
 def _measure_from_samples(

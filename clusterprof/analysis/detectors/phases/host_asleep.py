@@ -96,7 +96,7 @@ class HostAsleep:
             "`strace -p PID -T`: which call it sleeps in, and for how long."
         ),
     )
-    needs = ("threads", "device")
+    needs = ("threads",)
 
     @dataclass(frozen=True, slots=True)
     class Limits:
