@@ -38,7 +38,9 @@ def build_findings(
     in_step_ns: int,
     window_ns: int,
 ) -> tuple[Finding, ...]:
-    """Build the findings inside steps, largest first, then start-up, which lies outside.
+    """Build the findings inside steps, then start-up, which lies outside.
+
+    The causes of the family that lost most come first, then all others, largest first.
 
     ranks: results of all ranks; totals: their culprit totals, in their order. observer: None where
     operations were not matched.
@@ -53,7 +55,16 @@ def build_findings(
         for id_, lines in by_id.items()
         if _is_large(lines, in_step_ns)
     ]
-    findings.sort(key=lambda finding: (-finding.lost_ns, finding.cause.id))
+    family_ns: dict[str, int] = {}
+    for finding in findings:
+        family = finding.cause.family
+        family_ns[family] = family_ns.get(family, 0) + finding.lost_ns
+    # The family that lost most comes first: its causes can share what another has alone.
+    first = max(findings, key=lambda f: (family_ns[f.cause.family], f.lost_ns), default=None)
+    leading = first.cause.family if first is not None else ""
+    findings.sort(
+        key=lambda finding: (finding.cause.family != leading, -finding.lost_ns, finding.cause.id)
+    )
     return (*findings, *_build_outside_findings(ranks, window_ns))
 
 

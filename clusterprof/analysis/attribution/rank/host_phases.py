@@ -29,6 +29,7 @@ from clusterprof.analysis.timeline.intervals import (
     merge_intervals,
     subtract_intervals,
 )
+from clusterprof.analysis.timeline.load.ranks import parse_identity
 from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COLLECTIVE,
@@ -186,6 +187,8 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
     table = rank.main.spans.get(abs(kind))
     if table is None:
         return EMPTY
+    if abs(kind) == layout.COLLECTIVE and _is_alone(rank):
+        return EMPTY  # an operation of one rank waits for no other rank
     if kind == -layout.COLLECTIVE:
         operations = CollectiveSpans.from_table(table)
         other = operations.by_other_thread & (operations.group != 0)
@@ -224,6 +227,10 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
         collects = rank.main.spans.get(layout.GC) is not None
         return merge_intervals((table.start_ns, table.end_ns)) if collects else EMPTY
     return merge_intervals((table.start_ns[waited], table.end_ns[waited]))
+
+
+def _is_alone(rank: Rank) -> bool:
+    return parse_identity(rank.main.registration).world_size == 1
 
 
 def _find_exposed_part(rank: Rank, operations: Intervals) -> Intervals:

@@ -370,7 +370,54 @@ def _measure_blocked_time(
     # Spans that touch share an interval: the part inside each span counts.
     until = _make_lost_time_sum(lost, np.flatnonzero(inside))
     # Both are rounded: the difference may be a nanosecond too large.
-    return np.clip(until(end) - until(begin), 0, np.maximum(end - begin, 0))
+    blocked_ns = np.clip(until(end) - until(begin), 0, np.maximum(end - begin, 0))
+    enclosing = waits & (spans.start_ns < np.append(segment.start_ns, reach[:-1]))
+    enclosing &= spans.start_ns < np.append(segment.start_ns, np.maximum.accumulate(begin)[:-1])
+    if enclosing.any():
+        _add_time_before_enclosed(blocked_ns, spans, segment, waits, until)
+    return blocked_ns
+
+
+def _add_time_before_enclosed(
+    blocked_ns: Int,
+    spans: CollectiveSpans,
+    segment: Segment,
+    waits: np.ndarray,
+    until: Callable[[Int], Int],
+) -> None:
+    """Add the lost time of each span before spans that began later and ended earlier, in place.
+
+    Threads call operations at the same time; the outer one waits for the inner one, and samples
+    do not say in which of them the device was idle. So it goes to the inner one, as far as that
+    has room. blocked_ns: int64[n], ns.
+
+        thread 1   |------------ 100 ------------|
+        thread 2        |-- 30 --|
+        counted    |-20-|   30   |----- 50 ------|     20 lie before the inner one
+    """
+    covered: list[tuple[int, int, list[int]]] = []  # disjoint and sorted; spans in each
+    starts = np.maximum(spans.start_ns, segment.start_ns).tolist()
+    for at, (start_ns, end_ns) in enumerate(zip(starts, spans.end_ns.tolist())):
+        if not waits[at]:
+            continue
+        inner: list[tuple[int, int, list[int]]] = []
+        while covered and covered[-1][1] > start_ns:
+            inner.append(covered.pop())
+        inner.reverse()
+        before_ns = start_ns
+        for low_ns, high_ns, members in inner:
+            if low_ns > before_ns:
+                low, high = until(np.array([before_ns, low_ns])).tolist()
+                left_ns = max(high - low, 0)
+                for member in members:
+                    room_ns = int(spans.end_ns[member]) - starts[member] - int(blocked_ns[member])
+                    part_ns = min(max(room_ns, 0), left_ns)
+                    blocked_ns[member] += part_ns
+                    left_ns -= part_ns
+                blocked_ns[at] += left_ns
+            before_ns = high_ns
+        first_ns = min([start_ns, *(low_ns for low_ns, _, _ in inner)])
+        covered.append((first_ns, end_ns, [at, *(m for _, _, members in inner for m in members)]))
 
 
 def _make_lost_time_sum(lost: LostTime, rows: Int) -> Callable[[Int], Int]:

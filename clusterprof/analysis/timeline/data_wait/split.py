@@ -428,8 +428,10 @@ def _find_worker_lifetimes(workers: Iterable[Process]) -> list[tuple[int, int]]:
         seen = [(int(t_ns[0]), int(t_ns[-1])) for t_ns in tables]
         if (spans := select_fetches(worker)) is not None:
             seen.append((int(spans.start_ns[0]), int(spans.end_ns[-1])))
-        if seen:
-            lifetimes.append((min(t for t, _ in seen), max(t for _, t in seen)))
+        if not seen:  # neither sampled nor fetching: nothing says that it has ended
+            lifetimes.append((LONG_AGO_NS, -LONG_AGO_NS - 1))
+            continue
+        lifetimes.append((min(t for t, _ in seen), max(t for _, t in seen)))
     return lifetimes
 
 
