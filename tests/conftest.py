@@ -1,4 +1,4 @@
-"""Fixture machines; and this folder is on the import path: `from builders import …`."""
+"""Fixtures: recorded machines, files that are open, the rights of an ordinary user."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from recordings import SECOND, Script, _header, seconds, training
 
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.live import SILENT_NS, LiveJob
 from clusterprof.errors import NoRecording
 from clusterprof.trace.schema import Clock, Event
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.recordings import SECOND, Script, _header, seconds, training
 
 # 20 steps of 1 s without a wait, then 20 that wait for 0.4 s, half of it for the disk.
 STEPS = [(0.0, 1.0)] * 20 + [(0.4, 0.6)] * 20

@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from recordings import MAIN, SECOND, WORKER, Script, training, write
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import NoRecording, UsageError
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
+from tests.support.recordings import MAIN, SECOND, WORKER, Script, training, write
 
 
 def check_books(report: Report) -> None:

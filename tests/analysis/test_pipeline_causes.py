@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from recordings import SECOND, Script, training
-from test_analysis import analysed
 
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
+from tests.analysis.test_pipeline import analysed
+from tests.support.recordings import SECOND, Script, training
 
 # 50 steps of 0.24 s waiting (half blocked, half decoding) and 0.26 s computing, from 1 s on: of
 # 25 s in steps 12 are lost, 6 of them blocked

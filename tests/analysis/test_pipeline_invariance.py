@@ -8,10 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from builders import header
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recordings import MAIN, Script, seconds, training, write
 
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.taxonomy import CAUSES
@@ -20,6 +18,8 @@ from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Clock
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.builders import header
+from tests.support.recordings import MAIN, Script, seconds, training, write
 
 LIMITS = build_limits({})
 SLOW = settings(

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recordings import SECOND, _header, seconds, training
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
 from clusterprof.trace.schema import Clock, Columns, Event, Record
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.recordings import SECOND, _header, seconds, training
 
 SLICE, BY_TORCH = "MIG-a7b7d10d", "GPU-a7b7d10d"
 WHOLE = {"id": "GPU-5c89852c", "index": 0, "pci_bus_id": "00000000:4A:00.0", "tells_busy": False}

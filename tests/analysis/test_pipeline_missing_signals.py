@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lean import POWER, SM, Step, cluster, recorded, without
-from recordings import SECOND, write
 
 from clusterprof.analysis.cross_rank.waits import CATEGORIES
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, RankOperations, read_block
 from clusterprof.report.model import Report
+from tests.support.lean_recordings import POWER, SM, Step, cluster, recorded, without
+from tests.support.recordings import SECOND, write
 
 N = 30
 PLAIN, READS, DECODES, SLOW = Step(), Step(read=0.2), Step(decode=0.2), Step(compute=0.5)

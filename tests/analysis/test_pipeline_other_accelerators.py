@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recordings import MAIN, SECOND, Script, _header, seconds, training
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
 from clusterprof.trace.schema import Clock, Columns, Event, Record
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.recordings import MAIN, SECOND, Script, _header, seconds, training
 
 WAITED_S = 6.0
 CORE = "neuron-0-core-1"

@@ -8,12 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from recordings import write
-from test_peers import job
-
 from clusterprof.analysis.node.selection import Progress
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.analysis.spill import measure_size_bytes
+from tests.analysis.cross_rank.test_waits import job
+from tests.support.recordings import write
 
 
 def two_nodes(folder: Path) -> list[int]:

@@ -13,7 +13,7 @@ import clusterprof
 from clusterprof.analysis.node.selection import Progress
 from clusterprof.errors import NoRecording, UsageError
 
-RECORDING = Path(__file__).resolve().parent.parent / "recordings" / "dlrm-8rank"
+RECORDING = Path(__file__).resolve().parents[1] / "recordings" / "dlrm-8rank"
 
 
 def test_a_recording_is_analyzed_by_its_path_as_text_or_as_a_path() -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lean import POWER, SM, Step, cluster, recorded, without
-from recordings import Script
 
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
+from tests.support.lean_recordings import POWER, SM, Step, cluster, recorded, without
+from tests.support.recordings import Script
 
 N = 20
 PLAIN, MIXED, SLOW = Step(), Step(read=0.1, decode=0.1), Step(compute=0.4)

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recordings import write
-from test_peers import job, seconds_of
 
 from clusterprof.analysis import spill
 from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
@@ -28,6 +26,8 @@ from clusterprof.analysis.spill import (
     open_spill,
 )
 from clusterprof.report.model import Report
+from tests.analysis.cross_rank.test_waits import job, seconds_of
+from tests.support.recordings import write
 
 ANALYSE = """
 import resource

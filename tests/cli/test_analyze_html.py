@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from door import TESTS, environment, with_report
+from tests.support.commands import TESTS, environment, with_report
 
 
 def test_the_page_goes_into_a_file(tmp_path: Path) -> None:

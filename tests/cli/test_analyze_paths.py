@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from door import command
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
-from recordings import training, write
+from tests.support.commands import command
+from tests.support.recordings import training, write
 
 JOB = [(0.2, 0.3)] * 30
 

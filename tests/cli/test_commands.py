@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from door import command, environment, with_report
 
 from clusterprof import __version__
 from clusterprof.cli.commands import COMMANDS
+from tests.support.commands import command, environment, with_report
 
 
 def test_version() -> None:
@@ -105,7 +105,7 @@ def test_json_is_one_document_even_when_it_fails(name: str, tmp_path: Path) -> N
     assert document["message"] in done.stderr
 
 
-# storage: 61 % busy; clean: 99.8 %; damaged-emulated: too poor; see tests/reports.py
+# storage: 61 % busy; clean: 99.8 %; damaged-emulated: too poor; see tests/support/reports.py
 @pytest.mark.parametrize(
     ("report", "rule", "code", "first"),
     [

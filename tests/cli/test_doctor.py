@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from door import command
-from nvml.simulated import Scenario, build, environment, uuid
 
 from clusterprof.agent.collectors.registry import select_collectors
 from clusterprof.agent.linux.files import Roots
+from tests.support.commands import command
+from tests.support.nvml.simulated import Scenario, build, environment, uuid
 
 NAMES = [kind.name for kind in select_collectors(Roots())]  # type: ignore[attr-defined]
 OTHERS = ["spans", "fabric", "host"]

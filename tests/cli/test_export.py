@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import wire
-from small_run import write
 
 from clusterprof.cli.app import main
 from clusterprof.output.exporters.registry import EXPORTERS
+from tests.support import perfetto_packets as wire
+from tests.support.small_run import write
 
 OLD = Path(__file__).parents[1] / "recordings" / "dlrm-8rank"
 

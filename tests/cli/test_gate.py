@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree as Tree
@@ -15,9 +14,7 @@ from clusterprof.cli.app import main
 from clusterprof.cli.gate import format_next_step
 from clusterprof.output.renderers.json import Json
 from clusterprof.output.renderers.verdicts.documents import render_verdict_text
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "gate"))
-from gate_runs import run, steady
+from tests.support.gate_runs import run, steady
 
 
 @functools.cache

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from door import command, environment
 
 from clusterprof.agent.options import RECORD_OPTIONS, RecordOptions, parse_record_arguments
 from clusterprof.errors import UsageError
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Header, Record
+from tests.support.commands import command, environment
 
 PATIENCE_S = 30
 RECORD = [sys.executable, "-m", "clusterprof", "record"]

@@ -13,9 +13,7 @@ import pytest
 
 from clusterprof.cli import app, commands, runs
 from clusterprof.cli.analyze import analyze
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-from command_pages import asked_by
+from tests.tools.command_pages import asked_by
 
 PLAIN = [
     ["a"],

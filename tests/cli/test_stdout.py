@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from door import TESTS
-from forking import Forks
 
 from clusterprof.output.renderers.base import RENDERERS
+from tests.support.commands import TESTS
+from tests.support.forked_commands import Forks
 
 RECORDING = str(TESTS / "recordings" / "dlrm-8rank")
 RULE = ("--assert", "gpu.busy_ratio >= 1%")

@@ -12,7 +12,7 @@ from clusterprof.config import build_limits, check_collectors, list_shipped_prof
 from clusterprof.config.yaml_file import KEYS
 from clusterprof.errors import UsageError
 
-SHIPPED = Path(__file__).parent.parent.parent / "profiles"
+SHIPPED = Path(__file__).parents[2] / "profiles"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_pages import PAGES, ROOT, SHELL_WORDS, asked_by, commands_of, words_of
 
 from clusterprof.cli.app import main
 from clusterprof.cli.commands import COMMANDS
+from tests.docs.test_pages import PAGES, ROOT, SHELL_WORDS, asked_by, commands_of, words_of
 
 RECORDING = ROOT / "tests/recordings/v1"
 READERS = ("analyze", "gate", "compare", "export", "dump", "explain", "top")

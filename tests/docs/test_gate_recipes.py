@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gate_runs import run, steady
 
 from clusterprof.cli.app import main
 from clusterprof.output.renderers.json import Json
+from tests.support.gate_runs import run, steady
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 RECIPES = DOCS / "recipes"
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "tools"))
-from command_pages import asked_by  # noqa: E402
-from links import anchors, dead_links  # noqa: E402
+from tests.tools.command_pages import asked_by  # noqa: E402
+from tests.tools.links import anchors, dead_links  # noqa: E402
 
 PAGES = sorted(
     path

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import pytest
-from gate_runs import MS, run, steady
 
 from clusterprof.errors import UsageError
 from clusterprof.gate import Policy, parse_change
@@ -26,9 +23,8 @@ from clusterprof.output.renderers.verdicts.documents import (
     write_headline,
     write_legend,
 )
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "renderers"))
-from hostile import HOSTILE
+from tests.support.gate_runs import MS, run, steady
+from tests.support.hostile_names import HOSTILE
 
 
 def slower() -> Comparison:

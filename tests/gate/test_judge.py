@@ -6,11 +6,11 @@ import dataclasses
 import math
 
 import pytest
-from reports import ALL, S, clean, damaged, nothing, storage_verdict, upper_bound
 
 from clusterprof.errors import UsageError
 from clusterprof.gate import Outcome, Policy, Verdict, judge_runs, parse_rule
 from clusterprof.report.model import Metric, Report
+from tests.support.reports import ALL, S, clean, damaged, nothing, storage_verdict, upper_bound
 
 # every rule that a perfect report would pass
 EASY = ("gpu.busy_ratio >= 0%", "stall.storage <= 100%")

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gate_runs import run, steady
-
 from clusterprof.errors import ClusterprofError
 from clusterprof.gate import Policy, judge_runs, parse_any_rule
 from clusterprof.gate.stored_report import load_report
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.model import Report
+from tests.support.gate_runs import run, steady
 
 RULES = [
     parse_any_rule(text)

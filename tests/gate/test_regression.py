@@ -8,7 +8,6 @@ import re
 
 import numpy as np
 import pytest
-from gate_runs import MS, run, steady
 
 from clusterprof.errors import UsageError
 from clusterprof.gate import Policy, RuleResult, Verdict, judge_runs, parse_any_rule
@@ -19,6 +18,7 @@ from clusterprof.gate.regression import (
     sample_metric,
 )
 from clusterprof.report.model import Report
+from tests.support.gate_runs import MS, run, steady
 
 QUIET = Policy(between_runs_ratio=0.0)
 

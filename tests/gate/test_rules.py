@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from gate_runs import run
 
 from clusterprof.errors import UsageError
 from clusterprof.gate import (
@@ -21,6 +20,7 @@ from clusterprof.gate import (
     with_levels,
 )
 from clusterprof.report.model import JobFacts, Report
+from tests.support.gate_runs import run
 
 
 def verdict(*runs: Report, rules: tuple[str, ...], aggregate: str = "median") -> Verdict:

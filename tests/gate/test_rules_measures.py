@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from gate_runs import MS, run
 
 from clusterprof.errors import UsageError
 from clusterprof.gate import Policy, RuleResult, judge_runs, parse_rule
 from clusterprof.gate.rules import find_metric
 from clusterprof.report.impact import Impact
 from clusterprof.report.model import Metric, Report
+from tests.support.gate_runs import MS, run
 
 
 def value(name: str, report: Report) -> float | None:

@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-from gate_runs import run
-from reports import ALL
 
 from clusterprof.errors import NoRecording
 from clusterprof.gate import Policy, judge_runs, parse_any_rule
 from clusterprof.gate.stored_report import is_report, load_report
 from clusterprof.output.renderers.json import Json
+from tests.support.gate_runs import run
+from tests.support.reports import ALL
 
 RULES = [parse_any_rule("gpu.busy_ratio >= 70%"), parse_any_rule("step.p90_ns <= 1 s")]
 

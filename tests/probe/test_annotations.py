@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import job_python
 import pytest
-from probing import DATA_WAIT, FETCH, STEP, Ring, clean_environment, install, recorded
+
+from tests.support import job_python
+from tests.support.probing import DATA_WAIT, FETCH, STEP, Ring, clean_environment, install, recorded
 
 ROOT = str(Path(__file__).parents[2])
 

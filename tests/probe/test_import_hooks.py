@@ -5,9 +5,10 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-import job_python
 import pytest
-from probing import install, run
+
+from tests.support import job_python
+from tests.support.probing import install, run
 
 HEAD = """
 import sys

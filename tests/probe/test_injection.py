@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from probing import install
 
 from clusterprof.agent.launch import launcher
 from clusterprof.errors import CannotStart
+from tests.support.probing import install
 
 
 def test_the_probe_lies_in_the_run_directory(tmp_path: Path) -> None:

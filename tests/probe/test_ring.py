@@ -8,9 +8,11 @@ import signal
 import subprocess
 from pathlib import Path
 
-import job_python
 import pytest
-from probing import (
+
+from clusterprof.agent.launch import launcher
+from tests.support import job_python
+from tests.support.probing import (
     UNTIL_HELD,
     Ring,
     Span,
@@ -21,8 +23,6 @@ from probing import (
     recorded,
     run,
 )
-
-from clusterprof.agent.launch import launcher
 
 ROOT = str(Path(__file__).parents[2])
 

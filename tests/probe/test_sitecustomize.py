@@ -12,11 +12,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import job_python
 import pytest
-from probing import CHECKPOINT, install, parse, run, seen
 
 import clusterprof.probe
+from tests.support import job_python
+from tests.support.probing import CHECKPOINT, install, parse, run, seen
 
 JOB = """
 import os, sys

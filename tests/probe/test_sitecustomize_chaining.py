@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from probing import install, run, seen
+
+from tests.support.probing import install, run, seen
 
 BODIES = {
     "nothing": "",

@@ -19,7 +19,7 @@ from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
 from clusterprof.trace.dump import export_records
 
-FOLDER = Path(__file__).parent.parent / "recordings" / "dlrm-8rank"
+FOLDER = Path(__file__).parents[1] / "recordings" / "dlrm-8rank"
 US, STEPS, RANKS = 1_000, 40, 8
 GC_US = STEPS * RANKS * 7_600
 H2D_US = STEPS * RANKS * (500 + 200)

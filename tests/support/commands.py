@@ -9,12 +9,12 @@ from pathlib import Path
 
 from clusterprof.agent.launch.identity import LAUNCHER_VARIABLES
 
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).parents[1]
 # The door is under test, not the analysis: one function below it is replaced.
 _WITH_REPORT = """
 import sys
-sys.path.insert(0, {tests!r})
-import reports
+sys.path.insert(0, {root!r})
+from tests.support import reports
 import clusterprof.analysis.pipeline as local
 local.analyze_with_request = lambda paths, request: reports.ALL[paths[0].name]()
 from clusterprof.cli.app import main
@@ -45,7 +45,7 @@ def with_report(
     *arguments: str, cwd: Path | None = None, **changes: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command whose RUN is the name of a report made by hand."""
-    run = [sys.executable, "-c", _WITH_REPORT.format(tests=str(TESTS)), *arguments]
+    run = [sys.executable, "-c", _WITH_REPORT.format(root=str(TESTS.parent)), *arguments]
     return _run(run, cwd, changes)
 
 

@@ -8,11 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from builders import header
-from recordings import MAIN, SECOND, Script, seconds
-from test_analysis import check_books
-from test_peers import STEPS, job, seconds_of
-
 from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.detectors.registry import build_limits
@@ -22,6 +17,10 @@ from clusterprof.report.model import Report
 from clusterprof.trace.reader import list_node_folders
 from clusterprof.trace.schema import Clock, Columns, Event, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
+from tests.analysis.cross_rank.test_waits import STEPS, job, seconds_of
+from tests.analysis.test_pipeline import check_books
+from tests.support.builders import header
+from tests.support.recordings import MAIN, SECOND, Script, seconds
 
 HOUR = 3600 * SECOND
 

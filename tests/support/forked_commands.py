@@ -3,7 +3,7 @@
 with Forks() as forks:
     done = forks.run("analyze", "storage", stdout="/dev/full")
 
-A RUN that is the name of a report made by hand (tests/reports.py) gives that report.
+A RUN that is the name of a report made by hand (tests/support/reports.py) gives that report.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from door import TESTS, environment
+from tests.support.commands import TESTS, environment
 
 _SERVER = """
 import gc, json, os, resource, sys
-sys.path.insert(0, {tests!r})
-import reports
+sys.path.insert(0, {root!r})
+from tests.support import reports
 import clusterprof.analysis.pipeline as local
 from clusterprof.cli import commands
 from clusterprof.cli.app import main
@@ -93,7 +93,7 @@ class Forks:
 
     def __enter__(self) -> Forks:
         self._server = subprocess.Popen(
-            [sys.executable, "-c", _SERVER.format(tests=str(TESTS), warm=self._warm)],
+            [sys.executable, "-c", _SERVER.format(root=str(TESTS.parent), warm=self._warm)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(),

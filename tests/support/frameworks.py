@@ -7,10 +7,11 @@ import socket
 import subprocess
 from pathlib import Path
 
-import job_python
 import pytest
-from job_python import is_there
-from probing import DATA_WAIT, HOOK_NOTE, STEP, WAIT, Ring, Watcher, install, run
+
+from tests.support import job_python
+from tests.support.job_python import is_there
+from tests.support.probing import DATA_WAIT, HOOK_NOTE, STEP, WAIT, Ring, Watcher, install, run
 
 CHECKPOINT, EVAL, COMPILE = 5, 12, 13
 LIVENESS_SECONDS = 900  # some import for minutes, or compile, on a machine at work on other things

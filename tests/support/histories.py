@@ -12,11 +12,10 @@ from functools import cache, lru_cache
 from operator import add
 from typing import Any
 
-from cluster_report import cluster
-
 from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep, Wait
 from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof.report.model import Advice, RankLedger, Report
+from tests.support.cluster_report import cluster
 
 S = 1_000_000_000
 _OF_OTHERS = ("storage-remote", "sync-imbalance")  # felt by those who waited

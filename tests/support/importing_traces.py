@@ -12,8 +12,8 @@ from clusterprof.analysis.importers.registry import find_importer
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Columns, Event, Spans
 
-SEEDS = Path(__file__).parent / "importers" / "seeds"
-SHARED = Path(__file__).parents[1].parent / "shared/data"
+SEEDS = Path(__file__).parents[1] / "analysis" / "importers" / "seeds"
+SHARED = Path(__file__).parents[2].parent / "shared/data"
 MS = 1_000_000
 Span = tuple[float, float, int, int, int, int]
 """Start and end in ms from an origin, then a to d."""

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from builders import ns
-from recordings import MAIN, WORKER, Script, write
-from test_analysis import check_books
-
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
+from tests.analysis.test_pipeline import check_books
+from tests.support.builders import ns
+from tests.support.recordings import MAIN, WORKER, Script, write
 
 SM, POWER = "gpu.sm_active_ratio", "gpu.power_watts"
 PCIE, COPIED = "gpu.pcie_receive_bytes_per_second", 10e9

@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
-from synthetic.jobs import CATEGORIES, MS, World
 
 from clusterprof.analysis.attribution.network.counters import NodeLinks, find_node_links
 from clusterprof.analysis.attribution.network.split import TransferSplit, split_transfer_time
@@ -19,6 +18,7 @@ from clusterprof.analysis.timeline.network_counters import (
     NodeNetworkTotals,
     ValueHistogram,
 )
+from tests.support.synthetic.jobs import CATEGORIES, MS, World
 
 SECOND = 1_000_000_000
 LIMITS = build_limits({})

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import job_python
 import pytest
 
 from clusterprof.agent.launch import launcher
+from tests.support import job_python
 
 LIVENESS_SECONDS = 120
 

@@ -10,10 +10,16 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import job_python
-from probing import LIVENESS_SECONDS, UNTIL_HELD, Ring, Span, Watcher, clean_environment
-
 from clusterprof.agent.launch import launcher
+from tests.support import job_python
+from tests.support.probing import (
+    LIVENESS_SECONDS,
+    UNTIL_HELD,
+    Ring,
+    Span,
+    Watcher,
+    clean_environment,
+)
 
 COLLECTIVE = 11
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, GATHER = range(1, 7)

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from builders import activity, header, ns, spent_ns
-
 from clusterprof.probe import layout
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Header, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.builders import activity, header, ns, spent_ns
 
 MAIN, WORKER = 100, 201
 SECOND = 1_000_000_000

@@ -6,8 +6,6 @@ lost = causes + unattributed, per rank and in all.
 
 from __future__ import annotations
 
-from cluster_report import cluster
-
 from clusterprof.report.impact import (
     DeviceUtilization,
     RankUtilization,
@@ -26,6 +24,7 @@ from clusterprof.report.model import (
     RankLedger,
     Report,
 )
+from tests.support.cluster_report import cluster
 
 S = 1_000_000_000
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from clusterprof_lab.truth import Injected, Lost, Place, Truth, write
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "engine"))
-
-import recordings
-from test_peers import job
+from tests.analysis.cross_rank.test_waits import job
+from tests.support import recordings
 
 SECOND = 1_000_000_000
 STEPS = 40

@@ -16,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reports import S, clean
-
 from clusterprof.analysis.timeline.model import Int
 from clusterprof.output.exporters.base import Run, RunNode, RunRank
 from clusterprof.probe import layout
@@ -25,6 +23,7 @@ from clusterprof.report.history import History, RankHistory, Wait
 from clusterprof.report.model import RankLedger, Report
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Gap, Header, Record, Spans
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.reports import S, clean
 
 EPOCH = 1_700_000_000 * S
 AHEAD = {"a": 0, "b": 5 * S}

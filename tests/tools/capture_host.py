@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("--root", type=Path, default=Path("/"))
-    parser.add_argument("--into", type=Path, default=Path(__file__).parent.parent / "hosts")
+    parser.add_argument("--into", type=Path, default=Path(__file__).parents[1] / "hosts")
     options = parser.parse_args(arguments)
     target: Path = options.into / options.name
     if (target / "proc").exists():

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = ["## Source", "## Privilege", "## Cost", "## Where it is blind"]
 COST_TABLE = "== collector_cost"
 _COST = re.compile(r"^  (\w+) +(\S.*?) {2,}([\d.,]+) +([\d.,]+) +([\d.]+) *$", re.MULTILINE)

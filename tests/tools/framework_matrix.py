@@ -26,13 +26,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests/probe"
-sys.path[:0] = [str(Path(__file__).parent), str(TESTS), str(ROOT)]
-import job_python  # noqa: E402
-import probing  # noqa: E402
-from cuda_shells import make_shells  # noqa: E402
-from framework_rows import PACKAGES, ROWS, Row  # noqa: E402
-
+sys.path.insert(0, str(ROOT))  # `python tests/tools/…` puts this folder there alone
 from clusterprof.probe.hooks import HOOKS  # noqa: E402
+from tests.support import job_python, probing  # noqa: E402
+from tests.tools.cuda_shells import make_shells  # noqa: E402
+from tests.tools.framework_rows import PACKAGES, ROWS, Row  # noqa: E402
 
 RUNS = TESTS / "framework_runs.json"
 # What `import torch` needs of its packages; those of CUDA are gigabytes.
@@ -222,7 +220,7 @@ def tests(row: Row, asked: argparse.Namespace, python: Path, folder: Path, again
     again: an earlier result of the row, of which only what failed is run once more; else empty.
     """
     only = asked.tests
-    files = [f"test_probe_{name}.py" for name in only or row.tests]
+    files = [f"{name}.py" for name in only or row.tests]
     chosen = [name.replace("::", ".py::", 1) for name in again.get("failures", {})] or files
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
@@ -240,7 +238,8 @@ def tests(row: Row, asked: argparse.Namespace, python: Path, folder: Path, again
     result["left_out"] = [name for name in left if name not in (only or ())]
     result["left_out"] += ["long variants"] if asked.short and not again else []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
-        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        module = case.get("classname", "").removeprefix("tests.probe.").replace(".", "/")
+        name = f"{module}::{case.get('name')}"
         problem = case.find("failure") if case.find("error") is None else case.find("error")
         if problem is not None:
             result["failures"][name] = " ".join((problem.get("message") or "").split())[:160]

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-ANSWERS = ROOT / "tests" / "importers" / "answers.json"
+ROOT = Path(__file__).resolve().parents[2]
+ANSWERS = ROOT / "tests" / "analysis" / "importers" / "answers.json"
 PAGE = "docs/importers.md"
 NO_ANSWER = "no answer"
 """What stands in the column of stated answers of files that have none."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from capture_host import ALLOWED, main, scrub, scrub_path
+from tests.tools.capture_host import ALLOWED, main, scrub, scrub_path
 
 HOSTS = Path(__file__).parents[1] / "hosts"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from trace_samples import second, spans, write
 
 from clusterprof.trace.column_decoder import BlockColumns, concat_columns
 from clusterprof.trace.decoder import Decoder, PackedSpans, decode_span_frames
@@ -23,6 +22,7 @@ from clusterprof.trace.frame import (
 )
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Record, Rows, Spans
+from tests.support.trace_samples import second, spans, write
 
 EXTREME = (-(1 << 63), (1 << 63) - 1, -1, 0, 1, 1 << 40)
 

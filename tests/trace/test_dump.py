@@ -7,11 +7,11 @@ from array import array
 from pathlib import Path
 
 import pytest
-from trace_samples import simple_records, write
 
 from clusterprof.errors import NoRecording
 from clusterprof.trace.dump import export_records
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Event, Rows, Spans
+from tests.support.trace_samples import simple_records, write
 
 
 def strict(line: str) -> dict[str, object]:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from builders import header
 
 from clusterprof.trace.live_tail import NodeTail, iterate_events
 from clusterprof.trace.schema import Clock, Columns, Event, Spans
 from clusterprof.trace.segments import format_segment_name
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.builders import header
 
 SECOND = 1_000_000_000
 KEEP_NS = 10 * SECOND

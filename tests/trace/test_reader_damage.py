@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from trace_samples import boundaries, read_frames, second, simple_records, write
 
 from clusterprof.trace.reader import DamageCounter, NodeReader, Scanner
+from tests.support.trace_samples import boundaries, read_frames, second, simple_records, write
 
 Frames = list[list[dict[str, Any]]]
 

@@ -10,7 +10,7 @@ import pytest
 
 from clusterprof.trace.dump import export_records
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
+RECORDINGS = Path(__file__).parents[1] / "recordings"
 VERSIONS = sorted(path.name for path in RECORDINGS.glob("v*") if path.is_dir())
 
 

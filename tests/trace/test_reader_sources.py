@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trace_samples import HEADER, HandClock, second
 
 from clusterprof.errors import NoRecording
 from clusterprof.trace.reader import NodeSources, SkippedInput, find_nodes
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.trace_samples import HEADER, HandClock, second
 
 GIVE = "give the folder that `clusterprof record` wrote"
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trace_samples import HEADER, SECOND_NS, HandClock, canonical, read_frames, second
 
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Columns, Event, Gap
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, canonical, read_frames, second
 
 TMPFS_BYTES = 256 << 10
 
@@ -181,11 +181,12 @@ def test_read_only_disk_in_the_middle_then_writable_again(small_disk: Path) -> N
     assert sorted(os.listdir(small_disk / "node")) == ["000001.cpf", "000002.cpf"]
 
 
+ROOT = Path(__file__).resolve().parents[2]
 CHILD = """
     import resource, sys
-    sys.path.insert(0, {here!r})
+    sys.path.insert(0, {root!r})
     from pathlib import Path
-    from trace_samples import HEADER, SECOND_NS, HandClock, second
+    from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, second
     from clusterprof.trace.writer import RecordingWriter
 
     limit = 20_000
@@ -202,7 +203,7 @@ CHILD = """
 
 def test_a_limit_on_file_sizes_only_means_more_segments(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
-    code = textwrap.dedent(CHILD.format(here=str(Path(__file__).parent)))
+    code = textwrap.dedent(CHILD.format(root=str(ROOT)))
     child = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "node")], capture_output=True, text=True
     )

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trace_samples import HEADER, SECOND_NS, HandClock, second
 
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Columns
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, second
 
 SECONDS = 9
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG)

@@ -4,10 +4,10 @@ import os
 import shutil
 
 import pytest
-from collecting import Opened, pread_as_cgroupfs_does
 
 from clusterprof.agent.collectors.cgroup import CgroupCollector
 from clusterprof.errors import DevicesChanged, Unavailable
+from tests.support.collecting import Opened, pread_as_cgroupfs_does
 
 NO_QUOTA = Unavailable("absent", "no CPU quota is set", "")
 NO_LIMIT = Unavailable("absent", "no memory limit is set", "")

@@ -3,11 +3,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from collecting import Opened, pread_as_cgroupfs_does
 
 from clusterprof.agent.collectors.cgroup import PressureCollector
 from clusterprof.agent.linux.cgroup import PSI_REMEDY
 from clusterprof.errors import DevicesChanged, Unavailable
+from tests.support.collecting import Opened, pread_as_cgroupfs_does
 
 NODE = [  # the files are in µs
     ("pressure.cpu_some_ns_total", "", 14_036_781_000),

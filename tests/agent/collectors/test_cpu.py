@@ -3,10 +3,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from collecting import Opened
 
 from clusterprof.agent.collectors.cpu import CoresCollector, CpuCollector
 from clusterprof.errors import DevicesChanged, Unavailable
+from tests.support.collecting import Opened
 
 # All fixtures are written in ticks of 10 ms, which is what Linux uses on every machine we support.
 TICK_NS = 10_000_000

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from collecting import Opened
 
 from clusterprof.agent.collectors.disk import DiskCollector
 from clusterprof.errors import DevicesChanged, Unavailable
+from tests.support.collecting import Opened
 
 MS = 1_000_000
 SECTOR = 512

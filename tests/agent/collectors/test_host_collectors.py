@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from collecting import Opened
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.collectors.cpu import CpuClockCollector, RunqueueCollector
@@ -17,6 +16,7 @@ from clusterprof.agent.collectors.memory import ReclaimCollector, ShmCollector
 from clusterprof.agent.linux.cpu import describe_topology, find_accelerator_nodes, parse_schedstat
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
+from tests.support.collecting import Opened
 
 S = 1_000_000_000
 NOT_COUNTED = Unavailable("absent", "this kernel does not count it", "")

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import os
 
-from collecting import Opened
-
 from clusterprof.agent.collectors.memory import MemoryCollector
 from clusterprof.errors import Unavailable
+from tests.support.collecting import Opened
 
 KIB = 1024
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from collecting import Opened
 
 from clusterprof.agent.collectors.network import NetworkCollector
 from clusterprof.errors import DevicesChanged, Unavailable
+from tests.support.collecting import Opened
 
 NAMES = [
     "receive_bytes_total",

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from collecting import Opened
 
 from clusterprof.agent.collectors.network_filesystems import CifsCollector
 from clusterprof.errors import DevicesChanged, Unavailable
+from tests.support.collecting import Opened
 
 JIFFY = 4_000_000  # 250 per second
 READINGS = {

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from collecting import Opened
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.collectors.network_filesystems import LustreCollector
@@ -13,6 +12,7 @@ from clusterprof.agent.linux.background import DEADLINE_NS
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.linux.storage.lustre import ROOT_ONLY
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
+from tests.support.collecting import Opened
 
 INSTANCE = "ffff9a0b1c2d3e00"
 OSC0, OSC1 = (f"osc/scratch-OST000{n}-osc-{INSTANCE}" for n in (0, 1))

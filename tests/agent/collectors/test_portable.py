@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-from collecting import Opened
 
 from clusterprof.agent.collectors import processes
 from clusterprof.agent.collectors.base import Context
@@ -29,6 +28,7 @@ from clusterprof.agent.linux import without_proc
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.options import build_plan
 from clusterprof.errors import DevicesChanged, Unavailable
+from tests.support.collecting import Opened
 
 PATIENCE_S = 20.0
 FILE_BYTES = 3 << 20

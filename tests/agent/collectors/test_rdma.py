@@ -4,10 +4,19 @@ import shutil
 from typing import Any
 
 import pytest
-from rdma_ports import COUNTERS, LINK, PATIENCE, Rig, at_its_end, given_back, of, uncounted  # noqa: F401 - given_back is a fixture
 
 from clusterprof.agent.collectors.base import Value
 from clusterprof.errors import DevicesChanged, Unavailable
+from tests.support.rdma_ports import (  # noqa: F401 - given_back is a fixture
+    COUNTERS,
+    LINK,
+    PATIENCE,
+    Rig,
+    at_its_end,
+    given_back,
+    of,
+    uncounted,
+)
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import shutil
 from typing import Any
 
 import pytest
-from collecting import pread_as_cgroupfs_does
-from rdma_ports import COUNTERS, LINK, PATIENCE, Rig, given_back, of, uncounted  # noqa: F401 - given_back is a fixture
 
 from clusterprof.agent.collectors.base import Context, Value
 from clusterprof.agent.collectors.rdma import RdmaCollector
 from clusterprof.agent.sampling import inventory
 from clusterprof.errors import Unavailable
+from tests.support.collecting import pread_as_cgroupfs_does
+from tests.support.rdma_ports import COUNTERS, LINK, PATIENCE, Rig, given_back, of, uncounted  # noqa: F401 - given_back is a fixture
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from collecting import Opened
-from test_third_party_storage import PAGE, SHARED, of, theirs  # noqa: F401 - a fixture
 
 from clusterprof.agent.collectors.base import Context, Value
 from clusterprof.agent.collectors.cgroup import PressureCollector
@@ -41,6 +39,8 @@ from clusterprof.agent.linux.threads import (
     parse_thread_stat,
 )
 from clusterprof.signals import BY_NAME
+from tests.agent.collectors.test_third_party_storage import PAGE, SHARED, of, theirs  # noqa: F401 - a fixture
+from tests.support.collecting import Opened
 
 LIBRARY = SHARED.parent / "procfs-fixtures/fixtures.tar.gz"
 pytestmark = pytest.mark.skipif(

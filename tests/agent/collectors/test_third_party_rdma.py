@@ -12,14 +12,14 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from collecting import Opened
 
 from clusterprof.agent.collectors.base import Value
 from clusterprof.agent.collectors.rdma import RdmaCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
+from tests.support.collecting import Opened
 
-SHARED = Path(__file__).parents[2].parent / "shared/data"
+SHARED = Path(__file__).parents[3].parent / "shared/data"
 pytestmark = pytest.mark.skipif(
     not SHARED.exists(), reason="the third-party fixture trees do not lie beside the repository"
 )

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from collecting import Opened
 
 from clusterprof.agent.collectors.disk import DiskCollector
 from clusterprof.agent.collectors.memory import MemoryCollector
 from clusterprof.agent.collectors.network_filesystems import MountsCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
+from tests.support.collecting import Opened
 
-PAGE = Path(__file__).parents[2] / "docs/agreement.md"
-SHARED = Path(__file__).parents[2].parent / "shared/data/node-exporter-fixtures"
+PAGE = Path(__file__).parents[3] / "docs/agreement.md"
+SHARED = Path(__file__).parents[3].parent / "shared/data/node-exporter-fixtures"
 needs_trees = pytest.mark.skipif(
     not SHARED.exists(), reason="the third-party fixture trees do not lie beside the repository"
 )

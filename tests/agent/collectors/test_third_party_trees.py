@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from collecting import Opened
 
 from clusterprof.agent.collectors.cgroup import PressureCollector
 from clusterprof.agent.collectors.cpu import CoresCollector
@@ -22,8 +21,9 @@ from clusterprof.agent.collectors.network import NetworkCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.linux.storage.network_mounts import parse_mountstats
 from clusterprof.errors import Unavailable
+from tests.support.collecting import Opened
 
-SHARED = Path(__file__).parents[2].parent / "shared/data"
+SHARED = Path(__file__).parents[3].parent / "shared/data"
 pytestmark = pytest.mark.skipif(
     not SHARED.exists(), reason="the third-party fixture trees do not lie beside the repository"
 )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from array import array
 from pathlib import Path
 
-from test_threads_collector import FakeThread, Rig
-
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.linux.threads import COLUMNS
 from clusterprof.analysis.timeline.load.processes import ProcessBuffer
 from clusterprof.trace.schema import Rows
+from tests.agent.collectors.test_threads import FakeThread, Rig
 
 
 def named(thread: FakeThread, name: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_threads_collector import FakeThread, Rig
 
 from clusterprof.agent.linux.files import Roots
+from tests.agent.collectors.test_threads import FakeThread, Rig
 
 
 @pytest.fixture

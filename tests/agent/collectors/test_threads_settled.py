@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from test_threads_collector import FakeThread, Rig
 
 from clusterprof.agent.linux import threads as module
 from clusterprof.agent.linux.files import Roots, parse_integers
 from clusterprof.agent.linux.threads import SharedThreadState, Thread, build_rows
+from tests.agent.collectors.test_threads import FakeThread, Rig
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from clusterprof.agent.linux.files import Roots
 from clusterprof.cli.doctor import format_job
 from clusterprof.signals import BY_NAME
 
-HOSTS = Path(__file__).parents[1] / "hosts"
+HOSTS = Path(__file__).parents[2] / "hosts"
 
 DOCTOR, SLURMSTEPD = 4790, 4650
 

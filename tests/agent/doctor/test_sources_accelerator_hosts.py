@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accel.simulated import HOSTS, path_with, until
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.collectors.cpu import CpuCollector
@@ -27,6 +26,7 @@ from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.agent.sampling.service import make_isolated_collector
 from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.trace.schema import Columns, Event, Gap
+from tests.support.accelerators.simulated import HOSTS, path_with, until
 
 COLLECTORS = (CpuCollector, GpuGaudiCollector, GpuNeuronCollector, GpuTpuCollector)
 NODES = {"gaudi-node": "gpu_gaudi", "trn1-node": "gpu_neuron"}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_golden_hosts import PATIENCE, S, accepted, lines_of
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.collectors.network import EthtoolCollector, NetworkCollector
@@ -22,8 +21,9 @@ from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.agent.sampling.inventory import build_host_inventory
 from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.errors import Unavailable
+from tests.agent.doctor.test_sources_golden_hosts import PATIENCE, S, accepted, lines_of
 
-HOSTS = Path(__file__).parents[1] / "hosts"
+HOSTS = Path(__file__).parents[2] / "hosts"
 
 NAMES = ("dgx-h100-ib", "roce-cloud-node")
 

@@ -22,7 +22,7 @@ from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.trace.schema import Columns, Event, Gap, Record
 
-HOSTS = Path(__file__).parents[1] / "hosts"
+HOSTS = Path(__file__).parents[2] / "hosts"
 PATIENCE = 20.0
 S = 1_000_000_000
 NAMES = ("mi300x-node", "intel-max-node")

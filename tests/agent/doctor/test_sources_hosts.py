@@ -17,7 +17,7 @@ from clusterprof.agent.doctor.sources import SourceCheck, check_sources
 from clusterprof.agent.linux.files import Roots
 from clusterprof.cli.doctor import format_source_checks
 
-HOSTS = Path(__file__).parents[1] / "hosts"
+HOSTS = Path(__file__).parents[2] / "hosts"
 
 # what asks this machine, and not the fixture's files
 ASKS_ELSEWHERE = (

@@ -28,7 +28,7 @@ from clusterprof.trace.dump import export_records
 from clusterprof.trace.schema import Clock, Header
 from clusterprof.trace.writer import RecordingWriter
 
-GOLDEN = Path(__file__).parents[1] / "hosts/lustre-nfs"
+GOLDEN = Path(__file__).parents[2] / "hosts/lustre-nfs"
 KINDS = (MemoryCollector, DiskCollector, MountsCollector, LustreCollector, CifsCollector)
 NOW_NS = 5_000_000_000
 

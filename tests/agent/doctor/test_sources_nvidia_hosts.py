@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvml.rig import wait_gone
-from nvml.simulated import Scenario, build, environment, load
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.collectors.gpu.nvidia import GpuNvidiaCollector
@@ -28,8 +26,10 @@ from clusterprof.agent.linux.kernel_log import KernelLog
 from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.trace.schema import Columns, Event, Gap
+from tests.support.nvml.rig import wait_gone
+from tests.support.nvml.simulated import Scenario, build, environment, load
 
-HOSTS = Path(__file__).parents[1] / "hosts"
+HOSTS = Path(__file__).parents[2] / "hosts"
 
 NAMES = ("h100-node", "mig-node")
 DOCTORS = {"h100-node": "doctor-nvidia.txt", "mig-node": "doctor.txt"}

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvml.healthy import NAMES_WITH_GPM
-from nvml.rig import LIVENESS_SECONDS, SECOND_NS, Rig, wait_gone
-from nvml.simulated import uuid
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.isolation.collector import IsolatedCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import DevicesChanged, Unavailable
+from tests.support.nvml.healthy import NAMES_WITH_GPM
+from tests.support.nvml.rig import LIVENESS_SECONDS, SECOND_NS, Rig, wait_gone
+from tests.support.nvml.simulated import uuid
 
 WIDTH = len(NAMES_WITH_GPM)
 PARKED = "paused after it crashed the driver's library"

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from nvml.rig import SECOND_NS, Rig, wait_gone
-from nvml.simulated import uuid
 
 from clusterprof.errors import DevicesChanged, NothingNew
+from tests.support.nvml.rig import SECOND_NS, Rig, wait_gone
+from tests.support.nvml.simulated import uuid
 
 SLICE = "MIG-00000000-0000-0000-0000-000000000007"
 SPLIT_UP = (

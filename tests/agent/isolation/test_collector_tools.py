@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accel.simulated import HOSTS, SITE, Gaudis, alive, path_with, tool, until, write_tpu
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.isolation import drivers
@@ -18,6 +17,16 @@ from clusterprof.agent.isolation.collector import IsolatedCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import NothingNew, Unavailable
 from clusterprof.signals import BY_NAME
+from tests.support.accelerators.simulated import (
+    HOSTS,
+    SITE,
+    Gaudis,
+    alive,
+    path_with,
+    tool,
+    until,
+    write_tpu,
+)
 
 TOOLS = HOSTS / "trn1-node" / "tools"
 CORES = ["neuron-0-core-0", "neuron-0-core-1", "neuron-1-core-2", "neuron-1-core-3"]

@@ -10,9 +10,9 @@ from pathlib import Path
 from clusterprof.agent.launch.launcher import build_agent_environment
 from clusterprof.agent.sampling.service import ADDRESS_SPACE_BYTES
 
-HOSTS = Path(__file__).parents[1] / "hosts"
+HOSTS = Path(__file__).parents[2] / "hosts"
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 READ_ALL_CARDS = """
 import re, sys
 from pathlib import Path

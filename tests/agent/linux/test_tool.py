@@ -8,10 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from accel.simulated import alive, tool, until
 
 from clusterprof.agent.linux import tool as tools
 from clusterprof.errors import Unavailable
+from tests.support.accelerators.simulated import alive, tool, until
 
 
 def made(folder: Path, script: str) -> list[str]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ring_writer import NOW_NS, PID, TICKS, Writer, drained, sequences
 
 from clusterprof.agent.processes.span_rings import LONG_OPERATION_NS
 from clusterprof.probe import layout
+from tests.support.ring_writer import NOW_NS, PID, TICKS, Writer, drained, sequences
 
 
 @pytest.fixture(params=[True, False], ids=["sealed", "unsealed"])

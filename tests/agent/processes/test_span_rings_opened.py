@@ -7,12 +7,12 @@ import struct
 from pathlib import Path
 
 import pytest
-from ring_writer import NOW_NS, PID, TICKS, Writer, announce, sequences
 
 from clusterprof.agent.processes.span_rings import SpanRings, open_ring
 from clusterprof.errors import Unavailable
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Event, Spans
+from tests.support.ring_writer import NOW_NS, PID, TICKS, Writer, announce, sequences
 
 
 def headers() -> dict[str, bytes]:

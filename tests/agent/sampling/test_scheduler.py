@@ -8,13 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from recording_fakes import BOOT_AHEAD_NS, EPOCH_NS, SECOND_NS, Counting, FakeClock, Scripted, Table
 
 from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.agent.sampling.scheduler import Budget, Schedule, record_batches
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.signals import CPU_USER
 from clusterprof.trace.schema import Clock, Columns, Event, Gap, Record, Rows
+from tests.support.recording_fakes import (
+    BOOT_AHEAD_NS,
+    EPOCH_NS,
+    SECOND_NS,
+    Counting,
+    FakeClock,
+    Scripted,
+    Table,
+)
 
 TICK_NS = 100_000_000
 T0 = SECOND_NS  # the fake clock starts at 1 s

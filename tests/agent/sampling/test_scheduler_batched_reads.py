@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from recording_fakes import SECOND_NS, Counting, FakeClock
 
 from clusterprof.agent.collectors.base import FileCollector
 from clusterprof.agent.linux.files import OpenFile, open_file
@@ -18,6 +17,7 @@ from clusterprof.agent.sampling.scheduler import Schedule, split_rate_groups
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.signals import CPU_RUNNABLE, Signal
 from clusterprof.trace.schema import Columns, Gap
+from tests.support.recording_fakes import SECOND_NS, Counting, FakeClock
 
 TICK_NS = 100_000_000
 T0 = SECOND_NS

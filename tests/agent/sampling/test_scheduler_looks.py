@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from recording_fakes import SECOND_NS, Counting, FakeClock, Scripted
-from test_loop import T0, TICK_NS, Silent, run
-
 from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.agent.sampling.scheduler import Budget, Schedule, record_batches
 from clusterprof.errors import NothingNew
+from tests.agent.sampling.test_scheduler import T0, TICK_NS, Silent, run
+from tests.support.recording_fakes import SECOND_NS, Counting, FakeClock, Scripted
 
 
 class Busy(Silent):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from networks import GB, hca, links, nic
-
 from clusterprof.analysis.advice.context import AdviceContext, Machine
 from clusterprof.analysis.advice.registry import select_advice
 from clusterprof.analysis.attribution.network.counters import find_symptoms
@@ -11,6 +9,7 @@ from clusterprof.analysis.attribution.network.split import _make_rate_symptom, m
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.report.model import Evidence, Finding
+from tests.support.networks import GB, hca, links, nic
 
 
 def path(evidence: tuple[Evidence, ...]) -> AdviceContext:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scenes import numbers, scene
-
 from clusterprof.analysis.advice.context import AdviceContext, LoaderSettings
 from clusterprof.analysis.advice.registry import explain_withheld, select_advice
 from clusterprof.report.model import Advice, Culprit
+from tests.support.advice_contexts import numbers, scene
 
 MIB = 1 << 20
 

@@ -7,7 +7,6 @@ import pkgutil
 import re
 
 import pytest
-from scenes import scene
 
 import clusterprof.analysis.advice
 from clusterprof.analysis.advice.base import get_metric_name
@@ -26,6 +25,7 @@ from clusterprof.analysis.findings.metrics import build_metrics
 from clusterprof.analysis.findings.utilization import build_device_utilization
 from clusterprof.cli.explain import _find_page
 from clusterprof.errors import UsageError
+from tests.support.advice_contexts import scene
 
 IDS = [cause.id for cause in CAUSES_WITH_PAGE]
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from scenes import GIB, LOADER, MACHINE, S, numbers, scene
-
 from clusterprof.analysis.advice.context import AdviceContext, LoaderSettings, Mount
 from clusterprof.analysis.advice.registry import select_advice
 from clusterprof.report.model import Advice, Culprit, Evidence
+from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
 
 PREPARING = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=4)
 

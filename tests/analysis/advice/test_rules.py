@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rules_of import RULES_OF
-from scenes import GIB, LOADER, MACHINE, S, numbers, scene
 
 from clusterprof.analysis.advice.base import ExclusionRule, Recommendation
 from clusterprof.analysis.advice.context import AdviceContext, Disk, LoaderSettings, Mount
 from clusterprof.analysis.advice.diagnose import DIAGNOSES
 from clusterprof.analysis.advice.registry import RECOMMENDATIONS
 from clusterprof.report.model import Culprit, Evidence
+from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
+from tests.support.advice_rules import RULES_OF
 
 Case = tuple[dict[str, float], dict[str, Any]]
 ONE = (Culprit("node-a", 3, "GPU-3", "", own_ns=40 * S),)

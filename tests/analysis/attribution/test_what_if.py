@@ -6,8 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-from synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
-from synthetic.scenarios import LAYOUTS
 
 from clusterprof.analysis.attribution.wait_for.blame import (
     IMBALANCE,
@@ -24,6 +22,8 @@ from clusterprof.analysis.attribution.what_if import (
     compute_transfer_excess,
 )
 from clusterprof.analysis.attribution.what_if import WORK as EVEN
+from tests.support.synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
+from tests.support.synthetic.scenarios import LAYOUTS
 
 LOADING, DECODING = 0, 1
 LOST = WORK  # work is the last category, all before it are causes

@@ -5,13 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faulty import Machine, analysed, announced, exited, pair, under_way, write_on
-from recordings import SECOND, Script
-from test_peers import GROUP
 
 from clusterprof.output.renderers.text.wording import list_warnings
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
+from tests.analysis.cross_rank.test_waits import GROUP
+from tests.support.faulty_recordings import (
+    Machine,
+    analysed,
+    announced,
+    exited,
+    pair,
+    under_way,
+    write_on,
+)
+from tests.support.recordings import SECOND, Script
 
 
 def hanging(tmp_path: Path, *events: list, scripts: list[Script] | None = None) -> Report:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lean import SM, Step, cluster, recorded, without
-from recordings import SECOND
+
+from tests.support.lean_recordings import SM, Step, cluster, recorded, without
+from tests.support.recordings import SECOND
 
 N = 60
 SHORT = Step(compute=0.18, launch=0.02)

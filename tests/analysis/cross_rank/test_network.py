@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from networks import GB, TOOK, all_reduces, hca, links, nic
-from synthetic.jobs import MS
 
 from clusterprof.analysis.attribution.network.transfer_time import (
     TransferTotals,
@@ -21,6 +19,8 @@ from clusterprof.analysis.cross_rank.network import (
     format_gigabits,
     has_slow_path,
 )
+from tests.support.networks import GB, TOOK, all_reduces, hca, links, nic
+from tests.support.synthetic.jobs import MS
 
 MB = 1_000_000
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lean import Step, cluster, recorded, without
-from recordings import SECOND
+
+from tests.support.lean_recordings import Step, cluster, recorded, without
+from tests.support.recordings import SECOND
 
 N = 30
 PLAIN = Step()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from synthetic.jobs import CATEGORIES, MS, WORK, Fault, World
 
 from clusterprof.analysis.attribution.rank.hidden_cost import ALL_CAUSES, HIDDEN_COLUMNS
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits
 from clusterprof.analysis.attribution.what_if import ALL
 from clusterprof.analysis.cross_rank.observers import WhatIfObserver
+from tests.support.synthetic.jobs import CATEGORIES, MS, WORK, Fault, World
 
 LOADING, DECODING = 0, 1
 

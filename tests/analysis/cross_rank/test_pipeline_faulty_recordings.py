@@ -6,7 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from faulty import (
+
+from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
+from clusterprof.probe import layout
+from tests.analysis.cross_rank.test_waits import GROUP, STEPS, job, seconds_of
+from tests.support.faulty_recordings import (
     BLAMED,
     Machine,
     analysed,
@@ -19,11 +23,7 @@ from faulty import (
     without,
     write_on,
 )
-from recordings import SECOND
-from test_peers import GROUP, STEPS, job, seconds_of
-
-from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
-from clusterprof.probe import layout
+from tests.support.recordings import SECOND
 
 
 def test_ranks_without_a_recording_are_named(tmp_path: Path) -> None:

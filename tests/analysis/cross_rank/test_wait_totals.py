@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from test_peers import recorded
-from test_whose import measured
-
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE, Accumulator
 from clusterprof.analysis.attribution.ledger import RankResult, with_attributed_waits
 from clusterprof.analysis.cross_rank import pipeline
@@ -18,6 +15,8 @@ from clusterprof.analysis.cross_rank.wait_totals import (
     sum_unblamed_waits,
 )
 from clusterprof.analysis.node.analyze import NodeResult
+from tests.analysis.cross_rank.test_waits import recorded
+from tests.analysis.findings.test_culprits import measured
 
 
 def weak(one: RankResult) -> RankResult:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recordings import MAIN, SECOND, WORKER, Script, write
-from test_analysis import check_books, metrics
 
 from clusterprof.analysis.cross_rank.waits import CATEGORIES
 from clusterprof.analysis.detectors.registry import build_limits
@@ -16,6 +14,8 @@ from clusterprof.analysis.pipeline import analyze
 from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, read_block
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
+from tests.analysis.test_pipeline import check_books, metrics
+from tests.support.recordings import MAIN, SECOND, WORKER, Script, write
 
 GROUP = 7
 STEPS = 60

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recordings import Script, training
-from test_invariance import SLOW, books, law, scripts
-from test_peers import job, metrics, recorded, seconds_of
 
 from clusterprof.probe import layout
+from tests.analysis.cross_rank.test_waits import job, metrics, recorded, seconds_of
+from tests.analysis.test_pipeline_invariance import SLOW, books, law, scripts
+from tests.support.recordings import Script, training
 
 ISSUE_S = 0.0001
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from recordings import SECOND, Script
-from test_analysis import metrics
-from test_peers import STEPS, job, recorded, seconds_of
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import UsageError
 from clusterprof.probe import layout
 from clusterprof.report.model import Finding, Report
+from tests.analysis.cross_rank.test_waits import STEPS, job, recorded, seconds_of
+from tests.analysis.test_pipeline import metrics
+from tests.support.recordings import SECOND, Script
 
 MB = 1_000_000
 LOSSY = {("tcp.retransmits_total", ""): 10, ("tcp.segments_sent_total", ""): 1000}

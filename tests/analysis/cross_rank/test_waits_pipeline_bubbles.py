@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from recordings import Script
-from test_peers import GROUP, STEPS, recorded, seconds_of
 
 from clusterprof.probe import layout
+from tests.analysis.cross_rank.test_waits import GROUP, STEPS, recorded, seconds_of
+from tests.support.recordings import Script
 
 SEND, RECV = layout.SEND, layout.RECV
 SENDING_S = 0.001

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recordings import SECOND, Script, write
-from test_peers import STEPS, job, recorded, seconds_of
 
 from clusterprof.analysis.attribution.rank.time_spent import WORK
 from clusterprof.analysis.cross_rank.waits import CATEGORIES
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, read_block
+from tests.analysis.cross_rank.test_waits import STEPS, job, recorded, seconds_of
+from tests.support.recordings import SECOND, Script, write
 
 
 def starved(runnable: str) -> list[Script]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from builders import SECOND, activity, counter, fetches, ints, lost, process, rank, spans, thread
-from feedings import feeding
 
 from clusterprof.analysis.detectors.base import Claims
 from clusterprof.analysis.detectors.cpu.contention import CpuContention
@@ -17,6 +15,19 @@ from clusterprof.analysis.timeline.data_wait.split import estimate_prefetch_savi
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START
 from clusterprof.report.model import Evidence
+from tests.support.builders import (
+    SECOND,
+    activity,
+    counter,
+    fetches,
+    ints,
+    lost,
+    process,
+    rank,
+    spans,
+    thread,
+)
+from tests.support.data_waits import feeding
 
 # Two waits of 1 s with all of it lost, and a piece of computing that no wait detector may touch.
 PIECES = lost(

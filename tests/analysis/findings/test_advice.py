@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lean import Step, cluster, recorded, without
-
 from clusterprof.report.model import Finding, Report
+from tests.support.lean_recordings import Step, cluster, recorded, without
 
 SLOW, FAST = [Step(decode=0.5)] * 20, [Step(decode=0.05)] * 20
 

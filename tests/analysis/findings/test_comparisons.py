@@ -6,12 +6,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from reports import clean
-
 from clusterprof.analysis.attribution.accumulator import Accumulator
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.findings.comparisons import compare_finding
 from clusterprof.report.model import Culprit, Finding, PeerComparison
+from tests.support.reports import clean
 
 MS = 1_000_000
 STEPS = 10

@@ -6,13 +6,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from reports import S, clean
-
 from clusterprof.analysis.attribution.accumulator import Accumulator
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.findings.comparisons import with_read_counts, with_worker_counts
 from clusterprof.analysis.node.setup import ProcessSetup
 from clusterprof.report.model import Culprit, Evidence, Finding
+from tests.support.reports import S, clean
 
 SIZE = Evidence("disk.read_size_bytes", 65536.0, "bytes", "a read requested on average")
 COUNT = Evidence("loader.workers_count", 1.0, "count", "of the rank")

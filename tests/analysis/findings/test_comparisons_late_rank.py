@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-from reports import clean
-
 from clusterprof.analysis.attribution.accumulator import Accumulator
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.findings.comparisons import with_work_evidence
 from clusterprof.report.model import Culprit, Evidence, Finding, RankLedger
+from tests.support.reports import clean
 
 MS = 1_000_000
 

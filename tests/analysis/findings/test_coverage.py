@@ -6,10 +6,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from builders import header
-
 from clusterprof.analysis.findings.coverage import list_coverage_gaps
 from clusterprof.trace.schema import Gap
+from tests.support.builders import header
 
 AMD = {"id": "GPU-1f", "vendor": "amd", "emulated": False}
 EMULATED = {"id": "emulated-0", "emulated": True}

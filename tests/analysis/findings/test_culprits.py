@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from recordings import SECOND, Script, write
-from test_analysis import check_books, metrics
-from test_peers import STEPS, job, recorded
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Culprit, Finding, Report
+from tests.analysis.cross_rank.test_waits import STEPS, job, recorded
+from tests.analysis.test_pipeline import check_books, metrics
+from tests.support.recordings import SECOND, Script, write
 
 MS = SECOND // 1000
 

@@ -7,13 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty import HOUR, Machine, write_on
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from lean import Step, cluster, without
-from recordings import SECOND, Script, training, write
-from test_invariance import scripts
-from test_peers import job
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.rank.history import (
@@ -31,6 +26,11 @@ from clusterprof.analysis.timeline.collectives.rows import unpack_table
 from clusterprof.probe import layout
 from clusterprof.report.history import WAITING_FOR_RANKS, SlowStep, Wait
 from clusterprof.report.model import UNATTRIBUTED, Report
+from tests.analysis.cross_rank.test_waits import job
+from tests.analysis.test_pipeline_invariance import scripts
+from tests.support.faulty_recordings import HOUR, Machine, write_on
+from tests.support.lean_recordings import Step, cluster, without
+from tests.support.recordings import SECOND, Script, training, write
 
 SLOW = settings(
     max_examples=6,

@@ -6,13 +6,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from reports import S, clean, storage_verdict
-
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.findings.comparisons import find_onset, with_onsets
 from clusterprof.analysis.findings.history import find_early_ends
 from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory
 from clusterprof.report.model import Culprit, Finding, Onset, Report
+from tests.support.reports import S, clean, storage_verdict
 
 
 def series(*costs: int) -> list[tuple[int, int]]:

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from test_worth import S, books
 
 from clusterprof.analysis.attribution.accumulator import merge_accumulators
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank import comm_threads
 from clusterprof.analysis.attribution.what_if import WhatIfSavings
 from clusterprof.analysis.findings.impact import HostOverhead, SavingsModel, estimate_host_overhead
+from tests.analysis.findings.test_impact import S, books
 
 MOVED, CONTENTION, QUOTA = "net-transfer", "cpu-contention", "cpu-throttled"
 

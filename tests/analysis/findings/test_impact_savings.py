@@ -9,9 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recordings import SECOND
-from test_peers import recorded
-from test_whose import measured
 
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.findings.impact import NOT_MATCHED, PIPELINE_ORDER
@@ -25,6 +22,9 @@ from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof.report.model import Culprit, Finding, Report
 from clusterprof.units import format_quantity
+from tests.analysis.cross_rank.test_waits import recorded
+from tests.analysis.findings.test_culprits import measured
+from tests.support.recordings import SECOND
 
 GPUS = 4
 AMOUNT = r"([\d.,]+ (?:ms|s|min|h))"

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lean import BEGIN_S, TRANSFER_S, Step, cluster, without
-from recordings import SECOND, Script, write
 
 from clusterprof.analysis.cross_rank.network import _choose_transfer_wording
 from clusterprof.analysis.detectors.cross_rank import (
@@ -19,6 +17,8 @@ from clusterprof.analysis.detectors.cross_rank import (
 )
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Evidence, Finding, Report
+from tests.support.lean_recordings import BEGIN_S, TRANSFER_S, Step, cluster, without
+from tests.support.recordings import SECOND, Script, write
 
 MIB = 1 << 20
 FAST, SLOW = Step(decode=0.02), Step(decode=0.5)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lean import Step, cluster, recorded, without
-from recordings import SECOND, Script, training, write
 
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
@@ -18,6 +16,8 @@ from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text.wording import list_imbalances
 from clusterprof.report.model import Report
+from tests.support.lean_recordings import Step, cluster, recorded, without
+from tests.support.recordings import SECOND, Script, training, write
 
 GIB = float(1 << 30)
 SM, POWER, LIMIT = "gpu.sm_active_ratio", "gpu.power_watts", "gpu.power_limit_watts"

@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from fuzz.trial import READ, REFUSED, UNKNOWN, Case, importer_named, try_one
 
 from clusterprof.analysis.importers.core import text
 from clusterprof.analysis.importers.core.base import Account, CannotImportError
@@ -26,6 +25,7 @@ from clusterprof.analysis.importers.metrics.readings import MetricMapping, Metri
 from clusterprof.analysis.importers.nsys.database import DamagedError, Database
 from clusterprof.analysis.inputs.foreign import import_inputs
 from clusterprof.errors import ClusterprofError, UsageError
+from tests.scenarios.fuzz.trial import READ, REFUSED, UNKNOWN, Case, importer_named, try_one
 
 EVENT = b'{"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":1,"dur":5}'
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reading import known, ranks, read, real, series, spans
 
 from clusterprof.analysis.importers.nccl.text_logs import read_text
 from clusterprof.analysis.importers.nsys.importer import Nsys
 from clusterprof.analysis.importers.workloads.megatron import MegatronPipeline
 from clusterprof.analysis.pipeline import analyze
+from tests.support.importing import known, ranks, read, real, series, spans
 
 MS = 1_000_000
 

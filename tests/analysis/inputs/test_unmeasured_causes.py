@@ -8,7 +8,6 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
-from reports import clean
 
 from clusterprof.analysis.attribution.rank.claims import find_unmeasured_causes
 from clusterprof.output.renderers.text.wording import (
@@ -19,6 +18,7 @@ from clusterprof.output.renderers.text.wording import (
 )
 from clusterprof.probe import layout
 from clusterprof.report.model import Evidence
+from tests.support.reports import clean
 
 CAUSES = ("storage-local", "storage-contention", "cpu-gc", "launch-bound", "input-wait")
 

@@ -7,13 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty import BLAMED, HOUR, Machine, analysed, by_rank, laid_beside, pair, read, write_on
-from recordings import SECOND, training
-from test_peers import job
 
 from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
 from clusterprof.analysis.job.clock_sync import align_node_clocks
 from clusterprof.probe import layout
+from tests.analysis.cross_rank.test_waits import job
+from tests.support.faulty_recordings import (
+    BLAMED,
+    HOUR,
+    Machine,
+    analysed,
+    by_rank,
+    laid_beside,
+    pair,
+    read,
+    write_on,
+)
+from tests.support.recordings import SECOND, training
 
 
 def test_clocks_that_are_hours_apart_change_nothing_but_a_note(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faulty import Machine, write_on
-from recordings import MAIN, SECOND, Script, training
-from test_analysis import check_books
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
 from clusterprof.trace.schema import Event
+from tests.analysis.test_pipeline import check_books
+from tests.support.faulty_recordings import Machine, write_on
+from tests.support.recordings import MAIN, SECOND, Script, training
 
 STEPS = [(0.2, 0.3)] * 20  # begun at 1 s, 10 s long; the recording ends 1 s later, at 12 s
 

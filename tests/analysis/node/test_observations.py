@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from builders import chunk, counter, gauge, header, process, spans
 
 from clusterprof.analysis.node.observations import HostNotes, merge_node_notes
 from clusterprof.analysis.timeline.model import Chunk, Placement, Process
 from clusterprof.probe.layout import FETCH, WORKER_START
+from tests.support.builders import chunk, counter, gauge, header, process, spans
 
 CPUS = {
     "online": "0-7",

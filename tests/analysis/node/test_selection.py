@@ -5,13 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faulty import HOUR, Machine, write_on
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from recordings import SECOND, Script, write
-from test_history import check_history
-from test_invariance import law, scripts
-from test_peers import job
 
 from clusterprof.analysis.attribution.rank.chunk_boundary import Selection
 from clusterprof.analysis.detectors.registry import build_limits
@@ -22,6 +17,11 @@ from clusterprof.errors import UsageError
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.text.wording import list_imbalances
 from clusterprof.report.model import Report
+from tests.analysis.cross_rank.test_waits import job
+from tests.analysis.findings.test_history import check_history
+from tests.analysis.test_pipeline_invariance import law, scripts
+from tests.support.faulty_recordings import HOUR, Machine, write_on
+from tests.support.recordings import SECOND, Script, write
 
 SLOW = settings(
     max_examples=5,

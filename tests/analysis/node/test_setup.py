@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from builders import activity, chunk, counter, gauge, header, process, spans, thread
 
 from clusterprof.analysis.advice.context import Disk, LoaderSettings, Machine, Mount
 from clusterprof.analysis.node.setup import NodeSetup, ProcessSetup, SetupCollector, detect_launcher
 from clusterprof.analysis.timeline.model import Chunk, Placement, Process
 from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START, STEP, WORKER_START
+from tests.support.builders import activity, chunk, counter, gauge, header, process, spans, thread
 
 GIB = 1 << 30
 CPUS = {"online": "0-7", "cores": ["0,4", "1,5", "2,6", "3,7"], "nodes": {"0": "0-3", "1": "4-7"}}

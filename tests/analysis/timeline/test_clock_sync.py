@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from synthetic.clocks import SECOND_NS, trial
 
 from clusterprof.analysis.timeline.clock_sync import UNALIGNED, align_clocks
+from tests.support.synthetic.clocks import SECOND_NS, trial
 
 OPERATIONS = np.arange(40)
 TIMES = (OPERATIONS + 1) * SECOND_NS

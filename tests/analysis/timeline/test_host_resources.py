@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from builders import chunk, counter, header
 
 from clusterprof.analysis.timeline.data_wait.blocked import get_read_context
 from clusterprof.analysis.timeline.host_resources import find_bottom_disks, find_disks_below
+from tests.support.builders import chunk, counter, header
 
 RAID = [
     {"name": "nvme0n1"},

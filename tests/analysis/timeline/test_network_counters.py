@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from builders import header, ints
 
 from clusterprof.analysis.timeline.model import Chunk, Process, Series, SpanTable
 from clusterprof.analysis.timeline.network_counters import (
@@ -17,6 +16,7 @@ from clusterprof.analysis.timeline.network_counters import (
     ValueHistogram,
 )
 from clusterprof.probe import layout
+from tests.support.builders import header, ints
 
 SECOND = 1_000_000_000
 BYTES, SPEED = ("network.transmit_bytes_total", "eth0"), ("network.link_bytes_per_second", "eth0")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import counter, gauge, ints
 
 from clusterprof.analysis.timeline import series
+from tests.support.builders import counter, gauge, ints
 
 NAN = float("nan")
 READ = counter([0, 0.1, 0.2], [10, 30, 90])

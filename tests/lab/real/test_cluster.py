@@ -187,7 +187,7 @@ def test_a_node_and_its_cable_do_not_outlive_the_process_that_made_them(program:
         "print(node.pid, cable._process.pid, node.cpu_group, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    lab = str(Path(__file__).resolve().parents[2] / "lab")
+    lab = str(Path(__file__).resolve().parents[3] / "lab")
     done = subprocess.run(
         [sys.executable, "-c", code, str(program)],
         capture_output=True,

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorder.recording_runs import events_of
 
 from clusterprof_lab import truth
 from clusterprof_lab.real.__main__ import main
@@ -18,6 +17,7 @@ from clusterprof_lab.real.aims import AIMS as FAULTS
 from clusterprof_lab.real.aims import Aim, Made
 from clusterprof_lab.real.launch import SCRIPT
 from clusterprof_lab.real.layout import layout_of
+from tests.support.recording_runs import events_of
 
 MS = 1_000_000
 SCENARIO = """

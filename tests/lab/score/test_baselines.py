@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import ns
-from engine.recordings import Script, training, write
 
 from clusterprof.probe.layout import ALL_REDUCE, COLLECTIVE, DATA_WAIT, PEER_SHIFT, RECV, SEND, STEP
 from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.truth import Truth
+from tests.support.builders import ns
+from tests.support.recordings import Script, training, write
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
+BENCH = Path(__file__).resolve().parents[3] / "bench"
 GROUP, STEPS, AHEAD_S = 7, 12, 3.0
 CLOCKS = {"node-0": (ns(AHEAD_S), 0.0)}
 Ask = Callable[[str], Answer]

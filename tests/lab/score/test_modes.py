@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import header
-from score_runs import pair, recordings
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
@@ -24,8 +22,10 @@ from clusterprof_lab.score.modes import in_mode, rank_alone, true_in_mode
 from clusterprof_lab.score.ours import answer_of, bucket_ns, residual_ns
 from clusterprof_lab.score.rewrite import ALL_SPANS, Less, rewrite
 from clusterprof_lab.truth import read
+from tests.support.builders import header
+from tests.support.score_runs import pair, recordings
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 STORED = TESTS / "recordings" / "dlrm-8rank"
 
 

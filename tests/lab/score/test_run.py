@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from score_runs import pair
 
 from clusterprof_lab.answer import Answer, Said, dump, load
 from clusterprof_lab.scenario import Scenario, Wanted, load_corpus
@@ -25,6 +24,7 @@ from clusterprof_lab.score.run import main
 from clusterprof_lab.score.sabotage import FAULTS, GAPS, sabotaged, worse
 from clusterprof_lab.score.work import Settings, do
 from clusterprof_lab.truth import Truth, read, write
+from tests.support.score_runs import pair
 
 CORPUS = {one.id: one for one in load_corpus()}
 FAULT = CORPUS["storage-io-cap"]
@@ -251,7 +251,7 @@ def test_faults_in_the_attribution_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_gap_that_is_filled_with_zero_is_noticed(tmp_path: Path) -> None:
-    from score_runs import recordings
+    from tests.support.score_runs import recordings
 
     recordings.write(recordings.training([(0.1, 0.4)] * 60), tmp_path / "whole" / "node")
     gaps = sabotage.rewrite(tmp_path / "whole", tmp_path / "gaps", GAPS)
@@ -292,7 +292,7 @@ def test_the_split_test_is_not_looked_at(runs: Path, tmp_path: Path) -> None:
 
 
 def test_the_examples_of_the_manual_are_read(tmp_path: Path) -> None:
-    manual = Path(__file__).resolve().parents[2] / "lab" / "README.md"
+    manual = Path(__file__).resolve().parents[3] / "lab" / "README.md"
     blocks = re.findall(r"```json\n(.*?)```", manual.read_text(encoding="utf-8"), re.DOTALL)
     texts = {json.loads(block)["format"]: block for block in blocks}
     (tmp_path / "answer.json").write_text(texts["clusterprof-answer"], encoding="utf-8")

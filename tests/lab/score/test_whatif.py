@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from reports import clean
 
 from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof_lab.scenario import Scenario, Wanted
@@ -15,6 +14,7 @@ from clusterprof_lab.score.pairing import REMOVED, NoPairError, Pair, pairs_of
 from clusterprof_lab.score.whatif import FORMAT, IN_TURNS, Held, document, predicted
 from clusterprof_lab.score.whatif_page import pages, store
 from clusterprof_lab.truth import Injected, Lost, Place, Truth
+from tests.support.reports import clean
 
 S = 10**9
 DISK = Pair(("storage-local", "storage-contention"), "storage", 75.0, REMOVED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stories import LOST_NS, MS, SECOND, STEPS, alone, caused, rows, seen_as, series, training
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.collectors.cgroup import CgroupCollector, PressureCollector
@@ -19,6 +18,18 @@ from clusterprof.trace.schema import Columns
 from clusterprof_lab.synth.record import record
 from clusterprof_lab.synth.record_sight import UPTIME_NS
 from clusterprof_lab.synth.story import Act, Mark, Node, Rank, Thread, Work
+from tests.support.stories import (
+    LOST_NS,
+    MS,
+    SECOND,
+    STEPS,
+    alone,
+    caused,
+    rows,
+    seen_as,
+    series,
+    training,
+)
 
 NFS = Node("n0", mounts=(("/data", "server:/x", "nfs4"),))
 FUSE = Node("n0", mounts=(("/fuse", "store", "fuse.store"),))

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stories import (
+
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.errors import Unavailable
+from clusterprof.probe import layout
+from clusterprof.trace.reader import NodeReader, list_node_folders
+from clusterprof.trace.schema import Columns, Event, Header
+from clusterprof_lab.synth.record import Seen, record
+from clusterprof_lab.synth.record_sight import UPTIME_NS, clocks
+from clusterprof_lab.synth.story import Mark, Node, Rank, Rate, Story, Thread
+from tests.support.stories import (
     MS,
     SECOND,
     STEPS,
@@ -19,15 +28,6 @@ from stories import (
     times,
     training,
 )
-
-from clusterprof.analysis.pipeline import analyze
-from clusterprof.errors import Unavailable
-from clusterprof.probe import layout
-from clusterprof.trace.reader import NodeReader, list_node_folders
-from clusterprof.trace.schema import Columns, Event, Header
-from clusterprof_lab.synth.record import Seen, record
-from clusterprof_lab.synth.record_sight import UPTIME_NS, clocks
-from clusterprof_lab.synth.story import Mark, Node, Rank, Rate, Story, Thread
 
 
 def test_clocks_of_nodes_are_off_and_drift(tmp_path):

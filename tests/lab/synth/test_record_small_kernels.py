@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stories import LOST_NS, alone, caused, training
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.plain import Plain
 from clusterprof_lab.scenario import Trial, load_corpus
 from clusterprof_lab.synth.make import make
 from clusterprof_lab.synth.record import record
+from tests.support.stories import LOST_NS, alone, caused, training
 
 
 @pytest.mark.parametrize(("sm_ratio", "advice"), [(0.3, ("larger-batch",)), (0.9, ())])

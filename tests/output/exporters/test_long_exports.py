@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_run import PID, TICKS, S, report, run, write
 
 from clusterprof.output.exporters import tables
 from clusterprof.output.exporters.base import Output, Run
@@ -18,6 +17,7 @@ from clusterprof.output.exporters.tables import TABLE_NAMES, iterate_batches
 from clusterprof.probe import layout
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Header, Spans
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.small_run import PID, TICKS, S, report, run, write
 
 pytestmark = pytest.mark.long
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import S, at, report, run
 
 from clusterprof.errors import ClusterprofError, UsageError
 from clusterprof.output.exporters.base import Output
 from clusterprof.output.exporters.metrics import HEADERS_VARIABLE, Otlp, parse_headers
+from tests.support.small_run import S, at, report, run
 
 
 class Receiver:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import runpy
 import sys
 import unicodedata
 from array import array
@@ -13,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_run import MS, S, at, report, run, write
 
 from clusterprof.errors import UsageError
 from clusterprof.output.exporters.base import Output
@@ -21,8 +19,8 @@ from clusterprof.output.exporters.tables import TABLES
 from clusterprof.output.exporters.tabular import Csv, JsonLines, Parquet, escape_formula
 from clusterprof.trace.schema import Clock, Columns, Header
 from clusterprof.trace.writer import RecordingWriter
-
-HOSTILE = runpy.run_path(str(Path(__file__).parents[1] / "renderers/hostile.py"))["HOSTILE"]
+from tests.support.hostile_names import HOSTILE
+from tests.support.small_run import MS, S, at, report, run, write
 
 
 def text_of(exporter: Csv | JsonLines, folder: Path) -> str:

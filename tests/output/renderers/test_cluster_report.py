@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cluster_report import S, cluster
-from reports import storage_verdict
 
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text import culprits as text_culprits
@@ -14,6 +12,8 @@ from clusterprof.output.renderers.text import summary, wording
 from clusterprof.output.renderers.text.safety import count_columns
 from clusterprof.output.renderers.text.tables import MatrixRow, build_cause_matrix
 from clusterprof.report.model import Culprit, Finding, JobFacts, Persistence, Tail
+from tests.support.cluster_report import S, cluster
+from tests.support.reports import storage_verdict
 
 SIZES = [(1, 2), (2, 8), (16, 8), (128, 8)]
 

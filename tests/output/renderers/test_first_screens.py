@@ -6,8 +6,6 @@ import html
 import re
 from dataclasses import replace
 
-from reports import S, storage_verdict
-
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.output.renderers.markdown import Markdown
@@ -24,6 +22,7 @@ from clusterprof.report.model import (
     PeerComparison,
     Report,
 )
+from tests.support.reports import S, storage_verdict
 
 MS = 1_000_000
 LOOK = Advice(

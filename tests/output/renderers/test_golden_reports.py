@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
-from reports import ALL
 
 from clusterprof.output.renderers.base import Renderer
 from clusterprof.output.renderers.json import Json
 from clusterprof.output.renderers.markdown import Markdown
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
+from tests.support.reports import ALL
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 OUTPUTS: dict[str, Renderer] = {
     "terminal.txt": Terminal(80, False, 2.5),
     "terminal-color.txt": Terminal(100, True),

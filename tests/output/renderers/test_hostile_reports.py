@@ -9,9 +9,6 @@ import unicodedata
 from typing import Any
 
 import pytest
-from cluster_report import cluster
-from hostile import HOSTILE
-from reports import storage_verdict, underfilled
 
 from clusterprof.output.renderers.base import Renderer
 from clusterprof.output.renderers.json import Json
@@ -21,6 +18,9 @@ from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text.safety import count_columns
 from clusterprof.report.model import Report
+from tests.support.cluster_report import cluster
+from tests.support.hostile_names import HOSTILE
+from tests.support.reports import storage_verdict, underfilled
 
 OUTPUTS: list[Renderer] = [
     Terminal(80, False, 2.5, "USD"),
@@ -69,7 +69,7 @@ def test_the_poison_gets_everywhere() -> None:
     assert "storage-local" not in text
 
 
-@pytest.mark.long  # tests/hostile asks the same of wide reports, many strings at a time
+@pytest.mark.long  # tests/scenarios/hostile asks the same of wide reports, many strings at a time
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda o: f"{o.name}")
 def test_no_output_carries_what_controls_a_terminal_or_a_runner(output: Renderer) -> None:
     unsafe = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}

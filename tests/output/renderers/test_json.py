@@ -9,11 +9,11 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from reports import ALL, storage_verdict
-from schema_check import errors
 
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.model import Evidence, Metric, Report
+from tests.support.reports import ALL, storage_verdict
+from tests.support.schema_check import errors
 
 
 def schema() -> Any:

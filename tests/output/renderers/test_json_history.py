@@ -6,14 +6,13 @@ import json
 from dataclasses import replace
 from importlib import resources
 
-from cluster_report import cluster
-from histories import with_history
-from reports import clean
-from schema_check import errors
-
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.history import History, RankHistory, SlowStep, Wait
 from clusterprof.report.model import Report
+from tests.support.cluster_report import cluster
+from tests.support.histories import with_history
+from tests.support.reports import clean
+from tests.support.schema_check import errors
 
 SCHEMA = json.loads(
     resources.files("clusterprof.output.renderers")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from importlib import resources
 
-from reports import clean
-from schema_check import errors
-
 from clusterprof.output.renderers.json import Json, convert_fingerprint, convert_steps
 from clusterprof.report.history import StepStats
 from clusterprof.report.model import RunFingerprint
+from tests.support.reports import clean
+from tests.support.schema_check import errors
 
 STEPS = StepStats(
     2,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cluster_report import cluster
-from reports import ALL, S
 
 from clusterprof.output.renderers.live import (
     View,
@@ -18,6 +16,8 @@ from clusterprof.output.renderers.live import (
 )
 from clusterprof.output.renderers.text.safety import count_columns
 from clusterprof.report.live import LiveView, NodeStatus, RankStatus
+from tests.support.cluster_report import cluster
+from tests.support.reports import ALL, S
 
 MS = S // 1000
 

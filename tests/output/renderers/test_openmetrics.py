@@ -6,12 +6,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from reports import ALL, S, storage_verdict, underfilled
 
 from clusterprof.output.renderers import openmetrics
 from clusterprof.output.renderers.openmetrics import OpenMetrics
 from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof.report.model import Metric, RankLedger, Report
+from tests.support.reports import ALL, S, storage_verdict, underfilled
 
 _SAMPLE = re.compile(
     r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?:[a-zA-Z_]+="(?:[^"\\\n]|\\["\\n])*",?)*\})? (\S+)'

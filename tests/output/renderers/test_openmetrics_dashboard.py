@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reports import ALL
-
 from clusterprof.output.renderers import openmetrics
 from clusterprof.output.renderers.openmetrics import build_families
 from clusterprof.report.model import Metric
+from tests.support.reports import ALL
 
-DASHBOARD = Path(__file__).parents[2] / "docs/grafana/clusterprof.json"
+DASHBOARD = Path(__file__).parents[3] / "docs/grafana/clusterprof.json"
 EXPORTED = {described.sample for described in openmetrics.ALL_FAMILIES}
 ADDED = {"job", "instance"}  # by whoever scrapes
 

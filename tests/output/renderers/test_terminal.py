@@ -6,7 +6,6 @@ import dataclasses
 import re
 
 import pytest
-from reports import ALL, S, clean, damaged, storage_verdict, upper_bound
 
 from clusterprof.output.renderers.base import Renderer
 from clusterprof.output.renderers.markdown import Markdown
@@ -16,6 +15,7 @@ from clusterprof.output.renderers.text import advice, wording
 from clusterprof.output.renderers.text.safety import count_columns
 from clusterprof.output.renderers.text.summary import build_summary
 from clusterprof.report.model import Cause, CoverageGap, Finding, NodeFacts, Report
+from tests.support.reports import ALL, S, clean, damaged, storage_verdict, upper_bound
 
 FOR_PEOPLE: list[Renderer] = [Terminal(), Plain(), Markdown()]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from reports import ALL, S, clean, storage_verdict
 
 from clusterprof.output.renderers.markdown import Markdown
 from clusterprof.output.renderers.plain import Plain
@@ -24,6 +23,7 @@ from clusterprof.output.renderers.text.trend import (
 from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep
 from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof.report.model import Advice, Report
+from tests.support.reports import ALL, S, clean, storage_verdict
 
 
 def with_history() -> Report:

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from job_python import needs_torch
-from probing import CHECKPOINT, STEP, WAIT, Watcher, install, run
+
+from tests.support.job_python import needs_torch
+from tests.support.probing import CHECKPOINT, STEP, WAIT, Watcher, install, run
 
 needs_torch("2.3", "torch.distributed.checkpoint saves otherwise, and not beside the training")
 pytestmark = pytest.mark.torch

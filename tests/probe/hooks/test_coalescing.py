@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from job_python import needs_torch
-from probing import install
-from ranks import (
+
+from tests.support.job_python import needs_torch
+from tests.support.probing import install
+from tests.support.ranks import (
     ALL_REDUCE,
     BARRIER,
     BLOCKING,

@@ -6,8 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from job_python import needs_torch
-from probing import install, recorded
+
+from tests.support.job_python import needs_torch
+from tests.support.probing import install, recorded
 
 needs_torch("2.3", "its TorchDynamo tells nobody when it compiles")
 pytestmark = pytest.mark.torch

@@ -11,7 +11,16 @@ import json
 from pathlib import Path
 
 import pytest
-from probing import DATA_WAIT, EXPOSED, EXPOSED_COLLECTIVE, H2D, Ring, install, recorded
+
+from tests.support.probing import (
+    DATA_WAIT,
+    EXPOSED,
+    EXPOSED_COLLECTIVE,
+    H2D,
+    Ring,
+    install,
+    recorded,
+)
 
 FAKE = """
 import sys, time, types

@@ -6,10 +6,11 @@ import json
 import re
 from pathlib import Path
 
-import job_python
 import pytest
-from job_python import needs_torch
-from probing import (
+
+from tests.support import job_python
+from tests.support.job_python import needs_torch
+from tests.support.probing import (
     CHECKPOINT,
     DATA_WAIT,
     FETCH,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from job_python import needs_torch
-from probing import OPTIMIZER, Ring, install, longer
-from ranks import (
+
+from tests.support.job_python import needs_torch
+from tests.support.probing import OPTIMIZER, Ring, install, longer
+from tests.support.ranks import (
     ALL_GATHER,
     ALL_REDUCE,
     BLOCKING,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from job_python import needs_torch
-from probing import install, longer
-from ranks import launch
+
+from tests.support.job_python import needs_torch
+from tests.support.probing import install, longer
+from tests.support.ranks import launch
 
 needs_torch()
 pytestmark = pytest.mark.torch

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import job_python
 import pytest
-from job_python import needs_torch
-from probing import install, longer
-from ranks import (
+
+from tests.support import job_python
+from tests.support.job_python import needs_torch
+from tests.support.probing import install, longer
+from tests.support.ranks import (
     ALL_GATHER,
     ALL_REDUCE,
     BARRIER,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frameworks import (
+
+from tests.support.frameworks import (
     CHECKPOINT,
     both_ways,
     hooked,

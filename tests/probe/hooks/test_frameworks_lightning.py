@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frameworks import CHECKPOINT, EVAL, both_ways, hooked, inside, needs, steps_of, trainer_of
+
+from tests.support.frameworks import (
+    CHECKPOINT,
+    EVAL,
+    both_ways,
+    hooked,
+    inside,
+    needs,
+    steps_of,
+    trainer_of,
+)
 
 needs("lightning", "pytorch_lightning")
 

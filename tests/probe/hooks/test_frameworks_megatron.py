@@ -6,8 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
-from frameworks import CHECKPOINT, EVAL, both_ways, hooked, needs, one_rank, trainer_of
-from probing import STEP
+
+from tests.support.frameworks import (
+    CHECKPOINT,
+    EVAL,
+    both_ways,
+    hooked,
+    needs,
+    one_rank,
+    trainer_of,
+)
+from tests.support.probing import STEP
 
 needs("megatron.core")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frameworks import (
+from tests.support.frameworks import (
     CHECKPOINT,
     EVAL,
     both_ways,

@@ -6,9 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from job_python import needs_torch
-from probing import install, longer
-from ranks import (
+
+from tests.support.job_python import needs_torch
+from tests.support.probing import install, longer
+from tests.support.ranks import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

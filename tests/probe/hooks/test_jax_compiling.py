@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frameworks import COMPILE, both_ways, hooked, needs
+from tests.support.frameworks import COMPILE, both_ways, hooked, needs
 
 needs("jax")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frameworks import both_ways, hooked, needs, steps_of, trainer_of
-from job_python import is_there
-from probing import DATA_WAIT
+
+from tests.support.frameworks import both_ways, hooked, needs, steps_of, trainer_of
+from tests.support.job_python import is_there
+from tests.support.probing import DATA_WAIT
 
 needs("nvidia.dali")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frameworks import both_ways, hooked, needs
-from probing import DATA_WAIT
+from tests.support.frameworks import both_ways, hooked, needs
+from tests.support.probing import DATA_WAIT
 
 needs("tensorflow")
 

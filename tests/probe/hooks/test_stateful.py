@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frameworks import both_ways, hooked, needs, steps_of, trainer_of
-from probing import DATA_WAIT, FETCH, LOADER_START, WORKER_START
+
+from tests.support.frameworks import both_ways, hooked, needs, steps_of, trainer_of
+from tests.support.probing import DATA_WAIT, FETCH, LOADER_START, WORKER_START
 
 needs("torchdata")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from probing import STEP, Ring, install, recorded
-from test_probe_cuda import FAKE
+from tests.probe.hooks.test_cuda import FAKE
+from tests.support.probing import STEP, Ring, install, recorded
 
 SYNC = 18
 

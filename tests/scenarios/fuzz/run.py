@@ -1,13 +1,13 @@
 """Fuzz the importers: mutated seeds, in processes with limits; what is found is kept.
 
-    python -m fuzz.run [--format NAME] [--inputs N] [--jobs J] [--state DIR]
+    python -m tests.scenarios.fuzz.run [--format NAME] [--inputs N] [--jobs J] [--state DIR]
 
 An input may end in records or in a clear refusal. Anything else is a finding: another error, more
 than 2 s of CPU, more than 256 MiB beyond what the process had, the death of the process. Most are
 read from memory, some from files, and some go through the whole analysis (10 s). A run goes on
 where the one before stopped; the same number gives the same input. Findings lie below DIR, one
 file per defect with its trace beside it; mend the importer and copy the input to
-tests/importers/fuzzed/<format>/, where a test reads it from then on.
+tests/analysis/importers/fuzzed/<format>/, where a test reads it from then on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from types import FrameType
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from fuzz.trial import (
+from clusterprof.analysis.importers.registry import IMPORTERS
+from tests.scenarios.fuzz.trial import (
     SEEDS,
     Case,
     Inputs,
@@ -43,8 +44,6 @@ from fuzz.trial import (
     try_one,
     try_whole,
 )
-
-from clusterprof.analysis.importers.registry import IMPORTERS
 
 SECONDS_AT_MOST = 2.0
 DEAF_SECONDS_AT_MOST = 30.0  # of CPU: for what holds the interpreter, and hears no alarm
@@ -74,7 +73,7 @@ def main() -> int:
     for name in names:
         cases = cases_in(SEEDS / name)
         if not cases:
-            print(f"{name}: no seeds in tests/importers/seeds/{name}")
+            print(f"{name}: no seeds in tests/analysis/importers/seeds/{name}")
             bad = 1
             continue
         bad |= Campaign(name, cases, asked.state, asked.inputs, asked.jobs).run()

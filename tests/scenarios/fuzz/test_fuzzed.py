@@ -6,8 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
-from fuzz.mutate import BYTES_AT_MOST, mutated
-from fuzz.trial import (
+
+from clusterprof.analysis.importers.registry import IMPORTERS
+from tests.scenarios.fuzz.mutate import BYTES_AT_MOST, mutated
+from tests.scenarios.fuzz.trial import (
     READ,
     REGRESSIONS,
     SEEDS,
@@ -18,8 +20,6 @@ from fuzz.trial import (
     try_on_disk,
     try_one,
 )
-
-from clusterprof.analysis.importers.registry import IMPORTERS
 
 FEW = 25
 FORMATS = [one.name for one in IMPORTERS if cases_in(SEEDS / one.name)]

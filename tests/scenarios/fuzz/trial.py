@@ -9,16 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuzz.mutate import mutated
-
 from clusterprof.analysis.importers.core.base import Account, Importer
 from clusterprof.analysis.importers.core.byte_sources import FileSource, open_sources
 from clusterprof.analysis.importers.registry import IMPORTERS
 from clusterprof.analysis.pipeline import analyze_with_details
 from clusterprof.errors import ClusterprofError
+from tests.scenarios.fuzz.mutate import mutated
 
-SEEDS = Path(__file__).parents[1] / "importers" / "seeds"
-REGRESSIONS = Path(__file__).parents[1] / "importers" / "fuzzed"
+SEEDS = Path(__file__).parents[2] / "analysis" / "importers" / "seeds"
+REGRESSIONS = Path(__file__).parents[2] / "analysis" / "importers" / "fuzzed"
 READ, REFUSED, UNKNOWN = "read", "refused", "not recognised"
 
 

@@ -6,7 +6,7 @@ parser, or whoever believes that names are short.
 
 from __future__ import annotations
 
-from strings_parsed import MARKUP, PARSERS, RUNNERS, SHEETS, TABLES
+from tests.scenarios.hostile.strings_parsed import MARKUP, PARSERS, RUNNERS, SHEETS, TABLES
 
 _C0 = [chr(code) for code in range(0x20)]
 _C1 = [chr(code) for code in range(0x7F, 0xA0)]

@@ -7,10 +7,7 @@ import io
 import itertools
 from collections.abc import Iterator
 
-import checks
 import pytest
-from strings import HOSTILE
-from wide import AT_ONCE, batches, clean_like, reports, wide
 
 from clusterprof.agent.doctor.sources import CoverageGap, SourceCheck
 from clusterprof.cli import common
@@ -22,6 +19,9 @@ from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text.safety import count_columns, escape_text
 from clusterprof.report.live import LiveView, NodeStatus, RankStatus
 from clusterprof.report.model import Metric, Report
+from tests.scenarios.hostile import checks
+from tests.scenarios.hostile.strings import HOSTILE
+from tests.scenarios.hostile.wide import AT_ONCE, batches, clean_like, reports, wide
 
 S = 1_000_000_000
 

@@ -9,9 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import checks
 import pytest
-from strings import HOSTILE
 
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.live import LiveJob
@@ -24,8 +22,10 @@ from clusterprof.trace.dump import export_records
 from clusterprof.trace.encoder import Encoder
 from clusterprof.trace.reader import DamageCounter, Scanner
 from clusterprof.trace.schema import Event, Header
+from tests.scenarios.hostile import checks
+from tests.scenarios.hostile.strings import HOSTILE
 
-SOURCE = Path(__file__).parent.parent / "recordings" / "dlrm-8rank"
+SOURCE = Path(__file__).parents[2] / "recordings" / "dlrm-8rank"
 OURS = {"role", "kind", "key", "started", "boot_id"}  # what our own code compares
 RUNS = 3
 

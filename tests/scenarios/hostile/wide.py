@@ -7,9 +7,6 @@ from collections.abc import Iterator, Sequence
 from itertools import count, cycle, islice
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from reports import ALL, S, node, storage_verdict
-from strings import HOSTILE
-
 from clusterprof.report.model import (
     Cause,
     CoverageGap,
@@ -20,6 +17,8 @@ from clusterprof.report.model import (
     RankLedger,
     Report,
 )
+from tests.scenarios.hostile.strings import HOSTILE
+from tests.support.reports import ALL, S, node, storage_verdict
 
 AT_ONCE = 40
 """Strings that one wide report holds, each in every role."""

@@ -14,7 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from recording_runs import (
+
+from clusterprof.agent.launch import election
+from clusterprof.agent.processes.registry import has_live_process
+from clusterprof.probe import layout
+from clusterprof.trace.reader import NodeReader, list_node_folders
+from clusterprof.trace.schema import Columns, Header, Record, Spans
+from tests.support.recording_runs import (
     PYTHON,
     RECORD,
     environment,
@@ -26,12 +32,6 @@ from recording_runs import (
     wait_for_recording,
     wait_until,
 )
-
-from clusterprof.agent.launch import election
-from clusterprof.agent.processes.registry import has_live_process
-from clusterprof.probe import layout
-from clusterprof.trace.reader import NodeReader, list_node_folders
-from clusterprof.trace.schema import Columns, Header, Record, Spans
 
 AT_ONCE = 4
 LOST_AT_MOST_NS = 1_000_000_000  # of the time in which a CPU could be had

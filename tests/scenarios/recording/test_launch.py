@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recording_runs import (
+
+from clusterprof.trace.schema import Clock, Columns, Header, Rows
+from tests.support.recording_runs import (
     PYTHON,
     RECORD,
     environment,
@@ -26,8 +28,6 @@ from recording_runs import (
     wait_for_recording,
     wait_until,
 )
-
-from clusterprof.trace.schema import Clock, Columns, Header, Rows
 
 
 @pytest.fixture

@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from nvml.simulated import Scenario, build, uuid
-from nvml.simulated import environment as nvml_environment
-from recording_runs import (
+
+from clusterprof.trace.schema import Columns, Gap, Record, Rows
+from tests.support.nvml.simulated import Scenario, build, uuid
+from tests.support.nvml.simulated import environment as nvml_environment
+from tests.support.recording_runs import (
     RECORD,
     counters_too,
     environment,
@@ -20,8 +22,6 @@ from recording_runs import (
     records_of,
     wait_until,
 )
-
-from clusterprof.trace.schema import Columns, Gap, Record, Rows
 
 TICK_NS = 100_000_000
 TROUBLE_S = 3.0

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recording_runs import (
+
+from tests.support.recording_runs import (
     RECORD,
     environment,
     events_of,

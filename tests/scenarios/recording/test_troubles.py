@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nvml.simulated import Scenario, build
-from nvml.simulated import environment as nvml_environment
-from recording_runs import (
+
+from clusterprof.trace.reader import NodeReader, list_node_folders
+from clusterprof.trace.schema import Columns, Event, Gap
+from tests.support.nvml.simulated import Scenario, build
+from tests.support.nvml.simulated import environment as nvml_environment
+from tests.support.recording_runs import (
     PYTHON,
     RECORD,
     counters_too,
@@ -29,9 +32,6 @@ from recording_runs import (
     wait_for_recording,
     wait_until,
 )
-
-from clusterprof.trace.reader import NodeReader, list_node_folders
-from clusterprof.trace.schema import Columns, Event, Gap
 
 TICK_NS = 100_000_000
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from recording_runs import PYTHON, environment, own_job, record, records_of
 
 from clusterprof.agent.doctor.sources import check_host
 from clusterprof.agent.linux import without_proc
@@ -19,6 +18,7 @@ from clusterprof.agent.processes.registry import Registry
 from clusterprof.agent.sampling.inventory import build_host_inventory
 from clusterprof.agent.sampling.service import read_process_variables
 from clusterprof.trace.schema import Columns, Event, Rows
+from tests.support.recording_runs import PYTHON, environment, own_job, record, records_of
 
 READER = """
 import sys, time

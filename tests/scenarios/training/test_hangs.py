@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from recorder.recording_runs import RECORD, environment, own_job, wait_for_end, wait_until
 
 from clusterprof.analysis.cross_rank.hangs import HANG_NS
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
+from tests.support.recording_runs import RECORD, environment, own_job, wait_for_end, wait_until
 
 pytestmark = pytest.mark.torch
 
@@ -44,7 +44,7 @@ def stopped_job(tmp_path: Path) -> Report:
     ranks = []
     for rank in ("0", "1"):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_PORT": port}
-        root = str(Path(__file__).parents[2])  # the script finds the package as an installed one
+        root = str(Path(__file__).parents[3])  # the script finds the package as an installed one
         env = environment(
             name, **place, MASTER_ADDR="127.0.0.1", PYTHONPATH=root, OMP_NUM_THREADS="1"
         )

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorder.recording_runs import RECORD, environment, records_of, wait_for_end
 
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Header, Record
@@ -19,6 +18,7 @@ from clusterprof_lab.real.cable import Cable, build
 from clusterprof_lab.real.job import wait_for_recorder
 from clusterprof_lab.real.node import Node, why_not_here
 from clusterprof_lab.real.slurm import program, slurm, why_not_slurm
+from tests.support.recording_runs import RECORD, environment, records_of, wait_for_end
 
 # name -> its commands, what they say of themselves, options for two ranks, Debian's package
 LAUNCHERS = {
@@ -70,7 +70,7 @@ def test_one_recorder_sees_every_rank_once(name: str, tmp_path: Path) -> None:
     launcher = found(name)
     script, out = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT)
-    root = str(Path(__file__).parents[2])  # the script finds the package as an installed one
+    root = str(Path(__file__).parents[3])  # the script finds the package as an installed one
     done = subprocess.run(
         [*launcher, *RECORD, "-o", str(out), "--", sys.executable, str(script)],
         capture_output=True,
@@ -104,7 +104,7 @@ def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path, tasks:
         pytest.skip(reason)
     script, out, names = tmp_path / "train.py", tmp_path / "run", ("gpu-1", "gpu-2")
     script.write_text(SCRIPT)
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     with (
         Node(0, names) as first,
         Node(1, names) as second,

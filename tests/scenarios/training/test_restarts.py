@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorder.recording_runs import environment, events_of, record
 
 from clusterprof.analysis.pipeline import analyze
+from tests.support.recording_runs import environment, events_of, record
 
 pytestmark = pytest.mark.torch
 
@@ -27,7 +27,7 @@ def test_the_tries_of_a_restarted_rank_are_told_apart(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--max-restarts=1")
-    root = str(Path(__file__).parents[2])  # the script finds the package as an installed one
+    root = str(Path(__file__).parents[3])  # the script finds the package as an installed one
     done = record(
         tmp_path / "run",
         sys.executable,

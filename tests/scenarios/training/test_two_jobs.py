@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from recorder.recording_runs import PYTHON, RECORD, environment, own_job, wait_until
-
 from clusterprof_lab.real.launch import stopped
+from tests.support.recording_runs import PYTHON, RECORD, environment, own_job, wait_until
 
 SCRIPT = """
 import time
@@ -19,7 +18,7 @@ for number in range(10):
         time.sleep(0.1)
     clusterprof.step()
 """
-ROOT = str(Path(__file__).parents[2])  # the script finds the package as an installed one
+ROOT = str(Path(__file__).parents[3])  # the script finds the package as an installed one
 
 
 def test_two_jobs_in_one_folder(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SITE = Path(__file__).parent / "site"
-HOSTS = Path(__file__).parent.parent / "hosts"
+HOSTS = Path(__file__).parents[2] / "hosts"
 PATIENCE_SECONDS = 20.0
 HEALTHY_GAUDI: dict[str, Any] = {
     "GetUUID": ["01P0-HL3080A0-15-TN-00", "01P0-HL3080A0-15-TN-01"],

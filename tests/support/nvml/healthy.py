@@ -1,4 +1,4 @@
-"""What the healthy simulated GPU is to be read as (tests/nvml/simulated.py), in base units.
+"""What the healthy simulated GPU is to be read as (tests/support/nvml/simulated.py), in base units.
 
 97 % and 40 %, 1 GiB of 80 GiB, 612,500 mW of 700,000, 5,000,500 mJ, MHz, KB/s of 1,000 bytes,
 NVLink in KiB (7 sent, 5 received), two of three links up, 20 + 3 errors of flits and data. It is
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvml.simulated import uuid
-
 from clusterprof.errors import Unavailable
+from tests.support.nvml.simulated import uuid
 
 NO_GPM = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
 HEALTHY: dict[str, Any] = {

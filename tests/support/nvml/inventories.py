@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nvml.healthy import HEALTHY, NO_GPM
-
 from clusterprof.errors import Unavailable
+from tests.support.nvml.healthy import HEALTHY, NO_GPM
 
 NOT_SUPPORTED = Unavailable("absent", "not supported by this GPU or driver")
 REASONS = {

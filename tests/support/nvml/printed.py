@@ -5,9 +5,8 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
-from nvml.inventories import NOT_SUPPORTED, Gpu, Told, together
-
 from clusterprof.agent.collectors.gpu.nvml_queries import GPM_DRIVER_TOO_OLD
+from tests.support.nvml.inventories import NOT_SUPPORTED, Gpu, Told, together
 
 MIB = 1 << 20
 BY_GPM = (

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvml.simulated import Scenario, build, environment
-
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.isolation.collector import IsolatedCollector
 from clusterprof.agent.linux.files import Roots
+from tests.support.nvml.simulated import Scenario, build, environment
 
 SECOND_NS = 1_000_000_000
 LIVENESS_SECONDS = 20.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from synthetic.jobs import MS, WORK, Fault, Job, World, pairs_and_planes, pass_on
+
+from tests.support.synthetic.jobs import MS, WORK, Fault, Job, World, pairs_and_planes, pass_on
 
 WORLD_TEAM = 999_999
 NODE_RANKS = 8

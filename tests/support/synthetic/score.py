@@ -6,11 +6,11 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
-from synthetic.jobs import CATEGORIES, Job
-from synthetic.scenarios import any_fault
 
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals, find_peer_groups
+from tests.support.synthetic.jobs import CATEGORIES, Job
+from tests.support.synthetic.scenarios import any_fault
 
 
 def booked(job: Job, cuts: tuple[int, ...] = ()) -> WaitTotals:

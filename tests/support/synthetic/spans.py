@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from synthetic.jobs import Job
 
 from clusterprof.analysis.timeline.collectives.operations import RECV, SEND
 from clusterprof.analysis.timeline.collectives.reference import CollectiveSpans
+from tests.support.synthetic.jobs import Job
 
 
 def arrivals(job: Job, arrive: np.ndarray, leave: np.ndarray, when: np.ndarray) -> CollectiveSpans:

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accel.simulated import SITE, Gaudis, tool, until
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.collectors.gpu import gaudi_hlml
 from clusterprof.agent.collectors.gpu.gaudi import GpuGaudiCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
+from tests.support.accelerators.simulated import SITE, Gaudis, tool, until
 
 FIRST, SECOND = "01P0-HL3080A0-15-TN-00", "01P0-HL3080A0-15-TN-01"
 SECOND_NS = 1_000_000_000
-# What the simulated device says (tests/accel/simulated.py) in base units: 62 %, 6 of 128 GiB,
-# 612,500 of 850,000 mW, 5,000,500 mJ, MHz; no reason for a lowered clock.
+# What the simulated device says (tests/support/accelerators/simulated.py) in base units: 62 %,
+# 6 of 128 GiB, 612,500 of 850,000 mW, 5,000,500 mJ, MHz; no reason for a lowered clock.
 HEALTHY = {
     "gpu.power_utilisation_ratio": 0.62,
     "gpu.memory_used_bytes": 6 << 30,

@@ -7,11 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from accel.simulated import HOSTS
 
 from clusterprof.agent.collectors.gpu import neuron
 from clusterprof.agent.linux.background import LatestRows
 from clusterprof.errors import Unavailable
+from tests.support.accelerators.simulated import HOSTS
 
 TOOLS = HOSTS / "trn1-node" / "tools"
 REPORTS = [json.loads(line) for line in (TOOLS / "reports.jsonl").read_text().splitlines()]

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvml.healthy import HEALTHY, entry
-from nvml.simulated import Scenario, load, uuid
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.collectors.gpu.nvidia import GpuNvidiaCollector
@@ -15,6 +13,8 @@ from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
 from clusterprof.agent.collectors.gpu.nvml_queries import CALLS, NEVER_NS
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
+from tests.support.nvml.healthy import HEALTHY, entry
+from tests.support.nvml.simulated import Scenario, load, uuid
 
 SECOND_NS = 1_000_000_000
 NOT_SUPPORTED = Unavailable("absent", "not supported by this GPU or driver")

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvml.healthy import HEALTHY, MEANS, NO_GPM
-from nvml.simulated import GPM, Scenario, load
 
 from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
 from clusterprof.agent.isolation import drivers
 from clusterprof.errors import Unavailable
+from tests.support.nvml.healthy import HEALTHY, MEANS, NO_GPM
+from tests.support.nvml.simulated import GPM, Scenario, load
 
 MS = 1_000_000
 DENIED = Unavailable(

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvml.inventories import Told, profile
-from nvml.printed import smi
-from nvml.simulated import Scenario, load
 
 from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
+from tests.support.nvml.inventories import Told, profile
+from tests.support.nvml.printed import smi
+from tests.support.nvml.simulated import Scenario, load
 
-SHARED = Path(__file__).parents[2].parent / "shared/data"
+SHARED = Path(__file__).parents[4].parent / "shared/data"
 PROFILES, PRINTED = SHARED / "nvml-mock-profiles", SHARED / "nvidia-smi-xml"
 pytestmark = pytest.mark.skipif(
     not (PROFILES.exists() and PRINTED.exists()),

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvml.healthy import HEALTHY, entry
-from nvml.simulated import Scenario, load, uuid
 
 from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
 from clusterprof.agent.collectors.gpu.nvml_queries import (
@@ -16,6 +14,8 @@ from clusterprof.agent.collectors.gpu.nvml_queries import (
     NO_UTILIZATION,
 )
 from clusterprof.errors import Unavailable
+from tests.support.nvml.healthy import HEALTHY, entry
+from tests.support.nvml.simulated import Scenario, load, uuid
 
 MS = 1_000_000
 FIRST, SECOND = "MIG-00000000-0000-0000-0000-000000000001", "MIG-2"

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accel.simulated import SITE, tool, write_tpu
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.collectors.gpu import tpu
 from clusterprof.agent.collectors.gpu.tpu import GpuTpuCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
+from tests.support.accelerators.simulated import SITE, tool, write_tpu
 
 GIB = 1 << 30
 NOBODY = Unavailable("absent", "no process holds the TPU")

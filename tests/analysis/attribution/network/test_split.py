@@ -7,8 +7,6 @@ ms at 10 GB/s. They take 30 ms, 20 of which are beyond; 800 ms of 1,200 for ever
 from __future__ import annotations
 
 import pytest
-from networks import GB, LIMITS, TOOK, all_reduces, conserved, links, nic, shared
-from synthetic.jobs import MS
 
 from clusterprof.analysis.attribution.network.counters import (
     compute_receiver_limit_ratio,
@@ -16,6 +14,8 @@ from clusterprof.analysis.attribution.network.counters import (
     find_symptoms,
 )
 from clusterprof.analysis.attribution.network.split import find_outlier_nodes
+from tests.support.networks import GB, LIMITS, TOOK, all_reduces, conserved, links, nic, shared
+from tests.support.synthetic.jobs import MS
 
 QUIET = nic()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from networks import GB, hca, nic, shared
-from synthetic.jobs import MS
+
+from tests.support.networks import GB, hca, nic, shared
+from tests.support.synthetic.jobs import MS
 
 QUIET = nic()
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import activity, ns, process, rank, spans, thread
 
 from clusterprof.analysis.attribution.accumulator import Accumulator, merge_accumulators
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
@@ -19,6 +18,7 @@ from clusterprof.analysis.attribution.rank.comm_threads import (
 )
 from clusterprof.analysis.timeline.model import Rank, ThreadTable
 from clusterprof.probe import layout
+from tests.support.builders import activity, ns, process, rank, spans, thread
 
 WHOLE = Segment(0, ns(10), False)
 OPERATIONS = spans((2, 4, 7), (6, 8, 7))  # for 4 of 10 s the rank is in one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import header
 
 from clusterprof.analysis.attribution.rank.device_activity import (
     NO_ACTIVITY,
@@ -13,6 +12,7 @@ from clusterprof.analysis.attribution.rank.device_activity import (
 )
 from clusterprof.analysis.cross_rank.step_alignment import has_common_step_ends
 from clusterprof.analysis.timeline.model import Chunk, Process, Rank, Series
+from tests.support.builders import header
 
 MS = 1_000_000
 STEP = 500 * MS

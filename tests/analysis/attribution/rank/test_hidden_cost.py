@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from builders import lost, ns, process, rank, spans
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.rank.hidden_cost import (
@@ -21,6 +20,7 @@ from clusterprof.analysis.timeline.model import (
     Rank,
 )
 from clusterprof.probe import layout
+from tests.support.builders import lost, ns, process, rank, spans
 
 MAIN, WORKER = 100, 201
 STORAGE, GC = HIDDEN_COLUMNS.index("storage-local"), HIDDEN_COLUMNS.index("cpu-gc")

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lean import Step, cluster, recorded, without
-from recordings import SECOND, Script, write
 
 from clusterprof.analysis.attribution.rank.chunk_boundary import RankState, find_settled_segments
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks
 from clusterprof.report.model import Report
+from tests.support.lean_recordings import Step, cluster, recorded, without
+from tests.support.recordings import SECOND, Script, write
 
 N = 30
 PLAIN = Step()

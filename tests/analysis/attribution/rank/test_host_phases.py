@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from builders import process, rank
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from clusterprof.analysis.timeline.model import (
     SpanTable,
 )
 from clusterprof.probe import layout
+from tests.support.builders import process, rank
 
 START, END = 5, 45
 BETWEEN_SAVES = -1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from builders import activity, busy_counter, chunk, counter, gauge, ns, process, rank, spans, thread
 
 from clusterprof.analysis.attribution.rank.chunk_boundary import RankState
 from clusterprof.analysis.attribution.rank.lost_time import find_lost_intervals
@@ -21,6 +20,18 @@ from clusterprof.analysis.timeline.model import (
     Rank,
 )
 from clusterprof.probe import layout
+from tests.support.builders import (
+    activity,
+    busy_counter,
+    chunk,
+    counter,
+    gauge,
+    ns,
+    process,
+    rank,
+    spans,
+    thread,
+)
 
 BUSY = ("gpu.busy_ns_total", "emulated-0")
 WORKER = 201

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from builders import busy_counter, ns, spans
-from test_lost_pieces import BUSY, WORKER, marked, settle_all
-
 from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
@@ -14,6 +11,8 @@ from clusterprof.analysis.timeline.model import (
     SOURCE_STREAM_EVENTS,
 )
 from clusterprof.probe import layout
+from tests.analysis.attribution.rank.test_lost_time import BUSY, WORKER, marked, settle_all
+from tests.support.builders import busy_counter, ns, spans
 
 EVENTS, SAMPLES = SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES
 GROUP = 7

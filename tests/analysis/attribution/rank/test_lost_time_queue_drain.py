@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from builders import busy_counter, process, rank, spans
 
 from clusterprof.analysis.attribution.rank.chunk_boundary import RankState
 from clusterprof.analysis.attribution.rank.lost_time import (
@@ -12,6 +11,7 @@ from clusterprof.analysis.attribution.rank.lost_time import (
 )
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, PHASE_GC, PHASE_H2D
 from clusterprof.probe import layout
+from tests.support.builders import busy_counter, process, rank, spans
 
 BUSY = ("gpu.busy_ns_total", "emulated-0")
 WORKER = 201

@@ -25,7 +25,7 @@ from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
 
-RECORDING = Path(__file__).parent.parent / "recordings" / "v1"
+RECORDING = Path(__file__).parents[3] / "recordings" / "v1"
 S = 1_000_000_000
 
 

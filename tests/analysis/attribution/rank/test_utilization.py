@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from builders import activity, gauge, ns, process, rank, spans, thread
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from clusterprof.analysis.findings.utilization import build_device_utilization
 from clusterprof.analysis.timeline.model import Rank, Series
 from clusterprof.probe import layout
 from clusterprof.report.impact import DeviceUtilization, RankUtilization, list_utilization_sums
+from tests.support.builders import activity, gauge, ns, process, rank, spans, thread
 
 DEVICE = "emulated-0"
 SM = "gpu.sm_active_ratio"

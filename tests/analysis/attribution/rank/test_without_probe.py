@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recordings import SECOND, Script, write
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.rank.without_probe import attribute_to_families
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks
 from clusterprof.analysis.timeline.model import PHASE_NONE, SOURCE_DEVICE_SAMPLES, LostTime, Rank
+from tests.support.recordings import SECOND, Script, write
 
 WINDOWS = 40
 UNEVEN = [0.02, 0.08] * (WINDOWS // 2)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
-from synthetic.jobs import CATEGORIES, MS, WORK, Fault, World, pairs_and_planes, pass_on
-from synthetic.score import booked
 
 from clusterprof.analysis.attribution.wait_for.blame import NO_CULPRIT
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.timeline.collectives.operations import SEND
+from tests.support.synthetic.jobs import (
+    CATEGORIES,
+    MS,
+    WORK,
+    Fault,
+    World,
+    pairs_and_planes,
+    pass_on,
+)
+from tests.support.synthetic.score import booked
 
 STORAGE, PREPROCESS, GC = 0, 1, 2
 ALL = np.array([1])

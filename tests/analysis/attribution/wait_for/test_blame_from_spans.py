@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from synthetic.clocks import watches
-from synthetic.jobs import MS, Fault, Job
-from synthetic.scenarios import LAYOUTS, data_parallel, nodes_and_world
-from synthetic.score import booked
-from synthetic.spans import arrivals
 
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.timeline.clock_sync import align_clocks
 from clusterprof.analysis.timeline.collectives.reference import CollectiveSpans, match_spans
+from tests.support.synthetic.clocks import watches
+from tests.support.synthetic.jobs import MS, Fault, Job
+from tests.support.synthetic.scenarios import LAYOUTS, data_parallel, nodes_and_world
+from tests.support.synthetic.score import booked
+from tests.support.synthetic.spans import arrivals
 
 RANKS, NODE = 16, 8
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
-from synthetic.scenarios import LAYOUTS, data_parallel, nodes_and_world
-from synthetic.score import booked, judged
 
 from clusterprof.analysis.attribution.wait_for import arrivals
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits
+from tests.support.synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
+from tests.support.synthetic.scenarios import LAYOUTS, data_parallel, nodes_and_world
+from tests.support.synthetic.score import booked, judged
 
 
 @st.composite

@@ -6,11 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from synthetic.jobs import CATEGORIES, MS, Fault, Job, World
-from synthetic.scenarios import LAYOUTS
 
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits, list_causes
 from clusterprof.analysis.attribution.wait_for.totals import SavingsTotals
+from tests.support.synthetic.jobs import CATEGORIES, MS, Fault, Job, World
+from tests.support.synthetic.scenarios import LAYOUTS
 
 STEPS = 20
 LOADING = 0

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
 
 from clusterprof.analysis.attribution.wait_for.blame import BLAME_CAUSES, blame_waits
+from tests.support.synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
+BENCH = Path(__file__).resolve().parents[4] / "bench"
 LOADING, COLLECTING = 0, 2
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic.jobs import CATEGORIES, MS, World
 
 from clusterprof.analysis.attribution.network import transfer_time
 from clusterprof.analysis.attribution.network.transfer_time import (
@@ -16,6 +15,7 @@ from clusterprof.analysis.attribution.network.transfer_time import (
 )
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits, list_causes
 from clusterprof.analysis.attribution.wait_for.hangs import StuckRank, find_hangs
+from tests.support.synthetic.jobs import CATEGORIES, MS, World
 
 ALL_REDUCE, GRADIENTS = 1, 12
 TRANSFER = list_causes(CATEGORIES).index("net-transfer")

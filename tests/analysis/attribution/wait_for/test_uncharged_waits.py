@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job
-from synthetic.scenarios import data_parallel, pipeline
 
 from clusterprof.analysis.attribution.wait_for import uncharged_waits
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits, list_causes
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.attribution.wait_for.uncharged_waits import BUBBLE, PipelineBubbles
+from tests.support.synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job
+from tests.support.synthetic.scenarios import data_parallel, pipeline
 
 STEPS, STAGES = 40, 4
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from synthetic.jobs import CATEGORIES, Job
-from synthetic.scenarios import data_parallel
 
 from clusterprof.analysis.attribution.wait_for import uncharged_waits
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits, list_causes
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.attribution.wait_for.uncharged_waits import Jitter
 from clusterprof.analysis.timeline.collectives.operations import Operations
+from tests.support.synthetic.jobs import CATEGORIES, Job
+from tests.support.synthetic.scenarios import data_parallel
 
 MS = 1_000_000
 RANKS, STEPS = 8, 60

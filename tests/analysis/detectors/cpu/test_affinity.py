@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import activity, chunk, header, lost, process, rank, spans, thread
-from feedings import feeding
 
 from clusterprof.analysis.detectors.cpu.contention import CpuContention
 from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
@@ -21,6 +19,8 @@ from clusterprof.analysis.timeline.load.processes import ProcessBuffer
 from clusterprof.analysis.timeline.model import PHASE_DATA_WAIT, Placement, Process, Rank
 from clusterprof.probe.layout import DATA_WAIT, FETCH, WORKER_START
 from clusterprof.trace.schema import Rows
+from tests.support.builders import activity, chunk, header, lost, process, rank, spans, thread
+from tests.support.data_waits import feeding
 
 NODE = header(
     cpus={

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from builders import SECOND, activity, counter, lost, process, rank, thread
-from feedings import feeding
 
 from clusterprof.analysis.detectors.cpu.contention import CpuContention
 from clusterprof.analysis.detectors.cpu.throttled import CpuThrottled
 from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, PHASE_COMPUTE, PHASE_DATA_WAIT
+from tests.support.builders import SECOND, activity, counter, lost, process, rank, thread
+from tests.support.data_waits import feeding
 
 PIECES = lost((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 1.0, PHASE_DATA_WAIT), step=3)
 ROWS = ({"runnable": 0.5}, {"runnable": 0.5})

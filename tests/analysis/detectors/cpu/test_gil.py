@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import activity, lost, process, rank, spans, thread
-from feedings import feeding
 
 from clusterprof.analysis.detectors.base import Claims
 from clusterprof.analysis.detectors.cpu.gil import CpuGil
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, Process
 from clusterprof.probe import layout
+from tests.support.builders import activity, lost, process, rank, spans, thread
+from tests.support.data_waits import feeding
 
 PIECES = ((0, 1, 0.5, PHASE_COMPUTE), (1, 2, 0.8, PHASE_COMPUTE), (2, 3, 1.0, PHASE_DATA_WAIT))
 

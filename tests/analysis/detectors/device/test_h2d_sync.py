@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import activity, lost, ns, process, rank, spans, thread
-from feedings import feeding
 
 from clusterprof.analysis.detectors.base import Claims
 from clusterprof.analysis.detectors.device.h2d_sync import H2dSync
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 from clusterprof.probe import layout
+from tests.support.builders import activity, lost, ns, process, rank, spans, thread
+from tests.support.data_waits import feeding
 
 WHOLE = layout.WHOLE_NS
 LIMITS = H2dSync.Limits()

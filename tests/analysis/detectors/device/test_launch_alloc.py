@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import activity, lost, process, rank, spans, thread
-from feedings import feeding
 
 from clusterprof.analysis.detectors.base import Claims
 from clusterprof.analysis.detectors.device.launch_alloc import LaunchAlloc
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 from clusterprof.probe import layout
+from tests.support.builders import activity, lost, process, rank, spans, thread
+from tests.support.data_waits import feeding
 
 # [0, 1): asleep. [1, 2): 0.5 s in the kernel, 0.2 asleep. [2, 3) user code all along.
 PIECES = (

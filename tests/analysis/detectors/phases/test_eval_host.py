@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import activity, io, lost, ns, process, rank, spans, thread
-from feedings import feeding
 
 from clusterprof.analysis.detectors.base import Claims, limit_to_lost_time
 from clusterprof.analysis.detectors.phases.eval_host import EvalHost
@@ -16,6 +14,8 @@ from clusterprof.analysis.timeline.model import (
     ProcessIo,
 )
 from clusterprof.probe import layout
+from tests.support.builders import activity, io, lost, ns, process, rank, spans, thread
+from tests.support.data_waits import feeding
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from builders import activity, busy_counter, lost, process, rank, spans, thread
-from feedings import feeding
 
 from clusterprof.analysis.detectors.base import Claims
 from clusterprof.analysis.detectors.phases.eval_host import EvalHost
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE
 from clusterprof.probe import layout
+from tests.support.builders import activity, busy_counter, lost, process, rank, spans, thread
+from tests.support.data_waits import feeding
 
 STEPS = 12
 """Of 0.3 s each, three samples of the device in each."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import activity, gauge, lost, ns, process, rank, spans, thread
-from feedings import feeding
 
 from clusterprof.analysis.detectors.cpu.gc import CpuGc
 from clusterprof.analysis.detectors.device.device_throttled import DeviceThrottled
@@ -25,6 +23,8 @@ from clusterprof.analysis.timeline.model import (
     PHASE_THROTTLED,
 )
 from clusterprof.probe import layout
+from tests.support.builders import activity, gauge, lost, ns, process, rank, spans, thread
+from tests.support.data_waits import feeding
 
 ALL = (PHASE_CHECKPOINT, PHASE_GC, PHASE_H2D, PHASE_THROTTLED, PHASE_DATA_WAIT, PHASE_NONE)
 PIECES = lost(*((i, i + 1, 0.5, phase) for i, phase in enumerate(ALL)), step=3)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import counter, gauge, header, io, lost, process, rank, spans
-from feedings import feeding
 
 from clusterprof.analysis.detectors.storage.client_queue import StorageClientQueue
 from clusterprof.analysis.detectors.storage.cold_cache import StorageColdCache
@@ -15,6 +13,8 @@ from clusterprof.analysis.detectors.storage.metadata import StorageMetadata
 from clusterprof.analysis.detectors.storage.remote import StorageRemote
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 from clusterprof.probe.layout import FETCH
+from tests.support.builders import counter, gauge, header, io, lost, process, rank, spans
+from tests.support.data_waits import feeding
 
 DETECTORS = (
     StorageLocal(),

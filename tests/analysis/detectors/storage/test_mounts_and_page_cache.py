@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import counter, header, lost, process, rank
-from feedings import feeding
 
 from clusterprof.analysis.detectors.storage.client_queue import StorageClientQueue
 from clusterprof.analysis.detectors.storage.cold_cache import StorageColdCache
@@ -14,6 +12,8 @@ from clusterprof.analysis.detectors.storage.metadata import StorageMetadata
 from clusterprof.analysis.detectors.storage.object import StorageObject
 from clusterprof.analysis.detectors.storage.remote import StorageRemote
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
+from tests.support.builders import counter, header, lost, process, rank
+from tests.support.data_waits import feeding
 
 DETECTORS = (
     StorageLocal(),

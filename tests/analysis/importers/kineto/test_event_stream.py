@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_traces import busy_ns, call, event, on_device, read, spans, step, written
 
 from clusterprof.analysis.importers.kineto import classify, device, gather
 from clusterprof.analysis.importers.kineto.event_stream import CommonEventDecoder
 from clusterprof.analysis.importers.kineto.gather import Column, IntervalUnion, join_sorted_chunks
 from clusterprof.probe import layout
+from tests.support.kineto_traces import busy_ns, call, event, on_device, read, spans, step, written
 
 FLOW = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1, "pid": 0, "tid": 7, "ts": 5}
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

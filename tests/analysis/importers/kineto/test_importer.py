@@ -8,7 +8,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from kineto_traces import (
+
+from clusterprof.analysis.importers.core.node_tables import compute_group_number
+from clusterprof.analysis.importers.kineto.importer import Kineto
+from clusterprof.probe import layout
+from tests.support.kineto_traces import (
     START_US,
     busy_ns,
     call,
@@ -22,10 +26,6 @@ from kineto_traces import (
     step,
     written,
 )
-
-from clusterprof.analysis.importers.core.node_tables import compute_group_number
-from clusterprof.analysis.importers.kineto.importer import Kineto
-from clusterprof.probe import layout
 
 US = 1_000
 LATE = [

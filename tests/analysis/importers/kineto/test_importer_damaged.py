@@ -8,13 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_traces import busy_ns, call, document, event, on_device, read, spans, step, written
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError
 from clusterprof.analysis.importers.kineto import classify, event_stream
 from clusterprof.analysis.importers.kineto.event_stream import EventStream, find_list_objects
 from clusterprof.analysis.importers.kineto.importer import Kineto
 from clusterprof.probe import layout
+from tests.support.kineto_traces import (
+    busy_ns,
+    call,
+    document,
+    event,
+    on_device,
+    read,
+    spans,
+    step,
+    written,
+)
 
 GOOD = [
     step(1, 0, 100),

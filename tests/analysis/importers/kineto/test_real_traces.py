@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_traces import busy_ns, idle_ns, ranks, read, spans
 
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.probe import layout
+from tests.support.kineto_traces import busy_ns, idle_ns, ranks, read, spans
 
 FOLDERS = ("kineto-dlrm-8rank", "kineto-dataloader", "kineto-hta", "kineto-tracelens")
-ROOT = Path(__file__).resolve().parents[3] / "shared" / "data"
+ROOT = Path(__file__).resolve().parents[5] / "shared" / "data"
 QUICK_BYTES = 500_000
 """Larger ones are read in the long tests."""
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from telemetry_reading import read
 
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.metrics.dynolog import Dynolog
 from clusterprof.analysis.importers.metrics.gpu_tables import GpuTables
 from clusterprof.analysis.importers.registry import find_importer
+from tests.support.importing_metrics import read
 
 S = 1_000_000_000
 T = 1_711_034_567

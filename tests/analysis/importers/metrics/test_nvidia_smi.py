@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from telemetry_reading import SHARED, given, read
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError
 from clusterprof.analysis.importers.core.byte_sources import open_sources
 from clusterprof.analysis.importers.metrics.nvidia_smi import NvidiaSmi
 from clusterprof.analysis.pipeline import analyze
+from tests.support.importing_metrics import SHARED, given, read
 
 S = 1_000_000_000
 T = 1_767_712_383 * S  # 2026-01-06 15:13:03, were it UTC

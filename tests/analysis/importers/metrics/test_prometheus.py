@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from telemetry_reading import SHARED, Given, read
 
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.metrics.prometheus import Prometheus
 from clusterprof.analysis.pipeline import analyze
+from tests.support.importing_metrics import SHARED, Given, read
 
 S = 1_000_000_000
 T = 1_711_034_567
@@ -244,10 +244,9 @@ IDLE = SHARED / "dcgm-prometheus/h100_eks_2026-03"
 def test_real_idle_nodes_give_their_values_and_no_finding() -> None:
     known = json.loads((IDLE / "known.json").read_text())["files"]
     queries = {name: (IDLE / name).read_bytes() for name in known if name.startswith("query")}
-    from telemetry_reading import given
-
     from clusterprof.analysis.importers.core.base import Account
     from clusterprof.analysis.importers.core.byte_sources import open_sources
+    from tests.support.importing_metrics import given
 
     sources = [source for name in sorted(queries) for source in open_sources(IDLE / name)]
     nodes = Prometheus().nodes(sources, [Account(one.path) for one in sources])

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from telemetry_reading import SHARED, read
 
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.metrics.rank_series import RankSeries
 from clusterprof.analysis.pipeline import analyze
+from tests.support.importing_metrics import SHARED, read
 
 S = 1_000_000_000
 T = 1_745_861_820

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from telemetry_reading import read
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError
 from clusterprof.analysis.importers.core.byte_sources import open_sources
 from clusterprof.analysis.importers.metrics.rocm_smi import RocmSmi
 from clusterprof.analysis.importers.registry import find_importer
 from clusterprof.analysis.pipeline import analyze
+from tests.support.importing_metrics import read
 
-SEEDS = Path(__file__).parent / "seeds" / "rocm_smi"
+SEEDS = Path(__file__).parents[1] / "seeds" / "rocm_smi"
 S = 1_000_000_000
 T = 1_767_712_383 * S  # 2026-01-06 15:13:03 UTC
 USED = "{} busy {}% of the time by {} readings"

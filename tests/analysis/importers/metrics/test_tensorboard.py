@@ -14,7 +14,7 @@ from clusterprof.analysis.importers.registry import find_importer
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 
-SEEDS = Path(__file__).parent / "seeds" / "tensorboard"
+SEEDS = Path(__file__).parents[1] / "seeds" / "tensorboard"
 LOSS = SEEDS / "loss.csv"
 S = 1_000_000_000
 T = 1_767_712_383 * S

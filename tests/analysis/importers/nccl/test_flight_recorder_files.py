@@ -7,11 +7,11 @@ import pickle
 from pathlib import Path
 
 import pytest
-from reading import groups, operation, ranks, read, spans
 
 from clusterprof.analysis.importers.core.node_tables import compute_group_number
 from clusterprof.analysis.importers.nccl.flight_recorder import FlightRecorder, find_operation
 from clusterprof.probe import layout
+from tests.support.importing import groups, operation, ranks, read, spans
 
 
 def entry(number: int, start: int | None, end: int | None, **more: object) -> dict:

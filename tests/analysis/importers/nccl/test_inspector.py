@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reading import groups, operation, ranks, read, spans
-
 from clusterprof.analysis.importers.core.node_tables import compute_group_number
 from clusterprof.analysis.importers.nccl.inspector import NcclInspector
 from clusterprof.probe import layout
+from tests.support.importing import groups, operation, ranks, read, spans
 
 US = 1000
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_nccl_inspector_log import line, write
-from test_nccl_text import SOCKETS, TABLE
 
 from clusterprof.analysis.attribution.network.split import estimate_benchmark_ns
 from clusterprof.analysis.attribution.network.transfer_time import (
@@ -19,6 +17,8 @@ from clusterprof.analysis.attribution.network.transfer_time import (
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import NoRecording
 from clusterprof.report.model import Report
+from tests.analysis.importers.nccl.test_inspector import line, write
+from tests.analysis.importers.nccl.test_text_logs import SOCKETS, TABLE
 
 
 @pytest.fixture

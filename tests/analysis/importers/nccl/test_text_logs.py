@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reading import read
 
 from clusterprof.analysis.importers.nccl.text_logs import (
     NcclOutput,
@@ -17,6 +16,7 @@ from clusterprof.analysis.importers.nccl.text_logs import (
     read_text,
 )
 from clusterprof.probe import layout
+from tests.support.importing import read
 
 SOCKETS = """\
 NCCL version 2.21.5+cuda12.4

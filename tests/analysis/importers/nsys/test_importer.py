@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nsys_files import (
+
+from clusterprof.analysis.importers.core.node_tables import compute_group_number
+from clusterprof.analysis.importers.nsys.importer import Nsys
+from clusterprof.probe import layout
+from tests.support.importing import groups, operation, ranks, read, series, spans
+from tests.support.nsys_files import (
     ALL_REDUCE,
     CALLS,
     COPIES,
@@ -29,11 +34,6 @@ from nsys_files import (
     process,
     thread,
 )
-from reading import groups, operation, ranks, read, series, spans
-
-from clusterprof.analysis.importers.core.node_tables import compute_group_number
-from clusterprof.analysis.importers.nsys.importer import Nsys
-from clusterprof.probe import layout
 
 P, T = process(11), thread(11, 11)
 # One step of 1000 us on one device:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tracer_samples import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.workloads.dftracer import (
@@ -16,6 +15,7 @@ from clusterprof.analysis.importers.workloads.dftracer import (
     parse_rank,
 )
 from clusterprof.analysis.timeline.intervals import Intervals
+from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 TRACE = SEEDS / "dftracer" / "trace-0-of-2.pfw"
 ORIGIN = 1_700_000_000_000 * MS

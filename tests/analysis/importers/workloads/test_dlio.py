@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tracer_samples import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 from clusterprof.analysis.importers.core.base import CannotImportError
+from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 RUN = sorted((SEEDS / "dlio" / "run").iterdir())
 ORIGIN = 1_704_067_200_000 * MS  # 2024-01-01 00:00:00 UTC

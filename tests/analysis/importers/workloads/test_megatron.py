@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from reading import operation, ranks, read, series, spans
-
 from clusterprof.analysis.importers.workloads.megatron import MegatronPipeline
 from clusterprof.probe import layout
+from tests.support.importing import operation, ranks, read, series, spans
 
 US = 1000
 

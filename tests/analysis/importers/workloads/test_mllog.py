@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tracer_samples import MS, SEEDS, imported, ranks_of, spans_of
 
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.text.wording import describe_verdict
+from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, spans_of
 
 THREE = sorted((SEEDS / "mllog" / "three").iterdir())
 SECOND = 1_000_000_000

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tracer_samples import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.core.node_tables import compute_group_number
 from clusterprof.analysis.importers.workloads.operator_table import OperatorTable
 from clusterprof.probe import layout
+from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 TIMELINE = SEEDS / "operator-table" / "timeline.json"
 FORWARD, BACKWARD = compute_group_number("0:0,1"), compute_group_number("1:0,1")

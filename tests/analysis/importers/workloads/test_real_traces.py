@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tracer_samples import SHARED, imported, ranks_of
 
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.probe import layout
+from tests.support.importing_traces import SHARED, imported, ranks_of
 
 S = 1e9
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from telemetry_reading import SHARED, read
 
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.core.node_tables import compute_group_number
@@ -17,6 +16,7 @@ from clusterprof.analysis.importers.workloads.step_times import (
 )
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
+from tests.support.importing_metrics import SHARED, read
 
 MS = 1_000_000
 BARRIER = 9

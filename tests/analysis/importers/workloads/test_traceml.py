@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reading import ranks, read, spans
 
 from clusterprof.analysis.importers.workloads.traceml import TraceML
+from tests.support.importing import ranks, read, spans
 
 MS = 1_000_000
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import ns, process, spans
 
 from clusterprof.analysis.timeline.collectives.operations import (
     apply_device_times,
@@ -13,6 +12,7 @@ from clusterprof.analysis.timeline.collectives.operations import (
     select_unfinished,
 )
 from clusterprof.probe import layout
+from tests.support.builders import ns, process, spans
 
 
 def laid(*rows: tuple[float, float, int, float]) -> list[tuple[float, float, int, float]]:

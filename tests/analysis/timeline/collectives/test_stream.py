@@ -9,10 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from synthetic.jobs import CATEGORIES, MS, Fault, Job, World
-from synthetic.scenarios import LAYOUTS
-from synthetic.score import booked
-from synthetic.spans import arrivals
 
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
@@ -30,6 +26,10 @@ from clusterprof.analysis.timeline.collectives.rows import (
     unpack_table,
 )
 from clusterprof.analysis.timeline.collectives.stream import OperationStream
+from tests.support.synthetic.jobs import CATEGORIES, MS, Fault, Job, World
+from tests.support.synthetic.scenarios import LAYOUTS
+from tests.support.synthetic.score import booked
+from tests.support.synthetic.spans import arrivals
 
 HOUR = 3600 * 10**9
 

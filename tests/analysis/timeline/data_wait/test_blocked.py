@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import activity, fetches, ns, process, rank, spans, thread
 
 from clusterprof.analysis.timeline.data_wait.blocked import (
     NO_SAMPLES,
@@ -16,6 +15,7 @@ from clusterprof.analysis.timeline.data_wait.blocked import (
 )
 from clusterprof.analysis.timeline.data_wait.split import split_data_wait
 from clusterprof.probe.layout import DATA_WAIT, FETCH
+from tests.support.builders import activity, fetches, ns, process, rank, spans, thread
 
 WORKER = 201
 MAIN = 100

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from builders import WCHAN_NAMES, activity, ints, thread
 
 from clusterprof.analysis.timeline.data_wait.samples import (
     find_runs,
     find_sleep_samples,
     measure_sample_time,
 )
+from tests.support.builders import WCHAN_NAMES, activity, ints, thread
 
 LOCK = WCHAN_NAMES.index("futex_wait_queue")
 

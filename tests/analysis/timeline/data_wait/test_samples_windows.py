@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import activity, chunk, thread
 
 from clusterprof.analysis.timeline.data_wait.blocked import get_read_context
 from clusterprof.analysis.timeline.data_wait.samples import ThreadWindows, measure_thread_windows
+from tests.support.builders import activity, chunk, thread
 
 TICK_NS = 100_000_000
 READS = "D0.2 " + "K0.02 D0.08 " * 9  # from 0.2 s on every sample finds it on a CPU

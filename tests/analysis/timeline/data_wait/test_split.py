@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import activity, fetches, header, ints, io, process, rank, spans, thread
 
 from clusterprof.analysis.timeline.data_wait.blocked import SHARE_NAMES
 from clusterprof.analysis.timeline.data_wait.fetches import fit_cpu_time
 from clusterprof.analysis.timeline.data_wait.split import split_data_wait
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Int, Process, Rank, SpanTable
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
+from tests.support.builders import activity, fetches, header, ints, io, process, rank, spans, thread
 
 MIB = 1 << 20
 WORKER = 201
@@ -286,7 +286,7 @@ def test_an_empty_interval_is_unknown() -> None:
 
 
 def test_reads_of_a_page_go_to_the_mount_when_no_disk_read_them() -> None:
-    from builders import counter
+    from tests.support.builders import counter
 
     rows = activity("D4")
     marks = {FETCH: fetches(rows, (0, 4, 100 * MIB)), WORKER_START: spans((-1, -1))}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from builders import activity, fetches, ints, process, rank, spans, thread
 
 from clusterprof.analysis.timeline.data_wait.split import split_data_wait
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
+from tests.support.builders import activity, fetches, ints, process, rank, spans, thread
 
 MAIN, WORKER, MIB = 100, 201, 1 << 20
 

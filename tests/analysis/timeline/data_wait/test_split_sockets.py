@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from builders import activity, counter, fetches, process, rank, spans, thread
-from test_feeding import MAIN, MIB, WORKER, fed, row
 
 from clusterprof.probe.layout import DATA_WAIT, FETCH, WORKER_START
+from tests.analysis.timeline.data_wait.test_split import MAIN, MIB, WORKER, fed, row
+from tests.support.builders import activity, counter, fetches, process, rank, spans, thread
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import activity, fetches, ns, process, rank, spans, spent_ns, thread
 
 from clusterprof.analysis.timeline.data_wait.blocked import SHARE_NAMES
 from clusterprof.analysis.timeline.data_wait.split import split_data_wait
 from clusterprof.probe.layout import DATA_WAIT, FETCH, WORKER_START
+from tests.support.builders import activity, fetches, ns, process, rank, spans, spent_ns, thread
 
 POINTS = 0.02
 MAIN, WORKER = 100, 201

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import header, ns
 
 from clusterprof.analysis.timeline.load.chunks import NodeLoader, build_chunks
 from clusterprof.analysis.timeline.load.ranks import find_ranks
@@ -16,6 +15,7 @@ from clusterprof.analysis.timeline.model import Chunk
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Gap, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.builders import header, ns
 
 THREAD_NAMES = ("t_ns", "pid", "tid", "state", "on_cpu_ns_total", "run_delay_ns_total", "wchan")
 

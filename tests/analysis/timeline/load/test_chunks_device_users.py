@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from builders import header, ns
 
 from clusterprof.analysis.timeline.load.chunks import build_chunks
 from clusterprof.trace.schema import Clock, Columns, Event, Record
+from tests.support.builders import header, ns
 
 
 def one_second_each(seconds: int) -> list[Record]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from builders import activity, busy_counter, chunk, header, process, spans, thread
-
 from clusterprof.analysis.timeline.load.ranks import find_ranks, get_global_rank
 from clusterprof.analysis.timeline.model import Chunk, Process
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
+from tests.support.builders import activity, busy_counter, chunk, header, process, spans, thread
 
 STEPS = {STEP: spans((0, 1)), DATA_WAIT: spans((0, 0.5))}
 WORKS = {WORKER_START: spans((0, 0)), FETCH: spans((0, 0.4))}

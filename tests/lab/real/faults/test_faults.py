@@ -13,13 +13,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from fault_places import NODE, SLOWED_NS, STEP_NS, here, injected, place, read, value
 
 from clusterprof_lab.real.faults import cgroups, disks
 from clusterprof_lab.real.faults.base import Options
 from clusterprof_lab.real.faults.processes import until_stdin_ends
 from clusterprof_lab.real.faults.reader import source
 from clusterprof_lab.real.faults.registry import FAULTS
+from tests.support.fault_places import NODE, SLOWED_NS, STEP_NS, here, injected, place, read, value
 
 
 def throttles(way: str) -> list[str]:

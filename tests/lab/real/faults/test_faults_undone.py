@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_places import NODE, here, place, read
 
 import clusterprof_lab.real.faults
 from clusterprof_lab.real.faults import cgroups, disks, remote_files
 from clusterprof_lab.real.faults.registry import FAULTS
+from tests.support.fault_places import NODE, here, place, read
 
 ANYBODY = {"free-neighbour", "object-store"}
 LINKS = {name for name in FAULTS if name.startswith("link-")}
 ELSEWHERE = LINKS | {"nfs"}
-LAB = Path(__file__).parents[2] / "lab"
+LAB = Path(__file__).parents[4] / "lab"
 
 
 class BoomError(Exception):

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import wire
-from small_run import S, at, report, run, write
 
 from clusterprof.errors import UsageError
 from clusterprof.output.exporters.base import Output
@@ -26,6 +24,8 @@ from clusterprof.output.exporters.perfetto.packets import (
 from clusterprof.output.exporters.perfetto.spans import Lanes
 from clusterprof.output.exporters.perfetto.trace import NO_HISTORY_REMARK, Perfetto
 from clusterprof.signals import BY_NAME
+from tests.support import perfetto_packets as wire
+from tests.support.small_run import S, at, report, run, write
 
 A, B = "rank 0 · node-a", "rank 1 · node-b"
 

@@ -17,16 +17,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from small_run import MS, at, report, run, write
 
 from clusterprof.output.exporters.base import Output
 from clusterprof.output.exporters.perfetto.trace import Perfetto
+from tests.support.small_run import MS, at, report, run, write
 
 pytestmark = pytest.mark.long
 
 NAMED = os.environ.get("CLUSTERPROF_TRACE_PROCESSOR", "")
 SHELL = NAMED or shutil.which("trace_processor_shell") or shutil.which("trace_processor") or ""
-RECORDING = Path(__file__).parents[1] / "recordings" / "dlrm-8rank"
+RECORDING = Path(__file__).parents[3] / "recordings" / "dlrm-8rank"
 A, B = "rank 0 · node-a", "rank 1 · node-b"
 
 TRACK = """

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_report import cluster
-from histories import hour, with_history
-from reports import clean, nothing, storage_verdict
 
 from clusterprof.output.renderers.html import data
 from clusterprof.output.renderers.html.data import ChartRows, build_chart_rows
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep, Wait
 from clusterprof.report.model import Report
+from tests.support.cluster_report import cluster
+from tests.support.histories import hour, with_history
+from tests.support.reports import clean, nothing, storage_verdict
 
 S = 1_000_000_000
 

@@ -12,10 +12,6 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from histories import hour
-from hostile import HOSTILE
-from reports import ALL, clean, storage_verdict, underfilled
-from test_hostile_reports import poisoned
 
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.output.renderers.html import markup
@@ -30,6 +26,10 @@ from clusterprof.output.renderers.html.page import Html
 from clusterprof.report.families import BUCKETS, FAMILIES
 from clusterprof.report.history import WAITING_FOR_RANKS
 from clusterprof.report.model import UNATTRIBUTED, Cause, Report
+from tests.output.renderers.test_hostile_reports import poisoned
+from tests.support.histories import hour
+from tests.support.hostile_names import HOSTILE
+from tests.support.reports import ALL, clean, storage_verdict, underfilled
 
 VOID = {"meta", "br"}
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import NAMES, Browser, program
-from histories import hour
-from hostile import HOSTILE
-from reports import ALL, storage_verdict
-from test_hostile_reports import poisoned
-from test_html_page import everything
 
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.report.model import Report
 from clusterprof.units import format_quantity
+from tests.output.renderers.html.test_page import everything
+from tests.output.renderers.test_hostile_reports import poisoned
+from tests.support.browser import NAMES, Browser, program
+from tests.support.histories import hour
+from tests.support.hostile_names import HOSTILE
+from tests.support.reports import ALL, storage_verdict
 
 pytestmark = [
     pytest.mark.long,

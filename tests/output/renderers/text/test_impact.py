@@ -6,14 +6,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from reports import clean
-from schema_check import errors
-
 import clusterprof.output.renderers
 from clusterprof.output.renderers.json import build_document
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.text.impact import describe_impact
 from clusterprof.report.impact import CauseImpact, Impact
+from tests.support.reports import clean
+from tests.support.schema_check import errors
 
 S = 10**9
 STORAGE = CauseImpact(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
-from hostile import HOSTILE
 
 from clusterprof.output.renderers.text.safety import (
     count_columns,
@@ -14,6 +13,7 @@ from clusterprof.output.renderers.text.safety import (
     fit_to_width,
     wrap_text,
 )
+from tests.support.hostile_names import HOSTILE
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from reports import ALL
 
 from clusterprof.output.renderers.markdown import Markdown
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text.tables import format_exact_seconds
+from tests.support.reports import ALL
 
 Ledger = list[tuple[int, str, list[int]]]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from reports import storage_verdict
-
 from clusterprof.output.renderers.text.tables import build_tables
 from clusterprof.report.history import WAITING_FOR_RANKS, History, SlowStep, Wait
 from clusterprof.report.model import UNATTRIBUTED
+from tests.support.reports import storage_verdict
 
 S = 10**9
 

@@ -6,7 +6,6 @@ import dataclasses
 import random
 
 import pytest
-from reports import S, storage_verdict
 
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
@@ -20,6 +19,7 @@ from clusterprof.output.renderers.text.trend import (
 )
 from clusterprof.report.history import History, RankHistory
 from clusterprof.report.model import Report
+from tests.support.reports import S, storage_verdict
 
 
 def over(percents: list[int], in_step: list[int] | None = None, each_ns: int = S) -> Report:

@@ -5,17 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
-from pathlib import Path
 from xml.etree import ElementTree as Tree
 
 import pytest
-from reports import storage_verdict
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "gate"))
-sys.path.insert(0, str(Path(__file__).parent.parent / "renderers"))
-from gate_runs import run, steady
-from hostile import HOSTILE
 
 from clusterprof.gate import Policy, RuleResult, Verdict, judge_runs, parse_any_rule
 from clusterprof.output.renderers.verdicts.ci import (
@@ -36,6 +28,9 @@ from clusterprof.output.renderers.verdicts.documents import (
     render_verdict_text,
 )
 from clusterprof.report.model import Metric, Report
+from tests.support.gate_runs import run, steady
+from tests.support.hostile_names import HOSTILE
+from tests.support.reports import storage_verdict
 
 RULES = (
     "gpu.busy_ratio >= 70%",
