@@ -10,48 +10,8 @@ import pytest
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import NoRecording, UsageError
 from clusterprof.probe import layout
-from clusterprof.report.model import Report
-from tests.support.recordings import MAIN, SECOND, WORKER, Script, training, write
-
-
-def check_books(report: Report) -> None:
-    """The law of findings.py, for every rank and in all."""
-    for ledger in report.ranks:
-        assert ledger.window_ns == ledger.unmeasured_ns + ledger.outside_ns + ledger.in_step_ns
-        assert ledger.in_step_ns == ledger.productive_ns + ledger.lost_ns
-        assert ledger.lost_ns == sum(ns for _, ns in ledger.buckets)
-        assert ledger.outside_ns == sum(ns for _, ns in ledger.outside_buckets)
-        assert min(ns for _, ns in (*ledger.buckets, *ledger.outside_buckets, ("", 0))) >= 0
-        assert min(ledger.unmeasured_ns, ledger.productive_ns, ledger.lost_ns) >= 0
-    for name in (
-        "window_ns",
-        "unmeasured_ns",
-        "outside_ns",
-        "in_step_ns",
-        "productive_ns",
-        "lost_ns",
-    ):
-        assert getattr(report, name) == sum(getattr(ledger, name) for ledger in report.ranks)
-    if any(ledger.caused for ledger in report.ranks):
-        caused = sum(ns for ledger in report.ranks for _, ns in ledger.caused)
-        assert report.lost_ns == caused + sum(ns for _, ns in report.nobody)
-        assert min(ns for ledger in report.ranks for _, ns in ledger.caused) >= 0
-    unattributed = sum(dict(ledger.buckets)["unattributed"] for ledger in report.ranks)
-    assert report.unattributed_ns == unattributed
-    assert report.unattributed_ns == sum(ns for _, ns in report.unattributed_reasons)
-    assert report.outside_ns == sum(ns for _, ns in report.outside_buckets)
-
-
-def analysed(script: Script, tmp_path: Path, **options) -> Report:
-    write(script, tmp_path / "node-1")
-    report = analyze(tmp_path, **options)
-    check_books(report)
-    return report
-
-
-def metrics(report: Report) -> dict[str, float | None]:
-    return {metric.name: metric.value for metric in report.metrics}
-
+from tests.support.recordings import MAIN, SECOND, WORKER, training, write
+from tests.support.report_checks import analysed, check_books, metrics
 
 # 60 steps of 0.2 s waiting (half reading, half decoding) and 0.3 s computing, from 1 s on
 JOB = [(0.2, 0.3)] * 60

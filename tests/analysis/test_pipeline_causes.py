@@ -8,8 +8,8 @@ import pytest
 
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
-from tests.analysis.test_pipeline import analysed
 from tests.support.recordings import SECOND, Script, training
+from tests.support.report_checks import analysed
 
 # 50 steps of 0.24 s waiting (half blocked, half decoding) and 0.26 s computing, from 1 s on: of
 # 25 s in steps 12 are lost, 6 of them blocked

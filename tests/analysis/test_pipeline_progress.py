@@ -11,8 +11,8 @@ from pathlib import Path
 from clusterprof.analysis.node.selection import Progress
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.analysis.spill import measure_size_bytes
-from tests.analysis.cross_rank.test_waits import job
 from tests.support.recordings import write
+from tests.support.waiting_jobs import job
 
 
 def two_nodes(folder: Path) -> list[int]:

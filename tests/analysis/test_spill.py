@@ -26,8 +26,8 @@ from clusterprof.analysis.spill import (
     open_spill,
 )
 from clusterprof.report.model import Report
-from tests.analysis.cross_rank.test_waits import job, seconds_of
 from tests.support.recordings import write
+from tests.support.waiting_jobs import job, seconds_of
 
 ANALYSE = """
 import resource
@@ -80,7 +80,7 @@ def test_a_file_gives_the_report_that_memory_gives(
     )
     assert analyze(folder, jobs=jobs) == expected
     assert places[0].address
-    assert sums(expected)[0]["storage-local"] == 6.0  # see `test_peers`
+    assert sums(expected)[0]["storage-local"] == 6.0  # see test_waits.py
     assert not os.path.exists(places[0].address)
 
 

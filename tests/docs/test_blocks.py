@@ -9,7 +9,8 @@ import pytest
 
 from clusterprof.cli.app import main
 from clusterprof.cli.commands import COMMANDS
-from tests.docs.test_pages import PAGES, ROOT, SHELL_WORDS, asked_by, commands_of, words_of
+from tests.support.manual_pages import PAGES, ROOT, SHELL_WORDS, commands_of, words_of
+from tests.tools.command_pages import asked_by
 
 RECORDING = ROOT / "tests/recordings/v1"
 READERS = ("analyze", "gate", "compare", "export", "dump", "explain", "top")

@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-from tests.tools.command_pages import asked_by  # noqa: E402
-from tests.tools.links import anchors, dead_links  # noqa: E402
-
-PAGES = sorted(
-    path
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")]
-    if path.name != "CHANGELOG.md"
-)
-SHELL_WORDS = {"|", ";", "&&", "||", ">", ">>", ">&", "&"}
-_BLOCK = re.compile(r"^```(?:console|bash|sh|shell|yaml)?\n(.*?)^```|((?:^    .*\n)+)", re.M | re.S)
-
-
-def commands_of(page: Path, at_start: bool = False) -> list[str]:
-    """Every `clusterprof …` of a page's code blocks, continuation lines joined.
-
-    `at_start`: only where it is what a reader types first.
-    """
-    found = []
-    for fenced, indented in _BLOCK.findall(page.read_text(encoding="utf-8")):
-        text = (fenced or indented).replace("\\\n", " ")
-        for line in text.splitlines():
-            before = r"^ *(?:\$ )?" if at_start else r"(?:^|[ $;(])"
-            match = re.search(before + r"(clusterprof [a-z].*)$", line)
-            if match and not re.search(r"[…=]", match[1].split()[1]):
-                found.append(match[1].partition("`")[0])
-    return found
-
-
-def words_of(line: str) -> list[str]:
-    """What a shell makes of a line, without the first word; `;` and the like are words."""
-    line = re.sub(r"<(\w+)>", r"\1", line)  # a place for the reader's own word
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&>")
-    lexer.whitespace_split, lexer.commenters = True, "#"
-    return list(lexer)[1:]
+from tests.support.manual_pages import PAGES, ROOT, SHELL_WORDS, commands_of, words_of
+from tests.tools.command_pages import asked_by
+from tests.tools.links import anchors, dead_links
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())

@@ -17,10 +17,10 @@ from clusterprof.report.model import Report
 from clusterprof.trace.reader import list_node_folders
 from clusterprof.trace.schema import Clock, Columns, Event, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
-from tests.analysis.cross_rank.test_waits import STEPS, job, seconds_of
-from tests.analysis.test_pipeline import check_books
 from tests.support.builders import header
 from tests.support.recordings import MAIN, SECOND, Script, seconds
+from tests.support.report_checks import check_books
+from tests.support.waiting_jobs import STEPS, job, seconds_of
 
 HOUR = 3600 * SECOND
 
@@ -138,7 +138,7 @@ def cut_in_the_middle_of_a_frame(folder: Path, share: float) -> None:
     segment.write_bytes(data[: round(share * len(data))])
 
 
-# What `job((0.0, 0.3), (0.2, 0.3))` says of rank 0 when both are recorded (test_peers).
+# What `job((0.0, 0.3), (0.2, 0.3))` says of rank 0 when both are recorded (test_waits.py).
 BLAMED = {"net-transfer": 6.0, "storage-local": 6.0, "cpu-preprocess": 6.0}
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
-from tests.analysis.test_pipeline import check_books
 from tests.support.builders import ns
 from tests.support.recordings import MAIN, WORKER, Script, write
+from tests.support.report_checks import check_books
 
 SM, POWER = "gpu.sm_active_ratio", "gpu.power_watts"
 PCIE, COPIED = "gpu.pcie_receive_bytes_per_second", 10e9

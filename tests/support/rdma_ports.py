@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-
-import pytest
 
 from clusterprof.agent.collectors.base import Context, Value
 from clusterprof.agent.collectors.rdma import RdmaCollector
@@ -36,10 +33,8 @@ LINK = ["state_count", "link_bytes_per_second", "link_width_lanes_count"]
 _RIGS: list[Rig] = []
 
 
-@pytest.fixture(autouse=True)
-def given_back() -> Iterator[None]:
-    """A waiting thread keeps its collector alive: close it, or its files stay open."""
-    yield
+def close_rigs() -> None:
+    """Close every collector: a waiting thread keeps it alive, and its files stay open."""
     while _RIGS:
         _RIGS.pop().collector.close()
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from clusterprof.agent.sampling.collector_runner import CollectorRunner
+from clusterprof.agent.sampling.scheduler import Budget, Schedule, record_batches
 from clusterprof.signals import CPU_RUNNABLE, CPU_USER, MEMORY_CACHED, Signal
 from clusterprof.trace.schema import Clock as ClockRecord
+from clusterprof.trace.schema import Record
 
 SECOND_NS = 1_000_000_000
 BOOT_AHEAD_NS = 5
@@ -119,3 +122,48 @@ class Table:
 
     def close(self) -> None:
         pass
+
+
+TICK_NS = 100_000_000
+T0 = SECOND_NS  # the fake clock starts at 1 s
+
+
+class Silent:
+    """A source that has nothing to say, and counts how often it is looked at."""
+
+    def __init__(self) -> None:
+        self.looks: list[int] = []
+
+    def look(self, now_ns: int) -> None:
+        self.looks.append(now_ns)
+
+    def take(self, now_ns: int) -> list[Record]:
+        return []
+
+    def finish(self, now_ns: int) -> list[Record]:
+        return []
+
+
+def run(
+    *collectors: Any,
+    clock: FakeClock | None = None,
+    seconds: float = 0.25,
+    interval_ns: int = TICK_NS,
+    pace: Schedule | None = None,
+    note: Callable[[str, BaseException], None] = lambda name, error: None,
+) -> list[Record]:
+    clock = clock or FakeClock()
+    end_ns = T0 + round(seconds * SECOND_NS)
+    slots = [CollectorRunner(collector, interval_ns, note) for collector in collectors]
+    for slot in slots:
+        slot.open(clock.now_ns())
+    batches = record_batches(
+        slots,
+        [Silent()],
+        clock,
+        pace or Schedule(),
+        Budget(10, T0, 0),
+        TICK_NS,
+        lambda now_ns: "the test is over" if now_ns >= end_ns else "",
+    )
+    return [one for batch in batches for one in batch]

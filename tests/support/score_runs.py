@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterprof_lab.truth import Injected, Lost, Place, Truth, write
-from tests.analysis.cross_rank.test_waits import job
 from tests.support import recordings
+from tests.support.waiting_jobs import job
 
 SECOND = 1_000_000_000
 STEPS = 40

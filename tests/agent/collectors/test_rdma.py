@@ -7,16 +7,9 @@ import pytest
 
 from clusterprof.agent.collectors.base import Value
 from clusterprof.errors import DevicesChanged, Unavailable
-from tests.support.rdma_ports import (  # noqa: F401 - given_back is a fixture
-    COUNTERS,
-    LINK,
-    PATIENCE,
-    Rig,
-    at_its_end,
-    given_back,
-    of,
-    uncounted,
-)
+from tests.support.rdma_ports import COUNTERS, LINK, PATIENCE, Rig, at_its_end, of, uncounted
+
+pytestmark = pytest.mark.usefixtures("closed_rdma_ports")
 
 
 @pytest.fixture

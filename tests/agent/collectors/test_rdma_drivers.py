@@ -12,7 +12,9 @@ from clusterprof.agent.collectors.rdma import RdmaCollector
 from clusterprof.agent.sampling import inventory
 from clusterprof.errors import Unavailable
 from tests.support.collecting import pread_as_cgroupfs_does
-from tests.support.rdma_ports import COUNTERS, LINK, PATIENCE, Rig, given_back, of, uncounted  # noqa: F401 - given_back is a fixture
+from tests.support.rdma_ports import COUNTERS, LINK, PATIENCE, Rig, of, uncounted
+
+pytestmark = pytest.mark.usefixtures("closed_rdma_ports")
 
 
 @pytest.fixture

@@ -39,8 +39,8 @@ from clusterprof.agent.linux.threads import (
     parse_thread_stat,
 )
 from clusterprof.signals import BY_NAME
-from tests.agent.collectors.test_third_party_storage import PAGE, SHARED, of, theirs  # noqa: F401 - a fixture
 from tests.support.collecting import Opened
+from tests.support.node_exporter import PAGE, SHARED, of
 
 LIBRARY = SHARED.parent / "procfs-fixtures/fixtures.tar.gz"
 pytestmark = pytest.mark.skipif(
@@ -107,7 +107,7 @@ def table(section: str) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]],
         yield signal, metrics, float(factor)
 
 
-def summed(theirs: dict, metrics: list, key: str, before: str) -> dict[str, float]:  # noqa: F811
+def summed(theirs: dict, metrics: list, key: str, before: str) -> dict[str, float]:
     """Their values by our device."""
     found: dict[str, float] = {}
     for name, wanted in metrics:
@@ -120,7 +120,7 @@ def summed(theirs: dict, metrics: list, key: str, before: str) -> dict[str, floa
     return found
 
 
-def agree(section: str, mine: dict, theirs: dict) -> int:  # noqa: F811
+def agree(section: str, mine: dict, theirs: dict) -> int:
     """Compare what a section lists, device by device; return how many values there were."""
     key, before = SECTIONS.get(section, ("", ""))
     compared = 0
@@ -147,24 +147,19 @@ def agree(section: str, mine: dict, theirs: dict) -> int:  # noqa: F811
     ],
 )
 def test_as_node_exporter_prints_it(
-    exporter: Roots,
-    theirs: dict,  # noqa: F811
-    section: str,
-    kind: type,
-    values: int,
+    exporter: Roots, theirs: dict, section: str, kind: type, values: int
 ) -> None:
     assert agree(section, readings(kind, exporter), theirs) == values
 
 
-def test_numa_nodes_and_faults(exporter: Roots, theirs: dict) -> None:  # noqa: F811
+def test_numa_nodes_and_faults(exporter: Roots, theirs: dict) -> None:
     mine = {**readings(MemoryCollector, exporter), **readings(ReclaimCollector, exporter)}
     assert agree("numa", mine, theirs) == 4 * 3
     assert agree("reclaim", mine, theirs) == 1
 
 
 def test_clocks_are_the_mean_of_a_package_and_heat_that_of_its_sensor(
-    exporter: Roots,
-    theirs: dict,  # noqa: F811
+    exporter: Roots, theirs: dict
 ) -> None:
     mine = readings(CpuClockCollector, exporter)
     cores = of(theirs, "node_cpu_core_throttles_total")
@@ -185,7 +180,7 @@ def test_clocks_are_the_mean_of_a_package_and_heat_that_of_its_sensor(
         assert mine[signal, device] == sum(summed(theirs, [(name, wanted)], "", "").values())
 
 
-def test_tcp_and_links(exporter: Roots, theirs: dict) -> None:  # noqa: F811
+def test_tcp_and_links(exporter: Roots, theirs: dict) -> None:
     net = exporter.proc / "net"
     sent, again = SnmpParser()((net / "snmp").read_bytes())
     timeouts = NetstatParser()((net / "netstat").read_bytes())

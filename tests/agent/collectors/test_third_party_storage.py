@@ -6,10 +6,8 @@ ours to ship: they are read where they lie, beside the repository.
 
 from __future__ import annotations
 
-import gzip
 import re
 import tarfile
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -20,9 +18,8 @@ from clusterprof.agent.collectors.network_filesystems import MountsCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
 from tests.support.collecting import Opened
+from tests.support.node_exporter import PAGE, SHARED, of
 
-PAGE = Path(__file__).parents[3] / "docs/agreement.md"
-SHARED = Path(__file__).parents[3].parent / "shared/data/node-exporter-fixtures"
 needs_trees = pytest.mark.skipif(
     not SHARED.exists(), reason="the third-party fixture trees do not lie beside the repository"
 )
@@ -55,23 +52,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Roots:
         members = [m for m in tar if m.isfile() or m.isdir()]
         tar.extractall(folder, members, filter="data")
     return Roots(folder / "proc", folder / "no-sys")
-
-
-@pytest.fixture(scope="module")
-def theirs() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """What they must print: (metric, labels) -> number."""
-    found = {}
-    text = gzip.decompress((SHARED / "expected-e2e-output.txt.gz").read_bytes()).decode()
-    for line in text.splitlines():
-        match = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
-        if match:
-            labels = tuple(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
-            found[match[1], labels] = float(match[3])
-    return found
-
-
-def of(theirs: dict, metric: str) -> dict[tuple[tuple[str, str], ...], float]:
-    return {labels: value for (name, labels), value in theirs.items() if name == metric}
 
 
 def ours(kind: type, roots: Roots, pid: int) -> dict[tuple[str, str], object]:

@@ -9,7 +9,7 @@ from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.linux.threads import COLUMNS
 from clusterprof.analysis.timeline.load.processes import ProcessBuffer
 from clusterprof.trace.schema import Rows
-from tests.agent.collectors.test_threads import FakeThread, Rig
+from tests.support.fake_threads import FakeThread, Rig
 
 
 def named(thread: FakeThread, name: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.agent.linux.files import Roots
-from tests.agent.collectors.test_threads import FakeThread, Rig
+from tests.support.fake_threads import FakeThread, Rig
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from clusterprof.agent.linux import threads as module
 from clusterprof.agent.linux.files import Roots, parse_integers
 from clusterprof.agent.linux.threads import SharedThreadState, Thread, build_rows
-from tests.agent.collectors.test_threads import FakeThread, Rig
+from tests.support.fake_threads import FakeThread, Rig
 
 
 @pytest.fixture

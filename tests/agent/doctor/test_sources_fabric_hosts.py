@@ -21,7 +21,7 @@ from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.agent.sampling.inventory import build_host_inventory
 from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.errors import Unavailable
-from tests.agent.doctor.test_sources_golden_hosts import PATIENCE, S, accepted, lines_of
+from tests.support.golden_hosts import PATIENCE, S, accepted, lines_of
 
 HOSTS = Path(__file__).parents[2] / "hosts"
 

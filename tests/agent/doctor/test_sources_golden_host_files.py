@@ -35,7 +35,7 @@ from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.agent.sampling.inventory import build_host_inventory
 from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.trace.schema import Record, Rows
-from tests.agent.doctor.test_sources_golden_hosts import HOSTS, PATIENCE, S, accepted, lines_of
+from tests.support.golden_hosts import HOSTS, PATIENCE, S, accepted, lines_of
 
 NAMES = ("cgroup-v1", "container-no-sys", "hidepid-node", "no-psi", "vm-two-cores")
 JOB, HIDDEN = 4711, 5000

@@ -5,10 +5,8 @@ CLUSTERPROF_ACCEPT_GOLDEN=1 writes tests/hosts/<name>/{doctor,recording}.txt ane
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +18,9 @@ from clusterprof.agent.doctor.sources import check_sources
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.cli.doctor import _print_source_checks
-from clusterprof.trace.schema import Columns, Event, Gap, Record
+from clusterprof.trace.schema import Columns, Record
+from tests.support.golden_hosts import PATIENCE, S, accepted, lines_of
 
-HOSTS = Path(__file__).parents[2] / "hosts"
-PATIENCE = 20.0
-S = 1_000_000_000
 NAMES = ("mi300x-node", "intel-max-node")
 
 
@@ -35,14 +31,6 @@ def patient(kind: Any) -> Any:
         kind.__init__(self, context, first_wait_seconds=PATIENCE)
 
     return type(kind.__name__, (kind,), {"__init__": init})
-
-
-def accepted(name: str, file: str, text: str) -> None:
-    path = HOSTS / name / file
-    text = text.replace(f"{HOSTS / name}/", "/")
-    if os.environ.get("CLUSTERPROF_ACCEPT_GOLDEN"):
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,17 +70,3 @@ def recorded(kind: Any, roots: Roots) -> Iterator[str]:
             yield from lines_of(record)
         now_ns += S
     slot.close()
-
-
-def lines_of(record: Record) -> Iterator[str]:
-    if isinstance(record, Gap):
-        where = f"{record.signal} {record.device}".strip()
-        yield f"gap {record.t_ns / S:g} s {where}: {record.kind}, {record.message}"
-    elif isinstance(record, Event):
-        yield f"event {record.t_ns / S:g} s {record.kind} {dict(record.attributes)}"
-    elif isinstance(record, Columns):
-        columns = zip(record.signals, record.devices, record.values, record.masks, strict=True)
-        for signal, device, values, mask in columns:
-            shown = ["-" if mask and mask[row] else repr(v) for row, v in enumerate(values)]
-            times = [f"{t_ns / S:g} s" for t_ns in record.t_ns]
-            yield " ".join([*times, signal, device, *shown])

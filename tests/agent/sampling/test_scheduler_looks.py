@@ -7,8 +7,16 @@ from typing import Any
 from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.agent.sampling.scheduler import Budget, Schedule, record_batches
 from clusterprof.errors import NothingNew
-from tests.agent.sampling.test_scheduler import T0, TICK_NS, Silent, run
-from tests.support.recording_fakes import SECOND_NS, Counting, FakeClock, Scripted
+from tests.support.recording_fakes import (
+    SECOND_NS,
+    T0,
+    TICK_NS,
+    Counting,
+    FakeClock,
+    Scripted,
+    Silent,
+    run,
+)
 
 
 class Busy(Silent):

@@ -9,7 +9,6 @@ import pytest
 from clusterprof.output.renderers.text.wording import list_warnings
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
-from tests.analysis.cross_rank.test_waits import GROUP
 from tests.support.faulty_recordings import (
     Machine,
     analysed,
@@ -20,6 +19,7 @@ from tests.support.faulty_recordings import (
     write_on,
 )
 from tests.support.recordings import SECOND, Script
+from tests.support.waiting_jobs import GROUP
 
 
 def hanging(tmp_path: Path, *events: list, scripts: list[Script] | None = None) -> Report:

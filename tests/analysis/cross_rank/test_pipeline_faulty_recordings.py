@@ -9,7 +9,6 @@ import pytest
 
 from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
 from clusterprof.probe import layout
-from tests.analysis.cross_rank.test_waits import GROUP, STEPS, job, seconds_of
 from tests.support.faulty_recordings import (
     BLAMED,
     Machine,
@@ -24,6 +23,7 @@ from tests.support.faulty_recordings import (
     write_on,
 )
 from tests.support.recordings import SECOND
+from tests.support.waiting_jobs import GROUP, STEPS, job, seconds_of
 
 
 def test_ranks_without_a_recording_are_named(tmp_path: Path) -> None:

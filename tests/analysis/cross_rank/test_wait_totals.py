@@ -15,8 +15,7 @@ from clusterprof.analysis.cross_rank.wait_totals import (
     sum_unblamed_waits,
 )
 from clusterprof.analysis.node.analyze import NodeResult
-from tests.analysis.cross_rank.test_waits import recorded
-from tests.analysis.findings.test_culprits import measured
+from tests.support.waiting_jobs import measured, recorded
 
 
 def weak(one: RankResult) -> RankResult:

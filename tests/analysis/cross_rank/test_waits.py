@@ -10,64 +10,11 @@ import pytest
 from clusterprof.analysis.cross_rank.waits import CATEGORIES
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
-from clusterprof.analysis.pipeline import analyze
 from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, read_block
 from clusterprof.probe import layout
-from clusterprof.report.model import Report
-from tests.analysis.test_pipeline import check_books, metrics
-from tests.support.recordings import MAIN, SECOND, WORKER, Script, write
-
-GROUP = 7
-STEPS = 60
-TRANSFER_S = 0.1
-
-
-def job(*ranks: tuple[float, float], steps: int = STEPS) -> list[Script]:
-    """One script per rank (wait_s, compute_s); every step ends with an all-reduce of all.
-
-    For half of a wait a worker reads, then it decodes. All leave together, 0.1 s after the last
-    has come.
-    """
-    step_s = max(wait + compute for wait, compute in ranks) + TRANSFER_S
-    return [_script(number, one, step_s, steps) for number, one in enumerate(ranks)]
-
-
-def _script(rank: int, one: tuple[float, float], step_s: float, steps: int) -> Script:
-    wait, compute = one
-    variables = {"RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a job"}
-    script = Script(end=round(2.0 + steps * step_s, 6), variables=variables)
-    main, worker = ["U1.0"], ["I1.0"]
-    script.worker_spans.append((layout.WORKER_START, 0.5, 0.5, 0, 1, MAIN))
-    for number in range(steps):
-        at = round(1.0 + number * step_s, 6)
-        leave = round(at + step_s, 6)
-        come = round(at + wait + compute, 6)
-        half = wait / 2
-        if wait:
-            cpu = [round((wait - half) * SECOND), 0]
-            script.worker_spans.append((layout.FETCH, at, at + wait, 8, *cpu, 1 << 20))
-            first = number == 0
-            script.main_spans.append((layout.DATA_WAIT, at, at + wait, number, WORKER, 1, first))
-            main.append(f"I{wait}")
-            worker += [f"D{half}", f"U{half}"]
-        reduce = (layout.COLLECTIVE, come, leave, GROUP, number, 1000, layout.ALL_REDUCE)
-        script.main_spans += [reduce, (layout.STEP, at, leave, number)]
-        main += [f"U{compute}", f"I{round(leave - come, 6)}"]
-        worker.append(f"I{round(step_s - wait, 6)}")
-    script.main, script.worker = " ".join(main), " ".join(worker)
-    return script
-
-
-def recorded(scripts: list[Script], folder: Path) -> Report:
-    for number, script in enumerate(scripts):
-        write(script, folder / f"node-{number}")
-    report = analyze(folder)
-    check_books(report)
-    return report
-
-
-def seconds_of(report: Report, rank: int) -> dict[str, float]:
-    return {id_: round(ns / SECOND, 3) for id_, ns in report.ranks[rank].buckets if ns}
+from tests.support.recordings import SECOND, write
+from tests.support.report_checks import metrics
+from tests.support.waiting_jobs import STEPS, TRANSFER_S, job, recorded, seconds_of
 
 
 def test_the_wait_for_a_slow_loader_is_charged_to_what_it_waited_for(tmp_path: Path) -> None:

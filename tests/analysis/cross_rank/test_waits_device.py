@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterprof.probe import layout
-from tests.analysis.cross_rank.test_waits import job, metrics, recorded, seconds_of
-from tests.analysis.test_pipeline_invariance import SLOW, books, law, scripts
+from tests.support.random_jobs import SLOW, books, law, scripts
 from tests.support.recordings import Script, training
+from tests.support.report_checks import metrics
+from tests.support.waiting_jobs import job, recorded, seconds_of
 
 ISSUE_S = 0.0001
 

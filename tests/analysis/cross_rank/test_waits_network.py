@@ -14,9 +14,9 @@ from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import UsageError
 from clusterprof.probe import layout
 from clusterprof.report.model import Finding, Report
-from tests.analysis.cross_rank.test_waits import STEPS, job, recorded, seconds_of
-from tests.analysis.test_pipeline import metrics
 from tests.support.recordings import SECOND, Script
+from tests.support.report_checks import metrics
+from tests.support.waiting_jobs import STEPS, job, recorded, seconds_of
 
 MB = 1_000_000
 LOSSY = {("tcp.retransmits_total", ""): 10, ("tcp.segments_sent_total", ""): 1000}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from clusterprof.probe import layout
-from tests.analysis.cross_rank.test_waits import GROUP, STEPS, recorded, seconds_of
 from tests.support.recordings import Script
+from tests.support.waiting_jobs import GROUP, STEPS, recorded, seconds_of
 
 SEND, RECV = layout.SEND, layout.RECV
 SENDING_S = 0.001

@@ -12,8 +12,8 @@ from clusterprof.analysis.cross_rank.waits import CATEGORIES
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, read_block
-from tests.analysis.cross_rank.test_waits import STEPS, job, recorded, seconds_of
 from tests.support.recordings import SECOND, Script, write
+from tests.support.waiting_jobs import STEPS, job, recorded, seconds_of
 
 
 def starved(runnable: str) -> list[Script]:

@@ -8,20 +8,11 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Culprit, Finding, Report
-from tests.analysis.cross_rank.test_waits import STEPS, job, recorded
-from tests.analysis.test_pipeline import check_books, metrics
 from tests.support.recordings import SECOND, Script, write
+from tests.support.report_checks import check_books, metrics
+from tests.support.waiting_jobs import job, measured, recorded
 
 MS = SECOND // 1000
-
-
-def measured(*ranks: tuple[float, float], steps: int = STEPS) -> list[Script]:
-    """The job of `test_peers` with devices: busy while a rank computes, idle in every wait."""
-    scripts = job(*ranks, steps=steps)
-    for script, (wait, compute) in zip(scripts, ranks):
-        starts = [span[1] for span in script.main_spans if span[0] == 3]  # steps
-        script.busy = [(start + wait, start + wait + compute) for start in starts]
-    return scripts
 
 
 def finding(report: Report, id_: str) -> Finding:
@@ -163,7 +154,7 @@ def test_short_transfers_of_many_steps_are_sure_and_a_short_wait_for_data_is_not
 ) -> None:
     # 20 steps of 2 ranks: 10 ms of each on the way and 10 ms for the disk make 0.4 s either way, of
     # which marks time the first in every step and samples see four of the second.
-    monkeypatch.setattr("test_peers.TRANSFER_S", 0.01)
+    monkeypatch.setattr("tests.support.waiting_jobs.TRANSFER_S", 0.01)
     report = recorded(job((0.02, 0.3), (0.02, 0.3), steps=20), tmp_path)
     transfer, storage = finding(report, "net-transfer"), finding(report, "storage-local")
     assert (transfer.lost_ns, storage.lost_ns) == (400 * MS, 400 * MS)

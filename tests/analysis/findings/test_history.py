@@ -26,11 +26,12 @@ from clusterprof.analysis.timeline.collectives.rows import unpack_table
 from clusterprof.probe import layout
 from clusterprof.report.history import WAITING_FOR_RANKS, SlowStep, Wait
 from clusterprof.report.model import UNATTRIBUTED, Report
-from tests.analysis.cross_rank.test_waits import job
-from tests.analysis.test_pipeline_invariance import scripts
 from tests.support.faulty_recordings import HOUR, Machine, write_on
 from tests.support.lean_recordings import Step, cluster, without
+from tests.support.random_jobs import scripts
 from tests.support.recordings import SECOND, Script, training, write
+from tests.support.report_checks import check_history
+from tests.support.waiting_jobs import job
 
 SLOW = settings(
     max_examples=6,
@@ -39,23 +40,6 @@ SLOW = settings(
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
 )
-
-
-def check_history(report: Report) -> None:
-    """The laws at the top of `clusterprof/history.py`."""
-    history = report.history
-    assert history is not None
-    for one, ledger in zip(history.ranks, report.ranks, strict=True):
-        lost = np.array([ns for _, ns in one.lost] or [(0,) * history.stretches])
-        assert sum(one.in_step_ns) == ledger.in_step_ns
-        assert int(lost.sum()) == ledger.lost_ns
-        assert (lost >= 0).all()
-        assert (lost.sum(axis=0) <= np.array(one.in_step_ns)).all()
-        assert max(one.in_step_ns, default=0) <= history.stretch_ns
-        buckets, told = dict(ledger.buckets), {name: sum(ns) for name, ns in one.lost}
-        waited = told.pop(WAITING_FOR_RANKS, 0)
-        assert all(ns <= buckets[name] for name, ns in told.items())
-        assert waited == ledger.lost_ns - sum(told.values())
 
 
 def two_ranks(folder: Path) -> Report:

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clusterprof.analysis.attribution.accumulator import SHARE_SCALE, Accumulator
-from clusterprof.analysis.attribution.ledger import RankIdentity, RankResult, build_rank_result
-from clusterprof.analysis.attribution.rank.chunk_boundary import RankState
+from clusterprof.analysis.attribution.accumulator import Accumulator
+from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.taxonomy import CAUSES, CLAIMABLE_CAUSES
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.findings.impact import (
@@ -28,29 +27,10 @@ from clusterprof.analysis.findings.impact import (
     list_impact_metrics,
 )
 from clusterprof.analysis.timeline.load.ranks import ProcessIdentity
-from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES
 from clusterprof.report.model import Finding
+from tests.support.rank_results import STORAGE, S, books
 
-S = 10**9
-STORAGE = "storage-local"
 PRICE = {"gpu_price_per_hour": 3.6, "currency": "EUR"}  # 0.001 EUR per GPU-second
-
-
-def books(
-    rank: int = 0, in_step: int = 100 * S, lost: int = 20 * S, peers: bool = False, **totals: int
-) -> RankResult:
-    """A rank that lost time to its disk, 10 s after it was started."""
-    name = RankIdentity("node", rank, 100 + rank, "gpu0", True, False, peers)
-    state = RankState(
-        settled_ns=1,
-        step_begin_ns=10 * S,
-        step_end_ns=10 * S + in_step,
-        first_ns=0,
-        last_ns=10 * S + in_step,
-    )
-    sums = {"in_step": in_step, "lost": lost, "measured": in_step, "busy": in_step - lost}
-    claimed = {(STORAGE, "A", SOURCE_DEVICE_SAMPLES): lost * SHARE_SCALE}
-    return build_rank_result(name, state, Accumulator({**sums, **totals}, claimed=claimed))
 
 
 def alone(lost_s: list[int], hidden_s: int = 0) -> RankResult:

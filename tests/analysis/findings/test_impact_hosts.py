@@ -13,7 +13,7 @@ from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank import comm_threads
 from clusterprof.analysis.attribution.what_if import WhatIfSavings
 from clusterprof.analysis.findings.impact import HostOverhead, SavingsModel, estimate_host_overhead
-from tests.analysis.findings.test_impact import S, books
+from tests.support.rank_results import S, books
 
 MOVED, CONTENTION, QUOTA = "net-transfer", "cpu-contention", "cpu-throttled"
 

@@ -22,9 +22,8 @@ from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof.report.model import Culprit, Finding, Report
 from clusterprof.units import format_quantity
-from tests.analysis.cross_rank.test_waits import recorded
-from tests.analysis.findings.test_culprits import measured
 from tests.support.recordings import SECOND
+from tests.support.waiting_jobs import measured, recorded
 
 GPUS = 4
 AMOUNT = r"([\d.,]+ (?:ms|s|min|h))"

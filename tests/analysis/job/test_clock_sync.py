@@ -11,7 +11,6 @@ import pytest
 from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
 from clusterprof.analysis.job.clock_sync import align_node_clocks
 from clusterprof.probe import layout
-from tests.analysis.cross_rank.test_waits import job
 from tests.support.faulty_recordings import (
     BLAMED,
     HOUR,
@@ -24,6 +23,7 @@ from tests.support.faulty_recordings import (
     write_on,
 )
 from tests.support.recordings import SECOND, training
+from tests.support.waiting_jobs import job
 
 
 def test_clocks_that_are_hours_apart_change_nothing_but_a_note(tmp_path: Path) -> None:

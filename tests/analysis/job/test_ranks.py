@@ -9,9 +9,9 @@ import pytest
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
 from clusterprof.trace.schema import Event
-from tests.analysis.test_pipeline import check_books
 from tests.support.faulty_recordings import Machine, write_on
 from tests.support.recordings import MAIN, SECOND, Script, training
+from tests.support.report_checks import check_books
 
 STEPS = [(0.2, 0.3)] * 20  # begun at 1 s, 10 s long; the recording ends 1 s later, at 12 s
 

@@ -17,11 +17,11 @@ from clusterprof.errors import UsageError
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.text.wording import list_imbalances
 from clusterprof.report.model import Report
-from tests.analysis.cross_rank.test_waits import job
-from tests.analysis.findings.test_history import check_history
-from tests.analysis.test_pipeline_invariance import law, scripts
 from tests.support.faulty_recordings import HOUR, Machine, write_on
+from tests.support.random_jobs import law, scripts
 from tests.support.recordings import SECOND, Script, write
+from tests.support.report_checks import check_history
+from tests.support.waiting_jobs import job
 
 SLOW = settings(
     max_examples=5,

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 import unicodedata
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from clusterprof.output.renderers.text.safety import count_columns
 from clusterprof.report.model import Report
 from tests.support.cluster_report import cluster
 from tests.support.hostile_names import HOSTILE
+from tests.support.hostile_reports import poisoned
 from tests.support.reports import storage_verdict, underfilled
 
 OUTPUTS: list[Renderer] = [
@@ -30,21 +30,6 @@ OUTPUTS: list[Renderer] = [
     Markdown(),
     OpenMetrics(),
 ]
-# what our own spelling of a report says; everything else is a text that a machine may have chosen
-OURS = {"unit", "grade", "source", "bound"}
-
-
-def poisoned(value: Any, poison: str) -> Any:
-    """Put the poison into every string of a report that is not one of our own words."""
-    if isinstance(value, tuple):
-        return tuple(poisoned(item, poison) for item in value)
-    if isinstance(value, str):
-        return poison
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        changed = {k: v if k in OURS else poisoned(v, poison) for k, v in fields.items()}
-        return type(value)(**changed)
-    return value
 
 
 def report_of(poison: str) -> Report:

@@ -1,10 +1,10 @@
-"""Waits for the device and the allocator's counters, against the stand-in of `test_probe_cuda`."""
+"""Waits for the device and the allocator's counters, against the stand-in of `fake_cuda`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.probe.hooks.test_cuda import FAKE
+from tests.support.fake_cuda import FAKE
 from tests.support.probing import STEP, Ring, install, recorded
 
 SYNC = 18

@@ -17,7 +17,6 @@ from clusterprof.analysis.timeline.model import (
     SOURCE_DEVICE_SAMPLES,
     SOURCE_HOST_SPANS,
     SOURCE_STREAM_EVENTS,
-    Rank,
 )
 from clusterprof.probe import layout
 from tests.support.builders import (
@@ -32,30 +31,7 @@ from tests.support.builders import (
     spans,
     thread,
 )
-
-BUSY = ("gpu.busy_ns_total", "emulated-0")
-WORKER = 201
-
-
-def settle_all(one: Rank):
-    """The one region of a recording that is whole, as rows of seconds."""
-    found, state = find_lost_intervals(one, RankState(), last=True)
-    assert len(found) <= 1
-    if not found:
-        return [], None, state
-    region, lost, account = found[0]
-    rows = [
-        (s / 1e9, e / 1e9, n / 1e9, int(phase), int(source), int(step))
-        for s, e, n, phase, source, step in zip(
-            lost.start_ns, lost.end_ns, lost.lost_ns, lost.phase, lost.source, lost.step
-        )
-    ]
-    assert region.start_ns == state.step_begin_ns
-    return rows, account, state
-
-
-def marked(end: float, table: dict, series: dict | None = None, device: str = "emulated-0") -> Rank:
-    return rank(end, process(100, spans=table), series=series, device=device)
+from tests.support.lost_time import BUSY, WORKER, marked, settle_all
 
 
 def test_idle_time_of_a_window_goes_to_its_wait_first_and_never_beyond_it() -> None:

@@ -11,8 +11,8 @@ from clusterprof.analysis.timeline.model import (
     SOURCE_STREAM_EVENTS,
 )
 from clusterprof.probe import layout
-from tests.analysis.attribution.rank.test_lost_time import BUSY, WORKER, marked, settle_all
 from tests.support.builders import busy_counter, ns, spans
+from tests.support.lost_time import BUSY, WORKER, marked, settle_all
 
 EVENTS, SAMPLES = SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES
 GROUP = 7

@@ -61,7 +61,7 @@ def test_a_main_thread_in_a_journal_is_logging() -> None:
 
 def test_a_buffer_that_is_written_at_once_is_logging_too(monkeypatch) -> None:
     # a file system without a journal writes its buffers itself: 0.5 s of the device's 0.5
-    monkeypatch.setattr("builders.WCHAN_NAMES", ("0",) * 8 + ("__sync_dirty_buffer",))
+    monkeypatch.setattr("tests.support.builders.WCHAN_NAMES", ("0",) * 8 + ("__sync_dirty_buffer",))
     got = claim("U0.5 F0.5", (0, 1, 0.5, PHASE_COMPUTE))
     np.testing.assert_allclose(got.share, [1.0])
 

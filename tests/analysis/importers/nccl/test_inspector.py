@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from clusterprof.analysis.importers.core.node_tables import compute_group_number
 from clusterprof.analysis.importers.nccl.inspector import NcclInspector
 from clusterprof.probe import layout
 from tests.support.importing import groups, operation, ranks, read, spans
+from tests.support.nccl_logs import line, write
 
 US = 1000
-
-
-def line(rank: int, number: int, took_us: float, written_us: int = 10_000, **more: Any) -> str:
-    found: dict[str, Any] = {
-        "header": {"id": "0xabc", "rank": rank, "n_ranks": 2, "nnodes": 2},
-        "metadata": {
-            "inspector_output_format_version": "v5.0",
-            "dump_timestamp_us": written_us,
-            "hostname": f"node{rank}",
-            "pid": 40 + rank,
-        },
-        "coll_perf": {
-            "coll": "AllReduce",
-            "coll_sn": number,
-            "coll_msg_size_bytes": 4096,
-            "coll_exec_time_us": took_us,
-            "coll_timing_source": "kernel_gpu",
-        },
-    }
-    found.update(more)
-    return json.dumps({key: value for key, value in found.items() if value is not None}) + "\n"
-
-
-def write(path: Path, *lines: str) -> Path:
-    path.write_text("".join(lines))
-    return path
 
 
 def test_all_leave_together_and_came_when_they_had_been_in_it(tmp_path: Path) -> None:

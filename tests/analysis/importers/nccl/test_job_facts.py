@@ -17,8 +17,7 @@ from clusterprof.analysis.attribution.network.transfer_time import (
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import NoRecording
 from clusterprof.report.model import Report
-from tests.analysis.importers.nccl.test_inspector import line, write
-from tests.analysis.importers.nccl.test_text_logs import SOCKETS, TABLE
+from tests.support.nccl_logs import SOCKETS, TABLE, line, write
 
 
 @pytest.fixture

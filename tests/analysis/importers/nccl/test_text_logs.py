@@ -17,18 +17,7 @@ from clusterprof.analysis.importers.nccl.text_logs import (
 )
 from clusterprof.probe import layout
 from tests.support.importing import read
-
-SOCKETS = """\
-NCCL version 2.21.5+cuda12.4
-n1:10:10 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.5<0>
-n1:10:10 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth0
-n1:10:10 [0] NCCL INFO Using network Socket
-n1:10:10 [0] NCCL INFO comm 0x1 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0
-n1:10:10 [0] NCCL INFO Channel 00/0 : 9[1] -> 0[0] [receive] via NET/Socket/0
-n1:10:10 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC/read
-n2:11:11 [0] NCCL INFO Channel 00/0 : 0[0] -> 9[1] [send] via NET/Socket/1
-n2:11:11 [0] misc/socket.cc:537 NCCL WARN Connect to 10.0.0.5<9> failed : no route
-"""
+from tests.support.nccl_logs import SOCKETS, TABLE
 
 
 def text(log: str) -> NcclText:
@@ -90,15 +79,6 @@ def test_host_memory_because_somebody_said_so() -> None:
         ("nccl.host_memory_channels_count", 1)
     ]
     assert find_slow_paths(text(log.splitlines()[1])) == []
-
-
-TABLE = """\
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
-     1048576        262144     float     sum      -1    100.0   10.49   15.73      0    98.0    10.70   16.05      0
-     2097152        524288     float     sum      -1    150.0   13.98   20.97      0    N/A     N/A     N/A      N/A
-# Avg bus bandwidth    : 18.4
-"""  # noqa: E501 - as the program writes it
 
 
 def test_a_table_with_and_without_its_program() -> None:

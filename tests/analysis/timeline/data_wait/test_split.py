@@ -7,32 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clusterprof.analysis.timeline.data_wait.blocked import SHARE_NAMES
 from clusterprof.analysis.timeline.data_wait.fetches import fit_cpu_time
 from clusterprof.analysis.timeline.data_wait.split import split_data_wait
-from clusterprof.analysis.timeline.model import DataWaitBreakdown, Int, Process, Rank, SpanTable
+from clusterprof.analysis.timeline.model import Int, Process, Rank, SpanTable
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from tests.support.builders import activity, fetches, header, ints, io, process, rank, spans, thread
-
-MIB = 1 << 20
-WORKER = 201
-MAIN = 100
-
-
-def row(found: DataWaitBreakdown, index: int = 0) -> dict[str, float]:
-    """The shares of one interval that are not zero, to a millionth."""
-    values = {name: round(float(getattr(found, name)[index]), 6) for name in SHARE_NAMES}
-    return {name: value for name, value in values.items() if value}
+from tests.support.critical_threads import MAIN, MIB, WORKER, check_rows, fed, row
 
 
 def both(table: SpanTable) -> tuple[Int, Int]:
     return table.start_ns, table.end_ns
-
-
-def check_rows(found: DataWaitBreakdown) -> None:
-    table = np.stack([getattr(found, name) for name in SHARE_NAMES])
-    assert (table >= 0).all()
-    np.testing.assert_allclose(table.sum(axis=0), 1.0, rtol=0, atol=1e-12)
 
 
 def one_worker(
@@ -51,12 +35,6 @@ def one_worker(
     worker = process(WORKER, MAIN, marks, samples)
     main = process(MAIN, spans={DATA_WAIT: spans((*wait, 0, WORKER, 1)), STEP: spans((0, 20))})
     return rank(30, main, [worker])
-
-
-def fed(given: Rank, start: float, end: float) -> DataWaitBreakdown:
-    found = split_data_wait(given, ints([start]), ints([end]))
-    check_rows(found)
-    return found
 
 
 def test_a_worker_that_reads_all_the_time() -> None:

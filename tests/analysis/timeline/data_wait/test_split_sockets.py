@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from clusterprof.probe.layout import DATA_WAIT, FETCH, WORKER_START
-from tests.analysis.timeline.data_wait.test_split import MAIN, MIB, WORKER, fed, row
 from tests.support.builders import activity, counter, fetches, process, rank, spans, thread
+from tests.support.critical_threads import MAIN, MIB, WORKER, fed, row
 
 
 @pytest.mark.parametrize(

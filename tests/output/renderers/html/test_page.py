@@ -26,9 +26,9 @@ from clusterprof.output.renderers.html.page import Html
 from clusterprof.report.families import BUCKETS, FAMILIES
 from clusterprof.report.history import WAITING_FOR_RANKS
 from clusterprof.report.model import UNATTRIBUTED, Cause, Report
-from tests.output.renderers.test_hostile_reports import poisoned
 from tests.support.histories import hour
 from tests.support.hostile_names import HOSTILE
+from tests.support.hostile_reports import everything, poisoned
 from tests.support.reports import ALL, clean, storage_verdict, underfilled
 
 VOID = {"meta", "br"}
@@ -76,18 +76,6 @@ class Page(HTMLParser):
 
 def page(report: Report) -> Page:
     return Page(Html(2.5, "EUR").render(report))
-
-
-def everything(ranks: int = 2) -> Report:
-    """A report with all there can be, small."""
-    some, one = hour(2, ranks, 20, 30), storage_verdict()
-    return dataclasses.replace(
-        some,
-        underfill=underfilled().underfill,
-        metrics=one.metrics,
-        notes=one.notes,
-        findings=(*some.findings, *one.findings),
-    )
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -12,11 +12,10 @@ import pytest
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.report.model import Report
 from clusterprof.units import format_quantity
-from tests.output.renderers.html.test_page import everything
-from tests.output.renderers.test_hostile_reports import poisoned
 from tests.support.browser import NAMES, Browser, program
 from tests.support.histories import hour
 from tests.support.hostile_names import HOSTILE
+from tests.support.hostile_reports import everything, poisoned
 from tests.support.reports import ALL, storage_verdict
 
 pytestmark = [
